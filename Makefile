@@ -1,0 +1,50 @@
+# Every target sets up .venv by itself when it is missing or older than pyproject.toml.
+PYTHON ?= python3
+BIN    := .venv/bin
+STAMP  := .venv/.installed
+
+.PHONY: help install demo test test-slow lint format bench docs clean
+
+help:
+	@echo "make demo       fit real flights data and write a picture"
+	@echo "make test       run the tests"
+	@echo "make test-slow  run the longer statistical checks too"
+	@echo "make lint       ruff and strict types;  make format to fix the layout"
+	@echo "make bench      timings as ratios;      make docs to build the pages"
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Modicum needs Python 3.11 or newer; set PYTHON=...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e '.[test,bench,lint]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/modicum demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+lint: $(STAMP)
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf .venv build dist site .pytest_cache .mypy_cache .ruff_cache

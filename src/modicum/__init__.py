@@ -1,0 +1,40 @@
+"""Modicum: Bayesian inference on tall data by Markov chains that touch a few rows a step."""
+
+from importlib.metadata import version
+
+from modicum import diagnostics, models, posterior, rows
+from modicum.errors import (
+    ConvergenceError,
+    DataError,
+    ModicumError,
+    ModicumWarning,
+    SettingError,
+)
+from modicum.ledger import Ledger
+from modicum.methods import HMC, NUTS
+from modicum.models import Model
+from modicum.models.prediction import rebuild as _rebuild_predictor
+from modicum.posterior import Posterior
+from modicum.rows import Rows
+from modicum.sample import sample
+
+__version__ = version("modicum")
+posterior.rebuild_predictor = _rebuild_predictor
+
+__all__ = [
+    "HMC",
+    "NUTS",
+    "ConvergenceError",
+    "DataError",
+    "Ledger",
+    "Model",
+    "ModicumError",
+    "ModicumWarning",
+    "Posterior",
+    "Rows",
+    "SettingError",
+    "diagnostics",
+    "models",
+    "rows",
+    "sample",
+]

@@ -1,0 +1,104 @@
+"""Effective sample size, R-hat and Monte Carlo error, by ArviZ's rank-normalised estimators.
+
+References
+----------
+Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021), "Rank-normalization, folding, and
+localization: an improved R-hat for assessing convergence of MCMC", Bayesian Analysis.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from modicum.diagnostics.series import as_chains, finite_and_moving
+
+__all__ = ["ess", "ess_tail", "mcse", "r_hat"]
+
+Floats = NDArray[np.float64]
+
+
+def ess(x: ArrayLike) -> Any:
+    """Bulk effective sample size of each scalar in an array (chain, draw, *shape).
+
+    ``nan`` where there are fewer than four draws, where a value is not finite and where the
+    series is constant.
+
+    Examples
+    --------
+    >>> x = np.random.default_rng(1).normal(size=(4, 500, 2))
+    >>> ess(x).shape, bool(np.all(ess(x) > 1500))
+    ((2,), True)
+    """
+    return _each(x, lambda a: _array_stats().ess(a, method="bulk"))
+
+
+def ess_tail(x: ArrayLike, prob: float = 0.9) -> Any:
+    """Effective sample size for the two ends of the central interval of probability `prob`."""
+    tail = (1 - prob) / 2
+    return _each(x, lambda a: _array_stats().ess(a, method="tail", prob=(tail, 1 - tail)))
+
+
+def mcse(x: ArrayLike) -> Any:
+    """Monte Carlo standard error of the mean."""
+
+    def standardised(a: Floats) -> Any:
+        # ArviZ calls a spread below 1e-15 constant, whatever the unit of measurement
+        unit = a.std(ddof=1)
+        return unit * _array_stats().mcse((a - a.mean()) / unit, method="mean")
+
+    return _each(x, standardised)
+
+
+def r_hat(x: ArrayLike) -> Any:
+    """Rank-normalised split R-hat; with one chain its two halves are compared.
+
+    ``inf`` where every chain stands still, each at its own place; ``nan`` as in `ess`, and for
+    one chain of fewer than eight draws.
+
+    Examples
+    --------
+    >>> x = np.random.default_rng(1).normal(size=(4, 500))
+    >>> bool(r_hat(x) < 1.01), bool(r_hat(x + np.arange(4)[:, None]) > 1.1)
+    (True, True)
+    """
+    if as_chains(x).shape[0] == 1:
+        return _each(x, _r_hat_of_halves)
+    return _each(x, lambda a: _array_stats().rhat(a, method="rank"))
+
+
+def _r_hat_of_halves(a: Floats) -> Any:
+    from scipy import special, stats
+
+    half = a.shape[1] // 2
+    halves = np.concatenate([a[:, :half], a[:, -half:]])
+    values = []
+    for series in (halves, np.abs(halves - np.median(halves))):
+        # Blom's normal scores, as in Vehtari et al. (2021), eq. 14
+        scores = special.ndtri((stats.rankdata(series) - 3 / 8) / (series.size + 1 / 4))
+        values.append(_array_stats().rhat(scores.reshape(halves.shape), method="identity"))
+    return np.fmax(*values)
+
+
+def _each(x: ArrayLike, measure: Callable[[Floats], Any]) -> Any:
+    """Apply `measure` to every scalar that can be measured; the rest stay ``nan``."""
+    chains = as_chains(x)
+    shape = chains.shape[2:]
+    result = np.full(shape, np.nan)
+    if chains.shape[1] >= 4:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            for i in np.argwhere(finite_and_moving(chains)):
+                result[tuple(i)] = measure(chains[(slice(None), slice(None), *i)])
+    return result if shape else float(result)
+
+
+def _array_stats() -> Any:
+    # ArviZ takes two seconds to import: only those who ask for a diagnostic wait
+    from arviz_stats.base import array_stats
+
+    return array_stats

@@ -1,0 +1,1 @@
+"""Markov steps as pure functions: they know no data set, only the arrays they are handed."""

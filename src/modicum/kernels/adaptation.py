@@ -1,0 +1,91 @@
+"""Warm-up of Hamiltonian moves: BlackJAX's dual averaging and diagonal mass, one step at a time.
+
+The schedule travels as per-iteration signals, so that warm-up and sampling are one compiled step
+and a run can stop and resume anywhere in either.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from blackjax.adaptation.mass_matrix import mass_matrix_adaptation
+from blackjax.adaptation.step_size import dual_averaging_adaptation
+from blackjax.adaptation.window_adaptation import build_schedule
+
+__all__ = ["Adaptation", "Signal", "adapt", "schedule", "start_adaptation"]
+
+
+class Signal(NamedTuple):
+    """What warm-up does at one iteration (all False while sampling)."""
+
+    adapting: Any  # the step size follows the acceptance rate
+    slow: Any  # positions are collected for the mass matrix
+    window_end: Any  # the mass matrix is renewed
+    last: Any  # the averaged step size is fixed for good
+
+
+class Adaptation(NamedTuple):
+    """What warm-up has learned, and what it still needs to learn from."""
+
+    step_size: jax.Array
+    inverse_mass: jax.Array
+    averaging: Any
+    mass: Any
+
+
+def schedule(tune: int, draws: int, adapt_mass: bool) -> Signal:
+    """Signals of `tune` warm-up iterations in Stan's windows, then `draws` without any."""
+    windows = build_schedule(tune) if tune else np.zeros((0, 2))
+    stage = np.asarray(windows, dtype=np.int64).reshape(-1, 2)
+    warm = Signal(
+        adapting=np.ones(tune, bool),
+        slow=(stage[:, 0] == 1) & adapt_mass,
+        window_end=(stage[:, 1] == 1) & adapt_mass,
+        last=np.arange(tune) == tune - 1,
+    )
+    return Signal(*(np.concatenate([part, np.zeros(draws, bool)]) for part in warm))
+
+
+def start_adaptation(size: int, step_size: float) -> Adaptation:
+    """Before anything is known: unit mass, the given step size."""
+    averaging = dual_averaging_adaptation(0.8)[0](jnp.asarray(step_size))
+    mass = mass_matrix_adaptation(True)[0](size)
+    return Adaptation(jnp.asarray(step_size), mass.inverse_mass_matrix, averaging, mass)
+
+
+def adapt(
+    state: Adaptation,
+    signal: Signal,
+    position: jax.Array,
+    acceptance_rate: jax.Array,
+    target_accept: float,
+) -> Adaptation:
+    """Learn from one iteration as `signal` says."""
+    return jax.lax.cond(
+        signal.adapting,
+        lambda: _learn(state, signal, position, acceptance_rate, target_accept),
+        lambda: state,
+    )
+
+
+def _learn(
+    state: Adaptation,
+    signal: Signal,
+    position: jax.Array,
+    acceptance_rate: jax.Array,
+    target_accept: float,
+) -> Adaptation:
+    restart, follow, average = dual_averaging_adaptation(target_accept)
+    _, collect, renew = mass_matrix_adaptation(True)
+    averaging = follow(state.averaging, acceptance_rate)
+    mass = jax.lax.cond(signal.slow, lambda: collect(state.mass, position), lambda: state.mass)
+    averaging, mass = jax.lax.cond(
+        signal.window_end,
+        lambda: (restart(average(averaging)), renew(mass)),
+        lambda: (averaging, mass),
+    )
+    settled = jnp.where(signal.last, average(averaging), jnp.exp(averaging.log_step_size))
+    return Adaptation(settled, mass.inverse_mass_matrix, averaging, mass)

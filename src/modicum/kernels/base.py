@@ -1,0 +1,39 @@
+"""The kernel interface: one Markov step, and the rows it wants from its key alone."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import jax
+
+__all__ = ["Context", "Draw", "Kernel"]
+
+Context = Any  # a pytree of arrays: everything a step reads and never changes
+Draw = dict[str, jax.Array]  # "position", and one number a statistic
+
+
+class Kernel(Protocol):
+    """One Markov chain, as pure functions of arrays.
+
+    Kernels are hashable by value (frozen dataclasses): they are static arguments of the compiled
+    runner, while `context` travels as an argument. What a step wants to read of the data depends
+    on its key only, so a runner can fetch it ahead of time.
+    """
+
+    def wants_at_start(self, key: jax.Array, context: Context) -> jax.Array | None:
+        """Return indices of the rows `init` reads, or None if it reads none."""
+        ...
+
+    def init(self, key: jax.Array, batch: Any, context: Context) -> Any:
+        """Return the first state."""
+        ...
+
+    def wants(self, key: jax.Array, context: Context) -> jax.Array | None:
+        """Return indices of the rows the step with this key reads, or None if it reads none."""
+        ...
+
+    def step(
+        self, key: jax.Array, state: Any, signal: Any, batch: Any, context: Context
+    ) -> tuple[Any, Draw]:
+        """Return the next state and what to record of it."""
+        ...

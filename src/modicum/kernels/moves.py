@@ -1,0 +1,122 @@
+"""How a Hamiltonian kernel moves the parameters at a given step size: BlackJAX's HMC and NUTS.
+
+Both know only a log-density. The same moves serve all rows and a subsample held fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import blackjax.mcmc.hmc as blackjax_hmc
+import blackjax.mcmc.nuts as blackjax_nuts
+import jax
+import jax.numpy as jnp
+
+__all__ = ["HMCMove", "Move", "MoveInfo", "NUTSMove", "Point", "at_point"]
+
+Point: TypeAlias = Any  # BlackJAX's HMCState: position, log-density and its gradient
+LogDensity = Callable[[jax.Array], jax.Array]
+
+
+class MoveInfo(NamedTuple):
+    """What a move tells about itself."""
+
+    acceptance_rate: jax.Array
+    diverging: jax.Array
+    energy: jax.Array
+    n_steps: jax.Array  # gradients it took
+    reached_max_treedepth: jax.Array
+
+
+class Move(Protocol):
+    """Anything that leaves exp(logdensity) invariant. Hashable."""
+
+    def __call__(
+        self,
+        key: jax.Array,
+        point: Point,
+        logdensity: LogDensity,
+        step_size: jax.Array,
+        inverse_mass: jax.Array,
+    ) -> tuple[Point, MoveInfo]:
+        """Return the next point."""
+        ...
+
+
+def at_point(position: jax.Array, logdensity: LogDensity) -> Point:
+    """Evaluate the log-density and its gradient at `position`."""
+    return blackjax_hmc.init(position, logdensity)
+
+
+@dataclass(frozen=True)
+class HMCMove:
+    """Hamiltonian Monte Carlo with a fixed trajectory length: L = trajectory / step size.
+
+    Parameters
+    ----------
+    trajectory
+        Step size times the number of leapfrog steps; 1.2 in the HMC-ECS paper (section 6.3).
+    max_steps
+        The most leapfrog steps, however small the step size.
+    """
+
+    trajectory: float = 1.2
+    max_steps: int = 100
+
+    def __call__(
+        self,
+        key: jax.Array,
+        point: Point,
+        logdensity: LogDensity,
+        step_size: jax.Array,
+        inverse_mass: jax.Array,
+    ) -> tuple[Point, MoveInfo]:
+        """Follow one trajectory and accept or reject its end."""
+        steps = jnp.clip(jnp.round(self.trajectory / step_size), 1, self.max_steps).astype(int)
+        kernel = blackjax_hmc.build_kernel()
+        point, info = kernel(key, point, logdensity, step_size, inverse_mass, steps)
+        # A trajectory that meets NaN or infinity was rejected; it counts as divergent.
+        lost = ~jnp.isfinite(info.energy)
+        return point, MoveInfo(
+            acceptance_rate=jnp.where(lost, 0.0, info.acceptance_rate),
+            diverging=info.is_divergent | lost,
+            energy=info.energy,
+            n_steps=steps,
+            reached_max_treedepth=jnp.asarray(False),
+        )
+
+
+@dataclass(frozen=True)
+class NUTSMove:
+    """The no-U-turn sampler: trajectories that stop by themselves.
+
+    Parameters
+    ----------
+    max_depth
+        The most doublings of a trajectory.
+    """
+
+    max_depth: int = 10
+
+    def __call__(
+        self,
+        key: jax.Array,
+        point: Point,
+        logdensity: LogDensity,
+        step_size: jax.Array,
+        inverse_mass: jax.Array,
+    ) -> tuple[Point, MoveInfo]:
+        """Build one trajectory and draw a point from it."""
+        kernel = blackjax_nuts.build_kernel()
+        point, info = kernel(key, point, logdensity, step_size, inverse_mass, self.max_depth)
+        full = (info.num_trajectory_expansions >= self.max_depth) & ~info.is_turning
+        rate = info.acceptance_rate
+        return point, MoveInfo(
+            acceptance_rate=jnp.where(jnp.isfinite(rate), rate, 0.0),
+            diverging=info.is_divergent,
+            energy=info.energy,
+            n_steps=info.num_integration_steps,
+            reached_max_treedepth=full & ~info.is_divergent,
+        )

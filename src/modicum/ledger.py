@@ -1,0 +1,172 @@
+"""The ledger: an exact count of the rows a run has evaluated, and what for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from modicum.errors import SettingError
+
+__all__ = ["Kind", "Ledger"]
+
+Kind = Literal["density", "gradient", "hessian"]
+
+
+@dataclass(repr=False)
+class Ledger:
+    """Row evaluations by purpose and kind: the papers' measure of cost (HMC-ECS, eq. 3.2).
+
+    One *evaluation* is one row's log-density, gradient or Hessian at one parameter value;
+    a gradient that yields the density on the way counts once.
+
+    Parameters
+    ----------
+    rows
+        Number of rows n in the data set.
+    full_data
+        Evaluations that full-data HMC with the same trajectories would have cost; ``None`` where
+        the method itself uses all rows.
+    counts
+        Evaluations by (purpose, kind).
+    sweeps
+        Complete sweeps over the data set that are included in the counts.
+
+    Examples
+    --------
+    >>> ledger = Ledger(rows=10_000, full_data=60_000_000)
+    >>> ledger.add("mode", 30_000, "hessian", passes=3)
+    >>> ledger.add("sampling", 120_000, "gradient")
+    >>> ledger.evaluations, ledger.passes, ledger.share
+    (150000, 15.0, 0.0025)
+    >>> print(ledger)
+    150,000 row evaluations: 15.0 passes over 10,000 rows
+      purpose   kind      evaluations  passes
+      mode      hessian        30,000     3.0
+      sampling  gradient      120,000    12.0
+    full-data HMC: 60,000,000 evaluations; this run: 0.25% of that
+    """
+
+    rows: int
+    full_data: int | None = None
+    counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    sweeps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise SettingError(f"A ledger needs at least one row to count, not {self.rows}.")
+
+    def add(self, purpose: str, evaluations: int, kind: Kind, passes: int = 0) -> None:
+        """Enter `evaluations` row evaluations; `passes` of them were complete sweeps.
+
+        `passes` is a note, not an addition: three Newton steps on all n rows are
+        ``add("mode", 3 * n, "hessian", passes=3)``.
+        """
+        evaluations, passes = int(evaluations), int(passes)
+        if kind not in get_args(Kind):
+            raise SettingError(f"Unknown kind of evaluation {kind!r}; use one of {get_args(Kind)}.")
+        if evaluations < 0 or passes < 0:
+            raise SettingError("A ledger only grows: evaluations and passes cannot be negative.")
+        if evaluations < passes * self.rows:
+            raise SettingError(
+                f"{passes} passes over {self.rows} rows are {passes * self.rows} evaluations, but "
+                f"only {evaluations} were entered; count the passes' rows in `evaluations` too."
+            )
+        key = (purpose, kind)
+        self.counts[key] = self.counts.get(key, 0) + evaluations
+        self.sweeps += passes
+
+    @property
+    def evaluations(self) -> int:
+        """All row evaluations."""
+        return sum(self.counts.values())
+
+    @property
+    def passes(self) -> float:
+        """All row evaluations, in equivalents of one pass over the data set."""
+        return self.evaluations / self.rows
+
+    @property
+    def by_purpose(self) -> dict[str, int]:
+        """Evaluations for each purpose, in the order they were first entered."""
+        return self._totals(0)
+
+    @property
+    def by_kind(self) -> dict[str, int]:
+        """Evaluations of each kind."""
+        return self._totals(1)
+
+    @property
+    def share(self) -> float | None:
+        """Evaluations as a share of full-data HMC's, where that is known."""
+        return self.evaluations / self.full_data if self.full_data else None
+
+    def merge(self, other: Ledger) -> Ledger:
+        """Add another ledger of the same rows to this one (in place), and return this one."""
+        if other.rows != self.rows:
+            raise SettingError(
+                f"Ledgers of {self.rows} and of {other.rows} rows count different data sets."
+            )
+        for key, evaluations in dict(other.counts).items():
+            self.counts[key] = self.counts.get(key, 0) + evaluations
+        self.sweeps += other.sweeps
+        if other.full_data is not None:
+            self.full_data = (self.full_data or 0) + other.full_data
+        return self
+
+    def since(self, before: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what was entered since `before` (an earlier `to_dict`), in the same form."""
+        then = {(purpose, kind): n for purpose, kind, n in before["counts"]}
+        fresh = {key: n - then.get(key, 0) for key, n in self.counts.items()}
+        return Ledger(
+            self.rows,
+            counts={key: n for key, n in fresh.items() if n},
+            sweeps=self.sweeps - before["sweeps"],
+        ).to_dict()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types only, ready for JSON."""
+        return {
+            "rows": self.rows,
+            "full_data": self.full_data,
+            "sweeps": self.sweeps,
+            "counts": [[purpose, kind, n] for (purpose, kind), n in self.counts.items()],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Ledger:
+        """Undo `to_dict`."""
+        full_data = values["full_data"]
+        return cls(
+            rows=int(values["rows"]),
+            full_data=None if full_data is None else int(full_data),
+            counts={(str(purpose), str(kind)): int(n) for purpose, kind, n in values["counts"]},
+            sweeps=int(values["sweeps"]),
+        )
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __str__(self) -> str:
+        total = f"{self.evaluations:,} row evaluations"
+        lines = [f"{total}: {self.passes:,.1f} passes over {self.rows:,} rows"]
+        if self.counts:
+            table = [("purpose", "kind", "evaluations", "passes")]
+            for (purpose, kind), n in self.counts.items():
+                table.append((purpose, kind, f"{n:,}", f"{n / self.rows:,.1f}"))
+            wide = [max(len(row[i]) for row in table) for i in range(4)]
+            lines += [
+                f"  {p:<{wide[0]}}  {k:<{wide[1]}}  {n:>{wide[2]}}  {s:>{wide[3]}}"
+                for p, k, n, s in table
+            ]
+        if self.share is not None:
+            lines.append(
+                f"full-data HMC: {self.full_data:,} evaluations; this run: {self.share:.2%} of that"
+            )
+        return "\n".join(lines)
+
+    def _totals(self, part: int) -> dict[str, int]:
+        totals: dict[str, int] = {}
+        for key, n in self.counts.items():
+            totals[key[part]] = totals.get(key[part], 0) + n
+        return totals

@@ -1,0 +1,25 @@
+"""The named methods: what `method=` accepts."""
+
+from __future__ import annotations
+
+from modicum.errors import SettingError, suggestion
+from modicum.methods.base import Method
+from modicum.methods.full_data import HMC, NUTS
+
+__all__ = ["HMC", "METHODS", "NUTS", "Method", "resolve"]
+
+METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (HMC, NUTS)}
+
+
+def resolve(method: str | Method | type[Method]) -> Method:
+    """Return the method object for a name, or the object itself."""
+    if isinstance(method, Method):
+        return method
+    if isinstance(method, type) and issubclass(method, Method):
+        return method()
+    if isinstance(method, str) and method.lower() in METHODS:
+        return METHODS[method.lower()]()
+    raise SettingError(
+        f"there is no method {method!r}{suggestion(str(method), METHODS)}; "
+        f"the methods are {', '.join(sorted(METHODS))}."
+    )

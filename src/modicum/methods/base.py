@@ -1,0 +1,104 @@
+"""What a method is: settings in, a plan for the runner out."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from modicum.kernels.base import Kernel
+from modicum.ledger import Ledger
+from modicum.models import Target
+from modicum.passes import Anchor, Sums, anchor_at_mode
+from modicum.rows import Rows
+from modicum.run import Checkpoint, History
+
+__all__ = ["Method", "Outcome", "Plan", "Task"]
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What was asked for: a posterior, how many draws of it, and the means to get them."""
+
+    target: Target
+    start: np.ndarray
+    rows: Rows
+    sums: Sums
+    names: tuple[str, ...]  # of the entries of the flat vector
+    draws: int
+    tune: int
+    chains: int
+    seed: int
+    checkpoint: Checkpoint | None = None
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where row evaluations are counted."""
+        return self.sums.ledger
+
+    def remember(self, name: str, compute: Callable[[], Arrays]) -> Arrays:
+        """Compute arrays, or take them from the checkpoint; the ledger counts them either way."""
+        if self.checkpoint is None:
+            return compute()
+        fresh = False
+
+        def with_bill() -> Arrays:
+            nonlocal fresh
+            fresh, before = True, self.ledger.to_dict()
+            return compute() | {"ledger": np.array(json.dumps(self.ledger.since(before)))}
+
+        arrays = self.checkpoint.remember(name, with_bill)
+        bill = arrays.pop("ledger")
+        if not fresh:
+            self.ledger.merge(Ledger.from_dict(json.loads(str(bill))))
+        return arrays
+
+    def anchor_at_mode(self) -> Anchor:
+        """Find the mode and what is known there, once a run."""
+        arrays = self.remember(
+            "anchor",
+            lambda: anchor_at_mode(self.sums, self.start, self.names, self.seed).to_arrays(),
+        )
+        return Anchor.from_arrays(arrays)
+
+
+@dataclass
+class Plan:
+    """A kernel ready to run, with everything it reads."""
+
+    kernel: Kernel
+    context: Any
+    signals: Any
+    anchor: Anchor
+    rows: Any = None  # rows the kernel wants by index (see run.Chains)
+    tuning: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Outcome:
+    """What a method makes of a finished run, beyond the draws themselves."""
+
+    weights: np.ndarray | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+class Method(ABC):
+    """A named composition with its settings: what `method=` accepts."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def plan(self, task: Task) -> Plan:
+        """Find the anchor, tune what is tuned ahead, compose the kernel."""
+
+    def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
+        """Look back at the run: weights of the draws, and what the user must be told."""
+        del task, plan, history
+        return Outcome()

@@ -1,0 +1,126 @@
+"""HMC and NUTS on all rows: exact, the reference, and affordable while n is moderate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.errors import SettingError
+from modicum.kernels.adaptation import schedule
+from modicum.kernels.full_data import FullDataKernel
+from modicum.kernels.moves import HMCMove, Move, NUTSMove
+from modicum.methods.base import Method, Plan, Task
+from modicum.models import Target
+from modicum.passes.whole import Resident, Streamed, hold, log_likelihood
+from modicum.precision import in_double_precision
+
+__all__ = ["HMC", "NUTS"]
+
+
+@dataclass(frozen=True)
+class WholeLogPosterior:
+    """The log-posterior of all rows as a hashable function of t and the rows' chunks."""
+
+    target: Target
+    source: Resident | Streamed
+
+    def __call__(self, t: jax.Array, chunks: Any) -> jax.Array:
+        return log_likelihood(self.target, self.source, t, chunks) + self.target.log_prior(t)
+
+
+@dataclass(frozen=True)
+class _FullData(Method):
+    """A Hamiltonian move on all rows.
+
+    Parameters
+    ----------
+    target_accept
+        Acceptance rate the step size is tuned for.
+    memory_limit
+        Bytes of rows that may be held in memory; a larger data set is read anew at every gradient.
+        By default half of what is free.
+    """
+
+    target_accept: float = 0.8
+    memory_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.target_accept < 1:
+            raise SettingError("target_accept must lie between 0 and 1; 0.8 is usual.")
+
+    def move(self) -> Move:
+        raise NotImplementedError
+
+    @in_double_precision
+    def plan(self, task: Task) -> Plan:
+        """Whiten at the mode, hold the rows, compose the kernel."""
+        anchor = task.anchor_at_mode()
+        source, chunks = hold(task.rows, self.memory_limit)
+        kernel = FullDataKernel(
+            WholeLogPosterior(task.target, source), self.move(), self.target_accept
+        )
+        context = {
+            "point": jnp.asarray(anchor.point),
+            "factor": jnp.asarray(anchor.factor),
+            "rows": jnp.asarray(len(task.rows)),
+            "data": chunks,
+        }
+        signals = schedule(task.tune, task.draws, adapt_mass=True)
+        tuning = {"rows held": "in memory" if isinstance(source, Resident) else "on disk"}
+        return Plan(kernel, context, signals, anchor, tuning=tuning, notes=list(anchor.notes))
+
+
+@dataclass(frozen=True)
+class NUTS(_FullData):
+    """The no-U-turn sampler on all rows, whitened at the mode.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.NUTS(target_accept=0.9)
+    NUTS(target_accept=0.9, memory_limit=None, max_depth=10)
+    """
+
+    max_depth: int = 10
+    name: ClassVar[str] = "nuts"
+
+    def move(self) -> Move:
+        """BlackJAX's NUTS."""
+        return NUTSMove(self.max_depth)
+
+
+@dataclass(frozen=True)
+class HMC(_FullData):
+    """Hamiltonian Monte Carlo on all rows with a fixed trajectory length, whitened at the mode.
+
+    Parameters
+    ----------
+    trajectory
+        Step size times leapfrog steps, in posterior standard deviations; 1.2 as in the HMC-ECS
+        paper.
+    max_steps
+        The most leapfrog steps an iteration.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.HMC(trajectory=1.5).trajectory
+    1.5
+    """
+
+    trajectory: float = 1.2
+    max_steps: int = 100
+    name: ClassVar[str] = "hmc"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (np.isfinite(self.trajectory) and self.trajectory > 0):
+            raise SettingError("trajectory must be a positive number; 1.2 is usual.")
+
+    def move(self) -> Move:
+        """BlackJAX's HMC."""
+        return HMCMove(self.trajectory, self.max_steps)

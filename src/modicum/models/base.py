@@ -1,0 +1,206 @@
+"""What is believed about a row: the interface every model answers, and the user's own model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from types import CodeType
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.errors import DataError, SettingError
+from modicum.rows import Rows
+
+__all__ = ["BaseModel", "Batch", "Model", "Params"]
+
+Params: TypeAlias = Any  # a pytree of arrays: the unconstrained parameters
+Batch: TypeAlias = Mapping[str, Any]  # field name -> one entry a row
+Labels: TypeAlias = dict[str, tuple[tuple[str, ...], ...]]
+
+
+class BaseModel(ABC):
+    """A log-prior, a log-likelihood a row, and the names by which parameters are reported.
+
+    Models are immutable and hashable, so that compiled functions are shared between runs.
+    """
+
+    @abstractmethod
+    def log_prior(self, theta: Params) -> jax.Array:
+        """Log-density of the prior at the unconstrained parameters."""
+
+    @abstractmethod
+    def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
+        """Log-density of each row of `batch`, before frequency weights."""
+
+    @abstractmethod
+    def start(self, rows: Rows) -> Params:
+        """Return unconstrained parameters to start from; their structure is the model's layout."""
+
+    def check(self, rows: Rows) -> None:  # noqa: B027 - a model without demands need not override
+        """Refuse rows the model cannot describe, with a `DataError` that says why."""
+
+    def report(self, theta: Params) -> dict[str, jax.Array]:
+        """Name the parameters the way draws and summaries show them."""
+        return named_leaves(theta)
+
+    def restore(self, named: Mapping[str, Any]) -> Params:
+        """Undo `report`: the unconstrained parameters of reported ones."""
+        return dict(named)
+
+    def labels(self, rows: Rows) -> Labels:
+        """Return coordinate labels for the axes of reported parameters, where there are any."""
+        del rows
+        return {}
+
+    def expected(self, theta: Params, batch: Batch) -> jax.Array:
+        """Return the expected outcome of each row, for prediction."""
+        raise SettingError(
+            f"{type(self).__name__} does not say what it predicts; give it `predict=`, a function "
+            "of (theta, batch) that returns the expected outcome of each row."
+        )
+
+    def identity(self) -> str:
+        """Return a text that differs where models differ, so that checkpoints are not mixed up."""
+        return repr(self)
+
+    def require(self, rows: Rows, *fields: str) -> None:
+        """Refuse rows that lack one of `fields`."""
+        for field in fields:
+            if field not in rows.fields:
+                held = ", ".join(sorted(rows.fields))
+                raise DataError(
+                    f"{type(self).__name__} needs the field '{field}', but the rows hold only "
+                    f"{held}; build them with Rows({', '.join(f'{f}=...' for f in fields)})."
+                )
+
+
+def named_leaves(theta: Params) -> dict[str, jax.Array]:
+    """Name each leaf of a pytree by its path: {"layer": {"w": ...}} gives "layer.w"."""
+    leaves = jax.tree_util.tree_flatten_with_path(theta)[0]
+    names = [".".join(_step_name(step) for step in path) or "theta" for path, _ in leaves]
+    return dict(zip(names, (leaf for _, leaf in leaves), strict=True))
+
+
+def _code_bytes(code: CodeType) -> bytes:
+    constants = [
+        _code_bytes(c) if isinstance(c, CodeType) else repr(c).encode() for c in code.co_consts
+    ]
+    return code.co_code + b"".join(constants) + repr(code.co_names).encode()
+
+
+def _step_name(step: Any) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(step, attribute):
+            return str(getattr(step, attribute))
+    return str(step)
+
+
+class Model(BaseModel):
+    """A model of your own: any JAX functions over a pytree of parameters.
+
+    Parameters
+    ----------
+    log_prior
+        `log_prior(theta)`: a scalar.
+    log_likelihood
+        `log_likelihood(theta, batch)`: one value a row; `batch` maps the field names of the rows
+        to arrays. Rows with a `weight` field are weighted by Modicum, not by this function.
+    init
+        Parameters to start from: a pytree (a dict, say) of numbers and arrays. It fixes the names
+        and shapes that draws and summaries show.
+    predict
+        Optional `predict(theta, batch)`: the expected outcome of each row, for
+        `Posterior.predict`.
+
+    Examples
+    --------
+    Exponential decay with known noise:
+
+    >>> import jax.numpy as jnp, numpy as np, modicum as mo
+    >>> decay = mo.Model(
+    ...     log_prior=lambda th: -0.5 * (th["level"] ** 2 + th["rate"] ** 2),
+    ...     log_likelihood=lambda th, batch: -0.5 * (
+    ...         batch["y"] - th["level"] * jnp.exp(-th["rate"] * batch["time"])) ** 2,
+    ...     init={"level": 1.0, "rate": 0.5},
+    ... )
+    >>> decay.log_likelihood(decay.init, {"time": np.zeros(3), "y": np.ones(3)}).shape
+    (3,)
+    """
+
+    def __init__(
+        self,
+        log_prior: Callable[[Params], Any],
+        log_likelihood: Callable[[Params, Batch], Any],
+        init: Params,
+        predict: Callable[[Params, Batch], Any] | None = None,
+    ) -> None:
+        self._functions = (log_prior, log_likelihood, predict)
+        self.init = init
+        for name, function in (("log_prior", log_prior), ("log_likelihood", log_likelihood)):
+            if not callable(function):
+                raise SettingError(f"{name} must be a function, not {type(function).__name__}.")
+
+    def log_prior(self, theta: Params) -> jax.Array:
+        """Return the log-prior the user gave."""
+        return jnp.asarray(self._functions[0](theta))
+
+    def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
+        """Return the log-likelihoods the user gave, one a row."""
+        return jnp.asarray(self._functions[1](theta, batch))
+
+    def start(self, rows: Rows) -> Params:
+        """Return `init` as arrays of floating numbers."""
+        del rows
+        leaves = jax.tree.leaves(self.init)
+        if not leaves:
+            raise SettingError("`init` holds no parameters; give the values to start from.")
+        for name, leaf in named_leaves(self.init).items():
+            value = np.asarray(leaf)
+            if value.dtype.kind not in "fiub" or not np.all(np.isfinite(value)):
+                raise SettingError(
+                    f"`init` must hold finite real numbers, and '{name}' does not; "
+                    "give each parameter a value to start from."
+                )
+        return jax.tree.map(lambda leaf: np.asarray(leaf, dtype=np.float64), self.init)
+
+    def check(self, rows: Rows) -> None:
+        """Try the functions on the first rows, so that mistakes surface before any long work."""
+        theta, batch = self.start(rows), rows.slice(0, min(len(rows), 8))
+        count = len(next(iter(batch.values())))
+        try:
+            prior = jax.eval_shape(self.log_prior, theta).shape
+            likelihood = jax.eval_shape(self.log_likelihood, theta, batch).shape
+        except KeyError as missing:
+            held = ", ".join(sorted(rows.fields))
+            raise SettingError(
+                f"the model asks for {missing}, which neither its parameters nor the rows hold "
+                f"(the rows hold {held})."
+            ) from missing
+        if prior != ():
+            raise SettingError(f"log_prior must return one number, but its shape is {prior}.")
+        if likelihood != (count,):
+            raise SettingError(
+                "log_likelihood must return one value a row: for 8 rows or fewer it returned shape "
+                f"{likelihood} where {(count,)} was expected; do not sum over rows."
+            )
+
+    def identity(self) -> str:
+        """Name the functions by what they do: their code, not where they lie in memory."""
+        functions = [f for f in self._functions[:2] if hasattr(f, "__code__")]
+        code = b"".join(_code_bytes(f.__code__) for f in functions)
+        shapes = {name: np.shape(leaf) for name, leaf in named_leaves(self.init).items()}
+        return f"Model({shapes}, {blake2b(code, digest_size=8).hexdigest()})"
+
+    def restore(self, named: Mapping[str, Any]) -> Params:
+        """Put named draws back into the structure of `init`."""
+        leaves = [named[name] for name in named_leaves(self.init)]
+        return jax.tree.unflatten(jax.tree.structure(self.init), leaves)
+
+    def expected(self, theta: Params, batch: Batch) -> jax.Array:
+        """Return what `predict` says of each row."""
+        predict = self._functions[2]
+        return super().expected(theta, batch) if predict is None else predict(theta, batch)

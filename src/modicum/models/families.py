@@ -1,0 +1,283 @@
+"""The linear-predictor families: logistic, Poisson, Gaussian and Student-t regression, softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import gammaln
+
+from modicum.errors import SettingError
+from modicum.models.base import Labels, Params
+from modicum.models.functions import softplus
+from modicum.models.linear import LinearPredictorModel
+from modicum.rows import Rows
+
+__all__ = ["Gaussian", "Logistic", "Poisson", "Softmax", "StudentT"]
+
+Derivatives = tuple[jax.Array, ...]
+
+
+@dataclass(frozen=True)
+class Logistic(LinearPredictorModel):
+    """Logistic regression: y in {0, 1}, log-odds linear in x.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.models.Logistic(prior_scale=2.5)
+    Logistic(prior_scale=2.5, intercept=True, intercept_scale=10.0)
+    """
+
+    def f(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """Y eta - log(1 + e^eta)."""
+        return y * eta[0] - softplus(eta[0])
+
+    def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+        """F to f''' in eta, with p the chance of a one."""
+        p, q = jax.nn.sigmoid(eta), jax.nn.sigmoid(-eta)  # q = 1 - p without cancellation
+        return y * eta - softplus(eta), y - p, -p * q, -p * q * (q - p)
+
+    def mean(self, eta: jax.Array) -> jax.Array:
+        """Chance of a one."""
+        return jax.nn.sigmoid(eta[0])
+
+    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
+        """Only 0 and 1."""
+        return (y != 0) & (y != 1), "outcomes that are 0 or 1"
+
+
+@dataclass(frozen=True)
+class Poisson(LinearPredictorModel):
+    """Poisson regression with log link: counts, log-rate linear in x (exposure as log-offset).
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> years = np.array([0.5, 1.0, 2.0])
+    >>> rows = mo.Rows(x=np.zeros((3, 1)), y=np.array([0, 1, 1]), offset=np.log(years))
+    >>> mo.models.Poisson().check(rows)
+    """
+
+    def f(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """Y eta - e^eta - log y!."""
+        return y * eta[0] - jnp.exp(eta[0]) - gammaln(y + 1.0)
+
+    def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+        """F to f''' in eta: all but the first two are minus the rate."""
+        rate = jnp.exp(eta)
+        return y * eta - rate - gammaln(y + 1.0), y - rate, -rate, -rate
+
+    def mean(self, eta: jax.Array) -> jax.Array:
+        """Rate."""
+        return jnp.exp(eta[0])
+
+    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
+        """Only whole numbers from 0."""
+        return (y < 0) | (y != np.floor(y)), "counts (whole numbers from 0)"
+
+
+@dataclass(frozen=True)
+class _ScaleFamily(LinearPredictorModel):
+    """A family of a real outcome with a scale: known, or estimated on its logarithm.
+
+    An estimated scale has a log-normal prior: log(scale) ~ N(0, scale_prior^2).
+    """
+
+    scale: float | None = None
+    scale_prior: float = 2.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scale is not None and not (np.isfinite(self.scale) and self.scale > 0):
+            raise SettingError("scale must be a positive number, or None to estimate it.")
+        if not self.scale_prior > 0:
+            raise SettingError("scale_prior must be a positive number.")
+
+    @property
+    def extras(self) -> tuple[str, ...]:  # type: ignore[override]
+        """`log_scale`, unless the scale is known."""
+        return () if self.scale is not None else ("log_scale",)
+
+    def extra_scale(self, name: str) -> float:
+        """Prior standard deviation of log(scale)."""
+        del name
+        return self.scale_prior
+
+    def spread(self, eta: jax.Array) -> Any:
+        """Return the scale, known or from the predictors of one row."""
+        return self.scale if self.scale is not None else jnp.exp(eta[1])
+
+    def known_scale(self) -> float:
+        """Return the scale where derivatives in eta alone are asked for."""
+        if self.scale is None:
+            raise SettingError("derivatives in eta alone need a known scale; give scale=.")
+        return self.scale
+
+    def report(self, theta: Params) -> dict[str, jax.Array]:
+        """Report `scale` rather than its logarithm."""
+        named = super().report(theta)
+        if "log_scale" in named:
+            named["scale"] = jnp.exp(named.pop("log_scale"))
+        return named
+
+    def restore(self, named: Mapping[str, Any]) -> Params:
+        """Take the logarithm of a reported scale."""
+        theta = dict(named)
+        if "scale" in theta:
+            theta["log_scale"] = jnp.log(theta.pop("scale"))
+        return theta
+
+    def mean(self, eta: jax.Array) -> jax.Array:
+        """Return the centre of the outcome."""
+        return eta[0]
+
+    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
+        """Any real number will do."""
+        return np.zeros(y.shape, dtype=bool), "real numbers"
+
+
+@dataclass(frozen=True)
+class Gaussian(_ScaleFamily):
+    """Linear regression with normal noise of a known or estimated scale.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.models.Gaussian(scale=1.0).extras, mo.models.Gaussian().extras
+    ((), ('log_scale',))
+    """
+
+    def f(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """Normal log-density."""
+        s = self.spread(eta)
+        return -0.5 * ((y - eta[0]) / s) ** 2 - jnp.log(s) - 0.5 * np.log(2 * np.pi)
+
+    def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+        """F to f''' in eta at a known scale; f''' is zero, so order 2 is exact."""
+        s = self.known_scale()
+        r = (y - eta) / s
+        constant = jnp.full_like(eta, -1 / s**2)
+        f = -0.5 * r**2 - np.log(s) - 0.5 * np.log(2 * np.pi)
+        return f, r / s, constant, jnp.zeros_like(eta)
+
+
+@dataclass(frozen=True)
+class StudentT(_ScaleFamily):
+    """Robust linear regression: Student-t noise with `df` degrees of freedom.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.models.StudentT(df=5.0, scale=2.0).df
+    5.0
+    """
+
+    df: float = 4.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (np.isfinite(self.df) and self.df > 0):
+            raise SettingError("df (the degrees of freedom) must be a positive number.")
+
+    def _constant(self) -> jax.Array:
+        nu = self.df
+        return gammaln((nu + 1) / 2) - gammaln(nu / 2) - 0.5 * np.log(nu * np.pi)
+
+    def f(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """Student-t log-density."""
+        s, nu = self.spread(eta), self.df
+        return (
+            self._constant() - jnp.log(s) - (nu + 1) / 2 * jnp.log1p(((y - eta[0]) / s) ** 2 / nu)
+        )
+
+    def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+        """F to f''' in eta at a known scale; f'' is positive for |r| > s sqrt(nu)."""
+        s, nu = self.known_scale(), self.df
+        r, v = y - eta, nu * s**2
+        f = self._constant() - np.log(s) - (nu + 1) / 2 * jnp.log1p(r**2 / v)
+        f1 = (nu + 1) * r / (v + r**2)
+        f2 = (nu + 1) * (r**2 - v) / (v + r**2) ** 2
+        f3 = 2 * (nu + 1) * r * (r**2 - 3 * v) / (v + r**2) ** 3
+        return f, f1, f2, f3
+
+
+@dataclass(frozen=True)
+class Softmax(LinearPredictorModel):
+    """Multinomial logistic regression: classes 0, 1, ..., K - 1, the last one the reference.
+
+    `classes` may be left out: it is then one more than the largest outcome. Draws are called
+    `beta` (K - 1 classes by columns) and `intercept` (K - 1 classes).
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> rows = mo.Rows(x=np.eye(3), y=np.array([0, 1, 2]))
+    >>> mo.models.Softmax(classes=3).start(rows)["beta"].shape
+    (2, 3)
+    """
+
+    classes: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.classes is not None and self.classes < 2:
+            raise SettingError("classes must be 2 or more.")
+
+    def predictors(self, rows: Rows) -> int:
+        """One a class but the reference."""
+        if self.classes is not None:
+            return self.classes - 1
+        return int(max(chunk["y"].max() for chunk in rows.chunks(262_144)))
+
+    def f(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """eta_y - log sum exp(eta), the reference class at 0."""
+        padded = jnp.append(eta, 0.0)
+        return padded[y.astype(int)] - jax.nn.logsumexp(padded)
+
+    def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+        """f, gradient, Hessian and third derivatives in the q predictors, by row.
+
+        Shapes (rows,), (rows, q), (rows, q, q), (rows, q, q, q).
+        """
+        q = eta.shape[-1]
+        pi = jnp.exp(eta - jax.nn.logsumexp(_with_reference(eta), axis=-1, keepdims=True))
+        hot = jax.nn.one_hot(y.astype(int), q + 1, dtype=eta.dtype)[..., :q]
+        centred = jnp.eye(q) - pi[..., None, :]  # row a: e_a - pi
+        covariance = jnp.einsum("...c,...ca,...cb->...ab", pi, centred, centred)
+        reference = 1 - pi.sum(-1)
+        covariance += reference[..., None, None] * pi[..., :, None] * pi[..., None, :]
+        third = jnp.einsum("...c,...ca,...cb,...cd->...abd", pi, centred, centred, centred)
+        third -= reference[..., None, None, None] * jnp.einsum("...a,...b,...c->...abc", pi, pi, pi)
+        return jax.vmap(self.f)(eta, y), hot - pi, -covariance, -third
+
+    def mean(self, eta: jax.Array) -> jax.Array:
+        """Chance of each class, the reference last."""
+        return jax.nn.softmax(jnp.append(eta, 0.0))
+
+    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
+        """Whole numbers from 0 to K - 1."""
+        above = np.inf if self.classes is None else self.classes - 1
+        support = "classes numbered 0, 1, 2, ..."
+        if self.classes is not None:
+            support = f"classes numbered 0 to {self.classes - 1}"
+        return (y < 0) | (y != np.floor(y)) | (y > above), support
+
+    def check_outcome(self, rows: Rows) -> None:
+        """Refuse, besides outcomes out of support, an outcome of one class only."""
+        super().check_outcome(rows)
+        if self.predictors(rows) < 1:
+            raise SettingError("the outcome has a single class; Softmax needs two or more.")
+
+    def labels(self, rows: Rows) -> Labels:
+        """Classes, then columns."""
+        classes = tuple(f"class {k}" for k in range(self.predictors(rows)))
+        return {"beta": (classes, tuple(rows.columns)), "intercept": (classes,)}
+
+
+def _with_reference(eta: jax.Array) -> jax.Array:
+    return jnp.concatenate([eta, jnp.zeros_like(eta[..., :1])], axis=-1)

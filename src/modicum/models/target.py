@@ -1,0 +1,66 @@
+"""A model seen as a log-density over one flat vector, which is what passes and kernels need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.errors import DataError
+from modicum.models.base import BaseModel, Batch, Params
+from modicum.rows import Rows
+
+__all__ = ["Target"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model together with the layout of its parameters in a flat vector t.
+
+    Hashable by value: two runs with equal models and layouts share their compiled functions.
+    """
+
+    model: BaseModel
+    structure: Any  # the parameters' tree structure
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, model: BaseModel, rows: Rows) -> tuple[Target, np.ndarray]:
+        """Check that `model` fits `rows`; return the target and the flat starting point."""
+        model.check(rows)
+        if "weight" in rows.fields and rows.fields["weight"] != ():
+            raise DataError("the field 'weight' must hold one number a row: a frequency weight.")
+        leaves, structure = jax.tree.flatten(model.start(rows))
+        start = np.concatenate([np.ravel(leaf) for leaf in leaves]).astype(np.float64)
+        return cls(model, structure, tuple(np.shape(leaf) for leaf in leaves)), start
+
+    @property
+    def size(self) -> int:
+        """The number of unconstrained parameters, d."""
+        return sum(prod(shape) for shape in self.shapes)
+
+    def unravel(self, t: jax.Array) -> Params:
+        """Return the parameters laid out in `t`."""
+        leaves, start = [], 0
+        for shape in self.shapes:
+            stop = start + prod(shape)
+            leaves.append(t[start:stop].reshape(shape))
+            start = stop
+        return jax.tree.unflatten(self.structure, leaves)
+
+    def log_prior(self, t: jax.Array) -> jax.Array:
+        """Log-prior density at `t`."""
+        return jnp.asarray(self.model.log_prior(self.unravel(t)))
+
+    def log_likelihood(self, t: jax.Array, batch: Batch) -> jax.Array:
+        """Log-likelihood of each row of `batch`, times its frequency weight."""
+        values = self.model.log_likelihood(self.unravel(t), batch)
+        return values * batch["weight"] if "weight" in batch else values
+
+    def report(self, t: jax.Array) -> dict[str, jax.Array]:
+        """Name the parameters laid out in `t` the way draws show them."""
+        return self.model.report(self.unravel(t))

@@ -1,0 +1,17 @@
+"""Sums over all rows, the posterior mode they lead to, and the anchor that remembers them."""
+
+from modicum.passes.anchor import Anchor, anchor_at, anchor_at_mode
+from modicum.passes.engine import Engine, LocalEngine
+from modicum.passes.mode import ModeRecord, find_mode
+from modicum.passes.sums import Sums
+
+__all__ = [
+    "Anchor",
+    "Engine",
+    "LocalEngine",
+    "ModeRecord",
+    "Sums",
+    "anchor_at",
+    "anchor_at_mode",
+    "find_mode",
+]

@@ -1,0 +1,120 @@
+"""One sweep over all rows that adds something up.
+
+`Engine` is the whole interface: a function of a chunk of rows goes in, the float64 sum of its
+results over all chunks comes out. `LocalEngine` serves it with threads on this machine; a cluster
+engine can serve the same call.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from math import ceil
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from modicum.precision import in_double_precision
+from modicum.progress import pass_progress
+from modicum.rows import Rows
+
+__all__ = ["Engine", "LocalEngine", "chunk_rows", "padded_chunk"]
+
+CHUNK_BYTES = 8 * 2**20  # a chunk, widened to float64, stays near the caches
+ChunkSum = Callable[[Any, dict[str, np.ndarray], np.ndarray], Any]
+
+
+class Engine(Protocol):
+    """Something that can add up a function of chunks over all rows."""
+
+    def map_reduce(
+        self, chunk_sum: ChunkSum, arguments: Any, rows: Rows, description: str = ...
+    ) -> Any:
+        """Return the float64 sum of `chunk_sum(arguments, batch, present)` over all chunks.
+
+        Every batch has the same shape; `present` is 1 for real rows and 0 for the padding of the
+        last chunk. The result does not depend on how the work was spread.
+        """
+        ...
+
+
+class LocalEngine:
+    """Add up chunks on a few threads of this machine.
+
+    Results are added in the order of the chunks whatever the number of threads, so the sum is the
+    same to the last bit, and only a few chunks are in memory at a time.
+    """
+
+    def __init__(self, threads: int | None = None, progressbar: bool = True) -> None:
+        self.threads = threads or os.cpu_count() or 1
+        self.progressbar = progressbar
+
+    def map_reduce(
+        self, chunk_sum: ChunkSum, arguments: Any, rows: Rows, description: str = "pass"
+    ) -> Any:
+        """Return the sum of `chunk_sum` over all chunks, in float64 (see `Engine`)."""
+        size = chunk_rows(rows)
+        compute = in_double_precision(_one_chunk)
+        total: Any = None
+        with (
+            pass_progress(description, len(rows), self.progressbar) as advance,
+            ThreadPoolExecutor(self.threads) as pool,
+        ):
+            jobs = (
+                (lambda i=i: compute(chunk_sum, arguments, rows, i, size))
+                for i in range(ceil(len(rows) / size))
+            )
+            for part in _in_order(pool, jobs, ahead=2 * self.threads):
+                total = part if total is None else jax.tree.map(np.add, total, part)
+                advance(size)
+        return total
+
+
+def chunk_rows(rows: Rows) -> int:
+    """Rows in a chunk: as even as can be, and a function of the rows' number and width alone."""
+    width = sum(int(np.prod(shape)) for shape in rows.fields.values())
+    largest = min(65_536, max(256, CHUNK_BYTES // (8 * max(1, width))))
+    return ceil(len(rows) / ceil(len(rows) / largest))
+
+
+def padded_chunk(rows: Rows, index: int, size: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Chunk `index` of `size` rows; the last is filled up with copies marked as not present."""
+    start = index * size
+    stop = min(start + size, len(rows))
+    batch = rows.slice(start, stop)
+    missing = size - (stop - start)
+    present = np.ones(size, dtype=bool)
+    if missing:
+        batch = {name: _pad(values, missing) for name, values in batch.items()}
+        present[-missing:] = False
+    return batch, present
+
+
+def _pad(values: np.ndarray, missing: int) -> np.ndarray:
+    return np.concatenate([values, np.repeat(values[:1], missing, axis=0)])
+
+
+def _one_chunk(chunk_sum: ChunkSum, arguments: Any, rows: Rows, index: int, size: int) -> Any:
+    batch, present = padded_chunk(rows, index, size)
+    result = chunk_sum(arguments, batch, present)
+    return jax.tree.map(lambda a: np.asarray(a, dtype=np.float64), result)
+
+
+def _in_order(
+    pool: ThreadPoolExecutor, jobs: Iterator[Callable[[], Any]], ahead: int
+) -> Iterator[Any]:
+    """Run jobs on the pool, at most `ahead` of them at once, and yield results in order."""
+    waiting: deque[Future[Any]] = deque()
+    try:
+        for job in jobs:
+            waiting.append(pool.submit(job))
+            if len(waiting) >= ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:  # an interrupt: what has not begun never will
+            future.cancel()

@@ -1,0 +1,231 @@
+"""Finding the posterior mode in a handful of passes: a subset first, then Newton on all rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve, eigh
+from scipy.optimize import minimize
+
+from modicum.errors import ConvergenceError
+from modicum.models import LinearPredictorModel, Target
+from modicum.passes.sums import Sums
+from modicum.precision import in_double_precision
+from modicum.rows import Rows
+
+__all__ = ["Curvature", "ModeRecord", "find_mode"]
+
+TOLERANCE = 1e-6  # whitened gradient norm: distance to the mode in posterior standard deviations
+DENSE_LIMIT = 2000  # parameters up to which Hessians are formed
+MAX_STEPS = 60
+
+
+@dataclass(frozen=True)
+class ModeRecord:
+    """How the mode was found.
+
+    Attributes
+    ----------
+    passes
+        Full passes over all rows that it took.
+    gradient_norm
+        Norm of the log-posterior gradient in whitened coordinates at the point: about how many
+        posterior standard deviations it is from the mode. NaN where no Hessian was formed.
+    converged
+        Whether `gradient_norm` is below the tolerance.
+    subset
+        Rows in the subset that gave the starting point.
+    """
+
+    passes: int
+    gradient_norm: float
+    converged: bool
+    subset: int
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """Log-likelihood sums and the log-prior with its derivatives at one point."""
+
+    point: np.ndarray
+    C: float
+    A: np.ndarray
+    B: np.ndarray
+    log_prior: float
+    prior_gradient: np.ndarray
+    prior_hessian: np.ndarray
+
+    @property
+    def log_posterior(self) -> float:
+        """Unnormalised log-posterior."""
+        return self.C + self.log_prior
+
+    @property
+    def gradient(self) -> np.ndarray:
+        """Gradient of the log-posterior."""
+        return self.A + self.prior_gradient
+
+    @property
+    def precision(self) -> np.ndarray:
+        """Minus the Hessian of the log-posterior."""
+        return -(self.B + self.prior_hessian)
+
+    @property
+    def newton_step(self) -> np.ndarray:
+        """Towards the mode; where the Hessian is not negative definite, uphill all the same."""
+        return _solve_uphill(self.precision, self.gradient)
+
+    @property
+    def gradient_norm(self) -> float:
+        """Norm of the gradient in whitened coordinates (the Newton decrement)."""
+        return float(np.sqrt(max(0.0, self.gradient @ self.newton_step)))
+
+
+def curvature(sums: Sums, t: np.ndarray, purpose: str) -> Curvature:
+    """One pass: everything to second order at `t`."""
+    prior = (*prior_slope(sums.target, t), prior_hessian(sums.target, t))
+    return Curvature(t, *sums.hessian(t, purpose), *prior)
+
+
+@in_double_precision
+def prior_slope(target: Target, t: np.ndarray) -> tuple[float, np.ndarray]:
+    """Log-prior and its gradient at `t`."""
+    value, gradient = _prior_slope(target, t)
+    return float(value), np.asarray(gradient)
+
+
+@in_double_precision
+def prior_hessian(target: Target, t: np.ndarray) -> np.ndarray:
+    """Hessian of the log-prior at `t`."""
+    return np.asarray(_prior_hessian(target, t))
+
+
+@partial(jax.jit, static_argnums=0)
+def _prior_slope(target: Target, t: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jax.value_and_grad(target.log_prior)(t)
+
+
+@partial(jax.jit, static_argnums=0)
+def _prior_hessian(target: Target, t: jax.Array) -> jax.Array:
+    return jax.hessian(target.log_prior)(t)
+
+
+def find_mode(
+    sums: Sums, start: np.ndarray, seed: int = 0, purpose: str = "mode"
+) -> tuple[Curvature, ModeRecord]:
+    """Find the mode of the posterior over all rows of `sums`.
+
+    A small random subset, scaled up to stand for all rows, gives the starting point. From there
+    Newton steps with a line search, each one pass, until the whitened gradient norm is below
+    1e-6; models that are not linear in a predictor are brought near by L-BFGS first.
+
+    Raises
+    ------
+    ConvergenceError
+        If no mode was reached: an unconverged point is never called one.
+    """
+    subset = _subset(sums, seed)
+    near = start if subset is sums else _climb(subset, start, purpose).point
+    before = sums.ledger.sweeps
+    at = _climb(sums, near, purpose)
+    record = ModeRecord(
+        passes=sums.ledger.sweeps - before,
+        gradient_norm=at.gradient_norm,
+        converged=at.gradient_norm < TOLERANCE,
+        subset=len(subset.rows),
+    )
+    if not record.converged:
+        raise ConvergenceError(_why_not(at, record))
+    return at, record
+
+
+def _subset(sums: Sums, seed: int) -> Sums:
+    """A random subset of the rows, scaled to stand for all of them."""
+    n, d = len(sums.rows), sums.target.size
+    size = min(n, max(5_000, 50 * d))
+    if 2 * size > n:
+        return sums
+    picked = np.sort(np.random.default_rng(seed).choice(n, size, replace=False))
+    rows = Rows(**sums.rows.take(picked), dtype=sums.rows.dtype)
+    return replace(sums, rows=rows, scale=n / size)
+
+
+def _climb(sums: Sums, start: np.ndarray, purpose: str) -> Curvature:
+    """Newton with line search, after L-BFGS where the log-posterior need not be concave."""
+    if not isinstance(sums.target.model, LinearPredictorModel):
+        start = _quasi_newton(sums, start, purpose)
+    at = _finite(curvature(sums, start, purpose))
+    for _ in range(MAX_STEPS):
+        if at.gradient_norm < TOLERANCE:
+            break
+        better = _line_search(sums, at, purpose)
+        if better is None:  # no ascent left at working precision
+            break
+        at = better
+    return at
+
+
+def _line_search(sums: Sums, at: Curvature, purpose: str) -> Curvature | None:
+    """Return the first point 1, 1/2, 1/4 ... of a Newton step away that rises enough."""
+    step, slope, length = at.newton_step, at.gradient @ at.newton_step, 1.0
+    slack = 1e-13 * abs(at.log_posterior)  # rounding of a sum over all rows
+    while length > 1e-8:
+        trial = curvature(sums, at.point + length * step, purpose)
+        rise = trial.log_posterior - at.log_posterior
+        if np.isfinite(rise) and rise >= 1e-4 * length * slope - slack:
+            closer = trial.gradient_norm < at.gradient_norm
+            return trial if closer or rise > slack else None
+        length /= 2 if np.isfinite(rise) else 8
+    return None
+
+
+def _quasi_newton(sums: Sums, start: np.ndarray, purpose: str) -> np.ndarray:
+    """L-BFGS with full-data gradients (scipy's)."""
+
+    def negative(t: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = sums.gradient(t, purpose)
+        prior, prior_gradient = prior_slope(sums.target, t)
+        return -(value + prior), -(gradient + prior_gradient)
+
+    options = {"maxiter": 500, "maxcor": 20, "ftol": 1e-14, "gtol": 1e-8}
+    return np.asarray(minimize(negative, start, jac=True, method="L-BFGS-B", options=options).x)
+
+
+def quasi_newton_on_subset(sums: Sums, start: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Where L-BFGS gets on a random subset: a start for models too large to form a Hessian."""
+    return _quasi_newton(_subset(sums, seed), start, "mode")
+
+
+def _solve_uphill(precision: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+    try:
+        return np.asarray(cho_solve(cho_factor(precision), gradient))
+    except np.linalg.LinAlgError:
+        values, vectors = eigh(precision)
+        floor = 1e-8 * np.abs(values).max()
+        return np.asarray(vectors @ ((vectors.T @ gradient) / np.maximum(np.abs(values), floor)))
+
+
+def _finite(at: Curvature) -> Curvature:
+    if not np.isfinite(at.log_posterior) or not np.all(np.isfinite(at.gradient)):
+        raise ConvergenceError(
+            "the log-posterior or its gradient is not finite at the starting point; start "
+            "elsewhere (`init`), rescale the columns of x, or check the model's functions there."
+        )
+    return at
+
+
+def _why_not(at: Curvature, record: ModeRecord) -> str:
+    values = np.linalg.eigvalsh(at.precision)
+    if values[0] <= 0:
+        return (
+            "no mode was found: where the search stopped, the log-posterior is not concave "
+            "(its Hessian is not negative definite); give a tighter prior or start nearer."
+        )
+    return (
+        f"no mode was found: after {record.passes} passes the search is still "
+        f"{record.gradient_norm:.2g} posterior standard deviations away; rescale the columns of x "
+        "(mean 0, sd 1), give a tighter prior, or start nearer."
+    )

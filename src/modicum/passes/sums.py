@@ -1,0 +1,92 @@
+"""What the passes add up: log-likelihood, gradient, Hessian at a point, exactly counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.ledger import Ledger
+from modicum.models import LinearPredictorModel, Target
+from modicum.passes.engine import Engine
+from modicum.passes.linear import linear_hessian_sum
+from modicum.rows import Rows
+
+__all__ = ["Sums"]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over all rows of one data set, each entered in the ledger.
+
+    Parameters
+    ----------
+    target, rows
+        The log-likelihood, and what it is summed over.
+    engine
+        What does the summing.
+    ledger
+        Where row evaluations are counted.
+    scale
+        A factor on every sum: n / n_subset when `rows` is a subset that stands for all.
+    """
+
+    target: Target
+    rows: Rows
+    engine: Engine
+    ledger: Ledger
+    scale: float = 1.0
+
+    def value(self, t: np.ndarray, purpose: str) -> float:
+        """Log-likelihood at `t`: the C of eq. 4.4 of the HMC-ECS paper."""
+        (value,) = self._sweep(_value_sum, t, purpose, "density")
+        return float(value)
+
+    def gradient(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray]:
+        """Log-likelihood and its gradient at `t` (C and A)."""
+        value, gradient = self._sweep(_gradient_sum, t, purpose, "gradient")
+        return float(value), gradient
+
+    def hessian(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray, np.ndarray]:
+        """Log-likelihood, gradient and Hessian at `t` (C, A and B)."""
+        linear = isinstance(self.target.model, LinearPredictorModel)
+        chunk_sum = linear_hessian_sum if linear else _hessian_sum
+        value, gradient, hessian = self._sweep(chunk_sum, t, purpose, "hessian")
+        return float(value), gradient, (hessian + hessian.T) / 2
+
+    def _sweep(self, chunk_sum: Any, t: np.ndarray, purpose: str, kind: Any) -> Any:
+        whole = len(self.rows) == self.ledger.rows  # a subset is no pass
+        self.ledger.add(purpose, len(self.rows), kind, passes=int(whole))
+        total = self.engine.map_reduce(
+            partial(chunk_sum, self.target), np.asarray(t, np.float64), self.rows, purpose
+        )
+        return jax.tree.map(lambda a: self.scale * a, total)
+
+
+def log_likelihood_sum(
+    target: Target, t: jax.Array, batch: dict[str, Any], present: jax.Array
+) -> jax.Array:
+    """Log-likelihood of the rows of a chunk that are present, in float64."""
+    values = target.log_likelihood(t, batch)
+    return jnp.sum(jnp.where(present, values, 0.0).astype(jnp.float64))
+
+
+@partial(jax.jit, static_argnums=0)
+def _value_sum(target: Target, t: Any, batch: Any, present: Any) -> tuple[jax.Array]:
+    return (log_likelihood_sum(target, t, batch, present),)
+
+
+@partial(jax.jit, static_argnums=0)
+def _gradient_sum(target: Target, t: Any, batch: Any, present: Any) -> tuple[jax.Array, jax.Array]:
+    return jax.value_and_grad(log_likelihood_sum, argnums=1)(target, t, batch, present)
+
+
+@partial(jax.jit, static_argnums=0)
+def _hessian_sum(target: Target, t: Any, batch: Any, present: Any) -> tuple[jax.Array, ...]:
+    value, gradient = jax.value_and_grad(log_likelihood_sum, argnums=1)(target, t, batch, present)
+    hessian = jax.hessian(log_likelihood_sum, argnums=1)(target, t, batch, present)
+    return value, gradient, hessian

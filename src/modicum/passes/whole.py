@@ -1,0 +1,141 @@
+"""All rows as part of a compiled log-density: chunks on the device, or fetched as it runs.
+
+The sum runs over the same chunks in the same order either way, so draws do not depend on where
+the rows live.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.models import Target
+from modicum.passes.engine import chunk_rows, padded_chunk
+from modicum.passes.sums import log_likelihood_sum
+from modicum.rows import Rows
+
+__all__ = ["Resident", "Streamed", "hold", "log_likelihood"]
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Chunks that lie on the device: the scanned-over arrays are the chunks themselves."""
+
+    def chunk(self, item: Any) -> Any:
+        """Return (batch, present) of one chunk."""
+        return item
+
+
+@dataclass(frozen=True, eq=False)
+class Streamed:
+    """Chunks read by the host while the compiled function runs: memory does not grow with n."""
+
+    rows: Rows
+    size: int
+
+    def chunk(self, index: Any) -> Any:
+        """Return (batch, present) of chunk `index`."""
+        words = self.rows.dtype.itemsize // 4
+        batch = {
+            name: jax.ShapeDtypeStruct((self.size, *shape, words), np.uint32)
+            for name, shape in self.rows.fields.items()
+        }
+        shapes = batch, jax.ShapeDtypeStruct((self.size,), np.bool_)
+        raw, present = jax.pure_callback(self._read, shapes, index, vmap_method="sequential")
+        return jax.tree.map(self._from_words, raw), present
+
+    def _read(self, index: Any) -> Any:
+        # Only NumPy in here: JAX must not be called from inside its own callback. The numbers
+        # travel as 32-bit words, since the callback's thread knows no double precision.
+        batch, present = padded_chunk(self.rows, int(index), self.size)
+        return {name: self._to_words(values) for name, values in batch.items()}, present
+
+    def _to_words(self, values: np.ndarray) -> np.ndarray:
+        words = self.rows.dtype.itemsize // 4
+        return np.ascontiguousarray(values).view(np.uint32).reshape(*values.shape, words)
+
+    def _from_words(self, raw: jax.Array) -> jax.Array:
+        if raw.shape[-1] == 1:
+            raw = raw[..., 0]
+        return jax.lax.bitcast_convert_type(raw, self.rows.dtype)
+
+
+def hold(rows: Rows, limit: int | None = None) -> tuple[Resident | Streamed, Any]:
+    """Put the rows on the device if they fit in `limit` bytes, else prepare to stream them.
+
+    Returns the source and the array argument that goes with it. By default the limit is half of
+    the memory that is free.
+    """
+    size = chunk_rows(rows)
+    count = ceil(len(rows) / size)
+    if rows.nbytes > (free_memory() // 2 if limit is None else limit):
+        return Streamed(rows, size), jnp.arange(count)
+    filled = {
+        name: np.zeros((count, size, *shape), rows.dtype) for name, shape in rows.fields.items()
+    }
+    present = np.zeros((count, size), bool)
+    for i in range(count):
+        batch, present[i] = padded_chunk(rows, i, size)
+        for name, values in batch.items():
+            filled[name][i] = values
+    return Resident(), jax.tree.map(jnp.asarray, (filled, present))
+
+
+def free_memory() -> int:
+    """Bytes of memory the system could give: of the device, where it says so, else of the host."""
+    statistics = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in statistics:
+        return int(statistics["bytes_limit"] - statistics.get("bytes_in_use", 0))
+    try:
+        with open("/proc/meminfo") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return 4 * 2**30
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def log_likelihood(
+    target: Target, source: Resident | Streamed, t: jax.Array, chunks: Any
+) -> jax.Array:
+    """Log-likelihood of all rows at `t`; its derivative comes from the same sweep."""
+    return _sweep(target, source, t, chunks)[0]
+
+
+def _sweep(
+    target: Target, source: Resident | Streamed, t: jax.Array, chunks: Any
+) -> tuple[jax.Array, jax.Array]:
+    value_and_slope: Callable[..., Any] = jax.value_and_grad(log_likelihood_sum, argnums=1)
+
+    def add(total: Any, item: Any) -> tuple[Any, None]:
+        batch, present = source.chunk(item)
+        part = value_and_slope(target, t, batch, present)
+        return jax.tree.map(jnp.add, total, part), None
+
+    zero = (jnp.zeros((), jnp.float64), jnp.zeros_like(t))
+    total: tuple[jax.Array, jax.Array] = jax.lax.scan(add, zero, chunks)[0]
+    return total
+
+
+def _forward(target: Target, source: Any, t: jax.Array, chunks: Any) -> tuple[Any, Any]:
+    return _sweep(target, source, t, chunks)
+
+
+def _backward(target: Target, source: Any, slope: jax.Array, tangent: Any) -> tuple[Any, None]:
+    del target, source
+    return tangent * slope, None
+
+
+log_likelihood.defvjp(_forward, _backward)

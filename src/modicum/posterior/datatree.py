@@ -1,0 +1,77 @@
+"""A posterior as an ArviZ DataTree: plots, comparisons and netCDF come with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from modicum.errors import warn
+from modicum.posterior.labels import axis_labels
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from modicum.posterior.posterior import Posterior
+
+__all__ = ["to_datatree"]
+
+
+def to_datatree(posterior: Posterior) -> xr.DataTree:
+    """Convert by ArviZ's conventions: groups ``posterior`` and ``sample_stats``."""
+    from arviz_base import from_dict
+
+    dims: dict[str, list[str]] = {}
+    coords: dict[str, list[Any]] = {}
+    for name, x in posterior.draws.items():
+        shape = x.shape[2:]
+        dims[name] = [f"{name}_dim_{i}" for i in range(len(shape))]  # ArviZ's own default names
+        labels = axis_labels(name, shape, posterior.labels)
+        coords.update(zip(dims[name], labels, strict=True))
+    stats = dict(posterior.stats)
+    if posterior.weights is not None:
+        name = weight_name(posterior.weights)
+        stats[name] = posterior.weights
+        if posterior.weighted:
+            warn(
+                f"These draws carry a {name} each (sample_stats[{name!r}]), which ArviZ's "
+                "summaries and plots ignore; Posterior.summary() respects it.",
+                stacklevel=4,
+            )
+    groups = {"posterior": posterior.draws} | ({"sample_stats": stats} if stats else {})
+    attrs = _attributes(posterior)
+    return from_dict(
+        groups,
+        dims=dims,
+        coords=coords,
+        attrs={"/": attrs, **dict.fromkeys(groups, attrs)},
+    )
+
+
+def weight_name(weights: np.ndarray) -> str:
+    """Tell signs from importance weights."""
+    return "sign" if np.isin(weights, (-1.0, 1.0)).all() else "weight"
+
+
+def _attributes(posterior: Posterior) -> dict[str, Any]:
+    """Keep what netCDF can store of the settings, with the ledger's totals."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        modicum_version = version("modicum")
+    except PackageNotFoundError:  # run from a source folder that was never installed
+        modicum_version = "unknown"
+    known = {k: v for k, v in posterior.settings.items() if isinstance(v, str | int | float)}
+    attrs = {k: int(v) if isinstance(v, bool) else v for k, v in known.items()}
+    ledger = posterior.ledger
+    attrs |= {
+        "inference_library": "modicum",
+        "inference_library_version": modicum_version,
+        "row_evaluations": ledger.evaluations,
+        "data_passes": ledger.passes,
+        "data_rows": ledger.rows,
+        "warnings": "\n".join(posterior.warnings),
+    }
+    if ledger.share is not None:
+        attrs["share_of_full_data"] = ledger.share
+    return attrs

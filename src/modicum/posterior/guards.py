@@ -1,0 +1,230 @@
+"""Reasons to doubt a run, each in one sentence with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from modicum.diagnostics import r_hat
+from modicum.diagnostics.series import finite_and_moving
+from modicum.posterior.labels import scalar_names, tidy_labels
+from modicum.posterior.summary import diagnose
+from modicum.posterior.weighted import kish_share, weighted_mcse
+
+__all__ = ["convergence_warnings"]
+
+LARGEST_R_HAT = 1.01
+SMALLEST_ESS = 400  # Vehtari et al. (2021): below it, R-hat and ESS themselves are unreliable
+FEWEST_DRAWS = 20  # a chain; with fewer, R-hat and ESS say nothing
+MOST_CHAINS, MOST_SCALARS = 64, 500  # evenly spaced ones stand for the rest: a guard must be quick
+
+
+def convergence_warnings(
+    draws: Mapping[str, np.ndarray],
+    stats: Mapping[str, np.ndarray],
+    weights: np.ndarray | None = None,
+    labels: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """List what is wrong with the draws, the gravest first; an empty list is a clean bill.
+
+    Checked are values that are not finite, chains that stand still, signs that cancel or weights
+    that degenerate, divergences, acceptance, tree depth, R-hat and effective sample size. Short
+    runs are not blamed for being short: the limits of R-hat and ESS widen to what a good
+    chain of that length would reach.
+
+    Parameters
+    ----------
+    draws, stats, weights, labels
+        As for `modicum.posterior.Posterior`.
+
+    Examples
+    --------
+    >>> x = np.random.default_rng(1).normal(size=(4, 500))
+    >>> convergence_warnings({"beta": x}, {})
+    []
+    >>> convergence_warnings({"beta": x + np.arange(4)[:, None]}, {})[0]
+    'The chains disagree: R-hat is 1.55 for beta (limit 1.01); draw more, or tune longer.'
+    """
+    arrays = {name: np.asarray(x) for name, x in draws.items()}
+    found = _not_finite(arrays)
+    if found:
+        return found  # nothing else can be measured
+    found = _standing_still(arrays)
+    frozen = bool(found)
+    if weights is not None:
+        weights = np.asarray(weights, dtype=float)
+        found += _signs_and_weights(weights)
+        if weights.min() == weights.max() > 0:
+            weights = None  # they all count alike
+    found += _steps({name: np.asarray(x) for name, x in stats.items()})
+    if not frozen:
+        found += _disagreement(arrays, weights, tidy_labels(labels, arrays))
+    return found
+
+
+def _not_finite(draws: dict[str, np.ndarray]) -> list[str]:
+    for name, x in draws.items():
+        bad = np.argwhere(~np.isfinite(x))
+        if len(bad):
+            chain, draw = bad[0][:2]
+            return [
+                f"The draws of {name} are not finite from draw {draw} of chain {chain} on; "
+                "rescale the columns of the rows or use a proper prior."
+            ]
+    return []
+
+
+def _standing_still(draws: dict[str, np.ndarray]) -> list[str]:
+    """Find the chain that stays longest in one place: a pseudo-marginal chain can get stuck."""
+    chains, number = next(iter(draws.values())).shape[:2]
+    if number < 2:
+        return []
+    moved = np.zeros((chains, number - 1), dtype=bool)
+    for x in draws.values():
+        changed = x[:, 1:] != x[:, :-1]
+        moved |= changed.reshape(chains, number - 1, -1).any(axis=-1)
+    longest = np.array([_longest_rest(chain) for chain in moved])
+    worst = int(longest.argmax())
+    if longest[worst] == number:
+        count = int((longest == number).sum())
+        return [
+            f"{count} of {chains} chains never moved (the first is chain {worst}); start nearer to "
+            "the mode, use a smaller step or more rows per step."
+        ]
+    if longest[worst] >= max(10, number // 5):
+        return [
+            f"Chain {worst} stood still for {longest[worst]} of its {number} draws; use more rows "
+            "per step, so that the likelihood estimate varies less, or a smaller step."
+        ]
+    return []
+
+
+def _longest_rest(moved: np.ndarray) -> int:
+    """Longest run of equal draws."""
+    at = np.flatnonzero(np.concatenate([[True], moved, [True]]))
+    return int(np.diff(at).max())
+
+
+def _signs_and_weights(weights: np.ndarray) -> list[str]:
+    mean = weights.mean()
+    found = []
+    if (weights < 0).any():
+        # its error as an average of its own: signs enter every estimate through this divisor
+        error = float(weighted_mcse(weights, np.ones_like(weights)))
+        if not mean > 0 or mean < 5 * error:
+            found.append(
+                f"The signs cancel: their mean is {mean:.2g} with an error of {error:.2g}, and "
+                "every estimate is divided by it; use more products (lambda) or more rows in each."
+            )
+        elif mean < 0.5:
+            found.append(
+                f"The mean sign is only {mean:.2f}, so errors are {1 / mean:.1f} times larger; use "
+                "more products (lambda) or more rows in each."
+            )
+    elif kish_share(weights) < 0.1:
+        found.append(
+            f"The importance weights rest on {kish_share(weights):.1%} of the draws; use more rows "
+            "per step, so that the draws come nearer to the posterior."
+        )
+    if _measurable(weights) and r_hat(weights) > _largest_r_hat(
+        weights.shape[0], weights.shape[1], 1
+    ):
+        found.append(
+            f"The chains disagree about the signs or weights: their R-hat is {r_hat(weights):.2f}; "
+            "draw more, or use more rows per step."
+        )
+    return found
+
+
+def _steps(stats: dict[str, np.ndarray]) -> list[str]:
+    found = []
+    if "diverging" in stats and stats["diverging"].any():
+        count = int(stats["diverging"].sum())
+        found.append(
+            f"{count} of {stats['diverging'].size} trajectories diverged, so parts of the "
+            "posterior may be missing; use a smaller step (a higher target acceptance) or rescale "
+            "the columns."
+        )
+    if "acceptance_rate" in stats and stats["acceptance_rate"].size:
+        rates = stats["acceptance_rate"].mean(axis=1)
+        worst = int(rates.argmin())
+        if rates[worst] < 0.5:
+            found.append(
+                f"Chain {worst} accepted only {rates[worst]:.0%} of its proposals; tune longer or "
+                "use a smaller step."
+            )
+    if "reached_max_treedepth" in stats:
+        share = float(stats["reached_max_treedepth"].mean())
+        if share > 0.05:
+            found.append(
+                f"{share:.0%} of the trajectories were cut off at the largest tree depth; allow "
+                "deeper trees or tune longer."
+            )
+    return found
+
+
+def _disagreement(draws: dict[str, np.ndarray], weights: Any, labels: Any) -> list[str]:
+    """R-hat and effective sample size of the worst parameter."""
+    names, values = [], []
+    for name, x in draws.items():
+        names += scalar_names(name, x.shape[2:], labels)
+        values.append(x.reshape(*x.shape[:2], -1))
+    flat = np.concatenate(values, axis=2)
+    chains, number = flat.shape[:2]
+    if number < FEWEST_DRAWS or not names:
+        return []
+    some = _spread(len(names), MOST_SCALARS)
+    part = _spread(chains, MOST_CHAINS)
+    picked = flat[part][:, :, some].astype(float)
+    measured = diagnose(picked, None if weights is None else weights[part])
+    found = []
+    rs = np.nan_to_num(measured["r_hat"], nan=0.0, posinf=np.inf)
+    worst, limit = int(rs.argmax()), _largest_r_hat(len(part), number, len(some))
+    if rs[worst] > limit:
+        found.append(
+            f"The chains disagree: R-hat is {rs[worst]:.2f} for {names[some[worst]]} "
+            f"(limit {limit:.2f}); draw more, or tune longer."
+        )
+    sizes = np.fmin(measured["ess_bulk"], measured["ess_tail"]) * chains / len(part)
+    sizes = np.where(np.isnan(sizes), np.inf, sizes)
+    worst = int(sizes.argmin())
+    if sizes[worst] < _smallest_ess(chains * number):
+        found.append(
+            f"The {chains * number} draws are worth only {sizes[worst]:.0f} independent ones for "
+            f"{names[some[worst]]} (ESS); draw more, or more rows per step if subsampling slows it."
+        )
+    return found
+
+
+def _smallest_ess(total: int) -> float:
+    """Limit of ESS: 400, or a quarter of the draws, or less where there are below a thousand.
+
+    An ESS estimated from a few hundred draws is noise, and the worst of many parameters more so.
+    """
+    return min(SMALLEST_ESS, total / 4 * min(1.0, total / 1000))
+
+
+def _largest_r_hat(chains: int, draws: int, scalars: int) -> float:
+    """Limit of R-hat that a good chain of this length keeps, and never below 1.01.
+
+    R-hat squared is about 1 + F / n for half chains worth n independent draws, where
+    (2 chains - 1) F is chi-squared: in short runs 1.01 would be exceeded by chance. A good chain
+    is one with an inefficiency factor of two, as the papers' HMC has.
+    """
+    from scipy.stats import chi2
+
+    freedom = 2 * chains - 1
+    by_chance = chi2.isf(1e-3 / scalars, freedom) / freedom
+    return float(max(LARGEST_R_HAT, np.sqrt(1 + by_chance / max(draws / 4, 1))))
+
+
+def _measurable(x: np.ndarray) -> bool:
+    return x.shape[1] >= FEWEST_DRAWS and bool(finite_and_moving(x))
+
+
+def _spread(total: int, most: int) -> np.ndarray:
+    """At most `most` of `total` places, evenly spaced."""
+    used = min(total, most)
+    return np.asarray(np.arange(used) * total // max(used, 1), dtype=int)

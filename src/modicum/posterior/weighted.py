@@ -1,0 +1,133 @@
+"""Moments, quantiles and errors of draws that carry signs or importance weights.
+
+One machinery for both: whether ``w`` is the sign of a block-Poisson likelihood estimate
+(HMC-ECS, section 5) or an importance weight, the estimate of an expectation is the ratio
+
+    I = sum_j w_j psi_j / sum_j w_j                                                  (eq. 5.3)
+
+and its error is that of the average of ``zeta_j = w_j (psi_j - I) / wbar`` (delta method).
+Arrays are (chain, draw, *shape), weights (chain, draw). Where the weights add up to nothing or
+less, everything is ``nan``: signs that cancel say nothing about the posterior.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from modicum.diagnostics import batch_means_variance
+
+__all__ = [
+    "influence",
+    "kish_share",
+    "weighted_covariance",
+    "weighted_ess",
+    "weighted_ess_tail",
+    "weighted_mcse",
+    "weighted_mean",
+    "weighted_quantile",
+    "weighted_variance",
+]
+
+Floats = NDArray[np.float64]
+
+
+def normalised(weights: Floats) -> Floats:
+    """Scale weights to sum to one, or ``nan`` where their sum is not positive."""
+    total = weights.sum()
+    return weights / total if total > 0 else np.full_like(weights, np.nan)
+
+
+def weighted_mean(x: Floats, weights: Floats) -> Floats:
+    """Estimate the expectation of x (eq. 5.3).
+
+    Examples
+    --------
+    >>> float(weighted_mean(np.array([[1.0, 2.0, 5.0]]), np.array([[1.0, 1.0, -1.0]])))
+    -2.0
+    """
+    return np.asarray(np.tensordot(normalised(weights), x, axes=([0, 1], [0, 1])))
+
+
+def weighted_variance(x: Floats, weights: Floats) -> Floats:
+    """Estimate the posterior variance; signs can make it negative, which is then ``nan``."""
+    variance = weighted_mean((x - weighted_mean(x, weights)) ** 2, weights)
+    return np.where(variance >= 0, variance, np.nan)
+
+
+def weighted_covariance(x: Floats, weights: Floats) -> Floats:
+    """Covariance matrix of the flattened scalars of x."""
+    flat = x.reshape(*x.shape[:2], -1)
+    centred = flat - weighted_mean(flat, weights)
+    return np.asarray(np.einsum("cd,cdi,cdj->ij", normalised(weights), centred, centred))
+
+
+def weighted_quantile(x: Floats, weights: Floats, q: ArrayLike) -> Floats:
+    """Quantiles q of each scalar, of shape (*q.shape, *shape).
+
+    The distribution function is the running sum of the normalised weights over the sorted
+    values. Signs make it fall in places: isotonic regression gives the nearest function that does
+    not, and the smallest value where it reaches q is returned.
+
+    Examples
+    --------
+    >>> x = np.arange(1.0, 6.0)[None]
+    >>> float(weighted_quantile(x, np.array([[1.0, 1.0, 1.0, 1.0, 4.0]]), 0.5))
+    4.0
+    """
+    levels = np.asarray(q, dtype=float)
+    values = x.reshape(x.shape[0] * x.shape[1], -1)
+    share = normalised(weights).reshape(-1)
+    found = np.full((levels.size, values.shape[1]), np.nan)
+    if len(values) and np.isfinite(share).all():
+        order = np.argsort(values, axis=0, kind="stable")
+        values = np.take_along_axis(values, order, axis=0)
+        climb = np.cumsum(share[order], axis=0)
+        climb[-1] = 1.0
+        if (share < 0).any():
+            climb = _isotonic(climb)
+        for i, level in enumerate(levels.reshape(-1)):
+            # the tolerance is the rounding of the running sum: a median must not slip by one draw
+            at = np.argmax(climb >= min(level, 1.0) - 1e-10, axis=0)
+            found[i] = np.take_along_axis(values, at[None], axis=0)[0]
+    return found.reshape((*levels.shape, *x.shape[2:]))
+
+
+def _isotonic(climb: Floats) -> Floats:
+    from scipy.optimize import isotonic_regression
+
+    return np.stack([isotonic_regression(column).x for column in climb.T], axis=1)
+
+
+def influence(x: Floats, weights: Floats) -> Floats:
+    """Give zeta, whose average has the error of `weighted_mean`."""
+    mean = weighted_mean(x, weights)
+    w = normalised(weights) * weights.size
+    return np.asarray(w.reshape((*w.shape, *[1] * mean.ndim)) * (x - mean))
+
+
+def weighted_mcse(x: Floats, weights: Floats) -> Floats:
+    """Monte Carlo standard error of `weighted_mean`: delta method and batch means."""
+    return np.sqrt(np.asarray(batch_means_variance(influence(x, weights))) / weights.size)
+
+
+def weighted_ess(x: Floats, weights: Floats) -> Floats:
+    """Independent draws from the posterior that would leave the same error in the mean."""
+    with np.errstate(all="ignore"):
+        size = weighted_variance(x, weights) / weighted_mcse(x, weights) ** 2
+    return np.where(np.isfinite(size), size, np.nan)
+
+
+def weighted_ess_tail(x: Floats, weights: Floats, prob: float = 0.9) -> Floats:
+    """Smaller effective sample size of the two ends of the central interval of size `prob`."""
+    ends = weighted_quantile(x, weights, [(1 - prob) / 2, (1 + prob) / 2])
+    below = [weighted_ess((x <= end).astype(float), weights) for end in ends]
+    return np.asarray(np.fmin(*below))
+
+
+def kish_share(weights: Floats) -> Any:
+    """Kish's effective share ``(sum w)^2 / (R sum w^2)``: 1 for equal weights, 1/R for one."""
+    with np.errstate(all="ignore"):
+        return float(weights.sum() ** 2 / (weights.size * (weights**2).sum()))

@@ -1,0 +1,139 @@
+"""Refusing numbers a posterior must not see, block by block, each in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from modicum.errors import DataError, SettingError
+from modicum.rows.description import Array
+
+# Numbers looked at together: about a megabyte, so that a check runs from cache.
+BLOCK = 1 << 18
+
+
+class RowIndexError(DataError, IndexError):
+    """A row was asked for that is not there."""
+
+
+def as_dtype(dtype: Any, floating: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
+    """Return the type all fields will share: `dtype`, or the one the floating inputs call for.
+
+    With nothing floating (only integers and booleans) the answer is float64.
+    """
+    if dtype is None:
+        narrow = bool(floating) and all(kind.itemsize <= 4 for kind in floating)
+        return np.dtype(np.float32 if narrow else np.float64)
+    try:
+        chosen: np.dtype[Any] = np.dtype(dtype)
+    except TypeError:
+        chosen = np.dtype(object)
+    if chosen not in (np.dtype(np.float32), np.dtype(np.float64)):
+        raise SettingError(f"dtype must be float32, float64 or None, not {dtype!r}.")
+    return chosen
+
+
+def block_rows(width: int) -> int:
+    """How many rows of `width` numbers make one block."""
+    return max(1, BLOCK // max(width, 1))
+
+
+def require_finite(
+    block: Array, labels: Sequence[str], start: int, original: Callable[[int, int], Any]
+) -> None:
+    """Refuse NaN and infinity in `block` (rows, width), naming the column and the row.
+
+    `original(row, column)` is the value as the user gave it: it tells an infinity in the data
+    from a finite number too large for the narrower type.
+    """
+    # A sum cannot hide a NaN or an infinity and costs a fifth of isfinite().all(); where the sum
+    # itself overflows, the second look decides.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(block.sum()):
+            return
+    finite = np.isfinite(block)
+    if finite.all():
+        return
+    row, column = (int(i) for i in np.argwhere(~finite)[0])
+    label, given = labels[column], original(row, column)
+    if np.isfinite(given):
+        raise DataError(
+            f"column {label!r} holds {given} in row {start + row}, too large for "
+            f"{block.dtype.name}: rescale the column or pass dtype='float64'."
+        )
+    if np.isnan(given):
+        raise DataError(missing(label, start + row, "NaN"))
+    raise DataError(
+        f"column {label!r} holds {given} in row {start + row}: "
+        "drop such rows or replace the value before handing the rows over."
+    )
+
+
+def missing(label: str, row: int, what: str = "a missing value") -> str:
+    """Return the sentence for a value that is not there."""
+    return (
+        f"column {label!r} holds {what} in row {row}: "
+        "drop such rows or fill the value in before handing the rows over."
+    )
+
+
+def require_exact(
+    values: Array, dtype: np.dtype[Any], label: Callable[[int], str], start: int
+) -> None:
+    """Refuse integers that `dtype` cannot hold exactly; `label` names the column of a flat index.
+
+    Parameters
+    ----------
+    values : array of integers
+        One row an entry of the first axis.
+    """
+    digits = np.finfo(dtype).nmant + 1
+    if values.dtype.itemsize * 8 <= digits or values.size == 0:
+        return
+    limit = 1 << digits
+    if int(values.min()) >= -limit and int(values.max()) <= limit:
+        return
+    flat = values.reshape(-1)
+    size = np.where(flat < 0, -flat.astype(np.int64), flat.astype(np.int64)).astype(np.uint64)
+    if values.dtype == np.uint64:
+        size = flat
+    # An integer is exact when its odd part fits the mantissa.
+    lowest = np.maximum(size & (~size + np.uint64(1)), np.uint64(1))
+    bad = size // lowest > limit
+    if not bad.any():
+        return
+    at = int(np.argmax(bad))
+    row = start + at // (flat.size // len(values))
+    advice = "pass dtype='float64' or rescale it" if dtype.itemsize == 4 else "rescale it"
+    raise DataError(
+        f"column {label(at)!r} holds the integer {flat[at]} in row {row}, which {dtype.name} "
+        f"cannot hold exactly: {advice} (an identifier should not be a predictor)."
+    )
+
+
+class WeightCheck:
+    """Weights may not be negative, nor all zero."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self._total = 0.0
+
+    def add(self, weights: Array, start: int) -> None:
+        """Look at the next weights, which begin at row `start`."""
+        if weights.min() < 0:
+            row = int(np.argmax(weights < 0))
+            raise DataError(
+                f"column {self.label!r} holds the negative weight {weights[row]} in row "
+                f"{start + row}: weights must be zero or more."
+            )
+        self._total += float(weights.sum(dtype=np.float64))
+
+    def finish(self) -> None:
+        """Look back once every weight has been seen."""
+        if self._total == 0:
+            raise DataError(
+                f"column {self.label!r} is zero in every row (from row 0 on), so no row counts: "
+                "give some rows a positive weight, or leave the weight out."
+            )

@@ -1,0 +1,135 @@
+"""What a row is made of: the names, shapes and places of its fields, and their JSON form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+Level: TypeAlias = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Field:
+    """One named part of a row: `shape` is () for a scalar, (d,) for a vector of d numbers."""
+
+    name: str
+    shape: tuple[int, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """How many numbers the field takes in a packed row."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Description:
+    """All there is to say about a data set without its numbers.
+
+    A *packed* row is one record of `width` numbers that holds the fields side by side, in the
+    order of `fields`. The store writes packed rows; `pack` and `split` go between the two forms.
+
+    Parameters
+    ----------
+    n : int
+        Number of rows.
+    dtype : numpy.dtype
+        The one floating type of every field.
+    fields : tuple of Field
+    columns : tuple of str
+        Names of the columns of ``x``; empty without a two-dimensional ``x``.
+    outcome : str or None
+        The name ``y`` had in the user's table.
+    levels : mapping of str to tuple
+        The levels of each categorical column, the reference level first.
+    """
+
+    n: int
+    dtype: np.dtype[Any]
+    fields: tuple[Field, ...]
+    columns: tuple[str, ...] = ()
+    outcome: str | None = None
+    levels: Mapping[str, tuple[Level, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def spans(self) -> dict[str, tuple[int, int]]:
+        """First and one-past-last number of each field in a packed row."""
+        ends = np.cumsum([f.width for f in self.fields]).tolist()
+        return {f.name: (e - f.width, e) for f, e in zip(self.fields, ends, strict=True)}
+
+    @cached_property
+    def width(self) -> int:
+        """How many numbers a packed row has."""
+        return sum(f.width for f in self.fields)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.width * self.dtype.itemsize
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """What to call each number of a packed row when something is wrong with it."""
+        return tuple(name for f in self.fields for name in field_labels(f, self.columns))
+
+    def split(self, block: Array) -> dict[str, Array]:
+        """Fields of packed rows (..., width), as views."""
+        lead = block.shape[:-1]
+        parts = {}
+        for f in self.fields:
+            first, last = self.spans[f.name]
+            part = block[..., first] if f.shape == () else block[..., first:last]
+            parts[f.name] = part if len(f.shape) < 2 else part.reshape(lead + f.shape)
+        return parts
+
+    def pack(self, parts: Mapping[str, Array]) -> Array:
+        """Packed rows (k, width) of the fields of k rows."""
+        k = len(next(iter(parts.values())))
+        block = np.empty((k, self.width), self.dtype)
+        for name, (first, last) in self.spans.items():
+            block[:, first:last] = parts[name].reshape(k, last - first)
+        return block
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the description as plain JSON values."""
+        return {
+            "rows": self.n,
+            "dtype": self.dtype.name,
+            "fields": [
+                {"name": f.name, "shape": list(f.shape), "span": list(self.spans[f.name])}
+                for f in self.fields
+            ],
+            "columns": list(self.columns),
+            "outcome": self.outcome,
+            "levels": {k: {"reference": v[0], "levels": list(v)} for k, v in self.levels.items()},
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Description:
+        """Read what `to_json` wrote; any exception means that it did not write this."""
+        made = cls(
+            n=int(data["rows"]),
+            dtype=np.dtype({"float32": np.float32, "float64": np.float64}[data["dtype"]]),
+            fields=tuple(Field(f["name"], tuple(map(int, f["shape"]))) for f in data["fields"]),
+            columns=tuple(data["columns"]),
+            outcome=data["outcome"],
+            levels={k: tuple(v["levels"]) for k, v in data["levels"].items()},
+        )
+        if any(tuple(f["span"]) != made.spans[f["name"]] for f in data["fields"]):
+            raise ValueError("spans disagree with shapes")
+        return made
+
+
+def field_labels(f: Field, columns: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of a field's numbers: the columns of x have their own, others are numbered."""
+    if f.name == "x" and len(columns) == f.width:
+        return columns
+    if f.shape == ():
+        return (f.name,)
+    return tuple(f"{f.name}[{', '.join(map(str, at))}]" for at in np.ndindex(*f.shape))

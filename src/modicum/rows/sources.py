@@ -1,0 +1,156 @@
+"""What can be read as a table: Arrow, pandas and polars tables, Parquet and Feather files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from modicum.errors import DataError, SettingError
+from modicum.rows.encode import is_number
+from modicum.rows.roles import close_to
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Rows decoded at once when a file is read: few enough for any sane table, enough to be fast.
+BATCH_ROWS = 1 << 16
+
+
+class Source(Protocol):
+    """A table that can be read in order, some columns at a time, as often as needed."""
+
+    names: tuple[str, ...]
+    rows: int | None  # None when only reading to the end would tell
+
+    def types(self, columns: Sequence[str]) -> list[pa.DataType]:
+        """Arrow types of the columns, as far as they are known beforehand."""
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Record batches with (at least) these columns, in the order of the rows."""
+
+
+def library(value: Any) -> str:
+    """Top-level package that the class of `value` comes from; nothing is imported to find out."""
+    return type(value).__module__.partition(".")[0]
+
+
+def is_table(value: Any) -> bool:
+    """Whether `value` is a data frame or an Arrow table."""
+    kinds = ("DataFrame", "LazyFrame", "Table", "RecordBatch")
+    return library(value) in ("pandas", "polars", "pyarrow") and type(value).__name__ in kinds
+
+
+def is_series(value: Any) -> bool:
+    """Whether `value` is one column of a data frame or of an Arrow table."""
+    known = library(value) in ("pandas", "polars") and hasattr(value, "to_frame")
+    return (known and not is_table(value)) or (library(value) == "pyarrow" and not is_table(value))
+
+
+class TableSource:
+    """A table in memory; only the columns that are asked for are converted to Arrow."""
+
+    def __init__(self, table: Any) -> None:
+        if type(table).__name__ == "LazyFrame":
+            raise SettingError("a polars LazyFrame has no rows yet: pass frame.collect().")
+        self._table = table
+        raw = table.column_names if library(table) == "pyarrow" else list(table.columns)
+        self.names = tuple(str(name) for name in raw)
+        self._keys = dict(zip(self.names, raw, strict=True))
+        self.rows: int | None = table.num_rows if library(table) == "pyarrow" else len(table)
+
+    def table(self, columns: Sequence[str]) -> pa.Table:
+        """Return the named columns as an Arrow table."""
+        import pyarrow as pa
+
+        return pa.table({name: self._column(name) for name in columns})
+
+    def types(self, columns: Sequence[str]) -> list[pa.DataType]:
+        """Arrow types of the columns."""
+        return list(self.table(columns).schema.types)
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Record batches of the columns, in order."""
+        yield from self.table(columns).to_batches(max_chunksize=BATCH_ROWS)
+
+    def _column(self, name: str) -> Any:
+        values = self._table[self._keys[name]]
+        return values if library(values) == "pyarrow" else arrow_column(values, name)
+
+
+def arrow_column(series: Any, name: str) -> Any:
+    """Return a pandas or polars series as an Arrow array."""
+    import pyarrow as pa
+
+    try:
+        if library(series) == "polars":
+            return series.to_arrow()
+        return pa.Array.from_pandas(series)
+    except Exception:  # whatever the two libraries raise, the user's question is "which value?"
+        values = series.to_list()
+        row = next((i for i, v in enumerate(values) if v is None or not is_number(v)), 0)
+        raise DataError(
+            f"column {name!r} mixes kinds of values ({values[row]!r} in row {row}): "
+            "convert it to numbers, or to text for a categorical column."
+        ) from None
+
+
+class FileSource:
+    """Parquet or Arrow (Feather) files, one after the other."""
+
+    def __init__(self, paths: Sequence[Path], parquet: bool) -> None:
+        self._paths, self._parquet = paths, parquet
+        first = self._open(paths[0])
+        self._schema = first.schema_arrow if parquet else first.schema
+        self.names = tuple(self._schema.names)
+        self.rows: int | None = None
+        if parquet:
+            self.rows = sum(self._open(path).metadata.num_rows for path in paths)
+
+    def _open(self, path: Path) -> Any:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            if self._parquet:
+                # Through small buffers: a batch costs its own bytes, however large its row group.
+                return pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
+            return pa.ipc.open_file(pa.memory_map(str(path)))
+        except (pa.ArrowException, OSError) as error:
+            kind = "Parquet" if self._parquet else "Arrow/Feather"
+            raise DataError(f"{path} cannot be read as a {kind} file ({line(error)}).") from None
+
+    def types(self, columns: Sequence[str]) -> list[pa.DataType]:
+        """Arrow types of the columns in the first file."""
+        return [self._schema.field(name).type for name in columns]
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Record batches of the columns, in order."""
+        import pyarrow as pa
+
+        for path in self._paths:
+            file = self._open(path)
+            has = (file.schema_arrow if self._parquet else file.schema).names
+            require_columns(path, columns, has)
+            try:
+                if self._parquet:
+                    yield from file.iter_batches(BATCH_ROWS, columns=list(columns))
+                else:
+                    for i in range(file.num_record_batches):
+                        yield file.get_batch(i).select(list(columns))
+            except (pa.ArrowException, OSError) as error:
+                raise DataError(f"{path} is damaged ({line(error)}): write it again.") from None
+
+
+def require_columns(path: Path, columns: Sequence[str], has: Sequence[str]) -> None:
+    """Refuse a file that lacks one of the columns."""
+    for name in columns:
+        if name not in has:
+            raise DataError(f"column {name!r} is not in {path}: {close_to(name, has)}")
+
+
+def line(error: BaseException) -> str:
+    """First line of another library's message, to quote inside our sentence."""
+    return (
+        str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else "no reason given"
+    )

@@ -1,0 +1,7 @@
+"""Running chains: chunks, threads, rows fetched ahead, progress, checkpoints."""
+
+from modicum.run.chains import Chains, Parallel, chain_keys
+from modicum.run.checkpoint import Checkpoint
+from modicum.run.runner import History, capacity_for, run
+
+__all__ = ["Chains", "Checkpoint", "History", "Parallel", "capacity_for", "chain_keys", "run"]

@@ -1,0 +1,118 @@
+"""The compiled inner loop: advance chains by up to `capacity` iterations in one call.
+
+The number of iterations is an argument, not a shape: warm-up, sampling and the last short chunk
+run the same compiled code. The key of an iteration depends on its number alone, so draws do not
+depend on how a run is cut into chunks.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from modicum.kernels.base import Kernel
+
+__all__ = ["advance", "advance_together", "begin", "begin_together", "wanted", "wanted_at_start"]
+
+
+def _keys(chain_key: jax.Array, iteration: Any) -> tuple[jax.Array, jax.Array]:
+    """Two keys an iteration: which rows it reads, and what it does with them."""
+    rows_key, step_key = jax.random.split(jax.random.fold_in(chain_key, iteration))
+    return rows_key, step_key
+
+
+def _start_keys(chain_key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    rows_key, init_key = jax.random.split(jax.random.fold_in(chain_key, 2**31 - 1))
+    return rows_key, init_key
+
+
+def _gather(rows: Any, indices: Any) -> Any:
+    return jax.tree.map(lambda field: field[indices], rows)
+
+
+def _begin(kernel: Kernel, context: Any, rows: Any, batch: Any, chain_key: jax.Array) -> Any:
+    rows_key, init_key = _start_keys(chain_key)
+    indices = kernel.wants_at_start(rows_key, context)
+    if indices is not None and batch is None:
+        batch = _gather(rows, indices)
+    return kernel.init(init_key, batch, context)
+
+
+def _advance(
+    kernel: Kernel,
+    capacity: int,
+    context: Any,
+    rows: Any,
+    signals: Any,
+    span: tuple[Any, Any],
+    batches: Any,
+    state: Any,
+    chain_key: jax.Array,
+) -> tuple[Any, Any]:
+    first, count = span
+
+    def one(i: Any, state: Any) -> tuple[Any, Any]:
+        rows_key, step_key = _keys(chain_key, first + i)
+        signal = jax.tree.map(lambda a: a[first + i], signals)
+        if batches is not None:  # fetched ahead by the host
+            batch = _gather(batches, i)
+        else:
+            indices = kernel.wants(rows_key, context)
+            batch = None if indices is None else _gather(rows, indices)
+        return kernel.step(step_key, state, signal, batch, context)
+
+    def body(i: Any, carry: Any) -> Any:
+        state, record = carry
+        state, draw = one(i, state)
+        return state, jax.tree.map(lambda all_, new: all_.at[i].set(new), record, draw)
+
+    shapes = jax.eval_shape(one, 0, state)[1]
+    record = jax.tree.map(lambda s: jnp.zeros((capacity, *s.shape), s.dtype), shapes)
+    return jax.lax.fori_loop(0, count, body, (state, record))
+
+
+def _wanted(kernel: Kernel, context: Any, chain_key: jax.Array, iterations: Any) -> jax.Array:
+    def one(iteration: Any) -> jax.Array:
+        indices = kernel.wants(_keys(chain_key, iteration)[0], context)
+        assert indices is not None
+        return indices
+
+    return jax.vmap(one)(iterations)
+
+
+def _wanted_at_start(kernel: Kernel, context: Any, chain_key: jax.Array) -> jax.Array | None:
+    return kernel.wants_at_start(_start_keys(chain_key)[0], context)
+
+
+# One chain, for a thread of its own ...
+begin = partial(jax.jit, static_argnums=0)(_begin)
+advance = partial(jax.jit, static_argnums=(0, 1))(_advance)
+wanted = partial(jax.jit, static_argnums=0)(_wanted)
+wanted_at_start = partial(jax.jit, static_argnums=0)(_wanted_at_start)
+
+
+# ... and all chains as a leading axis, for an accelerator.
+@partial(jax.jit, static_argnums=0)
+def begin_together(kernel: Kernel, context: Any, rows: Any, batch: Any, chain_keys: Any) -> Any:
+    """`begin` for chains stacked along a leading axis."""
+    return jax.vmap(partial(_begin, kernel, context, rows))(batch, chain_keys)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def advance_together(
+    kernel: Kernel,
+    capacity: int,
+    context: Any,
+    rows: Any,
+    signals: Any,
+    span: tuple[Any, Any],
+    batches: Any,
+    state: Any,
+    chain_keys: Any,
+) -> tuple[Any, Any]:
+    """`advance` for chains stacked along a leading axis."""
+    one = partial(_advance, kernel, capacity, context, rows, signals, span)
+    return jax.vmap(one)(batches, state, chain_keys)

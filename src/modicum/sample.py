@@ -1,0 +1,229 @@
+"""The front door: model, rows and method in; posterior out."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import jax
+import numpy as np
+
+from modicum.errors import SettingError, warn
+from modicum.ledger import Ledger
+from modicum.methods import Method, resolve
+from modicum.methods.base import Plan, Task
+from modicum.models import BaseModel, Target
+from modicum.models.prediction import ModelPredictor
+from modicum.passes import LocalEngine, Sums
+from modicum.posterior import Posterior, convergence_warnings
+from modicum.posterior.labels import scalar_names, tidy_labels
+from modicum.precision import in_double_precision
+from modicum.rows import Rows
+from modicum.run import Chains, Checkpoint, History, Parallel, capacity_for, chain_keys, run
+
+__all__ = ["sample"]
+
+
+@in_double_precision
+def sample(
+    model: BaseModel,
+    rows: Rows,
+    *,
+    method: str | Method = "nuts",
+    draws: int = 1000,
+    tune: int = 1000,
+    chains: int = 4,
+    random_seed: int | None = None,
+    progressbar: bool = True,
+    checkpoint: str | os.PathLike[str] | None = None,
+    parallel: Parallel | None = None,
+) -> Posterior:
+    """Draw from the posterior of `model` given `rows`.
+
+    Parameters
+    ----------
+    model
+        A family (`mo.models.Logistic()` ...) or a model of your own (`mo.Model`).
+    rows
+        The data: `mo.Rows(...)`, `mo.Rows.from_table(...)` or `mo.Rows.open(...)`.
+    method
+        A name ("nuts", "hmc") or an object with settings (`mo.NUTS(target_accept=0.9)`).
+    draws, tune
+        Draws to keep and warm-up iterations before them, in each chain.
+    chains
+        Independent chains.
+    random_seed
+        The same seed gives the same draws, bit for bit, on one machine.
+    progressbar
+        Whether to show progress.
+    checkpoint
+        A folder: state and draws are saved there as the run goes on, and the same call made again
+        after a crash resumes from it, to the same draws.
+    parallel
+        "threads" (a thread a chain, the default on a CPU) or "stacked" (chains as one axis of
+        arrays, the default on an accelerator).
+
+    Returns
+    -------
+    Posterior
+        Ctrl-C returns the draws so far.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> rng = np.random.default_rng(1)
+    >>> x = rng.normal(size=(500, 2))
+    >>> y = rng.random(500) < 1 / (1 + np.exp(-x[:, 0]))
+    >>> post = mo.sample(
+    ...     mo.models.Logistic(), mo.Rows(x=x, y=y, columns=["dose", "age"]),
+    ...     draws=500, tune=300, random_seed=1, progressbar=False,
+    ... )
+    >>> list(post.summary().index)
+    ['beta[dose]', 'beta[age]', 'intercept']
+    """
+    _check_arguments(model, rows, draws, tune, chains, parallel)
+    chosen = resolve(method)
+    started = time.monotonic()
+    seed = _seed(random_seed, checkpoint)
+    target, start = Target.of(model, rows)
+    folder = None
+    if checkpoint is not None:
+        folder = Checkpoint(checkpoint, _identity(model, rows, chosen, draws, tune, chains, seed))
+    sums = Sums(target, rows, LocalEngine(progressbar=progressbar), Ledger(rows=len(rows)))
+    names = _flat_names(target, rows)
+    task = Task(target, start, rows, sums, names, draws, tune, chains, seed, folder)
+    plan = chosen.plan(task)
+    told = [warn(note) for note in plan.notes]
+    history = run(_chains(plan, task, parallel), tune, draws, progressbar, folder)
+    return _posterior(task, chosen, plan, history, told, time.monotonic() - started)
+
+
+def _check_arguments(
+    model: Any, rows: Any, draws: Any, tune: Any, chains: Any, parallel: Any
+) -> None:
+    if not isinstance(model, BaseModel):
+        raise SettingError(
+            f"the first argument must be a model such as mo.models.Logistic(), not "
+            f"{_called(model)}."
+        )
+    if not isinstance(rows, Rows):
+        raise SettingError(
+            f"the second argument must be mo.Rows, not {_called(rows)}; wrap arrays as "
+            "mo.Rows(x=X, y=y), a table as mo.Rows.from_table(table, outcome='y'), and open a "
+            "store with mo.Rows.open(folder)."
+        )
+    for name, value, least in (("draws", draws, 1), ("tune", tune, 0), ("chains", chains, 1)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+            raise SettingError(f"{name} must be a whole number of at least {least}, not {value!r}.")
+    if parallel not in (None, "threads", "stacked"):
+        raise SettingError(f"parallel must be 'threads' or 'stacked', not {parallel!r}.")
+
+
+def _called(thing: Any) -> str:
+    return f"the class {thing.__name__}" if isinstance(thing, type) else type(thing).__name__
+
+
+def _seed(random_seed: int | None, checkpoint: str | os.PathLike[str] | None) -> int:
+    """Return the seed asked for, else that of the checkpoint to resume, else a fresh one."""
+    if random_seed is not None:
+        whole = isinstance(random_seed, int | np.integer) and not isinstance(random_seed, bool)
+        if not whole or not 0 <= random_seed < 2**63:
+            raise SettingError(f"random_seed must be a whole number from 0, not {random_seed!r}.")
+        return int(random_seed)
+    saved = None if checkpoint is None else Checkpoint.saved_identity(checkpoint).get("seed")
+    return int(np.random.SeedSequence().generate_state(1)[0]) if saved is None else int(saved)
+
+
+def _identity(
+    model: BaseModel, rows: Rows, method: Method, draws: int, tune: int, chains: int, seed: int
+) -> dict[str, Any]:
+    return {
+        "model": model.identity(),
+        "rows": rows.fingerprint(),
+        "method": repr(method),
+        "draws": int(draws),
+        "tune": int(tune),
+        "chains": int(chains),
+        "seed": seed,
+        "version": version("modicum"),
+    }
+
+
+def _flat_names(target: Target, rows: Rows) -> tuple[str, ...]:
+    """Names of the entries of the flat vector, such as "beta[age]"."""
+    shapes = jax.eval_shape(target.report, jax.ShapeDtypeStruct((target.size,), np.float64))
+    empty = {name: np.zeros((1, 1, *s.shape)) for name, s in shapes.items()}
+    labels = tidy_labels(target.model.labels(rows), empty)
+    named = (scalar_names(name, s.shape, labels) for name, s in shapes.items())
+    return tuple(name for group in named for name in group)
+
+
+def _chains(plan: Plan, task: Task, parallel: Parallel | None) -> Chains:
+    keys = chain_keys(task.seed, task.chains)
+    capacity = capacity_for(task.target.size, task.tune + task.draws)
+    return Chains(plan.kernel, plan.context, keys, plan.signals, capacity, plan.rows, parallel)
+
+
+def _posterior(
+    task: Task, method: Method, plan: Plan, history: History, told: list[str], seconds: float
+) -> Posterior:
+    for purpose, stats in (("warm-up", history.warmup), ("sampling", history.stats)):
+        if "rows_touched" in stats:
+            task.ledger.add(purpose, int(stats["rows_touched"].sum()), "gradient")
+    outcome = method.finish(task, plan, history)
+    draws = _named_draws(task.target, plan.anchor.point, plan.anchor.factor, history.position)
+    labels = task.target.model.labels(task.rows)
+    found = convergence_warnings(draws, history.stats, outcome.weights, labels)
+    told += [warn(text, stacklevel=5) for text in [*outcome.warnings, *found]]
+    settings = {
+        "method": method.name,
+        "settings": repr(method),
+        "model": task.target.model.identity(),
+        "rows": len(task.rows),
+        "tune": task.tune,
+        "seed": task.seed,
+        "complete": history.complete,
+        "seconds": round(seconds, 3),
+        "modicum": version("modicum"),
+        "jax": jax.__version__,
+        "backend": jax.default_backend(),
+    }
+    record = plan.anchor.record
+    mode = {} if record is None else {"mode": _mode_text(record)}
+    return Posterior(
+        draws=draws,
+        stats=history.stats,
+        ledger=task.ledger,
+        labels=labels,
+        weights=outcome.weights,
+        warnings=told,
+        tuning=mode | plan.tuning,
+        settings=settings,
+        predictor=ModelPredictor(task.target.model),
+    )
+
+
+def _mode_text(record: Any) -> str:
+    return (
+        f"found in {record.passes} passes from a subset of {record.subset:,} rows; whitened "
+        f"gradient norm {record.gradient_norm:.1e}"
+    )
+
+
+def _named_draws(
+    target: Target, point: np.ndarray, factor: np.ndarray, position: np.ndarray
+) -> dict[str, np.ndarray]:
+    """From whitened coordinates (chain, draw, d) to named parameters, one chain at a time."""
+    chains = []
+    for z in position:
+        t = point + (z * factor if factor.ndim == 1 else z @ factor.T)
+        chains.append(jax.tree.map(np.asarray, _report(target, t)))
+    return {name: np.stack([chain[name] for chain in chains]) for name in chains[0]}
+
+
+@partial(jax.jit, static_argnums=0)
+def _report(target: Target, t: jax.Array) -> dict[str, jax.Array]:
+    return jax.vmap(target.report)(t)

@@ -1,0 +1,102 @@
+"""ArviZ's diagnostics behind our names, at the edges too."""
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+from arviz_stats.base import array_stats
+from scipy.signal import lfilter
+
+import modicum.diagnostics
+from modicum.diagnostics import ess, ess_tail, mcse, r_hat
+
+MEASURES = [ess, ess_tail, mcse, r_hat]
+
+
+@pytest.fixture
+def draws():
+    return np.random.default_rng(1).normal(size=(4, 500, 3, 2))
+
+
+def test_agree_with_arviz(draws):
+    x = draws[:, :, 1, 0]
+    assert ess(draws)[1, 0] == pytest.approx(float(array_stats.ess(x)))
+    assert ess_tail(draws)[1, 0] == pytest.approx(
+        float(array_stats.ess(x, method="tail", prob=(0.05, 0.95)))
+    )
+    assert mcse(draws)[1, 0] == pytest.approx(float(array_stats.mcse(x)))
+    assert r_hat(draws)[1, 0] == pytest.approx(float(array_stats.rhat(x)))
+
+
+def test_ess_and_mcse_of_an_autoregression():
+    noise = np.random.default_rng(2).normal(size=(4, 20_000))
+    x = lfilter([1], [1, -0.5], noise, axis=1)
+    assert ess(x) == pytest.approx(80_000 / 3, rel=0.1)
+    assert mcse(x) == pytest.approx(x.std() * np.sqrt(3 / 80_000), rel=0.1)
+    # negative control: as if independent
+    assert ess(noise) != pytest.approx(80_000 / 3, rel=0.1)
+
+
+def test_r_hat_notices_shift_and_scale(draws):
+    assert np.all(r_hat(draws) < 1.02)
+    assert np.all(r_hat(draws + np.arange(4)[:, None, None, None]) > 1.1)
+    assert np.all(r_hat(draws * np.array([1, 1, 1, 5])[:, None, None, None]) > 1.1)
+
+
+def test_r_hat_of_one_chain_compares_its_halves(draws):
+    one = draws[:1]
+    assert np.all(r_hat(one) < 1.02)
+    drifting = one + np.linspace(0, 4, 500)[None, :, None, None]
+    assert np.all(r_hat(drifting) > 1.1)
+    assert r_hat(one[0, :, 0, 0]) == r_hat(one)[0, 0]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("measure", MEASURES)
+def test_edges_are_nan_without_a_sound(measure, draws):
+    assert np.isnan(measure(draws[:, :3])).all()
+    assert np.isnan(measure(draws[:, :0])).all()
+    assert measure(draws).shape == (3, 2)
+    assert isinstance(measure(draws[:, :, 0, 0]), float)
+    assert np.isnan(measure(np.full((4, 100), 0.1)))
+    assert np.isnan(measure(np.full((1, 100), 1e10)))
+    broken = draws.copy()
+    broken[2, 7, 0, 0] = np.inf
+    assert np.isnan(measure(broken)).sum() == 1
+    assert np.isfinite(measure(draws[:, :8])).all()
+    assert measure(draws[:, :, :0]).shape == (0, 2)
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_short_chain(draws):
+    assert np.isnan(r_hat(draws[:1, :6])).all()
+    assert np.isfinite(r_hat(draws[:1, :8])).all()
+
+
+@pytest.mark.filterwarnings("error")
+def test_chains_frozen_in_different_places():
+    x = np.repeat(np.arange(4.0)[:, None], 50, axis=1)
+    assert r_hat(x) == np.inf
+    assert ess(x) < 10
+
+
+def test_tiny_units_do_not_matter(draws):
+    assert mcse(1e-20 * draws)[0, 0] == pytest.approx(1e-20 * mcse(draws)[0, 0])
+
+
+def test_import_is_light():
+    """Heavy libraries are imported where they are used, never when our modules are."""
+    heavy = {"jax", "arviz_stats", "arviz_base", "pandas", "xarray", "scipy"}
+    package = Path(modicum.diagnostics.__file__).parents[1]
+    files = [
+        package / "ledger.py",
+        *package.glob("diagnostics/*.py"),
+        *package.glob("posterior/*.py"),
+    ]
+    assert len(files) > 10
+    for file in files:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not heavy & {name.split(".")[0] for name in names}, file

@@ -1,0 +1,124 @@
+"""Inefficiency factors against autoregressions, whose answer is known."""
+
+import numpy as np
+import pytest
+from scipy.signal import lfilter
+
+from modicum.diagnostics import (
+    batch_means_inefficiency,
+    batch_means_variance,
+    computational_time,
+    inefficiency,
+    relative_computational_time,
+)
+from modicum.diagnostics.autoregressive import autoregressive_spectrum
+from modicum.errors import SettingError
+
+
+def ar1(phi, shape, seed):
+    """Stationary autoregression of order one with unit variance, along the second axis."""
+    noise = np.random.default_rng(seed).normal(size=shape)
+    noise[:, 1:] *= np.sqrt(1 - phi**2)
+    return lfilter([1.0], [1.0, -phi], noise, axis=1)
+
+
+def test_ar1_has_inefficiency_19():
+    x = ar1(0.9, (1, 200_000), seed=1)
+    assert inefficiency(x) == pytest.approx(19, abs=1)
+    # 40 batches: a relative standard error of sqrt(2 / 40) = .22
+    assert batch_means_inefficiency(x) == pytest.approx(19, rel=4 * 0.22)
+    # negative controls: another autoregression, and the same draws in a random order
+    assert abs(inefficiency(ar1(0.8, (1, 200_000), seed=1)) - 19) > 1
+    assert abs(inefficiency(np.random.default_rng(2).permutation(x[0])) - 19) > 1
+
+
+def test_independent_draws_have_inefficiency_1():
+    x = np.random.default_rng(3).normal(size=(4, 20_000, 2))
+    np.testing.assert_allclose(inefficiency(x), 1, atol=0.05)
+    np.testing.assert_allclose(batch_means_inefficiency(x), 1, atol=4 * np.sqrt(2 / 160))
+
+
+def test_negative_correlation_is_better_than_independence():
+    assert inefficiency(ar1(-0.5, (1, 100_000), seed=4)) == pytest.approx(1 / 3, rel=0.05)
+
+
+def test_a_wrong_variance_divisor_is_noticed():
+    """The two formulas that are easily got wrong change short series visibly."""
+    x = ar1(0.5, (1, 40), seed=5)[0]
+    spectrum, order = autoregressive_spectrum(x[:, None])
+    right = spectrum[0] / x.var(ddof=1)
+    assert inefficiency(x) == pytest.approx(right, rel=1e-12)
+    without_scaling = right * (40 - order[0] - 1) / 40
+    assert abs(inefficiency(x) / without_scaling - 1) > 0.02
+    assert abs(inefficiency(x) / (spectrum[0] / x.var()) - 1) > 0.02
+
+
+def test_yule_walker_by_hand():
+    """Levinson's recursion against the Yule-Walker equations solved directly."""
+    x = ar1(0.7, (1, 400), seed=6)[0]
+    spectrum, order = autoregressive_spectrum(x[:, None])
+    c = x - x.mean()
+    r = np.array([c[: 400 - k] @ c[k:] / 400 for k in range(27)])
+
+    def spec0(p):
+        toeplitz = r[np.abs(np.subtract.outer(np.arange(p), np.arange(p)))]
+        phi = np.linalg.solve(toeplitz, r[1 : p + 1]) if p else np.zeros(0)
+        v = r[0] - phi @ r[1 : p + 1]
+        return 400 * np.log(v) + 2 * p, v * 400 / (400 - p - 1) / (1 - phi.sum()) ** 2
+
+    criteria = [spec0(p)[0] for p in range(27)]  # floor(10 log10 400) = 26
+    assert order[0] == int(np.argmin(criteria))
+    assert spectrum[0] == pytest.approx(spec0(int(order[0]))[1], rel=1e-9)
+    # negative control: one lag more in the fit is another number
+    assert spectrum[0] != pytest.approx(spec0(int(order[0]) + 1)[1], rel=1e-9)
+
+
+def test_order_cap_misses_a_small_slow_component_that_batch_means_see():
+    phi, share = 0.998, 0.005
+    fast = np.random.default_rng(7).normal(size=(8, 40_000))
+    x = fast + np.sqrt(share) * ar1(phi, fast.shape, seed=8)
+    truth = (1 + share * (1 + phi) / (1 - phi)) / (1 + share)
+    assert inefficiency(x) < 0.75 * truth
+    # 320 batches of 1,000: relative standard error .08, and .25 of the slow part is cut off
+    assert batch_means_inefficiency(x) == pytest.approx(truth, rel=0.4)
+    assert batch_means_inefficiency(x) > 1.2 * inefficiency(x)
+    # without the slow component the two agree
+    assert batch_means_inefficiency(fast) == pytest.approx(inefficiency(fast), rel=0.35)
+
+
+def test_chains_are_averaged():
+    one, two = ar1(0.9, (1, 5_000), seed=9), ar1(0.1, (1, 5_000), seed=10)
+    both = inefficiency(np.concatenate([one, two]))
+    assert both == pytest.approx((inefficiency(one) + inefficiency(two)) / 2)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("measure", [inefficiency, batch_means_inefficiency])
+def test_edges(measure):
+    constant = np.full((2, 50, 3), 0.1)
+    assert np.all(measure(constant) == np.inf)
+    assert np.isnan(measure([1.0, 2.0, 3.0]))
+    assert np.isnan(measure(np.zeros((2, 0, 1)))).all()
+    broken = np.random.default_rng(1).normal(size=(2, 50, 2))
+    broken[1, 3, 0] = np.nan
+    assert np.isnan(measure(broken)).tolist() == [True, False]
+    assert isinstance(measure(broken[:, :, 1]), float)
+    assert measure(1e-8 * broken[:, :, 1]) == pytest.approx(measure(broken[:, :, 1]))
+
+
+def test_batch_means_sees_chains_that_disagree():
+    x = np.random.default_rng(11).normal(size=(4, 1_000))
+    assert batch_means_variance(x + np.arange(4)[:, None]) > 5 * batch_means_variance(x)
+    with pytest.raises(SettingError, match="two batches"):
+        batch_means_variance(x, batches=1)
+    with pytest.raises(SettingError, match="single number"):
+        inefficiency(3.0)
+
+
+def test_computational_time():
+    assert computational_time([2.0, 3.0], 10).tolist() == [20, 30]
+    # tau = .9: mean sign .8
+    assert computational_time(2.0, 10, mean_sign=0.8) == pytest.approx(20 / 0.64)
+    assert computational_time(2.0, 10, mean_sign=0.0) == np.inf
+    # the better algorithm comes first
+    assert relative_computational_time(one=20, other=60) == 3

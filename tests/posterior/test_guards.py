@@ -1,0 +1,107 @@
+"""Each fault is told in one sentence; healthy runs are left in peace."""
+
+import numpy as np
+import pytest
+import signed_chain as truth
+from scipy.signal import lfilter
+
+from modicum.posterior import convergence_warnings
+
+
+def healthy(chains=4, draws=500, seed=1, size=3):
+    return np.random.default_rng(seed).normal(size=(chains, draws, size))
+
+
+def check(x, stats=None, weights=None, labels=None):
+    found = convergence_warnings({"beta": x}, stats or {}, weights, labels)
+    for sentence in found:
+        assert sentence.endswith(".")
+        assert sentence.count(". ") == 0
+        assert ";" in sentence  # what to do
+    return found
+
+
+@pytest.mark.parametrize("draws", [1, 2, 10, 20, 50, 200, 1_000])
+@pytest.mark.parametrize("chains", [1, 2, 4])
+def test_independent_draws_are_not_blamed_for_being_few(chains, draws):
+    for seed in range(4):
+        assert check(healthy(chains, draws, seed)) == []
+
+
+def test_names_the_worst_parameter():
+    x = healthy()
+    x[0, :, 1] += 5
+    (sentence,) = [s for s in check(x, labels={"beta": ("a", "b", "c")}) if "R-hat" in s]
+    assert "beta[b]" in sentence
+
+
+def test_slow_chains():
+    noise = np.random.default_rng(2).normal(size=(4, 1_000))
+    slow = lfilter([1], [1, -0.98], noise, axis=1)
+    assert any("independent ones for beta" in s for s in check(slow))
+    assert check(lfilter([1], [1, -0.3], noise, axis=1)) == []
+
+
+def test_divergences_acceptance_and_depth():
+    x, no = healthy(), np.zeros((4, 500))
+    fine = {"diverging": no, "acceptance_rate": no + 0.8, "reached_max_treedepth": no}
+    assert check(x, fine) == []
+    one = no.copy()
+    one[2, 7] = 1
+    assert check(x, {**fine, "diverging": one})[0].startswith("1 of 2000 trajectories diverged")
+    low = no + 0.8
+    low[3] = 0.3
+    assert "Chain 3 accepted only 30%" in check(x, {**fine, "acceptance_rate": low})[0]
+    assert "100% of the trajectories" in check(x, {**fine, "reached_max_treedepth": no + 1})[0]
+    assert check(x, {**fine, "reached_max_treedepth": one}) == []
+
+
+def test_chains_that_stand_still():
+    x = healthy()
+    x[2] = x[2, 0]
+    assert check(x)[0].startswith("1 of 4 chains never moved (the first is chain 2)")
+    x = healthy()
+    x[1, 100:250] = x[1, 100]
+    assert check(x)[0].startswith("Chain 1 stood still for 150 of its 500 draws")
+    # a rejection now and then is what Metropolis chains do
+    x = np.repeat(healthy(draws=1_000), 3, axis=1)
+    assert check(x) == []
+    # one constant coordinate beside moving ones is not a frozen chain
+    x = healthy()
+    x[:, :, 0] = 1.0
+    assert check(x) == []
+
+
+def test_not_finite():
+    x = healthy()
+    x[1, 40:, 2] = np.nan
+    (sentence,) = check(x)
+    assert "not finite from draw 40 of chain 1" in sentence
+
+
+def test_signs():
+    psi, sign = truth.signed_chain((4, 2_000), seed=3, phi=0.3)
+    assert check(psi, weights=sign) == []
+    assert check(psi, weights=np.ones((4, 2_000))) == []
+    rng = np.random.default_rng(4)
+    weak = np.where(rng.uniform(size=psi.shape) < 0.65, 1.0, -1.0)
+    assert any("mean sign is only" in s for s in check(psi, weights=weak))
+    none = np.where(rng.uniform(size=psi.shape) < 0.5, 1.0, -1.0)
+    assert any("signs cancel" in s for s in check(psi, weights=none))
+    assert any("signs cancel" in s for s in check(psi, weights=-np.ones(psi.shape)))
+    apart = sign.copy()
+    apart[0] = 1.0
+    assert any("disagree about the signs" in s for s in check(psi, weights=apart))
+
+
+def test_weights():
+    x = healthy(draws=2_000)
+    assert check(x, weights=np.exp(0.3 * x[..., 0])) == []
+    assert any("importance weights rest" in s for s in check(x, weights=np.exp(4 * x[..., 0])))
+
+
+def test_many_chains_and_parameters_stay_quick():
+    x = np.random.default_rng(5).normal(size=(300, 30, 20))
+    assert check(x) == []
+    wide = np.random.default_rng(6).normal(size=(2, 50, 5_000))
+    assert check(wide) == []

@@ -1,0 +1,71 @@
+"""The ledger's sums."""
+
+import json
+
+import pytest
+
+from modicum.errors import SettingError
+from modicum.ledger import Ledger
+
+
+@pytest.fixture
+def ledger():
+    ledger = Ledger(rows=1_000, full_data=500_000)
+    ledger.add("mode", 3_000, "hessian", passes=3)
+    ledger.add("sampling", 1_500, "gradient")
+    ledger.add("sampling", 500, "gradient")
+    ledger.add("sampling", 250, "density")
+    return ledger
+
+
+def test_sums(ledger):
+    assert ledger.evaluations == 5_250
+    assert ledger.passes == 5.25
+    assert ledger.sweeps == 3
+    assert ledger.by_purpose == {"mode": 3_000, "sampling": 2_250}
+    assert ledger.by_kind == {"hessian": 3_000, "gradient": 2_000, "density": 250}
+    assert ledger.share == pytest.approx(0.0105)
+    assert Ledger(rows=5).share is None
+
+
+def test_round_trip_and_merge(ledger):
+    copy = Ledger.from_dict(json.loads(json.dumps(ledger.to_dict())))
+    assert copy == ledger
+    assert copy.merge(ledger) is copy
+    assert copy.evaluations == 2 * ledger.evaluations
+    assert copy.full_data == 1_000_000
+    assert copy.sweeps == 6
+    assert Ledger(rows=1_000).merge(ledger).full_data == 500_000
+    assert Ledger(rows=1_000).merge(Ledger(rows=1_000)).full_data is None
+    ledger.merge(ledger)
+    assert ledger == copy
+
+
+def test_text(ledger):
+    lines = str(ledger).splitlines()
+    assert lines[0] == "5,250 row evaluations: 5.2 passes over 1,000 rows"
+    assert len({len(line) for line in lines[1:5]}) == 1
+    assert lines[-1].endswith("1.05% of that")
+    assert "full-data" not in str(Ledger(rows=3))
+    assert repr(ledger) == str(ledger)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("mode", 5, "grad"), "Unknown kind"),
+        (("mode", -5, "gradient"), "only grows"),
+        (("mode", 5, "gradient", 1), "count the passes' rows"),
+    ],
+)
+def test_refusals(ledger, arguments, sentence):
+    with pytest.raises(SettingError, match=sentence):
+        ledger.add(*arguments)
+    assert ledger.evaluations == 5_250
+
+
+def test_refuses_another_data_set(ledger):
+    with pytest.raises(SettingError, match="different data sets"):
+        ledger.merge(Ledger(rows=7))
+    with pytest.raises(SettingError, match="at least one row"):
+        Ledger(rows=0)

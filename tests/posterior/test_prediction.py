@@ -1,0 +1,119 @@
+"""Prediction, chunk by chunk."""
+
+import numpy as np
+import pytest
+
+from modicum.errors import SettingError
+from modicum.ledger import Ledger
+from modicum.posterior import Posterior, prediction
+
+
+def linear(draws, batch):
+    return draws["beta"] @ batch["x"].T
+
+
+class Rows:
+    """Rows that remember how they were asked for."""
+
+    def __init__(self, x):
+        self.x, self.sizes = x, []
+
+    def __len__(self):
+        return len(self.x)
+
+    def chunks(self, size):
+        self.sizes.append(size)
+        for start in range(0, len(self.x), size):
+            yield {"x": self.x[start : start + size]}
+
+
+def make(weights=None, predictor=linear):
+    beta = np.random.default_rng(1).normal([1.0, -2.0], 0.3, size=(4, 250, 2))
+    return Posterior({"beta": beta}, {}, Ledger(rows=1), weights=weights, predictor=predictor)
+
+
+X = np.random.default_rng(2).normal(size=(1_001, 2))
+
+
+def test_all_draws_are_the_exact_posterior():
+    post = make()
+    found = post.predict({"x": X}, draws=10_000)
+    outcome = X @ post["beta"].reshape(-1, 2).T
+    assert found.draws == 1_000
+    np.testing.assert_allclose(found.mean, outcome.mean(axis=1))
+    np.testing.assert_allclose(found.lower, np.quantile(outcome, 0.05, axis=1))
+    np.testing.assert_allclose(found.upper, np.quantile(outcome, 0.95, axis=1))
+    assert len(found) == 1_001
+
+
+def test_chunks_change_nothing_and_bound_the_memory(monkeypatch):
+    post, rows = make(), Rows(X)
+    whole = post.predict(rows)
+    monkeypatch.setattr(prediction, "CHUNK_BYTES", 8 * 200 * 64)
+    pieces = post.predict(rows)
+    assert rows.sizes[1] == 64
+    np.testing.assert_allclose(pieces.mean, whole.mean)
+    np.testing.assert_allclose(pieces.upper, whole.upper)
+    # thinned draws are the same each time, and near to all of them
+    assert np.array_equal(post.predict(rows).mean, pieces.mean)
+    everything = post.predict(rows, draws=1_000)
+    assert np.abs(whole.mean - everything.mean).max() < 4 * 0.3 * 5 / np.sqrt(200)
+
+
+def test_thinning_is_even():
+    post = make()
+    subset, weights = prediction.thinned(post, 4)
+    at = [125, 375, 625, 875]
+    np.testing.assert_array_equal(subset["beta"], post["beta"].reshape(-1, 2)[at])
+    assert weights.tolist() == [[1, 1, 1, 1]]
+
+
+def test_several_classes_are_cut_smaller(monkeypatch):
+    sizes = []
+
+    def classes(draws, batch):
+        sizes.append(len(batch["x"]))
+        eta = linear(draws, batch)
+        return np.stack([eta, 2 * eta, 3 * eta], axis=-1)
+
+    post = make(predictor=classes)
+    monkeypatch.setattr(prediction, "CHUNK_BYTES", 8 * 200 * 90)
+    found = post.predict(Rows(X))
+    assert found.mean.shape == found.upper.shape == (1_001, 3)
+    np.testing.assert_allclose(found.mean[:, 2], 3 * found.mean[:, 0])
+    assert sizes[0] == 90
+    assert max(sizes[1:]) == 30
+    # the first piece is small, whatever the chunk
+    sizes.clear()
+    monkeypatch.setattr(prediction, "FIRST_ROWS", 5)
+    post.predict({"x": X})
+    assert sizes[:2] == [5, 30]
+
+
+def test_signs_are_respected():
+    post = make()
+    # signs that leave exactly the draws with a large first coefficient
+    large = post["beta"][..., 0] > 1
+    draws = np.concatenate([post["beta"].reshape(-1, 2), post["beta"][~large]])[None]
+    signs = np.concatenate([np.ones(1_000), -np.ones((~large).sum())])[None]
+    signed = Posterior({"beta": draws}, {}, Ledger(rows=1), weights=signs, predictor=linear)
+    found = signed.predict({"x": X[:50]}, draws=10_000)
+    kept = X[:50] @ post["beta"][large].T
+    np.testing.assert_allclose(found.mean, kept.mean(axis=1), atol=1e-12)
+    assert np.abs(found.lower - np.quantile(kept, 0.05, axis=1)).max() < 0.2
+    # negative control: the signs ignored
+    ignored = make().predict({"x": X[:50]}, draws=10_000)
+    assert np.abs(ignored.mean - found.mean).max() > 0.2
+
+
+def test_refusals():
+    with pytest.raises(SettingError, match="cannot predict"):
+        make(predictor=None).predict({"x": X})
+    with pytest.raises(SettingError, match="dict of arrays"):
+        make().predict(X)
+    with pytest.raises(SettingError, match="no rows"):
+        make().predict({"x": X[:0]})
+    with pytest.raises(SettingError, match="at least one draw"):
+        make().predict({"x": X}, draws=0)
+    with pytest.raises(SettingError, match="one value per draw and row"):
+        make(predictor=lambda d, b: np.zeros(3)).predict({"x": X})

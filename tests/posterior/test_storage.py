@@ -1,0 +1,141 @@
+"""Saved and loaded again; damaged and foreign files are refused in a sentence."""
+
+import json
+import zipfile
+
+import numpy as np
+import pytest
+
+from modicum import posterior as package
+from modicum.errors import DataError, SettingError
+from modicum.ledger import Ledger
+from modicum.posterior import Posterior, storage
+
+
+class Doubler:
+    def to_dict(self):
+        return {"model": "doubler", "scale": np.float64(2.0)}
+
+    def __call__(self, draws, batch):
+        return 2 * draws["beta"][:, None] * batch["x"]
+
+
+@pytest.fixture
+def post():
+    rng = np.random.default_rng(1)
+    ledger = Ledger(rows=100, full_data=9_000)
+    ledger.add("mode", 300, "hessian", passes=3)
+    return Posterior(
+        draws={"beta": rng.normal(size=(2, 30)), "a/b ü": rng.normal(size=(2, 30, 3))},
+        stats={"diverging": rng.uniform(size=(2, 30)) < 0.1},
+        ledger=ledger,
+        labels={"a/b ü": (("x", "y", "z"),)},
+        weights=rng.choice([-1.0, 1.0], p=[0.1, 0.9], size=(2, 30)),
+        warnings=["Doubtful."],
+        tuning={"step": {"value": np.float32(0.5), "why": "dual averaging"}, "mass": np.eye(3)},
+        settings={"seed": 3, "shape": (1, 2), "nothing": None, "nan": float("nan"), "f": Doubler},
+        predictor=Doubler(),
+    )
+
+
+def test_round_trip(post, tmp_path):
+    path = tmp_path / "run.posterior"
+    post.save(path)
+    back = Posterior.load(path)
+    for name, x in post.draws.items():
+        np.testing.assert_array_equal(back[name], x)
+        assert back[name].dtype == x.dtype
+    np.testing.assert_array_equal(back.stats["diverging"], post.stats["diverging"])
+    assert back.stats["diverging"].dtype == bool
+    np.testing.assert_array_equal(back.weights, post.weights)
+    assert back.ledger == post.ledger
+    assert back.labels == post.labels
+    assert back.warnings == post.warnings
+    assert back.tuning["step"] == {"value": 0.5, "why": "dual averaging"}
+    np.testing.assert_array_equal(back.tuning["mass"], np.eye(3))
+    assert back.settings["shape"] == (1, 2)
+    assert back.settings["nothing"] is None
+    assert np.isnan(back.settings["nan"])
+    assert back.settings["f"] == repr(Doubler)
+    assert back.predictor is None
+    assert back.predictor_spec == {"model": "doubler", "scale": 2.0}
+    assert back.summary().equals(post.summary())
+    assert [p.name for p in tmp_path.iterdir()] == ["run.posterior"]
+
+
+def test_predictor_is_rebuilt(post, tmp_path, monkeypatch):
+    post.save(tmp_path / "p")
+    back = Posterior.load(tmp_path / "p")
+    rows = {"x": np.ones(4)}
+    with pytest.raises(SettingError, match="cannot predict"):
+        back.predict(rows)
+    monkeypatch.setattr(package, "rebuild_predictor", lambda spec: Doubler())
+    np.testing.assert_array_equal(back.predict(rows).mean, post.predict(rows).mean)
+    back.save(tmp_path / "again")
+    assert Posterior.load(tmp_path / "again").predictor_spec == back.predictor_spec
+
+
+def test_no_pickles(post, tmp_path):
+    post.save(tmp_path / "p")
+    with zipfile.ZipFile(tmp_path / "p") as archive:
+        assert {n.rsplit(".")[-1] for n in archive.namelist()} == {"json", "npy"}
+    evil = tmp_path / "evil"
+    with zipfile.ZipFile(tmp_path / "p") as old, zipfile.ZipFile(evil, "w") as new:
+        for name in old.namelist():
+            if name == "0.npy":
+                with new.open(name, "w") as member:
+                    np.lib.format.write_array(member, np.array([print], object))
+            else:
+                new.writestr(name, old.read(name))
+    with pytest.raises(DataError, match="damaged"):
+        Posterior.load(evil)
+
+
+def test_damaged_anywhere_is_a_sentence(post, tmp_path):
+    whole = tmp_path / "p"
+    post.save(whole)
+    data = whole.read_bytes()
+    broken = tmp_path / "broken"
+    for keep in (0, 10, len(data) // 2, len(data) - 5):
+        broken.write_bytes(data[:keep])
+        with pytest.raises(DataError, match=r"broken is not a posterior .*damaged"):
+            Posterior.load(broken)
+    flipped = bytearray(data)
+    flipped[data.index(b"NUMPY") + 300] ^= 1  # one bit, inside the first array
+    broken.write_bytes(flipped)
+    with pytest.raises(DataError, match="damaged"):
+        Posterior.load(broken)
+
+
+def test_foreign_and_newer_files(post, tmp_path):
+    np.savez(tmp_path / "other.npz", a=np.ones(3))
+    (tmp_path / "text").write_text("beta = 1\n")
+    for name in ("other.npz", "text"):
+        with pytest.raises(DataError, match="not a posterior saved by Modicum"):
+            Posterior.load(tmp_path / name)
+    for page, sentence in (
+        ({"format": "modicum posterior", "version": 99}, "upgrade"),
+        ({"format": "something"}, "not a posterior"),
+        ([1, 2], "damaged"),
+    ):
+        with zipfile.ZipFile(tmp_path / "new", "w") as archive:
+            archive.writestr(storage.PAGE, json.dumps(page))
+        with pytest.raises(DataError, match=sentence):
+            Posterior.load(tmp_path / "new")
+    with pytest.raises(FileNotFoundError):
+        Posterior.load(tmp_path / "missing")
+
+
+def test_a_failed_save_leaves_the_old_file(post, tmp_path, monkeypatch):
+    path = tmp_path / "p"
+    post.save(path)
+    before = path.read_bytes()
+
+    def fail(*_, **__):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(np.lib.format, "write_array", fail)
+    with pytest.raises(OSError, match="no space"):
+        post.save(path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["p"]

@@ -1,0 +1,182 @@
+"""What `Rows` accepts, field by field, and what it refuses, in which words."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from modicum.errors import DataError, SettingError
+from modicum.rows import Rows, ingest
+
+X = np.arange(12.0).reshape(6, 2)
+Y = np.array([0, 1, 0, 1, 1, 0])
+
+
+def refuse(message, error=DataError, **fields):
+    with pytest.raises(error, match=message):
+        Rows(**fields)
+
+
+def test_kinds_of_input_agree():
+    import jax.numpy as jnp
+
+    expected = Rows(x=X, y=Y).fingerprint()
+    assert Rows(x=X.tolist(), y=Y.tolist()).fingerprint() == expected
+    assert Rows(x=pd.DataFrame(X), y=pd.Series(Y)).fingerprint() == expected
+    assert Rows(x=pl.DataFrame(X), y=pl.Series(Y)).fingerprint() == expected
+    assert Rows(x=pa.table({"a": X[:, 0], "b": X[:, 1]}), y=pa.array(Y)).fingerprint() == expected
+    assert Rows(x=X, y=Y.astype(bool)).fingerprint() == expected
+    assert Rows(x=X, y=Y, offset=None, weight=None).fields == {"x": (2,), "y": ()}
+    single = Rows(x=X.astype(np.float32), y=Y)
+    assert (
+        Rows(x=jnp.asarray(X, jnp.float32), y=jnp.asarray(Y)).fingerprint() == single.fingerprint()
+    )
+    assert Rows(x=jnp.asarray(X, jnp.bfloat16), y=Y).dtype == np.float32
+
+
+def test_dtype_rule():
+    half, single, double = (X.astype(t) for t in (np.float16, np.float32, np.float64))
+    assert Rows(x=single, y=Y).dtype == np.float32
+    assert Rows(x=half).dtype == np.float32
+    assert Rows(x=single, offset=X[:, 0]).dtype == np.float64
+    assert Rows(x=Y).dtype == np.float64
+    assert Rows(x=double, dtype=np.float32).dtype == np.float32
+    assert Rows(x=single, dtype="float64").dtype == np.float64
+    assert Rows(x=pd.DataFrame(single)).dtype == np.float32
+    for bad in ("float16", int, "text", object()):
+        with pytest.raises(SettingError, match="dtype must be float32, float64 or None"):
+            Rows(x=X, dtype=bad)
+
+
+def test_names():
+    assert Rows(x=X).columns == ("x0", "x1")
+    assert Rows(x=X, columns=["a", "b"]).columns == ("a", "b")
+    frame = pd.DataFrame(X, columns=["age", "dose"])
+    rows = Rows(x=frame, y=pd.Series(Y, name="well"))
+    assert rows.columns == ("age", "dose")
+    assert rows.outcome == "well"
+    assert Rows(x=X, y=Y).outcome is None
+    assert Rows(c=X).columns == ()
+    assert Rows(x=X[:, 0]).fields == {"x": ()}
+    for columns, message in [(["a"], "1 names and x has 2"), (["a", "a"], "same name twice")]:
+        with pytest.raises(SettingError, match=message):
+            Rows(x=X, columns=columns)
+    with pytest.raises(SettingError, match="there is none"):
+        Rows(c=X, columns=["a", "b"])
+
+
+def test_column_vectors():
+    rows = Rows(x=X, y=Y[:, None], weight=pd.DataFrame({"w": np.ones(6)}))
+    assert rows.fields == {"x": (2,), "y": (), "weight": ()}
+    assert rows.slice(0, 6)["y"].tolist() == Y.tolist()
+    refuse(r"field 'y' has shape \(6, 2\): it must hold one number a row", x=X, y=X)
+    refuse(r"field 'weight' has shape \(6, 2\)", x=X, weight=pd.DataFrame(X))
+
+
+@pytest.mark.parametrize(("value", "word"), [(np.nan, "NaN"), (np.inf, "inf"), (-np.inf, "-inf")])
+def test_not_finite(value, word, tmp_path):
+    x = np.zeros((300_000, 2))
+    x[271_828, 1] = value
+    for fields in ({"x": x}, {"x": np.asfortranarray(x)}, {"x": x.astype(np.float32)}):
+        refuse(rf"column 'b' holds {word} in row 271828", columns=["a", "b"], **fields)
+    refuse(rf"column 'y' holds {word} in row 271828", y=x[:, 1])
+    refuse(rf"column 'c\[1\]' holds {word} in row 271828", c=x)
+    with pytest.raises(DataError, match=rf"column 'x1' holds {word} in row 271828"):
+        ingest({"x": x}, tmp_path / "s", progressbar=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_first_offender_is_named():
+    x = X.copy()
+    x[4, 0] = x[3, 1] = np.nan
+    refuse(r"column 'x1' holds NaN in row 3", x=x)
+    with pytest.raises(DataError, match="column 'dose' holds a missing value in row 3"):
+        Rows(x=pd.DataFrame(x, columns=["age", "dose"])[["dose"]])
+
+
+def test_sums_that_overflow_are_no_offence():
+    assert len(Rows(x=np.full((100, 2), 3e38, np.float32))) == 100
+
+
+def test_too_large_for_the_type():
+    refuse(
+        "column 'x1' holds 1e[+]?200 in row 2, too large for float32",
+        x=[[0, 1], [0, 1], [0, 1e200]],
+        dtype="float32",
+    )
+    frame = pd.DataFrame({"a": [0.0, 1e200]})
+    refuse("column 'a' holds 1e[+]?200 in row 1, too large for float32", x=frame, dtype="float32")
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint32, np.uint64])
+def test_integers_must_be_exact(kind):
+    exact = np.array([0, 2**24, 2**24 + 2, 2**30, 3 << 26], kind)
+    assert Rows(y=exact, dtype="float32").slice(0, 5)["y"].tolist() == exact.tolist()
+    x = np.zeros((4, 2), kind)
+    x[2, 1] = 2**24 + 1
+    refuse(r"column 'x1' holds the integer 16777217 in row 2.*float64", x=x, dtype=np.float32)
+    refuse(
+        r"column 'b' holds the integer 16777217 in row 2",
+        x=pd.DataFrame(x, columns=["a", "b"]),
+        dtype=np.float32,
+    )
+    assert Rows(x=x).slice(2, 3)["x"].tolist() == [[0, 16777217]]
+
+
+def test_integers_at_the_ends():
+    low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+    assert Rows(y=np.array([low, 1])).slice(0, 1)["y"] == [-(2.0**63)]
+    refuse(f"integer {high} in row 1, which float64", y=np.array([low, high]))
+    refuse(f"integer {2**64 - 1} in row 0", y=np.array([2**64 - 1], np.uint64))
+
+
+def test_lengths_and_emptiness():
+    refuse("field 'y' has 5 rows and 'x' has 6", x=X, y=Y[:5])
+    refuse("field 'x' has no rows", x=np.zeros((0, 2)))
+    refuse("field 'x' has no rows", x=pd.DataFrame({"a": []}, dtype=float))
+    refuse(r"field 'x' has shape \(3, 0\): it has no columns", x=np.zeros((3, 0)))
+    refuse("field 'x' is a single float", x=3.0)
+    refuse("there are no fields", SettingError)
+    refuse("there are no fields", SettingError, x=None)
+    refuse("field 'x' is a path", SettingError, x="data.parquet")
+
+
+def test_things_that_are_no_numbers():
+    refuse(r"column 'x' holds 'b' in row 1", x=[[1, 2], [3, "b"]])
+    refuse(r"column 'y' holds a missing value \(None\) in row 2", y=[1, 0, None])
+    refuse(r"column 'y' holds numbers as text or objects from row 0", y=["1", "2"])
+    refuse(r"column 'y' holds complex numbers", y=np.array([1j]))
+    refuse(r"column 'y' holds dates or times", y=np.array(["2020-01-01"], "datetime64[D]"))
+    refuse(r"column 'x' changes its length in row 2", x=[[1, 2], [3, 4], [5]])
+    refuse(
+        r"column 'y' holds a masked value in row 1", y=np.ma.array([1.0, 2.0], mask=[False, True])
+    )
+    refuse(
+        r"column 'day' holds values of type timestamp.* from row 0 on",
+        x=pd.DataFrame({"day": pd.date_range("2020", periods=2)}),
+    )
+    refuse(r"column 'a' holds text \('u' in row 0\)", x=pl.DataFrame({"a": ["u", "v"]}))
+    refuse(r"column 'a' holds a missing value in row 1", x=pl.DataFrame({"a": [1, None]}))
+    refuse(
+        r"column 'a' mixes kinds of values \('u' in row 1\)",
+        x=pd.DataFrame({"a": [1, "u", 2.5]}, dtype=object),
+    )
+    refuse("field 'x' is a sparse matrix", x=pytest.importorskip("scipy.sparse").eye(3))
+    refuse("LazyFrame has no rows yet", SettingError, x=pl.DataFrame({"a": [1]}).lazy())
+
+
+def test_weights(tmp_path):
+    weight = np.ones(6)
+    weight[4] = -0.5
+    refuse(r"column 'weight' holds the negative weight -0.5 in row 4", x=X, weight=weight)
+    refuse(r"column 'weight' is zero in every row", x=X, weight=np.zeros(6))
+    with pytest.raises(DataError, match=r"negative weight -0.5 in row 4"):
+        ingest({"x": X, "weight": weight}, tmp_path / "s", progressbar=False)
+    with pytest.raises(DataError, match="zero in every row"):
+        ingest({"x": X, "weight": 0 * weight}, tmp_path / "s", progressbar=False)
+    table = pd.DataFrame(X, columns=["a", "y"]).assign(w=weight)
+    with pytest.raises(DataError, match=r"column 'w' holds the negative weight -0.5 in row 4"):
+        Rows.from_table(table, weight="w")

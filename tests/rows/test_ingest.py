@@ -1,0 +1,202 @@
+"""Every kind of source ends in the same store."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+
+from modicum.errors import DataError, SettingError
+from modicum.rows import Rows, ingest
+from modicum.rows import csv_source as csv_module
+
+N = 5000
+SETTINGS = {"outcome": "y", "categorical": ["g"], "progressbar": False}
+
+
+def make_table(n=N, seed=0):
+    rng = np.random.default_rng(seed)
+    return pa.table(
+        {
+            "a": rng.standard_normal(n).round(6),
+            "g": rng.choice(["u", "v", "w"], n),
+            "k": rng.integers(0, 100, n),
+            "y": rng.integers(0, 2, n),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def table():
+    return make_table()
+
+
+@pytest.fixture
+def sources(table, tmp_path):
+    """The same rows in every form."""
+    pq.write_table(table, tmp_path / "one.parquet", row_group_size=700)
+    (tmp_path / "folder" / "deep").mkdir(parents=True)
+    pq.write_table(table.slice(0, 1234), tmp_path / "folder" / "a.parquet")
+    pq.write_table(table.slice(1234), tmp_path / "folder" / "deep" / "b.parquet")
+    (tmp_path / "folder" / "_SUCCESS").write_text("")
+    pa.feather.write_feather(table, tmp_path / "one.feather", chunksize=999)
+    frame = table.to_pandas()
+    frame.to_csv(tmp_path / "one.csv", index=False)
+    for i, start in enumerate(range(0, N, 1700)):
+        frame[start : start + 1700].to_csv(tmp_path / f"part-{i}.csv", index=False)
+    frame.to_csv(tmp_path / "one.tsv", index=False, sep="\t")
+    with gzip.open(tmp_path / "one.csv.gz", "wt") as file:
+        frame.to_csv(file, index=False)
+    return {
+        "parquet": tmp_path / "one.parquet",
+        "folder": str(tmp_path / "folder"),
+        "glob": tmp_path / "folder" / "**" / "*.parquet",
+        "feather": tmp_path / "one.feather",
+        "csv": tmp_path / "one.csv",
+        "csv-glob": str(tmp_path / "part-*.csv"),
+        "tsv": tmp_path / "one.tsv",
+        "gz": tmp_path / "one.csv.gz",
+        "arrow": table,
+        "pandas": frame,
+        "polars": pl.from_arrow(table),
+    }
+
+
+def test_all_sources_agree(table, sources, tmp_path):
+    expected = Rows.from_table(table, categorical=["g"], dtype="float32")
+    for name, source in sources.items():
+        store = ingest(source, tmp_path / "stores" / name, shard_rows=1999, **SETTINGS)
+        assert store.columns == ("a", "g[v]", "g[w]", "k"), name
+        assert store.outcome == "y"
+        assert store.dtype == np.float32
+        one, other = expected.slice(0, N), store.slice(0, N)
+        assert all(one[f].tobytes() == other[f].tobytes() for f in one), name
+        assert store.fingerprint() == expected.fingerprint()
+
+
+def test_arrays_and_rows(tmp_path):
+    rng = np.random.default_rng(3)
+    x, y = rng.standard_normal((N, 3)), rng.integers(0, 2, N)
+    store = ingest({"x": x, "y": y}, tmp_path / "a", dtype="float64", progressbar=False)
+    assert store.fingerprint() == Rows(x=x, y=y).fingerprint()
+    frame = pd.DataFrame(x, columns=["a", "b", "c"])
+    framed = ingest({"x": frame, "y": pd.Series(y)}, tmp_path / "f", dtype=None, progressbar=False)
+    assert framed.fingerprint() == store.fingerprint()
+    assert framed.columns == ("a", "b", "c")
+    again = ingest(framed, tmp_path / "b", shard_rows=77, dtype="float64", progressbar=False)
+    assert again.fingerprint() == store.fingerprint()
+    assert again.columns == ("a", "b", "c")
+    narrow = ingest(tmp_path / "b", tmp_path / "c", progressbar=False)  # the path of a store
+    assert narrow.fingerprint() == Rows(x=x, y=y, dtype="float32").fingerprint()
+    with pytest.raises(SettingError, match="the source already has fields"):
+        ingest({"x": x, "y": y}, tmp_path / "d", categorical=["x"])
+    with pytest.raises(SettingError, match="field names must be text, not 3"):
+        ingest({"x": x, 3: y}, tmp_path / "d", progressbar=False)
+    huge = Rows(x=[[1.0], [1e300]])
+    with pytest.raises(DataError, match=r"column 'x0' holds 1e[+]?300 in row 1, too large"):
+        ingest(huge, tmp_path / "e", progressbar=False)
+
+
+def test_levels_survive(table, tmp_path):
+    store = ingest(table, tmp_path / "s", **{**SETTINGS, "categorical": {"g": "w"}})
+    assert Rows.open(tmp_path / "s").levels == {"g": ("w", "u", "v")} == store.levels
+    assert ingest(store, tmp_path / "t", progressbar=False).levels == store.levels
+
+
+def write(path, lines):
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_csv_types_widen(tmp_path, monkeypatch):
+    """A column that looks whole at first may turn out to have a fraction, or text."""
+    monkeypatch.setattr(csv_module, "BLOCK_BYTES", 2000)
+    lines = ["a,b,g,y"] + [f"{i % 7},1,{i % 2},0" for i in range(3000)] + ["1.5,2,other,1"]
+    store = ingest(write(tmp_path / "d.csv", lines), tmp_path / "s", **SETTINGS)
+    assert len(store) == 3001
+    assert store.take(3000)["x"].tolist() == [1.5, 2, 0, 1]
+    assert store.columns == ("a", "b", "g[1]", "g[other]")
+    lines.append("1.5,oops,other,1")
+    with pytest.raises(DataError, match=r"column 'b' holds text \('oops' in row 3001\)"):
+        ingest(write(tmp_path / "e.csv", lines), tmp_path / "t", **SETTINGS)
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (",u,1,0", "column 'a' holds a missing value in row 2"),
+        ("1.5,u,1,NaN", "column 'y' holds a missing value in row 2"),
+        ("1.5,NA,1,0", "column 'g' holds a missing value in row 2"),
+        ("inf,u,1,0", "column 'a' holds inf in row 2"),
+        ("1.5,u,16777217,0", "column 'k' holds the integer 16777217 in row 2"),
+        ("1.5,u,1", "is not well-formed CSV|cannot be read as CSV"),
+        ("1.5,u,what,0", r"column 'k' holds text \('what' in row 2\)"),
+    ],
+)
+def test_csv_refusals(tmp_path, line, message):
+    path = write(tmp_path / "d.csv", ["a,g,k,y", "1.5,u,1,0", "2.5,v,2,1", line])
+    with pytest.raises(DataError, match=message):
+        ingest(path, tmp_path / "s", **SETTINGS)
+    assert [p.name for p in tmp_path.iterdir()] == ["d.csv"]
+
+
+def test_row_numbers_run_through_files(tmp_path):
+    for i, value in enumerate([0.0, 1.0, float("nan")]):
+        pq.write_table(pa.table({"a": [2.0, value], "y": [0, 1]}), tmp_path / f"{i}.parquet")
+    with pytest.raises(DataError, match="column 'a' holds NaN in row 5"):
+        ingest(tmp_path / "*.parquet", tmp_path / "s", progressbar=False)
+
+
+def test_files_may_differ_in_numeric_type_but_not_in_columns(tmp_path):
+    pq.write_table(pa.table({"a": [1, 2], "y": [0, 1]}), tmp_path / "0.parquet")
+    pq.write_table(
+        pa.table({"y": [0.0, 1.0], "a": [1.5, 2.5], "z": [0, 0]}), tmp_path / "1.parquet"
+    )
+    store = ingest(tmp_path / "*.parquet", tmp_path / "s", progressbar=False)
+    assert store.slice(0, 4)["x"].ravel().tolist() == [1, 2, 1.5, 2.5]
+    pq.write_table(pa.table({"b": [1.5], "y": [0]}), tmp_path / "2.parquet")
+    with pytest.raises(DataError, match=r"column 'a' is not in .*2.parquet"):
+        ingest(tmp_path / "*.parquet", tmp_path / "t", progressbar=False)
+    pq.write_table(pa.table({"a": ["u"], "y": [0]}), tmp_path / "2.parquet")
+    with pytest.raises(DataError, match=r"column 'a' holds text \('u' in row 4\)"):
+        ingest(tmp_path / "*.parquet", tmp_path / "t", progressbar=False)
+
+
+def test_sources_that_are_none(tmp_path):
+    def refuse(source, message, error=SettingError):
+        with pytest.raises(error, match=message):
+            ingest(source, tmp_path / "s", progressbar=False)
+
+    refuse(tmp_path / "nothing.parquet", "there is no file at", DataError)
+    refuse(3, "ingest cannot read a int")
+    refuse(write(tmp_path / "a.xlsx", ["x"]), "has no known ending")
+    refuse(write(tmp_path / "a.parquet", ["x"]), "cannot be read as a Parquet file", DataError)
+    refuse(
+        write(tmp_path / "a.feather", ["x"]),
+        "cannot be read as a Arrow/Feather file",
+        DataError,
+    )
+    refuse(write(tmp_path / "empty.csv", [""]), "cannot be read as CSV", DataError)
+    refuse(write(tmp_path / "header.csv", ["a,y"]), "no rows", DataError)
+    refuse(str(tmp_path / "a.*"), "has no known ending|several kinds")
+    (tmp_path / "hive" / "year=2013").mkdir(parents=True)
+    pq.write_table(pa.table({"a": [1], "y": [0]}), tmp_path / "hive" / "year=2013" / "0.parquet")
+    refuse(tmp_path / "hive", "keeps columns in the names of its folders")
+    for shard_rows in (0, 2.5):
+        with pytest.raises(SettingError, match="shard_rows must be"):
+            ingest({"x": [[1.0]]}, tmp_path / "s", shard_rows=shard_rows)
+    assert not (tmp_path / "s").exists()
+
+
+def test_progress_bar_counts_rows(table, tmp_path, capsys):
+    ingest(table, tmp_path / "s", outcome="y", categorical=["g"])
+    assert f"{N:,}/{N:,} rows" in capsys.readouterr().err
+    ingest(table, tmp_path / "t", **SETTINGS)
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,208 @@
+"""A store is whole or absent, and says so when it was damaged."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from modicum.errors import DataError, SettingError
+from modicum.rows import Rows, ingest
+
+FIELDS = {"x": np.arange(40_000.0).reshape(10_000, 4), "y": np.arange(10_000) % 2}
+
+
+@pytest.fixture
+def store(tmp_path):
+    ingest(FIELDS, tmp_path / "s", shard_rows=6000, progressbar=False)
+    return tmp_path / "s"
+
+
+def test_files_are_plain(store):
+    assert sorted(p.name for p in store.iterdir()) == [
+        "rows-00000.npy",
+        "rows-00001.npy",
+        "rows.json",
+    ]
+    shard = np.load(store / "rows-00001.npy")
+    assert shard.shape == (4000, 5)
+    assert shard.dtype == np.float32
+    assert shard[0].tolist() == [24000, 24001, 24002, 24003, 0]
+    about = json.loads((store / "rows.json").read_text())
+    assert about["format"] == "modicum-rows"
+    assert about["version"] == 1
+    assert about["fields"][1] == {"name": "y", "shape": [], "span": [4, 5]}
+    assert [s["rows"] for s in about["shards"]] == [6000, 4000]
+    assert len(Rows.open(store, verify=True)) == 10_000
+
+
+def test_truncated_and_missing_shards(store):
+    shard = store / "rows-00001.npy"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-20])
+    with pytest.raises(DataError, match=r"shard rows-00001.npy of .* is truncated"):
+        Rows.open(store)
+    shard.write_bytes(whole + b"more")
+    with pytest.raises(DataError, match=r"shard rows-00001.npy of .* is too long"):
+        Rows.open(store)
+    shard.unlink()
+    with pytest.raises(DataError, match=r"shard rows-00001.npy of .* cannot be read"):
+        Rows.open(store)
+    shard.write_bytes(whole)
+    assert len(Rows.open(store)) == 10_000
+
+
+@pytest.mark.parametrize("at", [3, 20, 60, 200, -1])
+def test_altered_header_or_end(store, at):
+    flip(store / "rows-00000.npy", at)
+    with pytest.raises(DataError, match=r"shard rows-00000.npy of .* was altered"):
+        Rows.open(store)
+
+
+def test_altered_middle_is_found_on_request(tmp_path):
+    store = tmp_path / "wide"
+    ingest({"x": np.ones((10_000, 40))}, store, progressbar=False)
+    flip(store / "rows-00000.npy", 800_000)
+    assert len(Rows.open(store)) == 10_000
+    with pytest.raises(DataError, match=r"shard rows-00000.npy of .* was altered"):
+        Rows.open(store, verify=True)
+
+
+def flip(path, at):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_damaged_description(store):
+    path = store / "rows.json"
+    about = json.loads(path.read_text())
+    for change, message in [
+        ({"rows": 9999}, "is damaged"),
+        ({"dtype": "int8"}, "is damaged"),
+        ({"fields": []}, "is damaged|altered"),
+        ({"shards": [{}]}, "is damaged"),
+        ({"format": "other"}, "is damaged"),
+        ({"version": 99}, "store version 99.*upgrade"),
+    ]:
+        path.write_text(json.dumps({**about, **change}))
+        with pytest.raises(DataError, match=message):
+            Rows.open(store)
+    path.write_text("{")
+    with pytest.raises(DataError, match="is damaged"):
+        Rows.open(store)
+    path.unlink()
+    with pytest.raises(DataError, match="is not a row store"):
+        Rows.open(store)
+    with pytest.raises(DataError, match="is not a row store"):
+        Rows.open(store / "nowhere")
+
+
+def test_overwrite(store):
+    before = Rows.open(store)
+    kept = before.slice(0, 10)["x"].copy()
+    with pytest.raises(SettingError, match="pass overwrite=True to replace it"):
+        ingest({"x": np.ones((3, 2))}, store, progressbar=False)
+    with pytest.raises(DataError, match="NaN in row 1"):
+        ingest({"x": [[1.0], [np.nan]]}, store, overwrite=True, progressbar=False)
+    assert Rows.open(store, verify=True).fingerprint() == before.fingerprint()
+    after = ingest({"x": np.ones((3, 2))}, store, overwrite=True, progressbar=False)
+    assert len(after) == len(Rows.open(store, verify=True)) == 3
+    assert [p.name for p in store.parent.iterdir()] == ["s"]
+    # Rows opened before still read what they opened.
+    assert np.array_equal(before.slice(0, 10)["x"], kept)
+    # A store may even be made from itself.
+    again = ingest(after, store, overwrite=True, dtype="float64", progressbar=False)
+    assert again.dtype == np.float64
+
+
+def test_overwrite_where_names_cannot_be_swapped(store, monkeypatch):
+    monkeypatch.setattr("modicum.rows.staging._exchange", lambda *_: False)
+    assert len(ingest({"x": [[1.0]]}, store, overwrite=True, progressbar=False)) == 1
+    assert [p.name for p in store.parent.iterdir()] == ["s"]
+
+
+def test_other_peoples_folders_are_safe(tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_text("miaow")
+    (tmp_path / "file").write_text("text")
+    for name in ("photos", "file"):
+        with pytest.raises(SettingError, match="exists and is not a row store"):
+            ingest({"x": [[1.0]]}, tmp_path / name, overwrite=True, progressbar=False)
+    assert (tmp_path / "photos" / "cat.jpg").read_text() == "miaow"
+    with pytest.raises(SettingError, match="cannot be written"):
+        ingest({"x": [[1.0]]}, tmp_path / "file" / "s", progressbar=False)
+    (tmp_path / "empty").mkdir()
+    assert len(ingest({"x": [[1.0]]}, tmp_path / "empty", progressbar=False)) == 1
+    assert len(ingest({"x": [[1.0]]}, tmp_path / "new" / "deep", progressbar=False)) == 1
+
+
+CHILD = """
+import sys, time
+import numpy as np
+from modicum.rows import ingest
+from modicum.rows.shards import ShardWriter
+
+write = ShardWriter.write
+def slow(self, block):
+    write(self, block)
+    print(len(self.shards), flush=True)
+    time.sleep(0.05)
+ShardWriter.write = slow
+ingest({"x": np.ones((4_000_000, 4))}, sys.argv[1], shard_rows=100_000, progressbar=False)
+"""
+
+
+def child_at_work(store):
+    """Start an ingest in a process of its own and return it in the middle of its work."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, store], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    while int(child.stdout.readline() or 99) < 2:
+        pass
+    return child
+
+
+def test_killed_ingest_leaves_nothing_that_opens(tmp_path):
+    store = tmp_path / "s"
+    child = child_at_work(store)
+    try:
+        left = list(tmp_path.iterdir())
+        assert [p.name[:10] for p in left] == [".s.ingest-"]
+        # While it works, another ingest of the same store leaves its folder alone.
+        assert len(ingest({"x": [[1.0]]}, tmp_path / "other", progressbar=False)) == 1
+        assert len(ingest({"x": [[1.0]]}, store, progressbar=False)) == 1
+        assert left[0].exists()
+        for file in store.iterdir():
+            file.unlink()
+        store.rmdir()
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+    assert child.returncode == -signal.SIGKILL
+    assert (left[0] / "rows-00001.npy").exists()  # it was in the middle of it
+    for folder in (store, left[0]):
+        with pytest.raises(DataError, match="is not a row store"):
+            Rows.open(folder)
+    rows = ingest(FIELDS, store, progressbar=False)
+    assert len(rows) == 10_000
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "s"]
+
+
+def test_killed_overwrite_keeps_the_old_store(store):
+    before = Rows.open(store).fingerprint()
+    with pytest.raises(KeyboardInterrupt):
+        ingest(Interrupted(FIELDS), store, overwrite=True, progressbar=False)
+    assert [p.name for p in store.parent.iterdir()] == ["s"]
+    assert Rows.open(store, verify=True).fingerprint() == before
+
+
+class Interrupted(dict):
+    def items(self):
+        raise KeyboardInterrupt

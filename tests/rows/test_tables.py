@@ -1,0 +1,198 @@
+"""Tables become numbers: roles, categoricals, refusals, alike for three libraries."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from modicum.errors import DataError, SettingError
+from modicum.rows import Rows, ingest
+
+COLUMNS = {
+    "delay": [3.5, -1.0, 0.0, 12.25, 7.0],
+    "carrier": ["UA", "AA", "DL", "UA", "AA"],
+    "hour": [5, 6, 5, 7, 6],
+    "night": [True, False, False, True, False],
+    "late": [1, 0, 0, 1, 1],
+    "exposure": [0.5, 1.0, 1.5, 2.0, 2.5],
+    "times": [1, 2, 1, 3, 0],
+}
+KINDS = {
+    "pandas": pd.DataFrame,
+    "polars": pl.DataFrame,
+    "arrow": pa.table,
+    "pandas-category": lambda d: pd.DataFrame(d).astype({"carrier": "category"}),
+    "polars-category": lambda d: pl.DataFrame(d).with_columns(
+        pl.col("carrier").cast(pl.Categorical)
+    ),
+    "pandas-nullable": lambda d: pd.DataFrame(d).convert_dtypes(),
+}
+SETTINGS = {
+    "outcome": "late",
+    "offset": "exposure",
+    "weight": "times",
+    "categorical": {"carrier": "DL", "hour": None},
+}
+
+
+@pytest.fixture(params=KINDS)
+def table(request):
+    return KINDS[request.param](COLUMNS)
+
+
+def test_encoding(table, tmp_path):
+    rows = Rows.from_table(table, **SETTINGS)
+    store = ingest(table, tmp_path / "s", **SETTINGS, dtype=None, progressbar=False)
+    for made in (rows, store):
+        assert made.columns == (
+            "delay",
+            "carrier[AA]",
+            "carrier[UA]",
+            "hour[6]",
+            "hour[7]",
+            "night",
+        )
+        assert made.outcome == "late"
+        assert made.levels == {"carrier": ("DL", "AA", "UA"), "hour": (5, 6, 7)}
+        whole = made.slice(0, 5)
+        assert whole["x"].tolist() == [
+            [3.5, 0, 1, 0, 0, 1],
+            [-1, 1, 0, 1, 0, 0],
+            [0, 0, 0, 0, 0, 0],
+            [12.25, 0, 1, 0, 1, 1],
+            [7, 1, 0, 1, 0, 0],
+        ]
+        assert whole["y"].tolist() == COLUMNS["late"]
+        assert whole["offset"].tolist() == COLUMNS["exposure"]
+        assert whole["weight"].tolist() == COLUMNS["times"]
+    assert rows.fingerprint() == store.fingerprint()
+
+
+def test_chosen_predictors(table):
+    rows = Rows.from_table(table, outcome="late", predictors=["hour", "delay"])
+    assert rows.columns == ("hour", "delay")
+    assert rows.take(3)["x"].tolist() == [7, 12.25]
+    assert Rows.from_table(table, outcome=None, predictors=["hour"]).fields == {"x": (1,)}
+    whole = Rows.from_table(table, outcome="late", categorical=["carrier"])
+    assert whole.columns[:3] == ("delay", "carrier[DL]", "carrier[UA]")
+
+
+def test_dtype_follows_the_floating_columns():
+    frame = pd.DataFrame({"a": np.float32([1, 2]), "b": [1, 2], "y": [0, 1]})
+    assert Rows.from_table(frame).dtype == np.float32
+    assert Rows.from_table(frame.astype({"a": float})).dtype == np.float64
+    assert Rows.from_table(frame[["b", "y"]]).dtype == np.float64
+
+
+def test_an_unused_column_may_hold_anything():
+    frame = pd.DataFrame({"a": [1, 2], "y": [0, 1], "junk": [object(), "u"]})
+    assert Rows.from_table(frame, predictors=["a"]).columns == ("a",)
+
+
+def test_unused_levels_do_not_count():
+    carrier = pd.Categorical(["UA", "AA"], categories=["AA", "DL", "UA"])
+    frame = pd.DataFrame({"carrier": carrier, "y": [0, 1]})
+    assert Rows.from_table(frame, categorical=["carrier"]).columns == ("carrier[UA]",)
+
+
+def test_long_table_keeps_row_numbers():
+    n = 200_000
+    frame = pd.DataFrame(
+        {"a": np.arange(n), "y": np.zeros(n), "g": np.where(np.arange(n) % 3, "u", "v")}
+    )
+    rows = Rows.from_table(frame, categorical=["g"])
+    assert np.array_equal(rows.slice(0, n)["x"][:, 0], np.arange(n))
+    assert np.array_equal(rows.slice(0, n)["x"][:, 1], np.arange(n) % 3 == 0)
+    for column, value, word in [
+        ("a", np.nan, "a missing value"),
+        ("y", np.inf, "inf"),
+        ("g", None, "a missing value"),
+    ]:
+        bad = frame.astype({"a": float})
+        bad.loc[150_123, column] = value
+        with pytest.raises(DataError, match=f"column '{column}' holds {word} in row 150123"):
+            Rows.from_table(bad, categorical=["g"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"outcome": "lat"}, "outcome column 'lat' is not in the data: did you mean 'late'"),
+        ({"outcome": "zzz"}, "'zzz' is not in the data: there are 'delay', 'carrier'"),
+        ({"outcome": 3}, "outcome must be the name of a column, not int"),
+        ({"predictors": ["delya"]}, "predictor column 'delya' is not.*'delay'"),
+        ({"predictors": ["late"]}, "the outcome column 'late' is among the predictors"),
+        ({"predictors": ["times"], "weight": "times"}, "the weight column 'times' is among"),
+        ({"predictors": []}, "there are no predictors"),
+        ({"predictors": "delay"}, r"pass \['delay'\]"),
+        ({"predictors": ["delay", "delay"]}, "predictor 'delay' is named twice"),
+        ({"offset": "exposur"}, "offset column 'exposur' is not in the data.*'exposure'"),
+        ({"weight": "late"}, "one column cannot play two parts"),
+        ({"categorical": ["carier"]}, "categorical column 'carier' is not.*'carrier'"),
+        ({"categorical": "carrier"}, r"pass \['carrier'\]"),
+        (
+            {"predictors": ["hour"], "categorical": ["carrier"]},
+            "'carrier' is not among the predictors",
+        ),
+        (
+            {"categorical": {"carrier": "U"}},
+            "reference level 'U' does not occur in column 'carrier'",
+        ),
+        ({"dtype": "int8"}, "dtype must be float32, float64 or None"),
+    ],
+)
+def test_settings_are_checked(table, settings, message):
+    with pytest.raises(SettingError, match=message):
+        Rows.from_table(table, **{"outcome": "late", **settings})
+
+
+def test_text_must_be_declared(table):
+    with pytest.raises(DataError, match=r"'carrier' holds \w+ \('UA' in row 0\).*=\['carrier'\]"):
+        Rows.from_table(table, outcome="late")
+    with pytest.raises(
+        DataError, match=r"column 'carrier' holds .*convert it to numbers \(such as 0 and 1\)"
+    ):
+        Rows.from_table(table, outcome="carrier")
+
+
+def test_other_types_and_missing_values():
+    def refuse(message, **columns):
+        with pytest.raises(DataError, match=message):
+            Rows.from_table(
+                pa.table({"y": [0, 1], **columns}), categorical=["g"] if "g" in columns else ()
+            )
+
+    refuse(
+        "column 'day' holds values of type date32.* convert it to a number first",
+        day=pa.array([0, 1], pa.date32()),
+    )
+    refuse("column 'l' holds values of type list", l=[[1], [2]])
+    refuse("column 'a' holds a missing value in row 1", a=[1, None])
+    refuse("column 'a' holds a missing value in row 0", a=pa.nulls(2))
+    refuse("column 'g' holds a missing value in row 1", g=["u", None])
+    refuse("column 'g' holds a missing value in row 1", g=[1.0, float("nan")])
+    refuse("column 'g' holds one level only \\('u'", g=["u", "u"])
+    refuse("categorical column 'g' holds a date in row 0", g=pa.array([0, 1], pa.date32()))
+    rows = Rows.from_table(pa.table({"y": [0, 1], "d": pa.array([1, 2], pa.decimal128(5, 2))}))
+    assert rows.slice(0, 2)["x"].tolist() == [[1], [2]]
+
+
+def test_tables_that_are_none():
+    with pytest.raises(
+        SettingError, match="from_table takes a pandas, polars or pyarrow table, not dict"
+    ):
+        Rows.from_table({"a": [1]})
+    with pytest.raises(DataError, match="there are no rows"):
+        Rows.from_table(pd.DataFrame({"a": [], "y": []}))
+    with pytest.raises(DataError, match="column 'a' occurs more than once"):
+        Rows.from_table(pd.DataFrame([[1, 2, 3]], columns=["a", "a", "y"]))
+
+
+def test_too_many_levels(monkeypatch):
+    monkeypatch.setattr("modicum.rows.levels.MOST_LEVELS", 50)
+    frame = pd.DataFrame({"g": np.arange(60), "y": 0})
+    with pytest.raises(DataError, match="column 'g' has more than 50 levels"):
+        Rows.from_table(frame, categorical=["g"])
