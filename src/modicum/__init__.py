@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from modicum import diagnostics, models, posterior, rows
+from modicum import diagnostics, models, rows
 from modicum.errors import (
     ConvergenceError,
     DataError,
@@ -13,13 +13,11 @@ from modicum.errors import (
 from modicum.ledger import Ledger
 from modicum.methods import HMC, NUTS
 from modicum.models import Model
-from modicum.models.prediction import rebuild as _rebuild_predictor
 from modicum.posterior import Posterior
 from modicum.rows import Rows
 from modicum.sample import sample
 
 __version__ = version("modicum")
-posterior.rebuild_predictor = _rebuild_predictor
 
 __all__ = [
     "HMC",

@@ -48,7 +48,9 @@ def _expected(model: BaseModel, draws: Any, fields: Any) -> jax.Array:
     return jax.vmap(lambda named: model.expected(model.restore(named), fields))(draws)
 
 
-def rebuild(description: dict[str, Any]) -> ModelPredictor:
-    """Undo `ModelPredictor.to_dict`."""
+def rebuild(description: dict[str, Any]) -> ModelPredictor | None:
+    """Undo `ModelPredictor.to_dict`; None for what is no family of Modicum's."""
+    if description.get("family") not in families.__all__:
+        return None
     family = getattr(families, description["family"])
     return ModelPredictor(family(**description["settings"]))

@@ -185,10 +185,9 @@ class Posterior:
             Posterior probability of the equal-tailed interval of the expected outcome.
         """
         if self.predictor is None and self.predictor_spec is not None:
-            import modicum.posterior as hooks
+            from modicum.models.prediction import rebuild
 
-            if hooks.rebuild_predictor is not None:
-                self.predictor = hooks.rebuild_predictor(self.predictor_spec)
+            self.predictor = rebuild(self.predictor_spec)
         return prediction.predict(self, rows, draws, prob)
 
     def save(self, path: str | os.PathLike[str]) -> None:
