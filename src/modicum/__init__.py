@@ -11,7 +11,7 @@ from modicum.errors import (
     SettingError,
 )
 from modicum.ledger import Ledger
-from modicum.methods import HMC, NUTS
+from modicum.methods import HMC, HMCECS, NUTS
 from modicum.models import Model
 from modicum.posterior import Posterior
 from modicum.rows import Rows
@@ -21,6 +21,7 @@ __version__ = version("modicum")
 
 __all__ = [
     "HMC",
+    "HMCECS",
     "NUTS",
     "ConvergenceError",
     "DataError",

@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 import jax
 
+from modicum.designs import Drawn
+
 __all__ = ["Context", "Draw", "Kernel"]
 
 Context = Any  # a pytree of arrays: everything a step reads and never changes
@@ -20,16 +22,16 @@ class Kernel(Protocol):
     on its key only, so a runner can fetch it ahead of time.
     """
 
-    def wants_at_start(self, key: jax.Array, context: Context) -> jax.Array | None:
-        """Return indices of the rows `init` reads, or None if it reads none."""
+    def wants_at_start(self, key: jax.Array, context: Context) -> Drawn | None:
+        """Return which rows `init` reads, with their probabilities, or None if it reads none."""
         ...
 
     def init(self, key: jax.Array, batch: Any, context: Context) -> Any:
         """Return the first state."""
         ...
 
-    def wants(self, key: jax.Array, context: Context) -> jax.Array | None:
-        """Return indices of the rows the step with this key reads, or None if it reads none."""
+    def wants(self, key: jax.Array, context: Context) -> Drawn | None:
+        """Return which rows the step with this key reads, or None if it reads none."""
         ...
 
     def step(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from modicum.errors import SettingError, suggestion
 from modicum.methods.base import Method
 from modicum.methods.full_data import HMC, NUTS
+from modicum.methods.hmc_ecs import HMCECS
 
-__all__ = ["HMC", "METHODS", "NUTS", "Method", "resolve"]
+__all__ = ["HMC", "HMCECS", "METHODS", "NUTS", "Method", "resolve"]
 
-METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (HMC, NUTS)}
+METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (HMCECS, HMC, NUTS)}
 
 
 def resolve(method: str | Method | type[Method]) -> Method:

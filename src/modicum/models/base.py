@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from types import CodeType
+from types import CellType, CodeType
 from typing import Any, TypeAlias
 
 import jax
@@ -87,9 +87,46 @@ def named_leaves(theta: Params) -> dict[str, jax.Array]:
 
 def _code_bytes(code: CodeType) -> bytes:
     constants = [
-        _code_bytes(c) if isinstance(c, CodeType) else repr(c).encode() for c in code.co_consts
+        _code_bytes(c) if isinstance(c, CodeType) else _plain_bytes(c) for c in code.co_consts
     ]
     return code.co_code + b"".join(constants) + repr(code.co_names).encode()
+
+
+def _function_bytes(function: Any) -> bytes:
+    """Code, defaults and the values a function has closed over: another of any is another model."""
+    if not hasattr(function, "__code__"):
+        return b""
+    held = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
+    held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    return _code_bytes(function.__code__) + b"".join(_plain_bytes(value) for value in held)
+
+
+def _is_empty(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - reading an empty cell raises
+    except ValueError:
+        return True
+    return False
+
+
+def _plain_bytes(value: Any) -> bytes:
+    """Return what tells plain values and arrays apart, the same in every process."""
+    if hasattr(value, "__code__"):
+        return _code_bytes(value.__code__)  # not what it holds in turn: it may hold itself
+    if isinstance(value, tuple | list):
+        return b"".join(_plain_bytes(item) for item in value)
+    if isinstance(value, frozenset):  # its order differs from process to process
+        return b"".join(sorted(repr(item).encode() for item in value))
+    if isinstance(value, np.ndarray | jax.Array):
+        return np.asarray(value).tobytes()
+    plain = isinstance(value, int | float | str | bytes | None)
+    return repr(value).encode() if plain else type(value).__name__.encode()
+
+
+def _floating(value: Any) -> jax.Array:
+    """As a floating array: a flat prior may well be written as the integer 0."""
+    array = jnp.asarray(value)
+    return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
 
 
 def _step_name(step: Any) -> str:
@@ -146,11 +183,11 @@ class Model(BaseModel):
 
     def log_prior(self, theta: Params) -> jax.Array:
         """Return the log-prior the user gave."""
-        return jnp.asarray(self._functions[0](theta))
+        return _floating(self._functions[0](theta))
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
         """Return the log-likelihoods the user gave, one a row."""
-        return jnp.asarray(self._functions[1](theta, batch))
+        return _floating(self._functions[1](theta, batch))
 
     def start(self, rows: Rows) -> Params:
         """Return `init` as arrays of floating numbers."""
@@ -180,6 +217,12 @@ class Model(BaseModel):
                 f"the model asks for {missing}, which neither its parameters nor the rows hold "
                 f"(the rows hold {held})."
             ) from missing
+        except Exception as fault:
+            raise SettingError(
+                f"the model's functions fail on the first rows ({type(fault).__name__}: "
+                f"{str(fault).splitlines()[0] if str(fault) else 'no message'}); check the shapes "
+                "they expect."
+            ) from fault
         if prior != ():
             raise SettingError(f"log_prior must return one number, but its shape is {prior}.")
         if likelihood != (count,):
@@ -190,8 +233,7 @@ class Model(BaseModel):
 
     def identity(self) -> str:
         """Name the functions by what they do: their code, not where they lie in memory."""
-        functions = [f for f in self._functions[:2] if hasattr(f, "__code__")]
-        code = b"".join(_code_bytes(f.__code__) for f in functions)
+        code = b"".join(_function_bytes(f) for f in self._functions[:2])
         shapes = {name: np.shape(leaf) for name, leaf in named_leaves(self.init).items()}
         return f"Model({shapes}, {blake2b(code, digest_size=8).hexdigest()})"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import factorial
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from jax.scipy.special import gammaln
 from modicum.errors import SettingError
 from modicum.models.base import Labels, Params
 from modicum.models.functions import softplus
-from modicum.models.linear import LinearPredictorModel
+from modicum.models.linear import LinearPredictorModel, is_positive
 from modicum.rows import Rows
 
 __all__ = ["Gaussian", "Logistic", "Poisson", "Softmax", "StudentT"]
@@ -42,6 +43,12 @@ class Logistic(LinearPredictorModel):
         p, q = jax.nn.sigmoid(eta), jax.nn.sigmoid(-eta)  # q = 1 - p without cancellation
         return y * eta - softplus(eta), y - p, -p * q, -p * q * (q - p)
 
+    def higher(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+        """Polynomials in s = p (1 - p)."""
+        p, q = jax.nn.sigmoid(eta), jax.nn.sigmoid(-eta)
+        s = p * q
+        return -s * (1 - 6 * s), -s * (q - p) * (1 - 12 * s), -s * (1 - 30 * s + 120 * s**2)
+
     def mean(self, eta: jax.Array) -> jax.Array:
         """Chance of a one."""
         return jax.nn.sigmoid(eta[0])
@@ -65,12 +72,17 @@ class Poisson(LinearPredictorModel):
 
     def f(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """Y eta - e^eta - log y!."""
-        return y * eta[0] - jnp.exp(eta[0]) - gammaln(y + 1.0)
+        return y * eta[0] - jnp.exp(eta[0]) - _log_factorial(y, eta)
 
     def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """F to f''' in eta: all but the first two are minus the rate."""
         rate = jnp.exp(eta)
-        return y * eta - rate - gammaln(y + 1.0), y - rate, -rate, -rate
+        return y * eta - rate - _log_factorial(y, eta), y - rate, -rate, -rate
+
+    def higher(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+        """Minus the rate, again and again."""
+        rate = jnp.exp(eta)
+        return -rate, -rate, -rate
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """Rate."""
@@ -79,6 +91,11 @@ class Poisson(LinearPredictorModel):
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Only whole numbers from 0."""
         return (y < 0) | (y != np.floor(y)), "counts (whole numbers from 0)"
+
+
+def _log_factorial(y: jax.Array, eta: jax.Array) -> jax.Array:
+    # in the precision of eta: counts stored in float32 would lose whole units of log y!
+    return gammaln(jnp.asarray(y, eta.dtype) + 1.0)
 
 
 @dataclass(frozen=True)
@@ -93,9 +110,9 @@ class _ScaleFamily(LinearPredictorModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.scale is not None and not (np.isfinite(self.scale) and self.scale > 0):
+        if self.scale is not None and not is_positive(self.scale):
             raise SettingError("scale must be a positive number, or None to estimate it.")
-        if not self.scale_prior > 0:
+        if not is_positive(self.scale_prior):
             raise SettingError("scale_prior must be a positive number.")
 
     @property
@@ -165,6 +182,10 @@ class Gaussian(_ScaleFamily):
         f = -0.5 * r**2 - np.log(s) - 0.5 * np.log(2 * np.pi)
         return f, r / s, constant, jnp.zeros_like(eta)
 
+    def higher(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+        """Zero: the log-density is quadratic."""
+        return jnp.zeros_like(eta), jnp.zeros_like(eta), jnp.zeros_like(eta)
+
 
 @dataclass(frozen=True)
 class StudentT(_ScaleFamily):
@@ -181,7 +202,7 @@ class StudentT(_ScaleFamily):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (np.isfinite(self.df) and self.df > 0):
+        if not is_positive(self.df):
             raise SettingError("df (the degrees of freedom) must be a positive number.")
 
     def _constant(self) -> jax.Array:
@@ -205,6 +226,12 @@ class StudentT(_ScaleFamily):
         f3 = 2 * (nu + 1) * r * (r**2 - 3 * v) / (v + r**2) ** 3
         return f, f1, f2, f3
 
+    def higher(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+        """The k-th derivative is (nu + 1) (k - 1)! Re (r + i s sqrt(nu))^-k."""
+        s, nu = self.known_scale(), self.df
+        inverse = 1 / jax.lax.complex(y - eta, jnp.full_like(eta, s * np.sqrt(nu)))
+        return tuple((nu + 1) * factorial(k - 1) * jnp.real(inverse**k) for k in (4, 5, 6))
+
 
 @dataclass(frozen=True)
 class Softmax(LinearPredictorModel):
@@ -225,8 +252,9 @@ class Softmax(LinearPredictorModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.classes is not None and self.classes < 2:
-            raise SettingError("classes must be 2 or more.")
+        whole = isinstance(self.classes, int | np.integer) and not isinstance(self.classes, bool)
+        if self.classes is not None and not (whole and self.classes >= 2):
+            raise SettingError(f"classes must be a whole number from 2, not {self.classes!r}.")
 
     def predictors(self, rows: Rows) -> int:
         """One a class but the reference."""
@@ -254,6 +282,10 @@ class Softmax(LinearPredictorModel):
         third = jnp.einsum("...c,...ca,...cb,...cd->...abd", pi, centred, centred, centred)
         third -= reference[..., None, None, None] * jnp.einsum("...a,...b,...c->...abc", pi, pi, pi)
         return jax.vmap(self.f)(eta, y), hot - pi, -covariance, -third
+
+    def higher(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+        """Not of use: softmax control variates are differentiated automatically."""
+        raise SettingError("Softmax has several predictors; its expansion stops at order 3.")
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """Chance of each class, the reference last."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from numbers import Real
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,12 @@ from modicum.errors import DataError, SettingError
 from modicum.models.base import BaseModel, Batch, Labels, Params
 from modicum.rows import Rows
 
-__all__ = ["LinearPredictorModel"]
+__all__ = ["LinearPredictorModel", "is_positive"]
+
+
+def is_positive(value: Any) -> bool:
+    """Whether `value` is a finite number above zero."""
+    return isinstance(value, Real) and 0 < float(value) < np.inf
 
 
 @dataclass(frozen=True)
@@ -43,13 +49,18 @@ class LinearPredictorModel(BaseModel):
     extras: ClassVar[tuple[str, ...]] = ()  # what a family has besides coefficients, by name
 
     def __post_init__(self) -> None:
-        scale = np.asarray(self.prior_scale, dtype=np.float64)
+        try:
+            scale = np.asarray(self.prior_scale, dtype=np.float64)
+        except (TypeError, ValueError):
+            scale = np.full(1, np.nan)
         if scale.ndim > 1 or scale.size == 0 or not np.all(np.isfinite(scale) & (scale > 0)):
             raise SettingError(
                 "prior_scale must be a positive number, or one positive number a column of x."
             )
-        if not (np.isfinite(self.intercept_scale) and self.intercept_scale > 0):
+        if not is_positive(self.intercept_scale):
             raise SettingError("intercept_scale must be a positive number.")
+        if not isinstance(self.intercept, bool | np.bool_):
+            raise SettingError(f"intercept must be True or False, not {self.intercept!r}.")
         frozen = float(scale) if scale.ndim == 0 else tuple(float(s) for s in scale)
         object.__setattr__(self, "prior_scale", frozen)  # hashable, whatever was handed in
 
@@ -62,6 +73,10 @@ class LinearPredictorModel(BaseModel):
     @abstractmethod
     def derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
         """f, f', f'', f''' in the (first) linear predictor, elementwise over rows."""
+
+    @abstractmethod
+    def higher(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+        """Derivatives 4, 5 and 6 of f in the linear predictor, elementwise over rows."""
 
     @abstractmethod
     def mean(self, eta: jax.Array) -> jax.Array:

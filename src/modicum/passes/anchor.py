@@ -8,12 +8,14 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 from scipy.linalg import cholesky, eigh, solve_triangular
 
+from modicum.models import BaseModel, Logistic, Softmax
 from modicum.passes.mode import DENSE_LIMIT, Curvature, ModeRecord, curvature, find_mode
 from modicum.passes.mode import quasi_newton_on_subset as near_mode
 from modicum.passes.sums import Sums
 
 __all__ = ["Anchor", "anchor_at", "anchor_at_mode"]
 
+SEPARATED = -0.5  # log-likelihood of all rows together, at the mode, above which none surprises
 DULL = 0.1  # a direction with less information from the data than this share of the prior's
 
 
@@ -91,7 +93,9 @@ def anchor_at_mode(
     if sums.target.size > DENSE_LIMIT:
         return _scale_only(sums, start, seed)
     at, record = find_mode(sums, start, seed)
-    return _from_curvature(at, record, names)
+    anchor = _from_curvature(at, record, names)
+    anchor.notes.extend(_separation(sums.target.model, at))
+    return anchor
 
 
 def _from_curvature(at: Curvature, record: ModeRecord | None, names: tuple[str, ...]) -> Anchor:
@@ -136,6 +140,17 @@ def _dull_direction(at: Curvature, names: tuple[str, ...]) -> str | None:
         "there is the prior: collinear columns, a level without both outcomes, or perfect "
         "separation; drop a column, merge levels, or choose that prior with care."
     )
+
+
+def _separation(model: BaseModel, at: Curvature) -> list[str]:
+    """Say so if every outcome is foretold: the likelihood then only rises along some direction."""
+    if not isinstance(model, Logistic | Softmax) or at.C < SEPARATED:
+        return []
+    return [
+        "the columns of x foretell every outcome (perfect separation), so how large the "
+        "coefficients are is decided by the prior and not by the data; give a tighter prior_scale "
+        "(2.5 is usual), or drop the column that gives the outcome away."
+    ]
 
 
 def _scale_only(sums: Sums, start: np.ndarray, seed: int) -> Anchor:

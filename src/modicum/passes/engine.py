@@ -40,6 +40,12 @@ class Engine(Protocol):
         """
         ...
 
+    def map_rows(
+        self, chunk_map: ChunkSum, arguments: Any, rows: Rows, description: str = ...
+    ) -> np.ndarray:
+        """Return one float32 number a row: `chunk_map(arguments, batch, present)`, joined."""
+        ...
+
 
 class LocalEngine:
     """Add up chunks on a few threads of this machine.
@@ -56,27 +62,48 @@ class LocalEngine:
         self, chunk_sum: ChunkSum, arguments: Any, rows: Rows, description: str = "pass"
     ) -> Any:
         """Return the sum of `chunk_sum` over all chunks, in float64 (see `Engine`)."""
+        total: Any = None
+        for part in self._parts(chunk_sum, arguments, rows, description, np.float64):
+            total = part if total is None else jax.tree.map(np.add, total, part)
+        return total
+
+    def map_rows(
+        self, chunk_map: ChunkSum, arguments: Any, rows: Rows, description: str = "pass"
+    ) -> np.ndarray:
+        """Return one float32 number a row (see `Engine`)."""
+        out = np.empty(len(rows), np.float32)
+        start = 0
+        for part in self._parts(chunk_map, arguments, rows, description, np.float32):
+            stop = min(start + len(part), len(rows))
+            out[start:stop] = part[: stop - start]
+            start = stop
+        return out
+
+    def _parts(
+        self, function: ChunkSum, arguments: Any, rows: Rows, description: str, dtype: Any
+    ) -> Iterator[Any]:
+        """Results of all chunks in order."""
         size = chunk_rows(rows)
         compute = in_double_precision(_one_chunk)
-        total: Any = None
         with (
             pass_progress(description, len(rows), self.progressbar) as advance,
             ThreadPoolExecutor(self.threads) as pool,
         ):
             jobs = (
-                (lambda i=i: compute(chunk_sum, arguments, rows, i, size))
+                (lambda i=i: compute(function, arguments, rows, i, size, dtype))
                 for i in range(ceil(len(rows) / size))
             )
             for part in _in_order(pool, jobs, ahead=2 * self.threads):
-                total = part if total is None else jax.tree.map(np.add, total, part)
+                yield part
                 advance(size)
-        return total
 
 
 def chunk_rows(rows: Rows) -> int:
     """Rows in a chunk: as even as can be, and a function of the rows' number and width alone."""
     width = sum(int(np.prod(shape)) for shape in rows.fields.values())
-    largest = min(65_536, max(256, CHUNK_BYTES // (8 * max(1, width))))
+    # An accelerator wants large pieces; a CPU wants them near its caches.
+    most, room = (65_536, CHUNK_BYTES) if jax.default_backend() == "cpu" else (2**20, 2**29)
+    largest = min(most, max(256, room // (8 * max(1, width))))
     return ceil(len(rows) / ceil(len(rows) / largest))
 
 
@@ -97,10 +124,12 @@ def _pad(values: np.ndarray, missing: int) -> np.ndarray:
     return np.concatenate([values, np.repeat(values[:1], missing, axis=0)])
 
 
-def _one_chunk(chunk_sum: ChunkSum, arguments: Any, rows: Rows, index: int, size: int) -> Any:
+def _one_chunk(
+    function: ChunkSum, arguments: Any, rows: Rows, index: int, size: int, dtype: Any
+) -> Any:
     batch, present = padded_chunk(rows, index, size)
-    result = chunk_sum(arguments, batch, present)
-    return jax.tree.map(lambda a: np.asarray(a, dtype=np.float64), result)
+    result = function(arguments, batch, present)
+    return jax.tree.map(lambda a: np.asarray(a, dtype=dtype), result)
 
 
 def _in_order(

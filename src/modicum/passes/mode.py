@@ -19,6 +19,7 @@ from modicum.rows import Rows
 __all__ = ["Curvature", "ModeRecord", "find_mode"]
 
 TOLERANCE = 1e-6  # whitened gradient norm: distance to the mode in posterior standard deviations
+GOAL = 1e-9  # what Newton aims for: at the tolerance itself a mode has only seven digits
 DENSE_LIMIT = 2000  # parameters up to which Hessians are formed
 MAX_STEPS = 60
 
@@ -72,6 +73,12 @@ class Curvature:
     def precision(self) -> np.ndarray:
         """Minus the Hessian of the log-posterior."""
         return -(self.B + self.prior_hessian)
+
+    @property
+    def finite(self) -> bool:
+        """Whether the log-posterior and its derivatives are numbers."""
+        parts = (self.log_posterior, self.gradient, self.precision)
+        return all(bool(np.all(np.isfinite(part))) for part in parts)
 
     @property
     def newton_step(self) -> np.ndarray:
@@ -159,7 +166,7 @@ def _climb(sums: Sums, start: np.ndarray, purpose: str) -> Curvature:
         start = _quasi_newton(sums, start, purpose)
     at = _finite(curvature(sums, start, purpose))
     for _ in range(MAX_STEPS):
-        if at.gradient_norm < TOLERANCE:
+        if at.gradient_norm < GOAL:
             break
         better = _line_search(sums, at, purpose)
         if better is None:  # no ascent left at working precision
@@ -175,7 +182,7 @@ def _line_search(sums: Sums, at: Curvature, purpose: str) -> Curvature | None:
     while length > 1e-8:
         trial = curvature(sums, at.point + length * step, purpose)
         rise = trial.log_posterior - at.log_posterior
-        if np.isfinite(rise) and rise >= 1e-4 * length * slope - slack:
+        if trial.finite and rise >= 1e-4 * length * slope - slack:
             closer = trial.gradient_norm < at.gradient_norm
             return trial if closer or rise > slack else None
         length /= 2 if np.isfinite(rise) else 8
@@ -204,14 +211,14 @@ def _solve_uphill(precision: np.ndarray, gradient: np.ndarray) -> np.ndarray:
         return np.asarray(cho_solve(cho_factor(precision), gradient))
     except np.linalg.LinAlgError:
         values, vectors = eigh(precision)
-        floor = 1e-8 * np.abs(values).max()
+        floor = max(1e-8 * np.abs(values).max(), np.finfo(np.float64).tiny)
         return np.asarray(vectors @ ((vectors.T @ gradient) / np.maximum(np.abs(values), floor)))
 
 
 def _finite(at: Curvature) -> Curvature:
-    if not np.isfinite(at.log_posterior) or not np.all(np.isfinite(at.gradient)):
+    if not at.finite:
         raise ConvergenceError(
-            "the log-posterior or its gradient is not finite at the starting point; start "
+            "the log-posterior or a derivative of it is not finite at the starting point; start "
             "elsewhere (`init`), rescale the columns of x, or check the model's functions there."
         )
     return at

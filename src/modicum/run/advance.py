@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from modicum.designs import Drawn
 from modicum.kernels.base import Kernel
 
 __all__ = ["advance", "advance_together", "begin", "begin_together", "wanted", "wanted_at_start"]
@@ -29,15 +30,18 @@ def _start_keys(chain_key: jax.Array) -> tuple[jax.Array, jax.Array]:
     return rows_key, init_key
 
 
-def _gather(rows: Any, indices: Any) -> Any:
-    return jax.tree.map(lambda field: field[indices], rows)
+def _read(rows: Any, drawn: Drawn) -> Any:
+    """Rows by index, with the probability each was drawn with."""
+    return {name: field[drawn.rows] for name, field in rows.items()} | {
+        "probability": drawn.probability
+    }
 
 
 def _begin(kernel: Kernel, context: Any, rows: Any, batch: Any, chain_key: jax.Array) -> Any:
     rows_key, init_key = _start_keys(chain_key)
-    indices = kernel.wants_at_start(rows_key, context)
-    if indices is not None and batch is None:
-        batch = _gather(rows, indices)
+    drawn = kernel.wants_at_start(rows_key, context)
+    if drawn is not None and batch is None:
+        batch = _read(rows, drawn)
     return kernel.init(init_key, batch, context)
 
 
@@ -58,10 +62,10 @@ def _advance(
         rows_key, step_key = _keys(chain_key, first + i)
         signal = jax.tree.map(lambda a: a[first + i], signals)
         if batches is not None:  # fetched ahead by the host
-            batch = _gather(batches, i)
+            batch = jax.tree.map(lambda field: field[i], batches)
         else:
-            indices = kernel.wants(rows_key, context)
-            batch = None if indices is None else _gather(rows, indices)
+            drawn = kernel.wants(rows_key, context)
+            batch = None if drawn is None else _read(rows, drawn)
         return kernel.step(step_key, state, signal, batch, context)
 
     def body(i: Any, carry: Any) -> Any:
@@ -74,16 +78,11 @@ def _advance(
     return jax.lax.fori_loop(0, count, body, (state, record))
 
 
-def _wanted(kernel: Kernel, context: Any, chain_key: jax.Array, iterations: Any) -> jax.Array:
-    def one(iteration: Any) -> jax.Array:
-        indices = kernel.wants(_keys(chain_key, iteration)[0], context)
-        assert indices is not None
-        return indices
-
-    return jax.vmap(one)(iterations)
+def _wanted(kernel: Kernel, context: Any, chain_key: jax.Array, iterations: Any) -> Any:
+    return jax.vmap(lambda i: kernel.wants(_keys(chain_key, i)[0], context))(iterations)
 
 
-def _wanted_at_start(kernel: Kernel, context: Any, chain_key: jax.Array) -> jax.Array | None:
+def _wanted_at_start(kernel: Kernel, context: Any, chain_key: jax.Array) -> Any:
     return kernel.wants_at_start(_start_keys(chain_key)[0], context)
 
 

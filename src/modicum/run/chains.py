@@ -142,8 +142,9 @@ class Chains:
     def _first_batches(self) -> Any:
         if not isinstance(self.rows, Rows):
             return None
-        indices = [compiled.wanted_at_start(self.kernel, self.context, key) for key in self.keys]
-        return self.rows.take(np.stack([np.asarray(i) for i in indices]))
+        return self._read(
+            [compiled.wanted_at_start(self.kernel, self.context, key) for key in self.keys]
+        )
 
     def _batches(self, first: int, count: int) -> Any:
         """Rows of the next iterations, one leading axis for chains and one for iterations."""
@@ -159,13 +160,16 @@ class Chains:
             self._ahead = (first, count, self._reader.submit(fetch, first))
 
     def _fetch(self, first: int) -> dict[str, np.ndarray]:
-        assert isinstance(self.rows, Rows)
         iterations = np.arange(first, first + self.capacity)
-        indices = [
-            np.asarray(compiled.wanted(self.kernel, self.context, key, iterations))
-            for key in self.keys
-        ]
-        return self.rows.take(np.stack(indices))
+        return self._read(
+            [compiled.wanted(self.kernel, self.context, key, iterations) for key in self.keys]
+        )
+
+    def _read(self, drawn: list[Any]) -> dict[str, np.ndarray]:
+        """Rows of all chains in one bulk read, with the probabilities they were drawn with."""
+        assert isinstance(self.rows, Rows)
+        rows, probability = (np.stack(parts) for parts in zip(*drawn, strict=True))
+        return self.rows.take(rows) | {"probability": probability}
 
     # Saving and restoring -----------------------------------------------------------------
 

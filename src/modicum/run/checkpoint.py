@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -38,6 +39,8 @@ class Checkpoint:
     def __init__(self, folder: str | os.PathLike[str], identity: dict[str, Any]) -> None:
         self.folder = Path(folder)
         self.identity = json.loads(json.dumps(identity))
+        if self.folder.exists() and not self.folder.is_dir():
+            raise SettingError(f"the checkpoint '{self.folder}' is a file; name a folder.")
         self.folder.mkdir(parents=True, exist_ok=True)
         self.index = self._read_index()
 
@@ -136,7 +139,7 @@ def _load(path: Path) -> Arrays:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError) as fault:
+    except (OSError, ValueError, EOFError, KeyError, BadZipFile) as fault:
         raise DataError(
             f"the checkpoint file '{path}' is missing or damaged; delete the folder to start anew."
         ) from fault

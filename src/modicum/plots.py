@@ -1,0 +1,169 @@
+"""Small pictures of a posterior. They need matplotlib: ``pip install 'modicum[demo]'``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from modicum.errors import SettingError
+from modicum.posterior.labels import scalar_names
+
+if TYPE_CHECKING:
+    from modicum.posterior import Posterior
+
+__all__ = ["METHOD_COLOURS", "colour_of", "forest", "marginal", "new_axes"]
+
+METHOD_COLOURS = {
+    "hmc": "#0b5fa5",
+    "nuts": "#3a923a",
+    "hmc-ecs": "#c2410c",
+    "hmc-ecs-signed": "#7b3fa0",
+}
+"""One colour a method, the same in every picture."""
+
+OTHER = "#555555"
+
+
+def colour_of(method: str | Posterior) -> str:
+    """Return the colour of a method, given by name or as a posterior it made."""
+    name = method if isinstance(method, str) else method.settings.get("method", "")
+    return METHOD_COLOURS.get(str(name), OTHER)
+
+
+def pyplot() -> Any:
+    """Import matplotlib, or say how to get it."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        raise SettingError(
+            "pictures need matplotlib, which is not installed: pip install 'modicum[demo]'."
+        ) from None
+    return plt
+
+
+def new_axes(ax: Any = None, size: tuple[float, float] = (6.0, 4.0)) -> Any:
+    """Return `ax`, or the axes of a new figure."""
+    return ax if ax is not None else pyplot().subplots(figsize=size, layout="constrained")[1]
+
+
+def forest(
+    post: Posterior,
+    names: Sequence[str] | str | None = None,
+    *,
+    labels: Sequence[str] | None = None,
+    transform: Callable[[np.ndarray], np.ndarray] | None = None,
+    prob: float = 0.9,
+    ax: Any = None,
+) -> Any:
+    """Draw medians and equal-tailed intervals, one line a scalar, the first on top.
+
+    Parameters
+    ----------
+    post
+        The posterior.
+    names
+        Parameters (``"beta"``: all its entries) or single scalars as the summary calls them
+        (``"beta[age]"``); all by default.
+    labels
+        What to write beside each line; the names by default.
+    transform
+        An increasing function of the values, such as `numpy.exp` for odds ratios.
+    prob
+        Posterior probability of the interval.
+    ax
+        Matplotlib axes; by default those of a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+    """
+    if not 0 < prob < 1:
+        raise SettingError(f"prob is the probability of an interval, between 0 and 1, not {prob}.")
+    chosen = _chosen(post, names)
+    written = list(chosen) if labels is None else list(labels)
+    if len(written) != len(chosen):
+        raise SettingError(f"there are {len(written)} labels for {len(chosen)} scalars.")
+    levels = [(1 - prob) / 2, 0.5, (1 + prob) / 2]
+    low, middle, high = _quantiles(post, chosen, levels, transform)
+    ax = new_axes(ax, (6.0, 1.0 + 0.22 * len(chosen)))
+    at = np.arange(len(chosen))
+    ax.hlines(at, low, high, color=colour_of(post), linewidth=2)
+    ax.plot(middle, at, "o", color=colour_of(post), markersize=4)
+    ax.set_yticks(at, written)
+    ax.set_ylim(len(chosen) - 0.5, -0.5)  # the first on top
+    ax.set_xlabel(f"median and {prob:.0%} interval")
+    ax.grid(axis="x", alpha=0.3)
+    return ax
+
+
+def marginal(post: Posterior, name: str, *, bins: int = 40, ax: Any = None) -> Any:
+    """Draw the distribution of one scalar as a histogram that respects signs and weights.
+
+    Parameters
+    ----------
+    post
+        The posterior.
+    name
+        A scalar as the summary calls it, such as ``"beta[age]"``.
+    bins
+        Bars of the histogram.
+    ax
+        Matplotlib axes; by default those of a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+    """
+    (parameter, index), *more = _chosen(post, name).values()
+    if more:
+        raise SettingError(f"{name!r} has {len(more) + 1} entries: name one of them.")
+    values = _flat(post, parameter)[:, index]
+    weights = np.ones(len(values)) if post.weights is None else post.weights.reshape(-1)
+    ax = new_axes(ax)
+    colour = colour_of(post)
+    heights, edges = np.histogram(values, bins, weights=weights / weights.sum(), density=False)
+    ax.stairs(heights / np.diff(edges), edges, fill=True, color=colour, alpha=0.35)
+    ax.axvline(float(np.ravel(post.mean(parameter))[index]), color=colour, label="mean")
+    ax.set(xlabel=name, ylabel="posterior density")
+    ax.legend(frameon=False)
+    return ax
+
+
+def _chosen(post: Posterior, names: Sequence[str] | str | None) -> dict[str, tuple[str, int]]:
+    """Find scalars by name: where each lies, as (parameter, flat index)."""
+    known = {
+        scalar: (parameter, i)
+        for parameter, x in post.draws.items()
+        for i, scalar in enumerate(scalar_names(parameter, x.shape[2:], post.labels))
+    }
+    wanted = [names] if isinstance(names, str) else list(post.draws if names is None else names)
+    found: dict[str, tuple[str, int]] = {}
+    for name in wanted:
+        if name in known:
+            found[name] = known[name]
+        elif name in post.draws:
+            found |= {k: v for k, v in known.items() if v[0] == name}
+        else:
+            from modicum.rows.roles import close_to
+
+            raise SettingError(f"there is no parameter {name!r}: {close_to(name, known)}")
+    return found
+
+
+def _flat(post: Posterior, parameter: str) -> np.ndarray:
+    x = post[parameter]
+    return x.reshape(x.shape[0] * x.shape[1], -1)
+
+
+def _quantiles(
+    post: Posterior,
+    chosen: dict[str, tuple[str, int]],
+    levels: Sequence[float],
+    transform: Callable[[np.ndarray], np.ndarray] | None,
+) -> np.ndarray:
+    """Quantiles (level, scalar); an increasing transform of a quantile is the quantile of it."""
+    of = {p: post.quantile(p, levels).reshape(len(levels), -1) for p, _ in set(chosen.values())}
+    ends = np.stack([of[p][:, i] for p, i in chosen.values()], axis=1)
+    return ends if transform is None else np.asarray(transform(ends))

@@ -1,0 +1,188 @@
+"""Every family: densities, derivatives in eta, priors, names."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import modicum as mo
+from modicum.models import Target
+from targets import all_of, class_rows, gaussian_rows, logistic_rows, poisson_rows
+
+M = mo.models
+SCALAR = {
+    "logistic": (M.Logistic(), [0.0, 1.0]),
+    "poisson": (M.Poisson(), [0.0, 1.0, 7.0]),
+    "gaussian": (M.Gaussian(scale=0.6), [-2.0, 0.3, 5.0]),
+    "student": (M.StudentT(scale=0.6, df=3.0), [-2.0, 0.3, 5.0]),
+}
+
+
+@pytest.mark.parametrize("name", SCALAR)
+def test_derivatives_in_eta_are_those_of_f(name, x64):
+    model, outcomes = SCALAR[name]
+    orders = [lambda e, y: model.f(e[None], y)]
+    for _ in range(3):
+        orders.append(jax.grad(orders[-1]))
+    for y in outcomes:
+        eta = jnp.linspace(-4.0, 4.0, 41)
+        given = model.derivatives(eta, jnp.full_like(eta, y))
+        for order, (ours, function) in enumerate(zip(given, orders, strict=True)):
+            truth = jax.jit(jax.vmap(function, (0, None)))(eta, y)
+            np.testing.assert_allclose(ours, truth, rtol=1e-9, atol=1e-12, err_msg=str(order))
+
+
+@pytest.mark.parametrize("eta", [-800.0, -40.0, 40.0, 800.0])
+def test_logistic_stays_accurate_far_out(eta, x64):
+    f, f1, f2, f3 = M.Logistic().derivatives(jnp.array([eta]), jnp.array([1.0 * (eta > 0)]))
+    tail = np.exp(-abs(eta))
+    np.testing.assert_allclose(f, -np.log1p(tail), rtol=1e-14, atol=1e-14)
+    np.testing.assert_allclose(f2, -tail, rtol=1e-12, atol=1e-300)
+    np.testing.assert_allclose(np.abs(f3), tail, rtol=1e-12, atol=1e-300)
+    assert np.abs(f1[0]) <= max(tail, 2e-16)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_softmax_derivatives_by_shape_and_value(classes, x64):
+    model, q = M.Softmax(classes=classes), classes - 1
+    eta = jnp.asarray(np.random.default_rng(1).normal(size=(20, q)) * 2)
+    y = jnp.arange(20.0) % classes
+    given = jax.jit(model.derivatives)(eta, y)
+    orders = [model.f, jax.grad(model.f), jax.hessian(model.f), jax.jacfwd(jax.hessian(model.f))]
+    for k, (ours, function) in enumerate(zip(given, orders, strict=True)):
+        assert ours.shape == (20, *(q,) * k)
+        truth = jax.jit(jax.vmap(function))(eta, y)
+        np.testing.assert_allclose(ours, truth, rtol=1e-9, atol=1e-12)
+
+
+def test_two_class_softmax_is_logistic(x64):
+    eta = jnp.linspace(-3.0, 3.0, 7)
+    softmax = jax.jit(M.Softmax(classes=2).derivatives)
+    two = softmax(eta[:, None], jnp.zeros(7))  # class 0 is Logistic's one
+    one = M.Logistic().derivatives(eta, jnp.ones(7))
+    for a, b in zip(two, one, strict=True):
+        np.testing.assert_allclose(np.ravel(a), b, rtol=1e-12, atol=1e-14)
+
+
+def test_derivatives_need_a_known_scale():
+    with pytest.raises(mo.SettingError, match="known scale"):
+        M.Gaussian().derivatives(jnp.zeros(1), jnp.zeros(1))
+
+
+def _theta(model, rows, seed=3):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda a: 0.5 * rng.normal(size=np.shape(a)), model.start(rows))
+
+
+def _eta(theta, batch):
+    eta = batch["x"] @ np.asarray(theta["beta"]).T + theta["intercept"]
+    return eta + batch.get("offset", 0.0)
+
+
+DENSITIES = {
+    "logistic": (M.Logistic(), logistic_rows, lambda y, e, s: stats.bernoulli.logpmf(
+        y, 1 / (1 + np.exp(-e)))),
+    "poisson": (M.Poisson(), poisson_rows, lambda y, e, s: stats.poisson.logpmf(y, np.exp(e))),
+    "gaussian": (M.Gaussian(scale=0.7), gaussian_rows, lambda y, e, s: stats.norm.logpdf(
+        y, e, 0.7)),
+    "gaussian, estimated": (M.Gaussian(), gaussian_rows, stats.norm.logpdf),
+    "student": (M.StudentT(scale=0.7, df=3), gaussian_rows, lambda y, e, s: stats.t.logpdf(
+        y, 3, e, 0.7)),
+    "student, estimated": (M.StudentT(df=5), gaussian_rows, lambda y, e, s: stats.t.logpdf(
+        y, 5, e, s)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DENSITIES)
+def test_log_likelihood_is_scipys_density(name, x64):
+    model, make, density = DENSITIES[name]
+    rows = make(60)
+    theta, batch = _theta(model, rows), all_of(rows)
+    truth = density(batch["y"], _eta(theta, batch), np.exp(theta.get("log_scale", 0.0)))
+    np.testing.assert_allclose(model.log_likelihood(theta, batch), truth, rtol=1e-11, atol=1e-12)
+
+
+def test_softmax_log_likelihood(x64):
+    rows, model = class_rows(60), M.Softmax()
+    theta, batch = _theta(model, rows), all_of(rows)
+    eta = np.c_[_eta(theta, batch), np.zeros(60)]
+    chance = np.exp(eta) / np.exp(eta).sum(1, keepdims=True)
+    truth = np.log(chance[np.arange(60), batch["y"].astype(int)])
+    np.testing.assert_allclose(model.log_likelihood(theta, batch), truth, rtol=1e-12)
+    np.testing.assert_allclose(model.expected(theta, batch), chance, rtol=1e-12)
+
+
+def test_means(x64):
+    for model, make, link in (
+        (M.Logistic(), logistic_rows, lambda e: 1 / (1 + np.exp(-e))),
+        (M.Poisson(), poisson_rows, np.exp),
+        (M.Gaussian(), gaussian_rows, lambda e: e),
+        (M.StudentT(), gaussian_rows, lambda e: e),
+    ):
+        rows = make(20)
+        theta, batch = _theta(model, rows), all_of(rows)
+        np.testing.assert_allclose(model.expected(theta, batch), link(_eta(theta, batch)))
+
+
+def test_poisson_keeps_large_counts_exact_in_float32_rows(x64):
+    y = np.array([3e6, 5.0], np.float32)
+    batch = {"x": np.zeros((2, 1), np.float32), "y": y}
+    theta = {"beta": np.zeros(1), "intercept": 14.9}
+    truth = stats.poisson.logpmf(y.astype(float), np.exp(14.9))
+    np.testing.assert_allclose(M.Poisson().log_likelihood(theta, batch), truth, rtol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [2.0, (0.5, 1.0, 4.0)])
+def test_prior_is_independent_normal(scale, x64):
+    model = M.Gaussian(prior_scale=scale, intercept_scale=7.0, scale_prior=1.5)
+    theta = _theta(model, gaussian_rows(10))
+    truth = stats.norm.logpdf(theta["beta"], 0, np.asarray(scale)).sum()
+    truth += stats.norm.logpdf(theta["intercept"], 0, 7.0)
+    truth += stats.norm.logpdf(theta["log_scale"], 0, 1.5)
+    np.testing.assert_allclose(model.log_prior(theta), truth, rtol=1e-12)
+
+
+def test_softmax_prior_scales_are_by_column(x64):
+    model = M.Softmax(prior_scale=[0.5, 2.0], intercept_scale=3.0)
+    theta = _theta(model, class_rows(30))
+    truth = stats.norm.logpdf(theta["beta"], 0, np.array([[0.5, 2.0]])).sum()
+    truth += stats.norm.logpdf(theta["intercept"], 0, 3.0).sum()
+    np.testing.assert_allclose(model.log_prior(theta), truth, rtol=1e-12)
+
+
+def test_without_intercept_columns_are_left_alone(x64):
+    rows, model = logistic_rows(30), M.Logistic(intercept=False)
+    theta = _theta(model, rows)
+    assert list(theta) == ["beta"]
+    np.testing.assert_allclose(model.linear(theta, all_of(rows)), all_of(rows)["x"] @ theta["beta"])
+    truth = stats.norm.logpdf(theta["beta"], 0, 2.5).sum()
+    np.testing.assert_allclose(model.log_prior(theta), truth)
+
+
+def test_report_and_restore_are_inverse(x64):
+    for model in (M.Gaussian(), M.StudentT(), M.Gaussian(scale=1.0)):
+        theta = _theta(model, gaussian_rows(10))
+        named = model.report(theta)
+        assert ("scale" in named) == (model.scale is None)
+        back = model.restore(named)
+        assert back.keys() == theta.keys()
+        for name in theta:
+            np.testing.assert_allclose(back[name], theta[name], rtol=1e-12)
+
+
+def test_labels_name_columns_and_classes():
+    rows = gaussian_rows(10, columns=["age", "dose", "bmi"])
+    assert M.Gaussian().labels(rows)["beta"] == (("age", "dose", "bmi"),)
+    labels = M.Softmax().labels(class_rows(50, columns=["a", "b"]))
+    assert labels["beta"] == (("class 0", "class 1"), ("a", "b"))
+    assert labels["intercept"] == (("class 0", "class 1"),)
+
+
+def test_models_hash_by_value():
+    a, b = M.Logistic(prior_scale=np.array([1.0, 2.0])), M.Logistic(prior_scale=[1, 2])
+    assert a == b
+    assert hash(a) == hash(b)
+    assert a != M.Logistic(prior_scale=(1.0, 3.0))
+    rows = logistic_rows(20, 2)
+    assert hash(Target.of(a, rows)[0]) == hash(Target.of(b, rows)[0])

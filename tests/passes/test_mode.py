@@ -1,0 +1,267 @@
+"""The posterior mode and the anchor there: found in few passes, or refused with a reason."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import statsmodels.api as sm
+
+import modicum as mo
+from modicum.passes import Anchor, anchor_at, anchor_at_mode, find_mode
+from modicum.passes.anchor import whitening_factor
+from modicum.passes.mode import TOLERANCE, prior_slope
+from targets import (
+    Conjugate,
+    all_of,
+    class_rows,
+    gaussian_rows,
+    logistic_rows,
+    poisson_rows,
+    quick,
+    sums_of,
+)
+
+M = mo.models
+
+
+def mode_of(model, rows, **kwargs):
+    sums, start = sums_of(model, rows)
+    return find_mode(sums, start, **kwargs)
+
+
+@pytest.mark.parametrize("n", [500, 2_000, 12_000])  # the largest starts from a subset
+@pytest.mark.parametrize("family", ["logistic", "poisson"])
+def test_mode_is_statsmodels_maximum_likelihood(family, n):
+    # so wide a prior moves the mode by less than 1e-11 of itself
+    wide = {"prior_scale": 1e6, "intercept_scale": 1e6}
+    model, rows, kind = {
+        "logistic": (M.Logistic(**wide), logistic_rows(n), sm.families.Binomial()),
+        "poisson": (M.Poisson(**wide), poisson_rows(n), sm.families.Poisson()),
+    }[family]
+    at, record = mode_of(model, rows)
+    batch = all_of(rows)
+    x = np.c_[batch["x"], np.ones(len(rows))]
+    glm = sm.GLM(batch["y"], x, family=kind, offset=batch.get("offset"))
+    truth = glm.fit(tol=1e-14, maxiter=100).params
+    np.testing.assert_allclose(at.point, truth, rtol=1e-8)
+    assert record.converged
+    assert record.passes <= 10
+
+
+def test_gaussian_mode_is_the_closed_form_with_its_prior():
+    target = Conjugate()
+    at, record = mode_of(target.model, target.rows)
+    np.testing.assert_allclose(at.point, target.mean, rtol=1e-9)
+    np.testing.assert_allclose(at.precision, target.precision, rtol=1e-10, atol=1e-9)
+    assert record.passes <= 3  # a quadratic needs one step
+
+
+@pytest.mark.parametrize(
+    ("model", "make"),
+    [
+        (M.Softmax(prior_scale=1.0), class_rows),
+        (M.Gaussian(prior_scale=1.0), gaussian_rows),
+        (M.StudentT(prior_scale=1.0), gaussian_rows),
+        (M.Poisson(prior_scale=(0.1, 1.0, 5.0)), poisson_rows),
+    ],
+)
+def test_gradient_of_the_log_posterior_vanishes(model, make, x64):
+    rows = make(250)
+    sums, start = sums_of(model, rows)
+    at, record = find_mode(sums, start)
+
+    def log_posterior(t):
+        return sums.target.log_likelihood(t, all_of(rows)).sum() + sums.target.log_prior(t)
+
+    gradient = jax.jit(jax.grad(log_posterior))(at.point)
+    spread = np.linalg.cholesky(np.linalg.inv(at.precision))
+    assert np.linalg.norm(spread.T @ gradient) < 2 * TOLERANCE
+    assert record.gradient_norm < TOLERANCE
+
+
+def test_a_subset_saves_passes():
+    rows = logistic_rows(40_000, 5)
+    at, record = mode_of(M.Logistic(), rows, seed=3)
+    assert record.subset == 5_000
+    assert record.passes <= 5
+    again, _ = mode_of(M.Logistic(), rows, seed=4)  # another subset, the same mode
+    np.testing.assert_allclose(again.point, at.point, rtol=1e-7)
+
+
+def test_passes_are_counted_without_the_subset():
+    rows = logistic_rows(40_000, 5)
+    sums, start = sums_of(M.Logistic(), rows)
+    _, record = find_mode(sums, start)
+    assert sums.ledger.sweeps == record.passes
+    assert sums.ledger.evaluations > record.passes * len(rows)  # the subset's rows count too
+
+
+def test_weight_two_is_a_row_twice_for_the_mode():
+    once = all_of(logistic_rows(150))
+    twice = {k: np.repeat(v, 2, axis=0) for k, v in once.items()}
+    a, _ = mode_of(M.Logistic(), mo.Rows(**once, weight=np.full(150, 2.0)))
+    b, _ = mode_of(M.Logistic(), mo.Rows(**twice))
+    np.testing.assert_allclose(a.point, b.point, rtol=1e-8)
+
+
+# What is hard ------------------------------------------------------------------------------
+
+
+def separated(columns=None):
+    x = np.linspace(-1, 1, 60)[:, None]
+    return mo.Rows(x=x, y=(x[:, 0] > 0) * 1.0, columns=columns)
+
+
+def test_perfect_separation_with_a_proper_prior_is_a_mode():
+    at, record = mode_of(M.Logistic(), separated())
+    assert record.converged
+    assert 3 < at.point[0] < 20
+
+
+def test_perfect_separation_with_a_wide_prior_is_explained():
+    sums, start = sums_of(M.Logistic(prior_scale=1e4), separated())
+    anchor = anchor_at_mode(sums, start, ("beta[dose]", "intercept"))
+    assert anchor.record.converged
+    assert any("(perfect separation)" in note for note in anchor.notes)
+
+
+def test_nobody_is_told_of_separation_without_it():
+    sums, start = sums_of(M.Logistic(prior_scale=1e3), logistic_rows(100))
+    assert anchor_at_mode(sums, start).notes == []
+    sums, start = sums_of(M.Softmax(), class_rows(100))
+    assert anchor_at_mode(sums, start).notes == []
+
+
+def test_collinear_columns_are_named():
+    x = np.random.default_rng(1).normal(size=(300, 2))
+    y = (np.random.default_rng(2).random(300) < 0.5) * 1.0
+    rows = mo.Rows(x=np.c_[x, 2 * x[:, 0]], y=y)
+    sums, start = sums_of(M.Logistic(), rows)
+    (note,) = anchor_at_mode(sums, start, ("height", "age", "inches", "intercept")).notes
+    assert "next to nothing about height, inches (or" in note
+
+
+def test_a_start_that_is_not_finite_is_refused():
+    bad = mo.Model(
+        lambda th: 0.0, lambda th, b: jnp.log(th["a"] - 1.0) - b["y"] * th["a"], {"a": 0.0}
+    )
+    with pytest.raises(mo.ConvergenceError, match="not finite at the starting point"):
+        quick(bad, gaussian_rows(20))
+
+
+def test_a_hessian_that_is_not_finite_is_refused():
+    kink = mo.Model(
+        lambda th: 0.0, lambda th, b: -(jnp.abs(th["a"]) ** 1.5) - 0 * b["y"], {"a": 0.0}
+    )
+    with pytest.raises(mo.ConvergenceError, match="not finite at the starting point"):
+        quick(kink, gaussian_rows(20))
+
+
+def test_an_unbounded_posterior_has_no_mode():
+    endless = mo.Model(lambda th: 0.0, lambda th, b: jnp.exp(th["a"]) + 0 * b["y"], {"a": 0.0})
+    with pytest.raises(mo.ConvergenceError, match="no mode was found|not finite") as caught:
+        quick(endless, gaussian_rows(20))
+    assert str(caught.value).endswith(".")
+
+
+def test_an_unconverged_point_is_never_called_a_mode(monkeypatch):
+    from modicum.passes import mode
+
+    monkeypatch.setattr(mode, "MAX_STEPS", 1)
+    with pytest.raises(mo.ConvergenceError, match="no mode was found: after 2 passes"):
+        mode_of(M.Logistic(), separated())
+
+
+def mixture(init):
+    """Two normals at -a and a: concave at neither 0 nor far out, with modes in between."""
+
+    def log_likelihood(th, batch):
+        left, right = (-0.5 * (batch["y"] - s * th["a"]) ** 2 for s in (-1, 1))
+        return jnp.logaddexp(left, right)
+
+    return mo.Model(lambda th: -0.5 * (th["a"] / 5) ** 2, log_likelihood, {"a": init})
+
+
+def two_heaps():
+    rng = np.random.default_rng(5)
+    return mo.Rows(y=np.r_[rng.normal(-2, 1, 100), rng.normal(2, 1, 100)])
+
+
+def test_a_model_that_is_not_concave_everywhere_still_has_its_mode():
+    at, record = mode_of(mixture(0.3), two_heaps())  # the start lies where curvature is positive
+    assert record.converged
+    assert abs(at.point[0] - 2.0) < 0.3
+    assert at.precision[0, 0] > 0
+
+
+def test_a_stationary_point_that_is_no_maximum_is_told():
+    sums, start = sums_of(mixture(0.0), two_heaps())
+    assert "not concave at the anchor" in anchor_at_mode(sums, start).notes[0]
+
+
+# The anchor --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["mode", "elsewhere"])
+def test_anchor_holds_sums_and_whitens(where, x64):
+    rows, model = poisson_rows(300), M.Poisson(prior_scale=0.8)
+    sums, start = sums_of(model, rows)
+    if where == "mode":
+        anchor = anchor_at_mode(sums, start)
+    else:
+        anchor = anchor_at(sums, start + 0.2)
+        assert anchor.record is None
+        assert sums.ledger.sweeps == 1  # one pass, at any point
+    C, A, B = sums.hessian(anchor.point, "check")
+    assert anchor.C == C
+    np.testing.assert_array_equal(anchor.A, A)
+    np.testing.assert_array_equal(anchor.B, B)
+    prior = np.diag(np.r_[np.full(3, 0.8**-2), 10.0**-2])
+    np.testing.assert_allclose(
+        anchor.factor @ anchor.factor.T, np.linalg.inv(prior - B), rtol=1e-9, atol=1e-12
+    )
+    np.testing.assert_allclose(anchor.sd**2, np.diag(np.linalg.inv(prior - B)), rtol=1e-9)
+    z = np.random.default_rng(1).normal(size=(5, 4))
+    t = anchor.point + z @ anchor.factor.T
+    np.testing.assert_allclose(anchor.whiten(t), z, rtol=1e-9, atol=1e-9)
+
+
+def test_gradient_at_the_mode_balances_the_prior(x64):
+    sums, start = sums_of(M.Logistic(), logistic_rows(200))
+    anchor = anchor_at_mode(sums, start)
+    _, slope = prior_slope(sums.target, anchor.point)
+    np.testing.assert_allclose(anchor.A, -slope, atol=1e-5)
+
+
+def test_anchor_survives_the_trip_through_arrays(tmp_path):
+    sums, start = sums_of(M.Logistic(prior_scale=1e6), separated())
+    anchor = anchor_at_mode(sums, start)
+    np.savez(tmp_path / "a.npz", **anchor.to_arrays())
+    with np.load(tmp_path / "a.npz") as file:
+        back = Anchor.from_arrays(dict(file))
+    assert back.record == anchor.record
+    assert back.notes == anchor.notes
+    for name in ("point", "A", "B", "factor"):
+        np.testing.assert_array_equal(getattr(back, name), getattr(anchor, name))
+    assert back.C == anchor.C
+
+
+def test_whitening_mends_what_is_not_positive_definite():
+    factor, mended = whitening_factor(np.diag([4.0, -9.0]))
+    assert mended
+    np.testing.assert_allclose(factor @ factor.T, np.diag([1 / 4, 1 / 9]))
+    factor, mended = whitening_factor(np.array([[2.0, 0.5], [0.5, 1.0]]))
+    assert not mended
+    np.testing.assert_allclose(factor @ factor.T @ [[2.0, 0.5], [0.5, 1.0]], np.eye(2), atol=1e-14)
+
+
+def test_a_model_too_large_for_hessians_has_a_scale_only(monkeypatch):
+    from modicum.passes import anchor as module
+
+    monkeypatch.setattr(module, "DENSE_LIMIT", 2)
+    sums, start = sums_of(M.Logistic(), logistic_rows(200))
+    anchor = anchor_at_mode(sums, start)
+    assert anchor.factor.ndim == 1
+    assert anchor.record is None
+    _, slope = prior_slope(sums.target, anchor.point)
+    assert np.linalg.norm(anchor.A + slope) < 0.1  # L-BFGS came near

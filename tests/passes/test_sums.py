@@ -1,0 +1,220 @@
+"""Sums over all rows, against plain NumPy, statsmodels and automatic differentiation."""
+
+import jax
+import numpy as np
+import pytest
+import statsmodels.api as sm
+
+import modicum as mo
+from modicum.passes import engine
+from targets import (
+    all_of,
+    class_rows,
+    gaussian_rows,
+    logistic_rows,
+    poisson_rows,
+    sums_of,
+)
+
+M = mo.models
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Chunks of 64 rows, the last of them partial."""
+    monkeypatch.setattr(engine, "chunk_rows", lambda rows: 64)
+
+
+def at(start, seed=7):
+    return start + 0.3 * np.random.default_rng(seed).normal(size=start.shape)
+
+
+def augmented(rows):
+    batch = {name: values.astype(float) for name, values in all_of(rows).items()}
+    return np.c_[batch["x"], np.ones(len(rows))], batch
+
+
+def numpy_sums(family, rows, t):
+    """C, A and B as one would write them down."""
+    x, batch = augmented(rows)
+    y, w = batch["y"], batch.get("weight", 1.0)
+    eta = x @ t + batch.get("offset", 0.0)
+    if family == "logistic":
+        p = 1 / (1 + np.exp(-eta))
+        f, f1, f2 = y * eta - np.logaddexp(0, eta), y - p, -p * (1 - p)
+    elif family == "poisson":
+        from scipy.special import gammaln
+
+        rate = np.exp(eta)
+        f, f1, f2 = y * eta - rate - gammaln(y + 1), y - rate, -rate
+    else:
+        r = (y - eta) / 0.7
+        f = -0.5 * r**2 - np.log(0.7) - 0.5 * np.log(2 * np.pi)
+        f1, f2 = r / 0.7, np.full_like(r, -1 / 0.49)
+    return np.sum(w * f), x.T @ (w * f1), (x * (w * f2)[:, None]).T @ x
+
+
+FAMILIES = {
+    "logistic": (M.Logistic(), logistic_rows),
+    "poisson": (M.Poisson(), poisson_rows),
+    "gaussian": (M.Gaussian(scale=0.7), gaussian_rows),
+}
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sums_are_those_of_numpy(family, weighted, small_chunks):
+    model, make = FAMILIES[family]
+    weight = np.random.default_rng(1).integers(0, 4, 301) * 1.0 if weighted else None
+    rows = make(301, weight=weight)  # 4 chunks of 64 and one of 45
+    sums, start = sums_of(model, rows)
+    t = at(start)
+    for ours, truth in zip(sums.hessian(t, "test"), numpy_sums(family, rows, t), strict=True):
+        np.testing.assert_allclose(ours, truth, rtol=1e-12, atol=1e-11)
+    value, gradient = sums.gradient(t, "test")
+    np.testing.assert_allclose(value, numpy_sums(family, rows, t)[0], rtol=1e-13)
+    np.testing.assert_allclose(gradient, numpy_sums(family, rows, t)[1], rtol=1e-11, atol=1e-11)
+    np.testing.assert_allclose(sums.value(t, "test"), value, rtol=1e-14)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float32_rows_lose_little(family, small_chunks):
+    model, make = FAMILIES[family]
+    rows = make(301, dtype="float32")
+    sums, start = sums_of(model, rows)
+    t = at(start)
+    C, A, B = sums.hessian(t, "test")
+    truth = numpy_sums(family, rows, t)  # of the same rounded rows
+    np.testing.assert_allclose(C, truth[0], rtol=1e-12)
+    np.testing.assert_allclose(A, truth[1], rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(B, truth[2], rtol=2e-5, atol=2e-6 * np.abs(truth[2]).max())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_score_and_hessian_are_statsmodels(family):
+    model, make = FAMILIES[family]
+    rows = make(500)
+    sums, start = sums_of(model, rows)
+    t = at(start)
+    glm = _statsmodels(family, rows)
+    _, A, B = sums.hessian(t, "test")
+    scale = 0.49 if family == "gaussian" else 1.0
+    np.testing.assert_allclose(A, glm.score(t, scale=scale), rtol=1e-8)
+    np.testing.assert_allclose(B, glm.hessian(t, scale=scale, observed=True), rtol=1e-8)
+
+
+def _statsmodels(family, rows):
+    x, batch = augmented(rows)
+    kind = {
+        "logistic": sm.families.Binomial,
+        "poisson": sm.families.Poisson,
+        "gaussian": sm.families.Gaussian,
+    }
+    return sm.GLM(batch["y"], x, family=kind[family](), offset=batch.get("offset"))
+
+
+OTHERS = {
+    "softmax": (M.Softmax(), class_rows),
+    "softmax, no intercept": (M.Softmax(intercept=False), class_rows),
+    "gaussian, estimated": (M.Gaussian(), gaussian_rows),
+    "gaussian, estimated, no intercept": (M.Gaussian(intercept=False), gaussian_rows),
+    "student": (M.StudentT(scale=0.7), gaussian_rows),
+    "student, estimated": (M.StudentT(), gaussian_rows),
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_families_against_automatic_differentiation(family, small_chunks, x64):
+    model, make = OTHERS[family]
+    weight = np.random.default_rng(1).integers(0, 4, 150) * 1.0
+    rows = make(150, weight=weight)
+    sums, start = sums_of(model, rows)
+    t, batch = at(start), all_of(rows)
+
+    def total(t):
+        return sums.target.log_likelihood(t, batch).sum()
+
+    C, A, B = sums.hessian(t, "test")
+    np.testing.assert_allclose(C, total(t), rtol=1e-12)
+    np.testing.assert_allclose(A, jax.jit(jax.grad(total))(t), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(B, jax.jit(jax.hessian(total))(t), rtol=1e-9, atol=1e-9)
+
+
+def test_a_weight_of_two_is_a_row_twice():
+    once = all_of(poisson_rows(120))
+    weight = 1.0 + (np.arange(120) % 3 == 0)
+    twice = {k: np.repeat(v, weight.astype(int), axis=0) for k, v in once.items()}
+    a, start = sums_of(M.Poisson(), mo.Rows(**once, weight=weight))
+    b, _ = sums_of(M.Poisson(), mo.Rows(**twice))
+    for ours, truth in zip(a.hessian(at(start), "t"), b.hessian(at(start), "t"), strict=True):
+        np.testing.assert_allclose(ours, truth, rtol=1e-12, atol=1e-11)
+
+
+def test_result_does_not_depend_on_threads(small_chunks):
+    rows = logistic_rows(1_000)
+    results = []
+    for threads in (1, 2, 5):
+        sums, start = sums_of(M.Logistic(), rows, threads)
+        results.append(sums.hessian(at(start), "test"))
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            assert np.array_equal(a, b)  # to the last bit
+
+
+def test_result_does_not_depend_on_where_rows_live(tmp_path, small_chunks):
+    memory = logistic_rows(500, dtype="float32")
+    store = mo.rows.ingest(memory, tmp_path / "store", shard_rows=130, progressbar=False)
+    a, start = sums_of(M.Logistic(), memory)
+    b, _ = sums_of(M.Logistic(), store)
+    for ours, theirs in zip(a.hessian(at(start), "t"), b.hessian(at(start), "t"), strict=True):
+        assert np.array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 1_000])
+def test_every_row_counts_once_whatever_the_chunks(n, small_chunks):
+    count = mo.Model(lambda th: 0, lambda th, batch: batch["k"] + 0 * th["a"], {"a": 0.0})
+    rows = mo.Rows(k=np.arange(n, dtype=float) + 1)
+    assert sums_of(count, rows)[0].value(np.zeros(1), "t") == n * (n + 1) / 2
+
+
+def test_chunks_are_even_and_bounded():
+    for n, width in ((1, 1), (100, 30), (10**7, 30), (10**6, 5_000)):
+        rows = _Shape(n, width)
+        size = engine.chunk_rows(rows)
+        chunks = -(-n // size)
+        assert 1 <= size <= 65_536
+        assert size * width * 8 <= max(engine.CHUNK_BYTES, 256 * width * 8)
+        assert chunks * size - n < chunks  # at most one row of padding a chunk
+
+
+class _Shape:
+    def __init__(self, n, width):
+        self.n, self.fields = n, {"x": (width,)}
+
+    def __len__(self):
+        return self.n
+
+
+def test_the_ledger_counts_every_pass():
+    rows = logistic_rows(100)
+    sums, start = sums_of(M.Logistic(), rows)
+    sums.value(start, "a")
+    sums.gradient(start, "b")
+    sums.hessian(start, "b")
+    assert sums.ledger.counts == {("a", "density"): 100, ("b", "gradient"): 100,
+                                  ("b", "hessian"): 100}  # fmt: skip
+    assert sums.ledger.sweeps == 3
+
+
+def test_an_error_in_a_chunk_reaches_the_caller(monkeypatch, small_chunks):
+    sums, start = sums_of(M.Logistic(), logistic_rows(1_000))
+
+    def broken(rows, index, size):
+        if index == 7:
+            raise mo.DataError("row 500 cannot be read.")
+        return real(rows, index, size)
+
+    real = engine.padded_chunk
+    monkeypatch.setattr(engine, "padded_chunk", broken)
+    with pytest.raises(mo.DataError, match="row 500"):
+        sums.value(start, "t")

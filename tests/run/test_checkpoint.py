@@ -1,0 +1,280 @@
+"""Killed, interrupted, resumed: the same draws, and nothing half-written opens."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import modicum as mo
+from modicum.run import checkpoint as module
+from modicum.run import runner
+from targets import gaussian_rows, quick, same_draws
+
+MODEL = mo.models.Gaussian(scale=0.7)
+TUNE, DRAWS = 100, 40
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return gaussian_rows(150)
+
+
+@pytest.fixture(scope="module")
+def whole(rows):
+    return quick(MODEL, rows)
+
+
+def same_run(a, b):
+    return same_draws(a, b) and a.ledger.counts == b.ledger.counts
+
+
+def test_a_finished_checkpoint_returns_at_once(rows, whole, tmp_path, monkeypatch):
+    saved = quick(MODEL, rows, checkpoint=tmp_path)
+    assert same_run(saved, whole)
+
+    def never(*args, **kwargs):
+        raise AssertionError("a finished run must not compute again")
+
+    monkeypatch.setattr(mo.run.Chains, "advance", never)
+    monkeypatch.setattr("modicum.methods.base.anchor_at_mode", never)
+    again = quick(MODEL, rows, checkpoint=tmp_path)
+    assert same_run(again, whole)
+    assert again.ledger.sweeps == whole.ledger.sweeps
+    for name, values in whole.stats.items():
+        np.testing.assert_array_equal(again.stats[name], values)
+
+
+def test_without_a_seed_the_checkpoints_seed_is_used(rows, tmp_path):
+    a = quick(MODEL, rows, checkpoint=tmp_path, random_seed=None)
+    assert same_run(a, quick(MODEL, rows, checkpoint=tmp_path, random_seed=None))
+
+
+@pytest.mark.parametrize("chunk", [0.0, 0.002, 1e9])
+def test_chunks_do_not_change_draws(rows, whole, monkeypatch, chunk):
+    monkeypatch.setattr(runner, "CHUNK_SECONDS", chunk)  # from one iteration at a time to all
+    assert same_draws(quick(MODEL, rows), whole)
+
+
+def test_capacity_does_not_change_draws(rows, whole, monkeypatch):
+    monkeypatch.setattr("modicum.sample.capacity_for", lambda size, total: 7)
+    assert same_draws(quick(MODEL, rows), whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"random_seed": 6}, "seed"),
+        ({"draws": 41}, "draws"),
+        ({"tune": 99}, "tune"),
+        ({"chains": 3}, "chains"),
+        ({"method": "nuts"}, "method"),
+        ({"method": mo.HMC(trajectory=1.0)}, "method"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(rows, whole, tmp_path, changes, word):
+    _begun(rows, tmp_path)
+    with pytest.raises(mo.SettingError, match=f"belongs to another run.*{word}") as caught:
+        quick(MODEL, rows, checkpoint=tmp_path, **changes)
+    assert str(caught.value).endswith("choose another.")
+
+
+def test_other_rows_or_another_model_are_another_run(rows, tmp_path):
+    _begun(rows, tmp_path)
+    with pytest.raises(mo.SettingError, match="rows is"):
+        quick(MODEL, gaussian_rows(150, seed=99), checkpoint=tmp_path)
+    with pytest.raises(mo.SettingError, match="model is"):
+        quick(mo.models.Gaussian(scale=0.8), rows, checkpoint=tmp_path)
+
+
+def _begun(rows, folder):
+    """A checkpoint that was only begun: enough to know whose it is."""
+    from modicum.methods import resolve
+    from modicum.sample import _identity
+
+    module.Checkpoint(folder, _identity(MODEL, rows, resolve("hmc"), DRAWS, TUNE, 2, 5))
+
+
+def test_a_folder_of_something_else_is_left_alone(rows, tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(mo.SettingError, match="other files"):
+        quick(MODEL, rows, checkpoint=tmp_path)
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+    with pytest.raises(mo.SettingError, match="is a file"):
+        quick(MODEL, rows, checkpoint=tmp_path / "thesis.tex")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": "another"}'])
+def test_a_damaged_index_is_refused(rows, tmp_path, content):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(mo.DataError, match="not the record of a Modicum checkpoint"):
+        quick(MODEL, rows, checkpoint=tmp_path)
+
+
+@pytest.mark.parametrize("which", ["part", "state", "anchor"])
+@pytest.mark.parametrize("harm", ["truncated", "removed", "emptied"])
+def test_a_damaged_part_is_refused(rows, whole, tmp_path, which, harm):
+    quick(MODEL, rows, checkpoint=tmp_path)
+    path = next(iter(sorted(tmp_path.glob(f"{which}*.npz"))))
+    if harm == "removed":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[: 0 if harm == "emptied" else -100])
+    if (which, harm) == ("anchor", "removed"):  # it can be computed again, to the same point
+        assert same_draws(quick(MODEL, rows, checkpoint=tmp_path), whole)
+        return
+    with pytest.raises(mo.DataError, match="missing or damaged"):
+        quick(MODEL, rows, checkpoint=tmp_path)
+
+
+# Crashes -----------------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_crash_at_any_write_loses_nothing(rows, whole, tmp_path, monkeypatch, moment):
+    monkeypatch.setattr(runner, "CHUNK_SECONDS", 1e9)  # few chunks, so few writes
+    real, writes = os.replace, 0
+    for crash_at in range(1, 30):
+        writes = 0
+
+        def replace(source, destination, crash_at=crash_at):
+            nonlocal writes
+            writes += 1
+            if writes == crash_at and moment == "before":
+                raise Crash
+            real(source, destination)
+            if writes == crash_at:
+                raise Crash
+
+        folder = tmp_path / str(crash_at)
+        monkeypatch.setattr(os, "replace", replace)
+        try:
+            quick(MODEL, rows, checkpoint=folder)
+        except Crash:
+            monkeypatch.setattr(os, "replace", real)
+            assert same_run(quick(MODEL, rows, checkpoint=folder), whole)
+        else:
+            break
+    assert writes >= 8  # the index, the anchor, and three files a chunk: all were tried
+    assert crash_at == writes + 1
+
+
+CHILD = """
+import sys, time
+import modicum as mo
+from modicum.passes import engine
+from modicum.run import runner
+sys.path.insert(0, sys.argv[2])
+from targets import gaussian_rows, quick
+runner.CHUNK_SECONDS = 0.0  # a checkpoint every iteration
+if sys.argv[3] == "pass":
+    real = engine.padded_chunk
+    def slow(*args):
+        print("pass", flush=True)
+        time.sleep(0.5)
+        return real(*args)
+    engine.padded_chunk = slow
+quick(mo.models.Gaussian(scale=0.7), gaussian_rows(150), checkpoint=sys.argv[1])
+print("finished", flush=True)
+"""
+
+
+def child(folder, what):
+    tests = str(Path(__file__).parents[1])
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(folder), tests, what], stdout=subprocess.PIPE, text=True
+    )
+
+
+def saved_iterations(folder):
+    try:
+        return json.loads((folder / "run.json").read_text())["iterations"]
+    except FileNotFoundError:
+        return 0
+
+
+def wait_for(condition, process, seconds=120):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, "the child ended before it could be killed"
+        assert time.monotonic() < until, "the child did not get there"
+        time.sleep(0.002)
+
+
+def test_kill_during_sampling_resumes_to_the_same_draws(rows, whole, tmp_path):
+    rng = np.random.default_rng()  # any moment will do, so a new one each time
+    for least in (0, int(rng.integers(1, TUNE)), TUNE + int(rng.integers(1, DRAWS - 15))):
+        process = child(tmp_path, "sampling")
+        wait_for(lambda least=least: saved_iterations(tmp_path) > least, process)
+        time.sleep(rng.uniform(0, 0.02))
+        process.kill()
+        process.wait()
+        assert process.returncode == -signal.SIGKILL
+        assert saved_iterations(tmp_path) > least  # what was reported as saved is there
+    kept = saved_iterations(tmp_path)
+    assert kept < TUNE + DRAWS
+    assert same_run(quick(MODEL, rows, checkpoint=tmp_path), whole)
+
+
+def test_kill_during_a_pass_leaves_nothing_half_done(rows, whole, tmp_path):
+    process = child(tmp_path, "pass")
+    assert process.stdout.readline() == "pass\n"
+    process.kill()
+    process.wait()
+    assert saved_iterations(tmp_path) == 0
+    assert not list(tmp_path.glob("anchor*"))
+    assert same_run(quick(MODEL, rows, checkpoint=tmp_path), whole)
+
+
+# Ctrl-C ------------------------------------------------------------------------------------
+
+
+def press_ctrl_c(monkeypatch, after):
+    """Send this process SIGINT once `after` iterations are done."""
+    real = runner.Monitor.update
+
+    def update(self, done, record, rows_touched):
+        real(self, done, record, rows_touched)
+        if done >= after:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)  # the handler runs between two bytecodes
+
+    monkeypatch.setattr(runner, "CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(runner.Monitor, "update", update)
+
+
+def test_ctrl_c_returns_the_draws_so_far(rows, whole, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        press_ctrl_c(patch, TUNE + 11)
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            some = mo.sample(
+                MODEL, rows, method="hmc", draws=DRAWS, tune=TUNE, chains=2, random_seed=5,
+                progressbar=False, checkpoint=tmp_path,
+            )  # fmt: skip
+    count = some.num_draws
+    assert 11 <= count < DRAWS
+    assert f"stopped after {count} of {DRAWS} draws" in str(heard[0].message)
+    assert any("stopped after" in text for text in some.warnings)
+    assert not some.settings["complete"]
+    np.testing.assert_array_equal(some["beta"], whole["beta"][:, :count])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    # and the rest can still be had
+    assert same_run(quick(MODEL, rows, checkpoint=tmp_path), whole)
+
+
+def test_ctrl_c_during_warm_up_is_an_interrupt(rows, monkeypatch):
+    press_ctrl_c(monkeypatch, 20)
+    with pytest.raises(KeyboardInterrupt, match="before the first draw"):
+        quick(MODEL, rows)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,0 +1,130 @@
+"""Targets with known answers, and the comparisons every sampler must pass."""
+
+import warnings
+
+import numpy as np
+
+import modicum as mo
+from modicum.diagnostics import mcse
+from modicum.ledger import Ledger
+from modicum.models import Target
+from modicum.passes import LocalEngine, Sums
+
+TIMES = 4.5  # Monte Carlo standard errors an estimate may be off: 7e-6 by chance, each
+
+
+def design(n, d, seed=1):
+    """Correlated columns of unequal scale: the identity would hide a wrong transpose."""
+    rng = np.random.default_rng(seed)
+    mix = np.eye(d) + 0.4 * np.tri(d, k=-1)
+    return rng.normal(size=(n, d)) @ mix * np.linspace(0.5, 1.5, d), rng
+
+
+def logistic_rows(n=400, d=3, seed=1, **kwargs):
+    x, rng = design(n, d, seed)
+    eta = 0.3 + x @ np.linspace(-0.8, 0.8, d)
+    return mo.Rows(x=x, y=(rng.random(n) < 1 / (1 + np.exp(-eta))) * 1.0, **kwargs)
+
+
+def poisson_rows(n=400, d=3, seed=2, **kwargs):
+    x, rng = design(n, d, seed)
+    offset = np.log(rng.uniform(0.5, 2.0, n))
+    y = rng.poisson(np.exp(0.2 + x @ np.linspace(-0.4, 0.4, d) + offset))
+    return mo.Rows(x=x, y=y * 1.0, offset=offset, **kwargs)
+
+
+def gaussian_rows(n=200, d=3, seed=3, scale=0.7, **kwargs):
+    x, rng = design(n, d, seed)
+    return mo.Rows(x=x, y=1.0 + x @ np.linspace(-1, 2, d) + scale * rng.normal(size=n), **kwargs)
+
+
+def class_rows(n=300, d=2, classes=3, seed=4, **kwargs):
+    x, rng = design(n, d, seed)
+    eta = np.c_[x @ rng.normal(size=(d, classes - 1)), np.zeros(n)]
+    return mo.Rows(x=x, y=np.argmax(eta + rng.gumbel(size=eta.shape), axis=1) * 1.0, **kwargs)
+
+
+def all_of(rows):
+    return rows.slice(0, len(rows))
+
+
+def sums_of(model, rows, threads=2):
+    """Sums over `rows`, and the flat starting point."""
+    target, start = Target.of(model, rows)
+    engine = LocalEngine(threads=threads, progressbar=False)
+    return Sums(target, rows, engine, Ledger(rows=len(rows))), start
+
+
+class Conjugate:
+    """Gaussian regression with known noise: its posterior is normal, in closed form.
+
+    Coefficients are (beta, intercept), in the order of the flat vector.
+    """
+
+    def __init__(self, n=200, d=3, scale=0.7):
+        self.rows = gaussian_rows(n, d, scale=scale)
+        self.model = mo.models.Gaussian(scale=scale, prior_scale=0.3, intercept_scale=0.5)
+        batch = all_of(self.rows)
+        x = np.c_[batch["x"], np.ones(n)]
+        prior_sd = np.r_[np.full(d, 0.3), 0.5]
+        self.precision = x.T @ x / scale**2 + np.diag(prior_sd**-2)
+        self.cov = np.linalg.inv(self.precision)
+        self.mean = self.cov @ (x.T @ batch["y"]) / scale**2
+
+
+def flat_draws(posterior):
+    """All parameters side by side, (chain, draw, d)."""
+    parts = [a.reshape(*a.shape[:2], -1) for a in posterior.draws.values()]
+    return np.concatenate(parts, axis=2).astype(float)
+
+
+def mean_and_error(values):
+    """Mean over (chain, draw) and its Monte Carlo standard error (NaN for a frozen chain)."""
+    return values.mean(axis=(0, 1)), np.asarray(mcse(values))
+
+
+def _apart(difference, error, times):
+    return not np.all(np.abs(difference) <= times * error)  # NaN counts as apart
+
+
+def normal_faults(draws, mean, cov, times=TIMES):
+    """What of `draws` disagrees with N(mean, cov) beyond Monte Carlo error; [] is agreement.
+
+    Second moments are compared about the true mean, so a wrong mean or a wrong covariance shows.
+    """
+    found = []
+    at, error = mean_and_error(draws)
+    if _apart(at - mean, error, times):
+        found.append("mean")
+    i, j = np.tril_indices(len(mean))
+    products = (draws - mean)[..., i] * (draws - mean)[..., j]
+    at, error = mean_and_error(products)
+    if _apart(at - cov[i, j], error, times):
+        found.append("covariance")
+    return found
+
+
+def disagreements(ours, theirs, times=TIMES):
+    """Names of moments in which two samples of the same posterior differ beyond their errors."""
+    found = []
+    centre = theirs.mean(axis=(0, 1))
+    for name, power in (("mean", 1), ("variance", 2)):
+        a, a_error = mean_and_error((ours - centre) ** power)
+        b, b_error = mean_and_error((theirs - centre) ** power)
+        if _apart(a - b, np.hypot(a_error, b_error), times):
+            found.append(name)
+    return found
+
+
+def quick(model, rows, **kwargs):
+    """A short run: enough to compare draws, too short to be free of warnings."""
+    settings = {"method": "hmc", "draws": 40, "tune": 100, "chains": 2, "random_seed": 5}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        return mo.sample(model, rows, progressbar=False, **(settings | kwargs))
+
+
+def same_draws(a, b):
+    return a.draws.keys() == b.draws.keys() and all(
+        np.array_equal(a.draws[name], b.draws[name]) for name in a.draws
+    )

@@ -1,0 +1,247 @@
+"""The command line, run in this process on small files."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+import modicum as mo
+from modicum.cli import ColumnChoice, app, build_model, read_rows
+
+SHORT = ["--draws", "100", "--tune", "100", "--chains", "2", "--seed", "1", "--method", "hmc"]
+
+
+@pytest.fixture
+def table():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=300).round(3)
+    return pd.DataFrame(
+        {
+            "dose": x,
+            "ward": rng.choice(["A", "B", "C"], 300),
+            "well": (rng.random(300) < 1 / (1 + np.exp(-x))).astype(int),
+        }
+    )
+
+
+@pytest.fixture
+def csv(table, tmp_path):
+    path = tmp_path / "patients.csv"
+    table.to_csv(path, index=False)
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def refused(*arguments):
+    """One sentence on standard error, exit code 1, no traceback."""
+    result = run(*arguments)
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def test_fit_prints_and_writes(csv, tmp_path):
+    out = tmp_path / "run"
+    result = run("fit", csv, "--outcome", "well", "--categorical", "ward=B", "--out", out, *SHORT)
+    assert result.exit_code == 0, result.output
+    assert "Read 300 rows" in result.stdout
+    assert "ward: 3 levels, compared with B" in result.stdout
+    assert "hmc: 2 chains of 100 draws after 100 of warm-up, seed 1" in result.stdout
+    assert "passes over 300 rows" in result.stdout
+    assert re.search(r"beta\[ward\[A\]\] +-?\d", result.stdout)
+    post = mo.Posterior.load(out / "posterior")
+    table = pd.read_csv(out / "summary.csv", index_col="parameter")
+    assert list(table.index) == list(post.summary().index)
+    np.testing.assert_allclose(table["mean"], post.summary()["mean"])
+    assert not (out / "checkpoint").exists()  # the run is complete
+
+
+def test_fit_agrees_with_python(csv, table, tmp_path):
+    run("fit", csv, "--outcome", "well", "--predictors", "dose", "--out", tmp_path / "run", *SHORT)
+    rows = mo.Rows.from_table(table, outcome="well", predictors=["dose"])
+    post = mo.sample(
+        mo.models.Logistic(),
+        rows,
+        method="hmc",
+        draws=100,
+        tune=100,
+        chains=2,
+        random_seed=1,
+        progressbar=False,
+    )
+    saved = mo.Posterior.load(tmp_path / "run" / "posterior")
+    np.testing.assert_array_equal(saved["beta"], post["beta"])
+
+
+def test_quiet_prints_nothing(csv, tmp_path):
+    result = run(
+        *("fit", csv, "--outcome", "well", "--predictors", "dose", "--out", tmp_path / "run"),
+        *("--quiet", *SHORT),
+    )
+    assert result.exit_code == 0
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "feather"])
+def test_fit_reads_other_formats_and_families(table, tmp_path, suffix):
+    path = tmp_path / f"patients.{suffix}"
+    getattr(table, f"to_{suffix}")(path)
+    result = run(
+        *("fit", path, "--outcome", "dose", "--predictors", "well", "--family", "student-t"),
+        *("--df", "5", "--out", tmp_path / "run", *SHORT),
+    )
+    assert result.exit_code == 0, result.output
+    assert "scale" in result.stdout
+
+
+def test_resumes_to_the_same_draws(csv, tmp_path, monkeypatch):
+    command = ["fit", csv, "--outcome", "well", "--predictors", "dose", *SHORT]
+    assert run(*command, "--out", tmp_path / "whole").exit_code == 0
+
+    from modicum.run.checkpoint import Checkpoint
+
+    append = Checkpoint.append
+
+    def dies(self, *arguments):
+        append(self, *arguments)
+        raise KeyError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "append", dies)
+        assert isinstance(run(*command, "--out", tmp_path / "killed").exception, KeyError)
+    saved = json.loads((tmp_path / "killed" / "checkpoint" / "run.json").read_text())
+    assert saved["iterations"] > 0
+
+    result = run(*command, "--out", tmp_path / "killed")
+    assert result.exit_code == 0, result.output
+    assert "Going on from the checkpoint" in result.stdout
+    one, other = (mo.Posterior.load(tmp_path / f / "posterior") for f in ("whole", "killed"))
+    np.testing.assert_array_equal(one["beta"], other["beta"])
+
+
+def test_a_checkpoint_of_another_run_is_refused(csv, tmp_path):
+    command = ["fit", csv, "--outcome", "well", "--predictors", "dose"]
+    command += ["--out", tmp_path / "run", "--checkpoint", tmp_path / "kept", *SHORT]
+    assert run(*command).exit_code == 0
+    assert (tmp_path / "kept" / "run.json").is_file()  # asked for, so it stays
+    assert "belongs to another run" in refused(*command, "--prior-scale", "1")
+
+
+def test_rows_are_read_again_only_when_something_changes(csv, tmp_path):
+    say, about = Console(quiet=True), tmp_path / "rows" / "rows.json"
+
+    def made(*columns):
+        choice = ColumnChoice.of("well", columns, None, None, None, None)
+        return len(read_rows(str(csv), choice, tmp_path, say)), about.stat().st_mtime_ns
+
+    first = made("dose")
+    assert made("dose") == first
+    csv.write_text(csv.read_text().replace("ward", "wing") + "0.5,A,1\n")
+    assert made("dose")[0] == 301
+    with pytest.raises(mo.SettingError):
+        made("dose", "ward")
+    assert made("dose")[0] == 301  # a failed reading leaves the next one in order
+
+
+def test_ingest_then_fit_the_store(csv, tmp_path):
+    store = tmp_path / "store"
+    options = ["--outcome", "well", "--categorical", "ward", "--dtype", "float64"]
+    made = run("ingest", csv, store, *options)
+    assert made.exit_code == 0, made.output
+    assert "Read 300 rows" in made.stdout
+    again = refused("ingest", csv, store, *options)
+    assert "--overwrite" in again
+    result = run("fit", store, "--out", tmp_path / "run", *SHORT)
+    assert result.exit_code == 0, result.output
+    text = refused("fit", store, "--outcome", "dose", "--out", tmp_path / "run", *SHORT)
+    assert "is a row store" in text
+
+
+def test_summary_of_a_saved_run(csv, tmp_path):
+    out = tmp_path / "run"
+    run("fit", csv, "--outcome", "well", "--predictors", "dose", "--out", out, *SHORT)
+    result = run("summary", out, "--prob", "0.5")
+    assert result.exit_code == 0
+    assert "beta[dose]" in result.stdout
+    assert "25%" in result.stdout
+    assert "there is no posterior" in refused("summary", tmp_path / "nowhere")
+    assert "is not a posterior" in refused("summary", csv)
+
+
+def test_a_misspelt_outcome_is_suggested(csv, tmp_path):
+    text = refused("fit", csv, "--outcome", "wel", "--out", tmp_path / "run")
+    assert "did you mean 'well'?" in text
+
+
+def test_text_columns_are_explained_in_options(csv, tmp_path):
+    text = refused("fit", csv, "--outcome", "well", "--out", tmp_path / "run")
+    assert "pass --categorical ward" in text
+
+
+def test_missing_values_are_named(csv, tmp_path):
+    csv.write_text(csv.read_text() + ",A,1\n")
+    text = refused(
+        "fit", csv, "--outcome", "well", "--predictors", "dose", "--out", tmp_path / "run"
+    )
+    assert "column 'dose' holds" in text
+    assert "in row 300" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--family", "logistics"], "did you mean 'logistic'?"),
+        (["--scale", "2"], "--scale does not apply"),
+        (["--method", "hmcc"], "there is no method 'hmcc'"),
+        (["--draws", "0"], "draws must be"),
+        (["--prior-scale", "-1"], "prior_scale must be"),
+    ],
+)
+def test_bad_settings_are_one_sentence(csv, tmp_path, options, said):
+    usual = ["--outcome", "well", "--predictors", "dose", "--out", tmp_path / "run"]
+    assert said in refused("fit", csv, *usual, *options)
+
+
+def test_an_outcome_outside_the_support(csv, tmp_path):
+    text = refused(
+        *("fit", csv, "--family", "poisson", "--outcome", "dose", "--predictors", "well"),
+        *("--out", tmp_path / "run"),
+    )
+    assert "but Poisson needs counts" in text
+
+
+def test_no_file_and_no_outcome(csv, tmp_path):
+    nowhere = tmp_path / "nowhere.csv"
+    assert "there is no file" in refused("fit", nowhere, "--outcome", "y", "--out", tmp_path / "r")
+    assert "--outcome" in refused("fit", csv, "--out", tmp_path / "r")
+
+
+def test_out_that_is_a_file(csv):
+    assert "exists" in refused("fit", csv, "--outcome", "well", "--out", csv).lower()
+
+
+def test_version_and_help():
+    assert run("--version").stdout.strip() == f"modicum {mo.__version__}"
+    assert run("--help").exit_code == 0
+
+
+def test_options_name_columns_by_commas_or_repeated():
+    choice = ColumnChoice.of("y", ["a,b", "c"], None, None, ["a", "c=no such"], None)
+    assert choice.predictors == ["a", "b", "c"]
+    assert choice.categorical == {"a": None, "c": "no such"}
+
+
+def test_families_by_name():
+    made = build_model("Student_T", 1.0, False, 2.0, 7.0)
+    assert made == mo.models.StudentT(prior_scale=1.0, intercept=False, scale=2.0, df=7.0)

@@ -1,0 +1,99 @@
+"""The demo's parts on a small sample of the flights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import modicum as mo
+from modicum.demo import findings, flights, main, words
+
+
+@pytest.fixture(scope="module")
+def everything():
+    return flights.load_flights()
+
+
+@pytest.fixture(scope="module")
+def few(everything):
+    """Three carriers, three destinations, two months: enough to tell, and quickly fitted."""
+    t = everything.table
+    some = t["carrier"].isin(["UA", "DL", "EV"]) & t["dest"].isin(["ATL", "ORD", "SFO"])
+    some &= t["month"].isin([1, 7]) & t["hour"].isin([7, 8, 9, 15, 17, 20])
+    table = t[some].sample(1500, random_state=1).reset_index(drop=True)
+    return flights.Flights(table, 0, everything.carriers, everything.airports)
+
+
+@pytest.fixture(scope="module")
+def rows(few):
+    return flights.flight_rows(few)
+
+
+@pytest.fixture(scope="module")
+def post(rows):
+    return main.fit(rows, quick=True)
+
+
+def test_the_flights_are_all_there(everything):
+    assert len(everything.table) == 327_346
+    assert everything.dropped == 9_430
+    assert everything.table["late"].mean() == pytest.approx(0.157323, abs=1e-5)
+    assert not everything.table.isna().any().any()
+    assert everything.carriers["US"] == "US Airways"
+    assert everything.place("BOS") == "Boston BOS"
+    assert everything.place("XXX") == "XXX"
+
+
+def test_all_flights_make_150_columns(everything):
+    made = flights.flight_rows(everything)
+    assert made.fields["x"] == (150,)
+    assert made.dtype == np.float32
+    assert made.levels["carrier"][0] == "UA"
+    assert abs(made.take(np.arange(len(made)))["x"].mean(axis=0)[-1]) < 1e-4
+
+
+def test_coding_other_flights_agrees_with_the_rows(few, rows):
+    x = flights.encode_like(few.table, few, rows)
+    np.testing.assert_allclose(x, rows.slice(0, len(rows))["x"], atol=1e-6)
+
+
+def test_findings_and_words(post, few, rows):
+    found = findings.find(post, few, rows)
+    assert found.typical["carrier"] in ("UA", "DL", "EV")
+    assert (found.hours["lower"] <= found.hours["mean"]).all()
+    assert found.hours["mean"].between(0, 1).all()
+    assert found.hours.loc[20, "mean"] > found.hours.loc[7, "mean"]
+    gap = found.calibration["predicted"] - found.calibration["observed"]
+    assert abs(gap.mean()) < 0.02
+    told = "\n".join(
+        words.about_data(few, rows, quick=False)
+        + words.about_cost(post)
+        + words.about_warnings(post)
+        + words.about_findings(found, few, rows)
+    )
+    assert "1,500 that arrived" in told
+    assert "leaving at 20h" in told
+    assert "nan" not in told
+
+
+def test_the_picture(post, few, rows, tmp_path):
+    import matplotlib.pyplot as plt
+
+    plt.switch_backend("agg")
+    found = findings.find(post, few, rows)
+    path = main._picture(tmp_path / "new", post, found, few, rows)
+    assert path.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_without_the_package(monkeypatch):
+    monkeypatch.setattr(flights, "find_spec", lambda name: None)
+    with pytest.raises(mo.DataError, match=r"pip install 'modicum\[demo\]'"):
+        flights.load_flights()
+
+
+def test_a_table_of_odds_compares_with_the_reference(post, rows):
+    table = findings.odds_ratios(post, rows, "carrier")
+    assert isinstance(table, pd.DataFrame)
+    assert list(table.index) == list(rows.levels["carrier"][1:])
+    assert (table["lower"] < table["odds_ratio"]).all()

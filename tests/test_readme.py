@@ -1,0 +1,49 @@
+"""Every Python snippet of the README runs as it stands; those of the other pages are slow tests."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+
+def snippets(page: Path) -> list[tuple[str, str]]:
+    """Python blocks of a page, each with the output block that follows it (or "")."""
+    found = re.findall(
+        r"^```python\n(.*?)^```\n(?:\n^```\n(.*?)^```)?", page.read_text(), re.DOTALL | re.MULTILINE
+    )
+    return [(code, shown) for code, shown in found]
+
+
+def run_page(page: Path, folder: Path, monkeypatch) -> None:
+    """Run a page's blocks in one namespace, in an empty folder."""
+    monkeypatch.chdir(folder)
+    names: dict[str, object] = {}
+    for code, shown in snippets(page):
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            exec(compile(code, page.name, "exec"), names)
+        for line in shown.strip().splitlines():
+            # numbers vary between machines; names and shapes of the output do not
+            assert _words(line) in _words(said.getvalue()), f"{line!r} is not in:\n{said.getvalue()}"
+
+
+def _words(text: str) -> str:
+    return " ".join(re.sub(r"-?[\d.,]*\d%?", "#", text).split())
+
+
+def test_readme(tmp_path, monkeypatch):
+    assert len(snippets(ROOT / "README.md")) >= 5
+    run_page(ROOT / "README.md", tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_page(page, tmp_path, monkeypatch):
+    run_page(page, tmp_path, monkeypatch)

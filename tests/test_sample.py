@@ -1,0 +1,368 @@
+"""The front door: right answers, reproducible draws, mistakes told in a sentence."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import modicum as mo
+from modicum.kernels import moves
+from targets import (
+    Conjugate,
+    all_of,
+    class_rows,
+    disagreements,
+    flat_draws,
+    gaussian_rows,
+    logistic_rows,
+    normal_faults,
+    poisson_rows,
+    quick,
+    same_draws,
+)
+
+M = mo.models
+RUN = {"draws": 2_000, "tune": 500, "chains": 2, "random_seed": 11, "progressbar": False}
+
+
+@pytest.fixture(scope="module")
+def conjugate():
+    return Conjugate()
+
+
+@pytest.fixture(scope="module", params=["nuts", "hmc"])
+def conjugate_posterior(request, conjugate):
+    return mo.sample(conjugate.model, conjugate.rows, method=request.param, **RUN)
+
+
+# Right answers -----------------------------------------------------------------------------
+
+
+def test_conjugate_regression_has_its_closed_form(conjugate, conjugate_posterior):
+    draws = flat_draws(conjugate_posterior)
+    assert normal_faults(draws, conjugate.mean, conjugate.cov) == []
+    assert conjugate_posterior.warnings == []
+
+
+def test_the_same_check_notices_a_dropped_prior(conjugate, conjugate_posterior):
+    prior = np.diag(np.r_[np.full(3, 0.3**-2), 0.5**-2])
+    cov = np.linalg.inv(conjugate.precision - prior)
+    mean = cov @ (conjugate.precision @ conjugate.mean)
+    assert normal_faults(flat_draws(conjugate_posterior), mean, cov) == ["mean", "covariance"]
+
+
+def test_the_same_check_notices_a_slightly_wrong_spread(conjugate, conjugate_posterior):
+    wide = conjugate.mean + 1.15 * (flat_draws(conjugate_posterior) - conjugate.mean)
+    assert "covariance" in normal_faults(wide, conjugate.mean, conjugate.cov)
+
+
+class AlwaysAccept(moves.HMCMove):
+    """Leapfrog without the accept step: its stationary law is not the posterior."""
+
+    def __call__(self, key, point, logdensity, step_size, inverse_mass):
+        momentum = jax.random.normal(key, point.position.shape)
+        slope = jax.grad(logdensity)
+        position, step = point.position, 1.5  # far too long a step, and never refused
+        momentum += 0.5 * step * slope(position)
+        position += step * momentum
+        _, info = super().__call__(key, point, logdensity, step_size, inverse_mass)
+        return moves.at_point(position, logdensity), info
+
+
+def test_the_same_check_notices_a_broken_kernel(conjugate, monkeypatch):
+    monkeypatch.setattr(mo.HMC, "move", lambda self: AlwaysAccept())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        broken = mo.sample(conjugate.model, conjugate.rows, method="hmc", **RUN)
+    assert "covariance" in normal_faults(flat_draws(broken), conjugate.mean, conjugate.cov)
+
+
+def numpyro_draws(model, names, seed=3, draws=2_000):
+    """The same posterior by another library."""
+    import numpyro
+    from numpyro.infer import MCMC, NUTS
+
+    sampler = MCMC(
+        NUTS(model), num_warmup=500, num_samples=draws, num_chains=2,
+        chain_method="sequential", progress_bar=False,
+    )  # fmt: skip
+    with numpyro.validation_enabled(False):
+        sampler.run(jax.random.key(seed))
+    found = sampler.get_samples(group_by_chain=True)
+    parts = [np.asarray(found[name], float) for name in names]
+    return np.concatenate([a.reshape(*a.shape[:2], -1) for a in parts], axis=2)
+
+
+def linear_in_numpyro(rows, outcome, scales=(), classes=0):
+    """Normal priors on beta and the intercept, as the families have them by default."""
+    import numpyro
+    import numpyro.distributions as dist
+
+    batch = {name: jnp.asarray(values) for name, values in all_of(rows).items()}
+    columns = batch["x"].shape[1]
+
+    def model():
+        extra = (classes - 1,) if classes else ()
+        beta = numpyro.sample("beta", dist.Normal(0, 2.5).expand((*extra, columns)))
+        intercept = numpyro.sample("intercept", dist.Normal(0, 10.0).expand(extra))
+        named = [numpyro.sample(name, dist.LogNormal(0, 2.5)) for name in scales]
+        eta = batch["x"] @ beta.T + intercept + batch.get("offset", 0.0)
+        numpyro.sample("y", outcome(dist, eta, *named), obs=batch["y"])
+
+    return model
+
+
+@pytest.mark.parametrize("family", ["logistic", "poisson"])
+def test_nuts_agrees_with_numpyro(family, x64):
+    model, rows, outcome = {
+        "logistic": (M.Logistic(), logistic_rows(), lambda d, e: d.BernoulliLogits(e)),
+        "poisson": (M.Poisson(), poisson_rows(), lambda d, e: d.Poisson(jnp.exp(e))),
+    }[family]
+    ours = flat_draws(mo.sample(model, rows, method="nuts", **RUN))
+    theirs = numpyro_draws(linear_in_numpyro(rows, outcome), ["beta", "intercept"])
+    assert disagreements(ours, theirs) == []
+    sd = theirs.std(axis=(0, 1))
+    assert disagreements(ours + 0.2 * sd, theirs) != []  # the comparison has teeth
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gaussian", "student", "softmax"])
+def test_further_families_agree_with_numpyro(family, x64):
+    scales, classes = (("scale",), 0) if family != "softmax" else ((), 3)
+    model, rows, outcome = {
+        "gaussian": (M.Gaussian(), gaussian_rows(60), lambda d, e, s: d.Normal(e, s)),
+        "student": (M.StudentT(df=3.0), gaussian_rows(60), lambda d, e, s: d.StudentT(3.0, e, s)),
+        "softmax": (M.Softmax(), class_rows(), lambda d, e: d.Categorical(
+            logits=jnp.concatenate([e, jnp.zeros((len(e), 1))], axis=1))),
+    }[family]  # fmt: skip
+    posterior = mo.sample(model, rows, **RUN)
+    names = ["beta", "intercept", *scales]
+    assert list(posterior.draws) == names
+    theirs = numpyro_draws(linear_in_numpyro(rows, outcome, scales, classes), names)
+    assert disagreements(flat_draws(posterior), theirs) == []
+
+
+def decay_model():
+    def log_likelihood(theta, batch):
+        mean = theta["level"] * jnp.exp(-theta["rate"] * batch["time"])
+        return -0.5 * ((batch["seen"] - mean) / 0.2) ** 2
+
+    def log_prior(theta):
+        return -0.5 * (theta["level"] / 3) ** 2 - 0.5 * theta["rate"] ** 2
+
+    return mo.Model(log_prior, log_likelihood, {"level": 1.0, "rate": 0.1})
+
+
+def test_a_nonlinear_model_of_ones_own_by_quadrature():
+    rng = np.random.default_rng(8)
+    time = rng.uniform(0, 3, 40)
+    seen = 2.0 * np.exp(-0.7 * time) + 0.2 * rng.normal(size=40)
+    posterior = mo.sample(decay_model(), mo.Rows(time=time, seen=seen), method="hmc", **RUN)
+    assert {name: a.shape for name, a in posterior.draws.items()} == {
+        "level": (2, 2_000),
+        "rate": (2, 2_000),
+    }
+    # two parameters: a grid gives the answer without any sampling
+    level, rate = np.meshgrid(np.linspace(1, 3, 401), np.linspace(0, 2, 401), indexing="ij")
+    log = -0.5 * (level / 3) ** 2 - 0.5 * rate**2
+    for t, s in zip(time, seen, strict=True):
+        log -= 0.5 * ((s - level * np.exp(-rate * t)) / 0.2) ** 2
+    mass = np.exp(log - log.max())
+    mass /= mass.sum()
+    grid = np.stack([level, rate])
+    mean = (grid * mass).sum((1, 2))
+    centred = grid - mean[:, None, None]
+    cov = np.einsum("aij,bij,ij->ab", centred, centred, mass)
+    assert normal_faults(flat_draws(posterior), mean, cov) == []
+
+
+def test_frequency_weights_are_repeated_rows_in_the_posterior():
+    once = all_of(gaussian_rows(60))
+    twice = {k: np.repeat(v, 2, axis=0) for k, v in once.items()}
+    model = M.Gaussian(scale=0.7)
+    a = quick(model, mo.Rows(**once, weight=np.full(60, 2.0)))
+    b = quick(model, mo.Rows(**twice))
+    # the same log-posterior but for rounding, which short trajectories hardly amplify
+    np.testing.assert_allclose(flat_draws(a), flat_draws(b), rtol=1e-6, atol=1e-8)
+
+
+# Reproducible ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small():
+    rows = gaussian_rows(150, dtype="float32", columns=["a", "b", "c"])
+    return M.Gaussian(scale=0.7), rows
+
+
+@pytest.fixture(scope="module")
+def first(small):
+    return quick(*small)
+
+
+def test_same_seed_same_draws(small, first):
+    again = quick(*small)
+    assert same_draws(first, again)
+    for name, values in first.stats.items():
+        np.testing.assert_array_equal(again.stats[name], values)
+    assert not same_draws(first, quick(*small, random_seed=6))
+    assert not np.array_equal(first["beta"][0], first["beta"][1])  # nor do chains repeat
+
+
+def test_every_bit_of_the_seed_counts(small):
+    low, high = quick(*small, random_seed=1), quick(*small, random_seed=1 + 2**40)
+    assert not same_draws(low, high)
+
+
+def test_no_seed_is_a_fresh_seed(small):
+    a, b = quick(*small, random_seed=None), quick(*small, random_seed=None)
+    assert not same_draws(a, b)
+    assert same_draws(a, quick(*small, random_seed=a.settings["seed"]))
+
+
+def test_store_and_memory_give_the_same_draws(small, first, tmp_path):
+    model, rows = small
+    store = mo.rows.ingest(rows, tmp_path / "store", shard_rows=40, progressbar=False)
+    assert same_draws(first, quick(model, store))
+
+
+def test_streamed_and_resident_rows_give_the_same_draws(small, first, tmp_path):
+    model, rows = small
+    streamed = quick(model, rows, method=mo.HMC(memory_limit=0))
+    assert streamed.tuning["rows held"] == "on disk"
+    assert first.tuning["rows held"] == "in memory"
+    assert same_draws(first, streamed)
+
+
+def test_streaming_many_chunks_is_resident_too(small, first, monkeypatch):
+    from modicum.passes import engine, whole
+
+    model, rows = small
+    for module in (engine, whole):
+        monkeypatch.setattr(module, "chunk_rows", lambda rows: 64)  # three chunks, one partial
+    resident = quick(model, rows)
+    assert same_draws(resident, quick(model, rows, method=mo.HMC(memory_limit=0)))
+    # other chunks, another rounding, the same answer
+    np.testing.assert_allclose(flat_draws(resident), flat_draws(first), rtol=1e-3, atol=1e-4)
+
+
+def test_stacked_chains_agree_with_threads(conjugate):
+    stacked = mo.sample(conjugate.model, conjugate.rows, method="hmc", parallel="stacked", **RUN)
+    assert normal_faults(flat_draws(stacked), conjugate.mean, conjugate.cov) == []
+
+
+def test_global_settings_of_jax_are_left_alone(small, first):
+    assert first["beta"].dtype == np.float64
+    assert jnp.zeros(1).dtype == jnp.float32
+
+
+# What comes back ---------------------------------------------------------------------------
+
+
+def test_the_posterior_tells_names_cost_and_settings(small, first):
+    assert list(first.summary().index) == ["beta[a]", "beta[b]", "beta[c]", "intercept"]
+    assert first["beta"].shape == (2, 40, 3)
+    assert first["intercept"].shape == (2, 40)
+    steps = first.stats["n_steps"].sum()
+    assert first.ledger.by_purpose["sampling"] == steps * 150
+    assert first.ledger.by_purpose["mode"] % 150 == 0
+    assert first.settings["complete"]
+    assert first.settings["seed"] == 5
+
+
+def test_predictions_are_means_of_the_model(small, first):
+    _, rows = small
+    eta = np.einsum("cdk,nk->cdn", first["beta"], all_of(rows)["x"]) + first["intercept"][..., None]
+    predicted = first.predict(rows)
+    np.testing.assert_allclose(predicted.mean, eta.mean((0, 1)), rtol=1e-5)
+
+
+def test_estimated_scale_is_reported_as_a_scale():
+    posterior = quick(M.Gaussian(), gaussian_rows(200))
+    assert list(posterior.draws) == ["beta", "intercept", "scale"]
+    assert abs(posterior.mean("scale") - 0.7) < 0.15
+
+
+def test_a_doubtful_posterior_warns_and_remembers():
+    x = np.linspace(-1, 1, 60)[:, None]
+    rows = mo.Rows(x=x, y=(x[:, 0] > 0) * 1.0)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        posterior = mo.sample(
+            M.Logistic(prior_scale=1e4), rows, method="hmc", draws=20, tune=20, chains=1,
+            random_seed=1, progressbar=False,
+        )  # fmt: skip
+    texts = [str(w.message) for w in heard if issubclass(w.category, mo.ModicumWarning)]
+    assert texts == posterior.warnings
+    assert any("perfect separation" in text for text in texts)
+
+
+@pytest.mark.parametrize(("draws", "tune", "chains"), [(1, 0, 1), (3, 1, 1), (2, 2, 3)])
+def test_tiny_runs_come_back_whole(small, draws, tune, chains):
+    posterior = quick(*small, draws=draws, tune=tune, chains=chains)
+    assert posterior["beta"].shape == (chains, draws, 3)
+    assert np.isfinite(posterior["beta"]).all()
+
+
+# Mistakes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"method": "nutz"}, "did you mean 'nuts'"),
+        ({"method": "hcm"}, "did you mean 'hmc'"),
+        ({"method": "gibbs"}, "the methods are"),
+        ({"method": None}, "there is no method None"),
+        ({"method": 3}, "there is no method 3"),
+        ({"draws": 0}, "draws"),
+        ({"draws": 10.0}, "draws"),
+        ({"draws": "many"}, "draws"),
+        ({"draws": True}, "draws"),
+        ({"tune": -1}, "tune"),
+        ({"chains": 0}, "chains"),
+        ({"random_seed": -1}, "random_seed"),
+        ({"random_seed": 1.5}, "random_seed"),
+        ({"random_seed": "one"}, "random_seed"),
+        ({"random_seed": 2**70}, "random_seed"),
+        ({"parallel": "gpu"}, "parallel"),
+    ],
+)
+def test_wrong_arguments(small, changes, words):
+    with pytest.raises(mo.SettingError) as caught:
+        quick(*small, **changes)
+    assert words in str(caught.value)
+    assert str(caught.value).endswith(".")
+
+
+def test_wrong_model_and_rows(small):
+    model, rows = small
+    with pytest.raises(mo.SettingError, match="the class Gaussian"):
+        mo.sample(M.Gaussian, rows)
+    with pytest.raises(mo.SettingError, match=r"mo.Rows\(x=X, y=y\)"):
+        mo.sample(model, np.ones((3, 2)))
+    with pytest.raises(mo.SettingError, match="the first argument must be a model"):
+        mo.sample(rows, model)
+    with pytest.raises(mo.DataError, match="0 or 1"):
+        mo.sample(M.Logistic(), rows)
+
+
+def test_a_method_may_be_named_in_any_way(small, first):
+    for method in ("HMC", mo.HMC, mo.HMC()):
+        assert same_draws(first, quick(*small, method=method))
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda: mo.NUTS(target_accept=1.0), "target_accept"),
+        (lambda: mo.NUTS(target_accept=0), "target_accept"),
+        (lambda: mo.HMC(trajectory=-1.0), "trajectory"),
+        (lambda: mo.HMC(trajectory=np.inf), "trajectory"),
+    ],
+)
+def test_wrong_settings_of_methods(make, word):
+    with pytest.raises(mo.SettingError, match=word):
+        make()
