@@ -130,6 +130,17 @@ def test_resumes_to_the_same_draws(csv, tmp_path, monkeypatch):
     np.testing.assert_array_equal(one["beta"], other["beta"])
 
 
+def test_stopped_before_the_first_draw(csv, tmp_path, monkeypatch):
+    def stopped(*arguments, **settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("modicum.run.checkpoint.Checkpoint.remember", stopped)
+    command = ["fit", csv, "--outcome", "well", "--predictors", "dose", *SHORT]
+    result = run(*command, "--out", tmp_path / "run")
+    assert result.exit_code == 130
+    assert result.stderr == "Stopped: the same command goes on where it was.\n"
+
+
 def test_a_checkpoint_of_another_run_is_refused(csv, tmp_path):
     command = ["fit", csv, "--outcome", "well", "--predictors", "dose"]
     command += ["--out", tmp_path / "run", "--checkpoint", tmp_path / "kept", *SHORT]

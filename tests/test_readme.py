@@ -31,7 +31,7 @@ def run_page(page: Path, folder: Path, monkeypatch) -> None:
             exec(compile(code, page.name, "exec"), names)
         for line in shown.strip().splitlines():
             # numbers vary between machines; names and shapes of the output do not
-            assert _words(line) in _words(said.getvalue()), f"{line!r} is not in:\n{said.getvalue()}"
+            assert _words(line) in _words(said.getvalue()), said.getvalue()
 
 
 def _words(text: str) -> str:

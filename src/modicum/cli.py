@@ -45,6 +45,8 @@ app = typer.Typer(
     help="Bayesian regression on tall data.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -145,7 +147,7 @@ def fit(
     prior_scale: Annotated[
         float, typer.Option(help="Prior standard deviation of the coefficients.")
     ] = 2.5,
-    no_intercept: Annotated[bool, typer.Option("--no-intercept", help="Add none.")] = False,
+    no_intercept: Annotated[bool, typer.Option("--no-intercept", help="Add no intercept.")] = False,
     scale: Annotated[
         float | None,
         typer.Option(help="Known noise scale (gaussian, student-t); default: estimate it."),
@@ -346,7 +348,11 @@ def _sample(
         say.print(f"Going on from the checkpoint in {escape(str(checkpoint))}.", highlight=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ModicumWarning)  # the posterior keeps them: told below
-        return sample(model, rows, checkpoint=checkpoint, progressbar=_live(say), **settings)
+        try:
+            return sample(model, rows, checkpoint=checkpoint, progressbar=_live(say), **settings)
+        except KeyboardInterrupt:  # before the first draw; afterwards the draws so far come back
+            _errors().print("[yellow]Stopped:[/] the same command goes on where it was.")
+            raise typer.Exit(130) from None
 
 
 def write_results(post: Posterior, out: Path, prob: float) -> pd.DataFrame:

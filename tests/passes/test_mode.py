@@ -29,7 +29,7 @@ def mode_of(model, rows, **kwargs):
     return find_mode(sums, start, **kwargs)
 
 
-@pytest.mark.parametrize("n", [500, 2_000, 12_000])  # the largest starts from a subset
+@pytest.mark.parametrize("n", [500, 2_000, 45_000])  # the largest starts from a subset
 @pytest.mark.parametrize("family", ["logistic", "poisson"])
 def test_mode_is_statsmodels_maximum_likelihood(family, n):
     # so wide a prior moves the mode by less than 1e-11 of itself
@@ -80,16 +80,16 @@ def test_gradient_of_the_log_posterior_vanishes(model, make, x64):
 
 
 def test_a_subset_saves_passes():
-    rows = logistic_rows(40_000, 5)
+    rows = logistic_rows(50_000, 5)
     at, record = mode_of(M.Logistic(), rows, seed=3)
-    assert record.subset == 5_000
+    assert record.subset <= 25_000
     assert record.passes <= 5
     again, _ = mode_of(M.Logistic(), rows, seed=4)  # another subset, the same mode
     np.testing.assert_allclose(again.point, at.point, rtol=1e-7)
 
 
 def test_passes_are_counted_without_the_subset():
-    rows = logistic_rows(40_000, 5)
+    rows = logistic_rows(50_000, 5)
     sums, start = sums_of(M.Logistic(), rows)
     _, record = find_mode(sums, start)
     assert sums.ledger.sweeps == record.passes
@@ -159,7 +159,7 @@ def test_a_hessian_that_is_not_finite_is_refused():
 
 def test_an_unbounded_posterior_has_no_mode():
     endless = mo.Model(lambda th: 0.0, lambda th, b: jnp.exp(th["a"]) + 0 * b["y"], {"a": 0.0})
-    with pytest.raises(mo.ConvergenceError, match="no mode was found|not finite") as caught:
+    with pytest.raises(mo.ConvergenceError, match=r"no mode was found|not finite") as caught:
         quick(endless, gaussian_rows(20))
     assert str(caught.value).endswith(".")
 

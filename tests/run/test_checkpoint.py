@@ -63,7 +63,8 @@ def test_chunks_do_not_change_draws(rows, whole, monkeypatch, chunk):
 
 
 def test_capacity_does_not_change_draws(rows, whole, monkeypatch):
-    monkeypatch.setattr("modicum.sample.capacity_for", lambda size, total: 7)
+    # by sys.modules: the name modicum.sample is the function
+    monkeypatch.setattr(sys.modules["modicum.sample"], "capacity_for", lambda size, total: 7)
     assert same_draws(quick(MODEL, rows), whole)
 
 
@@ -213,7 +214,7 @@ def wait_for(condition, process, seconds=120):
 
 def test_kill_during_sampling_resumes_to_the_same_draws(rows, whole, tmp_path):
     rng = np.random.default_rng()  # any moment will do, so a new one each time
-    for least in (0, int(rng.integers(1, TUNE)), TUNE + int(rng.integers(1, DRAWS - 15))):
+    for least in (int(rng.integers(TUNE)), TUNE + int(rng.integers(DRAWS - 15))):
         process = child(tmp_path, "sampling")
         wait_for(lambda least=least: saved_iterations(tmp_path) > least, process)
         time.sleep(rng.uniform(0, 0.02))
@@ -265,7 +266,6 @@ def test_ctrl_c_returns_the_draws_so_far(rows, whole, tmp_path, monkeypatch):
     count = some.num_draws
     assert 11 <= count < DRAWS
     assert f"stopped after {count} of {DRAWS} draws" in str(heard[0].message)
-    assert any("stopped after" in text for text in some.warnings)
     assert not some.settings["complete"]
     np.testing.assert_array_equal(some["beta"], whole["beta"][:, :count])
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

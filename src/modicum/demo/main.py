@@ -61,7 +61,7 @@ def fit(rows: Rows, quick: bool = False, progressbar: bool = False) -> Posterior
         return sample(
             Logistic(prior_scale=2.5),
             rows,
-            method=HMC(trajectory=1.5, target_accept=0.65),
+            method=HMC(trajectory=1.5),
             draws=draws,
             tune=15,  # for the step size only: it starts near its best
             chains=2,

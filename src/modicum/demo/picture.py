@@ -74,7 +74,8 @@ def _hours(ax: Any, post: Posterior, found: Findings, flights: Flights) -> None:
     ax.set(xlabel="scheduled hour of departure", ylabel="chance of being late")
     ax.set_xticks(x[::2])
     _percent(ax.yaxis)
-    ax.set_ylim(0, 1.2 * float(hours[["observed", "upper"]].max(axis=None)))  # room for the legend
+    highest = max(hours["observed"].max(), hours["upper"].max())
+    ax.set_ylim(0, 1.2 * highest)  # room for the legend
     ax.grid(alpha=0.3)
     ax.legend(frameon=False, loc="upper left")
     ax.set_title(f"When: the day's delays add up ({PROB:.0%} band)")

@@ -19,7 +19,7 @@ from modicum.kernels.adaptation import Adaptation, Signal, adapt, start_adaptati
 from modicum.kernels.base import Context, Draw
 from modicum.kernels.moves import Move, MoveInfo, Point, at_point
 
-__all__ = ["EnergyConservingKernel", "EnergyConservingState"]
+__all__ = ["EnergyConservingKernel", "EnergyConservingState", "replace_blocks"]
 
 
 class EnergyConservingState(NamedTuple):
@@ -176,6 +176,17 @@ class EnergyConservingKernel:
         start = (state.subsample, state.values, log_now, jnp.zeros((), int))
         subsample, _, _, accepted = jax.lax.fori_loop(0, self.refreshes, propose, start)
         return subsample, accepted / self.refreshes
+
+
+def replace_blocks(subsample: Any, fresh: Any, blocks: jax.Array, size: int) -> Any:
+    """Put `fresh` rows, `size` at a time, in place of the given blocks of the subsample."""
+
+    def one(k: Any, kept: Any) -> Any:
+        return jax.tree.map(
+            lambda all_, new: _put(all_, _take(new, k * size, size), blocks[k] * size), kept, fresh
+        )
+
+    return jax.lax.fori_loop(0, blocks.shape[0], one, subsample)
 
 
 def _take(array: jax.Array, place: Any, count: int) -> jax.Array:

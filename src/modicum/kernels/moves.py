@@ -52,7 +52,7 @@ def at_point(position: jax.Array, logdensity: LogDensity) -> Point:
 
 @dataclass(frozen=True)
 class HMCMove:
-    """Hamiltonian Monte Carlo with a fixed trajectory length: L = trajectory / step size.
+    """Hamiltonian Monte Carlo with a fixed trajectory length: L = ceil(trajectory / step size).
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class HMCMove:
         inverse_mass: jax.Array,
     ) -> tuple[Point, MoveInfo]:
         """Follow one trajectory and accept or reject its end."""
-        steps = jnp.clip(jnp.round(self.trajectory / step_size), 1, self.max_steps).astype(int)
+        steps = jnp.clip(jnp.ceil(self.trajectory / step_size), 1, self.max_steps).astype(int)
         kernel = blackjax_hmc.build_kernel()
         point, info = kernel(key, point, logdensity, step_size, inverse_mass, steps)
         # A trajectory that meets NaN or infinity was rejected; it counts as divergent.

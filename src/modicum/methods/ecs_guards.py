@@ -1,4 +1,4 @@
-"""What the user of HMC-ECS must be told: before the run from the pilot study, after it from the run.
+"""What the user of HMC-ECS must be told, before the run from the pilot study and after it.
 
 Each guard is one sentence that names what is wrong and what to do.
 """
@@ -40,7 +40,7 @@ def look_ahead(method: Any, pilot: Pilot, choice: Choice, rows: int, anchor: Anc
             f"{largest:.3g}, and posterior means may be off by about {min(bias, 99):.2g} posterior "
             f"sd; leave `subsample` out to have it chosen, or {_remedy(method)}."
         )
-    if pilot.tail > 0.7 or pilot.top_share > 0.9:
+    if pilot.tail > 0.7 or pilot.top_share > 0.95:
         found.append(
             f"the residuals are heavy-tailed under this design: 1 % of the draws hold "
             f"{pilot.top_share:.0%} of the variance (Pareto k {pilot.tail:.2f}), so a subsample "

@@ -14,13 +14,16 @@ from modicum.designs import Design, Uniform, Weighted, weight_tables
 from modicum.errors import SettingError
 from modicum.estimators import Perturbed, control_variate, proxy
 from modicum.kernels.adaptation import schedule
+from modicum.kernels.delayed import DelayedAcceptanceKernel
 from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.kernels.moves import HMCMove, Move, NUTSMove
 from modicum.methods.base import Method, Outcome, Plan, Task
 from modicum.methods.ecs_guards import look_ahead, look_back
+from modicum.methods.full_data import WholeLogPosterior
+from modicum.models import LinearPredictorModel
 from modicum.passes import Anchor, anchor_at
 from modicum.passes.mode import prior_hessian, prior_slope
-from modicum.passes.whole import free_memory
+from modicum.passes.whole import free_memory, hold
 from modicum.precision import in_double_precision
 from modicum.run import History
 from modicum.tuning import Choice, Pilot, choose, expected_residuals, study
@@ -67,6 +70,9 @@ class HMCECS(Method):
         Share of weighted draws that is uniform.
     precision
         "float64" or "float32": of the subsample's rows and residuals (sums are float64).
+    exact
+        None: the perturbed method. "delayed": every proposal is accepted or rejected by the
+        log-likelihood of all rows, so that the posterior is exact at one pass an iteration.
 
     Examples
     --------
@@ -88,6 +94,7 @@ class HMCECS(Method):
     ddof: int = 1
     floor: float = 0.1
     precision: Literal["float64", "float32"] = "float64"
+    exact: Literal["delayed"] | None = None
     name: ClassVar[str] = "hmc-ecs"
 
     def __post_init__(self) -> None:
@@ -111,7 +118,7 @@ class HMCECS(Method):
             refreshes=self.refreshes,
         )
         notes = look_ahead(self, study_.pilot, choice, len(task.rows), anchor)
-        kernel = EnergyConservingKernel(
+        kernel: Any = EnergyConservingKernel(
             study_.control_variate,
             Perturbed(self.ddof),
             study_.design,
@@ -124,8 +131,12 @@ class HMCECS(Method):
         context = {
             "proxy": study_.proxy,
             "design": study_.tables,
-            "constant": jnp.asarray(anchor.C),
+            "constant": jnp.asarray(anchor.C + study_.folded_prior),
         }
+        if self.exact == "delayed":
+            source, chunks = hold(task.rows)
+            context |= {"data": chunks, "rows": jnp.asarray(len(task.rows))}
+            kernel = DelayedAcceptanceKernel(kernel, WholeLogPosterior(task.target, source))
         return Plan(
             kernel=kernel,
             context=context,
@@ -144,7 +155,8 @@ class HMCECS(Method):
             "value": float(np.mean(history.stats["step_size"])),
             "why": f"dual averaging for an acceptance rate of {self.target_accept}",
         }
-        return Outcome(warnings=look_back(plan.kernel, history))
+        found = [] if self.exact else look_back(plan.kernel, history)
+        return Outcome(warnings=found)
 
     def _anchor(self, task: Task) -> Anchor:
         if self.anchor == "mode":
@@ -176,7 +188,10 @@ class _Study:
     def __post_init__(self) -> None:
         task, anchor, order = self.task, self.anchor, self.method.order
         self.control_variate = control_variate(task.target, order, self.method.precision)
-        prior = prior_slope(task.target, anchor.point)[1], prior_hessian(task.target, anchor.point)
+        at, slope = prior_slope(task.target, anchor.point)
+        prior = slope, prior_hessian(task.target, anchor.point)
+        # Normal priors are part of the proxy's quadratic, which leaves out its constant.
+        self.folded_prior = at if isinstance(task.target.model, LinearPredictorModel) else 0.0
         self.proxy = proxy(anchor, task.target, order, prior)
         # One Newton step from t* is where the posterior is: pilot draws about t* itself would
         # flatter the control variates, whose residuals vanish there.
@@ -217,7 +232,7 @@ class _Study:
 
 def _expected_steps(trajectory: float, size: int) -> int:
     """Leapfrog steps: the step size for an acceptance of .8 falls like d^(-1/4)."""
-    return max(1, round(trajectory / (1.4 * size**-0.25)))
+    return max(1, ceil(trajectory / (1.4 * size**-0.25)))
 
 
 def _where_rows_live(task: Task) -> Any:
@@ -264,6 +279,10 @@ def _check(method: HMCECS) -> None:
         raise SettingError(f"inner must be 'hmc', 'nuts' or a Move, not {method.inner!r}.")
     if method.precision not in ("float64", "float32"):
         raise SettingError("precision must be 'float64' or 'float32'.")
+    if method.exact not in (None, "delayed"):
+        raise SettingError(f"exact must be None or 'delayed', not {method.exact!r}.")
+    if method.exact and method.inner != "hmc":
+        raise SettingError("exact='delayed' needs a reversible inner kernel: inner='hmc'.")
     if isinstance(method.anchor, str) and method.anchor != "mode":
         raise SettingError(f"anchor must be 'mode' or a point, not {method.anchor!r}.")
     for name in ("trajectory", "bias"):

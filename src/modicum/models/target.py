@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from modicum.errors import DataError
 from modicum.models.base import BaseModel, Batch, Params
+from modicum.precision import in_double_precision
 from modicum.rows import Rows
 
 __all__ = ["Target"]
@@ -61,6 +63,23 @@ class Target:
         values = self.model.log_likelihood(self.unravel(t), batch)
         return values * batch["weight"] if "weight" in batch else values
 
+    @in_double_precision
+    def ravel_reported(self, named: dict[str, np.ndarray]) -> np.ndarray:
+        """Flat vectors of reported parameters with a leading axis: undo `report`."""
+        theta = jax.vmap(self.model.restore)(named)
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(theta)]
+        return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
+
+    @in_double_precision
+    def log_priors(self, points: np.ndarray) -> np.ndarray:
+        """Log-prior density at each of the flat vectors in `points`."""
+        return np.asarray(_log_priors(self, points))
+
     def report(self, t: jax.Array) -> dict[str, jax.Array]:
         """Name the parameters laid out in `t` the way draws show them."""
         return self.model.report(self.unravel(t))
+
+
+@partial(jax.jit, static_argnums=0)
+def _log_priors(target: Target, points: jax.Array) -> jax.Array:
+    return jax.vmap(target.log_prior)(points)

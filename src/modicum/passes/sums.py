@@ -31,20 +31,25 @@ class Sums:
         What does the summing.
     ledger
         Where row evaluations are counted.
-    scale
-        A factor on every sum: n / n_subset when `rows` is a subset that stands for all.
     """
 
     target: Target
     rows: Rows
     engine: Engine
     ledger: Ledger
-    scale: float = 1.0
 
     def value(self, t: np.ndarray, purpose: str) -> float:
         """Log-likelihood at `t`: the C of eq. 4.4 of the HMC-ECS paper."""
         (value,) = self._sweep(_value_sum, t, purpose, "density")
         return float(value)
+
+    def values(self, points: np.ndarray, purpose: str) -> np.ndarray:
+        """Log-likelihood at many points, (points, d), by one pass over the rows."""
+        self.ledger.add(purpose, len(points) * len(self.rows), "density", passes=1)
+        (values,) = self.engine.map_reduce(
+            partial(_values_sum, self.target), np.asarray(points, np.float64), self.rows, purpose
+        )
+        return np.asarray(values)
 
     def gradient(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray]:
         """Log-likelihood and its gradient at `t` (C and A)."""
@@ -61,10 +66,9 @@ class Sums:
     def _sweep(self, chunk_sum: Any, t: np.ndarray, purpose: str, kind: Any) -> Any:
         whole = len(self.rows) == self.ledger.rows  # a subset is no pass
         self.ledger.add(purpose, len(self.rows), kind, passes=int(whole))
-        total = self.engine.map_reduce(
+        return self.engine.map_reduce(
             partial(chunk_sum, self.target), np.asarray(t, np.float64), self.rows, purpose
         )
-        return jax.tree.map(lambda a: self.scale * a, total)
 
 
 def log_likelihood_sum(
@@ -78,6 +82,12 @@ def log_likelihood_sum(
 @partial(jax.jit, static_argnums=0)
 def _value_sum(target: Target, t: Any, batch: Any, present: Any) -> tuple[jax.Array]:
     return (log_likelihood_sum(target, t, batch, present),)
+
+
+@partial(jax.jit, static_argnums=0)
+def _values_sum(target: Target, points: Any, batch: Any, present: Any) -> tuple[jax.Array]:
+    one = partial(log_likelihood_sum, target)
+    return (jax.lax.map(lambda t: one(t, batch, present), points, batch_size=16),)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from modicum.errors import SettingError
 from modicum.ledger import Ledger
-from modicum.posterior import datatree, prediction, storage, summary
+from modicum.posterior import correction, datatree, prediction, storage, summary
 from modicum.posterior.labels import tidy_labels
 from modicum.posterior.weighted import (
     weighted_covariance,
@@ -184,11 +184,35 @@ class Posterior:
         prob
             Posterior probability of the equal-tailed interval of the expected outcome.
         """
+        self.restore_predictor()
+        return prediction.predict(self, rows, draws, prob)
+
+    def restore_predictor(self) -> Any:
+        """Return the predictor, rebuilt from its description where the posterior was loaded."""
         if self.predictor is None and self.predictor_spec is not None:
             from modicum.models.prediction import rebuild
 
             self.predictor = rebuild(self.predictor_spec)
-        return prediction.predict(self, rows, draws, prob)
+        return self.predictor
+
+    def correct(self, rows: Any, draws: int = 1000, progressbar: bool = True) -> Posterior:
+        """Make the draws of a subsampling method exact by importance weights, in one pass.
+
+        A perturbed chain samples a density close to the posterior; the ratio of the two at each
+        draw is its weight. The full log-likelihood is evaluated at up to `draws` evenly spaced
+        draws, and the weights are Pareto-smoothed. The result's summaries use the weights, and
+        ``result.tuning["correction"]`` says how far off the perturbed answer was.
+
+        Parameters
+        ----------
+        rows
+            The rows the posterior was sampled with.
+        draws
+            The most draws to keep.
+        progressbar
+            Whether to show progress on a long pass.
+        """
+        return correction.correct(self, rows, draws, progressbar)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save to one file, whole or not at all; nothing in it is executable."""

@@ -42,7 +42,7 @@ def _begin(kernel: Kernel, context: Any, rows: Any, batch: Any, chain_key: jax.A
     drawn = kernel.wants_at_start(rows_key, context)
     if drawn is not None and batch is None:
         batch = _read(rows, drawn)
-    return kernel.init(init_key, batch, context)
+    return kernel.init(init_key, jax.lax.optimization_barrier(batch), context)
 
 
 def _advance(
@@ -66,7 +66,9 @@ def _advance(
         else:
             drawn = kernel.wants(rows_key, context)
             batch = None if drawn is None else _read(rows, drawn)
-        return kernel.step(step_key, state, signal, batch, context)
+        # The barrier keeps the compiler from merging the step with how its rows came: draws must
+        # not depend, in their last bit, on where the rows live.
+        return kernel.step(step_key, state, signal, jax.lax.optimization_barrier(batch), context)
 
     def body(i: Any, carry: Any) -> Any:
         state, record = carry

@@ -142,9 +142,8 @@ class Chains:
     def _first_batches(self) -> Any:
         if not isinstance(self.rows, Rows):
             return None
-        return self._read(
-            [compiled.wanted_at_start(self.kernel, self.context, key) for key in self.keys]
-        )
+        drawn = [compiled.wanted_at_start(self.kernel, self.context, key) for key in self.keys]
+        return None if drawn[0] is None else self._read(drawn)  # some kernels start without rows
 
     def _batches(self, first: int, count: int) -> Any:
         """Rows of the next iterations, one leading axis for chains and one for iterations."""

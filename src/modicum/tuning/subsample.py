@@ -70,7 +70,7 @@ def choose(
     G = blocks if blocks is not None else _blocks(variance, m, subsample is not None)
     if subsample is None:
         m = G * ceil(m / G)
-    noise = float(np.max(pilot.slope)) / m
+    noise = float(np.median(pilot.slope)) / m
     accept = max(refresh_acceptance(variance, G), 1e-3)
     # The sweep fraction that minimises cost times IF = IF_hmc + 2 v G / (K a_u):
     sweep = sqrt(2 * noise * (steps + 1) / accept)
@@ -95,7 +95,7 @@ _REASON = {
     "floor": "at least 30 rows",
     "median": "sigma^2 of the log-likelihood estimate at most 1 at the median pilot draw",
     "largest": "sigma^2 of the log-likelihood estimate at most 5 at every pilot draw",
-    "slope": "gradient noise at most a quarter of the posterior variance",
+    "slope": "gradient noise of a quarter of the posterior variance at the median pilot draw",
     "bias": "a perturbation that moves no posterior mean by more than the bias allowed",
 }
 
@@ -106,7 +106,7 @@ def _needs(pilot: Pilot, bias: float, ddof: int) -> dict[str, int]:
         "floor": SMALLEST,
         "median": ceil(float(np.median(pilot.variance)) / 1.0),
         "largest": ceil(float(np.max(pilot.variance)) / 5.0),
-        "slope": ceil(float(np.max(pilot.slope)) / 0.25),
+        "slope": ceil(float(np.median(pilot.slope)) / 0.25),
     }
     m = max(needs.values())
     while pilot.bias(m, ddof) > bias and m < 10**12:

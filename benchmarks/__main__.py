@@ -1,0 +1,34 @@
+"""Run every module here that has a `run(quick)`, print tables, write bench-output/bench.json."""
+
+import argparse
+import importlib
+import pkgutil
+
+import benchmarks
+from benchmarks.report import write_json
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
+    parser.add_argument("names", nargs="*", help="only these benchmarks (default: all)")
+    chosen = parser.parse_args()
+    found = sorted(m.name for m in pkgutil.iter_modules(benchmarks.__path__))
+    unknown = set(chosen.names) - set(found)
+    if unknown:
+        parser.error(f"there is no benchmark {', '.join(sorted(unknown))}; there are {found}")
+    tables = []
+    for name in chosen.names or found:
+        if name.startswith("__"):
+            continue
+        module = importlib.import_module(f"benchmarks.{name}")
+        if not hasattr(module, "run"):
+            continue
+        for table in module.run(quick=chosen.quick):
+            print(table.markdown(), flush=True)
+            tables.append(table)
+    write_json(tables, "bench-output/bench.json")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Exact energy-conserving subsampling: a subsampled surrogate proposes, all rows decide.
+
+For a subsample u drawn without regard to the parameters, a few reversible HMC steps on Lhat(.; u)
+propose an end point, accepted with probability min(1, L(t') Lhat(t; u) / (L(t) Lhat(t'; u))). Each
+such kernel leaves the exact posterior invariant whatever u is, at one full-data log-likelihood an
+iteration: delayed acceptance, or the surrogate transition method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from modicum.designs import Drawn
+from modicum.kernels.adaptation import Adaptation, Signal, adapt
+from modicum.kernels.base import Context, Draw
+from modicum.kernels.energy_conserving import EnergyConservingKernel, replace_blocks
+from modicum.kernels.full_data import unwhiten
+from modicum.kernels.moves import at_point
+
+__all__ = ["DelayedAcceptanceKernel", "DelayedAcceptanceState"]
+
+
+class DelayedAcceptanceState(NamedTuple):
+    """Where the chain is: parameters with their exact log-posterior, subsample, warm-up."""
+
+    z: jax.Array
+    exact: jax.Array
+    subsample: Any
+    adaptation: Adaptation
+
+
+@dataclass(frozen=True)
+class DelayedAcceptanceKernel:
+    """The surrogate transition kernel around an energy-conserving one.
+
+    Parameters
+    ----------
+    surrogate
+        The kernel whose subsample, estimator and move make the proposals.
+    log_posterior
+        `log_posterior(t, data)` of all rows; hashable.
+    moves
+        HMC moves a proposal.
+    """
+
+    surrogate: EnergyConservingKernel
+    log_posterior: Any
+    moves: int = 2
+
+    def wants_at_start(self, key: jax.Array, context: Context) -> Drawn:
+        """A whole subsample."""
+        return self.surrogate.wants_at_start(key, context)
+
+    def wants(self, key: jax.Array, context: Context) -> Drawn:
+        """The rows that replace some blocks."""
+        return self.surrogate.wants(key, context)
+
+    def _exact(self, z: jax.Array, context: Context) -> jax.Array:
+        return self.log_posterior(unwhiten(z, context["proxy"]), context["data"])
+
+    def init(self, key: jax.Array, batch: Any, context: Context) -> DelayedAcceptanceState:
+        """Start as the surrogate does."""
+        state = self.surrogate.init(key, batch, context)
+        exact = self._exact(state.z, context)
+        return DelayedAcceptanceState(state.z, exact, state.subsample, state.adaptation)
+
+    def step(
+        self,
+        key: jax.Array,
+        state: DelayedAcceptanceState,
+        signal: Signal,
+        batch: Any,
+        context: Context,
+    ) -> tuple[DelayedAcceptanceState, Draw]:
+        """Replace some rows, propose by the surrogate, decide by all rows."""
+        kernel = self.surrogate
+        block_key, move_key, accept_key = jax.random.split(key, 3)
+        fresh = kernel.control_variate.cache(batch, context["proxy"])
+        blocks = jax.random.randint(block_key, (kernel.refreshes,), 0, kernel.blocks)
+        # Never accepted or rejected: u must not know the parameters here.
+        subsample = replace_blocks(state.subsample, fresh, blocks, kernel.block)
+        density = kernel.log_density(subsample, context)
+        learned = state.adaptation
+        point = start = at_point(state.z, density)
+        steps, rates = jnp.zeros((), int), jnp.zeros(())
+        for move_key_k in jax.random.split(move_key, self.moves):
+            point, info = kernel.move(
+                move_key_k, point, density, learned.step_size, learned.inverse_mass
+            )
+            steps, rates = steps + info.n_steps, rates + info.acceptance_rate / self.moves
+        exact = self._exact(point.position, context)
+        log_ratio = (exact - state.exact) + (start.logdensity - point.logdensity)
+        accept = jnp.log(jax.random.uniform(accept_key)) < log_ratio
+        z = jnp.where(accept, point.position, state.z)
+        exact = jnp.where(accept, exact, state.exact)
+        adaptation = adapt(learned, signal, z, rates, kernel.target_accept)
+        values = kernel.control_variate.values(subsample, z, context["proxy"])
+        estimate = kernel.estimator.combine(values)
+        draw = {
+            "position": z,
+            "lp": exact,
+            "step_size": learned.step_size,
+            "acceptance_rate_exact": jnp.minimum(1.0, jnp.exp(jnp.minimum(log_ratio, 0.0))),
+            "difference_estimate": estimate.difference,
+            "variance_estimate": estimate.variance,
+            "rows_touched": context["rows"]
+            + kernel.refreshes * kernel.block
+            + kernel.subsample * (steps + 2),
+            **info._asdict(),
+            "acceptance_rate": rates,
+            "n_steps": steps,
+        }
+        return DelayedAcceptanceState(z, exact, subsample, adaptation), draw

@@ -1,0 +1,107 @@
+"""Moves leave their target invariant, report what they did, and adapt only while told to."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from modicum.kernels.adaptation import adapt, schedule, start_adaptation
+from modicum.kernels.moves import HMCMove, NUTSMove, at_point
+
+COV = np.array([[1.0, 0.6], [0.6, 2.0]])
+PRECISION = np.linalg.inv(COV)
+COUNT = 20_000
+MOVES = pytest.mark.parametrize("move", [HMCMove(), NUTSMove(max_depth=5)], ids=["hmc", "nuts"])
+
+
+@partial(jax.jit, static_argnums=0)
+def one_step(move, key, start, precision, wall):
+    """A step from each start; the density is normal, and no number beyond `wall`."""
+
+    def density(z):
+        return jnp.where(jnp.abs(z).max() > wall, jnp.nan, -0.5 * z @ precision @ z)
+
+    def each(key, z):
+        return move(key, at_point(z, density), density, jnp.asarray(0.6), jnp.ones(2))
+
+    return jax.vmap(each)(jax.random.split(key, COUNT), start)
+
+
+def step(move, start, precision=PRECISION, wall=np.inf):
+    point, info = one_step(move, jax.random.key(2), start, precision, wall)
+    return np.asarray(point.position), point, jax.tree.map(np.asarray, info)
+
+
+@MOVES
+def test_one_step_from_the_target_stays_in_the_target(move, x64):
+    # independent starts, so the errors are those of independent draws
+    start = np.random.default_rng(1).multivariate_normal(np.zeros(2), COV, COUNT)
+    z, point, info = step(move, start)
+    assert np.mean(z != start) > 0.5
+    assert np.all(np.abs(z.mean(0)) < 4.5 * np.sqrt(np.diag(COV) / COUNT))
+    for i, j in ((0, 0), (0, 1), (1, 1)):
+        error = np.sqrt((COV[i, i] * COV[j, j] + COV[i, j] ** 2) / COUNT)
+        assert abs(np.mean(z[:, i] * z[:, j]) - COV[i, j]) < 4.5 * error
+    assert not info.diverging.any()
+    assert not info.reached_max_treedepth.any()
+    assert info.acceptance_rate.min() >= 0
+    assert info.acceptance_rate.max() <= 1 + 1e-12
+    truth = -0.5 * np.einsum("ni,ij,nj->n", z, PRECISION, z)
+    np.testing.assert_allclose(point.logdensity, truth, rtol=1e-9, atol=1e-12)
+
+
+@MOVES
+def test_nan_is_refused_and_never_entered(move, x64):
+    z, _, info = step(move, np.ones((COUNT, 2)), wall=1.5)
+    assert np.isfinite(z).all()
+    assert np.abs(z).max() <= 1.5
+    assert np.isfinite(info.acceptance_rate).all()
+    assert info.diverging.any()
+
+
+def test_nuts_says_when_a_trajectory_is_cut_off(x64):
+    _, _, info = step(NUTSMove(max_depth=5), np.zeros((COUNT, 2)), 1e-8 * PRECISION)
+    assert info.reached_max_treedepth.all()
+    assert (info.n_steps == 31).all()
+
+
+@pytest.mark.parametrize(("trajectory", "most", "steps"), [(1.2, 100, 2), (6.0, 4, 4)])
+def test_hmc_takes_as_many_steps_as_the_trajectory_needs(trajectory, most, steps, x64):
+    _, _, info = step(HMCMove(trajectory, most), np.zeros((COUNT, 2)))
+    assert (info.n_steps == steps).all()
+
+
+# Adaptation --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tune", [0, 1, 5, 20, 150, 1_000])
+def test_schedule_adapts_in_warm_up_only(tune):
+    signals = schedule(tune, 30, adapt_mass=True)
+    for part in signals:
+        assert len(part) == tune + 30
+        assert not part[tune:].any()
+    assert signals.adapting[:tune].all()
+    assert signals.last.sum() == (tune > 0)
+    fixed = schedule(tune, 30, adapt_mass=False)
+    assert not fixed.slow.any()
+    assert not fixed.window_end.any()
+
+
+def test_step_size_and_mass_are_learned_and_then_left_alone(x64):
+    signals = schedule(1_000, 50, adapt_mass=True)
+    rng = np.random.default_rng(1)
+    learn = jax.jit(partial(adapt, target_accept=0.8))
+    state = start_adaptation(2, 1.0)
+    for i in range(1_050):
+        signal = jax.tree.map(lambda a, i=i: a[i], signals)
+        rate = np.exp(-0.4 * float(state.step_size))  # equals 0.8 at a step of 0.56
+        if i == 1_000:
+            settled = state
+        state = learn(state, signal, rng.normal(size=2) * [1.0, 10.0], jnp.asarray(rate))
+    assert abs(float(settled.step_size) - 0.558) < 0.06
+    ratio = settled.inverse_mass[1] / settled.inverse_mass[0]
+    assert 60 < float(ratio) < 160
+    for a, b in zip(jax.tree.leaves(settled), jax.tree.leaves(state), strict=True):
+        np.testing.assert_array_equal(a, b)

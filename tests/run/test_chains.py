@@ -1,0 +1,160 @@
+"""Rows fetched ahead and rows on the device feed a kernel the same numbers."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import modicum as mo
+from modicum.designs import Drawn
+from modicum.run import Chains, capacity_for, chain_keys, run
+from targets import gaussian_rows
+
+ROWS, BATCH, LENGTH = 97, 6, 25
+
+
+@dataclass(frozen=True)
+class Accumulate:
+    """Adds up what it reads: its state remembers every row it was ever handed, in order."""
+
+    at_start: bool = True
+
+    def _draw(self, key, context):
+        drawn = jax.random.randint(key, (BATCH,), 0, context["rows"])
+        return Drawn(drawn, jnp.full(BATCH, 1.0) / context["rows"])
+
+    def wants_at_start(self, key, context):
+        return self._draw(key, context) if self.at_start else None
+
+    def wants(self, key, context):
+        return self._draw(key, context)
+
+    def init(self, key, batch, context):
+        return batch["x"].sum(0) if self.at_start else jnp.zeros(3, context["like"].dtype)
+
+    def step(self, key, state, signal, batch, context):
+        state = 0.5 * state + (batch["x"] * batch["y"][:, None]).sum(0) + signal
+        noise = jax.random.normal(key, (3,))
+        drawn = {"position": state, "noise": noise[0], "chance": batch["probability"].sum()}
+        return state, drawn
+
+
+def sources(tmp_path):
+    memory = gaussian_rows(ROWS, dtype="float32")
+    store = mo.rows.ingest(memory, tmp_path / "store", shard_rows=20, progressbar=False)
+    whole = memory.slice(0, ROWS)
+    return {"device": {k: jnp.asarray(v) for k, v in whole.items()}, "memory": memory,
+            "store": store}  # fmt: skip
+
+
+def records(rows, counts, parallel="threads", kernel=None, capacity=8):
+    with jax.enable_x64(True):
+        context = {"rows": jnp.asarray(ROWS), "like": jnp.zeros(1, jnp.float32)}
+        signals = jnp.asarray(np.linspace(0, 1, LENGTH), jnp.float32)
+        keys = chain_keys(7, 3)
+        chains = Chains(kernel or Accumulate(), context, keys, signals, capacity, rows, parallel)
+        chains.begin()
+        done, parts = 0, []
+        for count, after in zip(counts, [*counts[1:], 0], strict=True):
+            parts.append(chains.advance(done, count, next_count=after))
+            done += count
+        chains.close()
+    return {name: np.concatenate([p[name] for p in parts], axis=1) for name in parts[0]}
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+@pytest.mark.parametrize("parallel", ["threads", "stacked"])
+def test_fetched_ahead_is_gathered_on_the_device(tmp_path, parallel):
+    given = sources(tmp_path)
+    truth = records(given["device"], [8, 8, 8, 1], parallel)
+    assert truth["position"].shape == (3, LENGTH, 3)
+    assert len(np.unique(truth["position"][:, -1, 0])) == 3  # every chain reads its own rows
+    for name in ("memory", "store"):
+        for counts in ([8, 8, 8, 1], [1, 3, 8, 5, 8], [4, 8, 8, 5]):
+            assert_same(records(given[name], counts, parallel), truth)
+    assert_same(records(given["device"], [5, 5, 5, 5, 5], parallel), truth)
+
+
+def test_probabilities_travel_with_the_rows(tmp_path):
+    for rows in sources(tmp_path).values():
+        np.testing.assert_allclose(records(rows, [8])["chance"], BATCH / ROWS, rtol=1e-6)
+
+
+def test_a_guess_that_was_wrong_is_fetched_again(tmp_path):
+    # the pace may change between chunks: rows fetched for another span must not be used
+    given, done = sources(tmp_path), 0
+    truth = records(given["device"], [8, 8, 8, 1])
+    with jax.enable_x64(True):
+        context = {"rows": jnp.asarray(ROWS), "like": jnp.zeros(1, jnp.float32)}
+        signals = jnp.asarray(np.linspace(0, 1, LENGTH), jnp.float32)
+        chains = Chains(Accumulate(), context, chain_keys(7, 3), signals, 8, given["store"])
+        chains.begin()
+        for count in (3, 7, 2):
+            part = chains.advance(done, count, next_count=5)  # never what comes next
+            np.testing.assert_array_equal(part["position"], truth["position"][:, done:][:, :count])
+            done += count
+        chains.close()
+
+
+def test_a_kernel_may_start_without_rows(tmp_path):
+    given, kernel = sources(tmp_path), Accumulate(at_start=False)
+    truth = records(given["device"], [8, 8, 8, 1], kernel=kernel)
+    assert_same(records(given["store"], [8, 8, 8, 1], kernel=kernel), truth)
+
+
+def test_state_saved_and_restored_goes_on_the_same(tmp_path):
+    rows = sources(tmp_path)["store"]
+    for parallel in ("threads", "stacked"):
+        truth = records(rows, [8, 8], parallel)
+        with jax.enable_x64(True):
+            context = {"rows": jnp.asarray(ROWS), "like": jnp.zeros(1, jnp.float32)}
+            signals = jnp.asarray(np.linspace(0, 1, LENGTH), jnp.float32)
+            first, second = (
+                Chains(Accumulate(), context, chain_keys(7, 3), signals, 8, rows, parallel)
+                for _ in range(2)
+            )
+            first.begin()
+            first.advance(0, 8)
+            second.restore(first.leaves())
+            part = second.advance(8, 8)
+        np.testing.assert_array_equal(part["position"], truth["position"][:, 8:])
+
+
+def test_the_runner_feeds_it_too(tmp_path):
+    given, histories = sources(tmp_path), []
+    for name in ("device", "store"):
+        with jax.enable_x64(True):
+            context = {"rows": jnp.asarray(ROWS), "like": jnp.zeros(1, jnp.float32)}
+            signals = jnp.asarray(np.linspace(0, 1, LENGTH), jnp.float32)
+            chains = Chains(Accumulate(), context, chain_keys(7, 3), signals, 8, given[name])
+            histories.append(run(chains, tune=10, draws=15, progressbar=False))
+    device, store = histories
+    assert device.complete
+    assert device.position.shape == (3, 15, 3)
+    assert device.warmup["noise"].shape == (3, 10)
+    np.testing.assert_array_equal(device.position, store.position)
+    np.testing.assert_array_equal(device.stats["noise"], store.stats["noise"])
+
+
+def test_keys_of_chains_and_seeds_all_differ():
+    def words(key):
+        return tuple(np.asarray(jax.random.key_data(key)).tolist())
+
+    keys = [words(k) for seed in (0, 1, 2**31, 2**32, 2**40) for k in chain_keys(seed, 4)]
+    assert len(set(keys)) == 20
+    # more chains add to the run, and do not change it
+    assert [words(k) for k in chain_keys(1, 6)][:4] == [words(k) for k in chain_keys(1, 4)]
+
+
+@pytest.mark.parametrize(("size", "total"), [(1, 10), (5, 10**6), (10**9, 100)])
+def test_capacity_is_bounded_by_memory_and_need(size, total):
+    capacity = capacity_for(size, total)
+    assert 1 <= capacity <= total
+    assert capacity * size <= 2**22 or capacity == 1
