@@ -8,6 +8,7 @@ from difflib import get_close_matches
 
 __all__ = [
     "ConvergenceError",
+    "CrudeControlVariateError",
     "DataError",
     "ModicumError",
     "ModicumWarning",
@@ -31,6 +32,10 @@ class SettingError(ModicumError, ValueError):
 
 class ConvergenceError(ModicumError, RuntimeError):
     """A point that had to be a mode is not one."""
+
+
+class CrudeControlVariateError(SettingError):
+    """No affordable subsample would do: the rows' Taylor proxies are too far off."""
 
 
 class ModicumWarning(UserWarning):

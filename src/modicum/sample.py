@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from modicum.errors import SettingError, warn
+from modicum.errors import CrudeControlVariateError, SettingError, warn
 from modicum.ledger import Ledger
 from modicum.methods import Method, resolve
 from modicum.methods.base import Plan, Task
@@ -32,7 +32,7 @@ def sample(
     model: BaseModel,
     rows: Rows,
     *,
-    method: str | Method = "nuts",
+    method: str | Method | None = None,
     draws: int = 1000,
     tune: int = 1000,
     chains: int = 4,
@@ -50,7 +50,9 @@ def sample(
     rows
         The data: `mo.Rows(...)`, `mo.Rows.from_table(...)` or `mo.Rows.open(...)`.
     method
-        A name ("nuts", "hmc") or an object with settings (`mo.NUTS(target_accept=0.9)`).
+        A name ("hmc-ecs", "nuts", "hmc") or an object with settings
+        (`mo.HMCECS(design="uniform")`). By default HMC-ECS, which touches a few hundred rows a
+        step, or NUTS on all rows where these are too few for subsampling to make sense.
     draws, tune
         Draws to keep and warm-up iterations before them, in each chain.
     chains
@@ -85,7 +87,7 @@ def sample(
     ['beta[dose]', 'beta[age]', 'intercept']
     """
     _check_arguments(model, rows, draws, tune, chains, parallel)
-    chosen = resolve(method)
+    chosen = resolve("hmc-ecs" if method is None else method)
     started = time.monotonic()
     seed = _seed(random_seed, checkpoint)
     target, start = Target.of(model, rows)
@@ -95,7 +97,14 @@ def sample(
     sums = Sums(target, rows, LocalEngine(progressbar=progressbar), Ledger(rows=len(rows)))
     names = _flat_names(target, rows)
     task = Task(target, start, rows, sums, names, draws, tune, chains, seed, folder)
-    plan = chosen.plan(task)
+    try:
+        plan = chosen.plan(task)
+    except CrudeControlVariateError as crude:
+        if method is not None:
+            raise
+        chosen = resolve("nuts")
+        plan = chosen.plan(task)
+        plan.tuning["method"] = f"NUTS on all rows, since {crude}"
     told = [warn(note) for note in plan.notes]
     history = run(_chains(plan, task, parallel), tune, draws, progressbar, folder)
     return _posterior(task, chosen, plan, history, told, time.monotonic() - started)

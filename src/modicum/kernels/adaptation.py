@@ -36,8 +36,10 @@ class Adaptation(NamedTuple):
     mass: Any
 
 
-def schedule(tune: int, draws: int, adapt_mass: bool) -> Signal:
+def schedule(tune: int, draws: int, adapt_mass: bool, adapt_step: bool = True) -> Signal:
     """Signals of `tune` warm-up iterations in Stan's windows, then `draws` without any."""
+    if not adapt_step:
+        return Signal(*(np.zeros(tune + draws, bool) for _ in Signal._fields))
     windows = build_schedule(tune) if tune else np.zeros((0, 2))
     stage = np.asarray(windows, dtype=np.int64).reshape(-1, 2)
     warm = Signal(
@@ -49,8 +51,10 @@ def schedule(tune: int, draws: int, adapt_mass: bool) -> Signal:
     return Signal(*(np.concatenate([part, np.zeros(draws, bool)]) for part in warm))
 
 
-def start_adaptation(size: int, step_size: float) -> Adaptation:
-    """Before anything is known: unit mass, the given step size."""
+def start_adaptation(size: int, step_size: float | None = None) -> Adaptation:
+    """Before anything is known: unit mass, and a step size that is given or guessed."""
+    # The optimal step of a standard normal shrinks like this.
+    step_size = size**-0.25 if step_size is None else step_size
     averaging = dual_averaging_adaptation(0.8)[0](jnp.asarray(step_size))
     mass = mass_matrix_adaptation(True)[0](size)
     return Adaptation(jnp.asarray(step_size), mass.inverse_mass_matrix, averaging, mass)

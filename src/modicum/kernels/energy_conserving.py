@@ -51,6 +51,8 @@ class EnergyConservingKernel:
         The acceptance rate the step size is tuned for.
     spread
         Chains start at `spread` posterior standard deviations about the anchor.
+    first_step
+        Step size to start from; by default guessed from the number of parameters.
     """
 
     control_variate: Any
@@ -62,6 +64,7 @@ class EnergyConservingKernel:
     refreshes: int
     target_accept: float = 0.8
     spread: float = 1.0
+    first_step: float | None = None
 
     @property
     def block(self) -> int:
@@ -94,7 +97,7 @@ class EnergyConservingKernel:
         z = self.spread * jax.random.normal(key, (size,))
         subsample = self.control_variate.cache(batch, proxy)
         values = self.control_variate.values(subsample, z, proxy)
-        return EnergyConservingState(z, subsample, values, start_adaptation(size, size**-0.25))
+        return EnergyConservingState(z, subsample, values, start_adaptation(size, self.first_step))
 
     def step(
         self,

@@ -44,12 +44,15 @@ class FullDataKernel:
         The acceptance rate the step size is tuned for.
     spread
         Chains start at `spread` posterior standard deviations about the anchor.
+    first_step
+        Step size to start from; by default guessed from the number of parameters.
     """
 
     log_posterior: Any
     move: Move
     target_accept: float = 0.8
     spread: float = 1.0
+    first_step: float | None = None
 
     def wants_at_start(self, key: jax.Array, context: Context) -> None:
         """Full-data kernels read all rows through the context, not by index."""
@@ -65,8 +68,8 @@ class FullDataKernel:
         del batch
         size = context["point"].shape[0]
         z = self.spread * jax.random.normal(key, (size,))
-        first = size**-0.25  # the optimal step of a standard normal shrinks like this
-        return FullDataState(at_point(z, self._density(context)), start_adaptation(size, first))
+        point = at_point(z, self._density(context))
+        return FullDataState(point, start_adaptation(size, self.first_step))
 
     def step(
         self, key: jax.Array, state: FullDataState, signal: Signal, batch: Any, context: Context

@@ -10,25 +10,24 @@ from typing import Any
 import numpy as np
 
 from modicum.diagnostics import ess
-from modicum.errors import SettingError
-from modicum.passes import Anchor
+from modicum.errors import CrudeControlVariateError
 from modicum.run import History
 from modicum.tuning import Choice, Pilot
 
 __all__ = ["look_ahead", "look_back"]
 
 
-def look_ahead(method: Any, pilot: Pilot, choice: Choice, rows: int, anchor: Anchor) -> list[str]:
+def look_ahead(method: Any, pilot: Pilot, choice: Choice, rows: int) -> list[str]:
     """Judge the choice of rows before any draw is made.
 
     Raises
     ------
-    SettingError
+    CrudeControlVariateError
         If the control variates are so crude that no affordable subsample would do.
     """
     m = choice.subsample
     if method.subsample is None and 2 * m > rows:
-        raise SettingError(
+        raise CrudeControlVariateError(
             f"the control variates are too crude here: {m:,} of {rows:,} rows would be needed at "
             f"every step; {_remedy(method)}, or use method='nuts' on all rows."
         )

@@ -40,17 +40,22 @@ class _FullData(Method):
     ----------
     target_accept
         Acceptance rate the step size is tuned for.
+    step_size
+        A fixed step size, in posterior standard deviations; None: tuned during warm-up.
     memory_limit
         Bytes of rows that may be held in memory; a larger data set is read anew at every gradient.
         By default half of what is free.
     """
 
     target_accept: float = 0.8
+    step_size: float | None = None
     memory_limit: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.target_accept < 1:
             raise SettingError("target_accept must lie between 0 and 1; 0.8 is usual.")
+        if self.step_size is not None and not (np.isfinite(self.step_size) and self.step_size > 0):
+            raise SettingError("step_size must be a positive number, or None to tune it.")
 
     def move(self) -> Move:
         raise NotImplementedError
@@ -61,7 +66,10 @@ class _FullData(Method):
         anchor = task.anchor_at_mode()
         source, chunks = hold(task.rows, self.memory_limit)
         kernel = FullDataKernel(
-            WholeLogPosterior(task.target, source), self.move(), self.target_accept
+            WholeLogPosterior(task.target, source),
+            self.move(),
+            self.target_accept,
+            first_step=self.step_size,
         )
         context = {
             "point": jnp.asarray(anchor.point),
@@ -69,7 +77,8 @@ class _FullData(Method):
             "rows": jnp.asarray(len(task.rows)),
             "data": chunks,
         }
-        signals = schedule(task.tune, task.draws, adapt_mass=True)
+        tuned = self.step_size is None
+        signals = schedule(task.tune, task.draws, adapt_mass=tuned, adapt_step=tuned)
         tuning = {"rows held": "in memory" if isinstance(source, Resident) else "on disk"}
         return Plan(kernel, context, signals, anchor, tuning=tuning, notes=list(anchor.notes))
 
@@ -82,7 +91,7 @@ class NUTS(_FullData):
     --------
     >>> import modicum as mo
     >>> mo.NUTS(target_accept=0.9)
-    NUTS(target_accept=0.9, memory_limit=None, max_depth=10)
+    NUTS(target_accept=0.9, step_size=None, memory_limit=None, max_depth=10)
     """
 
     max_depth: int = 10

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from math import ceil
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.designs import Design, Uniform, Weighted, weight_tables
-from modicum.errors import SettingError
-from modicum.estimators import Perturbed, control_variate, proxy
+from modicum.errors import CrudeControlVariateError, SettingError
 from modicum.kernels.adaptation import schedule
 from modicum.kernels.delayed import DelayedAcceptanceKernel
-from modicum.kernels.energy_conserving import EnergyConservingKernel
-from modicum.kernels.moves import HMCMove, Move, NUTSMove
 from modicum.methods.base import Method, Outcome, Plan, Task
 from modicum.methods.ecs_guards import look_ahead, look_back
+from modicum.methods.ecs_paper import PAPER_BLOCKS, burn_in
+from modicum.methods.ecs_settings import DESIGNS, check
+from modicum.methods.ecs_study import Study, where_rows_live
 from modicum.methods.full_data import WholeLogPosterior
-from modicum.models import LinearPredictorModel
 from modicum.passes import Anchor, anchor_at
-from modicum.passes.mode import prior_hessian, prior_slope
-from modicum.passes.whole import free_memory, hold
+from modicum.passes.mode import DENSE_LIMIT
+from modicum.passes.whole import hold
 from modicum.precision import in_double_precision
 from modicum.run import History
-from modicum.tuning import Choice, Pilot, choose, expected_residuals, study
+from modicum.tuning import Choice
 
 __all__ = ["HMCECS"]
-
-PILOT_DRAWS, PILOT_ROWS = 32, 20_000
 
 
 @dataclass(frozen=True)
@@ -59,6 +53,8 @@ class HMCECS(Method):
         Step size times leapfrog steps of the inner HMC, in posterior standard deviations.
     target_accept
         Acceptance rate the step size is tuned for.
+    step_size
+        A fixed step size, in posterior standard deviations; None: tuned during warm-up.
     anchor
         "mode", or a flat vector of unconstrained parameters to expand about.
     bias
@@ -73,6 +69,9 @@ class HMCECS(Method):
     exact
         None: the perturbed method. "delayed": every proposal is accepted or rejected by the
         log-likelihood of all rows, so that the posterior is exact at one pass an iteration.
+    tuning
+        "auto": anchor at the mode, m, G and K from a pilot study. "paper": the schedule of the
+        paper's section 6.3, from the mean of a 1 % subset through 1,000 burn-in iterations.
 
     Examples
     --------
@@ -89,16 +88,18 @@ class HMCECS(Method):
     inner: Any = "hmc"
     trajectory: float = 1.2
     target_accept: float = 0.8
+    step_size: float | None = None
     anchor: Any = "mode"
     bias: float = 0.05
     ddof: int = 1
     floor: float = 0.1
     precision: Literal["float64", "float32"] = "float64"
     exact: Literal["delayed"] | None = None
+    tuning: Literal["auto", "paper"] = "auto"
     name: ClassVar[str] = "hmc-ecs"
 
     def __post_init__(self) -> None:
-        _check(self)
+        check(self)
         if not isinstance(self.anchor, str):  # hashable and fully shown by repr
             point = np.asarray(self.anchor, np.float64)
             object.__setattr__(self, "anchor", tuple(float(t) for t in point.ravel()))
@@ -106,33 +107,22 @@ class HMCECS(Method):
     @in_double_precision
     def plan(self, task: Task) -> Plan:
         """Anchor, weights, pilot study, choice of m, G and K, kernel."""
-        anchor = self._anchor(task)
-        study_ = _Study(self, task, anchor)
-        choice = choose(
-            study_.pilot,
-            steps=_expected_steps(self.trajectory, task.target.size),
-            bias=self.bias,
-            ddof=self.ddof,
-            subsample=self.subsample,
-            blocks=self.blocks,
-            refreshes=self.refreshes,
-        )
-        notes = look_ahead(self, study_.pilot, choice, len(task.rows), anchor)
-        kernel: Any = EnergyConservingKernel(
-            study_.control_variate,
-            Perturbed(self.ddof),
-            study_.design,
-            self._move(),
-            choice.subsample,
-            choice.blocks,
-            choice.refreshes,
-            self.target_accept,
-        )
-        context = {
-            "proxy": study_.proxy,
-            "design": study_.tables,
-            "constant": jnp.asarray(anchor.C + study_.folded_prior),
-        }
+        if task.target.size > DENSE_LIMIT:
+            raise CrudeControlVariateError(
+                f"HMC-ECS forms the Hessian of all {task.target.size:,} parameters, which is "
+                f"possible up to {DENSE_LIMIT:,}; use method='nuts' on all rows."
+            )
+        if self.tuning == "paper":
+            anchor, subsample = burn_in(self, task)
+            study = Study(self, task, anchor)
+            choice = study.choose(PAPER_BLOCKS | {"subsample": subsample}, "as in the paper")
+        else:
+            anchor = self._anchor(task)
+            study = Study(self, task, anchor)
+            choice = study.choose()
+        notes = look_ahead(self, study.pilot, choice, len(task.rows))
+        kernel: Any = study.kernel(choice)
+        context = study.context()
         if self.exact == "delayed":
             source, chunks = hold(task.rows)
             context |= {"data": chunks, "rows": jnp.asarray(len(task.rows))}
@@ -140,9 +130,9 @@ class HMCECS(Method):
         return Plan(
             kernel=kernel,
             context=context,
-            signals=schedule(task.tune, task.draws, adapt_mass=False),
+            signals=schedule(task.tune, task.draws, False, adapt_step=self.step_size is None),
             anchor=anchor,
-            rows=_where_rows_live(task),
+            rows=where_rows_live(task),
             tuning=_explain(choice, self),
             notes=[*anchor.notes, *notes],
         )
@@ -153,7 +143,9 @@ class HMCECS(Method):
         task.ledger.full_data = task.ledger.by_purpose.get("mode", 0) + steps * len(task.rows)
         plan.tuning["step_size"] = {
             "value": float(np.mean(history.stats["step_size"])),
-            "why": f"dual averaging for an acceptance rate of {self.target_accept}",
+            "why": "set by hand"
+            if self.step_size is not None
+            else f"dual averaging for an acceptance rate of {self.target_accept}",
         }
         found = [] if self.exact else look_back(plan.kernel, history)
         return Outcome(warnings=found)
@@ -170,79 +162,6 @@ class HMCECS(Method):
         arrays = task.remember("anchor", lambda: anchor_at(task.sums, point).to_arrays())
         return Anchor.from_arrays(arrays)
 
-    def _move(self) -> Move:
-        if self.inner == "hmc":
-            return HMCMove(self.trajectory)
-        return NUTSMove() if self.inner == "nuts" else self.inner
-
-
-@dataclass
-class _Study:
-    """The pilot study of one run: control variates, design and residual moments."""
-
-    method: HMCECS
-    task: Task
-    anchor: Anchor
-    pilot: Pilot = field(init=False)
-
-    def __post_init__(self) -> None:
-        task, anchor, order = self.task, self.anchor, self.method.order
-        self.control_variate = control_variate(task.target, order, self.method.precision)
-        at, slope = prior_slope(task.target, anchor.point)
-        prior = slope, prior_hessian(task.target, anchor.point)
-        # Normal priors are part of the proxy's quadratic, which leaves out its constant.
-        self.folded_prior = at if isinstance(task.target.model, LinearPredictorModel) else 0.0
-        self.proxy = proxy(anchor, task.target, order, prior)
-        # One Newton step from t* is where the posterior is: pilot draws about t* itself would
-        # flatter the control variates, whose residuals vanish there.
-        centre = anchor.factor.T @ (anchor.A + prior[0])
-        rng = np.random.default_rng([task.seed, 1])
-        draws = centre + rng.standard_normal((PILOT_DRAWS, len(centre)))
-        weighted = self._weighted_tables(draws)
-        self.design: Design = Weighted() if self.method.design == "weighted" else Uniform()
-        self.tables: dict[str, Any] = {k: jnp.asarray(v) for k, v in weighted.items()}
-        self.pilot = self._study(draws)
-        if self.method.design == "uniform":
-            self.tables = {"rows": jnp.asarray(len(task.rows))}
-
-    def _weighted_tables(self, draws: np.ndarray) -> dict[str, np.ndarray]:
-        def compute() -> dict[str, np.ndarray]:
-            expected = expected_residuals(
-                self.task.sums, self.control_variate, self.proxy, draws[:8]
-            )
-            return weight_tables(expected, self.method.floor)
-
-        return self.task.remember("design", compute)
-
-    def _study(self, draws: np.ndarray) -> Pilot:
-        rows = self.task.rows
-        drawn = Weighted().draw(
-            jax.random.fold_in(jax.random.key(2), self.task.seed & 0x7FFFFFFF),
-            min(len(rows), PILOT_ROWS),
-            self.tables,
-        )
-        drawn_with = np.asarray(drawn.probability)
-        studied = drawn_with
-        if self.method.design == "uniform":
-            studied = np.full_like(drawn_with, 1 / len(rows))
-        batch = rows.take(np.asarray(drawn.rows)) | {"probability": studied}
-        self.task.ledger.add("pilot", len(drawn_with) * len(draws), "density")
-        return study(self.control_variate, batch, studied / drawn_with, self.proxy, draws)
-
-
-def _expected_steps(trajectory: float, size: int) -> int:
-    """Leapfrog steps: the step size for an acceptance of .8 falls like d^(-1/4)."""
-    return max(1, ceil(trajectory / (1.4 * size**-0.25)))
-
-
-def _where_rows_live(task: Task) -> Any:
-    """On the device where they fit comfortably; else they are fetched ahead of time."""
-    rows = task.rows
-    comfortable = 2**28 if rows.is_store else free_memory() // 2
-    if rows.nbytes > comfortable:
-        return rows
-    return {name: jnp.asarray(values) for name, values in rows.slice(0, len(rows)).items()}
-
 
 def _explain(choice: Choice, method: HMCECS) -> dict[str, Any]:
     values = {
@@ -253,47 +172,5 @@ def _explain(choice: Choice, method: HMCECS) -> dict[str, Any]:
     told: dict[str, Any] = {
         name: {"value": value, "why": choice.why[name]} for name, value in values.items()
     }
-    told["design"] = {"value": method.design, "why": _DESIGNS[method.design]}
+    told["design"] = {"value": method.design, "why": DESIGNS[method.design]}
     return told | {name: choice.why[name] for name in ("bias_bound", "variance")}
-
-
-_DESIGNS = {
-    "weighted": "rows are drawn in proportion to their expected residual over the posterior",
-    "uniform": "every row alike, as in the papers",
-}
-
-
-def _check(method: HMCECS) -> None:
-    for name in ("subsample", "blocks", "refreshes"):
-        value = getattr(method, name)
-        least = 2 if name == "subsample" else 1
-        if value is not None and (not isinstance(value, int | np.integer) or value < least):
-            raise SettingError(f"{name} must be a whole number of at least {least}, not {value!r}.")
-    if method.design not in _DESIGNS:
-        raise SettingError(f"design must be 'weighted' or 'uniform', not {method.design!r}.")
-    if method.order not in (0, 1, 2):
-        raise SettingError(f"order must be 0, 1 or 2, not {method.order!r}.")
-    if method.ddof not in (0, 1):
-        raise SettingError("ddof must be 1, or 0 for the paper's divisor.")
-    if isinstance(method.inner, str) and method.inner not in ("hmc", "nuts"):
-        raise SettingError(f"inner must be 'hmc', 'nuts' or a Move, not {method.inner!r}.")
-    if method.precision not in ("float64", "float32"):
-        raise SettingError("precision must be 'float64' or 'float32'.")
-    if method.exact not in (None, "delayed"):
-        raise SettingError(f"exact must be None or 'delayed', not {method.exact!r}.")
-    if method.exact and method.inner != "hmc":
-        raise SettingError("exact='delayed' needs a reversible inner kernel: inner='hmc'.")
-    if isinstance(method.anchor, str) and method.anchor != "mode":
-        raise SettingError(f"anchor must be 'mode' or a point, not {method.anchor!r}.")
-    for name in ("trajectory", "bias"):
-        if not getattr(method, name) > 0:
-            raise SettingError(f"{name} must be a positive number.")
-    for name in ("target_accept", "floor"):
-        if not 0 < getattr(method, name) < 1:
-            raise SettingError(f"{name} must lie between 0 and 1.")
-    m, G = method.subsample, method.blocks
-    if m is not None and G is not None and m % G:
-        raise SettingError(
-            f"a subsample of {m} rows does not divide into {G} blocks; "
-            f"take {G * ceil(m / G)} rows or another number of blocks."
-        )

@@ -47,6 +47,7 @@ def choose(
     subsample: int | None = None,
     blocks: int | None = None,
     refreshes: int | None = None,
+    fixed_by: str = "set by hand",
 ) -> Choice:
     """Choose what is not given.
 
@@ -61,7 +62,9 @@ def choose(
     ddof
         Of the estimator's variance.
     subsample, blocks, refreshes
-        m, G and K where the user sets them.
+        m, G and K where they are set already.
+    fixed_by
+        Who set them.
     """
     needs = _needs(pilot, bias, ddof)
     binding = max(needs, key=lambda name: needs[name])
@@ -75,7 +78,7 @@ def choose(
     # The sweep fraction that minimises cost times IF = IF_hmc + 2 v G / (K a_u):
     sweep = sqrt(2 * noise * (steps + 1) / accept)
     K = refreshes if refreshes is not None else int(np.clip(ceil(G * sweep), 1, G))
-    given = "set by hand"
+    given = fixed_by
     why = {
         "subsample": given if subsample is not None else f"the smallest m with {_REASON[binding]}",
         "blocks": given

@@ -1,0 +1,86 @@
+"""The tuning schedule of the HMC-ECS paper (section 6.3), for comparison.
+
+The anchor starts at the posterior mean of a 1 % subset; through 1,000 burn-in iterations it is
+moved to the mean of recent draws every 200, each time at the cost of a pass; m is recalibrated
+after the first 100. G = 100 blocks, one refreshed an iteration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from modicum.kernels.adaptation import schedule
+from modicum.methods.base import Task
+from modicum.methods.ecs_study import Study, where_rows_live
+from modicum.methods.full_data import HMC
+from modicum.passes import Anchor, Sums, anchor_at
+from modicum.rows import Rows
+from modicum.run import Chains, capacity_for, chain_keys, run
+
+__all__ = ["PAPER_BLOCKS", "burn_in"]
+
+PAPER_BLOCKS = {"blocks": 100, "refreshes": 1}
+STAGES = (100, 100, 200, 200, 200, 200)  # iterations between two moves of the anchor
+SUBSET_SHARE, SMALLEST_SUBSET = 0.01, 1_000
+
+
+def burn_in(method: Any, task: Task) -> tuple[Anchor, int]:
+    """Return the anchor at the end of burn-in and the recalibrated m."""
+
+    def compute() -> dict[str, np.ndarray]:
+        anchor, m = _burn_in(method, task)
+        return anchor.to_arrays() | {"subsample": np.asarray(m)}
+
+    arrays = task.remember("anchor", compute)
+    return Anchor.from_arrays(arrays), int(arrays["subsample"])
+
+
+def _burn_in(method: Any, task: Task) -> tuple[Anchor, int]:
+    anchor = anchor_at(task.sums, _subset_mean(task))
+    m = method.subsample or 0
+    # Stages keep no checkpoint of their own: the whole burn-in is remembered at its end.
+    staged = replace(task, checkpoint=None)
+    for number, length in enumerate(STAGES):
+        study = Study(method, staged, anchor)
+        if number <= 1 and method.subsample is None:  # before, and again after 100 iterations
+            m = min(study.choose(PAPER_BLOCKS).subsample, len(task.rows) // 200 * 100)
+        choice = study.choose(PAPER_BLOCKS | {"subsample": m})
+        position = _stage(study, choice, staged, length, number)
+        recent = position[:, length // 2 :].mean(axis=(0, 1))
+        anchor = anchor_at(task.sums, anchor.point + anchor.factor @ recent)
+    return anchor, m
+
+
+def _stage(study: Study, choice: Any, task: Task, length: int, number: int) -> np.ndarray:
+    chains = Chains(
+        study.kernel(choice),
+        study.context(),
+        chain_keys(task.seed + 1_000_003 * (number + 1), task.chains),
+        schedule(length, 0, adapt_mass=False),
+        capacity_for(task.target.size, length),
+        where_rows_live(task),
+    )
+    history = run(chains, 0, length, progressbar=False)
+    task.ledger.add("burn-in", int(history.stats["rows_touched"].sum()), "gradient")
+    return history.position
+
+
+def _subset_mean(task: Task) -> np.ndarray:
+    """Posterior mean of a random 1 % of the rows, by full HMC on them."""
+    n = len(task.rows)
+    size = min(n, max(SMALLEST_SUBSET, 20 * task.target.size, int(SUBSET_SHARE * n)))
+    picked = np.sort(np.random.default_rng([task.seed, 2]).choice(n, size, replace=False))
+    rows = Rows(**task.rows.take(picked), dtype=task.rows.dtype)
+    sums = Sums(task.target, rows, task.sums.engine, task.ledger)
+    small = replace(task, rows=rows, sums=sums, tune=200, draws=200, checkpoint=None)
+    plan = HMC().plan(small)
+    keys = chain_keys(task.seed + 999_983, 2)
+    capacity = capacity_for(task.target.size, 400)
+    chains = Chains(plan.kernel, plan.context, keys, plan.signals, capacity)
+    history = run(chains, small.tune, small.draws, progressbar=False)
+    for stats in (history.warmup, history.stats):
+        task.ledger.add("subset", int(stats["rows_touched"].sum()), "gradient")
+    return plan.anchor.point + plan.anchor.factor @ history.position.mean(axis=(0, 1))

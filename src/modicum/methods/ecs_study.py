@@ -1,0 +1,134 @@
+"""The pilot study before an HMC-ECS run: control variates, design, and the choice of m, G and K."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.designs import Design, Uniform, Weighted, weight_tables
+from modicum.estimators import Perturbed, control_variate, proxy
+from modicum.kernels.energy_conserving import EnergyConservingKernel
+from modicum.kernels.moves import HMCMove, Move, NUTSMove
+from modicum.methods.base import Task
+from modicum.models import LinearPredictorModel
+from modicum.passes import Anchor
+from modicum.passes.mode import prior_hessian, prior_slope
+from modicum.passes.whole import free_memory
+from modicum.tuning import Choice, Pilot, choose, expected_residuals, study
+
+__all__ = ["Study", "where_rows_live"]
+
+PILOT_DRAWS, PILOT_ROWS = 32, 20_000
+
+
+@dataclass
+class Study:
+    """The pilot study of one run: control variates, design and residual moments."""
+
+    method: Any  # HMCECS
+    task: Task
+    anchor: Anchor
+    pilot: Pilot = field(init=False)
+
+    def __post_init__(self) -> None:
+        task, anchor, order = self.task, self.anchor, self.method.order
+        self.control_variate = control_variate(task.target, order, self.method.precision)
+        at, slope = prior_slope(task.target, anchor.point)
+        prior = slope, prior_hessian(task.target, anchor.point)
+        # Normal priors are part of the proxy's quadratic, which leaves out its constant.
+        self.folded_prior = at if isinstance(task.target.model, LinearPredictorModel) else 0.0
+        self.proxy = proxy(anchor, task.target, order, prior)
+        # One Newton step from t* is where the posterior is: pilot draws about t* itself would
+        # flatter the control variates, whose residuals vanish there.
+        centre = anchor.factor.T @ (anchor.A + prior[0])
+        rng = np.random.default_rng([task.seed, 1])
+        draws = centre + rng.standard_normal((PILOT_DRAWS, len(centre)))
+        weighted = self._weighted_tables(draws)
+        self.design: Design = Weighted() if self.method.design == "weighted" else Uniform()
+        self.tables: dict[str, Any] = {k: jnp.asarray(v) for k, v in weighted.items()}
+        self.pilot = self._study(draws)
+        if self.method.design == "uniform":
+            self.tables = {"rows": jnp.asarray(len(task.rows))}
+
+    def _weighted_tables(self, draws: np.ndarray) -> dict[str, np.ndarray]:
+        def compute() -> dict[str, np.ndarray]:
+            expected = expected_residuals(
+                self.task.sums, self.control_variate, self.proxy, draws[:8]
+            )
+            return weight_tables(expected, self.method.floor)
+
+        return self.task.remember("design", compute)
+
+    def _study(self, draws: np.ndarray) -> Pilot:
+        rows = self.task.rows
+        drawn = Weighted().draw(
+            jax.random.fold_in(jax.random.key(2), self.task.seed & 0x7FFFFFFF),
+            min(len(rows), PILOT_ROWS),
+            self.tables,
+        )
+        drawn_with = np.asarray(drawn.probability)
+        studied = drawn_with
+        if self.method.design == "uniform":
+            studied = np.full_like(drawn_with, 1 / len(rows))
+        batch = rows.take(np.asarray(drawn.rows)) | {"probability": studied}
+        self.task.ledger.add("pilot", len(drawn_with) * len(draws), "density")
+        return study(self.control_variate, batch, studied / drawn_with, self.proxy, draws)
+
+    def choose(
+        self, fixed: Mapping[str, int] | None = None, fixed_by: str = "set by hand"
+    ) -> Choice:
+        """Choose m, G and K; what is given in `fixed` or set by the user stays."""
+        method = self.method
+        settings = {name: getattr(method, name) for name in ("subsample", "blocks", "refreshes")}
+        steps = _expected_steps(method.trajectory, self.task.target.size)
+        given = dict(fixed or {}) | _given(settings)
+        return choose(self.pilot, steps, method.bias, method.ddof, fixed_by=fixed_by, **given)
+
+    def kernel(self, choice: Choice) -> EnergyConservingKernel:
+        """Compose the kernel."""
+        return EnergyConservingKernel(
+            self.control_variate,
+            Perturbed(self.method.ddof),
+            self.design,
+            _move(self.method),
+            choice.subsample,
+            choice.blocks,
+            choice.refreshes,
+            self.method.target_accept,
+            first_step=self.method.step_size,
+        )
+
+    def context(self) -> dict[str, Any]:
+        """What the kernel reads."""
+        constant = jnp.asarray(self.anchor.C + self.folded_prior)
+        return {"proxy": self.proxy, "design": self.tables, "constant": constant}
+
+
+def _given(settings: dict[str, int | None]) -> dict[str, int]:
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _move(method: Any) -> Move:
+    if method.inner == "hmc":
+        return HMCMove(method.trajectory)
+    return NUTSMove() if method.inner == "nuts" else method.inner
+
+
+def _expected_steps(trajectory: float, size: int) -> int:
+    """Leapfrog steps: the step size for an acceptance of .8 falls like d^(-1/4)."""
+    return max(1, ceil(trajectory / (1.4 * size**-0.25)))
+
+
+def where_rows_live(task: Task) -> Any:
+    """On the device where they fit comfortably; else they are fetched ahead of time."""
+    rows = task.rows
+    comfortable = 2**28 if rows.is_store else free_memory() // 2
+    if rows.nbytes > comfortable:
+        return rows
+    return {name: jnp.asarray(values) for name, values in rows.slice(0, len(rows)).items()}
