@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-import tables
-
 import modicum as mo
+import tables
 
 
 def main() -> None:

@@ -315,7 +315,6 @@ def test_tiny_runs_come_back_whole(small, draws, tune, chains):
         ({"method": "nutz"}, "did you mean 'nuts'"),
         ({"method": "hcm"}, "did you mean 'hmc'"),
         ({"method": "gibbs"}, "the methods are"),
-        ({"method": None}, "there is no method None"),
         ({"method": 3}, "there is no method 3"),
         ({"draws": 0}, "draws"),
         ({"draws": 10.0}, "draws"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -13,6 +15,7 @@ __all__ = [
     "ModicumError",
     "ModicumWarning",
     "SettingError",
+    "is_number",
     "suggestion",
     "warn",
 ]
@@ -46,6 +49,12 @@ def warn(message: str, stacklevel: int = 3) -> str:
     """Issue `message` as a `ModicumWarning` and return it, so that a result can keep it too."""
     warnings.warn(message, ModicumWarning, stacklevel=stacklevel)
     return message
+
+
+def is_number(value: object) -> bool:
+    """Whether `value` is a finite real number, and not a text or a truth value."""
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return real and math.isfinite(float(value))  # type: ignore[arg-type]
 
 
 def suggestion(given: str, known: Iterable[str]) -> str:

@@ -22,7 +22,16 @@ from modicum.posterior import Posterior, convergence_warnings
 from modicum.posterior.labels import scalar_names, tidy_labels
 from modicum.precision import in_double_precision
 from modicum.rows import Rows
-from modicum.run import Chains, Checkpoint, History, Parallel, capacity_for, chain_keys, run
+from modicum.run import (
+    Chains,
+    Checkpoint,
+    History,
+    Parallel,
+    capacity_for,
+    chain_keys,
+    default_parallel,
+    run,
+)
 
 __all__ = ["sample"]
 
@@ -172,8 +181,11 @@ def _flat_names(target: Target, rows: Rows) -> tuple[str, ...]:
 
 def _chains(plan: Plan, task: Task, parallel: Parallel | None) -> Chains:
     keys = chain_keys(task.seed, task.chains)
-    capacity = capacity_for(task.target.size, task.tune + task.draws)
-    return Chains(plan.kernel, plan.context, keys, plan.signals, capacity, plan.rows, parallel)
+    how = parallel or default_parallel()
+    numbers = task.target.size + plan.numbers
+    together = task.chains if how == "stacked" else 1
+    capacity = capacity_for(numbers, task.tune + task.draws, together)
+    return Chains(plan.kernel, plan.context, keys, plan.signals, capacity, plan.rows, how)
 
 
 def _posterior(
@@ -186,7 +198,7 @@ def _posterior(
     draws = _named_draws(task.target, plan.anchor.point, plan.anchor.factor, history.position)
     labels = task.target.model.labels(task.rows)
     found = convergence_warnings(draws, history.stats, outcome.weights, labels)
-    told += [warn(text, stacklevel=5) for text in [*outcome.warnings, *found]]
+    told += [warn(text, stacklevel=5) for text in [*history.notes, *outcome.warnings, *found]]
     settings = {
         "method": method.name,
         "settings": repr(method),

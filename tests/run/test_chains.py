@@ -31,6 +31,9 @@ class Accumulate:
     def wants(self, key, context):
         return self._draw(key, context)
 
+    def prepare(self, batch, context):
+        return batch
+
     def init(self, key, batch, context):
         return batch["x"].sum(0) if self.at_start else jnp.zeros(3, context["like"].dtype)
 

@@ -7,6 +7,7 @@ the series are summed instead.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from math import factorial
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from modicum.models import LinearPredictorModel
+from modicum.models import Gaussian, LinearPredictorModel, StudentT
 
 __all__ = ["TERMS", "coefficients", "remainder"]
 
@@ -40,35 +41,46 @@ def remainder(
 
     Differentiable in `e` alone: the expansion point and its coefficients do not move.
     """
-    return _value_and_slope(model, order, e, eta, y, taylor)[0]
+    series = _series(e, taylor, order)[0]
+    large = _large(model, e)
+
+    def mixed() -> jax.Array:
+        return jnp.where(large, _direct(model, order, e, eta, y, taylor)[0], series)
+
+    # The plain difference costs transcendental functions: only where some e asks for it.
+    return jax.lax.cond(jnp.any(large), mixed, lambda: series)
 
 
 @remainder.defjvp
 def _remainder_slope(
     model: LinearPredictorModel, order: int, at: Any, tangents: Any
 ) -> tuple[jax.Array, jax.Array]:
-    value, slope = _value_and_slope(model, order, *at)
-    return value, slope * tangents[0]
-
-
-def _value_and_slope(
-    model: LinearPredictorModel,
-    order: int,
-    e: jax.Array,
-    eta: jax.Array,
-    y: jax.Array,
-    taylor: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """The series for small e; the plain difference is computed only if some e asks for it."""
-    # Where the seven-term series and the plain difference are about equally accurate:
-    large = jnp.abs(e) > (0.1 if e.dtype == jnp.float64 else 0.3)
+    e, eta, y, taylor = at
     series = _series(e, taylor, order)
+    large = _large(model, e)
 
     def mixed() -> tuple[jax.Array, jax.Array]:
         direct = _direct(model, order, e, eta, y, taylor)
         return jnp.where(large, direct[0], series[0]), jnp.where(large, direct[1], series[1])
 
-    return jax.lax.cond(jnp.any(large), mixed, lambda: series)
+    value, slope = jax.lax.cond(jnp.any(large), mixed, lambda: series)
+    return value, slope * tangents[0]
+
+
+def _large(model: LinearPredictorModel, e: jax.Array) -> jax.Array:
+    """Where the plain difference is more accurate than the seven-term series."""
+    return jnp.abs(e) > _unit(model) * (0.1 if e.dtype == jnp.float64 else 0.3)
+
+
+def _unit(model: LinearPredictorModel) -> float:
+    """The unit in which e is large or small: the series' radius of convergence over pi.
+
+    Pi is the radius of the logistic family; the Student-t's depends on the unit of y, and the
+    Gaussian's series ends by itself.
+    """
+    if isinstance(model, Gaussian):
+        return math.inf
+    return model.known_scale() * math.sqrt(model.df) / math.pi if isinstance(model, StudentT) else 1
 
 
 def _series(e: jax.Array, taylor: jax.Array, order: int) -> tuple[jax.Array, jax.Array]:
@@ -91,4 +103,5 @@ def _direct(
     for j in range(order + 1):
         f = f - taylor[j] * e**j
         slope = slope - (j * taylor[j] * e ** (j - 1) if j else 0.0)
-    return f, slope
+    # A family's NumPy constants may have made them float64.
+    return f.astype(e.dtype), slope.astype(e.dtype)

@@ -20,7 +20,7 @@ from modicum.passes import Anchor
 
 __all__ = ["AutodiffTaylor", "ControlVariate", "LinearTaylor", "Proxy", "control_variate", "proxy"]
 
-Cached = dict[str, jax.Array]
+Cached = dict[str, Any]  # arrays with one entry a row
 Proxy = dict[str, Any]  # arrays: the anchor in whitened coordinates
 
 
@@ -139,16 +139,15 @@ class AutodiffTaylor:
     def cache(self, batch: Any, proxy: Proxy) -> Cached:
         """Keep the rows as they are."""
         del proxy
-        kept = {name: jnp.asarray(values) for name, values in batch.items()}
-        return kept | {"scale": 1.0 / jnp.asarray(batch["probability"])}
+        fields = {k: jnp.asarray(v) for k, v in batch.items() if k != "probability"}
+        return {"rows": fields, "scale": 1.0 / jnp.asarray(batch["probability"])}
 
     def values(self, cached: Cached, z: jax.Array, proxy: Proxy) -> jax.Array:
         """l_k(t) - q_k(t) over w_k, with q_k = phi(0) + phi'(0) + phi''(0)/2 along t - t*."""
-        batch = {k: v for k, v in cached.items() if k not in ("scale", "probability")}
         away = proxy["factor"] @ z
 
         def phi(s: jax.Array) -> jax.Array:
-            return self.target.log_likelihood(proxy["point"] + s * away, batch)
+            return self.target.log_likelihood(proxy["point"] + s * away, cached["rows"])
 
         def first(s: jax.Array) -> tuple[jax.Array, jax.Array]:
             return jax.jvp(phi, (s,), (jnp.ones(()),))

@@ -26,6 +26,13 @@ class Kernel(Protocol):
         """Return which rows `init` reads, with their probabilities, or None if it reads none."""
         ...
 
+    def prepare(self, batch: Any, context: Context) -> Any:
+        """Make of the rows that were read all that can be made without the state.
+
+        The runner does this for many iterations at once.
+        """
+        ...
+
     def init(self, key: jax.Array, batch: Any, context: Context) -> Any:
         """Return the first state."""
         ...

@@ -59,6 +59,10 @@ class DelayedAcceptanceKernel:
         """The rows that replace some blocks."""
         return self.surrogate.wants(key, context)
 
+    def prepare(self, batch: Any, context: Context) -> Any:
+        """As the surrogate does."""
+        return self.surrogate.prepare(batch, context)
+
     def _exact(self, z: jax.Array, context: Context) -> jax.Array:
         return self.log_posterior(unwhiten(z, context["proxy"]), context["data"])
 
@@ -79,10 +83,9 @@ class DelayedAcceptanceKernel:
         """Replace some rows, propose by the surrogate, decide by all rows."""
         kernel = self.surrogate
         block_key, move_key, accept_key = jax.random.split(key, 3)
-        fresh = kernel.control_variate.cache(batch, context["proxy"])
         blocks = jax.random.randint(block_key, (kernel.refreshes,), 0, kernel.blocks)
         # Never accepted or rejected: u must not know the parameters here.
-        subsample = replace_blocks(state.subsample, fresh, blocks, kernel.block)
+        subsample = replace_blocks(state.subsample, batch, blocks, kernel.block)
         density = kernel.log_density(subsample, context)
         learned = state.adaptation
         point = start = at_point(state.z, density)

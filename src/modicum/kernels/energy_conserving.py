@@ -79,6 +79,10 @@ class EnergyConservingKernel:
         """The rows of the blocks to be proposed; they depend on the key alone."""
         return self.design.draw(key, self.refreshes * self.block, context["design"])
 
+    def prepare(self, batch: Any, context: Context) -> Any:
+        """Whiten and expand the rows that were read."""
+        return self.control_variate.cache(batch, context["proxy"])
+
     def log_density(self, subsample: Any, context: Context) -> Callable[[jax.Array], jax.Array]:
         """Log Lhat(z; u) + log prior, up to a constant (minus eq. 3.4)."""
         proxy = context["proxy"]
@@ -95,9 +99,8 @@ class EnergyConservingKernel:
         proxy = context["proxy"]
         size = proxy["point"].shape[0]
         z = self.spread * jax.random.normal(key, (size,))
-        subsample = self.control_variate.cache(batch, proxy)
-        values = self.control_variate.values(subsample, z, proxy)
-        return EnergyConservingState(z, subsample, values, start_adaptation(size, self.first_step))
+        values = self.control_variate.values(batch, z, proxy)
+        return EnergyConservingState(z, batch, values, start_adaptation(size, self.first_step))
 
     def step(
         self,
@@ -145,12 +148,10 @@ class EnergyConservingKernel:
         }
 
     def refresh(
-        self, key: jax.Array, state: EnergyConservingState, batch: Any, context: Context
+        self, key: jax.Array, state: EnergyConservingState, fresh: Any, context: Context
     ) -> tuple[Any, jax.Array]:
         """Propose K blocks one after the other, each accepted by eq. 3.5; return the new rows."""
-        proxy = context["proxy"]
-        fresh = self.control_variate.cache(batch, proxy)
-        fresh_values = self.control_variate.values(fresh, state.z, proxy)
+        fresh_values = self.control_variate.values(fresh, state.z, context["proxy"])
         which_key, accept_key = jax.random.split(key)
         which = jax.random.randint(which_key, (self.refreshes,), 0, self.blocks)
         log_uniform = jnp.log(jax.random.uniform(accept_key, (self.refreshes,)))

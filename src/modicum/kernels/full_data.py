@@ -60,6 +60,11 @@ class FullDataKernel:
     def wants(self, key: jax.Array, context: Context) -> None:
         """Full-data kernels read all rows through the context, not by index."""
 
+    def prepare(self, batch: Any, context: Context) -> Any:
+        """Nothing to prepare."""
+        del context
+        return batch
+
     def _density(self, context: Context) -> Callable[[jax.Array], jax.Array]:
         return lambda z: self.log_posterior(unwhiten(z, context), context["data"])
 

@@ -77,6 +77,7 @@ class Plan:
     signals: Any
     anchor: Anchor
     rows: Any = None  # rows the kernel wants by index (see run.Chains)
+    numbers: int = 0  # prepared of the rows an iteration wants
     tuning: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 

@@ -60,7 +60,7 @@ def _stage(study: Study, choice: Any, task: Task, length: int, number: int) -> n
         study.context(),
         chain_keys(task.seed + 1_000_003 * (number + 1), task.chains),
         schedule(length, 0, adapt_mass=False),
-        capacity_for(task.target.size, length),
+        capacity_for(task.target.size + study.numbers(choice), length),
         where_rows_live(task),
     )
     history = run(chains, 0, length, progressbar=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from modicum.errors import SettingError
+from modicum.errors import SettingError, is_number
 
 __all__ = ["DESIGNS", "check"]
 
@@ -46,10 +46,11 @@ def check(method: Any) -> None:
         raise SettingError(f"anchor must be 'mode' or a point, not {method.anchor!r}.")
     for name in ("trajectory", "bias", "step_size"):
         value = getattr(method, name)
-        if value is not None and not value > 0:
+        if value is not None and not (is_number(value) and value > 0):
             raise SettingError(f"{name} must be a positive number.")
     for name in ("target_accept", "floor"):
-        if not 0 < getattr(method, name) < 1:
+        value = getattr(method, name)
+        if not is_number(value) or not 0 < value < 1:
             raise SettingError(f"{name} must lie between 0 and 1.")
     m, G = method.subsample, method.blocks
     if m is not None and G is not None and m % G:

@@ -104,6 +104,12 @@ class Study:
             first_step=self.method.step_size,
         )
 
+    def numbers(self, choice: Choice) -> int:
+        """How many numbers an iteration holds of the rows it wants."""
+        wanted = choice.refreshes * (choice.subsample // choice.blocks)
+        fields = sum(int(np.prod(shape)) for shape in self.task.rows.fields.values())
+        return wanted * (self.task.target.size + fields + 12)
+
     def context(self) -> dict[str, Any]:
         """What the kernel reads."""
         constant = jnp.asarray(self.anchor.C + self.folded_prior)

@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from modicum.errors import SettingError
+from modicum.errors import SettingError, is_number
 from modicum.kernels.adaptation import schedule
 from modicum.kernels.full_data import FullDataKernel
 from modicum.kernels.moves import HMCMove, Move, NUTSMove
@@ -52,10 +51,12 @@ class _FullData(Method):
     memory_limit: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.target_accept < 1:
+        if not is_number(self.target_accept) or not 0 < self.target_accept < 1:
             raise SettingError("target_accept must lie between 0 and 1; 0.8 is usual.")
-        if self.step_size is not None and not (np.isfinite(self.step_size) and self.step_size > 0):
+        if self.step_size is not None and not (is_number(self.step_size) and self.step_size > 0):
             raise SettingError("step_size must be a positive number, or None to tune it.")
+        if self.memory_limit is not None and not is_number(self.memory_limit):
+            raise SettingError("memory_limit must be a number of bytes, or None.")
 
     def move(self) -> Move:
         raise NotImplementedError
@@ -97,6 +98,11 @@ class NUTS(_FullData):
     max_depth: int = 10
     name: ClassVar[str] = "nuts"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_number(self.max_depth) or self.max_depth < 1:
+            raise SettingError("max_depth must be a whole number of at least 1.")
+
     def move(self) -> Move:
         """BlackJAX's NUTS."""
         return NUTSMove(self.max_depth)
@@ -127,8 +133,10 @@ class HMC(_FullData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (np.isfinite(self.trajectory) and self.trajectory > 0):
+        if not is_number(self.trajectory) or not self.trajectory > 0:
             raise SettingError("trajectory must be a positive number; 1.2 is usual.")
+        if not is_number(self.max_steps) or self.max_steps < 1:
+            raise SettingError("max_steps must be a whole number of at least 1.")
 
     def move(self) -> Move:
         """BlackJAX's HMC."""

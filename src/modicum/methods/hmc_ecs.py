@@ -133,6 +133,7 @@ class HMCECS(Method):
             signals=schedule(task.tune, task.draws, False, adapt_step=self.step_size is None),
             anchor=anchor,
             rows=where_rows_live(task),
+            numbers=study.numbers(choice),
             tuning=_explain(choice, self),
             notes=[*anchor.notes, *notes],
         )

@@ -98,7 +98,10 @@ class LinearPredictorModel(BaseModel):
         eta = batch["x"] @ jnp.asarray(theta["beta"]).T
         if self.intercept:
             eta = eta + theta["intercept"]
-        return eta + batch["offset"] if "offset" in batch else eta
+        if "offset" not in batch:
+            return eta
+        offset = jnp.asarray(batch["offset"])
+        return eta + (offset[:, None] if offset.ndim < eta.ndim else offset)
 
     def predictor_vector(self, theta: Params, batch: Batch) -> jax.Array:
         """All predictors of each row, shape (rows, q + extras)."""
@@ -160,8 +163,8 @@ class LinearPredictorModel(BaseModel):
     def check_offset(self, rows: Rows) -> None:
         """Refuse an offset that does not add to the linear predictor."""
         q = self.predictors(rows)
-        if "offset" in rows.fields and rows.fields["offset"] != ((q,) if q else ()):
-            wanted = f"{q} numbers (one a class but the reference)" if q else "one number"
+        if "offset" in rows.fields and rows.fields["offset"] != ((q,) if q > 1 else ()):
+            wanted = f"{q} numbers (one a class but the reference)" if q > 1 else "one number"
             raise DataError(f"the field 'offset' must hold {wanted} a row.")
 
     def check_outcome(self, rows: Rows) -> None:

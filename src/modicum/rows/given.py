@@ -13,7 +13,7 @@ from modicum.rows.description import Array, Description, Field, field_labels
 from modicum.rows.memory import MemoryBackend
 from modicum.rows.sources import is_series, is_table
 
-# One number a row, whatever the model.
+# One number a row; an offset may also hold one a class.
 SCALARS = ("y", "offset", "weight")
 RawField: TypeAlias = ArrayField | FrameField
 
@@ -89,7 +89,8 @@ def _field(name: str, value: Any) -> RawField:
     made: RawField = FrameField(name, value) if framed else ArrayField(name, value)
     if name in SCALARS and made.shape == (1,):
         made.squeeze()  # (n, 1) can only mean n numbers here; kept, it would broadcast to (n, n)
-    if name in SCALARS and made.shape != ():
+    several = name == "offset" and len(made.shape) == 1  # one a class, for softmax
+    if name in SCALARS and made.shape != () and not several:
         raise DataError(
             f"field {name!r} has shape {(made.n, *made.shape)}: it must hold one number a row."
         )

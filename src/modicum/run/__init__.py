@@ -1,7 +1,16 @@
 """Running chains: chunks, threads, rows fetched ahead, progress, checkpoints."""
 
-from modicum.run.chains import Chains, Parallel, chain_keys
+from modicum.run.chains import Chains, Parallel, chain_keys, default_parallel
 from modicum.run.checkpoint import Checkpoint
 from modicum.run.runner import History, capacity_for, run
 
-__all__ = ["Chains", "Checkpoint", "History", "Parallel", "capacity_for", "chain_keys", "run"]
+__all__ = [
+    "Chains",
+    "Checkpoint",
+    "History",
+    "Parallel",
+    "capacity_for",
+    "chain_keys",
+    "default_parallel",
+    "run",
+]

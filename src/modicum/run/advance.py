@@ -42,7 +42,9 @@ def _begin(kernel: Kernel, context: Any, rows: Any, batch: Any, chain_key: jax.A
     drawn = kernel.wants_at_start(rows_key, context)
     if drawn is not None and batch is None:
         batch = _read(rows, drawn)
-    return kernel.init(init_key, jax.lax.optimization_barrier(batch), context)
+    if batch is not None:
+        batch = kernel.prepare(jax.lax.optimization_barrier(batch), context)
+    return kernel.init(init_key, batch, context)
 
 
 def _advance(
@@ -57,18 +59,20 @@ def _advance(
     chain_key: jax.Array,
 ) -> tuple[Any, Any]:
     first, count = span
+    if batches is None:  # rows on the device: read those of all iterations at once
+        drawn = _wanted(kernel, context, chain_key, first + jnp.arange(capacity))
+        batches = None if drawn is None else _read(rows, drawn)
+    if batches is not None:
+        # The barrier keeps the compiler from merging this with how the rows came: draws must not
+        # depend, in their last bit, on where the rows live.
+        batches = jax.lax.optimization_barrier(batches)
+        batches = jax.vmap(lambda batch: kernel.prepare(batch, context))(batches)
 
     def one(i: Any, state: Any) -> tuple[Any, Any]:
-        rows_key, step_key = _keys(chain_key, first + i)
+        step_key = _keys(chain_key, first + i)[1]
         signal = jax.tree.map(lambda a: a[first + i], signals)
-        if batches is not None:  # fetched ahead by the host
-            batch = jax.tree.map(lambda field: field[i], batches)
-        else:
-            drawn = kernel.wants(rows_key, context)
-            batch = None if drawn is None else _read(rows, drawn)
-        # The barrier keeps the compiler from merging the step with how its rows came: draws must
-        # not depend, in their last bit, on where the rows live.
-        return kernel.step(step_key, state, signal, jax.lax.optimization_barrier(batch), context)
+        batch = jax.tree.map(lambda field: field[i], batches)
+        return kernel.step(step_key, state, signal, batch, context)
 
     def body(i: Any, carry: Any) -> Any:
         state, record = carry

@@ -18,7 +18,7 @@ from modicum.precision import in_double_precision
 from modicum.rows import Rows
 from modicum.run import advance as compiled
 
-__all__ = ["Chains", "Parallel", "chain_keys"]
+__all__ = ["Chains", "Parallel", "chain_keys", "default_parallel"]
 
 Parallel = Literal["threads", "stacked"]
 Record = dict[str, np.ndarray]
@@ -56,7 +56,7 @@ class Chains:
 
     def __post_init__(self) -> None:
         if self.parallel is None:
-            self.parallel = "threads" if jax.default_backend() == "cpu" else "stacked"
+            self.parallel = default_parallel()
         workers = min(len(self.keys), os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(workers)
         self._reader = ThreadPoolExecutor(1)
@@ -194,6 +194,11 @@ class Chains:
             jax.tree.unflatten(structure, [jnp.asarray(leaf[c]) for leaf in leaves])
             for c in range(len(self.keys))
         ]
+
+
+def default_parallel() -> Parallel:
+    """Threads on a CPU, one stacked axis on an accelerator."""
+    return "threads" if jax.default_backend() == "cpu" else "stacked"
 
 
 def chain_keys(seed: int, chains: int) -> list[jax.Array]:

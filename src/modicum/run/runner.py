@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from modicum.errors import warn
 from modicum.run.chains import Chains
 from modicum.run.checkpoint import Checkpoint
 from modicum.run.interrupt import stoppable
@@ -33,12 +32,15 @@ class History:
         The same of warm-up, without the positions.
     complete
         False if the run was stopped early.
+    notes
+        What the user was told of the run itself.
     """
 
     position: np.ndarray
     stats: Record
     warmup: Record
     complete: bool
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -71,9 +73,13 @@ def _joined(parts: list[Record]) -> Record:
     return {k: np.concatenate([p[k] for p in parts], axis=1) for k in parts[0]} if parts else {}
 
 
-def capacity_for(size: int, total: int) -> int:
-    """Iterations one compiled call can record: about 32 MB of draws of `size` numbers."""
-    return int(max(1, min(total, 8192, 2**22 // max(1, size))))
+def capacity_for(numbers: int, total: int, stacked: int = 1) -> int:
+    """Iterations one compiled call can hold: about 32 MB at `numbers` float64 an iteration.
+
+    `stacked` chains that run as one share a gigabyte.
+    """
+    room = 2**22 if stacked == 1 else 2**27 // stacked
+    return int(max(1, min(total, 8192, room // max(1, numbers))))
 
 
 def run(
@@ -115,9 +121,12 @@ def run(
     chains.close()
     if book.done <= tune and draws:
         raise KeyboardInterrupt("stopped during warm-up, before the first draw")
-    if book.done < total:
-        warn(f"stopped after {book.done - tune} of {draws} draws; the draws so far are returned.")
-    return book.history(complete=book.done == total)
+    history = book.history(complete=book.done == total)
+    if not history.complete:
+        history.notes.append(
+            f"stopped after {book.done - tune} of {draws} draws; the draws so far are returned."
+        )
+    return history
 
 
 class _Pace:

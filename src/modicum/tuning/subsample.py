@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import ceil, sqrt
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtr
 
 from modicum.tuning.pilot import Pilot
 
@@ -36,7 +36,7 @@ class Choice:
 
 def refresh_acceptance(variance: float, blocks: int) -> float:
     """Acceptance rate of a block refresh: 2 Phi(-sqrt(sigma^2 / (2 G))), for normal blocks."""
-    return float(2 * norm.cdf(-sqrt(variance / (2 * blocks))))
+    return float(2 * ndtr(-sqrt(variance / (2 * blocks))))
 
 
 def choose(

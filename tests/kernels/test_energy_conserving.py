@@ -1,0 +1,266 @@
+"""Energy-conserving subsampling: the subsample's law, the chain's law, and what breaks them."""
+
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import modicum as mo
+from methods import toy
+from modicum.designs import Uniform, Weighted, weight_tables
+from modicum.estimators import Perturbed
+from modicum.kernels.adaptation import Signal
+from modicum.kernels.energy_conserving import (
+    EnergyConservingKernel,
+    EnergyConservingState,
+    replace_blocks,
+)
+from modicum.kernels.moves import HMCMove
+from modicum.methods import ecs_study
+from modicum.tuning import refresh_acceptance
+from targets import TIMES
+
+# A subsample on its own: residuals are given numbers ----------------------------------------
+
+
+@dataclass(frozen=True)
+class Given:
+    """Residuals that are read from the rows, times 1 + slope z; the proxy is standard normal."""
+
+    slope: float = 0.0
+
+    def cache(self, batch, proxy):
+        return {"d": batch["d"] / batch["probability"]}
+
+    def values(self, cached, z, proxy):
+        return cached["d"] * (1 + self.slope * z[0])
+
+    def log_proxy(self, z, proxy):
+        return -0.5 * z @ z
+
+
+QUIET = Signal(*(jnp.asarray(False) for _ in range(4)))
+
+
+def kernel_of(m, blocks, refreshes, design=Uniform(), slope=0.0, **kwargs):  # noqa: B008
+    return EnergyConservingKernel(
+        Given(slope), Perturbed(), design, HMCMove(), m, blocks, refreshes, **kwargs
+    )
+
+
+def read(kernel, drawn, d, context):
+    return kernel.prepare({"d": d[drawn.rows], "probability": drawn.probability}, context)
+
+
+def begin(kernel, key, d, context):
+    start, init = jax.random.split(key)
+    batch = read(kernel, kernel.wants_at_start(start, context), d, context)
+    return kernel.init(init, batch, context)
+
+
+def context_of(n, design=Uniform(), weights=None):  # noqa: B008
+    tables = {"rows": n} if design == Uniform() else weight_tables(weights)
+    proxy = {"point": jnp.zeros(1), "factor": jnp.eye(1), "a": jnp.zeros(1), "B": -jnp.eye(1)}
+    return {
+        "proxy": proxy,
+        "design": jax.tree.map(jnp.asarray, tables),
+        "constant": jnp.asarray(7.0),
+    }
+
+
+@pytest.mark.parametrize("blocks", [1, 4, 20])
+def test_replacing_one_block_leaves_a_correlation_of_one_less_its_share(blocks, x64):
+    m, size = 20, 20 // blocks
+
+    @partial(jax.jit, static_argnums=1)
+    def pairs(keys, size):
+        def one(key):
+            a, b, c = jax.random.split(key, 3)
+            before = jax.random.normal(a, (m,))
+            fresh = jax.random.normal(b, (size,))
+            which = jax.random.randint(c, (1,), 0, blocks)
+            after = replace_blocks(before, fresh, which, size)
+            return before.mean(), after.mean(), (before == after).sum()
+
+        return jax.vmap(one)(keys)
+
+    before, after, kept = pairs(jax.random.split(jax.random.key(1), 40_000), size)
+    assert np.all(np.asarray(kept) == m - size)
+    assert abs(np.corrcoef(before, after)[0, 1] - (1 - 1 / blocks)) < 0.02
+    assert abs(np.var(after) * m - 1) < 0.04
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def refresh_often(kernel, key, d, count, context, z):
+    """One chain of refreshes at a fixed z: acceptances and the subsample's values."""
+    start, go = jax.random.split(key)
+    state = begin(kernel, start, d, context)
+    state = state._replace(z=z, values=kernel.control_variate.values(state.subsample, z, None))
+
+    def one(state, key):
+        rows_key, step_key = jax.random.split(key)
+        batch = read(kernel, kernel.wants(rows_key, context), d, context)
+        subsample, accepted = kernel.refresh(step_key, state, batch, context)
+        values = kernel.control_variate.values(subsample, z, None)
+        return EnergyConservingState(z, subsample, values, state.adaptation), (accepted, values)
+
+    return jax.lax.scan(one, state, jax.random.split(go, count))[1]
+
+
+@pytest.mark.parametrize(("variance", "refreshes"), [(1.0, 1), (4.0, 1), (4.0, 5)])
+def test_refreshes_are_accepted_as_often_as_theory_says(variance, refreshes, x64):
+    m, blocks, n = 400, 20, 4000
+    d = np.random.default_rng(1).normal(size=n)
+    d = jnp.asarray((d - d.mean()) / d.std() * np.sqrt(variance * m) / n)
+    kernel = kernel_of(m, blocks, refreshes)
+    keys = jax.random.split(jax.random.key(2), 32)
+    run = jax.vmap(lambda key: refresh_often(kernel, key, d, 400, context_of(n), jnp.zeros(1))[0])
+    accepted = np.asarray(run(keys))[:, 100:]
+    error = accepted.mean(1).std() / np.sqrt(len(keys))
+    # of order sigma^4 / m, the variance estimate adds to what the theory counts
+    assert abs(accepted.mean() - refresh_acceptance(variance, blocks)) < TIMES * error + 0.005
+
+
+WEIGHTS = np.array([1.0, 3.0, 2.0])
+
+
+class AlwaysAccept(EnergyConservingKernel):
+    """Refreshes without the pseudo-marginal ratio."""
+
+    def refresh(self, key, state, fresh, context):
+        which = jax.random.randint(key, (self.refreshes,), 0, self.blocks)
+        return replace_blocks(state.subsample, fresh, which, self.block), jnp.ones(())
+
+
+@pytest.mark.parametrize("design", [Uniform(), Weighted()])
+def test_the_subsample_has_its_conditional_law_exactly(design, x64):
+    # three rows, two places: nine subsamples, whose probabilities given z can be written down
+    d, z = jnp.asarray([0.4, -0.3, 0.9]), jnp.asarray([0.5])
+    context = context_of(3, design, WEIGHTS)
+    w = np.full(3, 1 / 3)
+    if design == Weighted():
+        tables = weight_tables(WEIGHTS)
+        w[tables["order"]] = np.repeat(tables["probability"], tables["size"])
+    D = np.asarray(d) / w * 1.5
+    pairs = np.array(list(product(range(3), repeat=2)))
+    pair = D[pairs]
+    right = w[pairs].prod(1) * np.exp(pair.mean(1) - pair.var(1, ddof=1) / 4)
+    right /= right.sum()
+
+    def frequencies(kernel):
+        keys = jax.random.split(jax.random.key(3), 64)
+        run = jax.vmap(lambda key: refresh_often(kernel, key, d, 1500, context, z)[1])
+        values = np.asarray(run(keys))[:, 200:]
+        which = np.abs(values[..., None] - D).argmin(-1) @ [3, 1]
+        each = (which[..., None] == np.arange(9)).mean(1)
+        return each.mean(0), each.std(0) / np.sqrt(len(each))
+
+    at, error = frequencies(kernel_of(2, 2, 2, design, slope=1.0))
+    assert np.all(np.abs(at - right) < TIMES * error)
+    careless = AlwaysAccept(Given(1.0), Perturbed(), design, HMCMove(), 2, 2, 2)
+    at, error = frequencies(careless)
+    assert np.any(np.abs(at - right) > 2 * TIMES * error)
+
+
+def test_parameters_and_subsample_together_have_their_joint_law(x64):
+    # The same nine subsamples with a parameter: the marginal of z is a mixture to be integrated.
+    d = jnp.asarray([0.5, -0.4, 0.3])
+    context, kernel = context_of(3), kernel_of(2, 2, 2, slope=1.0)
+
+    @jax.jit
+    def chain(key):
+        def one(state, key):
+            rows_key, step_key = jax.random.split(key)
+            batch = read(kernel, kernel.wants(rows_key, context), d, context)
+            return kernel.step(step_key, state, QUIET, batch, context)
+
+        start, go = jax.random.split(key)
+        return jax.lax.scan(one, begin(kernel, start, d, context), jax.random.split(go, 2000))[1]
+
+    drawn = jax.vmap(chain)(jax.random.split(jax.random.key(4), 64))
+    z = np.asarray(drawn["position"])[:, 200:, 0]
+    grid = np.linspace(-8, 8, 4001)
+    D = 3 * np.asarray(d)[np.array(list(product(range(3), repeat=2)))]
+    D = D[:, :, None] * (1 + grid)
+    density = np.exp(D.mean(1) - D.var(1, ddof=1) / 4 - grid**2 / 2).sum(0)
+    density /= density.sum()
+    mean = grid @ density
+    for power, right in ((1, mean), (2, grid**2 @ density)):
+        each = (z**power).mean(1)
+        assert abs(each.mean() - right) < TIMES * each.std() / np.sqrt(len(each))
+    assert abs(mean) > 0.05  # the residuals do move the answer, so a chain without them would show
+
+
+def test_a_step_records_what_it_did_and_leaves_a_consistent_state(x64):
+    d = jnp.asarray(np.random.default_rng(1).normal(size=50) / 50)
+    kernel, context = kernel_of(20, 5, 3, slope=0.3), context_of(50)
+    state = begin(kernel, jax.random.key(1), d, context)
+    batch = read(kernel, kernel.wants(jax.random.key(2), context), d, context)
+    state, draw = jax.jit(kernel.step)(jax.random.key(3), state, QUIET, batch, context)
+    values = kernel.control_variate.values(state.subsample, state.z, None)
+    np.testing.assert_allclose(state.values, values, rtol=1e-14)
+    density = kernel.log_density(state.subsample, context)
+    assert float(draw["lp"]) == pytest.approx(float(density(state.z)) + 7.0)
+    estimate = Perturbed().combine(values)
+    assert float(draw["difference_estimate"]) == pytest.approx(float(estimate.difference))
+    assert float(draw["variance_estimate"]) == pytest.approx(float(estimate.variance))
+    assert int(draw["rows_touched"]) == 3 * 4 + 20 * (int(draw["n_steps"]) + 2)
+    assert float(draw["acceptance_rate_u"]) in [k / 3 for k in range(4)]
+
+
+@pytest.mark.parametrize("design", [Uniform(), Weighted()])
+def test_wanted_rows_are_a_function_of_the_key(design, x64):
+    kernel = kernel_of(20, 5, 3, design)
+    context = context_of(50, design, np.arange(1.0, 51.0))
+    first, again, other = (kernel.wants(jax.random.key(k), context) for k in (1, 1, 2))
+    np.testing.assert_array_equal(first.rows, again.rows)
+    assert not np.array_equal(first.rows, other.rows)
+    assert first.rows.shape == (3 * 4,)
+    assert kernel.wants_at_start(jax.random.key(1), context).rows.shape == (20,)
+
+
+# The chain against a known posterior ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("inner", "design", "order"),
+    [
+        ("hmc", "weighted", 2),
+        *(
+            pytest.param(inner, design, order, marks=pytest.mark.slow)
+            for inner, design, order in product(["hmc", "nuts"], ["weighted", "uniform"], [1, 2])
+            if (inner, design, order) != ("hmc", "weighted", 2)
+        ),
+    ],
+)
+def test_the_toy_posterior(inner, design, order):
+    post = toy.posterior(inner=inner, design=design, order=order)
+    assert toy.faults(post) == []
+    assert np.abs(toy.distance(post)[0]).max() < 0.1
+    assert post.stats["acceptance_rate_u"].mean() > 0.5
+
+
+def test_uniform_rows_about_a_poor_anchor_are_noticed():
+    # what the same check is worth: here the perturbed posterior is known to be off
+    post = toy.posterior(anchor=toy.poor_anchor(), design="uniform", ddof=0, **toy.POOR)
+    assert "mean" in toy.faults(post)
+    off, error = toy.distance(post)
+    predicted = np.array([0.13, -0.08, -0.15, -0.17])
+    assert np.all(np.abs(off - predicted) < TIMES * error + 0.03)
+
+
+def test_weighted_rows_about_the_same_anchor_are_right():
+    post = toy.posterior(anchor=toy.poor_anchor(), design="weighted", **toy.POOR)
+    assert toy.faults(post) == []
+
+
+def test_refreshes_that_are_always_accepted_are_noticed(monkeypatch):
+    # each subsample's own posterior, averaged: too wide by the noise of the gradient
+    monkeypatch.setattr(ecs_study, "EnergyConservingKernel", AlwaysAccept)
+    method = mo.HMCECS(anchor=toy.poor_anchor(), design="weighted", order=1, **toy.POOR)
+    post = toy.sample(method, draws=2000, chains=2, random_seed=1)
+    assert "sd" in toy.faults(post)

@@ -1,0 +1,442 @@
+"""HMC-ECS as a method: right answers, reproducible draws, honest accounts, guards that speak."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import modicum as mo
+from methods import toy
+from modicum.methods import ecs_study, hmc_ecs
+from modicum.methods.base import Task
+from modicum.run import runner
+from targets import (
+    all_of,
+    class_rows,
+    disagreements,
+    flat_draws,
+    gaussian_rows,
+    logistic_rows,
+    poisson_rows,
+    quick,
+    same_draws,
+    sums_of,
+)
+
+M = mo.models
+RUN = {"draws": 2_000, "tune": 400, "chains": 2, "random_seed": 11, "progressbar": False}
+
+
+def planned(model, rows, method, seed=1):
+    """What a method plans for, without a draw."""
+    sums, start = sums_of(model, rows)
+    names = tuple(f"t{i}" for i in range(len(start)))
+    return method.plan(Task(sums.target, start, rows, sums, names, 100, 100, 2, seed)), sums.ledger
+
+
+# Right answers -----------------------------------------------------------------------------
+
+FAMILIES = {
+    "logistic": (M.Logistic(), logistic_rows),
+    "poisson": (M.Poisson(), poisson_rows),
+    "gaussian": (M.Gaussian(), gaussian_rows),
+    "student": (M.StudentT(scale=0.6), gaussian_rows),
+    "softmax": (M.Softmax(classes=3), class_rows),
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def by_all_rows(request):
+    model, make = FAMILIES[request.param]
+    rows = make(2_000)
+    return model, rows, mo.sample(model, rows, method="nuts", **RUN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [1, 2])
+def test_five_families_against_all_rows(by_all_rows, order):
+    model, rows, theirs = by_all_rows
+    post = mo.sample(model, rows, method=mo.HMCECS(order=order), **RUN)
+    assert post.warnings == []
+    assert disagreements(flat_draws(post), flat_draws(theirs)) == []
+
+
+@pytest.mark.slow
+def test_known_scales_too():
+    rows = gaussian_rows(2_000)
+    theirs = mo.sample(M.Gaussian(scale=0.7), rows, method="nuts", **RUN)
+    post = mo.sample(M.Gaussian(scale=0.7), rows, method="hmc-ecs", **RUN)
+    assert disagreements(flat_draws(post), flat_draws(theirs)) == []
+    assert np.all(post.stats["variance_estimate"] == 0)  # a quadratic leaves nothing over
+
+
+def decay():
+    def log_likelihood(theta, batch):
+        mean = theta["level"] * jnp.exp(-theta["rate"] * batch["time"])
+        return -0.5 * ((batch["seen"] - mean) / 0.2) ** 2
+
+    def log_prior(theta):
+        return -0.5 * (theta["level"] / 3) ** 2 - 0.5 * theta["rate"] ** 2
+
+    rng = np.random.default_rng(8)
+    at = rng.uniform(0, 3, 2_000)
+    seen = 2.0 * np.exp(-0.7 * at) + 0.2 * rng.normal(size=2_000)
+    model = mo.Model(log_prior, log_likelihood, {"level": 1.0, "rate": 0.1})
+    return model, mo.Rows(time=at, seen=seen)
+
+
+def test_a_nonlinear_model_of_ones_own_by_quadrature():
+    model, rows = decay()
+    post = mo.sample(model, rows, method="hmc-ecs", **RUN)
+    # two parameters: a grid gives the answer without any sampling
+    centre, wide = flat_draws(post).mean((0, 1)), 6 * flat_draws(post).std((0, 1))
+    axes = [np.linspace(c - w, c + w, 121) for c, w in zip(centre, wide, strict=True)]
+    level, rate = np.meshgrid(*axes, indexing="ij")
+    log = -0.5 * (level / 3) ** 2 - 0.5 * rate**2
+    for t, s in zip(*all_of(rows).values(), strict=True):
+        log -= 0.5 * ((s - level * np.exp(-rate * t)) / 0.2) ** 2
+    mass = np.exp(log - log.max())
+    mass /= mass.sum()
+    right = np.array([(level * mass).sum(), (rate * mass).sum()])
+    spread = np.sqrt([(level**2 * mass).sum(), (rate**2 * mass).sum()] - right**2)
+    error = post.summary()["mcse_mean"].to_numpy()
+    assert np.all(np.abs(centre - right) < 4.5 * error)
+    np.testing.assert_allclose(flat_draws(post).std((0, 1)), spread, rtol=0.08)
+
+
+@pytest.mark.slow
+def test_a_two_layer_network_against_all_rows():
+    rng = np.random.default_rng(9)
+    x = rng.normal(size=(3_000, 2))
+    y = 1.5 * np.tanh(1.2 * x[:, 0] - 0.4 * x[:, 1]) + 0.3 + 0.4 * rng.normal(size=3_000)
+
+    def predict(theta, batch):
+        hidden = jnp.tanh(batch["x"] @ theta["inner"] + theta["bias"])
+        return hidden @ theta["outer"] + theta["level"]
+
+    model = mo.Model(
+        log_prior=lambda th: -0.5 * sum(jnp.sum(v**2) for v in th.values()),
+        log_likelihood=lambda th, b: -0.5 * ((b["y"] - predict(th, b)) / 0.4) ** 2,
+        # from the one mode of several that are mirror images of each other
+        init={
+            "inner": np.array([[1.0], [-0.3]]),
+            "bias": np.zeros(1),
+            "outer": np.ones(1),
+            "level": 0.0,
+        },
+        predict=predict,
+    )
+    rows = mo.Rows(x=x, y=y)
+    theirs = mo.sample(model, rows, method="nuts", **RUN)
+    post = mo.sample(model, rows, method="hmc-ecs", **RUN)
+    assert disagreements(flat_draws(post), flat_draws(theirs)) == []
+    np.testing.assert_allclose(post.predict(rows).mean, theirs.predict(rows).mean, atol=0.01)
+
+
+@pytest.mark.slow
+def test_a_move_of_ones_own():
+    from modicum.kernels.moves import HMCMove
+
+    post = toy.sample(mo.HMCECS(inner=HMCMove(trajectory=1.5)), draws=2000, chains=2, random_seed=3)
+    assert toy.faults(post) == []
+
+
+@pytest.mark.slow
+def test_the_papers_schedule_on_the_toy():
+    post = toy.sample(
+        mo.HMCECS(tuning="paper", design="weighted"), draws=3000, chains=2, random_seed=4
+    )
+    assert toy.faults(post) == []
+    assert post.tuning["blocks"]["value"] == 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["logistic", "poisson"])
+def test_simulation_based_calibration(family):
+    """Ranks of the truth among posterior draws are uniform over data sets drawn from the model."""
+    from scipy.stats import chi2
+
+    model = FAMILIES[family][0]
+    model = type(model)(prior_scale=0.5, intercept_scale=0.5)
+    rng, ranks, kept = np.random.default_rng(1), [], 63
+    for seed in range(60):
+        x, truth = rng.normal(size=(1_000, 2)), rng.normal(size=3) * 0.5
+        eta = x @ truth[:2] + truth[2]
+        y = rng.random(1_000) < 1 / (1 + np.exp(-eta))
+        if family == "poisson":
+            y = rng.poisson(np.exp(eta))
+        post = quick(
+            model, mo.Rows(x=x, y=y * 1.0), method="hmc-ecs", draws=8 * kept, tune=200, chains=1,
+            random_seed=seed,
+        )  # fmt: skip
+        ranks.append((flat_draws(post)[0, ::8] < truth).sum(0))
+    for column in np.array(ranks).T:
+        counts = np.bincount(column * 4 // (kept + 1), minlength=4)
+        assert ((counts - 15) ** 2 / 15).sum() < chi2.isf(1e-4, 3)
+
+
+# Reproducible ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small():
+    return M.Logistic(), logistic_rows(600, dtype="float32")
+
+
+ECS = {"method": "hmc-ecs", "tune": 60}
+
+
+@pytest.fixture(scope="module")
+def first(small):
+    return quick(*small, **ECS)
+
+
+def test_store_and_memory_give_the_same_draws(small, first, tmp_path, monkeypatch):
+    model, rows = small
+    store = mo.rows.ingest(rows, tmp_path / "store", shard_rows=100, progressbar=False)
+    assert same_draws(first, quick(model, store, **ECS))
+    # and so do rows that are fetched ahead, as those of a large store are
+    fetched, real = [], runner.Chains._read
+
+    def read(self, drawn):
+        fetched.append(len(drawn))
+        return real(self, drawn)
+
+    monkeypatch.setattr(runner.Chains, "_read", read)
+    for module in (ecs_study, hmc_ecs):
+        monkeypatch.setattr(module, "where_rows_live", lambda task: task.rows)
+    ahead = quick(model, store, **ECS)
+    assert same_draws(first, ahead)
+    assert fetched
+    for name, values in first.stats.items():
+        np.testing.assert_array_equal(ahead.stats[name], values)
+
+
+def test_large_stores_are_fetched_from_and_small_ones_held(small, tmp_path, monkeypatch):
+    model, rows = small
+    store = mo.rows.ingest(rows, tmp_path / "store", progressbar=False)
+    assert isinstance(planned(model, store, mo.HMCECS())[0].rows, dict)
+    monkeypatch.setattr(mo.Rows, "nbytes", property(lambda self: 2**28 + 1))
+    assert planned(model, store, mo.HMCECS())[0].rows is store
+
+
+CHILD = """
+import sys
+from modicum.run import runner
+sys.path.insert(0, sys.argv[2])
+import modicum as mo
+from targets import logistic_rows, quick
+runner.CHUNK_SECONDS = 0.0  # a checkpoint every iteration
+quick(mo.models.Logistic(), logistic_rows(600, dtype="float32"), method="hmc-ecs", tune=60,
+      checkpoint=sys.argv[1])
+"""
+
+
+def saved_iterations(folder):
+    try:
+        return json.loads((folder / "run.json").read_text())["iterations"]
+    except FileNotFoundError:
+        return 0
+
+
+def test_killed_and_resumed_to_the_same_draws(small, first, tmp_path):
+    tests = str(Path(__file__).parents[1])
+    process = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path), tests])
+    until = time.monotonic() + 120
+    while saved_iterations(tmp_path) < 70:  # in the middle of sampling
+        assert process.poll() is None, "the child ended before it could be killed"
+        assert time.monotonic() < until, "the child did not get there"
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
+    assert process.returncode == -signal.SIGKILL
+    assert 70 <= saved_iterations(tmp_path) < 100
+    resumed = quick(*small, **ECS, checkpoint=tmp_path)
+    assert same_draws(first, resumed)
+    assert resumed.ledger.counts == first.ledger.counts
+    assert resumed.tuning == first.tuning
+
+
+# Honest accounts ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def good():
+    return toy.posterior(inner="hmc", design="weighted", order=2)
+
+
+def test_every_choice_is_explained(good):
+    for name in ("subsample", "blocks", "refreshes", "design", "step_size"):
+        assert set(good.tuning[name]) == {"value", "why"}
+        assert good.tuning[name]["why"]
+    m, G, K = (good.tuning[name]["value"] for name in ("subsample", "blocks", "refreshes"))
+    assert m % G == 0
+    assert 1 <= K <= G
+    assert "posterior sd" in good.tuning["bias_bound"]
+    assert "median" in good.tuning["variance"]
+    assert good.tuning["design"]["value"] == "weighted"
+    step = good.tuning["step_size"]["value"]
+    assert step == pytest.approx(good.stats["step_size"].mean())
+    assert good.warnings == []
+
+
+def test_the_ledger_adds_up(good):
+    m, G, K = (good.tuning[name]["value"] for name in ("subsample", "blocks", "refreshes"))
+    steps, touched = good.stats["n_steps"], good.stats["rows_touched"]
+    np.testing.assert_array_equal(touched, K * m // G + m * (steps + 2))
+    spent = good.ledger.by_purpose
+    assert spent["sampling"] == touched.sum()
+    assert spent["design"] == toy.N
+    assert spent["pilot"] == 32 * toy.N
+    assert spent["warm-up"] > 0
+    assert good.ledger.evaluations == sum(spent.values())
+    # full-data HMC along the same trajectories: the mode, and n rows a step
+    steps_of_all = good.ledger.full_data - spent["mode"]
+    assert steps_of_all % toy.N == 0
+    assert steps_of_all // toy.N > steps.sum()
+    assert good.ledger.share == good.ledger.evaluations / good.ledger.full_data
+    assert good.ledger.share < 0.1
+
+
+def test_statistics_of_every_draw_are_kept(good):
+    for name in (
+        "lp", "acceptance_rate", "acceptance_rate_u", "variance_estimate", "difference_estimate",
+        "energy", "diverging", "n_steps", "step_size",
+    ):  # fmt: skip
+        assert good.stats[name].shape == (4, 3000), name
+        assert np.all(np.isfinite(good.stats[name].astype(float))), name
+    assert abs(good.stats["acceptance_rate"].mean() - 0.8) < 0.15
+
+
+def test_single_precision_is_accepted_as_often():
+    rows = logistic_rows(20_000, dtype="float32")
+    rates = {}
+    for precision in ("float32", "float64"):
+        post = mo.sample(
+            M.Logistic(), rows, method=mo.HMCECS(precision=precision, step_size=0.6),
+            draws=1500, tune=50, chains=2, random_seed=1, progressbar=False,
+        )  # fmt: skip
+        rates[precision] = np.array(
+            [post.stats[name].mean() for name in ("acceptance_rate", "acceptance_rate_u")]
+        )
+        assert post.stats["variance_estimate"].max() < 0.1
+    np.testing.assert_allclose(rates["float32"], rates["float64"], atol=0.015)
+
+
+# Guards ------------------------------------------------------------------------------------
+
+
+def heavy_rows(n=4_000):
+    """A few rows of enormous leverage: the kind a uniform subsample hardly ever holds."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(n, 2))
+    x[: n // 400] *= 40
+    eta = np.clip(0.5 * x @ [1.0, -1.0], -8, 8)
+    return mo.Rows(x=x, y=(rng.random(n) < 1 / (1 + np.exp(-eta))) * 1.0)
+
+
+def test_uniform_rows_of_a_heavy_tailed_design_are_warned_of():
+    rows = heavy_rows()
+    plan, _ = planned(M.Logistic(), rows, mo.HMCECS(design="uniform", subsample=500))
+    assert any("heavy-tailed" in note and 'design="weighted"' in note for note in plan.notes)
+    plan, _ = planned(M.Logistic(), rows, mo.HMCECS())
+    assert not any("heavy-tailed" in note for note in plan.notes)
+
+
+def test_too_few_rows_by_hand_are_warned_of():
+    with pytest.warns(mo.ModicumWarning, match="20 rows are too few") as heard:
+        post = mo.sample(
+            toy.MODEL, toy.rows(),
+            method=mo.HMCECS(subsample=20, design="uniform", anchor=toy.poor_anchor()),
+            draws=200, tune=100, chains=2, random_seed=1, progressbar=False,
+        )  # fmt: skip
+    texts = [str(w.message) for w in heard if issubclass(w.category, mo.ModicumWarning)]
+    assert texts == post.warnings
+    # the anchor lies posterior standard deviations away, and the run itself says so too
+    assert any("posterior sd from the anchor" in text for text in texts)
+    assert all(text.endswith(".") for text in texts)
+
+
+def test_order_zero_is_refused_and_warned_of_when_forced():
+    with pytest.raises(mo.SettingError, match="too crude.*order 2"):
+        planned(toy.MODEL, toy.rows(), mo.HMCECS(order=0))
+    plan, _ = planned(toy.MODEL, toy.rows(), mo.HMCECS(order=0, subsample=100))
+    assert any("too few" in note and "order 2" in note for note in plan.notes)
+
+
+def test_an_anchor_from_a_thousandth_of_the_rows_is_not_silent():
+    x, rng = np.random.default_rng(1).normal(size=(20_000, 3)), np.random.default_rng(2)
+    y = (rng.random(20_000) < 1 / (1 + np.exp(-x @ [1.0, -1.0, 0.5]))) * 1.0
+    far = np.array([2.5, -2.6, 1.6, 0.4])  # what 20 rows may say
+    rows = mo.Rows(x=x, y=y)
+    try:
+        plan, _ = planned(M.Logistic(), rows, mo.HMCECS(anchor=far))
+    except mo.SettingError as refused:
+        assert "anchor" in str(refused)  # noqa: PT017
+    else:
+        assert plan.kernel.subsample > 1000 or plan.notes
+    plan, _ = planned(M.Logistic(), rows, mo.HMCECS(anchor=far, subsample=100))
+    assert any("too few" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"subsample": 1}, "at least 2"),
+        ({"subsample": 10.5}, "whole number"),
+        ({"blocks": 0}, "at least 1"),
+        ({"refreshes": -3}, "at least 1"),
+        ({"subsample": 100, "blocks": 30}, "take 120 rows"),
+        ({"design": "stratified"}, "'weighted' or 'uniform'"),
+        ({"order": 3}, "0, 1 or 2"),
+        ({"ddof": 2}, "ddof"),
+        ({"inner": "gibbs"}, "'hmc', 'nuts' or a Move"),
+        ({"precision": "float16"}, "precision"),
+        ({"exact": "always"}, "'delayed'"),
+        ({"exact": "delayed", "inner": "nuts"}, "reversible"),
+        ({"anchor": "mean"}, "'mode' or a point"),
+        ({"tuning": "by ear"}, "'auto' or 'paper'"),
+        ({"tuning": "paper", "anchor": [0.0]}, "its own anchor"),
+        ({"trajectory": 0}, "trajectory"),
+        ({"bias": -1.0}, "bias"),
+        ({"step_size": 0.0}, "step_size"),
+        ({"target_accept": 1.0}, "target_accept"),
+        ({"floor": 0.0}, "floor"),
+    ],
+)
+def test_wrong_settings_are_told_in_a_sentence(settings, words):
+    with pytest.raises(mo.SettingError) as caught:
+        mo.HMCECS(**settings)
+    text = str(caught.value)
+    assert words in text
+    assert text.endswith(".")
+    assert "\n" not in text
+
+
+def test_an_anchor_of_the_wrong_length():
+    with pytest.raises(mo.SettingError, match="3 entries.*4 unconstrained"):
+        planned(toy.MODEL, toy.rows(), mo.HMCECS(anchor=[0.0, 1.0, 2.0]))
+
+
+def test_the_method_is_hashable_and_shown_in_full():
+    method = mo.HMCECS(anchor=np.array([0.5, 1.0]))
+    assert hash(method) == hash(mo.HMCECS(anchor=(0.5, 1.0)))
+    assert "anchor=(0.5, 1.0)" in repr(method)
+
+
+def test_a_small_table_falls_back_to_all_rows_and_says_so():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        post = mo.sample(
+            M.Logistic(), logistic_rows(50), draws=50, tune=50, chains=1, random_seed=1,
+            progressbar=False,
+        )  # fmt: skip
+    assert post.settings["method"] == "nuts"
+    assert "all rows" in post.tuning["method"]
