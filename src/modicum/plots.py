@@ -125,7 +125,8 @@ def marginal(post: Posterior, name: str, *, bins: int = 40, ax: Any = None) -> A
     colour = colour_of(post)
     heights, edges = np.histogram(values, bins, weights=weights / weights.sum(), density=False)
     ax.stairs(heights / np.diff(edges), edges, fill=True, color=colour, alpha=0.35)
-    ax.axvline(float(np.ravel(post.mean(parameter))[index]), color=colour, label="mean")
+    mean = float(np.ravel(post.mean(parameter))[index])
+    ax.axvline(mean, color=colour, label=f"{post.settings.get('method', 'draws')}, and its mean")
     ax.set(xlabel=name, ylabel="posterior density")
     ax.legend(frameon=False)
     return ax

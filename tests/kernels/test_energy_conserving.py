@@ -56,6 +56,7 @@ def read(kernel, drawn, d, context):
     return kernel.prepare({"d": d[drawn.rows], "probability": drawn.probability}, context)
 
 
+@partial(jax.jit, static_argnums=0)
 def begin(kernel, key, d, context):
     start, init = jax.random.split(key)
     batch = read(kernel, kernel.wants_at_start(start, context), d, context)
@@ -199,8 +200,13 @@ def test_a_step_records_what_it_did_and_leaves_a_consistent_state(x64):
     d = jnp.asarray(np.random.default_rng(1).normal(size=50) / 50)
     kernel, context = kernel_of(20, 5, 3, slope=0.3), context_of(50)
     state = begin(kernel, jax.random.key(1), d, context)
-    batch = read(kernel, kernel.wants(jax.random.key(2), context), d, context)
-    state, draw = jax.jit(kernel.step)(jax.random.key(3), state, QUIET, batch, context)
+
+    @jax.jit
+    def step(state):
+        batch = read(kernel, kernel.wants(jax.random.key(2), context), d, context)
+        return kernel.step(jax.random.key(3), state, QUIET, batch, context)
+
+    state, draw = step(state)
     values = kernel.control_variate.values(state.subsample, state.z, None)
     np.testing.assert_allclose(state.values, values, rtol=1e-14)
     density = kernel.log_density(state.subsample, context)
@@ -216,11 +222,13 @@ def test_a_step_records_what_it_did_and_leaves_a_consistent_state(x64):
 def test_wanted_rows_are_a_function_of_the_key(design, x64):
     kernel = kernel_of(20, 5, 3, design)
     context = context_of(50, design, np.arange(1.0, 51.0))
-    first, again, other = (kernel.wants(jax.random.key(k), context) for k in (1, 1, 2))
+    wants = jax.jit(kernel.wants)
+    first, again, other = (wants(jax.random.key(k), context) for k in (1, 1, 2))
     np.testing.assert_array_equal(first.rows, again.rows)
     assert not np.array_equal(first.rows, other.rows)
     assert first.rows.shape == (3 * 4,)
-    assert kernel.wants_at_start(jax.random.key(1), context).rows.shape == (20,)
+    at_start = jax.eval_shape(kernel.wants_at_start, jax.random.key(1), context)
+    assert at_start.rows.shape == (20,)
 
 
 # The chain against a known posterior ---------------------------------------------------------

@@ -365,7 +365,7 @@ def test_too_few_rows_by_hand_are_warned_of():
 
 
 def test_order_zero_is_refused_and_warned_of_when_forced():
-    with pytest.raises(mo.SettingError, match="too crude.*order 2"):
+    with pytest.raises(mo.SettingError, match=r"too crude.*order 2"):
         planned(toy.MODEL, toy.rows(), mo.HMCECS(order=0))
     plan, _ = planned(toy.MODEL, toy.rows(), mo.HMCECS(order=0, subsample=100))
     assert any("too few" in note and "order 2" in note for note in plan.notes)
@@ -421,7 +421,7 @@ def test_wrong_settings_are_told_in_a_sentence(settings, words):
 
 
 def test_an_anchor_of_the_wrong_length():
-    with pytest.raises(mo.SettingError, match="3 entries.*4 unconstrained"):
+    with pytest.raises(mo.SettingError, match=r"3 entries.*4 unconstrained"):
         planned(toy.MODEL, toy.rows(), mo.HMCECS(anchor=[0.0, 1.0, 2.0]))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from modicum.demo import words
 from modicum.demo.findings import find
 from modicum.demo.flights import flight_rows, load_flights
+from modicum.demo.reference import compare
 
 if TYPE_CHECKING:
     from modicum.posterior import Posterior
@@ -36,45 +37,42 @@ def run_demo(out: Path, quick: bool = False) -> Path:
     rows = flight_rows(flights)
     _tell(say, "What it read", words.about_data(flights, rows, quick))
     post = fit(rows, quick, progressbar=say.is_terminal)
-    _tell(say, "What it did", words.about_cost(post) + words.about_warnings(post))
+    _tell(say, "What it did", words.about_cost(post) + words.about_tuning(post))
+    _tell(say, "What its guards say", words.about_warnings(post))
+    full = compare(rows, post, flights, draws=20 if quick else 50, seed=SEED)
+    _tell(say, "Was it right?", words.about_comparison(post, full, flights))
     found = find(post, flights, rows)
     _tell(say, "What it found", words.about_findings(found, flights, rows))
-    path = _picture(out, post, found, flights, rows)
+    path = _picture(out, post, full, found, flights, rows)
     say.print(f"\nThe picture is in {path} ({time.monotonic() - started:.0f} s in all).")
     return path
 
 
 def fit(rows: Rows, quick: bool = False, progressbar: bool = False) -> Posterior:
-    """Draw from the posterior of a logistic regression.
-
-    Whitened at its mode the posterior is nearly a standard normal, where a trajectory of a
-    quarter turn (pi / 2) lands at an almost independent point: few draws are enough.
-    """
+    """Draw from the posterior of a logistic regression with Modicum's defaults."""
     from modicum.errors import ModicumWarning
-    from modicum.methods import HMC
     from modicum.models import Logistic
     from modicum.sample import sample
 
-    draws = 40 if quick else 80
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ModicumWarning)  # told in words afterwards
         return sample(
             Logistic(prior_scale=2.5),
             rows,
-            method=HMC(trajectory=1.5),
-            draws=draws,
-            tune=15,  # for the step size only: it starts near its best
-            chains=2,
+            method="hmc-ecs",
+            draws=250 if quick else 1000,
+            tune=300,
+            chains=4,
             random_seed=SEED,
             progressbar=progressbar,
         )
 
 
-def _picture(out: Path, post: Posterior, found: Any, flights: Any, rows: Rows) -> Path:
+def _picture(out: Path, post: Posterior, full: Any, found: Any, flights: Any, rows: Rows) -> Path:
     from modicum.demo.picture import draw
 
     out.mkdir(parents=True, exist_ok=True)
-    draw(post, found, flights, rows, out / PICTURE)
+    draw(post, full, found, flights, rows, out / PICTURE)
     return out / PICTURE
 
 

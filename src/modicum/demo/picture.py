@@ -11,6 +11,7 @@ import pandas as pd
 from modicum import plots
 from modicum.demo.findings import OFTEN, PROB, Findings
 from modicum.demo.flights import LATE_MINUTES, Flights
+from modicum.demo.reference import Comparison
 from modicum.posterior import Posterior
 from modicum.rows import Rows
 
@@ -20,15 +21,24 @@ DATA = "#222222"  # what was observed; the method's colour is for what was infer
 SHOWN = 8  # destinations at either end
 
 
-def draw(post: Posterior, found: Findings, flights: Flights, rows: Rows, path: Path) -> None:
-    """Draw four panels and write them to `path`."""
+def draw(
+    post: Posterior,
+    full: Comparison,
+    found: Findings,
+    flights: Flights,
+    rows: Rows,
+    path: Path,
+) -> None:
+    """Draw six panels and write them to `path`."""
     plt = plots.pyplot()
     with plt.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        figure, axes = plt.subplots(2, 2, figsize=(12, 9), layout="constrained")
+        figure, axes = plt.subplots(2, 3, figsize=(17, 9), layout="constrained")
         _carriers(axes[0, 0], post, found, flights, rows)
         _hours(axes[0, 1], post, found, flights)
         _destinations(axes[1, 0], post, found, flights)
         _calibration(axes[1, 1], post, found)
+        _rare(axes[0, 2], post, full, flights)
+        _cost(axes[1, 2], post, full)
         figure.suptitle(
             f"Arriving more than {LATE_MINUTES} minutes late: {len(flights.table):,} flights out "
             f"of New York, 2013 ({post.settings['method']})",
@@ -120,6 +130,29 @@ def _calibration(ax: Any, post: Posterior, found: Findings) -> None:
     ax.grid(alpha=0.3)
     ax.legend(frameon=False, loc="upper left")
     ax.set_title("Can it be believed: predicted and observed, same flights")
+
+
+def _rare(ax: Any, post: Posterior, full: Comparison, flights: Flights) -> None:
+    plots.marginal(post, full.scalar, ax=ax)
+    plots.marginal(full.full, full.scalar, bins=15, ax=ax)
+    place = flights.place(full.rare)
+    ax.set(xlabel=f"coefficient of {place}", ylabel="posterior density")
+    ax.set_ylim(0, 1.25 * ax.get_ylim()[1])  # room for the legend
+    ax.set_title(f"Was it right: a destination with {full.flights} flights")
+
+
+def _cost(ax: Any, post: Posterior, full: Comparison) -> None:
+    runs = {"HMC on all rows": full.full, "HMC-ECS": post}
+    touched = [
+        run.ledger.by_purpose["sampling"] / (run.chains * run.num_draws) for run in runs.values()
+    ]
+    ax.barh(list(runs), touched, color=[plots.colour_of(run) for run in runs.values()], height=0.5)
+    for at, value in enumerate(touched):
+        ax.text(value * 1.15, at, f"{value:,.0f}", va="center")
+    ax.set_xscale("log")
+    ax.set_xlim(100, 30 * max(touched))
+    ax.set_xlabel("row evaluations for one draw")
+    ax.set_title(f"What it cost: {max(touched) / min(touched):,.0f} times fewer rows")
 
 
 def _percent(axis: Any) -> None:

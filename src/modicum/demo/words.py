@@ -8,10 +8,18 @@ import pandas as pd
 
 from modicum.demo.findings import OFTEN, PROB, Findings
 from modicum.demo.flights import FACTORS, LATE_MINUTES, Flights
+from modicum.demo.reference import Comparison
 from modicum.posterior import Posterior
 from modicum.rows import Rows
 
-__all__ = ["about_cost", "about_data", "about_findings", "about_warnings"]
+__all__ = [
+    "about_comparison",
+    "about_cost",
+    "about_data",
+    "about_findings",
+    "about_tuning",
+    "about_warnings",
+]
 
 MONTHS = "January February March April May June July August September October November December"
 
@@ -47,8 +55,55 @@ def about_cost(post: Posterior) -> list[str]:
     return lines
 
 
+def about_tuning(post: Posterior) -> list[str]:
+    """Say what the sampler chose by itself, and why."""
+    names = {
+        "subsample": "rows in the subsample (m)",
+        "blocks": "blocks of it (G)",
+        "refreshes": "blocks proposed anew an iteration (K)",
+        "design": "design",
+        "step_size": "step size",
+    }
+    lines = ["What it chose by itself:"]
+    for name, text in names.items():
+        chosen = post.tuning[name]
+        value = f"{chosen['value']:.2f}" if name == "step_size" else chosen["value"]
+        lines.append(f"  {text}: {value}; {chosen['why']}")
+    return lines
+
+
+def about_comparison(post: Posterior, full: Comparison, flights: Flights) -> list[str]:
+    """Say how the subsampled answer compares with one from all rows."""
+    apart, error = full.largest_difference(post)
+    rows = post.ledger.rows
+    per_draw = {
+        method: run.ledger.by_purpose["sampling"] / (run.chains * run.num_draws)
+        for method, run in (("ecs", post), ("full", full.full))
+    }
+    mean, sd = _moments(post, full.scalar)
+    mean_full, sd_full = _moments(full.full, full.scalar)
+    return [
+        f"The same model by HMC on all {rows:,} rows, a short run of "
+        f"{full.full.chains} x {full.full.num_draws} draws in {full.full.settings['seconds']:.0f} "
+        f"s: {per_draw['full']:,.0f} row evaluations a draw, against {per_draw['ecs']:,.0f}.",
+        f"Of {len(post.labels['beta'][0])} coefficients the largest difference of posterior means "
+        f"is {apart:.2f} posterior sd; the Monte Carlo error of that difference is {error:.2f}.",
+        f"Rare rows are where subsampling goes wrong if it does: {flights.place(full.rare)} saw "
+        f"{full.flights} flights. Its coefficient is {mean:.2f} (sd {sd:.2f}), by all rows "
+        f"{mean_full:.2f} (sd {sd_full:.2f}).",
+    ]
+
+
+def _moments(post: Posterior, scalar: str) -> tuple[float, float]:
+    table = post.summary("beta")
+    at = list(table.index).index(scalar)
+    return float(table["mean"].iloc[at]), float(table["sd"].iloc[at])
+
+
 def about_warnings(post: Posterior) -> list[str]:
     """Repeat the warnings, and why this data set earns the one it always gets."""
+    if not post.warnings:
+        return ["Nothing to report: no divergences, R-hat and ESS in order, residuals tame."]
     lines = [f"Warning: {text}" for text in post.warnings]
     if any("next to nothing" in text for text in post.warnings):
         lines.append(

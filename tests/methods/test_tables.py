@@ -1,0 +1,106 @@
+"""The real tables: defaults against long full-data runs of the same models."""
+
+import json
+import warnings
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import modicum as mo
+import tables
+from modicum.diagnostics import mcse
+from targets import TIMES
+
+REFERENCES = Path(__file__).parents[1] / "references"
+FILES = {
+    "covertype": "covtype/covtype.data.xz",
+    "flights": "nycflights13/flights.parquet",
+    "taxi": "nyc_taxi_yellow/yellow_2023-05.parquet",
+    "claims": "fremtpl/freMTPLfreq.parquet",
+}
+
+
+@cache
+def table(name):
+    if not (tables.data_folder() / FILES[name]).exists():
+        pytest.skip(f"the table {name} is not here")
+    return tables.build(name, tables.raw(name, tables.data_folder()))
+
+
+@cache
+def reference(name):
+    """Mean, sd and Monte Carlo error of every scalar, (beta, intercept) side by side."""
+    told = json.loads((REFERENCES / f"{name}.json").read_text())
+    return {
+        what: np.concatenate([np.ravel(told[p][what]) for p in ("beta", "intercept")])
+        for what in ("mean", "sd", "mcse")
+    }
+
+
+def side_by_side(post, what):
+    return np.concatenate([np.ravel(getattr(post, what)(p)) for p in ("beta", "intercept")])
+
+
+def errors_of(post):
+    """Monte Carlo error of every mean."""
+    draws = [post[p].reshape(*post[p].shape[:2], -1) for p in ("beta", "intercept")]
+    return np.asarray(mcse(np.concatenate(draws, axis=2)))
+
+
+@cache
+def by_default(name):
+    return mo.sample(*table(name), draws=2000, chains=4, random_seed=1, progressbar=False)
+
+
+def test_claims_by_default_in_a_short_run():
+    model, rows = table("claims")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)  # of a short run's ESS, at most
+        post = mo.sample(
+            model, rows, draws=500, tune=300, chains=2, random_seed=1, progressbar=False
+        )
+    assert post.settings["method"] == "hmc-ecs"
+    right = reference("claims")
+    # what the perturbation is allowed to add: the bias the choice of m is bound by
+    allowed = TIMES * np.hypot(errors_of(post), right["mcse"]) + 0.05 * right["sd"]
+    assert np.all(np.abs(side_by_side(post, "mean") - right["mean"]) < allowed)
+    np.testing.assert_allclose(side_by_side(post, "sd"), right["sd"], rtol=0.25)
+    assert post.tuning["subsample"]["value"] <= 1000
+    assert not any("heavy-tailed" in text for text in post.warnings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", tables.NAMES)
+def test_defaults_are_right(name):
+    post, right = by_default(name), reference(name)
+    off = np.abs(side_by_side(post, "mean") - right["mean"]) / right["sd"]
+    assert off.max() < 0.1
+    spread = side_by_side(post, "sd") / right["sd"]
+    assert np.abs(spread - 1).max() < 0.07
+    assert post.tuning["subsample"]["value"] <= 1000
+    assert post.warnings == []
+
+
+@pytest.mark.slow
+def test_covertype_after_correction_is_right_to_within_monte_carlo_error():
+    post, right = by_default("covertype"), reference("covertype")
+    fixed = post.correct(table("covertype")[1], progressbar=False)
+    found, error = side_by_side(fixed, "mean"), fixed.summary()["mcse_mean"].to_numpy()
+    assert np.all(np.abs(found - right["mean"]) < TIMES * np.hypot(error, right["mcse"]))
+    assert fixed.tuning["correction"]["pareto_k"] < 0.7
+
+
+@pytest.mark.slow
+def test_uniform_rows_of_covertype_are_wrong_and_warned_of():
+    model, rows = table("covertype")
+    with pytest.warns(mo.ModicumWarning, match="heavy-tailed"):
+        post = mo.sample(
+            model, rows, method=mo.HMCECS(design="uniform", subsample=2000), draws=2000, chains=4,
+            random_seed=1, progressbar=False,
+        )  # fmt: skip
+    right = reference("covertype")
+    off = np.abs(side_by_side(post, "mean") - right["mean"]) / right["sd"]
+    assert off.max() > 0.25
+    assert any('design="weighted"' in text for text in post.warnings)
