@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ import modicum as mo
 from modicum.cli import ColumnChoice, app, build_model, read_rows
 
 SHORT = ["--draws", "100", "--tune", "100", "--chains", "2", "--seed", "1", "--method", "hmc"]
+USUAL = ["--outcome", "well", "--categorical", "ward"]  # the same columns: compiled once
 
 
 @pytest.fixture
@@ -68,8 +70,8 @@ def test_fit_prints_and_writes(csv, tmp_path):
 
 
 def test_fit_agrees_with_python(csv, table, tmp_path):
-    run("fit", csv, "--outcome", "well", "--predictors", "dose", "--out", tmp_path / "run", *SHORT)
-    rows = mo.Rows.from_table(table, outcome="well", predictors=["dose"])
+    run("fit", csv, *USUAL, "--out", tmp_path / "run", *SHORT)
+    rows = mo.Rows.from_table(table, outcome="well", categorical=["ward"])
     post = mo.sample(
         mo.models.Logistic(),
         rows,
@@ -84,9 +86,23 @@ def test_fit_agrees_with_python(csv, table, tmp_path):
     np.testing.assert_array_equal(saved["beta"], post["beta"])
 
 
+def test_the_default_method_is_that_of_sample(csv, tmp_path, monkeypatch):
+    asked = {}
+
+    def sample(model, rows, **settings):
+        asked.update(settings)
+        raise mo.SettingError("enough seen.")
+
+    monkeypatch.setattr(sys.modules["modicum.sample"], "sample", sample)
+    assert "enough seen" in refused("fit", csv, *USUAL, "--out", tmp_path / "run")
+    assert "method" not in asked
+    refused("fit", csv, *USUAL, "--out", tmp_path / "run", "--method", "hmc-ecs")
+    assert asked["method"] == "hmc-ecs"
+
+
 def test_quiet_prints_nothing(csv, tmp_path):
     result = run(
-        *("fit", csv, "--outcome", "well", "--predictors", "dose", "--out", tmp_path / "run"),
+        *("fit", csv, *USUAL, "--out", tmp_path / "run"),
         *("--quiet", *SHORT),
     )
     assert result.exit_code == 0
@@ -106,7 +122,7 @@ def test_fit_reads_other_formats_and_families(table, tmp_path, suffix):
 
 
 def test_resumes_to_the_same_draws(csv, tmp_path, monkeypatch):
-    command = ["fit", csv, "--outcome", "well", "--predictors", "dose", *SHORT]
+    command = ["fit", csv, *USUAL, *SHORT]
     assert run(*command, "--out", tmp_path / "whole").exit_code == 0
 
     from modicum.run.checkpoint import Checkpoint
@@ -135,14 +151,14 @@ def test_stopped_before_the_first_draw(csv, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("modicum.run.checkpoint.Checkpoint.remember", stopped)
-    command = ["fit", csv, "--outcome", "well", "--predictors", "dose", *SHORT]
+    command = ["fit", csv, *USUAL, *SHORT]
     result = run(*command, "--out", tmp_path / "run")
     assert result.exit_code == 130
     assert result.stderr == "Stopped: the same command goes on where it was.\n"
 
 
 def test_a_checkpoint_of_another_run_is_refused(csv, tmp_path):
-    command = ["fit", csv, "--outcome", "well", "--predictors", "dose"]
+    command = ["fit", csv, *USUAL]
     command += ["--out", tmp_path / "run", "--checkpoint", tmp_path / "kept", *SHORT]
     assert run(*command).exit_code == 0
     assert (tmp_path / "kept" / "run.json").is_file()  # asked for, so it stays
@@ -181,7 +197,7 @@ def test_ingest_then_fit_the_store(csv, tmp_path):
 
 def test_summary_of_a_saved_run(csv, tmp_path):
     out = tmp_path / "run"
-    run("fit", csv, "--outcome", "well", "--predictors", "dose", "--out", out, *SHORT)
+    run("fit", csv, *USUAL, "--out", out, *SHORT)
     result = run("summary", out, "--prob", "0.5")
     assert result.exit_code == 0
     assert "beta[dose]" in result.stdout
@@ -202,9 +218,7 @@ def test_text_columns_are_explained_in_options(csv, tmp_path):
 
 def test_missing_values_are_named(csv, tmp_path):
     csv.write_text(csv.read_text() + ",A,1\n")
-    text = refused(
-        "fit", csv, "--outcome", "well", "--predictors", "dose", "--out", tmp_path / "run"
-    )
+    text = refused("fit", csv, *USUAL, "--out", tmp_path / "run")
     assert "column 'dose' holds" in text
     assert "in row 300" in text
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import modicum as mo
-from modicum.demo import findings, flights, main, words
+from modicum.demo import findings, flights, main, reference, words
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,11 @@ def rows(few):
 @pytest.fixture(scope="module")
 def post(rows):
     return main.fit(rows, quick=True)
+
+
+@pytest.fixture(scope="module")
+def full(rows, post, few):
+    return reference.compare(rows, post, few, draws=100, seed=1)
 
 
 def test_the_flights_are_all_there(everything):
@@ -77,12 +82,35 @@ def test_findings_and_words(post, few, rows):
     assert "nan" not in told
 
 
-def test_the_picture(post, few, rows, tmp_path):
+def test_it_says_what_it_chose_and_why(post):
+    assert post.settings["method"] == "hmc-ecs"
+    told = words.about_tuning(post)
+    m = post.tuning["subsample"]["value"]
+    assert f"rows in the subsample (m): {m}; the smallest m with" in told[1]
+    assert any("step size: 0." in line or "step size: 1." in line for line in told)
+    assert any("in proportion to their expected residual" in line for line in told)
+
+
+def test_it_compares_with_all_rows(post, full, few):
+    counts = few.table["dest"].value_counts()
+    assert full.full.settings["method"] == "hmc"
+    assert full.flights == counts[full.rare] >= reference.FEW
+    assert full.rare != counts.index[0]  # the commonest is the reference level: no coefficient
+    apart, error = full.largest_difference(post)
+    assert 0 < apart < 5 * error  # the largest of 19 differences
+    told = words.about_comparison(post, full, few)
+    assert "by HMC on all 1,500 rows, a short run of 2 x 100 draws" in told[0]
+    assert f"largest difference of posterior means is {apart:.2f}" in told[1]
+    assert few.place(full.rare) in told[2]
+    assert "nan" not in "".join(told)
+
+
+def test_the_picture(post, full, few, rows, tmp_path):
     import matplotlib.pyplot as plt
 
     plt.switch_backend("agg")
     found = findings.find(post, few, rows)
-    path = main._picture(tmp_path / "new", post, found, few, rows)
+    path = main._picture(tmp_path / "new", post, full, found, few, rows)
     assert path.read_bytes()[:4] == b"\x89PNG"
 
 

@@ -156,7 +156,8 @@ def fit(
         float | None, typer.Option(help="Degrees of freedom (student-t); default 4.")
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="Sampler by name, such as nuts or hmc.")
+        str | None,
+        typer.Option(help="hmc-ecs (the default: a few hundred rows a step), nuts or hmc."),
     ] = None,
     draws: Annotated[int, typer.Option(help="Draws to keep, in each chain.")] = 1000,
     tune: Annotated[int, typer.Option(help="Warm-up before them, in each chain.")] = 1000,

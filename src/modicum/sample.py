@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from modicum.diagnostics.convergence import load_soon
 from modicum.errors import CrudeControlVariateError, SettingError, warn
 from modicum.ledger import Ledger
 from modicum.methods import Method, resolve
@@ -115,6 +116,7 @@ def sample(
         plan = chosen.plan(task)
         plan.tuning["method"] = f"NUTS on all rows, since {crude}"
     told = [warn(note) for note in plan.notes]
+    load_soon()  # it takes as long as compiling does, and can go on beside it
     history = run(_chains(plan, task, parallel), tune, draws, progressbar, folder)
     return _posterior(task, chosen, plan, history, told, time.monotonic() - started)
 
@@ -208,6 +210,7 @@ def _posterior(
         "seed": task.seed,
         "complete": history.complete,
         "seconds": round(seconds, 3),
+        "sampling_seconds": round(history.seconds["sampling"], 3),
         "modicum": version("modicum"),
         "jax": jax.__version__,
         "backend": jax.default_backend(),

@@ -153,7 +153,7 @@ def test_the_subsample_has_its_conditional_law_exactly(design, x64):
     right /= right.sum()
 
     def frequencies(kernel):
-        keys = jax.random.split(jax.random.key(3), 64)
+        keys = jax.random.split(jax.random.key(3), 32)
         run = jax.vmap(lambda key: refresh_often(kernel, key, d, 1500, context, z)[1])
         values = np.asarray(run(keys))[:, 200:]
         which = np.abs(values[..., None] - D).argmin(-1) @ [3, 1]
@@ -182,7 +182,7 @@ def test_parameters_and_subsample_together_have_their_joint_law(x64):
         start, go = jax.random.split(key)
         return jax.lax.scan(one, begin(kernel, start, d, context), jax.random.split(go, 2000))[1]
 
-    drawn = jax.vmap(chain)(jax.random.split(jax.random.key(4), 64))
+    drawn = jax.vmap(chain)(jax.random.split(jax.random.key(4), 32))
     z = np.asarray(drawn["position"])[:, 200:, 0]
     grid = np.linspace(-8, 8, 4001)
     D = 3 * np.asarray(d)[np.array(list(product(range(3), repeat=2)))]
@@ -266,6 +266,7 @@ def test_weighted_rows_about_the_same_anchor_are_right():
     assert toy.faults(post) == []
 
 
+@pytest.mark.slow
 def test_refreshes_that_are_always_accepted_are_noticed(monkeypatch):
     # each subsample's own posterior, averaged: too wide by the noise of the gradient
     monkeypatch.setattr(ecs_study, "EnergyConservingKernel", AlwaysAccept)

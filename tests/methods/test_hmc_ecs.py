@@ -16,6 +16,7 @@ import modicum as mo
 from methods import toy
 from modicum.methods import ecs_study, hmc_ecs
 from modicum.methods.base import Task
+from modicum.methods.ecs_guards import look_back
 from modicum.run import runner
 from targets import (
     all_of,
@@ -227,6 +228,30 @@ def test_large_stores_are_fetched_from_and_small_ones_held(small, tmp_path, monk
     assert planned(model, store, mo.HMCECS())[0].rows is store
 
 
+class Crash(BaseException):
+    """The process dies here."""
+
+
+def test_a_crash_loses_nothing(small, first, tmp_path, monkeypatch):
+    real = mo.run.Checkpoint.append
+
+    def append(self, done, *rest):
+        real(self, done, *rest)
+        if done >= 70:  # in the middle of sampling
+            raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "CHUNK_SECONDS", 0.0)  # a checkpoint every iteration
+        patch.setattr(mo.run.Checkpoint, "append", append)
+        with pytest.raises(Crash):
+            quick(*small, **ECS, checkpoint=tmp_path)
+    assert saved_iterations(tmp_path) == 70
+    resumed = quick(*small, **ECS, checkpoint=tmp_path)
+    assert same_draws(first, resumed)
+    assert resumed.ledger.counts == first.ledger.counts
+    assert resumed.tuning == first.tuning
+
+
 CHILD = """
 import sys
 from modicum.run import runner
@@ -246,6 +271,7 @@ def saved_iterations(folder):
         return 0
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_to_the_same_draws(small, first, tmp_path):
     tests = str(Path(__file__).parents[1])
     process = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path), tests])
@@ -315,13 +341,14 @@ def test_statistics_of_every_draw_are_kept(good):
     assert abs(good.stats["acceptance_rate"].mean() - 0.8) < 0.15
 
 
+@pytest.mark.slow
 def test_single_precision_is_accepted_as_often():
     rows = logistic_rows(20_000, dtype="float32")
     rates = {}
     for precision in ("float32", "float64"):
         post = mo.sample(
             M.Logistic(), rows, method=mo.HMCECS(precision=precision, step_size=0.6),
-            draws=1500, tune=50, chains=2, random_seed=1, progressbar=False,
+            draws=800, tune=20, chains=2, random_seed=1, progressbar=False,
         )  # fmt: skip
         rates[precision] = np.array(
             [post.stats[name].mean() for name in ("acceptance_rate", "acceptance_rate_u")]
@@ -350,18 +377,67 @@ def test_uniform_rows_of_a_heavy_tailed_design_are_warned_of():
     assert not any("heavy-tailed" in note for note in plan.notes)
 
 
-def test_too_few_rows_by_hand_are_warned_of():
-    with pytest.warns(mo.ModicumWarning, match="20 rows are too few") as heard:
+@pytest.mark.slow
+def test_too_few_rows_about_a_poor_anchor_are_warned_of():
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
         post = mo.sample(
-            toy.MODEL, toy.rows(),
+            toy.MODEL,
+            toy.rows(),
             method=mo.HMCECS(subsample=20, design="uniform", anchor=toy.poor_anchor()),
-            draws=200, tune=100, chains=2, random_seed=1, progressbar=False,
-        )  # fmt: skip
+            draws=200,
+            tune=100,
+            chains=2,
+            random_seed=1,
+            progressbar=False,
+        )
     texts = [str(w.message) for w in heard if issubclass(w.category, mo.ModicumWarning)]
     assert texts == post.warnings
-    # the anchor lies posterior standard deviations away, and the run itself says so too
+    # before the run by the pilot study, after it by what was recorded
+    assert "20 rows are too few" in texts[0]
+    assert any("exceeded 3 in" in text for text in texts)
     assert any("posterior sd from the anchor" in text for text in texts)
-    assert all(text.endswith(".") for text in texts)
+    assert all(text.endswith(".") and "\n" not in text for text in texts)
+
+
+def history(**changes):
+    """A run in which nothing was wrong, but for `changes`."""
+    rng = np.random.default_rng(1)
+    shape = (2, 400)
+    stats = {
+        "variance_estimate": np.full(shape, 0.4),
+        "acceptance_rate_u": np.full(shape, 0.9),
+        "difference_estimate": rng.normal(size=shape),
+    }
+    position = changes.pop("position", rng.normal(size=(*shape, 3)))
+    return runner.History(position, stats | changes, {}, True)
+
+
+class Blocks:
+    refreshes, blocks = 1, 20
+
+
+def slow_walk(length=400):
+    return np.cumsum(np.random.default_rng(2).normal(size=(2, length)), axis=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"variance_estimate": np.r_["0,2", np.full(400, 0.4), np.full(400, 5.0)]}, "exceeded 3"),
+        ({"acceptance_rate_u": np.full((2, 400), 0.05)}, "5% of the subsample refreshes"),
+        ({"position": np.full((2, 400, 3), [0.0, 1.4, 0.0])}, "1.4 posterior sd from the anchor"),
+        ({"difference_estimate": slow_walk()}, "raise `refreshes`"),
+    ],
+)
+def test_each_guard_looks_back_at_the_run(changes, words):
+    (text,) = look_back(Blocks, history(**changes))
+    assert words in text
+    assert text.endswith(".")
+
+
+def test_a_good_run_has_nothing_to_look_back_at():
+    assert look_back(Blocks, history()) == []
 
 
 def test_order_zero_is_refused_and_warned_of_when_forced():
@@ -431,6 +507,7 @@ def test_the_method_is_hashable_and_shown_in_full():
     assert "anchor=(0.5, 1.0)" in repr(method)
 
 
+@pytest.mark.slow
 def test_a_small_table_falls_back_to_all_rows_and_says_so():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", mo.ModicumWarning)

@@ -113,6 +113,7 @@ def test_what_cannot_be_corrected_is_refused(problem):
 # A perturbed chain ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_perturbed_chain_moves_towards_the_truth():
     # the run the kernel's tests show to be off by .13 to .17 posterior sd
     post = toy.posterior(anchor=toy.poor_anchor(), design="uniform", ddof=0, **toy.POOR)

@@ -8,6 +8,7 @@ localization: an improved R-hat for assessing convergence of MCMC", Bayesian Ana
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -95,6 +96,11 @@ def _each(x: ArrayLike, measure: Callable[[Floats], Any]) -> Any:
             for i in np.argwhere(finite_and_moving(chains)):
                 result[tuple(i)] = measure(chains[(slice(None), slice(None), *i)])
     return result if shape else float(result)
+
+
+def load_soon() -> None:
+    """Import ArviZ in the background, for a run that will ask for diagnostics at its end."""
+    threading.Thread(target=_array_stats, daemon=True).start()
 
 
 def _array_stats() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.designs import Design, Uniform, Weighted, weight_tables
+from modicum.designs import Design, Drawn, Uniform, Weighted, weight_tables
 from modicum.estimators import Perturbed, control_variate, proxy
 from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.kernels.moves import HMCMove, Move, NUTSMove
@@ -67,11 +68,8 @@ class Study:
 
     def _study(self, draws: np.ndarray) -> Pilot:
         rows = self.task.rows
-        drawn = Weighted().draw(
-            jax.random.fold_in(jax.random.key(2), self.task.seed & 0x7FFFFFFF),
-            min(len(rows), PILOT_ROWS),
-            self.tables,
-        )
+        seed = np.uint32(self.task.seed & 0xFFFFFFFF)
+        drawn = _pilot_rows(seed, min(len(rows), PILOT_ROWS), self.tables)
         drawn_with = np.asarray(drawn.probability)
         studied = drawn_with
         if self.method.design == "uniform":
@@ -114,6 +112,12 @@ class Study:
         """What the kernel reads."""
         constant = jnp.asarray(self.anchor.C + self.folded_prior)
         return {"proxy": self.proxy, "design": self.tables, "constant": constant}
+
+
+@partial(jax.jit, static_argnums=1)
+def _pilot_rows(seed: Any, count: int, tables: Any) -> Drawn:
+    key = jax.random.fold_in(jax.random.key(2), seed)  # not a key of any chain
+    return Weighted().draw(key, count, tables)
 
 
 def _given(settings: dict[str, int | None]) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from math import ceil
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from scipy.linalg import cho_factor, cho_solve, eigh
 
 from modicum.errors import ConvergenceError
 from modicum.models import LinearPredictorModel, Target
+from modicum.passes.engine import chunk_rows
 from modicum.passes.sums import Sums
 from modicum.precision import in_double_precision
 from modicum.rows import Rows
@@ -156,7 +158,9 @@ def find_mode(
 def _subset(sums: Sums, seed: int) -> Sums:
     """A small random subset of the rows; all of them where they are few."""
     n, d = len(sums.rows), sums.target.size
-    size = min(n, max(20_000, 100 * d))
+    # Whole chunks of the size that passes over all rows have: they share the compiled pass.
+    chunk = chunk_rows(sums.rows)
+    size = chunk * ceil(max(20_000, 100 * d) / chunk)
     if 2 * size > n:
         return sums
     picked = np.sort(np.random.default_rng(seed).choice(n, size, replace=False))

@@ -44,7 +44,9 @@ def _begin(kernel: Kernel, context: Any, rows: Any, batch: Any, chain_key: jax.A
         batch = _read(rows, drawn)
     if batch is not None:
         batch = kernel.prepare(jax.lax.optimization_barrier(batch), context)
-    return kernel.init(init_key, batch, context)
+    state = kernel.init(init_key, batch, context)
+    # Python numbers in a state are weakly typed, which would compile the loop once more.
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), state)
 
 
 def _advance(

@@ -61,7 +61,6 @@ class Chains:
         self._pool = ThreadPoolExecutor(workers)
         self._reader = ThreadPoolExecutor(1)
         self._ahead: tuple[int, int, Future[Any]] | None = None
-        self._compiled = False
         self._stacked_keys = _stack(tuple(self.keys)) if self.parallel == "stacked" else None
 
     # The two calls ------------------------------------------------------------------------
@@ -75,11 +74,25 @@ class Chains:
                 self.kernel, self.context, self._on_device, batches, self._stacked_keys
             )
             return
-        states = [
+        compiling = self._pool.submit(in_double_precision(self._compile), batches)
+        self.state = [
             compiled.begin(self.kernel, self.context, self._on_device, _chain(batches, c), key)
             for c, key in enumerate(self.keys)
         ]
-        self.state = states
+        compiling.result()
+
+    def _compile(self, batches: Any) -> None:
+        """Compile the loop before threads race to do so, and while `begin` is being compiled."""
+        blank = jax.eval_shape(
+            partial(compiled.begin, self.kernel),
+            self.context,
+            self._on_device,
+            _chain(batches, 0),
+            self.keys[0],
+        )
+        state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), blank)
+        fetched = self._fetch(0) if isinstance(self.rows, Rows) else None
+        self._one(0, (np.int64(0), np.int64(0)), fetched, state)
 
     @in_double_precision
     def advance(self, first: int, count: int, next_count: int = 0) -> Record:
@@ -104,17 +117,16 @@ class Chains:
                 self._stacked_keys,
             )
             return {name: np.asarray(values)[:, :count] for name, values in record.items()}
-        if not self._compiled:  # once, before threads race to do the same
-            self._one(0, (span[0], np.int64(0)), batches)
-            self._compiled = True
         run = in_double_precision(self._one)
-        futures = [self._pool.submit(run, c, span, batches) for c in range(len(self.keys))]
+        futures = [
+            self._pool.submit(run, c, span, batches, state) for c, state in enumerate(self.state)
+        ]
         results = [future.result() for future in futures]
         self.state = [state for state, _ in results]
         records = [record for _, record in results]
         return {k: np.stack([r[k][:count] for r in records]) for k in records[0]}
 
-    def _one(self, c: int, span: Any, batches: Any) -> tuple[Any, Record]:
+    def _one(self, c: int, span: Any, batches: Any, state: Any) -> tuple[Any, Record]:
         state, record = compiled.advance(
             self.kernel,
             self.capacity,
@@ -123,7 +135,7 @@ class Chains:
             self.signals,
             span,
             _chain(batches, c),
-            self.state[c],
+            state,
             self.keys[c],
         )
         return state, {name: np.asarray(values) for name, values in record.items()}

@@ -34,6 +34,8 @@ class History:
         False if the run was stopped early.
     notes
         What the user was told of the run itself.
+    seconds
+        Wall time of warm-up (compilation included) and of sampling.
     """
 
     position: np.ndarray
@@ -41,6 +43,7 @@ class History:
     warmup: Record
     complete: bool
     notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -52,10 +55,13 @@ class _Book:
     sampling: list[Record] = field(default_factory=list)
     done: int = 0
     rows_touched: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: {"warm-up": 0.0, "sampling": 0.0})
 
-    def enter(self, record: Record) -> None:
+    def enter(self, record: Record, seconds: float = 0.0) -> None:
         count = record["position"].shape[1]
         early = int(np.clip(self.tune - self.done, 0, count))
+        self.seconds["warm-up"] += seconds * early / count
+        self.seconds["sampling"] += seconds * (1 - early / count)
         if early:
             stats = {k: v[:, :early] for k, v in record.items() if k != "position"}
             self.warmup.append(stats)
@@ -66,7 +72,9 @@ class _Book:
 
     def history(self, complete: bool) -> History:
         stats = _joined(self.sampling)
-        return History(stats.pop("position"), stats, _joined(self.warmup), complete)
+        position = stats.pop("position")
+        warmup = _joined(self.warmup)
+        return History(position, stats, warmup, complete, seconds=self.seconds)
 
 
 def _joined(parts: list[Record]) -> Record:
@@ -112,7 +120,7 @@ def run(
             started = time.monotonic()
             after = pace.next(total - book.done - count)
             record = chains.advance(book.done, count, next_count=after)
-            book.enter(record)
+            book.enter(record, time.monotonic() - started)
             if checkpoint is not None:
                 checkpoint.append(book.done, record, chains.leaves())
             monitor.update(book.done, record, book.rows_touched)

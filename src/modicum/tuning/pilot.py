@@ -84,9 +84,9 @@ def study(
     ratio
         That probability over the one the row was drawn with: 1 where the designs agree.
     """
-    cached = jax.jit(control_variate.cache)(batch, proxy)
-    weight = jnp.asarray(ratio / ratio.sum())
-    values = np.asarray(_values(control_variate, cached, proxy, jnp.asarray(pilot)))
+    weight = ratio / ratio.sum()
+    cached, values = _values(control_variate, batch, proxy, pilot)
+    values = np.asarray(values)
     mean = values @ weight
     centred = values - mean[:, None]
     second, third, fourth = (np.asarray(centred**k @ weight) for k in (2, 3, 4))
@@ -96,15 +96,16 @@ def study(
     slopes = [
         float(_slope(control_variate, few, proxy, jnp.asarray(z), weight[:rows])) for z in pilot[:8]
     ]
-    shares, tails = zip(*(_tail(np.abs(c), np.asarray(weight)) for c in centred), strict=True)
+    shares, tails = zip(*(_tail(np.abs(c), weight) for c in centred), strict=True)
     return Pilot(
         second, third, fourth, np.array(slopes), float(np.median(shares)), float(np.median(tails))
     )
 
 
 @partial(jax.jit, static_argnums=0)
-def _values(cv: ControlVariate, cached: Any, proxy: Any, pilot: jax.Array) -> jax.Array:
-    return jax.lax.map(lambda z: cv.values(cached, z, proxy), pilot)
+def _values(cv: ControlVariate, batch: Any, proxy: Any, pilot: Any) -> tuple[Any, jax.Array]:
+    cached = cv.cache(batch, proxy)
+    return cached, jax.lax.map(lambda z: cv.values(cached, z, proxy), pilot)
 
 
 @partial(jax.jit, static_argnums=0)
