@@ -86,7 +86,7 @@ def main():
     for chains in given.chains:
         for precision in given.precision:
             f = measure(rows, chains, given.draws, mo.HMCECS(precision=precision))
-            print(chains, precision, f["tuning"], f["sds"], f["warnings"], flush=True)
+            print(chains, precision, f, flush=True)
             table.rows.append(
                 [chains, precision, f["rate"], 1e3 * f["iteration"], f["total"], f["mean"], f["sd"]]
             )

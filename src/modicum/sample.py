@@ -240,12 +240,16 @@ def _mode_text(record: Any) -> str:
 def _named_draws(
     target: Target, point: np.ndarray, factor: np.ndarray, position: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """From whitened coordinates (chain, draw, d) to named parameters, one chain at a time."""
-    chains = []
-    for z in position:
+    """From whitened coordinates (chain, draw, d) to named parameters, some chains at a time."""
+    chains, draws, size = position.shape
+    together = max(1, 2**22 // (draws * size))
+    parts = []
+    for first in range(0, chains, together):
+        z = position[first : first + together].reshape(-1, size)
         t = point + (z * factor if factor.ndim == 1 else z @ factor.T)
-        chains.append(jax.tree.map(np.asarray, _report(target, t)))
-    return {name: np.stack([chain[name] for chain in chains]) for name in chains[0]}
+        parts.append(jax.tree.map(np.asarray, _report(target, t)))
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {name: x.reshape(chains, draws, *x.shape[1:]) for name, x in joined.items()}
 
 
 @partial(jax.jit, static_argnums=0)

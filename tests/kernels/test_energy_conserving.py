@@ -252,6 +252,7 @@ def test_the_toy_posterior(inner, design, order):
     assert post.stats["acceptance_rate_u"].mean() > 0.5
 
 
+@pytest.mark.slow
 def test_uniform_rows_about_a_poor_anchor_are_noticed():
     # what the same check is worth: here the perturbed posterior is known to be off
     post = toy.posterior(anchor=toy.poor_anchor(), design="uniform", ddof=0, **toy.POOR)

@@ -64,7 +64,7 @@ def test_chunks_do_not_change_draws(rows, whole, monkeypatch, chunk):
 
 def test_capacity_does_not_change_draws(rows, whole, monkeypatch):
     # by sys.modules: the name modicum.sample is the function
-    monkeypatch.setattr(sys.modules["modicum.sample"], "capacity_for", lambda size, total: 7)
+    monkeypatch.setattr(sys.modules["modicum.sample"], "capacity_for", lambda *_: 7)
     assert same_draws(quick(MODEL, rows), whole)
 
 

@@ -26,6 +26,11 @@ def look_ahead(method: Any, pilot: Pilot, choice: Choice, rows: int) -> list[str
         If the control variates are so crude that no affordable subsample would do.
     """
     m = choice.subsample
+    if method.subsample is None and 2 * m > rows and m <= 100:
+        raise CrudeControlVariateError(
+            f"{rows:,} rows are too few for subsampling to make sense ({m:,} would be used at "
+            "every step); use method='nuts' on all rows."
+        )
     if method.subsample is None and 2 * m > rows:
         raise CrudeControlVariateError(
             f"the control variates are too crude here: {m:,} of {rows:,} rows would be needed at "

@@ -49,7 +49,8 @@ def correct(posterior: Posterior, rows: Any, draws: int, progressbar: bool) -> P
     )
     report = _report(corrected, log_weights, tail)
     corrected.tuning["correction"] = report
-    if tail > WORST_TAIL:
+    # Nearly equal weights correct next to nothing, whatever the shape of their tail.
+    if tail > WORST_TAIL and report["effective_share"] < 0.9:
         corrected.warnings.append(
             warn(
                 f"the importance weights are too uneven to correct with (Pareto k {tail:.2f}); "
@@ -103,7 +104,7 @@ def _report(corrected: Posterior, log_weights: np.ndarray, tail: float) -> dict[
     share = float(kish_share(corrected.weights))
     number = log_weights.size
     # What reweighting alone moves a mean by, were there nothing to correct:
-    by_chance = 4 * np.sqrt(max(1 / share - 1, 0.0) / number) + 1e-12
+    by_chance = max(0.01, 4 * np.sqrt(max(1 / share - 1, 0.0) / number))
     verdict = (
         f"the sampled draws were right to within {by_chance:.2g} posterior sd, the noise of this "
         "check"

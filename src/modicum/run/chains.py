@@ -47,7 +47,7 @@ class Chains:
 
     kernel: Kernel
     context: Any
-    keys: Sequence[jax.Array]
+    keys: jax.Array
     signals: Any
     capacity: int
     rows: dict[str, Any] | Rows | None = None
@@ -61,7 +61,7 @@ class Chains:
         self._pool = ThreadPoolExecutor(workers)
         self._reader = ThreadPoolExecutor(1)
         self._ahead: tuple[int, int, Future[Any]] | None = None
-        self._stacked_keys = _stack(tuple(self.keys)) if self.parallel == "stacked" else None
+        self._each_key = [] if self.parallel == "stacked" else list(self.keys)
 
     # The two calls ------------------------------------------------------------------------
 
@@ -71,13 +71,13 @@ class Chains:
         batches = self._first_batches()
         if self.parallel == "stacked":
             self.state = compiled.begin_together(
-                self.kernel, self.context, self._on_device, batches, self._stacked_keys
+                self.kernel, self.context, self._on_device, batches, self.keys
             )
             return
         compiling = self._pool.submit(in_double_precision(self._compile), batches)
         self.state = [
             compiled.begin(self.kernel, self.context, self._on_device, _chain(batches, c), key)
-            for c, key in enumerate(self.keys)
+            for c, key in enumerate(self._each_key)
         ]
         compiling.result()
 
@@ -88,7 +88,7 @@ class Chains:
             self.context,
             self._on_device,
             _chain(batches, 0),
-            self.keys[0],
+            self._each_key[0],
         )
         state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), blank)
         fetched = self._fetch(0) if isinstance(self.rows, Rows) else None
@@ -114,7 +114,7 @@ class Chains:
                 span,
                 batches,
                 self.state,
-                self._stacked_keys,
+                self.keys,
             )
             return {name: np.asarray(values)[:, :count] for name, values in record.items()}
         run = in_double_precision(self._one)
@@ -136,7 +136,7 @@ class Chains:
             span,
             _chain(batches, c),
             state,
-            self.keys[c],
+            self._each_key[c],
         )
         return state, {name: np.asarray(values) for name, values in record.items()}
 
@@ -213,20 +213,16 @@ def default_parallel() -> Parallel:
     return "threads" if jax.default_backend() == "cpu" else "stacked"
 
 
-def chain_keys(seed: int, chains: int) -> list[jax.Array]:
-    """One key a chain; every bit of the seed counts."""
-    return list(_chain_keys(np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32), chains))
-
-
-@partial(jax.jit, static_argnums=1)
-def _chain_keys(words: jax.Array, chains: int) -> tuple[jax.Array, ...]:
-    root = jax.random.wrap_key_data(words)
-    return tuple(jax.random.fold_in(root, c) for c in range(chains))
+def chain_keys(seed: int, chains: int) -> jax.Array:
+    """One key a chain, as an array of keys; every bit of the seed counts."""
+    words = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
+    return _chain_keys(words, np.arange(chains, dtype=np.uint32))
 
 
 @jax.jit
-def _stack(keys: tuple[jax.Array, ...]) -> jax.Array:
-    return jnp.stack(keys)
+def _chain_keys(words: jax.Array, numbers: jax.Array) -> jax.Array:
+    root = jax.random.wrap_key_data(words)
+    return jax.vmap(lambda c: jax.random.fold_in(root, c))(numbers)
 
 
 def _chain(batches: Any, c: int) -> Any:
