@@ -26,6 +26,7 @@ from modicum.tuning import Choice, Pilot, choose, expected_residuals, study
 __all__ = ["Study", "where_rows_live"]
 
 PILOT_DRAWS, PILOT_ROWS = 32, 20_000
+SMALL_STORE = 2**28  # bytes up to which the rows of a store are simply read into memory
 
 
 @dataclass
@@ -138,7 +139,7 @@ def _expected_steps(trajectory: float, size: int) -> int:
 def where_rows_live(task: Task) -> Any:
     """On the device where they fit comfortably; else they are fetched ahead of time."""
     rows = task.rows
-    comfortable = 2**28 if rows.is_store else free_memory() // 2
+    comfortable = SMALL_STORE if rows.is_store else free_memory() // 2
     if rows.nbytes > comfortable:
         return rows
     return {name: jnp.asarray(values) for name, values in rows.slice(0, len(rows)).items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -58,8 +59,9 @@ class _FullData(Method):
         if self.memory_limit is not None and not is_number(self.memory_limit):
             raise SettingError("memory_limit must be a number of bytes, or None.")
 
+    @abstractmethod
     def move(self) -> Move:
-        raise NotImplementedError
+        """The Hamiltonian move."""
 
     @in_double_precision
     def plan(self, task: Task) -> Plan:

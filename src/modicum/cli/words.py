@@ -1,0 +1,152 @@
+"""What the command line says, and how it says what went wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from modicum.posterior import Posterior
+    from modicum.rows import Rows
+
+LINES = 60  # a longer table is cut, and the rest left to summary.csv
+
+
+def described(rows: Rows, source: str) -> str:
+    """Say in a sentence or two what was read."""
+    parts = ", ".join(p for p in ("offset", "weight") if p in rows.fields)
+    text = (
+        f"Read {len(rows):,} rows from {source}: outcome {rows.outcome or 'y'}, "
+        f"{count(len(rows.columns), 'column')} of x{' and ' + parts if parts else ''}."
+    )
+    for name, levels in rows.levels.items():
+        text += f"\n  {name}: {len(levels)} levels, compared with {levels[0]}"
+    return text
+
+
+def done_line(post: Posterior) -> str:
+    """Say what was drawn, how, and how long it took."""
+    s = post.settings
+    return (
+        f"{s['method']}: {count(post.chains, 'chain')} of {count(post.num_draws, 'draw')} after "
+        f"{s['tune']:,} of warm-up, seed {s['seed']}, in {s['seconds']:.1f} s."
+    )
+
+
+def cost_line(post: Posterior) -> str:
+    """Put the ledger in one line."""
+    ledger = post.ledger
+    by = ", ".join(f"{k} {n / ledger.rows:,.1f}" for k, n in ledger.by_purpose.items())
+    text = (
+        f"Rows touched: {ledger.evaluations:,}, that is {ledger.passes:,.1f} passes over "
+        f"{ledger.rows:,} rows ({by})."
+    )
+    if ledger.share is not None:
+        text += f" Full-data HMC: {ledger.full_data:,}; this is {ledger.share:.2%} of that."
+    return text
+
+
+def summary_table(table: pd.DataFrame, lines: int = LINES) -> Table:
+    """Set a summary as a table, with as many decimals as the standard deviation calls for."""
+    low, high = table.columns[2:4]
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    shown.add_column("", overflow="fold")
+    for name in ("mean", "sd", low, high, "ess", "r_hat"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for label, line in table.head(lines).iterrows():
+        cells = [_decimals(line[c], line["sd"]) for c in ("mean", "sd", low, high)]
+        least = min(line["ess_bulk"], line["ess_tail"])
+        shown.add_row(escape(str(label)), *cells, f"{least:,.0f}", f"{line['r_hat']:.3f}")
+    return shown
+
+
+def _decimals(value: float, sd: float) -> str:
+    import math
+
+    places = 3
+    if math.isfinite(sd) and sd > 0:
+        places = min(max(1 - math.floor(math.log10(sd)), 0), 8)
+    return f"{value:.{places}f}"
+
+
+def show(post: Posterior, table: pd.DataFrame, out: Path, say: Console) -> None:
+    """Show what a fit found, what it cost and where it was written."""
+    say.print(escape(done_line(post)), highlight=False)
+    say.print()
+    say.print(summary_table(table))
+    if len(table) > LINES:
+        say.print(f"{len(table) - LINES} more lines are in summary.csv.", highlight=False)
+    say.print()
+    say.print(escape(cost_line(post)), highlight=False)
+    written = f"Wrote {out / 'posterior'} and {out / 'summary.csv'}."
+    say.print(escape(written), highlight=False)
+    tell_warnings(post)
+
+
+def tell_warnings(post: Posterior) -> None:
+    """Repeat every warning on standard error."""
+    for text in post.warnings:
+        errors().print(f"[yellow]Warning:[/] {escape(text)}", highlight=False)
+
+
+def tell_interrupted(post: Posterior, checkpoint: Path) -> None:
+    """Say that a run was stopped early, and how it goes on."""
+    if not post.settings["complete"]:
+        errors().print(
+            f"[yellow]Stopped early:[/] these are the first {post.num_draws:,} draws of each "
+            f"chain; the same command goes on from {escape(str(checkpoint))}.",
+            highlight=False,
+        )
+
+
+def count(number: int, noun: str) -> str:
+    """A number of things, in words."""
+    return f"{number:,} {noun}" + "s" * (number != 1)
+
+
+def console(quiet: bool) -> Console:
+    """Where results are said."""
+    return Console(quiet=quiet, soft_wrap=True)
+
+
+def errors() -> Console:
+    """Where warnings and errors are said."""
+    return Console(stderr=True, soft_wrap=True)
+
+
+def live(say: Console) -> bool:
+    """Whether someone watches: a bar in a log file is noise."""
+    return say.is_terminal and not say.quiet
+
+
+# Messages speak Python; here the reader types options.
+SPOKEN = (
+    (r"pass categorical=\['([^']*)'\]", r"pass --categorical \1"),
+    (r"pass overwrite=True", "add --overwrite"),
+    (r"dtype='float64'", "--dtype float64"),
+)
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Turn the errors a user can mend into one red sentence on standard error."""
+    from modicum.errors import ModicumError
+
+    try:
+        yield
+    except (ModicumError, OSError) as error:
+        text = str(error)
+        for said, meant in SPOKEN:
+            text = re.sub(said, meant, text)
+        errors().print(f"[red]Error:[/] [red]{escape(text)}[/]", highlight=False)
+        raise typer.Exit(1) from None
