@@ -41,7 +41,6 @@ class Weighted:
         """Draw `count` rows, with replacement."""
         which, within = jax.random.uniform(key, (2, count), dtype=tables["cumulative"].dtype)
         kind = jnp.searchsorted(tables["cumulative"], which, side="right")
-        kind = jnp.minimum(kind, len(tables["cumulative"]) - 1)  # rounding at the very end
         size = tables["size"][kind]
         place = jnp.minimum((within * size).astype(size.dtype), size - 1)
         rows = tables["order"][tables["start"][kind] + place]
@@ -82,13 +81,15 @@ def weight_tables(expected: np.ndarray, floor: float = 0.1) -> dict[str, np.ndar
         kinds[first : first + BLOCK] = kind
         mass += np.bincount(kind, weights=weight, minlength=CLASSES)
     size = np.bincount(kinds, minlength=CLASSES)
-    used = np.flatnonzero((size > 0) & (mass > 0))
+    # Classes without rows stay in: tables of one shape share one compiled kernel. They are never
+    # drawn, since the sum does not grow there.
+    total_mass = np.cumsum(mass)
     return {
         "order": _sorted_rows(kinds, size),
-        "start": (np.cumsum(size) - size)[used],
-        "size": size[used],
-        "cumulative": np.cumsum(mass[used]) / mass.sum(),
-        "probability": mass[used] / mass.sum() / size[used],
+        "start": np.cumsum(size) - size,
+        "size": size,
+        "cumulative": total_mass / total_mass[-1],
+        "probability": mass / total_mass[-1] / np.maximum(size, 1),
     }
 
 

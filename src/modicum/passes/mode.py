@@ -158,9 +158,11 @@ def find_mode(
 def _subset(sums: Sums, seed: int) -> Sums:
     """A small random subset of the rows; all of them where they are few."""
     n, d = len(sums.rows), sums.target.size
-    # Whole chunks of the size that passes over all rows have: they share the compiled pass.
+    size = max(20_000, 100 * d)
+    # Whole chunks of the size that passes over all rows have share the compiled pass.
     chunk = chunk_rows(sums.rows)
-    size = chunk * ceil(max(20_000, 100 * d) / chunk)
+    whole = chunk * ceil(size / chunk)
+    size = whole if 4 * whole <= n else size
     if 2 * size > n:
         return sums
     picked = np.sort(np.random.default_rng(seed).choice(n, size, replace=False))
