@@ -30,17 +30,16 @@ class Comparison:
         """The rare level's coefficient, as the summary calls it."""
         return f"beta[dest[{self.rare}]]"
 
-    def largest_difference(self, post: Posterior) -> tuple[float, float]:
-        """Largest difference of two posterior means, and the Monte Carlo error of such a one.
+    def differences(self, post: Posterior) -> tuple[float, int]:
+        """Largest difference of two posterior means, in posterior standard deviations.
 
-        Both in posterior standard deviations, over all coefficients.
+        With it, how many of the coefficients differ by more than two Monte Carlo errors.
         """
         ours, theirs = post.summary("beta"), self.full.summary("beta")
         sd = ours["sd"]
         error = np.sqrt(ours["mcse_mean"] ** 2 + theirs["mcse_mean"] ** 2) / sd
         apart = np.abs(ours["mean"] - theirs["mean"]) / sd
-        worst = apart.to_numpy().argmax()
-        return float(apart.iloc[worst]), float(error.iloc[worst])
+        return float(apart.max()), int((apart > 2 * error).sum())
 
 
 def compare(rows: Rows, post: Posterior, flights: Flights, draws: int, seed: int) -> Comparison:

@@ -74,7 +74,8 @@ def about_tuning(post: Posterior) -> list[str]:
 
 def about_comparison(post: Posterior, full: Comparison, flights: Flights) -> list[str]:
     """Say how the subsampled answer compares with one from all rows."""
-    apart, error = full.largest_difference(post)
+    apart, beyond = full.differences(post)
+    count = len(post.labels["beta"][0])
     rows = post.ledger.rows
     per_draw = {
         method: run.ledger.by_purpose["sampling"] / (run.chains * run.num_draws)
@@ -86,8 +87,9 @@ def about_comparison(post: Posterior, full: Comparison, flights: Flights) -> lis
         f"The same model by HMC on all {rows:,} rows, a short run of "
         f"{full.full.chains} x {full.full.num_draws} draws in {full.full.settings['seconds']:.0f} "
         f"s: {per_draw['full']:,.0f} row evaluations a draw, against {per_draw['ecs']:,.0f}.",
-        f"Of {len(post.labels['beta'][0])} coefficients the largest difference of posterior means "
-        f"is {apart:.2f} posterior sd; the Monte Carlo error of that difference is {error:.2f}.",
+        f"Of {count} coefficients {beyond} differ by more than two Monte Carlo errors, where "
+        f"chance alone gives about {0.05 * count:.0f}; the largest difference of two posterior "
+        f"means is {apart:.2f} posterior sd.",
         f"Rare rows are where subsampling goes wrong if it does: {flights.place(full.rare)} saw "
         f"{full.flights} flights. Its coefficient is {mean:.2f} (sd {sd:.2f}), by all rows "
         f"{mean_full:.2f} (sd {sd_full:.2f}).",
