@@ -13,7 +13,11 @@ from modicum.kernels.moves import HMCMove, NUTSMove, at_point
 COV = np.array([[1.0, 0.6], [0.6, 2.0]])
 PRECISION = np.linalg.inv(COV)
 COUNT = 20_000
-MOVES = pytest.mark.parametrize("move", [HMCMove(), NUTSMove(max_depth=5)], ids=["hmc", "nuts"])
+MOVES = pytest.mark.parametrize(
+    "move",
+    [HMCMove(), HMCMove(jitter=0.5), NUTSMove(max_depth=5)],
+    ids=["hmc", "hmc-jitter", "nuts"],
+)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -71,6 +75,13 @@ def test_nuts_says_when_a_trajectory_is_cut_off(x64):
 def test_hmc_takes_as_many_steps_as_the_trajectory_needs(trajectory, most, steps, x64):
     _, _, info = step(HMCMove(trajectory, most), np.zeros((COUNT, 2)))
     assert (info.n_steps == steps).all()
+
+
+def test_jitter_varies_the_length_of_trajectories(x64):
+    _, _, info = step(HMCMove(1.2, jitter=0.6), np.zeros((COUNT, 2)))
+    # lengths of .48 to 1.92 at a step of .6, evenly spread: ceil gives 1 to 4
+    share = np.bincount(info.n_steps, minlength=5)[1:] / COUNT
+    np.testing.assert_allclose(share, [1 / 12, 5 / 12, 5 / 12, 1 / 12], atol=0.02)
 
 
 # Adaptation --------------------------------------------------------------------------------

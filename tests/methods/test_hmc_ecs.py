@@ -481,6 +481,7 @@ def test_an_anchor_from_a_thousandth_of_the_rows_is_not_silent():
         ({"step_size": 0.0}, "step_size"),
         ({"target_accept": 1.0}, "target_accept"),
         ({"floor": 0.0}, "floor"),
+        ({"jitter": 1.0}, "jitter"),
     ],
 )
 def test_wrong_settings_are_told_in_a_sentence(settings, words):
@@ -490,6 +491,13 @@ def test_wrong_settings_are_told_in_a_sentence(settings, words):
     assert words in text
     assert text.endswith(".")
     assert "\n" not in text
+
+
+def test_a_field_called_probability_is_refused():
+    fields = toy.rows().slice(0, 100)
+    rows = mo.Rows(**fields, probability=np.ones(100))
+    with pytest.raises(mo.SettingError, match="another one"):
+        planned(toy.MODEL, rows, mo.HMCECS())
 
 
 def test_an_anchor_of_the_wrong_length():

@@ -60,10 +60,14 @@ class HMCMove:
         Step size times the number of leapfrog steps; 1.2 in the HMC-ECS paper (section 6.3).
     max_steps
         The most leapfrog steps, however small the step size.
+    jitter
+        Each trajectory is longer or shorter by up to this share, at random: it breaks the
+        resonances a fixed length can have.
     """
 
     trajectory: float = 1.2
     max_steps: int = 100
+    jitter: float = 0.0
 
     def __call__(
         self,
@@ -74,7 +78,11 @@ class HMCMove:
         inverse_mass: jax.Array,
     ) -> tuple[Point, MoveInfo]:
         """Follow one trajectory and accept or reject its end."""
-        steps = jnp.clip(jnp.ceil(self.trajectory / step_size), 1, self.max_steps).astype(int)
+        length: Any = self.trajectory
+        if self.jitter:
+            key, length_key = jax.random.split(key)
+            length *= 1 + self.jitter * jax.random.uniform(length_key, minval=-1.0, maxval=1.0)
+        steps = jnp.clip(jnp.ceil(length / step_size), 1, self.max_steps).astype(int)
         kernel = blackjax_hmc.build_kernel()
         point, info = kernel(key, point, logdensity, step_size, inverse_mass, steps)
         # A trajectory that meets NaN or infinity was rejected; it counts as divergent.

@@ -52,6 +52,8 @@ def check(method: Any) -> None:
         value = getattr(method, name)
         if not is_number(value) or not 0 < value < 1:
             raise SettingError(f"{name} must lie between 0 and 1.")
+    if not is_number(method.jitter) or not 0 <= method.jitter < 1:
+        raise SettingError("jitter must lie between 0 and 1.")
     m, G = method.subsample, method.blocks
     if m is not None and G is not None and m % G:
         raise SettingError(

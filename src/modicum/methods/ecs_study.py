@@ -127,7 +127,7 @@ def _given(settings: dict[str, int | None]) -> dict[str, int]:
 
 def _move(method: Any) -> Move:
     if method.inner == "hmc":
-        return HMCMove(method.trajectory)
+        return HMCMove(method.trajectory, jitter=method.jitter)
     return NUTSMove() if method.inner == "nuts" else method.inner
 
 

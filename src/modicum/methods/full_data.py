@@ -121,6 +121,8 @@ class HMC(_FullData):
         paper.
     max_steps
         The most leapfrog steps an iteration.
+    jitter
+        Share by which each trajectory is randomly longer or shorter.
 
     Examples
     --------
@@ -131,6 +133,7 @@ class HMC(_FullData):
 
     trajectory: float = 1.2
     max_steps: int = 100
+    jitter: float = 0.0
     name: ClassVar[str] = "hmc"
 
     def __post_init__(self) -> None:
@@ -139,7 +142,9 @@ class HMC(_FullData):
             raise SettingError("trajectory must be a positive number; 1.2 is usual.")
         if not is_number(self.max_steps) or self.max_steps < 1:
             raise SettingError("max_steps must be a whole number of at least 1.")
+        if not is_number(self.jitter) or not 0 <= self.jitter < 1:
+            raise SettingError("jitter must lie between 0 and 1.")
 
     def move(self) -> Move:
         """BlackJAX's HMC."""
-        return HMCMove(self.trajectory, self.max_steps)
+        return HMCMove(self.trajectory, self.max_steps, self.jitter)

@@ -51,6 +51,8 @@ class HMCECS(Method):
         inverse_mass) -> (point, MoveInfo), such as a wrapped BlackJAX kernel.
     trajectory
         Step size times leapfrog steps of the inner HMC, in posterior standard deviations.
+    jitter
+        Share by which each trajectory of the inner HMC is randomly longer or shorter.
     target_accept
         Acceptance rate the step size is tuned for.
     step_size
@@ -87,6 +89,7 @@ class HMCECS(Method):
     order: int = 2
     inner: Any = "hmc"
     trajectory: float = 1.2
+    jitter: float = 0.0
     target_accept: float = 0.8
     step_size: float | None = None
     anchor: Any = "mode"
@@ -107,6 +110,11 @@ class HMCECS(Method):
     @in_double_precision
     def plan(self, task: Task) -> Plan:
         """Anchor, weights, pilot study, choice of m, G and K, kernel."""
+        if "probability" in task.rows.fields:
+            raise SettingError(
+                "HMC-ECS calls the chance with which a row was drawn `probability`; give the "
+                "field of that name another one."
+            )
         if task.target.size > DENSE_LIMIT:
             raise CrudeControlVariateError(
                 f"HMC-ECS forms the Hessian of all {task.target.size:,} parameters, which is "
