@@ -5,14 +5,11 @@ choose for this: NUTS inside, a degree-2 Taylor proxy at the mode, 100 blocks. I
 bring the mode; the time Modicum takes to find it is counted for both.
 """
 
-import json
-import subprocess
-import sys
 import time
 
 import numpy as np
 
-from benchmarks.report import Table, verdict
+from benchmarks.report import Table, in_process, verdict
 
 COLUMNS = 28
 EFFECTIVE = 1_000
@@ -116,22 +113,12 @@ def numpyros(n, m, draws):
     }
 
 
-def _in_process(call):
-    code = f"from benchmarks import ecs_peers as b; import json; print(json.dumps(b.{call}))"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def run(quick=False):
     n = 100_000 if quick else 1_000_000
-    found = {"Modicum hmc-ecs, defaults": _in_process(f"ours({n}, {4000})")}
+    found = {"Modicum hmc-ecs, defaults": in_process(__name__, f"ours({n}, {4000})")}
     for m in (200, 1_300):
         name = f"NumPyro HMCECS, m = {m:,}"
-        found[name] = _in_process(f"numpyros({n}, {m}, {100 if quick else 400})")
+        found[name] = in_process(__name__, f"numpyros({n}, {m}, {100 if quick else 400})")
     first = found["Modicum hmc-ecs, defaults"]
     table = Table(
         f"HMC-ECS, {n:,} x {COLUMNS + 1} logistic, two chains on two cores",

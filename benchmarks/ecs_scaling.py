@@ -4,9 +4,6 @@ Every size runs in a process of its own, so that its peak memory is its own. Mem
 neither file cache nor mapped pages of the store (RssAnon).
 """
 
-import json
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -14,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.report import Table, verdict
+from benchmarks.report import Table, in_process, verdict
 
 COLUMNS = 28
 
@@ -86,15 +83,6 @@ def _watch_memory():
     return lambda: highest[0] / 2**20
 
 
-def _in_process(call):
-    code = f"from benchmarks import ecs_scaling as b; import json; print(json.dumps(b.{call}))"
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def run(quick=False, sizes=None):
     sizes = sizes or ([10_000, 100_000] if quick else [100_000, 1_000_000, 10_000_000])
     table = Table(
@@ -107,7 +95,7 @@ def run(quick=False, sizes=None):
             write_store(folder, n)
             for where in ("memory", "store"):
                 call = f"sample_store({folder + '/store'!r}, {where == 'memory'}, 8000)"
-                f = _in_process(call)
+                f = in_process(__name__, call)
                 times[n, where] = f["iteration"]
                 table.rows.append(
                     [f"{n:,}", where, f["rows"], 1e3 * f["iteration"], f["memory"], f["seconds"]]

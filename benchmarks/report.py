@@ -1,6 +1,8 @@
 """What a benchmark hands back, and how it is shown."""
 
 import json
+import subprocess
+import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -39,6 +41,16 @@ def interleaved(functions, repeats):
             function()
             times[name].append(time.perf_counter() - start)
     return {name: median(seconds) for name, seconds in times.items()}
+
+
+def in_process(module, call):
+    """What `module.call` returns in a fresh interpreter: cold, and with memory of its own."""
+    code = f"import json, {module} as m; print(json.dumps(m.{call}))"
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def verdict(value, limit):
