@@ -11,7 +11,7 @@ from modicum.errors import (
     SettingError,
 )
 from modicum.ledger import Ledger
-from modicum.methods import HMC, HMCECS, NUTS
+from modicum.methods import HMC, HMCECS, NUTS, SignedHMCECS
 from modicum.models import Model
 from modicum.posterior import Posterior
 from modicum.rows import Rows
@@ -32,6 +32,7 @@ __all__ = [
     "Posterior",
     "Rows",
     "SettingError",
+    "SignedHMCECS",
     "diagnostics",
     "models",
     "rows",

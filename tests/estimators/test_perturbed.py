@@ -12,7 +12,7 @@ D = np.random.default_rng(1).gamma(2.0, 3.0, 25) - 4
 
 @pytest.mark.parametrize("ddof", [0, 1])
 def test_combine_is_the_formula(ddof, x64):
-    estimate = Perturbed(ddof).combine(jnp.asarray(D))
+    estimate = Perturbed(ddof).combine(jnp.asarray(D), None, {})
     m = len(D)
     variance = ((D - D.mean()) ** 2).sum() / (m**2 if ddof == 0 else m * (m - 1))
     assert float(estimate.difference) == pytest.approx(D.mean(), rel=1e-14)
@@ -22,12 +22,16 @@ def test_combine_is_the_formula(ddof, x64):
 
 def test_the_unbiased_divisor_is_the_default_and_is_unbiased(x64):
     draws = np.random.default_rng(2).gamma(2.0, 1.0, (20_000, 8))  # variance 2
-    estimate = jax.vmap(Perturbed().combine)(jnp.asarray(draws))
-    found = np.asarray(estimate.variance)
+
+    def variances(ddof):
+        combine = jax.vmap(lambda D: Perturbed(ddof).combine(D, None, {}).variance)
+        return np.asarray(combine(jnp.asarray(draws)))
+
+    found = variances(1)
     error = found.std() / np.sqrt(len(found))
     assert abs(found.mean() - 2 / 8) < 4.5 * error
-    paper = np.asarray(jax.vmap(Perturbed(0).combine)(jnp.asarray(draws)).variance)
-    assert abs(paper.mean() - 2 / 8) > 20 * error  # short by a share 1/m
+    assert Perturbed() == Perturbed(1)
+    assert abs(variances(0).mean() - 2 / 8) > 20 * error  # short by a share 1/m
 
 
 @pytest.mark.parametrize("ddof", [0, 1])
@@ -36,7 +40,7 @@ def test_the_gradient_needs_one_pass(ddof, x64):
     rng = np.random.default_rng(3)
     x, t, m = rng.normal(size=(12, 3)), rng.normal(size=3), 12
     values = lambda t: jnp.sin(jnp.asarray(x) @ t) * 5  # noqa: E731
-    slope = jax.grad(lambda t: Perturbed(ddof).combine(values(t)).log)(jnp.asarray(t))
+    slope = jax.grad(lambda t: Perturbed(ddof).combine(values(t), None, {}).log)(jnp.asarray(t))
     d, c = np.asarray(values(t)), 5 * np.cos(x @ t)
     right = x.T @ (c * (1 - (d - d.mean()) / (m - ddof))) / m
     np.testing.assert_allclose(slope, right, rtol=1e-12)

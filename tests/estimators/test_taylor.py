@@ -153,7 +153,10 @@ def test_the_gradient_of_the_density_is_its_slope(family, order):
 
     @jax.jit
     def both(z, subsample, proxy):
-        return jax.value_and_grad(kernel.log_density(subsample, {"proxy": proxy}))(z)
+        density = kernel.log_density(
+            subsample, jnp.ones(5, bool), {"proxy": proxy, "estimator": {}}
+        )
+        return jax.value_and_grad(density)(z)
 
     value = lambda z: float(both(jnp.asarray(z), subsample, e.proxy)[0])  # noqa: E731
     slope = np.asarray(both(z, subsample, e.proxy)[1])

@@ -8,15 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import poisson
 
 import modicum as mo
 from methods import toy
 from modicum.designs import Uniform, Weighted, weight_tables
-from modicum.estimators import Perturbed
+from modicum.estimators import BlockPoisson, Perturbed
 from modicum.kernels.adaptation import Signal
 from modicum.kernels.energy_conserving import (
     EnergyConservingKernel,
-    EnergyConservingState,
+    Refreshed,
     replace_blocks,
 )
 from modicum.kernels.moves import HMCMove
@@ -70,6 +71,7 @@ def context_of(n, design=Uniform(), weights=None):  # noqa: B008
         "proxy": proxy,
         "design": jax.tree.map(jnp.asarray, tables),
         "constant": jnp.asarray(7.0),
+        "estimator": {"centre": jnp.asarray(0.2)},
     }
 
 
@@ -105,9 +107,10 @@ def refresh_often(kernel, key, d, count, context, z):
     def one(state, key):
         rows_key, step_key = jax.random.split(key)
         batch = read(kernel, kernel.wants(rows_key, context), d, context)
-        subsample, accepted = kernel.refresh(step_key, state, batch, context)
+        subsample, present, done = kernel.refresh(step_key, state, batch, context)
         values = kernel.control_variate.values(subsample, z, None)
-        return EnergyConservingState(z, subsample, values, state.adaptation), (accepted, values)
+        state = state._replace(subsample=subsample, present=present, values=values)
+        return state, (done.acceptance_rate, values, present)
 
     return jax.lax.scan(one, state, jax.random.split(go, count))[1]
 
@@ -134,7 +137,10 @@ class AlwaysAccept(EnergyConservingKernel):
 
     def refresh(self, key, state, fresh, context):
         which = jax.random.randint(key, (self.refreshes,), 0, self.blocks)
-        return replace_blocks(state.subsample, fresh, which, self.block), jnp.ones(())
+        subsample = replace_blocks(state.subsample, fresh, which, self.block)
+        parts = self.estimator.present(key, self.refreshes)
+        present = replace_blocks(state.present, parts, which, self.estimator.parts)
+        return subsample, present, Refreshed(jnp.ones(()), jnp.zeros((), int))
 
 
 @pytest.mark.parametrize("design", [Uniform(), Weighted()])
@@ -164,6 +170,30 @@ def test_the_subsample_has_its_conditional_law_exactly(design, x64):
     assert np.all(np.abs(at - right) < TIMES * error)
     careless = AlwaysAccept(Given(1.0), Perturbed(), design, HMCMove(), 2, 2, 2)
     at, error = frequencies(careless)
+    assert np.any(np.abs(at - right) > 2 * TIMES * error)
+
+
+def test_block_poisson_subsamples_have_their_conditional_law_exactly(x64):
+    # One row a factor and a few factors a block: the law of how many there are and of their mean.
+    d, z = jnp.asarray([0.9, -0.6, 0.3]), jnp.asarray([0.5])
+    context = context_of(3)
+    estimator = BlockPoisson(products=2, batch=1, blocks=2)
+    settings = (Given(1.0), estimator, Uniform(), HMCMove(), estimator.rows, 2, 2)
+    f = 1 + (np.asarray(d) * 3 * 1.5 - 0.2) / 2
+    assert (f < 0).any()  # signs change under way
+    # |Lhat| weights: each of N ~ Poisson(2) factors brings |f|, so N ~ Poisson(2 E|f|)
+    right = poisson.pmf(np.arange(6), 2 * np.abs(f).mean())
+
+    def frequencies(kernel):
+        keys = jax.random.split(jax.random.key(3), 32)
+        run = jax.vmap(lambda key: refresh_often(kernel, key, d, 1500, context, z)[2])
+        number = np.asarray(run(keys))[:, 200:].sum(-1)
+        each = (number[..., None] == np.arange(6)).mean(1)
+        return each.mean(0), each.std(0) / np.sqrt(len(each))
+
+    at, error = frequencies(EnergyConservingKernel(*settings))
+    assert np.all(np.abs(at - right) < TIMES * error)
+    at, error = frequencies(AlwaysAccept(*settings))
     assert np.any(np.abs(at - right) > 2 * TIMES * error)
 
 
@@ -209,9 +239,9 @@ def test_a_step_records_what_it_did_and_leaves_a_consistent_state(x64):
     state, draw = step(state)
     values = kernel.control_variate.values(state.subsample, state.z, None)
     np.testing.assert_allclose(state.values, values, rtol=1e-14)
-    density = kernel.log_density(state.subsample, context)
+    density = kernel.log_density(state.subsample, state.present, context)
     assert float(draw["lp"]) == pytest.approx(float(density(state.z)) + 7.0)
-    estimate = Perturbed().combine(values)
+    estimate = Perturbed().combine(values, state.present, {})
     assert float(draw["difference_estimate"]) == pytest.approx(float(estimate.difference))
     assert float(draw["variance_estimate"]) == pytest.approx(float(estimate.variance))
     assert int(draw["rows_touched"]) == 3 * 4 + 20 * (int(draw["n_steps"]) + 2)

@@ -14,7 +14,7 @@ import pytest
 
 import modicum as mo
 from methods import toy
-from modicum.methods import ecs_study, hmc_ecs
+from modicum.methods import ecs_method
 from modicum.methods.base import Task
 from modicum.methods.ecs_guards import look_back
 from modicum.run import runner
@@ -213,8 +213,7 @@ def test_store_and_memory_give_the_same_draws(small, first, tmp_path, monkeypatc
         return real(self, drawn)
 
     monkeypatch.setattr(runner.Chains, "_read", read)
-    for module in (ecs_study, hmc_ecs):
-        monkeypatch.setattr(module, "where_rows_live", lambda task: task.rows)
+    monkeypatch.setattr(ecs_method, "where_rows_live", lambda task: task.rows)
     ahead = quick(model, store, **ECS)
     assert same_draws(first, ahead)
     assert fetched

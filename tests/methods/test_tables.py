@@ -107,3 +107,34 @@ def test_uniform_rows_of_covertype_are_wrong_and_warned_of():
     right = reference("covertype")
     off = np.abs(side_by_side(post, "mean") - right["mean"]) / right["sd"]
     assert off.max() > 0.25
+
+
+# Signed ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", tables.NAMES)
+def test_signed_means_are_right_to_within_monte_carlo_error(name):
+    post, right = sampled(name, method="hmc-ecs-signed"), reference(name)
+    table_ = post.summary()
+    allowed = 4 * np.hypot(table_["mcse_mean"].to_numpy(), right["mcse"])
+    assert np.all(np.abs(side_by_side(post, "mean") - right["mean"]) < allowed)
+    assert table_["r_hat"].max() < 1.01
+    rows = post.stats["factors"].mean() * 30
+    assert rows < 1000
+    assert doubts(post) == []
+    assert post.ledger.share < 0.01
+
+
+@pytest.mark.slow
+def test_too_few_products_on_covertype_are_warned_of():
+    post = sampled("covertype", method=mo.SignedHMCECS(products=8), draws=500, tune=300)
+    assert any("8 products are too few" in text for text in post.warnings)
+
+
+@pytest.mark.slow
+def test_weighted_rows_need_far_fewer_products():
+    few = sampled("covertype", method="hmc-ecs-signed", draws=50, tune=50)
+    assert few.tuning["products"]["value"] <= 30
+    with pytest.raises(mo.ModicumError, match=r"[\d,]{7,} of 581,012 rows .* weighted"):
+        sampled("covertype", method=mo.SignedHMCECS(design="uniform"), draws=50, tune=50)

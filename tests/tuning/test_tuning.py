@@ -17,7 +17,8 @@ DRAWS = np.random.default_rng(1).normal(size=(8, 4))
 def pilot(variance=1.0, third=0.0, fourth=0.0, slope=0.01, draws=32):
     """A pilot study with the given moments (numbers, or one a draw)."""
     each = [np.broadcast_to(np.asarray(a, float), draws) for a in (variance, third, fourth)]
-    return Pilot(*each, np.full(8, float(slope)), top_share=0.1, tail=0.1)
+    nothing = np.zeros((draws, 1))
+    return Pilot(*each, np.full(8, float(slope)), 0.1, 0.1, nothing[:, 0], nothing, np.ones(1))
 
 
 # Moments of the residuals ------------------------------------------------------------------

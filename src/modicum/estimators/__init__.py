@@ -1,6 +1,8 @@
 """A log-likelihood from a few rows: control variates and what is made of their residuals."""
 
-from modicum.estimators.perturbed import Estimate, Perturbed
+from modicum.estimators.base import Estimate, Estimator
+from modicum.estimators.block_poisson import BlockPoisson
+from modicum.estimators.perturbed import Perturbed
 from modicum.estimators.taylor import (
     AutodiffTaylor,
     ControlVariate,
@@ -11,8 +13,10 @@ from modicum.estimators.taylor import (
 
 __all__ = [
     "AutodiffTaylor",
+    "BlockPoisson",
     "ControlVariate",
     "Estimate",
+    "Estimator",
     "LinearTaylor",
     "Perturbed",
     "control_variate",

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Estimate", "Perturbed"]
+from modicum.estimators.base import Estimate
 
-
-class Estimate(NamedTuple):
-    """An estimate of log-likelihood minus the sum of the control variates."""
-
-    log: jax.Array  # what takes part in the target density: dhat - sigma-hat^2 / 2
-    difference: jax.Array  # dhat, unbiased for l - sum q (eq. 4.2)
-    variance: jax.Array  # sigma-hat^2 (eq. 4.3)
+__all__ = ["Perturbed"]
 
 
 @dataclass(frozen=True)
 class Perturbed:
     """Average of D_i with half its estimated variance taken off, so that the bias is O(m^-2).
+
+    Every row takes part: a block is one part, and always present.
 
     Parameters
     ----------
@@ -31,9 +27,37 @@ class Perturbed:
 
     ddof: int = 1
 
-    def combine(self, values: jax.Array) -> Estimate:
+    @property
+    def parts(self) -> int:
+        """A block is one."""
+        return 1
+
+    def present(self, key: jax.Array, blocks: int) -> jax.Array:
+        """All of them."""
+        del key
+        return jnp.ones(blocks, bool)
+
+    def pack(self, subsample: Any, present: jax.Array) -> tuple[Any, jax.Array]:
+        """Nothing is absent."""
+        return subsample, present
+
+    def unpack(self, values: jax.Array, present: jax.Array) -> jax.Array:
+        """Nothing was moved."""
+        del present
+        return values
+
+    def combine(self, values: jax.Array, present: jax.Array, tables: Any) -> Estimate:
         """Estimate from the D_i of the current subsample."""
+        del present, tables
         m = values.shape[0]
-        mean = jnp.mean(values)
-        variance = jnp.sum((values - mean) ** 2) / (m * (m - self.ddof))
+        mean = jnp.mean(values)  # eq. 4.2
+        variance = jnp.sum((values - mean) ** 2) / (m * (m - self.ddof))  # eq. 4.3
         return Estimate(mean - variance / 2, mean, variance)
+
+    def describe(self, values: jax.Array, present: jax.Array, tables: Any) -> dict[str, jax.Array]:
+        """Dhat and its estimated variance."""
+        estimate = self.combine(values, present, tables)
+        return {
+            "difference_estimate": estimate.difference,
+            "variance_estimate": estimate.variance,
+        }

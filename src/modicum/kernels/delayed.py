@@ -30,6 +30,7 @@ class DelayedAcceptanceState(NamedTuple):
     z: jax.Array
     exact: jax.Array
     subsample: Any
+    present: jax.Array
     adaptation: Adaptation
 
 
@@ -70,7 +71,9 @@ class DelayedAcceptanceKernel:
         """Start as the surrogate does."""
         state = self.surrogate.init(key, batch, context)
         exact = self._exact(state.z, context)
-        return DelayedAcceptanceState(state.z, exact, state.subsample, state.adaptation)
+        return DelayedAcceptanceState(
+            state.z, exact, state.subsample, state.present, state.adaptation
+        )
 
     def step(
         self,
@@ -86,7 +89,7 @@ class DelayedAcceptanceKernel:
         blocks = jax.random.randint(block_key, (kernel.refreshes,), 0, kernel.blocks)
         # Never accepted or rejected: u must not know the parameters here.
         subsample = replace_blocks(state.subsample, batch, blocks, kernel.block)
-        density = kernel.log_density(subsample, context)
+        density = kernel.log_density(subsample, state.present, context)
         learned = state.adaptation
         point = start = at_point(state.z, density)
         steps, rates = jnp.zeros((), int), jnp.zeros(())
@@ -102,19 +105,18 @@ class DelayedAcceptanceKernel:
         exact = jnp.where(accept, exact, state.exact)
         adaptation = adapt(learned, signal, z, rates, kernel.target_accept)
         values = kernel.control_variate.values(subsample, z, context["proxy"])
-        estimate = kernel.estimator.combine(values)
         draw = {
             "position": z,
             "lp": exact,
             "step_size": learned.step_size,
             "acceptance_rate_exact": jnp.minimum(1.0, jnp.exp(jnp.minimum(log_ratio, 0.0))),
-            "difference_estimate": estimate.difference,
-            "variance_estimate": estimate.variance,
             "rows_touched": context["rows"]
             + kernel.refreshes * kernel.block
             + kernel.subsample * (steps + 2),
+            **kernel.estimator.describe(values, state.present, context["estimator"]),
             **info._asdict(),
             "acceptance_rate": rates,
             "n_steps": steps,
         }
-        return DelayedAcceptanceState(z, exact, subsample, adaptation), draw
+        after = DelayedAcceptanceState(z, exact, subsample, state.present, adaptation)
+        return after, draw

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from modicum.designs import Design, Drawn
 from modicum.kernels.adaptation import Adaptation, Signal, adapt, start_adaptation
 from modicum.kernels.base import Context, Draw
-from modicum.kernels.moves import Move, MoveInfo, Point, at_point
+from modicum.kernels.moves import Move, at_point
 
 __all__ = ["EnergyConservingKernel", "EnergyConservingState", "replace_blocks"]
 
@@ -26,9 +27,17 @@ class EnergyConservingState(NamedTuple):
     """Where the chain is: parameters, subsample, and what warm-up knows."""
 
     z: jax.Array  # whitened coordinates
-    subsample: Any  # m cached rows
-    values: jax.Array  # D of each of them at z
+    subsample: Any  # cached rows, in blocks
+    present: jax.Array  # which parts of the blocks take part
+    values: jax.Array  # D of each row at z
     adaptation: Adaptation
+
+
+class Refreshed(NamedTuple):
+    """What a refresh took."""
+
+    acceptance_rate: jax.Array
+    rows: jax.Array  # fresh rows that were evaluated
 
 
 @dataclass(frozen=True)
@@ -40,13 +49,13 @@ class EnergyConservingKernel:
     control_variate
         Residuals of rows about the anchor.
     estimator
-        What turns residuals into a log-likelihood estimate.
+        What turns residuals into a log-likelihood estimate (see `estimators.Estimator`).
     design
         How rows are drawn.
     move
         The step in the parameters at a fixed subsample.
     subsample, blocks, refreshes
-        m rows in G blocks, of which K are proposed anew an iteration.
+        Room for m rows in G blocks, of which K are proposed anew an iteration.
     target_accept
         The acceptance rate the step size is tuned for.
     spread
@@ -83,13 +92,15 @@ class EnergyConservingKernel:
         """Whiten and expand the rows that were read."""
         return self.control_variate.cache(batch, context["proxy"])
 
-    def log_density(self, subsample: Any, context: Context) -> Callable[[jax.Array], jax.Array]:
-        """Log Lhat(z; u) + log prior, up to a constant (minus eq. 3.4)."""
+    def log_density(
+        self, subsample: Any, present: jax.Array, context: Context
+    ) -> Callable[[jax.Array], jax.Array]:
+        """Log |Lhat(z; u)| + log prior, up to a constant (minus eq. 3.4)."""
         proxy = context["proxy"]
 
         def density(z: jax.Array) -> jax.Array:
             values = self.control_variate.values(subsample, z, proxy)
-            estimate = self.estimator.combine(values)
+            estimate = self.estimator.combine(values, present, context["estimator"])
             return self.control_variate.log_proxy(z, proxy) + estimate.log
 
         return density
@@ -98,9 +109,12 @@ class EnergyConservingKernel:
         """Start at a draw about the anchor with a fresh subsample."""
         proxy = context["proxy"]
         size = proxy["point"].shape[0]
-        z = self.spread * jax.random.normal(key, (size,))
+        z_key, present_key = jax.random.split(key)
+        z = self.spread * jax.random.normal(z_key, (size,))
+        present = self.estimator.present(present_key, self.blocks)
         values = self.control_variate.values(batch, z, proxy)
-        return EnergyConservingState(z, batch, values, start_adaptation(size, self.first_step))
+        adaptation = start_adaptation(size, self.first_step)
+        return EnergyConservingState(z, batch, present, values, adaptation)
 
     def step(
         self,
@@ -112,74 +126,69 @@ class EnergyConservingKernel:
     ) -> tuple[EnergyConservingState, Draw]:
         """Refresh some blocks of the subsample, then move the parameters."""
         refresh_key, move_key = jax.random.split(key)
-        subsample, accepted = self.refresh(refresh_key, state, batch, context)
-        density = self.log_density(subsample, context)
+        subsample, present, refreshed = self.refresh(refresh_key, state, batch, context)
+        rows, filled = self.estimator.pack(subsample, present)
+        density = self.log_density(rows, filled, context)
         learned = state.adaptation
         before = at_point(state.z, density)
         point, info = self.move(move_key, before, density, learned.step_size, learned.inverse_mass)
         rate = info.acceptance_rate
         adaptation = adapt(learned, signal, point.position, rate, self.target_accept)
-        values = self.control_variate.values(subsample, point.position, context["proxy"])
-        after = EnergyConservingState(point.position, subsample, values, adaptation)
-        return after, self.record(point, info, values, accepted, learned.step_size, context)
-
-    def record(
-        self,
-        point: Point,
-        info: MoveInfo,
-        values: jax.Array,
-        accepted: jax.Array,
-        step_size: jax.Array,
-        context: Context,
-    ) -> Draw:
-        """What to keep of an iteration."""
-        estimate = self.estimator.combine(values)
-        fresh = self.refreshes * self.block
-        return {
+        values = self.control_variate.values(rows, point.position, context["proxy"])
+        draw = {
             "position": point.position,
             "lp": point.logdensity + context["constant"],
-            "step_size": step_size,
-            "acceptance_rate_u": accepted,
-            "difference_estimate": estimate.difference,
-            "variance_estimate": estimate.variance,
+            "step_size": learned.step_size,
+            "acceptance_rate_u": refreshed.acceptance_rate,
             # fresh rows; the gradient after the refresh, those of the move, the residuals after it
-            "rows_touched": fresh + self.subsample * (info.n_steps + 2),
+            "rows_touched": refreshed.rows + self.rows_present(present) * (info.n_steps + 2),
+            **self.estimator.describe(values, filled, context["estimator"]),
             **info._asdict(),
         }
+        values = self.estimator.unpack(values, present)
+        return EnergyConservingState(point.position, subsample, present, values, adaptation), draw
+
+    def rows_present(self, present: jax.Array) -> jax.Array:
+        """How many rows the parts that take part hold."""
+        return jnp.sum(present) * (self.block // self.estimator.parts)
 
     def refresh(
         self, key: jax.Array, state: EnergyConservingState, fresh: Any, context: Context
-    ) -> tuple[Any, jax.Array]:
-        """Propose K blocks one after the other, each accepted by eq. 3.5; return the new rows."""
+    ) -> tuple[Any, jax.Array, Refreshed]:
+        """Propose K blocks one after the other, each accepted by eq. 3.5.
+
+        Return the rows, which parts of them take part, and what it took.
+        """
         fresh_values = self.control_variate.values(fresh, state.z, context["proxy"])
-        which_key, accept_key = jax.random.split(key)
+        which_key, accept_key, present_key = jax.random.split(key, 3)
         which = jax.random.randint(which_key, (self.refreshes,), 0, self.blocks)
         log_uniform = jnp.log(jax.random.uniform(accept_key, (self.refreshes,)))
+        fresh_present = self.estimator.present(present_key, self.refreshes)
+
+        def log_of(values: jax.Array, present: jax.Array) -> jax.Array:
+            return self.estimator.combine(values, present, context["estimator"]).log
 
         def propose(k: Any, carry: Any) -> Any:
-            subsample, values, log_now, accepted = carry
-            place = which[k] * self.block
-            proposed = _put(values, _take(fresh_values, k * self.block, self.block), place)
-            log_then = self.estimator.combine(proposed).log
+            held, log_now, accepted = carry
+            swap = partial(self._swap, k, which[k])
+            log_then = log_of(*map(swap, held[1:], offered[1:]))
             accept = log_uniform[k] < log_then - log_now
+            kept = jax.tree.map(partial(swap, accept=accept), held, offered)
+            return kept, jnp.where(accept, log_then, log_now), accepted + accept
 
-            def replace(all_: jax.Array, new: jax.Array) -> jax.Array:
-                old = _take(all_, place, self.block)
-                return _put(
-                    all_, jnp.where(accept, _take(new, k * self.block, self.block), old), place
-                )
+        offered = (fresh, fresh_values, fresh_present)
+        start = (state.subsample, state.values, state.present)
+        carry = (start, log_of(state.values, state.present), jnp.zeros((), int))
+        (subsample, _, present), _, accepted = jax.lax.fori_loop(0, self.refreshes, propose, carry)
+        used = self.rows_present(fresh_present)
+        return subsample, present, Refreshed(accepted / self.refreshes, used)
 
-            return (
-                jax.tree.map(replace, subsample, fresh),
-                jnp.where(accept, proposed, values),
-                jnp.where(accept, log_then, log_now),
-                accepted + accept,
-            )
-
-        log_now = self.estimator.combine(state.values).log
-        start = (state.subsample, state.values, log_now, jnp.zeros((), int))
-        subsample, _, _, accepted = jax.lax.fori_loop(0, self.refreshes, propose, start)
-        return subsample, accepted / self.refreshes
+    def _swap(self, k: Any, block: Any, all_: jax.Array, new: jax.Array, accept: Any = True) -> Any:
+        """Put the k-th fresh block in the place of a block, if that was accepted."""
+        size = new.shape[0] // self.refreshes
+        part = _take(new, k * size, size)
+        part = jnp.where(accept, part, _take(all_, block * size, size))
+        return _put(all_, part, block * size)
 
 
 def replace_blocks(subsample: Any, fresh: Any, blocks: jax.Array, size: int) -> Any:

@@ -6,10 +6,11 @@ from modicum.errors import SettingError, suggestion
 from modicum.methods.base import Method
 from modicum.methods.full_data import HMC, NUTS
 from modicum.methods.hmc_ecs import HMCECS
+from modicum.methods.hmc_ecs_signed import SignedHMCECS
 
-__all__ = ["HMC", "HMCECS", "METHODS", "NUTS", "Method", "resolve"]
+__all__ = ["HMC", "HMCECS", "METHODS", "NUTS", "Method", "SignedHMCECS", "resolve"]
 
-METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (HMCECS, HMC, NUTS)}
+METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (HMCECS, SignedHMCECS, HMC, NUTS)}
 
 
 def resolve(method: str | Method | type[Method]) -> Method:

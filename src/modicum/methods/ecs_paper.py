@@ -14,15 +14,15 @@ import numpy as np
 
 from modicum.kernels.adaptation import schedule
 from modicum.methods.base import Task
-from modicum.methods.ecs_study import Study, where_rows_live
+from modicum.methods.ecs_study import Composition, Study, where_rows_live
+from modicum.methods.ecs_subsample import PAPER_BLOCKS, choose_for, perturbed
 from modicum.methods.full_data import HMC
 from modicum.passes import Anchor, Sums, anchor_at
 from modicum.rows import Rows
 from modicum.run import Chains, capacity_for, chain_keys, run
 
-__all__ = ["PAPER_BLOCKS", "burn_in"]
+__all__ = ["burn_in"]
 
-PAPER_BLOCKS = {"blocks": 100, "refreshes": 1}
 STAGES = (100, 100, 200, 200, 200, 200)  # iterations between two moves of the anchor
 SUBSET_SHARE, SMALLEST_SUBSET = 0.01, 1_000
 
@@ -46,21 +46,21 @@ def _burn_in(method: Any, task: Task) -> tuple[Anchor, int]:
     for number, length in enumerate(STAGES):
         study = Study(method, staged, anchor)
         if number <= 1 and method.subsample is None:  # before, and again after 100 iterations
-            m = min(study.choose(PAPER_BLOCKS).subsample, len(task.rows) // 200 * 100)
-        choice = study.choose(PAPER_BLOCKS | {"subsample": m})
-        position = _stage(study, choice, staged, length, number)
+            m = min(choose_for(study, PAPER_BLOCKS).subsample, len(task.rows) // 200 * 100)
+        parts = perturbed(method, choose_for(study, PAPER_BLOCKS | {"subsample": m}))
+        position = _stage(study, parts, staged, length, number)
         recent = position[:, length // 2 :].mean(axis=(0, 1))
         anchor = anchor_at(task.sums, anchor.point + anchor.factor @ recent)
     return anchor, m
 
 
-def _stage(study: Study, choice: Any, task: Task, length: int, number: int) -> np.ndarray:
+def _stage(study: Study, parts: Composition, task: Task, length: int, number: int) -> np.ndarray:
     chains = Chains(
-        study.kernel(choice),
-        study.context(),
+        study.kernel(parts),
+        study.context(parts),
         chain_keys(task.seed + 1_000_003 * (number + 1), task.chains),
         schedule(length, 0, adapt_mass=False),
-        capacity_for(task.target.size + study.numbers(choice), length),
+        capacity_for(task.target.size + study.numbers(parts), length),
         where_rows_live(task),
     )
     history = run(chains, 0, length, progressbar=False)

@@ -1,8 +1,7 @@
-"""The pilot study before an HMC-ECS run: control variates, design, and the choice of m, G and K."""
+"""The pilot study before an HMC-ECS run: control variates, design, residuals at pilot draws."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.designs import Design, Drawn, Uniform, Weighted, weight_tables
-from modicum.estimators import Perturbed, control_variate, proxy
+from modicum.estimators import Estimator, control_variate, proxy
 from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.kernels.moves import HMCMove, Move, NUTSMove
 from modicum.methods.base import Task
@@ -21,19 +20,40 @@ from modicum.models import LinearPredictorModel
 from modicum.passes import Anchor
 from modicum.passes.mode import prior_hessian, prior_slope
 from modicum.passes.whole import free_memory
-from modicum.tuning import Choice, Pilot, choose, expected_residuals, study
+from modicum.tuning import Pilot, expected_residuals, study
 
-__all__ = ["Study", "where_rows_live"]
+__all__ = ["Composition", "Study", "where_rows_live"]
 
 PILOT_DRAWS, PILOT_ROWS = 32, 20_000
 SMALL_STORE = 2**28  # bytes up to which the rows of a store are simply read into memory
+
+
+@dataclass(frozen=True)
+class Composition:
+    """An estimator, and the subsample it is to work on.
+
+    Attributes
+    ----------
+    estimator
+        What makes a likelihood of residuals.
+    subsample, blocks, refreshes
+        Room for rows, in how many blocks, of which how many are proposed anew an iteration.
+    tables
+        Numbers the estimator reads.
+    """
+
+    estimator: Estimator
+    subsample: int
+    blocks: int
+    refreshes: int
+    tables: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
 class Study:
     """The pilot study of one run: control variates, design and residual moments."""
 
-    method: Any  # HMCECS
+    method: Any  # an EnergyConserving method
     task: Task
     anchor: Anchor
     pilot: Pilot = field(init=False)
@@ -79,50 +99,45 @@ class Study:
         self.task.ledger.add("pilot", len(drawn_with) * len(draws), "density")
         return study(self.control_variate, batch, studied / drawn_with, self.proxy, draws)
 
-    def choose(
-        self, fixed: Mapping[str, int] | None = None, fixed_by: str = "set by hand"
-    ) -> Choice:
-        """Choose m, G and K; what is given in `fixed` or set by the user stays."""
-        method = self.method
-        settings = {name: getattr(method, name) for name in ("subsample", "blocks", "refreshes")}
-        steps = _expected_steps(method.trajectory, self.task.target.size)
-        given = dict(fixed or {}) | _given(settings)
-        return choose(self.pilot, steps, method.bias, method.ddof, fixed_by=fixed_by, **given)
+    @property
+    def steps(self) -> int:
+        """Leapfrog steps to be expected an iteration."""
+        return _expected_steps(self.method.trajectory, self.task.target.size)
 
-    def kernel(self, choice: Choice) -> EnergyConservingKernel:
+    def kernel(self, parts: Composition) -> EnergyConservingKernel:
         """Compose the kernel."""
         return EnergyConservingKernel(
             self.control_variate,
-            Perturbed(self.method.ddof),
+            parts.estimator,
             self.design,
             _move(self.method),
-            choice.subsample,
-            choice.blocks,
-            choice.refreshes,
+            parts.subsample,
+            parts.blocks,
+            parts.refreshes,
             self.method.target_accept,
             first_step=self.method.step_size,
         )
 
-    def numbers(self, choice: Choice) -> int:
+    def numbers(self, parts: Composition) -> int:
         """How many numbers an iteration holds of the rows it wants."""
-        wanted = choice.refreshes * (choice.subsample // choice.blocks)
+        wanted = parts.refreshes * (parts.subsample // parts.blocks)
         fields = sum(int(np.prod(shape)) for shape in self.task.rows.fields.values())
         return wanted * (self.task.target.size + fields + 12)
 
-    def context(self) -> dict[str, Any]:
+    def context(self, parts: Composition) -> dict[str, Any]:
         """What the kernel reads."""
-        constant = jnp.asarray(self.anchor.C + self.folded_prior)
-        return {"proxy": self.proxy, "design": self.tables, "constant": constant}
+        return {
+            "proxy": self.proxy,
+            "design": self.tables,
+            "estimator": {name: jnp.asarray(value) for name, value in parts.tables.items()},
+            "constant": jnp.asarray(self.anchor.C + self.folded_prior),
+        }
 
 
 @partial(jax.jit, static_argnums=1)
 def _pilot_rows(seed: Any, count: int, tables: Any) -> Drawn:
     key = jax.random.fold_in(jax.random.key(2), seed)  # not a key of any chain
     return Weighted().draw(key, count, tables)
-
-
-def _given(settings: dict[str, int | None]) -> dict[str, int]:
-    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _move(method: Any) -> Move:

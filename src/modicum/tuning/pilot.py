@@ -37,6 +37,10 @@ class Pilot:
     tail
         Pareto index k of |D| (Hill's estimate over the largest 1 %), the median over draws: above
         1/2 the variance, above 1/4 the variance of the variance estimate is in doubt.
+    mean
+        E D_1 = l - sum q, one a draw.
+    values, weight
+        D of each pilot row, (draws, rows), and the share of the design's draws it stands for.
     """
 
     variance: np.ndarray
@@ -45,6 +49,9 @@ class Pilot:
     slope: np.ndarray
     top_share: float
     tail: float
+    mean: np.ndarray
+    values: np.ndarray
+    weight: np.ndarray
 
     def spread(self, m: int) -> np.ndarray:
         """sigma^2 = Var(lhat) with m rows, at each draw."""
@@ -98,7 +105,15 @@ def study(
     ]
     shares, tails = zip(*(_tail(np.abs(c), weight) for c in centred), strict=True)
     return Pilot(
-        second, third, fourth, np.array(slopes), float(np.median(shares)), float(np.median(tails))
+        second,
+        third,
+        fourth,
+        np.array(slopes),
+        float(np.median(shares)),
+        float(np.median(tails)),
+        mean,
+        values,
+        weight,
     )
 
 

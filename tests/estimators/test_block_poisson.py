@@ -1,0 +1,182 @@
+"""The block-Poisson estimate: its formula, its expectation, its sign, its gradient."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import poisson
+
+from modicum.designs import Uniform
+from modicum.estimators import BlockPoisson
+from modicum.estimators.block_poisson import most_factors
+from modicum.tuning import NormalFactors
+from targets import TIMES
+
+# d, sigma_m, lambda, a, and what theory says: positive share and variance of log |Lhat|
+SETTINGS = [
+    (0.0, 10.0, 20, -20.0, 0.7013, 11.720),
+    (0.0, 5.0, 20, -20.0, 0.9994, 1.572),
+    (0.5, 3.0, 5, -4.5, 0.8100, 4.037),
+]
+
+
+def by_hand(values, present, products, batch, centre):
+    """Log |Lhat| - sum q and its sign, by going through the factors one by one."""
+    a, log, sign = centre - products, centre, 1
+    for part, there in zip(values.reshape(-1, batch), present, strict=True):
+        if there:
+            factor = (part.mean() - a) / products
+            log, sign = log + np.log(abs(factor)), sign * (1 if factor >= 0 else -1)
+    return log, sign
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def simulate(estimator, count, d, deviation, centre):
+    """Independent estimates with normal residuals: log |Lhat|, its sign, factors in use."""
+
+    def one(key):
+        present_key, values_key = jax.random.split(key)
+        present = estimator.present(present_key, estimator.blocks)
+        noise = jax.random.normal(values_key, (estimator.rows,))
+        values = d + deviation * np.sqrt(estimator.batch) * noise
+        told = estimator.describe(values, present, {"centre": centre})
+        return estimator.combine(values, present, {"centre": centre}).log, told["sign"], told
+
+    return jax.lax.map(one, jax.random.split(jax.random.key(1), count), batch_size=2000)
+
+
+@pytest.mark.parametrize(("d", "deviation", "products", "lower", "positive", "variance"), SETTINGS)
+def test_expectation_sign_and_variance_are_what_theory_says(
+    d, deviation, products, lower, positive, variance, x64
+):
+    theory = NormalFactors(d, deviation, products, lower)
+    assert theory.positive == pytest.approx(positive, abs=5e-5)
+    assert theory.log_variance == pytest.approx(variance, abs=5e-4)
+    estimator = BlockPoisson(products, batch=2, blocks=products // 5 if products > 5 else 1)
+    log, sign, told = (
+        jax.tree.map(np.asarray, part)
+        for part in simulate(estimator, 100_000, d, deviation, lower + products)
+    )
+    root = np.sqrt(len(log))
+    assert abs((sign > 0).mean() - theory.positive) < 3 * np.sqrt(positive * (1 - positive)) / root
+    assert abs(log.mean() - theory.log_mean) < 3 * log.std() / root
+    squares = (log - theory.log_mean) ** 2
+    assert abs(squares.mean() - theory.log_variance) < 3 * squares.std() / root
+    assert abs(told["variance_estimate"].mean() - theory.log_variance) < (
+        3 * told["variance_estimate"].std() / root
+    )
+    ratio = sign * np.exp(log - d)  # Lhat / L
+    assert abs(ratio.mean() - 1) < 3 * ratio.std() / root
+    weight = np.abs(ratio)
+    error = np.std(ratio - theory.chain_sign * weight) / weight.mean() / root
+    assert abs(ratio.mean() / weight.mean() - theory.chain_sign) < TIMES * error
+    # what the check is worth: without signs the expectation is off where factors are negative
+    if positive < 0.99:
+        assert abs(weight.mean() - 1) > 3 * weight.std() / root
+
+
+def test_combine_is_the_formula_packed_or_not(x64):
+    estimator, centre = BlockPoisson(12, batch=3, blocks=4), -1.3
+    present = estimator.present(jax.random.key(3), 4)
+    values = 20 * np.random.default_rng(2).normal(size=estimator.rows)
+    tables = {"centre": jnp.asarray(centre)}
+    right, sign = by_hand(values, np.asarray(present), 12, 3, centre)
+    packed, filled = estimator.pack(jnp.asarray(values), present)
+    for D, there in ((jnp.asarray(values), present), (packed, filled)):
+        assert float(estimator.combine(D, there, tables).log) == pytest.approx(right, rel=1e-13)
+        assert float(estimator.describe(D, there, tables)["sign"]) == sign
+        assert int(estimator.describe(D, there, tables)["factors"]) == int(present.sum())
+    assert packed.shape == (most_factors(12) * 3,)
+    back = np.asarray(estimator.unpack(packed, present)).reshape(-1, 3)
+    there = np.asarray(present)
+    np.testing.assert_array_equal(back[there], values.reshape(-1, 3)[there])
+    assert np.all(back[~there] == 0)
+
+
+def test_absent_rows_do_not_matter(x64):
+    estimator = BlockPoisson(12, batch=3, blocks=4)
+    present = estimator.present(jax.random.key(3), 4)
+    values = jnp.asarray(np.random.default_rng(2).normal(size=estimator.rows))
+    spoiled = jnp.where(jnp.repeat(present, 3), values, jnp.nan)
+    one, other = (estimator.combine(D, present, {"centre": 0.0}) for D in (values, spoiled))
+    assert float(one.log) == float(other.log)
+    slope = jax.grad(lambda D: estimator.combine(D, present, {"centre": 0.0}).log)(spoiled)
+    assert np.isfinite(np.asarray(slope)).all()
+
+
+def test_the_gradient_is_its_slope_on_both_sides_of_zero(x64):
+    estimator = BlockPoisson(6, batch=4, blocks=2)
+    rng = np.random.default_rng(5)
+    x, t = rng.normal(size=(estimator.rows, 3)), rng.normal(size=3)
+    present = estimator.present(jax.random.key(1), 2)
+    values = lambda t: 25 * jnp.sin(jnp.asarray(x) @ t)  # noqa: E731
+    log = lambda t: estimator.combine(values(t), present, {"centre": 0.4}).log  # noqa: E731
+    d = np.asarray(values(t)).reshape(-1, 4)
+    c = (25 * np.cos(x @ t))[:, None] * x
+    dhat, slopes = d.mean(1), c.reshape(-1, 4, 3).mean(1)
+    there = np.asarray(present)
+    right = (slopes / (dhat - (0.4 - 6))[:, None])[there].sum(0)
+    assert (dhat[there] < 0.4 - 6).any()  # some factors are negative
+    np.testing.assert_allclose(jax.grad(log)(jnp.asarray(t)), right, rtol=1e-11)
+    h = 1e-6
+    differences = [(log(t + h * e) - log(t - h * e)) / (2 * h) for e in np.eye(3)]
+    np.testing.assert_allclose(differences, right, rtol=1e-6)
+
+
+@pytest.mark.parametrize("blocks", [1, 4, 20])
+def test_refreshing_one_block_leaves_a_correlation_of_one_less_its_share(blocks, x64):
+    estimator = BlockPoisson(20, batch=1, blocks=blocks)
+
+    def pair(key):
+        first, second, which, a, b = jax.random.split(key, 5)
+        present = estimator.present(first, blocks).reshape(blocks, -1)
+        fresh = estimator.present(second, 1)
+        at = jax.random.randint(which, (), 0, blocks)
+        before = 10 * jax.random.normal(a, present.shape)
+        after = before.at[at].set(10 * jax.random.normal(b, fresh.shape))
+        swapped = present.at[at].set(fresh)
+
+        def log(D, there):
+            return estimator.combine(D.reshape(-1), there.reshape(-1), {"centre": 0.0}).log
+
+        return log(before, present), log(after, swapped)
+
+    before, after = jax.jit(jax.vmap(pair))(jax.random.split(jax.random.key(1), 20_000))
+    assert abs(np.corrcoef(before, after)[0, 1] - (1 - 1 / blocks)) < 0.02
+
+
+def test_counts_are_poisson(x64):
+    estimator = BlockPoisson(12, batch=1, blocks=4)
+    present = np.asarray(
+        jax.vmap(lambda key: estimator.present(key, 4))(jax.random.split(jax.random.key(1), 20_000))
+    )
+    counts = present.reshape(-1, estimator.parts).sum(1)
+    assert np.all(np.diff(present.reshape(-1, estimator.parts).astype(int), axis=1) <= 0)
+    for k in range(8):
+        right = poisson.pmf(k, 3)
+        error = np.sqrt(right * (1 - right) / len(counts))
+        assert abs((counts == k).mean() - right) < TIMES * error
+
+
+def test_there_is_room_but_not_to_waste():
+    for mean in (1, 2, 5, 20, 100, 1000):
+        room = most_factors(mean)
+        assert poisson.sf(room, mean) <= 1e-6 < poisson.sf(room - 1, mean)
+    assert BlockPoisson(20, 30, 4).packed == most_factors(20)
+    assert BlockPoisson(3, 30, 3).packed == most_factors(3)
+
+
+def test_a_subsample_with_more_factors_than_fit_is_refused(x64):
+    estimator = BlockPoisson(4, batch=1, blocks=2)
+    full = jnp.ones(2 * estimator.parts, bool)
+    assert 2 * estimator.parts > estimator.packed
+    log = estimator.combine(jnp.zeros(estimator.rows), full, {"centre": 0.0}).log
+    assert float(log) == -np.inf
+
+
+def test_a_design_draws_its_rows_like_any_other(x64):
+    estimator = BlockPoisson(20, batch=5, blocks=4)
+    drawn = Uniform().draw(jax.random.key(1), estimator.rows, {"rows": 100})
+    assert drawn.rows.shape == (4 * most_factors(5) * 5,)

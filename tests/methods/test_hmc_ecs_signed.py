@@ -1,0 +1,178 @@
+"""Signed HMC-ECS as a method: exact expectations, and a word where signs get in the way."""
+
+import warnings
+from functools import cache
+
+import numpy as np
+import pytest
+
+import modicum as mo
+from methods import toy
+from modicum.errors import CrudeControlVariateError
+from modicum.methods import ecs_method
+from modicum.posterior.weighted import weighted_mcse, weighted_mean
+from targets import (
+    TIMES,
+    class_rows,
+    disagreements,
+    flat_draws,
+    gaussian_rows,
+    logistic_rows,
+    poisson_rows,
+    quick,
+    same_draws,
+)
+
+M = mo.models
+# About a poor anchor with uniform rows, some estimates are negative: the setting of SPEC's check.
+POOR = {"design": "uniform", "batch": 10, "products": 20, "centre": -7.8, "refreshes": 4}
+
+
+@cache
+def about_a_poor_anchor(draws=6000):
+    method = mo.SignedHMCECS(anchor=toy.poor_anchor(), blocks=20, step_size=0.3, **POOR)
+    return toy.sample(method, draws=draws, chains=4, random_seed=1)
+
+
+def off(post, weights):
+    """How far means and squares are off, in posterior sd, and the errors of that."""
+    z = (flat_draws(post) - toy.MEAN) / toy.SD
+    found = []
+    for values, right, slack in ((z, 0.0, 1.0), (z**2, 1.0, 2.0)):
+        error = np.hypot(weighted_mcse(values, weights), slack * toy.TRUTH_ERROR)
+        found.append((weighted_mean(values, weights) - right, error))
+    return found
+
+
+def test_signed_averages_are_right_where_the_same_draws_without_signs_are_not():
+    post = about_a_poor_anchor()
+    assert 0.02 < (post.weights < 0).mean() < 0.15
+    for away, error in off(post, post.weights):
+        assert np.all(np.abs(away) < TIMES * error)
+    (away, error), _ = off(post, np.ones_like(post.weights))
+    assert np.any(np.abs(away) > 1.5 * TIMES * error)
+    assert 0.05 < np.abs(away).max() < 0.25
+    np.testing.assert_allclose(
+        (post.mean("beta") - toy.MEAN) / toy.SD, off(post, post.weights)[0][0]
+    )
+
+
+def test_the_results_carry_the_signs():
+    post = about_a_poor_anchor()
+    assert post.weighted
+    assert set(np.unique(post.weights)) == {-1.0, 1.0}
+    np.testing.assert_array_equal(post.weights, post.stats["sign"])
+    assert post.summary().attrs["mean_weight"] == pytest.approx(post.weights.mean())
+    with pytest.warns(mo.ModicumWarning, match="ignore"):
+        tree = post.to_datatree()
+    assert "sign" in tree["sample_stats"]
+    with pytest.raises(mo.SettingError, match="unweighted"):
+        post.correct(toy.rows())
+    told = " ".join(post.warnings)
+    assert "too few" in told
+    assert "negative sign" in told
+    assert "from the anchor" in told
+
+
+def test_by_default_the_toy_is_right_and_quiet():
+    post = quick(toy.MODEL, toy.rows(), method="hmc-ecs-signed", draws=3000, tune=300)
+    assert post.warnings == []
+    for away, error in off(post, post.weights):
+        assert np.all(np.abs(away) < TIMES * error)
+    assert post.tuning["products"]["value"] == 20
+    assert abs(post.stats["factors"].mean() - 20) < 1
+
+
+def test_rows_that_take_part_are_counted():
+    post = quick(toy.MODEL, toy.rows(), method=mo.SignedHMCECS(batch=7, blocks=4, refreshes=1))
+    stats, batch = post.stats, 7
+    evaluated = stats["rows_touched"] - stats["factors"] * batch * (stats["n_steps"] + 2)
+    assert np.all(evaluated % batch == 0)
+    assert np.all((evaluated >= 0) & (evaluated <= 18 * batch))
+    # a refresh proposes a quarter of the products, whether it is accepted or not
+    assert evaluated.mean() == pytest.approx(5 * batch, rel=0.15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "make"),
+    [
+        (M.Logistic(), logistic_rows),
+        (M.Poisson(), poisson_rows),
+        (M.Gaussian(), gaussian_rows),
+        (M.StudentT(scale=0.6), gaussian_rows),
+        (M.Softmax(classes=3), class_rows),
+    ],
+)
+@pytest.mark.parametrize("design", ["weighted", "uniform"])
+def test_five_families_against_all_rows(model, make, design):
+    rows = make(3_000)
+    run = {"draws": 2_000, "tune": 400, "chains": 2, "random_seed": 11, "progressbar": False}
+    theirs = mo.sample(model, rows, method="nuts", **run)
+    post = mo.sample(model, rows, method=mo.SignedHMCECS(design=design), **run)
+    assert post.warnings == []
+    assert (post.weights > 0).all()
+    assert disagreements(flat_draws(post), flat_draws(theirs)) == []
+
+
+@pytest.mark.slow
+def test_nuts_inside_and_first_order_control_variates():
+    method = mo.SignedHMCECS(inner="nuts", order=1)
+    post = toy.sample(method, draws=3000, chains=4, random_seed=1)
+    for away, error in off(post, post.weights):
+        assert np.all(np.abs(away) < TIMES * error)
+
+
+def test_too_few_products_are_warned_of_before_and_after():
+    # a mini-batch varies by half of lambda here: chains are caught, as SPEC saw
+    method = mo.SignedHMCECS(anchor=toy.poor_anchor(), **(POOR | {"products": 8, "blocks": 4}))
+    post = toy.sample(method, draws=500, chains=2, random_seed=1)
+    told = " ".join(post.warnings)
+    assert "8 products are too few" in told
+    assert "negative sign" in told or "signs" in told
+
+
+def test_crude_control_variates_are_refused_with_a_remedy():
+    # order 0: thousands of products would be needed
+    with pytest.raises(CrudeControlVariateError, match="too crude"):
+        toy.sample(mo.SignedHMCECS(order=0, design="uniform"), draws=10, random_seed=1)
+    with pytest.raises(CrudeControlVariateError, match="too few for subsampling"):
+        quick(M.Logistic(), logistic_rows(400), method="hmc-ecs-signed")
+
+
+def test_draws_do_not_depend_on_where_rows_live(tmp_path, monkeypatch):
+    rows = logistic_rows(3_000, dtype="float32")
+    settings = {"method": mo.SignedHMCECS(batch=10), "draws": 60, "tune": 40}
+    first = quick(M.Logistic(), rows, **settings)
+    store = mo.rows.ingest(rows, tmp_path / "store", shard_rows=500, progressbar=False)
+    monkeypatch.setattr(ecs_method, "where_rows_live", lambda task: task.rows)
+    ahead = quick(M.Logistic(), store, **settings)
+    assert same_draws(first, ahead)
+    for name, values in first.stats.items():
+        np.testing.assert_array_equal(ahead.stats[name], values)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"products": 0}, "products"),
+        ({"products": True}, "products"),
+        ({"batch": 2.5}, "batch"),
+        ({"batch": None}, "batch"),
+        ({"centre": "low"}, "centre"),
+        ({"products": 20, "blocks": 3}, "take 21 products"),
+        ({"design": "even"}, "design"),
+    ],
+)
+def test_settings_that_make_no_sense(setting, told):
+    with pytest.raises(mo.SettingError, match=told):
+        mo.SignedHMCECS(**setting)
+
+
+def test_no_second_copy_of_hmc_ecs():
+    rows = logistic_rows(3_000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        signed = quick(M.Logistic(), rows, method="hmc-ecs-signed", draws=20, tune=20)
+        perturbed = quick(M.Logistic(), rows, method="hmc-ecs", draws=20, tune=20)
+    assert set(signed.stats) - set(perturbed.stats) == {"sign", "smallest_factor", "factors"}
