@@ -83,6 +83,14 @@ def test_by_default_the_toy_is_right_and_quiet():
     assert abs(post.stats["factors"].mean() - 20) < 1
 
 
+def test_small_mini_batches_on_request():
+    post = quick(toy.MODEL, toy.rows(), method=mo.SignedHMCECS(batch=None), draws=3000, tune=300)
+    assert post.tuning["batch"]["value"] == 2
+    assert post.warnings == []
+    for away, error in off(post, post.weights):
+        assert np.all(np.abs(away) < TIMES * error)
+
+
 def test_rows_that_take_part_are_counted():
     post = quick(toy.MODEL, toy.rows(), method=mo.SignedHMCECS(batch=7, blocks=4, refreshes=1))
     stats, batch = post.stats, 7
@@ -158,7 +166,6 @@ def test_draws_do_not_depend_on_where_rows_live(tmp_path, monkeypatch):
         ({"products": 0}, "products"),
         ({"products": True}, "products"),
         ({"batch": 2.5}, "batch"),
-        ({"batch": None}, "batch"),
         ({"centre": "low"}, "centre"),
         ({"products": 20, "blocks": 3}, "take 21 products"),
         ({"design": "even"}, "design"),

@@ -101,3 +101,12 @@ def test_what_is_set_by_hand_stays():
     assert (choice.products, choice.blocks, choice.refreshes) == (12, 3, 2)
     assert {choice.why[k] for k in ("products", "blocks", "refreshes")} == {"set by hand"}
     assert choose_products(pilot(5.0), 30, 3, products=7).blocks in (1, 7)
+
+
+def test_the_mini_batch_with_the_fewest_rows_in_all():
+    quiet = choose_products(pilot(0.1), None, 3)
+    assert (quiet.products, quiet.batch) == (20, 2)
+    loud = choose_products(pilot(2.4), None, 3)  # 30 rows have this deviation: then 20 suffice
+    rows = loud.products * loud.batch
+    assert rows <= choose_products(pilot(2.4), 30, 3).products * 30
+    assert choose_products(pilot(2.4), None, 3, products=20).batch == 30

@@ -33,7 +33,7 @@ class Adaptation(NamedTuple):
     step_size: jax.Array
     inverse_mass: jax.Array
     averaging: Any
-    mass: Any
+    mass: Any  # None where the mass is not adapted
 
 
 def schedule(tune: int, draws: int, adapt_mass: bool, adapt_step: bool = True) -> Signal:
@@ -51,13 +51,18 @@ def schedule(tune: int, draws: int, adapt_mass: bool, adapt_step: bool = True) -
     return Signal(*(np.concatenate([part, np.zeros(draws, bool)]) for part in warm))
 
 
-def start_adaptation(size: int, step_size: float | None = None) -> Adaptation:
-    """Before anything is known: unit mass, and a step size that is given or guessed."""
+def start_adaptation(
+    size: int, step_size: float | None = None, adapt_mass: bool = True
+) -> Adaptation:
+    """Before anything is known: unit mass, and a step size that is given or guessed.
+
+    Without `adapt_mass` the mass stays as it is, and nothing is compiled to change it.
+    """
     # The optimal step of a standard normal shrinks like this.
     step_size = size**-0.25 if step_size is None else step_size
     averaging = dual_averaging_adaptation(0.8)[0](jnp.asarray(step_size))
-    mass = mass_matrix_adaptation(True)[0](size)
-    return Adaptation(jnp.asarray(step_size), mass.inverse_mass_matrix, averaging, mass)
+    mass = mass_matrix_adaptation(True)[0](size) if adapt_mass else None
+    return Adaptation(jnp.asarray(step_size), jnp.ones(size), averaging, mass)
 
 
 def adapt(
@@ -83,13 +88,16 @@ def _learn(
     target_accept: float,
 ) -> Adaptation:
     restart, follow, average = dual_averaging_adaptation(target_accept)
-    _, collect, renew = mass_matrix_adaptation(True)
-    averaging = follow(state.averaging, acceptance_rate)
-    mass = jax.lax.cond(signal.slow, lambda: collect(state.mass, position), lambda: state.mass)
-    averaging, mass = jax.lax.cond(
-        signal.window_end,
-        lambda: (restart(average(averaging)), renew(mass)),
-        lambda: (averaging, mass),
-    )
+    averaging, mass = follow(state.averaging, acceptance_rate), state.mass
+    inverse_mass = state.inverse_mass
+    if mass is not None:
+        _, collect, renew = mass_matrix_adaptation(True)
+        mass = jax.lax.cond(signal.slow, lambda: collect(mass, position), lambda: mass)
+        averaging, mass = jax.lax.cond(
+            signal.window_end,
+            lambda: (restart(average(averaging)), renew(mass)),
+            lambda: (averaging, mass),
+        )
+        inverse_mass = mass.inverse_mass_matrix
     settled = jnp.where(signal.last, average(averaging), jnp.exp(averaging.log_step_size))
-    return Adaptation(settled, mass.inverse_mass_matrix, averaging, mass)
+    return Adaptation(settled, inverse_mass, averaging, mass)

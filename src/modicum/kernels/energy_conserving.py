@@ -113,7 +113,7 @@ class EnergyConservingKernel:
         z = self.spread * jax.random.normal(z_key, (size,))
         present = self.estimator.present(present_key, self.blocks)
         values = self.control_variate.values(batch, z, proxy)
-        adaptation = start_adaptation(size, self.first_step)
+        adaptation = start_adaptation(size, self.first_step, adapt_mass=False)
         return EnergyConservingState(z, batch, present, values, adaptation)
 
     def step(
@@ -160,9 +160,11 @@ class EnergyConservingKernel:
         Return the rows, which parts of them take part, and what it took.
         """
         fresh_values = self.control_variate.values(fresh, state.z, context["proxy"])
-        which_key, accept_key, present_key = jax.random.split(key, 3)
-        which = jax.random.randint(which_key, (self.refreshes,), 0, self.blocks)
-        log_uniform = jnp.log(jax.random.uniform(accept_key, (self.refreshes,)))
+        chance_key, present_key = jax.random.split(key)
+        place, chance = jax.random.uniform(chance_key, (2, self.refreshes))
+        # Every call for random numbers costs compilation: one serves both purposes.
+        which = jnp.minimum((place * self.blocks).astype(int), self.blocks - 1)
+        log_uniform = jnp.log(chance)
         fresh_present = self.estimator.present(present_key, self.refreshes)
 
         def log_of(values: jax.Array, present: jax.Array) -> jax.Array:

@@ -69,7 +69,7 @@ def check_signed(method: Any) -> None:
 def _check_counts(method: Any, least: dict[str, int]) -> None:
     for name, smallest in least.items():
         value = getattr(method, name)
-        if value is None and name != "batch":
+        if value is None:
             continue
         whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
         if not whole or value < smallest:

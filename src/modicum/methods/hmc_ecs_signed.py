@@ -31,7 +31,7 @@ class SignedHMCECS(EnergyConserving):
     products
         Lambda: the expected number of factors of the likelihood estimate.
     batch
-        Rows a factor, m_b.
+        Rows a factor, m_b; 30 as in the paper. None: as many as need the fewest rows in all.
     centre
         The difference l - sum q to be expected over the posterior; the soft lower bound of the
         paper's eq. 5.1 is a = centre - lambda.
@@ -50,7 +50,7 @@ class SignedHMCECS(EnergyConserving):
     """
 
     products: int | None = None
-    batch: int = 30
+    batch: int | None = 30
     centre: float | None = None
     name: ClassVar[str] = "hmc-ecs-signed"
 
@@ -71,11 +71,11 @@ class SignedHMCECS(EnergyConserving):
             self.centre,
         )
         notes = look_ahead(self, study.pilot, choice, len(task.rows))
-        estimator = BlockPoisson(choice.products, self.batch, choice.blocks)
+        estimator = BlockPoisson(choice.products, choice.batch, choice.blocks)
         parts = Composition(
             estimator, estimator.rows, choice.blocks, choice.refreshes, {"centre": choice.centre}
         )
-        return Composed(study, parts, _explain(choice, self.batch), notes)
+        return Composed(study, parts, _explain(choice), notes)
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
         """Weight the draws by their signs, close the accounts, and look back at the run."""
@@ -84,9 +84,10 @@ class SignedHMCECS(EnergyConserving):
         return Outcome(weights=history.stats["sign"], warnings=found)
 
 
-def _explain(choice: Products, batch: int) -> dict[str, Any]:
+def _explain(choice: Products) -> dict[str, Any]:
     values = {
         "products": choice.products,
+        "batch": choice.batch,
         "blocks": choice.blocks,
         "refreshes": choice.refreshes,
         "centre": choice.centre,
@@ -94,5 +95,5 @@ def _explain(choice: Products, batch: int) -> dict[str, Any]:
     told: dict[str, Any] = {
         name: {"value": value, "why": choice.why[name]} for name, value in values.items()
     }
-    rows = f"{choice.products * batch:,} on average, {batch} for each of the products"
+    rows = f"{choice.products * choice.batch:,} on average, {choice.batch} for each of the products"
     return {"rows an evaluation": rows} | told | {n: choice.why[n] for n in ("variance", "sign")}

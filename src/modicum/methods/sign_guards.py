@@ -25,10 +25,10 @@ def look_ahead(method: Any, pilot: Pilot, choice: Products, rows: int) -> list[s
     CrudeControlVariateError
         If the control variates are so crude that no affordable number of products would do.
     """
-    expected = choice.products * method.batch
+    expected = choice.products * choice.batch
     if method.products is None and 2 * expected > rows:
-        raise CrudeControlVariateError(crude(method, expected, rows, FEWEST * method.batch))
-    deviation = float(np.quantile(np.sqrt(pilot.variance / method.batch), 0.9))
+        raise CrudeControlVariateError(crude(method, expected, rows, FEWEST * choice.batch))
+    deviation = float(np.quantile(np.sqrt(pilot.variance / choice.batch), 0.9))
     if choice.products < DEVIATIONS * deviation or choice.chain_sign < LEAST_SIGN:
         return [
             f"{choice.products} products are too few: factors vary by "

@@ -21,6 +21,8 @@ NOISE = 0.25  # gradient noise, in posterior variances
 MOST = 10**6
 SHARES = (1, 2, 4, 5, 8, 10, 16, 20)  # numbers of blocks that are considered
 BATCHES = 4_000  # pilot mini-batches a draw
+PAPER_BATCH = 30
+SIZES = (2, 3, 5, 8, 12, 20, 30, 50)  # rows a mini-batch that are considered
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,8 @@ class Products:
 
     Attributes
     ----------
-    products, blocks, refreshes
-        Lambda, G and K.
+    products, batch, blocks, refreshes
+        Lambda, m_b, G and K.
     centre
         The expected difference l - sum q; a = centre - lambda.
     positive
@@ -42,6 +44,7 @@ class Products:
     """
 
     products: int
+    batch: int
     blocks: int
     refreshes: int
     centre: float
@@ -69,7 +72,7 @@ def pilot_sign(
 
 def choose_products(
     pilot: Pilot,
-    batch: int,
+    batch: int | None,
     steps: int,
     products: int | None = None,
     blocks: int | None = None,
@@ -83,7 +86,7 @@ def choose_products(
     pilot
         Moments and values of the residuals.
     batch
-        Rows a factor, m_b.
+        Rows a factor, m_b; None: as many as need the fewest rows in all.
     steps
         Leapfrog steps expected an iteration, L.
     products, blocks, refreshes
@@ -91,10 +94,18 @@ def choose_products(
     centre
         The expected difference l - sum q, where it is set by hand.
     """
-    deviation = np.sqrt(pilot.variance / batch)
-    by_pilot = centre is None
+    by_hand = "set by hand"
+    why = {
+        "batch": "with this many a factor, the fewest rows do" if batch is None else _whose(batch),
+        "centre": by_hand
+        if centre is not None
+        else "the mean of l - sum q over the pilot draws; a = centre - lambda",
+    }
     centre = float(pilot.mean.mean()) if centre is None else centre
-    needs = _needs(pilot, deviation, batch, centre)
+    if batch is None:
+        batch = _batch(pilot, centre, products)
+    deviation = np.sqrt(pilot.variance / batch)
+    needs = _needs(pilot, batch, centre)
     binding = max(needs, key=lambda name: needs[name])
     wanted = needs[binding] if products is None else products
     noise = float(np.median(pilot.slope)) / (wanted * batch)
@@ -104,8 +115,7 @@ def choose_products(
     G, K = _blocks(wanted, sweep, spread, products is not None, blocks, refreshes)
     number = wanted if products is not None else G * ceil(wanted / G)
     positive, sign = pilot_sign(pilot, batch, number, centre)
-    by_hand = "set by hand"
-    why = {
+    why |= {
         "products": by_hand if products is not None else f"the smallest lambda {_REASON[binding]}",
         "blocks": by_hand
         if blocks is not None
@@ -113,16 +123,13 @@ def choose_products(
         "refreshes": by_hand
         if refreshes is not None
         else f"balances refreshing rows against gradient noise of {noise:.2g} posterior variances",
-        "centre": "the mean of l - sum q over the pilot draws; a = centre - lambda"
-        if by_pilot
-        else by_hand,
         "variance": f"of log |Lhat| about {spread:.2g}; one mini-batch's dhat has a standard "
         f"deviation of {np.median(deviation):.2g} (median) and "
         f"{np.quantile(deviation, 0.9):.2g} (9 of 10 pilot draws)",
         "sign": f"expected mean {sign:.4f} along the chain, {positive:.4f} of the estimates "
         "positive when rows are drawn afresh, by the pilot study",
     }
-    return Products(int(number), int(G), int(K), centre, positive, sign, why)
+    return Products(int(number), batch, int(G), int(K), centre, positive, sign, why)
 
 
 _REASON = {
@@ -135,9 +142,21 @@ _REASON = {
 }
 
 
-def _needs(pilot: Pilot, deviation: np.ndarray, batch: int, centre: float) -> dict[str, int]:
+def _whose(batch: int) -> str:
+    return "as in the paper" if batch == PAPER_BATCH else "set by hand"
+
+
+def _batch(pilot: Pilot, centre: float, products: int | None) -> int:
+    """The m_b with the fewest rows in all, or the smallest that a lambda set by hand allows."""
+    needed = {size: max(_needs(pilot, size, centre).values()) for size in SIZES}
+    if products is None:
+        return min(SIZES, key=lambda size: size * needed[size])
+    return next((size for size in SIZES if needed[size] <= products), SIZES[-1])
+
+
+def _needs(pilot: Pilot, batch: int, centre: float) -> dict[str, int]:
     """The smallest lambda that each criterion allows."""
-    typical = float(np.quantile(deviation, 0.9))
+    typical = float(np.quantile(np.sqrt(pilot.variance / batch), 0.9))
     needs = {
         "floor": FEWEST,
         "deviation": ceil(DEVIATIONS * typical),
