@@ -199,7 +199,9 @@ def _posterior(
     outcome = method.finish(task, plan, history)
     draws = _named_draws(task.target, plan.anchor.point, plan.anchor.factor, history.position)
     labels = task.target.model.labels(task.rows)
-    found = convergence_warnings(draws, history.stats, outcome.weights, labels)
+    found = convergence_warnings(
+        draws, history.stats, outcome.weights, labels, outcome.target_accept
+    )
     told += [warn(text, stacklevel=5) for text in [*history.notes, *outcome.warnings, *found]]
     settings = {
         "method": method.name,

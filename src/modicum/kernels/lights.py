@@ -1,0 +1,77 @@
+"""How the lights of a FlyMC chain change at fixed parameters: implicit and explicit updates.
+
+Row k is bright with odds r_k = (L_k - B_k) / B_k, independently of the others. Both updates leave
+that law invariant, and both see the lights as they were before the update (Maclaurin and Adams
+2014, section 3.2).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from modicum.kernels.bright import places
+
+__all__ = ["Change", "Seen", "explicit", "implicit"]
+
+
+class Seen(NamedTuple):
+    """What an update looks at: bright rows and rows tried, by number, with log r of each."""
+
+    bright: jax.Array  # ascending, n where there is no row
+    log_r_bright: jax.Array
+    tried: jax.Array  # ascending, n where there is no row
+    log_r_tried: jax.Array
+    complete: jax.Array  # whether all rows that were drawn to be tried are here
+    rate: jax.Array  # the probability q with which a row was drawn
+    n: jax.Array
+
+
+class Change(NamedTuple):
+    """What becomes of the lights."""
+
+    stay: jax.Array  # of the bright rows
+    join: jax.Array  # of the rows tried
+    possible: jax.Array  # False: nothing is to change
+    touched: jax.Array  # rows whose likelihood had to be known
+
+
+def implicit(key: jax.Array, seen: Seen) -> Change:
+    """Every bright row goes dark with probability min(1, q/r), dark rows tried light up with r/q.
+
+    Only so many rows can be tried. To forget the rest would spoil the balance: too many rows could
+    go dark at once to come back at once. So an update is made only if all rows that were drawn are
+    here, *and* the way back would fit too: it tries the rows gone dark for certain, those gone
+    bright with probability q, and the others tried here. Both ways are then equally likely.
+    """
+    dark_key, bright_key, back_key = jax.random.split(key, 3)
+    n, log_q = seen.n, jnp.log(seen.rate)
+    lit, real = seen.bright < n, seen.tried < n
+    held = places(seen.tried, seen.bright, n)[1]
+    goes_dark = lit & (_log_uniform(dark_key, lit) < log_q - seen.log_r_bright)
+    goes_bright = real & ~held & (_log_uniform(bright_key, real) < seen.log_r_tried - log_q)
+    tried = places(seen.bright, seen.tried, n)[1]
+    not_again = jax.random.uniform(back_key, real.shape) >= seen.rate
+    way_back = jnp.sum(real) - jnp.sum(goes_bright & not_again) + jnp.sum(goes_dark & ~tried)
+    possible = seen.complete & (way_back <= real.shape[0])
+    return Change(lit & ~goes_dark, goes_bright, possible, jnp.sum(lit) + jnp.sum(real & ~held))
+
+
+def explicit(key: jax.Array, seen: Seen) -> Change:
+    """The lights of the rows tried are drawn anew, on with probability r / (1 + r).
+
+    That is right for any rows chosen without regard to the lights, so it does not matter whether
+    all that were drawn are here.
+    """
+    lit, real = seen.bright < seen.n, seen.tried < seen.n
+    on = real & (_log_uniform(key, real) < jax.nn.log_sigmoid(seen.log_r_tried))
+    held = places(seen.tried, seen.bright, seen.n)[1]
+    place, tried = places(seen.bright, seen.tried, seen.n)
+    stay = lit & (~tried | on[jnp.minimum(place, len(on) - 1)])
+    return Change(stay, on & ~held, jnp.asarray(True), jnp.sum(real))
+
+
+def _log_uniform(key: jax.Array, like: Any) -> jax.Array:
+    return jnp.log(jax.random.uniform(key, like.shape))
