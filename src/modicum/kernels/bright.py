@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Bright", "Proposed", "merge", "places", "skip_through"]
+__all__ = ["Bright", "Overlap", "Proposed", "first_lit", "merge", "overlap", "skip_through"]
 
 
 class Proposed(NamedTuple):
@@ -41,34 +41,53 @@ def skip_through(key: jax.Array, rate: jax.Array, n: jax.Array, most: int) -> Pr
     return Proposed(jnp.minimum(number[:-1], n - 1), number[:-1], number[-1] >= n)
 
 
-def places(sought: jax.Array, among: jax.Array, n: Any) -> tuple[jax.Array, jax.Array]:
-    """Where `sought` numbers belong in the ascending list `among`, and which of them are in it."""
+class Overlap(NamedTuple):
+    """Where rows of two ascending lists, bright and tried, stand in each other."""
+
+    place_in_tried: jax.Array  # of each bright row: how many rows tried come before it
+    is_tried: jax.Array  # which bright rows are tried too
+    place_in_bright: jax.Array
+    is_bright: jax.Array
+
+
+def overlap(bright: jax.Array, tried: jax.Array, n: Any) -> Overlap:
+    """Compare two ascending lists of row numbers by binary search."""
+    return Overlap(*_places(bright, tried, n), *_places(tried, bright, n))
+
+
+def _places(sought: jax.Array, among: jax.Array, n: Any) -> tuple[jax.Array, jax.Array]:
     place = jnp.searchsorted(among, sought)
-    found = (among[jnp.minimum(place, len(among) - 1)] == sought) & (sought < n)
-    return place, found
+    return place, (among[jnp.minimum(place, len(among) - 1)] == sought) & (sought < n)
+
+
+def first_lit(rows: Bright, on: jax.Array, room: int, n: Any) -> Bright:
+    """Those of `rows` that are `on`, the first `room` of them."""
+    source = jnp.nonzero(on, size=room, fill_value=0)[0]
+    number = jnp.where(jnp.arange(room) < jnp.sum(on), rows.number[source], n)
+    return Bright(number, jax.tree.map(lambda values: values[source], rows.rows))
 
 
 def merge(
-    bright: Bright, stay: jax.Array, fresh: Bright, join: jax.Array, n: Any
+    bright: Bright, stay: jax.Array, tried: Bright, join: jax.Array, both: Overlap, n: Any
 ) -> tuple[Bright, jax.Array]:
-    """Rows of `bright` that stay and of `fresh` that join, in ascending order, and their count.
+    """Rows of `bright` that stay and of `tried` that join, in ascending order, and their count.
 
     No row may both stay and join. Where there are more than places, the last are left out.
     """
-    room, size = bright.number.shape[0], fresh.number.shape[0]
+    room, size = bright.number.shape[0], tried.number.shape[0]
     staying, joining = _running(stay), _running(join)
     # the place of a row: rows before it of its own list, and of the other
-    of_bright = staying[:-1] + joining[places(bright.number, fresh.number, n)[0]]
-    of_fresh = joining[:-1] + staying[places(fresh.number, bright.number, n)[0]]
-    place = jnp.concatenate([jnp.where(stay, of_bright, room), jnp.where(join, of_fresh, room)])
+    of_bright = staying[:-1] + joining[both.place_in_tried]
+    of_tried = joining[:-1] + staying[both.place_in_bright]
+    place = jnp.concatenate([jnp.where(stay, of_bright, room), jnp.where(join, of_tried, room)])
     source = jnp.zeros(room, place.dtype).at[place].set(jnp.arange(room + size), mode="drop")
     count = staying[-1] + joining[-1]
 
     def pick(old: jax.Array, new: jax.Array) -> jax.Array:
         return jnp.concatenate([old, new])[source]
 
-    number = jnp.where(jnp.arange(room) < count, pick(bright.number, fresh.number), n)
-    return Bright(number, jax.tree.map(pick, bright.rows, fresh.rows)), count
+    number = jnp.where(jnp.arange(room) < count, pick(bright.number, tried.number), n)
+    return Bright(number, jax.tree.map(pick, bright.rows, tried.rows)), count
 
 
 def _running(mask: jax.Array) -> jax.Array:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from modicum.kernels.adaptation import Adaptation, Signal, adapt, start_adaptation
 from modicum.kernels.base import Context, Draw
-from modicum.kernels.bright import Bright, Proposed, merge, skip_through
+from modicum.kernels.bright import Bright, Proposed, first_lit, merge, overlap, skip_through
 from modicum.kernels.lights import Seen, explicit, implicit
 from modicum.kernels.moves import Move, at_point
 
@@ -107,12 +107,7 @@ class FlyKernel:
         # a candidate was kept with a chance of its own, which is taken off here
         chance = jax.nn.sigmoid(log_r) / batch["chance"]
         on = (jax.random.uniform(light_key, chance.shape) < chance) & (batch["number"] < n)
-        fresh = Bright(batch["number"], batch["rows"])
-        room = Bright(
-            jnp.full(self.capacity, n),
-            jax.tree.map(lambda a: _filled(a, self.capacity), fresh.rows),
-        )
-        bright, _ = merge(room, jnp.zeros(self.capacity, bool), fresh, on, n)
+        bright = first_lit(Bright(batch["number"], batch["rows"]), on, self.capacity, n)
         return FlyState(z, bright, start_adaptation(size, self.first_step))
 
     def log_density(self, bright: Bright, context: Context) -> Callable[[jax.Array], jax.Array]:
@@ -165,24 +160,21 @@ class FlyKernel:
         apart.
         """
         n, bright = context["n"], state.bright
+        tried = Bright(batch["number"], batch["rows"])
+        both = overlap(bright.number, tried.number, n)
         seen = Seen(
             bright.number,
             self.bounded.log_ratio(bright.rows, state.z, context["bound"]),
-            batch["number"],
-            self.bounded.log_ratio(batch["rows"], state.z, context["bound"]),
+            tried.number,
+            self.bounded.log_ratio(tried.rows, state.z, context["bound"]),
+            both,
             batch["complete"],
             context["rate"],
             n,
         )
         change = UPDATES[self.update](key, seen)
-        fresh = Bright(batch["number"], batch["rows"])
-        after, count = merge(bright, change.stay, fresh, change.join, n)
+        after, count = merge(bright, change.stay, tried, change.join, both, n)
         refused = count > self.capacity
         made = change.possible & ~refused
         kept = jax.tree.map(lambda a, b: jnp.where(made, a, b), after, bright)
         return Update(kept, change.touched, refused)
-
-
-def _filled(rows: jax.Array, count: int) -> jax.Array:
-    """`count` copies of the first row: arithmetic on an empty place must be harmless."""
-    return jnp.repeat(rows[:1], count, axis=0)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from modicum.kernels.bright import places
+from modicum.kernels.bright import Overlap
 
 __all__ = ["Change", "Seen", "explicit", "implicit"]
 
@@ -24,6 +24,7 @@ class Seen(NamedTuple):
     log_r_bright: jax.Array
     tried: jax.Array  # ascending, n where there is no row
     log_r_tried: jax.Array
+    both: Overlap
     complete: jax.Array  # whether all rows that were drawn to be tried are here
     rate: jax.Array  # the probability q with which a row was drawn
     n: jax.Array
@@ -49,12 +50,13 @@ def implicit(key: jax.Array, seen: Seen) -> Change:
     dark_key, bright_key, back_key = jax.random.split(key, 3)
     n, log_q = seen.n, jnp.log(seen.rate)
     lit, real = seen.bright < n, seen.tried < n
-    held = places(seen.tried, seen.bright, n)[1]
+    held = seen.both.is_bright
     goes_dark = lit & (_log_uniform(dark_key, lit) < log_q - seen.log_r_bright)
     goes_bright = real & ~held & (_log_uniform(bright_key, real) < seen.log_r_tried - log_q)
-    tried = places(seen.bright, seen.tried, n)[1]
     not_again = jax.random.uniform(back_key, real.shape) >= seen.rate
-    way_back = jnp.sum(real) - jnp.sum(goes_bright & not_again) + jnp.sum(goes_dark & ~tried)
+    way_back = (
+        jnp.sum(real) - jnp.sum(goes_bright & not_again) + jnp.sum(goes_dark & ~seen.both.is_tried)
+    )
     possible = seen.complete & (way_back <= real.shape[0])
     return Change(lit & ~goes_dark, goes_bright, possible, jnp.sum(lit) + jnp.sum(real & ~held))
 
@@ -67,10 +69,9 @@ def explicit(key: jax.Array, seen: Seen) -> Change:
     """
     lit, real = seen.bright < seen.n, seen.tried < seen.n
     on = real & (_log_uniform(key, real) < jax.nn.log_sigmoid(seen.log_r_tried))
-    held = places(seen.tried, seen.bright, seen.n)[1]
-    place, tried = places(seen.bright, seen.tried, seen.n)
-    stay = lit & (~tried | on[jnp.minimum(place, len(on) - 1)])
-    return Change(stay, on & ~held, jnp.asarray(True), jnp.sum(real))
+    still_on = on[jnp.minimum(seen.both.place_in_tried, len(on) - 1)]
+    stay = lit & (~seen.both.is_tried | still_on)
+    return Change(stay, on & ~seen.both.is_bright, jnp.asarray(True), jnp.sum(real))
 
 
 def _log_uniform(key: jax.Array, like: Any) -> jax.Array:

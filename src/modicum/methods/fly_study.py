@@ -43,7 +43,8 @@ class FlyStudy:
         self.bright = float(found["bright"])  # expected number of bright rows
         self.most = float(found["most"])
         start = {name: jnp.asarray(found[name]) for name in ("rows", "number", "chance")}
-        self.task.ledger.add("start", self.task.chains * len(found["rows"]), "density")
+        candidates = int(np.sum(found["number"] < self.n))
+        self.task.ledger.add("start", self.task.chains * candidates, "density")
         self.context = {
             "bound": bound_context(self.anchor, found),
             "n": jnp.asarray(self.n),
@@ -70,9 +71,9 @@ class FlyStudy:
     def _expected(self, start: dict[str, np.ndarray], context: Any, pilot: np.ndarray) -> float:
         """Expected number of bright rows, from the candidates, each kept with a known chance."""
         batch = self.task.rows.take(start["rows"])
-        self.task.ledger.add("bright", len(start["rows"]) * len(pilot), "density")
         bright = np.asarray(_mean_brightness(self.bounded, context, batch, pilot))
         there = start["number"] < len(self.task.rows)
+        self.task.ledger.add("bright", int(there.sum()) * len(pilot), "density")
         return float(np.sum(np.where(there, bright / start["chance"], 0.0)))
 
     @property
@@ -132,16 +133,24 @@ class FlyStudy:
 
 
 def _with_margin(expected: float) -> int:
-    return ceil(expected + MARGIN * sqrt(expected) + MARGIN)
+    """Room for a count, from 64 on in steps of a quarter of a power of two.
+
+    Shapes are compiled for; runs that differ by their seed shall share what was compiled.
+    """
+    most = max(64, ceil(expected + MARGIN * sqrt(expected) + MARGIN))
+    step = 2 ** (most.bit_length() - 3)
+    return ceil(most / step) * step
 
 
 def _candidates(brightest: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Keep each row with the largest chance of being bright it was seen to have."""
     n = len(brightest)
     kept = np.flatnonzero(rng.random(n, dtype=np.float32) < brightest)
-    if len(kept) == 0:  # something must be read
-        return {"rows": np.zeros(1, int), "number": np.full(1, n), "chance": np.ones(1)}
-    return {"rows": kept, "number": kept, "chance": brightest[kept].astype(np.float64)}
+    filled = np.full(max(1, _with_margin(len(kept)) - len(kept)), n)  # n: no row
+    number = np.concatenate([kept, filled])
+    rows = np.minimum(number, n - 1)
+    chance = np.where(number < n, brightest[rows], 1.0).astype(np.float64)
+    return {"rows": rows, "number": number, "chance": chance}
 
 
 def _brightness(bounded: BoundedRows, context: Any, batch: Any, pilot: Any) -> jax.Array:

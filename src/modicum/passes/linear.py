@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.models import LinearPredictorModel, Target
+from modicum.models import LinearPredictorModel, Softmax, Target
 
 __all__ = ["assemble", "linear_hessian_sum"]
 
@@ -63,7 +63,7 @@ def _derivatives(
     model: LinearPredictorModel, predictors: jax.Array, y: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """f, its gradient and Hessian in the predictors of each row."""
-    if predictors.shape[1] == 1:
+    if predictors.shape[1] == 1 and not isinstance(model, Softmax):  # of two classes
         f, f1, f2, _ = model.derivatives(predictors[:, 0], y)
         return f, f1[:, None], f2[:, None, None]
     value_and_slope = jax.vmap(jax.value_and_grad(model.f))
