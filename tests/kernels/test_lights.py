@@ -133,20 +133,30 @@ def wrong_by(update, rate, proposals=N, capacity=N, many=100_000):
     return np.max(np.abs(found - expected)[~impossible] / error[~impossible])
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.6])
-@pytest.mark.parametrize("update", [implicit, explicit])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("update", "rate"),
+    [
+        (implicit, 0.1),
+        (explicit, 0.6),
+        pytest.param(implicit, 0.6, marks=SLOW),
+        pytest.param(explicit, 0.1, marks=SLOW),
+    ],
+)
 def test_an_update_leaves_the_law_as_it_is(update, rate, x64):
     assert wrong_by(update, rate) < TIMES
 
 
-@pytest.mark.parametrize("proposals", [1, 2])
-@pytest.mark.parametrize("update", [implicit, explicit])
+@pytest.mark.parametrize("proposals", [1, pytest.param(2, marks=SLOW)])
+@pytest.mark.parametrize("update", [implicit, pytest.param(explicit, marks=SLOW)])
 def test_so_it_does_with_little_room_for_rows_to_try(update, proposals, x64):
     assert wrong_by(update, 0.4, proposals) < TIMES
 
 
-@pytest.mark.parametrize("capacity", [1, 2])
-@pytest.mark.parametrize("update", [implicit, explicit])
+@pytest.mark.parametrize("capacity", [pytest.param(1, marks=SLOW), 2])
+@pytest.mark.parametrize("update", [implicit, pytest.param(explicit, marks=SLOW)])
 def test_without_room_for_bright_rows_the_law_is_that_of_fewer(update, capacity, x64):
     assert wrong_by(update, 0.4, capacity=capacity) < TIMES
 
@@ -181,7 +191,7 @@ def heedless_of_the_way_back(key, seen):
     [
         (without_ratio, N),
         (one_after_the_other, N),
-        (heedless_of_room, 1),
+        pytest.param(heedless_of_room, 1, marks=SLOW),
         (heedless_of_the_way_back, 1),
     ],
 )
