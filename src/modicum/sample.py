@@ -60,7 +60,7 @@ def sample(
     rows
         The data: `mo.Rows(...)`, `mo.Rows.from_table(...)` or `mo.Rows.open(...)`.
     method
-        A name ("hmc-ecs", "nuts", "hmc") or an object with settings
+        A name ("hmc-ecs", "flymc", "nuts", "hmc") or an object with settings
         (`mo.HMCECS(design="uniform")`). By default HMC-ECS, which touches a few hundred rows a
         step, or NUTS on all rows where these are too few for subsampling to make sense.
     draws, tune

@@ -1,4 +1,4 @@
-"""FlyMC as a method: right answers in every variant, reproducible draws, honest accounts, guards."""
+"""FlyMC as a method: right in every variant, reproducible, honest in its accounts, guarded."""
 
 import warnings
 from functools import cache

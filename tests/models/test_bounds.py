@@ -1,4 +1,4 @@
-"""Lower bounds: below the likelihood everywhere, tight where asked, summed to the same in one go."""
+"""Lower bounds: below the likelihood everywhere, tight where asked, and summed in one go."""
 
 from dataclasses import dataclass
 

@@ -18,8 +18,8 @@ from modicum.passes import Anchor
 
 __all__ = ["FlyStudy"]
 
-PILOT_DRAWS = 16
-WIDE = 1.5  # pilot draws are spread by this, since chains meet rarer points than a few draws do
+FAR_DRAWS, PILOT_DRAWS = 4, 16
+FAR = 3.0  # the radius of a standard normal exceeds sqrt(d) + 3 once in 20,000 draws or more
 FEWEST_TRIED = 32  # rows an update tries at least: fewer would save nothing
 MARGIN = 8  # standard deviations of a count by which there is more room
 
@@ -59,9 +59,12 @@ class FlyStudy:
         context = bound_context(self.anchor, collapsed)
         rng = np.random.default_rng([task.seed, 3])
         pilot = rng.standard_normal((PILOT_DRAWS, task.target.size))
-        task.ledger.add("bright", len(task.rows) * len(pilot), "density", passes=1)
+        # Tuned rows are the brighter the farther from the mode: look where chains seldom get to.
+        far = rng.standard_normal((FAR_DRAWS, task.target.size))
+        far *= (sqrt(task.target.size) + FAR) / np.linalg.norm(far, axis=1, keepdims=True)
+        task.ledger.add("bright", len(task.rows) * len(far), "density", passes=1)
         brightest = task.sums.engine.map_rows(
-            partial(_brightest, self.bounded), (context, WIDE * pilot), task.rows, "bright"
+            partial(_brightest, self.bounded), (context, far), task.rows, "bright"
         )
         start = _candidates(brightest, rng)
         expected = self._expected(start, context, pilot)
@@ -125,7 +128,7 @@ class FlyStudy:
             "rate": {"value": self.rate, "why": rate if method.rate is None else by_hand},
             "capacity": {
                 "value": self.capacity,
-                "why": "room for the rows that are bright anywhere near the posterior, and more"
+                "why": "room for the rows that are bright far out in the posterior, and more"
                 if method.capacity is None
                 else by_hand,
             },
