@@ -53,7 +53,7 @@ def implicit(key: jax.Array, seen: Seen) -> Change:
     held = seen.both.is_bright
     goes_dark = lit & (_log_uniform(dark_key, lit) < log_q - seen.log_r_bright)
     goes_bright = real & ~held & (_log_uniform(bright_key, real) < seen.log_r_tried - log_q)
-    not_again = jax.random.uniform(back_key, real.shape) >= seen.rate
+    not_again = jax.random.uniform(back_key, real.shape, jnp.float32) >= seen.rate
     way_back = (
         jnp.sum(real) - jnp.sum(goes_bright & not_again) + jnp.sum(goes_dark & ~seen.both.is_tried)
     )
