@@ -238,11 +238,12 @@ def test_lights_start_where_they_belong():
     gap = np.log(np.cosh(xi / 2) / np.cosh(eta / 2)) + a * (eta**2 - xi**2)
     chance = -np.expm1(-gap)
     on = (np.asarray(state.bright.number)[:, :, None] == np.arange(toy.N)).any(1)
-    spread = np.sqrt((chance * (1 - chance)).sum())
-    assert abs(on.sum() - chance.sum()) < 4.5 * spread + 0.002 * chance.sum()
-    eager = chance > 0.2  # and it is the right rows that are bright
-    spread = np.sqrt((chance * (1 - chance))[eager].sum())
-    assert abs(on[eager].sum() - chance[eager].sum()) < 4.5 * spread
+    # chains share the candidates they choose from, so many chains are no better than one
+    for rows in (np.ones(toy.N, bool), chance.mean(0) > 0.1):
+        right = chance[:, rows].sum(1).mean()
+        assert right > 30
+        assert abs(on[:, rows].sum(1).mean() - right) < 4.5 * np.sqrt(right)
+    assert on[:, chance.mean(0) < 1e-3].mean() < 2e-3
 
 
 # Guards ------------------------------------------------------------------------------------
