@@ -11,7 +11,7 @@ from modicum.errors import (
     SettingError,
 )
 from modicum.ledger import Ledger
-from modicum.methods import HMC, HMCECS, NUTS, SignedHMCECS
+from modicum.methods import HMC, HMCECS, NUTS, FlyMC, SignedHMCECS
 from modicum.models import Model
 from modicum.posterior import Posterior
 from modicum.rows import Rows
@@ -25,6 +25,7 @@ __all__ = [
     "NUTS",
     "ConvergenceError",
     "DataError",
+    "FlyMC",
     "Ledger",
     "Model",
     "ModicumError",

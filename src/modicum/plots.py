@@ -20,6 +20,7 @@ METHOD_COLOURS = {
     "nuts": "#3a923a",
     "hmc-ecs": "#c2410c",
     "hmc-ecs-signed": "#7b3fa0",
+    "flymc": "#b8860b",
 }
 """One colour a method, the same in every picture."""
 

@@ -60,7 +60,7 @@ def sample(
     rows
         The data: `mo.Rows(...)`, `mo.Rows.from_table(...)` or `mo.Rows.open(...)`.
     method
-        A name ("hmc-ecs", "nuts", "hmc") or an object with settings
+        A name ("hmc-ecs", "flymc", "nuts", "hmc") or an object with settings
         (`mo.HMCECS(design="uniform")`). By default HMC-ECS, which touches a few hundred rows a
         step, or NUTS on all rows where these are too few for subsampling to make sense.
     draws, tune
@@ -199,7 +199,9 @@ def _posterior(
     outcome = method.finish(task, plan, history)
     draws = _named_draws(task.target, plan.anchor.point, plan.anchor.factor, history.position)
     labels = task.target.model.labels(task.rows)
-    found = convergence_warnings(draws, history.stats, outcome.weights, labels)
+    found = convergence_warnings(
+        draws, history.stats, outcome.weights, labels, outcome.target_accept
+    )
     told += [warn(text, stacklevel=5) for text in [*history.notes, *outcome.warnings, *found]]
     settings = {
         "method": method.name,

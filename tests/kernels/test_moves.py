@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from modicum.kernels.adaptation import adapt, schedule, start_adaptation
+from modicum.kernels.local_moves import MALAMove, RandomWalkMove
 from modicum.kernels.moves import HMCMove, NUTSMove, at_point
 
 COV = np.array([[1.0, 0.6], [0.6, 2.0]])
@@ -15,8 +16,8 @@ PRECISION = np.linalg.inv(COV)
 COUNT = 20_000
 MOVES = pytest.mark.parametrize(
     "move",
-    [HMCMove(), HMCMove(jitter=0.5), NUTSMove(max_depth=5)],
-    ids=["hmc", "hmc-jitter", "nuts"],
+    [HMCMove(), HMCMove(jitter=0.5), NUTSMove(max_depth=5), MALAMove(), RandomWalkMove()],
+    ids=["hmc", "hmc-jitter", "nuts", "mala", "random-walk"],
 )
 
 
@@ -62,7 +63,33 @@ def test_nan_is_refused_and_never_entered(move, x64):
     assert np.isfinite(z).all()
     assert np.abs(z).max() <= 1.5
     assert np.isfinite(info.acceptance_rate).all()
-    assert info.diverging.any()
+    # a random walk that is refused follows no trajectory that could diverge
+    assert info.diverging.any() == (move != RandomWalkMove())
+
+
+@pytest.mark.parametrize("move", [MALAMove(), RandomWalkMove()], ids=["mala", "random-walk"])
+def test_a_mass_is_a_change_of_units(move, x64):
+    """A step at an inverse mass equals one at unit mass in coordinates scaled by its root."""
+    scale = jnp.array([0.5, 3.0])
+
+    def density(z):
+        return -0.5 * z @ PRECISION @ z - 0.1 * jnp.sum(z**4)
+
+    @jax.jit
+    def both(key, z):
+        step = jnp.asarray(0.6)
+        there = move(key, at_point(z, density), density, step, scale**2)
+        scaled = lambda y: density(y * scale)  # noqa: E731
+        return there, move(key, at_point(z / scale, scaled), scaled, step, jnp.ones(2))
+
+    accepted = 0
+    for k in range(20):
+        (z, info), (y, same) = both(jax.random.key(k), jnp.array([0.3, -0.8]))
+        np.testing.assert_allclose(z.position, y.position * scale, rtol=1e-12)
+        np.testing.assert_allclose(info.acceptance_rate, same.acceptance_rate, rtol=1e-9)
+        np.testing.assert_allclose(z.logdensity, density(z.position), rtol=1e-12)
+        accepted += bool(z.position[0] != 0.3)
+    assert 0 < accepted < 20
 
 
 def test_nuts_says_when_a_trajectory_is_cut_off(x64):

@@ -104,7 +104,7 @@ def fit(
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(help="hmc-ecs (the default: a few hundred rows a step), nuts or hmc."),
+        typer.Option(help="hmc-ecs (the default: a few hundred rows a step), nuts, hmc or flymc."),
     ] = None,
     draws: Annotated[int, typer.Option(help="Draws to keep, in each chain.")] = 1000,
     tune: Annotated[int, typer.Option(help="Warm-up before them, in each chain.")] = 1000,

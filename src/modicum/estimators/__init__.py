@@ -2,6 +2,7 @@
 
 from modicum.estimators.base import Estimate, Estimator
 from modicum.estimators.block_poisson import BlockPoisson
+from modicum.estimators.bounded import BoundedRows, bound_context, collapse
 from modicum.estimators.perturbed import Perturbed
 from modicum.estimators.taylor import (
     AutodiffTaylor,
@@ -14,11 +15,14 @@ from modicum.estimators.taylor import (
 __all__ = [
     "AutodiffTaylor",
     "BlockPoisson",
+    "BoundedRows",
     "ControlVariate",
     "Estimate",
     "Estimator",
     "LinearTaylor",
     "Perturbed",
+    "bound_context",
+    "collapse",
     "control_variate",
     "proxy",
 ]

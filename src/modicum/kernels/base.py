@@ -6,12 +6,29 @@ from typing import Any, Protocol
 
 import jax
 
-from modicum.designs import Drawn
-
-__all__ = ["Context", "Draw", "Kernel"]
+__all__ = ["Context", "Draw", "Kernel", "Wanted", "travelling"]
 
 Context = Any  # a pytree of arrays: everything a step reads and never changes
 Draw = dict[str, jax.Array]  # "position", and one number a statistic
+
+
+class Wanted(Protocol):
+    """Rows to read, and arrays that travel with them under their own names: a named tuple.
+
+    `modicum.designs.Drawn` is one: the probabilities of rows travel with them.
+    """
+
+    @property
+    def rows(self) -> jax.Array:
+        """The rows to read, by number."""
+        ...
+
+    def _asdict(self) -> dict[str, Any]: ...
+
+
+def travelling(wanted: Wanted) -> dict[str, Any]:
+    """What travels with the rows."""
+    return {name: values for name, values in wanted._asdict().items() if name != "rows"}
 
 
 class Kernel(Protocol):
@@ -22,8 +39,8 @@ class Kernel(Protocol):
     on its key only, so a runner can fetch it ahead of time.
     """
 
-    def wants_at_start(self, key: jax.Array, context: Context) -> Drawn | None:
-        """Return which rows `init` reads, with their probabilities, or None if it reads none."""
+    def wants_at_start(self, key: jax.Array, context: Context) -> Wanted | None:
+        """Return which rows `init` reads, or None if it reads none."""
         ...
 
     def prepare(self, batch: Any, context: Context) -> Any:
@@ -37,7 +54,7 @@ class Kernel(Protocol):
         """Return the first state."""
         ...
 
-    def wants(self, key: jax.Array, context: Context) -> Drawn | None:
+    def wants(self, key: jax.Array, context: Context) -> Wanted | None:
         """Return which rows the step with this key reads, or None if it reads none."""
         ...
 

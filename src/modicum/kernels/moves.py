@@ -14,10 +14,10 @@ import blackjax.mcmc.nuts as blackjax_nuts
 import jax
 import jax.numpy as jnp
 
-__all__ = ["HMCMove", "Move", "MoveInfo", "NUTSMove", "Point", "at_point"]
+__all__ = ["HMCMove", "LogDensity", "Move", "MoveInfo", "NUTSMove", "Point", "at_point"]
 
 Point: TypeAlias = Any  # BlackJAX's HMCState: position, log-density and its gradient
-LogDensity = Callable[[jax.Array], jax.Array]
+LogDensity: TypeAlias = Callable[[jax.Array], jax.Array]
 
 
 class MoveInfo(NamedTuple):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from modicum.errors import SettingError, suggestion
 from modicum.methods.base import Method
+from modicum.methods.flymc import FlyMC
 from modicum.methods.full_data import HMC, NUTS
 from modicum.methods.hmc_ecs import HMCECS
 from modicum.methods.hmc_ecs_signed import SignedHMCECS
 
-__all__ = ["HMC", "HMCECS", "METHODS", "NUTS", "Method", "SignedHMCECS", "resolve"]
+__all__ = ["HMC", "HMCECS", "METHODS", "NUTS", "FlyMC", "Method", "SignedHMCECS", "resolve"]
 
-METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (HMCECS, SignedHMCECS, HMC, NUTS)}
+METHODS: dict[str, type[Method]] = {
+    cls.name: cls for cls in (HMCECS, SignedHMCECS, HMC, NUTS, FlyMC)
+}
 
 
 def resolve(method: str | Method | type[Method]) -> Method:

@@ -87,6 +87,7 @@ class Outcome:
     """What a method makes of a finished run, beyond the draws themselves."""
 
     weights: np.ndarray | None = None
+    target_accept: float = 0.8  # what the moves were tuned for
     warnings: list[str] = field(default_factory=list)
 
 

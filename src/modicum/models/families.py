@@ -14,7 +14,7 @@ from jax.scipy.special import gammaln
 
 from modicum.errors import SettingError
 from modicum.models.base import Labels, Params
-from modicum.models.functions import softplus
+from modicum.models.functions import softplus, with_reference
 from modicum.models.linear import LinearPredictorModel, is_positive
 from modicum.rows import Rows
 
@@ -205,7 +205,8 @@ class StudentT(_ScaleFamily):
         if not is_positive(self.df):
             raise SettingError("df (the degrees of freedom) must be a positive number.")
 
-    def _constant(self) -> jax.Array:
+    def log_constant(self) -> jax.Array:
+        """Logarithm of the density's normalising constant at a scale of one."""
         nu = self.df
         return gammaln((nu + 1) / 2) - gammaln(nu / 2) - 0.5 * np.log(nu * np.pi)
 
@@ -213,14 +214,16 @@ class StudentT(_ScaleFamily):
         """Student-t log-density."""
         s, nu = self.spread(eta), self.df
         return (
-            self._constant() - jnp.log(s) - (nu + 1) / 2 * jnp.log1p(((y - eta[0]) / s) ** 2 / nu)
+            self.log_constant()
+            - jnp.log(s)
+            - (nu + 1) / 2 * jnp.log1p(((y - eta[0]) / s) ** 2 / nu)
         )
 
     def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """F to f''' in eta at a known scale; f'' is positive for |r| > s sqrt(nu)."""
         s, nu = self.known_scale(), self.df
         r, v = y - eta, nu * s**2
-        f = self._constant() - np.log(s) - (nu + 1) / 2 * jnp.log1p(r**2 / v)
+        f = self.log_constant() - np.log(s) - (nu + 1) / 2 * jnp.log1p(r**2 / v)
         f1 = (nu + 1) * r / (v + r**2)
         f2 = (nu + 1) * (r**2 - v) / (v + r**2) ** 2
         f3 = 2 * (nu + 1) * r * (r**2 - 3 * v) / (v + r**2) ** 3
@@ -273,7 +276,7 @@ class Softmax(LinearPredictorModel):
         Shapes (rows,), (rows, q), (rows, q, q), (rows, q, q, q).
         """
         q = eta.shape[-1]
-        pi = jnp.exp(eta - jax.nn.logsumexp(_with_reference(eta), axis=-1, keepdims=True))
+        pi = jnp.exp(eta - jax.nn.logsumexp(with_reference(eta), axis=-1, keepdims=True))
         hot = jax.nn.one_hot(y.astype(int), q + 1, dtype=eta.dtype)[..., :q]
         centred = jnp.eye(q) - pi[..., None, :]  # row a: e_a - pi
         covariance = jnp.einsum("...c,...ca,...cb->...ab", pi, centred, centred)
@@ -309,7 +312,3 @@ class Softmax(LinearPredictorModel):
         """Classes, then columns."""
         classes = tuple(f"class {k}" for k in range(self.predictors(rows)))
         return {"beta": (classes, tuple(rows.columns)), "intercept": (classes,)}
-
-
-def _with_reference(eta: jax.Array) -> jax.Array:
-    return jnp.concatenate([eta, jnp.zeros_like(eta[..., :1])], axis=-1)

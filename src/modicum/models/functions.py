@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-__all__ = ["softplus"]
+__all__ = ["softplus", "with_reference"]
 
 
 @jax.custom_jvp
@@ -15,3 +15,8 @@ def softplus(x: jax.Array) -> jax.Array:
 
 
 softplus.defjvps(lambda tangent, value, x: tangent * jax.nn.sigmoid(x))
+
+
+def with_reference(eta: jax.Array) -> jax.Array:
+    """Predictors (..., K - 1) followed by that of the reference class, which is 0."""
+    return jnp.concatenate([eta, jnp.zeros_like(eta[..., :1])], axis=-1)

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.models import LinearPredictorModel, Target
+from modicum.models import LinearPredictorModel, Softmax, Target
 
-__all__ = ["linear_hessian_sum"]
+__all__ = ["assemble", "linear_hessian_sum"]
 
 
 @partial(jax.jit, static_argnums=0)
@@ -37,22 +37,33 @@ def linear_hessian_sum(
     weight = jnp.where(present, batch.get("weight", 1.0), 0.0)
     f, f1, f2 = weight * f, weight[:, None] * f1, weight[:, None, None] * f2
 
-    x = jnp.asarray(batch["x"])
+    gradient, hessian = assemble(model, jnp.asarray(batch["x"]), f1, f2, count)
+    return f.sum(), gradient, hessian
+
+
+def assemble(
+    model: LinearPredictorModel, x: jax.Array, f1: jax.Array, f2: jax.Array, count: int
+) -> tuple[jax.Array, jax.Array]:
+    """Sum over rows of the gradient and Hessian in t, from those in each row's predictors.
+
+    `f1` (rows, predictors) and `f2` (rows, predictors, predictors) have `count` linear predictors
+    first; what follows them are the model's other parameters, and may be left out.
+    """
     if model.intercept:  # an intercept is one more column of ones, the last
         x = jnp.concatenate([x, jnp.ones((x.shape[0], 1), x.dtype)], axis=1)
     gradient = jnp.concatenate([(f1[:, :count].T @ x).ravel(), f1[:, count:].sum(0)])
     hessian = _blocks(x, f2, count)
-    order = _flat_order(target, count, x.shape[1])
+    order = _flat_order(model, count, x.shape[1], len(gradient))
     if order is not None:
         gradient, hessian = gradient[order], hessian[order][:, order]
-    return f.sum(), gradient, hessian
+    return gradient, hessian
 
 
 def _derivatives(
     model: LinearPredictorModel, predictors: jax.Array, y: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """f, its gradient and Hessian in the predictors of each row."""
-    if predictors.shape[1] == 1:
+    if predictors.shape[1] == 1 and not isinstance(model, Softmax):  # of two classes
         f, f1, f2, _ = model.derivatives(predictors[:, 0], y)
         return f, f1[:, None], f2[:, None, None]
     value_and_slope = jax.vmap(jax.value_and_grad(model.f))
@@ -79,11 +90,12 @@ def _blocks(x: jax.Array, h: jax.Array, count: int) -> jax.Array:
     return out
 
 
-def _flat_order(target: Target, count: int, width: int) -> np.ndarray | None:
+def _flat_order(
+    model: LinearPredictorModel, count: int, width: int, size: int
+) -> np.ndarray | None:
     """Where each entry of the flat vector (all beta, intercepts, extras) stands in the blocks."""
-    intercept = target.model.intercept  # type: ignore[attr-defined]
-    if count == 1 or not intercept:
+    if count == 1 or not model.intercept:
         return None  # the two orders agree
     grid = np.arange(count * width).reshape(count, width)
-    tail = np.arange(count * width, target.size)
+    tail = np.arange(count * width, size)
     return np.concatenate([grid[:, :-1].ravel(), grid[:, -1], tail])

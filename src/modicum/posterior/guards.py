@@ -26,6 +26,7 @@ def convergence_warnings(
     stats: Mapping[str, np.ndarray],
     weights: np.ndarray | None = None,
     labels: Mapping[str, Any] | None = None,
+    target_accept: float = 0.8,
 ) -> list[str]:
     """List what is wrong with the draws, the gravest first; an empty list is a clean bill.
 
@@ -38,6 +39,8 @@ def convergence_warnings(
     ----------
     draws, stats, weights, labels
         As for `modicum.posterior.Posterior`.
+    target_accept
+        The acceptance rate that was aimed at.
 
     Examples
     --------
@@ -58,7 +61,7 @@ def convergence_warnings(
         found += _signs_and_weights(weights)
         if weights.min() == weights.max() > 0:
             weights = None  # they all count alike
-    found += _steps({name: np.asarray(x) for name, x in stats.items()})
+    found += _steps({name: np.asarray(x) for name, x in stats.items()}, target_accept)
     if not frozen:
         found += _disagreement(arrays, weights, tidy_labels(labels, arrays))
     return found
@@ -138,7 +141,7 @@ def _signs_and_weights(weights: np.ndarray) -> list[str]:
     return found
 
 
-def _steps(stats: dict[str, np.ndarray]) -> list[str]:
+def _steps(stats: dict[str, np.ndarray], target_accept: float) -> list[str]:
     found = []
     if "diverging" in stats and stats["diverging"].any():
         count = int(stats["diverging"].sum())
@@ -150,7 +153,7 @@ def _steps(stats: dict[str, np.ndarray]) -> list[str]:
     if "acceptance_rate" in stats and stats["acceptance_rate"].size:
         rates = stats["acceptance_rate"].mean(axis=1)
         worst = int(rates.argmin())
-        if rates[worst] < 0.5:
+        if rates[worst] < 0.625 * target_accept:  # a half of the usual 0.8
             found.append(
                 f"Chain {worst} accepted only {rates[worst]:.0%} of its proposals; tune longer or "
                 "use a smaller step."

@@ -13,8 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from modicum.designs import Drawn
-from modicum.kernels.base import Kernel
+from modicum.kernels.base import Kernel, Wanted, travelling
 
 __all__ = ["advance", "advance_together", "begin", "begin_together", "wanted", "wanted_at_start"]
 
@@ -30,11 +29,9 @@ def _start_keys(chain_key: jax.Array) -> tuple[jax.Array, jax.Array]:
     return rows_key, init_key
 
 
-def _read(rows: Any, drawn: Drawn) -> Any:
-    """Rows by index, with the probability each was drawn with."""
-    return {name: field[drawn.rows] for name, field in rows.items()} | {
-        "probability": drawn.probability
-    }
+def _read(rows: Any, wanted: Wanted) -> Any:
+    """Rows by index, with what travels with them."""
+    return {name: field[wanted.rows] for name, field in rows.items()} | travelling(wanted)
 
 
 def _begin(kernel: Kernel, context: Any, rows: Any, batch: Any, chain_key: jax.Array) -> Any:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.kernels.base import Kernel
+from modicum.kernels.base import Kernel, travelling
 from modicum.precision import in_double_precision
 from modicum.rows import Rows
 from modicum.run import advance as compiled
@@ -177,10 +177,10 @@ class Chains:
         )
 
     def _read(self, drawn: list[Any]) -> dict[str, np.ndarray]:
-        """Rows of all chains in one bulk read, with the probabilities they were drawn with."""
+        """Rows of all chains in one bulk read, with what travels with them."""
         assert isinstance(self.rows, Rows)
-        rows, probability = (np.stack(parts) for parts in zip(*drawn, strict=True))
-        return self.rows.take(rows) | {"probability": probability}
+        wanted = type(drawn[0])(*(np.stack(parts) for parts in zip(*drawn, strict=True)))
+        return self.rows.take(wanted.rows) | travelling(wanted)
 
     # Saving and restoring -----------------------------------------------------------------
 

@@ -1,0 +1,309 @@
+"""FlyMC as a method: right in every variant, reproducible, honest in its accounts, guarded."""
+
+import warnings
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import modicum as mo
+from methods import toy
+from methods.test_hmc_ecs import Crash, planned, saved_iterations
+from models.test_bounds import Flat
+from modicum.kernels import fly
+from modicum.kernels.lights import implicit
+from modicum.methods import flymc
+from modicum.methods.base import Task
+from modicum.methods.fly_guards import look_back
+from modicum.models.bounds import BOUNDS
+from modicum.run import History, chain_keys, runner
+from modicum.run.advance import begin_together
+from targets import (
+    class_rows,
+    disagreements,
+    flat_draws,
+    gaussian_rows,
+    logistic_rows,
+    quick,
+    same_draws,
+)
+
+M = mo.models
+SLOW = pytest.mark.slow
+
+
+@cache
+def fly_toy(draws=2500, chains=2, seed=1, **settings):
+    return toy.sample(mo.FlyMC(**settings), draws=draws, chains=chains, random_seed=seed)
+
+
+# Right answers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tuned", "update", "bright"),
+    [
+        (True, "implicit", 0.0002),
+        (False, "implicit", 0.0485),
+        pytest.param(True, "explicit", 0.0002, marks=SLOW),
+        pytest.param(False, "explicit", 0.0485, marks=SLOW),
+    ],
+)
+def test_the_toy_posterior(tuned, update, bright):
+    post = fly_toy(tuned=tuned, update=update)
+    assert toy.faults(post) == []
+    share = post.stats["n_bright"].mean() / toy.N
+    assert share == pytest.approx(bright, rel=0.3 if tuned else 0.03)
+    assert not post.stats["bright_refused"].any()
+
+
+@SLOW
+@pytest.mark.parametrize("tuned", [True, False])
+@pytest.mark.parametrize("update", ["implicit", "explicit"])
+def test_the_toy_posterior_at_length(tuned, update):
+    post = fly_toy(draws=10_000, chains=4, seed=3, tuned=tuned, update=update)
+    assert toy.faults(post) == []
+    assert np.abs(toy.distance(post)[0]).max() < (0.05 if update == "implicit" else 0.12)
+
+
+@SLOW
+@pytest.mark.parametrize("move", ["mala", "random-walk"])
+def test_other_moves_on_the_toy(move):
+    post = fly_toy(draws=6_000, move=move)
+    assert toy.faults(post) == []
+    target = {"mala": 0.574, "random-walk": 0.234}[move]
+    assert post.stats["acceptance_rate"].mean() == pytest.approx(target, abs=0.12)
+    assert (post.stats["n_steps"] == 1).all()
+
+
+@SLOW
+def test_a_move_of_ones_own_and_nuts():
+    from modicum.kernels.moves import HMCMove
+
+    for move in ("nuts", HMCMove(1.5, jitter=0.3)):
+        assert toy.faults(fly_toy(move=move)) == []
+
+
+def test_a_bound_above_the_likelihood_is_noticed(monkeypatch):
+    monkeypatch.setitem(BOUNDS, M.Logistic, Flat)
+    post = toy.sample(mo.FlyMC(tuned=False), draws=2500, chains=2, random_seed=1)
+    assert toy.faults(post) != []
+
+
+@SLOW
+def test_forgetting_how_rarely_rows_are_tried_is_noticed(monkeypatch):
+    def without_ratio(key, seen):
+        return implicit(key, seen._replace(log_r_tried=seen.log_r_tried + jnp.log(seen.rate)))
+
+    monkeypatch.setitem(fly.UPDATES, "implicit", without_ratio)
+    # a capacity of its own, so that the compiled kernel is not the right one
+    method = mo.FlyMC(tuned=False, capacity=601)
+    post = toy.sample(method, draws=2500, chains=2, random_seed=1)
+    assert toy.faults(post) != []
+
+
+@SLOW
+def test_lights_that_never_change_are_noticed(monkeypatch):
+    def asleep(key, seen):
+        return implicit(key, seen)._replace(possible=jnp.asarray(False))
+
+    monkeypatch.setitem(fly.UPDATES, "implicit", asleep)
+    method = mo.FlyMC(tuned=False, capacity=602)
+    post = toy.sample(method, draws=2500, chains=2, random_seed=1)
+    assert toy.faults(post) != []
+
+
+def with_everything():
+    rng = np.random.default_rng(6)
+    x, y = logistic_rows(1_000).slice(0, 1_000).values()
+    offset, weight = 0.5 * rng.normal(size=1_000), rng.integers(0, 3, 1_000)
+    return mo.Rows(x=x, y=y, offset=offset, weight=weight)
+
+
+PROBLEMS = {
+    "student": (M.StudentT(scale=0.6), gaussian_rows(1_000), True),
+    "student, scale unknown": (M.StudentT(df=3.0), gaussian_rows(1_000), True),
+    "student, untuned": (M.StudentT(df=3.0), gaussian_rows(400), False),
+    "softmax": (M.Softmax(classes=3), class_rows(1_000), True),
+    "softmax, untuned": (M.Softmax(classes=3), class_rows(400), False),
+    "logistic, offset, weight": (M.Logistic(), with_everything(), True),
+}
+
+
+@SLOW
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_every_family_against_all_rows(problem):
+    model, rows, tuned = PROBLEMS[problem]
+    run = {"draws": 4_000, "tune": 500, "chains": 2, "random_seed": 11, "progressbar": False}
+    theirs = mo.sample(model, rows, method="nuts", **run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        post = mo.sample(model, rows, method=mo.FlyMC(tuned=tuned), **run)
+    assert disagreements(flat_draws(post), flat_draws(theirs)) == []
+
+
+# Reproducible ------------------------------------------------------------------------------
+
+FLY = {"method": mo.FlyMC(), "tune": 60}
+
+
+@pytest.fixture(scope="module")
+def small():
+    return M.Logistic(), logistic_rows(600, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def first(small):
+    return quick(*small, **FLY)
+
+
+def test_store_and_memory_give_the_same_draws(small, first, tmp_path, monkeypatch):
+    model, rows = small
+    store = mo.rows.ingest(rows, tmp_path / "store", shard_rows=100, progressbar=False)
+    assert same_draws(first, quick(model, store, **FLY))
+    # and so do rows that are fetched ahead, as those of a large store are
+    monkeypatch.setattr(flymc, "where_rows_live", lambda task: task.rows)
+    ahead = quick(model, store, **FLY)
+    assert same_draws(first, ahead)
+    for name, values in first.stats.items():
+        np.testing.assert_array_equal(ahead.stats[name], values)
+
+
+@SLOW
+def test_stacked_chains_draw_from_the_same_posterior(small, first):
+    stacked = quick(*small, **FLY, parallel="stacked")
+    np.testing.assert_allclose(stacked["beta"][:, :5], first["beta"][:, :5], rtol=1e-6)
+
+
+def test_a_crash_loses_nothing(small, first, tmp_path, monkeypatch):
+    real = mo.run.Checkpoint.append
+
+    def append(self, done, *rest):
+        real(self, done, *rest)
+        if done >= 70:  # in the middle of sampling
+            raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "CHUNK_SECONDS", 0.0)  # a checkpoint every iteration
+        patch.setattr(mo.run.Checkpoint, "append", append)
+        with pytest.raises(Crash):
+            quick(*small, **FLY, checkpoint=tmp_path)
+    assert saved_iterations(tmp_path) == 70
+    resumed = quick(*small, **FLY, checkpoint=tmp_path)
+    assert same_draws(first, resumed)
+    assert resumed.ledger.counts == first.ledger.counts
+    assert resumed.tuning == first.tuning
+
+
+# Honest accounts ---------------------------------------------------------------------------
+
+
+def test_every_choice_is_explained():
+    post = fly_toy(tuned=True, update="implicit")
+    for name in ("bound", "rate", "capacity", "step_size"):
+        assert set(post.tuning[name]) == {"value", "why"}
+        assert post.tuning[name]["why"]
+    assert "rows expected" in post.tuning["bright"]
+    assert post.tuning["rate"]["value"] == 32 / toy.N
+    assert post.warnings == []
+
+
+def test_the_ledger_adds_up():
+    post = fly_toy(tuned=True, update="implicit")
+    counts, stats = post.ledger.counts, post.stats
+    assert counts["bound", "hessian"] == toy.N
+    assert counts["sampling", "gradient"] == stats["rows_touched"].sum()
+    # what the move and the density before it took, then rows tried and those bright before
+    moved = stats["n_bright"] * (stats["n_steps"] + 1)
+    lights = stats["rows_touched"] - moved
+    before = stats["n_bright"][:, :-1]
+    tried = lights[:, 1:] - before
+    assert tried.min() >= 0
+    error = np.sqrt(32 / tried.size)
+    assert abs(tried.mean() - 32) < 4.5 * error + 0.1  # a few of those tried are bright already
+    assert post.ledger.share < 0.01
+
+
+def test_lights_start_where_they_belong():
+    """No warm-up is needed to find the bright rows: given the start, each has its own chance."""
+    plan, _ = planned(toy.MODEL, toy.rows(), mo.FlyMC(tuned=False))
+    with jax.enable_x64(True):
+        keys = chain_keys(2, 200)
+        state = begin_together(plan.kernel, plan.context, plan.rows, None, keys)
+    t = plan.anchor.point + np.asarray(state.z) @ plan.anchor.factor.T
+    eta, xi = t @ toy.X.T, 1.5
+    a = np.tanh(xi / 2) / (4 * xi)
+    gap = np.log(np.cosh(xi / 2) / np.cosh(eta / 2)) + a * (eta**2 - xi**2)
+    chance = -np.expm1(-gap)
+    on = (np.asarray(state.bright.number)[:, :, None] == np.arange(toy.N)).any(1)
+    # chains share the candidates they choose from, so many chains are no better than one
+    for rows in (np.ones(toy.N, bool), chance.mean(0) > 0.1):
+        right = chance[:, rows].sum(1).mean()
+        assert right > 30
+        assert abs(on[:, rows].sum(1).mean() - right) < 4.5 * np.sqrt(right)
+    assert on[:, chance.mean(0) < 1e-3].mean() < 2e-3
+
+
+# Guards ------------------------------------------------------------------------------------
+
+
+@SLOW
+def test_a_small_capacity_is_spoken_of():
+    with pytest.warns(mo.ModicumWarning, match="raise `capacity`"):
+        post = mo.sample(
+            toy.MODEL, toy.rows(), method=mo.FlyMC(tuned=False, capacity=240), draws=200,
+            tune=100, chains=2, random_seed=1, progressbar=False,
+        )  # fmt: skip
+    assert post.stats["n_bright"].max() <= 240
+    assert post.stats["bright_refused"].any()
+
+
+def test_guards_speak_of_refusals_and_slow_lights():
+    rng = np.random.default_rng(1)
+    slow = np.cumsum(rng.integers(-1, 2, (2, 400)), axis=1) + 1_000
+    stats = {"n_bright": slow, "bright_refused": np.zeros((2, 400), bool)}
+    kernel = type("Kernel", (), {"capacity": 7})()
+    history = History(np.zeros((2, 400, 1)), stats, {}, True)
+    (told,) = look_back(kernel, history)
+    assert "lights change slowly" in told
+    stats["n_bright"] = rng.poisson(30, (2, 400))
+    assert look_back(kernel, history) == []
+    stats["bright_refused"][0, :3] = True
+    (told,) = look_back(kernel, history)
+    assert told.startswith("3 of 800 updates")
+
+
+def test_too_many_bright_rows_are_spoken_of():
+    few = gaussian_rows(60)
+    plan, _ = planned(M.StudentT(df=2.0), few, mo.FlyMC(tuned=False))
+    assert any("use tuned=True" in note for note in plan.notes)
+    plan, _ = planned(toy.MODEL, toy.rows(), mo.FlyMC())
+    assert plan.notes == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tuned": "yes"}, {"update": "both"}, {"move": "gibbs"}, {"rate": 0.0}, {"rate": 1.5},
+        {"capacity": 0}, {"capacity": 2.5}, {"trajectory": -1.0}, {"step_size": "big"},
+        {"target_accept": 1.0}, {"jitter": 1.0},
+    ],
+)  # fmt: skip
+def test_settings_that_make_no_sense_are_refused(settings):
+    with pytest.raises(mo.SettingError, match=next(iter(settings))):
+        mo.FlyMC(**settings)
+
+
+def test_models_without_a_bound_are_refused_before_any_pass(monkeypatch):
+    monkeypatch.setattr(Task, "anchor_at_mode", None)
+    rows = gaussian_rows(50)
+    with pytest.raises(mo.SettingError, match="not for Gaussian; use method='hmc-ecs'"):
+        planned(M.Gaussian(), rows, mo.FlyMC())
+
+
+def test_the_name_is_known():
+    from modicum.methods import resolve
+
+    assert resolve("flymc") == mo.FlyMC()

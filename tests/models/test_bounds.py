@@ -1,0 +1,202 @@
+"""Lower bounds: below the likelihood everywhere, tight where asked, and summed in one go."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import modicum as mo
+from modicum.estimators import BoundedRows, bound_context, collapse
+from modicum.models.bounds import BOUNDS, LogisticBound, SoftmaxBound, StudentTBound, bound_of
+from modicum.models.bounds.logistic import _a
+from modicum.passes import anchor_at_mode
+from targets import all_of, class_rows, gaussian_rows, logistic_rows, sums_of
+
+M = mo.models
+COUNT = 20_000
+FAMILIES = {
+    "logistic": M.Logistic(),
+    "student": M.StudentT(df=4.0, scale=1.3),
+    "student, scale unknown": M.StudentT(df=3.0),
+    "softmax": M.Softmax(classes=5),
+}
+EACH = pytest.mark.parametrize("model", FAMILIES.values(), ids=FAMILIES)
+
+
+def somewhere(model, seed, spread=3.0):
+    """Predictors far and wide, and outcomes."""
+    rng = np.random.default_rng(seed)
+    q = 4 if isinstance(model, M.Softmax) else 1
+    eta = spread * rng.normal(size=(COUNT, q))
+    extras = 0.5 * rng.normal(size=(COUNT, len(model.extras)))
+    if isinstance(model, M.StudentT):
+        y = 3 * rng.standard_t(2, size=COUNT)
+    else:
+        y = rng.integers(0, q + 1, COUNT) * 1.0
+    return jnp.asarray(np.c_[eta, extras]), jnp.asarray(y)
+
+
+def log_likelihood(model, predictors, y):
+    return jax.vmap(model.f)(predictors, y)
+
+
+def holes(bound, places):
+    """How many rows have a bound above their likelihood, beyond rounding."""
+    predictors, y = somewhere(bound.model, 1)
+    right = log_likelihood(bound.model, predictors, y)
+    above = bound.log_bound(predictors, y, places(bound)) - right
+    return int(np.sum(np.asarray(above) > 1e-12 * (1 + np.abs(right))))
+
+
+def untuned(bound):
+    return bound.untuned(*somewhere(bound.model, 1))
+
+
+def elsewhere(bound):
+    return bound.tight_at(*somewhere(bound.model, 2))
+
+
+@EACH
+@pytest.mark.parametrize("places", [untuned, elsewhere])
+def test_a_bound_is_below_the_likelihood_everywhere(model, places, x64):
+    assert holes(bound_of(model), places) == 0
+
+
+@EACH
+def test_the_gap_is_the_difference(model, x64):
+    bound = bound_of(model)
+    predictors, y = somewhere(model, 1)
+    for tight in (untuned(bound), elsewhere(bound)):
+        right = log_likelihood(model, predictors, y) - bound.log_bound(predictors, y, tight)
+        gap = bound.gap(predictors, y, tight)
+        np.testing.assert_allclose(gap, right, rtol=1e-9, atol=1e-11)
+        assert np.median(gap) > 1e-3  # they are not all zero
+
+
+@EACH
+def test_a_tuned_bound_is_tight_and_touches(model, x64):
+    bound = bound_of(model)
+    predictors, y = somewhere(model, 1)
+    tight = bound.tight_at(predictors, y)
+    np.testing.assert_allclose(bound.gap(predictors, y, tight), 0, atol=1e-13)
+    # second order: what is left of the slope is rounding
+    slope = jax.grad(lambda p: bound.gap(p, y, tight).sum())(predictors)
+    np.testing.assert_allclose(slope, 0, atol=1e-12)
+
+
+@dataclass(frozen=True)
+class Flat(LogisticBound):
+    """A parabola through the right points, a fifth too flat."""
+
+    def gap(self, predictors, y, tight):
+        eta = predictors[:, 0]
+        return super().gap(predictors, y, tight) + 0.2 * _a(tight) * (eta**2 - tight**2)
+
+    def expand(self, predictors, y, tight):
+        at, eta, a = super().expand(predictors, y, tight), predictors[:, 0], 0.2 * _a(tight)
+        return at._replace(
+            value=at.value - a * (eta**2 - tight**2),
+            slope=at.slope - 2 * (a * eta)[:, None],
+            curvature=at.curvature - 2 * a[:, None, None],
+        )
+
+
+@dataclass(frozen=True)
+class NoReference(SoftmaxBound):
+    """Boehning's matrix for one class fewer."""
+
+    def log_bound(self, predictors, y, tight):
+        away = predictors - tight
+        extra = jnp.sum(away, axis=1) ** 2 * (1 / 4 - 1 / 5) / 4
+        return super().log_bound(predictors, y, tight) + extra
+
+
+@dataclass(frozen=True)
+class Raw(StudentTBound):
+    """The tangent at raw residuals, as if the scale were one."""
+
+    def tight_at(self, predictors, y):
+        return (y - predictors[:, 0]) ** 2
+
+
+def test_wrong_bounds_are_caught(x64):
+    assert holes(Flat(FAMILIES["logistic"]), untuned) > 100
+    assert holes(NoReference(FAMILIES["softmax"]), elsewhere) > 100
+    raw = Raw(FAMILIES["student"])
+    predictors, y = somewhere(raw.model, 1)
+    assert np.abs(raw.gap(predictors, y, raw.tight_at(predictors, y))).max() > 1e-3
+
+
+# The sum over all rows ---------------------------------------------------------------------
+
+
+def with_everything(rows, seed=1, offset_width=0):
+    """The same rows with offsets and frequency weights."""
+    rng = np.random.default_rng(seed)
+    shape = (len(rows), offset_width) if offset_width else len(rows)
+    return mo.Rows(
+        **all_of(rows), offset=0.3 * rng.normal(size=shape), weight=rng.integers(0, 4, len(rows))
+    )
+
+
+PROBLEMS = {
+    "logistic": (M.Logistic(), logistic_rows(300)),
+    "logistic, offset, weight": (M.Logistic(intercept=False), with_everything(logistic_rows(300))),
+    "student": (M.StudentT(scale=0.8), gaussian_rows(300)),
+    "student, scale unknown": (M.StudentT(df=3.0), with_everything(gaussian_rows(300))),
+    "softmax": (M.Softmax(classes=3), class_rows(300)),
+    "softmax, offset": (M.Softmax(classes=3), with_everything(class_rows(300), offset_width=2)),
+    "softmax, two classes": (M.Softmax(classes=2), logistic_rows(300)),
+    "softmax, no intercept": (M.Softmax(classes=3, intercept=False), class_rows(300)),
+}
+
+
+def collapsed_error(model, rows, tuned, bound=None, spoil=lambda context: context):
+    """Largest difference between the collapsed sum and the sum over rows, far from the anchor."""
+    sums, start = sums_of(model, rows)
+    anchor = anchor_at_mode(sums, start)
+    bounded = BoundedRows(sums.target, bound or bound_of(model), tuned)
+    before = sums.ledger.evaluations
+    context = spoil(bound_context(anchor, collapse(sums, bounded, anchor)))
+    assert sums.ledger.evaluations - before == len(rows)
+    cached = bounded.cache(all_of(rows), context)
+    worst = 0.0
+    for z in 3 * np.random.default_rng(1).normal(size=(5, len(start))):
+        t = anchor.point + anchor.factor @ z
+        predictors = model.predictor_vector(sums.target.unravel(jnp.asarray(t)), cached)
+        each = bounded.bound.log_bound(predictors, cached["y"], cached["tight"])
+        right = jnp.sum(cached.get("weight", 1.0) * each) + sums.target.log_prior(t)
+        worst = max(worst, abs(float(bounded.log_base(jnp.asarray(z), context) - right)))
+        # and log L = log B + gap, weights and all
+        total = float(jnp.sum(sums.target.log_likelihood(t, all_of(rows))))
+        gap = float(jnp.sum(bounded.gap(cached, jnp.asarray(t))))
+        assert float(right - sums.target.log_prior(t)) + gap == pytest.approx(total, abs=1e-8)
+    return worst
+
+
+@pytest.mark.parametrize("tuned", [True, False])
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_the_sum_of_all_bounds_collapses(problem, tuned, x64):
+    assert collapsed_error(*PROBLEMS[problem], tuned) < 1e-8
+
+
+def test_a_sum_that_forgets_something_is_caught(x64):
+    def spoil(context):
+        return context | {"slope": 0.999 * context["slope"]}
+
+    assert collapsed_error(*PROBLEMS["logistic"], False, spoil=spoil) > 1e-3
+
+
+def test_float32_rows_collapse_in_double_precision(x64):
+    rows = logistic_rows(300, dtype="float32")
+    assert collapsed_error(M.Logistic(), rows, True) < 1e-8
+
+
+def test_models_without_a_bound_are_refused():
+    own = mo.Model(lambda t: 0.0, lambda t, b: b["y"] * t, 0.0)
+    for model in (M.Gaussian(), M.Poisson(), own, type("Mine", (M.Logistic,), {})()):
+        with pytest.raises(mo.SettingError, match="use method='hmc-ecs'"):
+            bound_of(model)
+    assert len(BOUNDS) == 3
