@@ -47,7 +47,7 @@ def test_dtype_rule():
     assert Rows(x=single, dtype="float64").dtype == np.float64
     assert Rows(x=pd.DataFrame(single)).dtype == np.float32
     for bad in ("float16", int, "text", object()):
-        with pytest.raises(SettingError, match="dtype must be float32, float64 or None"):
+        with pytest.raises(SettingError, match="dtype must be float32, float64, uint8 or None"):
             Rows(x=X, dtype=bad)
 
 
