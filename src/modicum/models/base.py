@@ -31,6 +31,7 @@ class BaseModel(ABC):
     Models are immutable and hashable, so that compiled functions are shared between runs.
     """
 
+    has_mode: ClassVar[bool] = True  # one that Newton's method can find, and that stands for all
     reads_bytes: ClassVar[bool] = False  # whether rows may be held as uint8, which wraps around
 
     @abstractmethod

@@ -38,6 +38,7 @@ class NeuralModel(BaseModel):
         What pixels are multiplied by; None: 1/255 for rows held as bytes, else 1.
     """
 
+    has_mode: ClassVar[bool] = False
     reads_bytes: ClassVar[bool] = True
     likelihood: str
     noise_scale: float

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from modicum.errors import SettingError
 from modicum.ledger import Ledger
 from modicum.posterior import correction, datatree, prediction, storage, summary
+from modicum.posterior import score as scoring
 from modicum.posterior.labels import tidy_labels
 from modicum.posterior.weighted import (
     weighted_covariance,
@@ -186,6 +187,23 @@ class Posterior:
         """
         self.restore_predictor()
         return prediction.predict(self, rows, draws, prob)
+
+    def score(self, rows: Any, draws: int = 200) -> scoring.Score:
+        """Score predictions of outcomes that were seen: accuracy and log predictive density.
+
+        Both are given for the averaged prediction of the draws of all chains, and for draws by
+        themselves, chain by chain. Rows count by their `weight`, if they have one, and draws by
+        their signs or weights.
+
+        Parameters
+        ----------
+        rows
+            Modicum rows, or a dict of arrays such as ``{"x": X, "y": y}``.
+        draws
+            Posterior draws to use, evenly spaced: as many of each chain, and at least one.
+        """
+        self.restore_predictor()
+        return scoring.score(self, rows, draws)
 
     def restore_predictor(self) -> Any:
         """Return the predictor, rebuilt from its description where the posterior was loaded."""
