@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
+    from modicum.posterior import stein
+
 __all__ = ["Posterior"]
 
 
@@ -231,6 +233,38 @@ class Posterior:
             Whether to show progress on a long pass.
         """
         return correction.correct(self, rows, draws, progressbar)
+
+    def stein_discrepancy(
+        self,
+        rows: Any,
+        draws: int = 500,
+        subsample: int | None = None,
+        random_seed: int = 0,
+        progressbar: bool = True,
+    ) -> stein.SteinDiscrepancy:
+        """Measure how far the draws are from the posterior, without a reference to compare with.
+
+        The kernel Stein discrepancy (Gorham and Mackey 2017) needs the gradient of the
+        log-posterior at each draw. From all rows that is one pass with `draws` gradients a row;
+        from a subsample it is one pass for control variates, and `subsample` rows a draw.
+
+        Parameters
+        ----------
+        rows
+            The rows the posterior was sampled with.
+        draws
+            The most draws to use, evenly spaced.
+        subsample
+            Rows for the gradient at each draw; None: all.
+        random_seed
+            Of the subsamples.
+        progressbar
+            Whether to show progress on a long pass.
+        """
+        from modicum.posterior import stein
+
+        self.restore_predictor()
+        return stein.stein_discrepancy(self, rows, draws, subsample, random_seed, progressbar)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save to one file, whole or not at all; nothing in it is executable."""
