@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from modicum import diagnostics, models, rows
+from modicum import datasets, diagnostics, models, rows
 from modicum.errors import (
     ConvergenceError,
     DataError,
@@ -32,6 +32,7 @@ __all__ = [
     "Posterior",
     "Rows",
     "SettingError",
+    "datasets",
     "diagnostics",
     "models",
     "rows",
