@@ -69,7 +69,7 @@ def test_blocks_change_nothing(monkeypatch):
 
 def test_exact_draws_fall_like_the_square_root_and_wrong_ones_level_off():
     def at(n, **wrong):
-        return np.mean([kernel_stein_discrepancy(exact(n, s, **wrong), score) for s in range(6)])
+        return np.mean([kernel_stein_discrepancy(exact(n, s, **wrong), score) for s in range(5)])
 
     assert at(60) / at(960) == pytest.approx(4.0, rel=0.15)
     for wrong in ({"shift": 0.4}, {"scale": 1.5}, {"scale": 0.6}):
@@ -91,15 +91,15 @@ def test_units_do_not_matter_with_a_scale():
 
 def test_noisy_scores_leave_the_squared_discrepancy_unbiased():
     rng = np.random.default_rng(3)
-    x, found = exact(300), []
-    for _ in range(200):
+    x, found = exact(150), []
+    for _ in range(60):
         found.append(squared_stein_discrepancy(x, score(x) + 2 * rng.normal(size=x.shape)))
     error = np.std(found, ddof=1) / np.sqrt(len(found))
     right = squared_stein_discrepancy(x, score)
     assert abs(np.mean(found) - right) < 4.5 * error
     # negative control: noise shared by all draws is bias
     shared = squared_stein_discrepancy(x, score(x) + 2 * rng.normal(size=2))
-    assert abs(shared - right) > 20 * error
+    assert abs(shared - right) > 4.5 * np.std(found, ddof=1)
 
 
 def test_stein_refusals():

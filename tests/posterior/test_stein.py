@@ -79,5 +79,7 @@ def test_refusals():
         measure(loaded)
     with pytest.raises(mo.SettingError, match="two at least"):
         posterior().stein_discrepancy(TARGET.rows, draws=1)
+    with pytest.raises(mo.SettingError, match="whole number of rows"):
+        measure(posterior(), subsample=0)
     with pytest.raises(mo.SettingError, match="never move"):
         measure(posterior(scale=0.0))

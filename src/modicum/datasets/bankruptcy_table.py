@@ -65,14 +65,20 @@ def bankruptcy(folder: Folder = None, download: bool = True, progressbar: bool =
     )
 
 
-def bankruptcy_shaped(n: int = PAPER_ROWS, seed: int = 1, folder: Folder = None) -> Dataset:
+def bankruptcy_shaped(
+    n: int = PAPER_ROWS,
+    seed: int = 1,
+    folder: Folder = None,
+    download: bool = True,
+    progressbar: bool = True,
+) -> Dataset:
     """Stand-in of the shape of the HMC-ECS paper's bankruptcy table: `n` rows of 80 columns.
 
     Polish firms drawn again with replacement, outcomes drawn from the logistic regression fitted
     to them, so the right answer is about that regression. The paper's Swedish firms are not
     public.
     """
-    real, _ = _rows(folder, True, True)
+    real, _ = _rows(folder, download, progressbar)
     return Dataset(
         name="bankruptcy_shaped",
         rows=resampled(real, Logistic(), n, seed),

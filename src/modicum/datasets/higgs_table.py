@@ -66,14 +66,20 @@ def higgs(
     )
 
 
-def higgs_shaped(n: int = WHOLE, seed: int = 1, folder: Folder = None) -> Dataset:
+def higgs_shaped(
+    n: int = WHOLE,
+    seed: int = 1,
+    folder: Folder = None,
+    download: bool = True,
+    progressbar: bool = True,
+) -> Dataset:
     """Stand-in of the shape of HIGGS: real rows drawn again to `n`, outcomes from a fitted model.
 
     For measuring time and memory where the whole file is not at hand. Rows are drawn with
     replacement from those in `folder`, and each outcome from the logistic regression fitted to
     them, so the right answer is about that regression; it is not the posterior of HIGGS.
     """
-    x, y = _read(SOURCE.find(folder), None)
+    x, y = _read(SOURCE.find(folder, download, progressbar), None)
     real = Rows(x=x, y=y, columns=COLUMNS)
     return Dataset(
         name="higgs_shaped",
