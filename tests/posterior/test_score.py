@@ -76,6 +76,7 @@ def test_signs_and_weights_of_draws_and_rows_count():
     each = np.average(density, axis=2, weights=mass)
     by_chain = (weights * each).sum(axis=1) / weights.sum(axis=1)
     np.testing.assert_allclose(found.log_density_by_chain, by_chain)
+    assert found.single_log_density == pytest.approx((share * each).sum())
     # negative control: signs ignored
     assert abs(make().score(ROWS, draws=150).log_density - found.log_density) > 1e-4
 

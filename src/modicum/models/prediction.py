@@ -115,7 +115,8 @@ def _sizes(jaxpr: Any) -> Iterator[int]:
     """Sizes of all arrays a traced function makes, also inside functions it calls."""
     for step in jaxpr.eqns:
         yield from (int(out.aval.size) for out in step.outvars if hasattr(out.aval, "size"))
-        for value in step.params.values():
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from _sizes(inner)
+        for given in step.params.values():
+            for value in given if isinstance(given, tuple) else (given,):
+                inner = getattr(value, "jaxpr", value)
+                if hasattr(inner, "eqns"):
+                    yield from _sizes(inner)

@@ -31,28 +31,22 @@ class Score:
         Of the averaged prediction (over draws and chains): the share of rows whose most probable
         class is the right one (``nan`` where outcomes are no classes), and the mean over rows of
         the log predictive density.
+    single_accuracy, single_log_density
+        Averages over all draws of what each draw scores by itself.
     accuracy_by_chain, log_density_by_chain
-        For each chain, the averages over its draws of what each draw scores by itself.
+        The same, over the draws of each chain.
     rows, draws
         Rows scored, and posterior draws used.
     """
 
     accuracy: float
     log_density: float
+    single_accuracy: float
+    single_log_density: float
     accuracy_by_chain: np.ndarray
     log_density_by_chain: np.ndarray
     rows: int
     draws: int
-
-    @property
-    def single_accuracy(self) -> float:
-        """Accuracy of one draw by itself, averaged over draws and chains."""
-        return float(np.mean(self.accuracy_by_chain))
-
-    @property
-    def single_log_density(self) -> float:
-        """Mean log-density under one draw by itself, averaged over draws and chains."""
-        return float(np.mean(self.log_density_by_chain))
 
     def __repr__(self) -> str:
         def said(accuracy: float, density: float) -> str:
@@ -135,17 +129,17 @@ class _Total:
                 "predictive density below zero; score with more draws.",
                 stacklevel=5,
             )
-        by_chain = [
-            np.array(
-                [
-                    float(weighted_mean(s[None], w[None]))
-                    for s, w in zip(scores.reshape(self.weights.shape), self.weights, strict=True)
-                ]
-            )
-            / self.mass
-            for scores in (self.rights, self.densities)
-        ]
-        right = self.right / self.mass if self.classes else np.nan
-        rights = by_chain[0] if self.classes else np.full(len(self.weights), np.nan)
-        density = self.density / self.mass
-        return Score(right, density, rights, by_chain[1], self.rows, self.weights.size)
+        if not self.classes:
+            self.right, self.rights = np.nan, self.rights * np.nan
+        accuracy, accuracies = self._average(self.rights)
+        density, densities = self._average(self.densities)
+        together = (self.right / self.mass, self.density / self.mass)
+        counts = (self.rows, self.weights.size)
+        return Score(*together, accuracy, density, accuracies, densities, *counts)
+
+    def _average(self, scores: np.ndarray) -> tuple[float, np.ndarray]:
+        """Averages of what draws score by themselves: over all of them, and by chain."""
+        each = scores.reshape(self.weights.shape) / self.mass
+        pairs = zip(each, self.weights, strict=True)
+        by_chain = [weighted_mean(values[None], weights[None]) for values, weights in pairs]
+        return float(weighted_mean(each, self.weights)), np.array(by_chain)
