@@ -30,17 +30,13 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     for name in given.names:
-        raw = (
-            dict(np.load(given.raw / f"{name}.npz"))
-            if given.raw
-            else tables.raw(name, tables.data_folder())
-        )
-        model, rows = tables.build(name, raw)
+        raw = dict(np.load(given.raw / f"{name}.npz")) if given.raw else tables.raw(name)
+        table = tables.build(name, raw)
         started = time.monotonic()
         method = mo.HMC(target_accept=0.9, trajectory=1.5)
         post = mo.sample(
-            model,
-            rows,
+            table.model,
+            table.rows,
             method=method,
             draws=given.draws,
             tune=given.tune,
@@ -48,7 +44,7 @@ def main() -> None:
             random_seed=20,
             progressbar=False,
         )
-        summary = {"table": name, "rows": len(rows), "draws": given.chains * given.draws}
+        summary = {"table": name, "rows": len(table.rows), "draws": given.chains * given.draws}
         for parameter, draws in post.draws.items():
             by_chain = draws.mean(axis=1)  # chains are independent: their means give the error
             summary[parameter] = {

@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from modicum import diagnostics, models, rows
+from modicum import datasets, diagnostics, models, rows
 from modicum.errors import (
     ConvergenceError,
     DataError,
@@ -34,6 +34,7 @@ __all__ = [
     "Rows",
     "SettingError",
     "SignedHMCECS",
+    "datasets",
     "diagnostics",
     "models",
     "rows",

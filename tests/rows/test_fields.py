@@ -47,7 +47,7 @@ def test_dtype_rule():
     assert Rows(x=single, dtype="float64").dtype == np.float64
     assert Rows(x=pd.DataFrame(single)).dtype == np.float32
     for bad in ("float16", int, "text", object()):
-        with pytest.raises(SettingError, match="dtype must be float32, float64 or None"):
+        with pytest.raises(SettingError, match="dtype must be float32, float64, uint8 or None"):
             Rows(x=X, dtype=bad)
 
 
@@ -180,3 +180,21 @@ def test_weights(tmp_path):
     table = pd.DataFrame(X, columns=["a", "y"]).assign(w=weight)
     with pytest.raises(DataError, match=r"column 'w' holds the negative weight -0.5 in row 4"):
         Rows.from_table(table, weight="w")
+
+
+def test_bytes_are_held_as_bytes_and_nothing_else_fits(tmp_path):
+    pixels = np.arange(24).reshape(3, 8)
+    rows = Rows(x=pixels.astype(float), y=[0, 1, 255], dtype="uint8")
+    assert rows.dtype == np.uint8
+    assert rows.nbytes == 3 * 9
+    assert np.array_equal(rows.take([2])["x"][0], pixels[2])
+    assert Rows(x=pixels.astype(np.uint8)).dtype == np.float64  # bytes are never guessed
+    for bad in (256, -1, 0.5, np.nan):
+        with pytest.raises(DataError, match=r"column 'x1' holds .* in row 2.*whole numbers"):
+            Rows(x=np.where(np.arange(24).reshape(3, 8) == 17, bad, pixels), dtype="uint8")
+    stored = ingest(rows, tmp_path / "bytes", dtype=None, progressbar=False)
+    assert stored.dtype == np.uint8
+    assert stored.fingerprint() == rows.fingerprint()
+    assert ingest(rows, tmp_path / "floats", progressbar=False).dtype == np.float32
+    with pytest.raises(DataError, match="whole numbers"):
+        ingest(Rows(x=pixels / 2), tmp_path / "bad", dtype="uint8", progressbar=False)

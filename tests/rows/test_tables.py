@@ -141,7 +141,7 @@ def test_long_table_keeps_row_numbers():
             {"categorical": {"carrier": "U"}},
             "reference level 'U' does not occur in column 'carrier'",
         ),
-        ({"dtype": "int8"}, "dtype must be float32, float64 or None"),
+        ({"dtype": "int8"}, "dtype must be float32, float64, uint8 or None"),
     ],
 )
 def test_settings_are_checked(table, settings, message):

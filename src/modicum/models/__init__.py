@@ -1,17 +1,22 @@
-"""What is believed about a row: linear-predictor families, and models of one's own."""
+"""What is believed about a row: linear-predictor families, networks, models of one's own."""
 
 from modicum.models.base import BaseModel, Batch, Model, Params
 from modicum.models.families import Gaussian, Logistic, Poisson, Softmax, StudentT
 from modicum.models.linear import LinearPredictorModel
+from modicum.models.networks import CNN, MLP
 from modicum.models.target import Target
+from modicum.models.wrapped import Network
 
 __all__ = [
+    "CNN",
+    "MLP",
     "BaseModel",
     "Batch",
     "Gaussian",
     "LinearPredictorModel",
     "Logistic",
     "Model",
+    "Network",
     "Params",
     "Poisson",
     "Softmax",

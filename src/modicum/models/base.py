@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
 from hashlib import blake2b
 from types import CellType, CodeType
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,7 @@ __all__ = ["BaseModel", "Batch", "Model", "Params"]
 Params: TypeAlias = Any  # a pytree of arrays: the unconstrained parameters
 Batch: TypeAlias = Mapping[str, Any]  # field name -> one entry a row
 Labels: TypeAlias = dict[str, tuple[tuple[str, ...], ...]]
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in a repr: differs from process to process
 
 
 class BaseModel(ABC):
@@ -27,6 +30,9 @@ class BaseModel(ABC):
 
     Models are immutable and hashable, so that compiled functions are shared between runs.
     """
+
+    has_mode: ClassVar[bool] = True  # one that Newton's method can find, and that stands for all
+    reads_bytes: ClassVar[bool] = False  # whether rows may be held as uint8, which wraps around
 
     @abstractmethod
     def log_prior(self, theta: Params) -> jax.Array:
@@ -39,6 +45,11 @@ class BaseModel(ABC):
     @abstractmethod
     def start(self, rows: Rows) -> Params:
         """Return unconstrained parameters to start from; their structure is the model's layout."""
+
+    def random_start(self, rows: Rows, key: jax.Array) -> Params:
+        """Return a start of its own for each key, where a model has many; else `start`."""
+        del key
+        return self.start(rows)
 
     def check(self, rows: Rows) -> None:  # noqa: B027 - a model without demands need not override
         """Refuse rows the model cannot describe, with a `DataError` that says why."""
@@ -62,6 +73,11 @@ class BaseModel(ABC):
             f"{type(self).__name__} does not say what it predicts; give it `predict=`, a function "
             "of (theta, batch) that returns the expected outcome of each row."
         )
+
+    def decide(self, expected: np.ndarray) -> np.ndarray | None:
+        """Return the outcome to bet on given expected ones; None where outcomes are no classes."""
+        del expected
+        return None
 
     def identity(self) -> str:
         """Return a text that differs where models differ, so that checkpoints are not mixed up."""
@@ -92,13 +108,17 @@ def _code_bytes(code: CodeType) -> bytes:
     return code.co_code + b"".join(constants) + repr(code.co_names).encode()
 
 
-def _function_bytes(function: Any) -> bytes:
-    """Code, defaults and the values a function has closed over: another of any is another model."""
+def function_bytes(function: Any) -> bytes:
+    """Code, defaults and the values a function has closed over: another of any is another model.
+
+    Of a bound method also the object it is bound to.
+    """
     if not hasattr(function, "__code__"):
-        return b""
+        return _plain_bytes(function)
+    bound = _plain_bytes(getattr(function, "__self__", None))
     held = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
     held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    return _code_bytes(function.__code__) + b"".join(_plain_bytes(value) for value in held)
+    return _code_bytes(function.__code__) + bound + b"".join(_plain_bytes(v) for v in held)
 
 
 def _is_empty(cell: CellType) -> bool:
@@ -119,6 +139,8 @@ def _plain_bytes(value: Any) -> bytes:
         return b"".join(sorted(repr(item).encode() for item in value))
     if isinstance(value, np.ndarray | jax.Array):
         return np.asarray(value).tobytes()
+    if is_dataclass(value):  # a module of Flax or Equinox says all its settings
+        return ADDRESS.sub("", repr(value)).encode()
     plain = isinstance(value, int | float | str | bytes | None)
     return repr(value).encode() if plain else type(value).__name__.encode()
 
@@ -233,7 +255,7 @@ class Model(BaseModel):
 
     def identity(self) -> str:
         """Name the functions by what they do: their code, not where they lie in memory."""
-        code = b"".join(_function_bytes(f) for f in self._functions[:2])
+        code = b"".join(function_bytes(f) for f in self._functions[:2])
         shapes = {name: np.shape(leaf) for name, leaf in named_leaves(self.init).items()}
         return f"Model({shapes}, {blake2b(code, digest_size=8).hexdigest()})"
 

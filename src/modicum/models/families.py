@@ -14,8 +14,9 @@ from jax.scipy.special import gammaln
 
 from modicum.errors import SettingError
 from modicum.models.base import Labels, Params
+from modicum.models.checks import class_fault, count_classes, is_positive
 from modicum.models.functions import softplus, with_reference
-from modicum.models.linear import LinearPredictorModel, is_positive
+from modicum.models.linear import LinearPredictorModel
 from modicum.rows import Rows
 
 __all__ = ["Gaussian", "Logistic", "Poisson", "Softmax", "StudentT"]
@@ -52,6 +53,10 @@ class Logistic(LinearPredictorModel):
     def mean(self, eta: jax.Array) -> jax.Array:
         """Chance of a one."""
         return jax.nn.sigmoid(eta[0])
+
+    def decide(self, expected: np.ndarray) -> np.ndarray:
+        """One where its chance is above a half."""
+        return np.asarray(expected > 0.5)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Only 0 and 1."""
@@ -263,7 +268,7 @@ class Softmax(LinearPredictorModel):
         """One a class but the reference."""
         if self.classes is not None:
             return self.classes - 1
-        return int(max(chunk["y"].max() for chunk in rows.chunks(262_144)))
+        return count_classes(rows) - 1
 
     def f(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """eta_y - log sum exp(eta), the reference class at 0."""
@@ -294,13 +299,13 @@ class Softmax(LinearPredictorModel):
         """Chance of each class, the reference last."""
         return jax.nn.softmax(jnp.append(eta, 0.0))
 
+    def decide(self, expected: np.ndarray) -> np.ndarray:
+        """The most probable class."""
+        return np.argmax(expected, axis=-1)
+
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Whole numbers from 0 to K - 1."""
-        above = np.inf if self.classes is None else self.classes - 1
-        support = "classes numbered 0, 1, 2, ..."
-        if self.classes is not None:
-            support = f"classes numbered 0 to {self.classes - 1}"
-        return (y < 0) | (y != np.floor(y)) | (y > above), support
+        return class_fault(y, self.classes)
 
     def check_outcome(self, rows: Rows) -> None:
         """Refuse, besides outcomes out of support, an outcome of one class only."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +17,10 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError
 from modicum.models.base import BaseModel, Batch, Labels, Params
+from modicum.models.checks import check_outcomes, is_positive
 from modicum.rows import Rows
 
-__all__ = ["LinearPredictorModel", "is_positive"]
-
-
-def is_positive(value: Any) -> bool:
-    """Whether `value` is a finite number above zero."""
-    return isinstance(value, Real) and 0 < float(value) < np.inf
+__all__ = ["LinearPredictorModel"]
 
 
 @dataclass(frozen=True)
@@ -169,17 +164,7 @@ class LinearPredictorModel(BaseModel):
 
     def check_outcome(self, rows: Rows) -> None:
         """Refuse outcomes outside the family's support, naming the first such row."""
-        start = 0
-        for chunk in rows.chunks(262_144):
-            y = np.asarray(chunk["y"])
-            bad, support = self.outcome_fault(y)
-            if bad.any():
-                first = int(np.argmax(bad))
-                raise DataError(
-                    f"the outcome '{rows.outcome or 'y'}' is {y[first]:g} in row {start + first}, "
-                    f"but {type(self).__name__} needs {support}."
-                )
-            start += len(y)
+        check_outcomes(self, rows, self.outcome_fault)
 
 
 def _normal(value: jax.Array, scale: jax.Array) -> jax.Array:

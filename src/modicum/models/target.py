@@ -33,6 +33,11 @@ class Target:
     @classmethod
     def of(cls, model: BaseModel, rows: Rows) -> tuple[Target, np.ndarray]:
         """Check that `model` fits `rows`; return the target and the flat starting point."""
+        if rows.dtype.kind == "u" and not model.reads_bytes:
+            raise DataError(
+                f"the rows are held as bytes (uint8), which only networks read; make them with "
+                f"dtype='float32' for {type(model).__name__}."
+            )
         model.check(rows)
         if "weight" in rows.fields and rows.fields["weight"] != ():
             raise DataError("the field 'weight' must hold one number a row: a frequency weight.")

@@ -88,10 +88,13 @@ def anchor_at_mode(
     """Find the posterior mode and build the anchor there.
 
     Models of more than 2,000 parameters form no Hessian: their anchor is the point L-BFGS reaches
-    on a subset, with a factor that only sets the scale.
+    on a subset, with a factor that only sets the scale. Networks of fewer have one, of the
+    absolute curvature there: their modes are many, and may lie on a kink.
     """
     if sums.target.size > DENSE_LIMIT:
         return _scale_only(sums, start, seed)
+    if not sums.target.model.has_mode:
+        return _absolute(sums, start, seed)
     at, record = find_mode(sums, start, seed)
     anchor = _from_curvature(at, record, names)
     anchor.notes.extend(_separation(sums.target.model, at))
@@ -112,14 +115,17 @@ def _from_curvature(at: Curvature, record: ModeRecord | None, names: tuple[str, 
     return Anchor(at.point, at.C, at.A, at.B, factor, record, notes)
 
 
-def whitening_factor(precision: np.ndarray) -> tuple[np.ndarray, bool]:
-    """L with L L' the inverse of `precision`; True where it had to be made positive definite."""
+def whitening_factor(precision: np.ndarray, least: float = 0.0) -> tuple[np.ndarray, bool]:
+    """L with L L' the inverse of `precision`; True where it had to be made positive definite.
+
+    What is made so has no curvature below `least`.
+    """
     try:
         lower = cholesky(precision, lower=True)
         return solve_triangular(lower, np.eye(len(lower)), lower=True).T, False
     except np.linalg.LinAlgError:
         values, vectors = eigh(precision)
-        clipped = np.maximum(np.abs(values), 1e-8 * np.abs(values).max())
+        clipped = np.maximum(np.abs(values), max(least, 1e-8 * np.abs(values).max()))
         return vectors / np.sqrt(clipped), True
 
 
@@ -151,6 +157,13 @@ def _separation(model: BaseModel, at: Curvature) -> list[str]:
         "coefficients are is decided by the prior and not by the data; give a tighter prior_scale "
         "(2.5 is usual), or drop the column that gives the outcome away."
     ]
+
+
+def _absolute(sums: Sums, start: np.ndarray, seed: int) -> Anchor:
+    at = curvature(sums, near_mode(sums, start, seed), "anchor")
+    # nowhere wider than the prior: at a saddle the two curvatures may cancel
+    factor, _ = whitening_factor(at.precision, least=float(np.min(-np.diag(at.prior_hessian))))
+    return Anchor(at.point, at.C, at.A, at.B, factor, None, [])
 
 
 def _scale_only(sums: Sums, start: np.ndarray, seed: int) -> Anchor:

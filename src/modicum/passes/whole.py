@@ -43,9 +43,8 @@ class Streamed:
 
     def chunk(self, index: Any) -> Any:
         """Return (batch, present) of chunk `index`."""
-        words = self.rows.dtype.itemsize // 4
         batch = {
-            name: jax.ShapeDtypeStruct((self.size, *shape, words), np.uint32)
+            name: jax.ShapeDtypeStruct((self.size, *shape, *self._words), self._word)
             for name, shape in self.rows.fields.items()
         }
         shapes = batch, jax.ShapeDtypeStruct((self.size,), np.bool_)
@@ -54,18 +53,26 @@ class Streamed:
 
     def _read(self, index: Any) -> Any:
         # Only NumPy in here: JAX must not be called from inside its own callback. The numbers
-        # travel as 32-bit words, since the callback's thread knows no double precision.
+        # travel as 32-bit words (bytes as they are), since the callback's thread knows no double
+        # precision.
         batch, present = padded_chunk(self.rows, int(index), self.size)
         return {name: self._to_words(values) for name, values in batch.items()}, present
 
     def _to_words(self, values: np.ndarray) -> np.ndarray:
-        words = self.rows.dtype.itemsize // 4
-        return np.ascontiguousarray(values).view(np.uint32).reshape(*values.shape, words)
+        whole = np.ascontiguousarray(values).view(self._word)
+        return whole.reshape(*values.shape, *self._words)
 
     def _from_words(self, raw: jax.Array) -> jax.Array:
-        if raw.shape[-1] == 1:
-            raw = raw[..., 0]
         return jax.lax.bitcast_convert_type(raw, self.rows.dtype)
+
+    @property
+    def _word(self) -> Any:
+        return np.uint8 if self.rows.dtype.itemsize == 1 else np.uint32
+
+    @property
+    def _words(self) -> tuple[int, ...]:
+        """A number's words as a trailing axis, where it has more than one."""
+        return (2,) if self.rows.dtype.itemsize == 8 else ()
 
 
 def hold(rows: Rows, limit: int | None = None) -> tuple[Resident | Streamed, Any]:

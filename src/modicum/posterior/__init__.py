@@ -5,5 +5,6 @@ from __future__ import annotations
 from modicum.posterior.guards import convergence_warnings
 from modicum.posterior.posterior import Posterior
 from modicum.posterior.prediction import Prediction
+from modicum.posterior.score import Score
 
-__all__ = ["Posterior", "Prediction", "convergence_warnings"]
+__all__ = ["Posterior", "Prediction", "Score", "convergence_warnings"]

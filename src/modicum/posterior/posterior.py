@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from modicum.errors import SettingError
 from modicum.ledger import Ledger
 from modicum.posterior import correction, datatree, prediction, storage, summary
+from modicum.posterior import score as scoring
 from modicum.posterior.labels import tidy_labels
 from modicum.posterior.weighted import (
     weighted_covariance,
@@ -24,6 +25,8 @@ from modicum.posterior.weighted import (
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
+
+    from modicum.posterior import stein
 
 __all__ = ["Posterior"]
 
@@ -187,6 +190,23 @@ class Posterior:
         self.restore_predictor()
         return prediction.predict(self, rows, draws, prob)
 
+    def score(self, rows: Any, draws: int = 200) -> scoring.Score:
+        """Score predictions of outcomes that were seen: accuracy and log predictive density.
+
+        Both are given for the averaged prediction of the draws of all chains, and for draws by
+        themselves, chain by chain. Rows count by their `weight`, if they have one, and draws by
+        their signs or weights.
+
+        Parameters
+        ----------
+        rows
+            Modicum rows, or a dict of arrays such as ``{"x": X, "y": y}``.
+        draws
+            Posterior draws to use, evenly spaced: as many of each chain, and at least one.
+        """
+        self.restore_predictor()
+        return scoring.score(self, rows, draws)
+
     def restore_predictor(self) -> Any:
         """Return the predictor, rebuilt from its description where the posterior was loaded."""
         if self.predictor is None and self.predictor_spec is not None:
@@ -213,6 +233,38 @@ class Posterior:
             Whether to show progress on a long pass.
         """
         return correction.correct(self, rows, draws, progressbar)
+
+    def stein_discrepancy(
+        self,
+        rows: Any,
+        draws: int = 500,
+        subsample: int | None = None,
+        random_seed: int = 0,
+        progressbar: bool = True,
+    ) -> stein.SteinDiscrepancy:
+        """Measure how far the draws are from the posterior, without a reference to compare with.
+
+        The kernel Stein discrepancy (Gorham and Mackey 2017) needs the gradient of the
+        log-posterior at each draw. From all rows that is one pass with `draws` gradients a row;
+        from a subsample it is one pass for control variates, and `subsample` rows a draw.
+
+        Parameters
+        ----------
+        rows
+            The rows the posterior was sampled with.
+        draws
+            The most draws to use, evenly spaced.
+        subsample
+            Rows for the gradient at each draw; None: all.
+        random_seed
+            Of the subsamples.
+        progressbar
+            Whether to show progress on a long pass.
+        """
+        from modicum.posterior import stein
+
+        self.restore_predictor()
+        return stein.stein_discrepancy(self, rows, draws, subsample, random_seed, progressbar)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save to one file, whole or not at all; nothing in it is executable."""

@@ -14,7 +14,7 @@ from modicum.posterior.weighted import weighted_mean, weighted_quantile
 if TYPE_CHECKING:
     from modicum.posterior.posterior import Posterior
 
-__all__ = ["Prediction", "Predictor", "predict", "thinned"]
+__all__ = ["Prediction", "Predictor", "in_pieces", "predict", "thinned"]
 
 Batch = Mapping[str, Any]
 Predictor = Callable[[dict[str, np.ndarray], Batch], Any]
@@ -64,27 +64,41 @@ def predict(posterior: Posterior, rows: Any, draws: int = 200, prob: float = 0.9
     subset, weights = thinned(posterior, draws)
     used = weights.size
     ends = [(1 - prob) / 2, (1 + prob) / 2]
-    parts: list[np.ndarray] = []
-    most = max(1, CHUNK_BYTES // (8 * used))
-    step = min(most, FIRST_ROWS)
+
+    def evaluate(piece: Batch) -> np.ndarray:
+        outcome = np.asarray(predictor(subset, piece), dtype=float)
+        if outcome.ndim < 2 or outcome.shape[:2] != (used, _length(piece)):
+            raise SettingError(
+                f"The predictor returned shape {outcome.shape} for {used} draws and "
+                f"{_length(piece)} rows; it must return one value per draw and row."
+            )
+        return outcome
+
+    parts = [
+        _mean_and_ends(outcome, weights, ends) for _, outcome in in_pieces(rows, used, evaluate)
+    ]
+    mean, lower, upper = np.concatenate(parts, axis=1)
+    return Prediction(mean, lower, upper, prob, used)
+
+
+def in_pieces(
+    rows: Any, draws: int, evaluate: Callable[[Batch], np.ndarray]
+) -> Iterator[tuple[Batch, np.ndarray]]:
+    """Visit all rows in order, in pieces whose outcomes (draws, rows, ...) fit in memory."""
+    most = max(1, CHUNK_BYTES // (8 * draws))
+    step, seen = min(most, FIRST_ROWS), False
     for batch in _chunks(rows, most):
         size, start = _length(batch), 0
         while start < size:
             piece = {k: v[start : start + step] for k, v in batch.items()}
             start += step
-            outcome = np.asarray(predictor(subset, piece), dtype=float)
-            if outcome.ndim < 2 or outcome.shape[:2] != (used, _length(piece)):
-                raise SettingError(
-                    f"The predictor returned shape {outcome.shape} for {used} draws and "
-                    f"{_length(piece)} rows; it must return one value per draw and row."
-                )
+            outcome = evaluate(piece)
             # an outcome of several classes is wider than one number a row
             step = max(1, most // max(1, int(np.prod(outcome.shape[2:], dtype=int))))
-            parts.append(_mean_and_ends(outcome, weights, ends))
-    if not parts:
+            seen = True
+            yield piece, outcome
+    if not seen:
         raise SettingError("There are no rows to predict.")
-    mean, lower, upper = np.concatenate(parts, axis=1)
-    return Prediction(mean, lower, upper, prob, used)
 
 
 def thinned(posterior: Posterior, draws: int) -> tuple[dict[str, np.ndarray], np.ndarray]:

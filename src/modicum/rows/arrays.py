@@ -34,8 +34,7 @@ class ArrayField:
     def part(self, start: int, stop: int, dtype: np.dtype[Any], labels: Sequence[str]) -> Array:
         """Rows from `start` up to `stop`; a view where type and layout already fit."""
         given = self._array[start:stop]
-        if given.dtype.kind in "iu":
-            require_exact(given, dtype, lambda at: labels[at % len(labels)], start)
+        require_exact(given, dtype, lambda at: labels[at % len(labels)], start)
         with np.errstate(over="ignore"):
             made: Array = np.ascontiguousarray(given, dtype=dtype)
         flat = made.reshape(len(made), len(labels))

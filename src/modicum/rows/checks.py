@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from modicum.errors import DataError, SettingError
-from modicum.rows.description import Array
+from modicum.rows.description import STORED_TYPES, Array
 
 # Numbers looked at together: about a megabyte, so that a check runs from cache.
 BLOCK = 1 << 18
@@ -21,7 +21,8 @@ class RowIndexError(DataError, IndexError):
 def as_dtype(dtype: Any, floating: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
     """Return the type all fields will share: `dtype`, or the one the floating inputs call for.
 
-    With nothing floating (only integers and booleans) the answer is float64.
+    With nothing floating (only integers and booleans) the answer is float64. Bytes (uint8) are
+    never guessed, only asked for: arithmetic on them would wrap around.
     """
     if dtype is None:
         narrow = bool(floating) and all(kind.itemsize <= 4 for kind in floating)
@@ -30,8 +31,8 @@ def as_dtype(dtype: Any, floating: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
         chosen: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
         chosen = np.dtype(object)
-    if chosen not in (np.dtype(np.float32), np.dtype(np.float64)):
-        raise SettingError(f"dtype must be float32, float64 or None, not {dtype!r}.")
+    if chosen.name not in STORED_TYPES:
+        raise SettingError(f"dtype must be float32, float64, uint8 or None, not {dtype!r}.")
     return chosen
 
 
@@ -82,13 +83,20 @@ def missing(label: str, row: int, what: str = "a missing value") -> str:
 def require_exact(
     values: Array, dtype: np.dtype[Any], label: Callable[[int], str], start: int
 ) -> None:
-    """Refuse integers that `dtype` cannot hold exactly; `label` names the column of a flat index.
+    """Refuse numbers that `dtype` must hold exactly and cannot: integers, and all that is a byte.
 
     Parameters
     ----------
-    values : array of integers
+    values : array
         One row an entry of the first axis.
+    label
+        Names the column of a flat index.
     """
+    if dtype.kind == "u":
+        _require_bytes(values, label, start)
+        return
+    if values.dtype.kind not in "iu":
+        return
     digits = np.finfo(dtype).nmant + 1
     if values.dtype.itemsize * 8 <= digits or values.size == 0:
         return
@@ -111,6 +119,20 @@ def require_exact(
         f"column {label(at)!r} holds the integer {flat[at]} in row {row}, which {dtype.name} "
         f"cannot hold exactly: {advice} (an identifier should not be a predictor)."
     )
+
+
+def _require_bytes(values: Array, label: Callable[[int], str], start: int) -> None:
+    flat = values.reshape(-1)
+    if values.dtype in (np.dtype(np.uint8), np.dtype(bool)) or flat.size == 0:
+        return
+    bad = ~((flat >= 0) & (flat <= 255) & (flat == np.floor(flat)))  # NaN is bad too
+    if bad.any():
+        at = int(np.argmax(bad))
+        row = start + at // (flat.size // len(values))
+        raise DataError(
+            f"column {label(at)!r} holds {flat[at]} in row {row}, "
+            "but dtype='uint8' holds whole numbers from 0 to 255 only: leave dtype out."
+        )
 
 
 class WeightCheck:

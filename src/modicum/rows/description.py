@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[Any]
 Level: TypeAlias = str | int | float | bool
+# Types that rows are held in; bytes are for images, which networks read as they are.
+STORED_TYPES = {"float32": np.float32, "float64": np.float64, "uint8": np.uint8}
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Description:
     n : int
         Number of rows.
     dtype : numpy.dtype
-        The one floating type of every field.
+        The one type of every field: floating, or bytes.
     fields : tuple of Field
     columns : tuple of str
         Names of the columns of ``x``; empty without a two-dimensional ``x``.
@@ -115,7 +117,7 @@ class Description:
         """Read what `to_json` wrote; any exception means that it did not write this."""
         made = cls(
             n=int(data["rows"]),
-            dtype=np.dtype({"float32": np.float32, "float64": np.float64}[data["dtype"]]),
+            dtype=np.dtype(STORED_TYPES[data["dtype"]]),
             fields=tuple(Field(f["name"], tuple(map(int, f["shape"]))) for f in data["fields"]),
             columns=tuple(data["columns"]),
             outcome=data["outcome"],

@@ -130,8 +130,7 @@ class Encoder:
         return out
 
     def _put(self, values: Array, name: str, out: Array, start: int) -> Array:
-        if values.dtype.kind in "iu":
-            require_exact(values, self.dtype, lambda _: name, start)
+        require_exact(values, self.dtype, lambda _: name, start)
         with np.errstate(over="ignore"):
             out[:] = values
         return values

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from modicum.errors import SettingError
-from modicum.rows.checks import as_dtype, block_rows, require_finite
+from modicum.rows.checks import as_dtype, block_rows, require_exact, require_finite
 from modicum.rows.csv_source import TypesWidened
 from modicum.rows.description import Array, Description
 from modicum.rows.finding import find
@@ -53,8 +53,8 @@ def ingest(
         The folder to make.
     outcome, predictors, offset, weight, categorical
         As in `Rows.from_table`.
-    dtype : float32, float64 or None
-        Type of all numbers; None as in `Rows`.
+    dtype : float32, float64, uint8 or None
+        Type of all numbers; None as in `Rows`, or the type the source has if it is `Rows`.
     shard_rows : int, optional
         Rows of one file of the store; by default about a gigabyte of them.
     progressbar : bool
@@ -124,7 +124,8 @@ def _packed(
         if isinstance(source, Mapping):
             given = GivenFields(source, None, dtype)
             return given.description, given.blocks(), given.description.n
-        about = replace(source._description, dtype=as_dtype(dtype, [source.dtype]))
+        kind = source.dtype if dtype is None else as_dtype(dtype, [])
+        about = replace(source._description, dtype=kind)
         return about, _repacked(source, about), len(source)
     encoder, blocks = read_source(source, *settings)
     return encoder.describe(source.rows or 0), blocks, source.rows
@@ -134,9 +135,11 @@ def _repacked(rows: Rows, about: Description) -> Iterator[Array]:
     """Packed blocks of rows that were checked before, in a type that may be narrower."""
     before, start = rows._description, 0
     for chunk in rows.chunks(block_rows(about.width)):
+        given = before.pack(chunk)
+        if about.dtype.kind == "u":
+            require_exact(given, about.dtype, lambda at: about.labels[at % about.width], start)
         with np.errstate(over="ignore"):
-            block = about.pack(chunk)
-        given = before.pack(chunk) if about.dtype != before.dtype else block
+            block = given.astype(about.dtype, copy=False)
         require_finite(block, about.labels, start, lambda row, col, g=given: g[row, col])  # type: ignore[misc]
         start += len(block)
         yield block

@@ -26,8 +26,9 @@ class Rows:
     """A data set of n rows, each with the same named fields of numbers.
 
     Rows are checked when they are made (no missing values, no infinities, no text) and do not
-    change afterwards. All fields share one floating type. An array that already has that type
-    and lies row after row in memory is used as it is, without a copy: do not write to it later.
+    change afterwards. All fields share one type, floating or bytes. An array that already has that
+    type and lies row after row in memory is used as it is, without a copy: do not write to it
+    later.
 
     Parameters
     ----------
@@ -38,9 +39,11 @@ class Rows:
         vector (n, 1) is taken as (n,); any other shape is refused.
     columns : sequence of str, optional
         Names of the columns of `x`; by default those of the data frame, else x0, x1, ...
-    dtype : float32, float64 or None
+    dtype : float32, float64, uint8 or None
         Type of all fields. None: float32 if there are floating fields and all of them are float32
-        or narrower, else float64. Integers that the type cannot hold exactly are refused.
+        or narrower, else float64. Numbers that the type cannot hold exactly are refused where they
+        are integers or the type is. Bytes (uint8) are for images, which networks
+        (`mo.models.MLP`, `mo.models.CNN`) read as they are.
     **fields : array of shape (n, ...)
         Further fields, of any trailing shape. Fields that are None are dropped.
 
@@ -106,7 +109,7 @@ class Rows:
             Predictors that are coded by treatment contrasts: one column of zeros and ones for each
             level but the reference. The mapping gives the reference levels; the default is the
             first level in sorted order. Only levels that occur count.
-        dtype : float32, float64 or None
+        dtype : float32, float64, uint8 or None
 
         Examples
         --------
@@ -204,7 +207,7 @@ class Rows:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The floating type of all fields."""
+        """The type of all fields."""
         return self._description.dtype
 
     @property

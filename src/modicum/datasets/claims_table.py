@@ -1,0 +1,95 @@
+"""French motor third-party liability policies (freMTPLfreq of the R package CASdatasets)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from modicum.datasets.dataset import Arrays, Dataset, Recipe
+from modicum.datasets.encoding import dummies, spline_names, splines
+from modicum.datasets.source import Folder, Source
+from modicum.errors import DataError
+from modicum.models import Poisson
+from modicum.rows import Rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["RECIPE", "claims"]
+
+COMMIT = "c49cbbb37235fc49616cac8ccac32e1491cdc619"
+SOURCE = Source(
+    name="claims",
+    folder="fremtpl",
+    files=("freMTPLfreq.parquet", "freMTPLfreq.rda"),
+    url=f"https://raw.githubusercontent.com/dutangc/CASdatasets/{COMMIT}/data/freMTPLfreq.rda",
+    saved="freMTPLfreq.rda",
+    digest="sha256:ae6dad75015c24335c3fc951b1d3fb78a1a4009db9a8fcc1ac15cb4a7cfb3896",
+)
+FACTORS = ("Power", "Brand", "Gas", "Region")
+
+
+def claims(folder: Folder = None, download: bool = True, progressbar: bool = True) -> Dataset:
+    """French motor policies: number of claims, exposure as offset, 413,169 rows of 42 columns.
+
+    Power, brand, gas and region as zeros and ones, each level against the commonest; splines in
+    the ages of car and driver; the logarithm of the population density. Parameters as in
+    `covertype`; R's own file is read by the package pyreadr.
+    """
+    return RECIPE.load(folder, download, progressbar)
+
+
+def _read(path: Path) -> Arrays:
+    t = _table(path)
+    made: Arrays = {}
+    for name in FACTORS:
+        made[name] = t[name].cat.codes.to_numpy(np.int16)
+        made[f"{name} levels"] = np.array([str(level) for level in t[name].cat.categories])
+    numbers = {k: t[k].to_numpy() for k in ("CarAge", "DriverAge", "Density", "Exposure")}
+    return made | numbers | {"claims": t["ClaimNb"].to_numpy(np.int16)}
+
+
+def _table(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    if path.suffix == ".parquet":
+        return pd.read_parquet(path)
+    try:
+        import pyreadr
+    except ImportError:
+        raise DataError(
+            f"reading {path.name} needs the package pyreadr, which is not installed: pip install "
+            "pyreadr."
+        ) from None
+    table: pd.DataFrame = pyreadr.read_r(path)["freMTPLfreq"]
+    return table
+
+
+def _build(raw: Arrays) -> Dataset:
+    parts = [dummies(raw[name], name, raw[f"{name} levels"]) for name in FACTORS]
+    names = [name for _, group in parts for name in group]
+    columns = [x for x, _ in parts]
+    columns += [
+        splines(np.minimum(raw["CarAge"], 30).astype(np.float64), 8),
+        splines(raw["DriverAge"].astype(np.float64), 8),
+        np.log(raw["Density"].astype(np.float64))[:, None].astype(np.float32) - 6,
+    ]
+    names += [*spline_names("CarAge", 8), *spline_names("DriverAge", 8), "log_density"]
+    rows = Rows(
+        x=np.concatenate(columns, axis=1),
+        y=raw["claims"].astype(np.float32),
+        offset=np.log(raw["Exposure"]).astype(np.float32),
+        columns=names,
+    )
+    return Dataset(
+        name="claims",
+        rows=rows,
+        model=Poisson(),
+        description="French motor policies, number of claims with the years insured as exposure",
+        source="https://github.com/dutangc/CASdatasets",
+    )
+
+
+RECIPE = Recipe(SOURCE, _read, _build)

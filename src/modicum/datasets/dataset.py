@@ -1,0 +1,72 @@
+"""What a loader returns: rows, a model for them, and where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from modicum.datasets.source import Folder, Source
+from modicum.models import BaseModel
+from modicum.rows import Rows
+
+__all__ = ["Arrays", "Dataset", "Recipe"]
+
+Arrays: TypeAlias = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A table as rows, with a model that suits it.
+
+    Attributes
+    ----------
+    name
+        Name of the loader.
+    rows
+        The rows to fit.
+    model
+        The model they are meant for.
+    description
+        What a row is, what the outcome is, what was done to the columns. A data set that is not
+        the real one says "stand-in" here.
+    source
+        The public address of the file.
+    test
+        Rows to score predictions with, where the table has such a part.
+    """
+
+    name: str
+    rows: Rows
+    model: BaseModel
+    description: str
+    source: str
+    test: Rows | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns of ``x``."""
+        return self.rows.columns
+
+    def __repr__(self) -> str:
+        parts = f"{len(self.rows):,} rows" + (f" + {len(self.test):,}" if self.test else "")
+        return f"<Dataset {self.name}: {parts}; {self.description}>"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a data set is made: the file, the arrays that matter of it, the rows made of these.
+
+    Reading may need pandas; building needs NumPy and SciPy alone.
+    """
+
+    source: Source
+    read: Callable[[Path], Arrays]
+    build: Callable[[Arrays], Dataset]
+
+    def load(self, folder: Folder, download: bool, progressbar: bool) -> Dataset:
+        """Find or download the file, and make the data set."""
+        return self.build(self.read(self.source.find(folder, download, progressbar)))

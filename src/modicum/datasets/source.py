@@ -1,0 +1,85 @@
+"""Where a data set's file is: in a folder, or at a public address from which it is fetched."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from modicum.datasets.download import DownloadError, fetch
+from modicum.errors import DataError
+
+__all__ = ["Folder", "Source", "data_folder"]
+
+Folder: TypeAlias = str | os.PathLike[str] | None
+
+
+def data_folder(folder: Folder = None) -> Path:
+    """Where data sets are looked for and saved.
+
+    The argument, else the environment variable ``MODICUM_DATA``, else ``modicum`` in the user's
+    cache folder.
+
+    Examples
+    --------
+    >>> data_folder("tables").name
+    'tables'
+    """
+    given = folder or os.environ.get("MODICUM_DATA")
+    if given:
+        return Path(given).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "modicum"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of a data set.
+
+    Parameters
+    ----------
+    name
+        What the data set is called in messages.
+    folder
+        Folder of its files inside the data folder; the data folder itself is searched too.
+    files
+        Names the file may have, the best first.
+    url
+        Its public address.
+    saved
+        The name a download gets.
+    digest
+        Checksum of the download, as "sha256:..." or "md5:..."; None where none is published.
+    """
+
+    name: str
+    folder: str
+    files: tuple[str, ...]
+    url: str
+    saved: str
+    digest: str | None = None
+
+    def look(self, folder: Folder = None) -> Path | None:
+        """Return the file if it is there."""
+        top = data_folder(folder)
+        places = [place / file for file in self.files for place in (top / self.folder, top)]
+        return next((place for place in places if place.is_file()), None)
+
+    def find(self, folder: Folder = None, download: bool = True, progressbar: bool = True) -> Path:
+        """Return the file, downloaded if it is not there; else say what to put where."""
+        found = self.look(folder)
+        if found is not None:
+            return found
+        target = data_folder(folder) / self.folder / self.saved
+        reason = "and downloads are off"
+        if download:
+            try:
+                fetch(self.url, target, self.digest, progressbar)
+                return target
+            except DownloadError as fault:
+                reason = f"and cannot be downloaded ({fault})"
+        raise DataError(
+            f"the data set {self.name} is not in {target.parent} {reason}; put {self.url} there "
+            f"as {self.saved}, or name a folder that has it (folder=, or MODICUM_DATA)."
+        )

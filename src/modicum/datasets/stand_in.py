@@ -1,0 +1,43 @@
+"""Stand-ins: as many rows as wanted, in the likeness of a smaller real table."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from modicum.errors import SettingError
+from modicum.ledger import Ledger
+from modicum.models import Logistic, Target
+from modicum.rows import Rows
+
+__all__ = ["resampled"]
+
+TOGETHER = 1 << 18
+
+
+def resampled(real: Rows, model: Logistic, n: int, seed: int) -> Rows:
+    """Draw rows of `real` again, `n` of them, with outcomes of the regression fitted to it."""
+    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
+        raise SettingError(f"n must be a whole number of at least 1, not {n!r}.")
+    beta, intercept = _fitted(real, model)
+    everything = real.slice(0, len(real))["x"]
+    chance = 1 / (1 + np.exp(-(everything @ beta + intercept)))
+    which, outcomes = np.random.default_rng(seed).spawn(2)
+    x, y = np.empty((n, everything.shape[1]), real.dtype), np.empty(n, real.dtype)
+    for first in range(0, n, TOGETHER):
+        part = slice(first, min(first + TOGETHER, n))
+        at = which.integers(0, len(real), size=part.stop - first)
+        x[part] = everything[at]
+        y[part] = outcomes.random(len(at)) < chance[at]
+    return Rows(x=x, y=y, columns=real.columns)
+
+
+def _fitted(real: Rows, model: Logistic) -> tuple[np.ndarray, float]:
+    """Coefficients and intercept at the posterior mode."""
+    from modicum.passes import LocalEngine, Sums
+    from modicum.passes.mode import find_mode
+
+    target, start = Target.of(model, real)
+    sums = Sums(target, real, LocalEngine(progressbar=False), Ledger(rows=len(real)))
+    at, _ = find_mode(sums, start)
+    theta = target.unravel(at.point)  # type: ignore[arg-type]
+    return theta["beta"], float(theta["intercept"])

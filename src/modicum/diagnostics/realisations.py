@@ -1,0 +1,98 @@
+"""Mean squared error of a sampler's averages, over many independent realisations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from modicum.diagnostics.series import as_chains
+from modicum.errors import SettingError
+
+__all__ = ["MeanSquaredError", "mse"]
+
+
+@dataclass(frozen=True)
+class MeanSquaredError:
+    """Mean squared error, what it is made of, and how well it is known.
+
+    Attributes
+    ----------
+    value
+        Mean over realisations of (average - truth)^2, which is ``bias**2`` plus `variance`.
+    bias
+        Mean over realisations of average - truth.
+    variance
+        Of the averages over realisations.
+    error
+        Monte Carlo standard error of `value`.
+    """
+
+    value: Any
+    bias: Any
+    variance: Any
+    error: Any
+
+
+def mse(
+    draws: ArrayLike,
+    truth: ArrayLike,
+    function: Callable[[Any], Any] | None = None,
+    *,
+    at: int | ArrayLike | None = None,
+    weights: ArrayLike | None = None,
+) -> MeanSquaredError:
+    """Mean squared error of averages along realisations against a known value.
+
+    Parameters
+    ----------
+    draws
+        Array (realisation, draw, ...): each realisation gives one average over its draws.
+    truth
+        The expectation of `function`.
+    function
+        Test function, applied to `draws` as a whole; by default the draws themselves.
+    at
+        Number of draws, or numbers of draws, from the beginning, to average over; by default all.
+        Several give a leading axis: the error as the sampler goes on.
+    weights
+        Sign or importance weight of each draw, (realisation, draw).
+
+    Examples
+    --------
+    >>> x = np.random.default_rng(1).normal(size=(2000, 100))
+    >>> found = mse(x, 1.0, np.square)  # the average of 100 squares has variance 2 / 100
+    >>> bool(abs(found.value - 0.02) < 4 * found.error)
+    True
+    >>> mse(x, 1.0, np.square, at=[1, 10, 100]).value.shape
+    (3,)
+    """
+    x = np.asarray(draws) if function is None else np.asarray(function(np.asarray(draws)))
+    x = as_chains(x)
+    if x.ndim < 2 or len(x) < 2:
+        raise SettingError("the mean squared error is over realisations: give two at least.")
+    w = np.ones(x.shape[:2]) if weights is None else np.asarray(weights, dtype=float)
+    if w.shape != x.shape[:2]:
+        raise SettingError(f"the weights have shape {w.shape}, the draws {x.shape[:2]}.")
+    counts = np.atleast_1d(np.asarray(x.shape[1] if at is None else at))
+    if counts.min(initial=1) < 1 or counts.max(initial=1) > x.shape[1]:
+        raise SettingError(f"`at` must hold numbers of draws from 1 to {x.shape[1]}.")
+    shaped = w.reshape(*w.shape, *[1] * (x.ndim - 2))
+    totals, masses = np.cumsum(shaped * x, axis=1), np.cumsum(shaped, axis=1)
+    averages = totals[:, counts - 1] / masses[:, counts - 1]  # (realisation, count, ...)
+    gap = averages - np.asarray(truth, dtype=float)
+    parts = (
+        np.mean(gap**2, axis=0),
+        gap.mean(axis=0),
+        gap.var(axis=0),
+        np.std(gap**2, axis=0, ddof=1) / np.sqrt(len(gap)),
+    )
+    several = at is not None and np.ndim(at) > 0
+    return MeanSquaredError(*(_plain(part if several else part[0]) for part in parts))
+
+
+def _plain(value: Any) -> Any:
+    return value if np.ndim(value) else float(value)

@@ -1,0 +1,145 @@
+"""How well draws predict outcomes that were seen: accuracy and log predictive density."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from modicum.errors import SettingError, warn
+from modicum.posterior.prediction import Batch, in_pieces, thinned
+from modicum.posterior.weighted import normalised, weighted_mean
+
+if TYPE_CHECKING:
+    from modicum.posterior.posterior import Posterior
+
+__all__ = ["Score", "score"]
+
+
+@dataclass(frozen=True, eq=False)
+class Score:
+    """How well a posterior predicts outcomes, as one average and draw by draw.
+
+    Averaging the predictions of all draws, then scoring, is the Bayesian prediction; scoring
+    every draw by itself, then averaging, is what one draw is worth, and is never better in log
+    density.
+
+    Parameters
+    ----------
+    accuracy, log_density
+        Of the averaged prediction (over draws and chains): the share of rows whose most probable
+        class is the right one (``nan`` where outcomes are no classes), and the mean over rows of
+        the log predictive density.
+    single_accuracy, single_log_density
+        Averages over all draws of what each draw scores by itself.
+    accuracy_by_chain, log_density_by_chain
+        The same, over the draws of each chain.
+    rows, draws
+        Rows scored, and posterior draws used.
+    """
+
+    accuracy: float
+    log_density: float
+    single_accuracy: float
+    single_log_density: float
+    accuracy_by_chain: np.ndarray
+    log_density_by_chain: np.ndarray
+    rows: int
+    draws: int
+
+    def __repr__(self) -> str:
+        def said(accuracy: float, density: float) -> str:
+            share = "" if np.isnan(accuracy) else f"accuracy {accuracy:.4f}, "
+            return f"{share}log density {density:.4f}"
+
+        return (
+            f"<Score of {self.rows:,} rows: {said(self.accuracy, self.log_density)}; one draw by "
+            f"itself: {said(self.single_accuracy, self.single_log_density)} ({self.draws} draws)>"
+        )
+
+
+def score(posterior: Posterior, rows: Any, draws: int = 200) -> Score:
+    """Score evenly spaced draws on rows with outcomes, chunk by chunk; see `Posterior.score`."""
+    predictor = posterior.predictor
+    if not hasattr(predictor, "outcome"):
+        raise SettingError(
+            "this posterior cannot score outcomes because it has no model; compute from "
+            "posterior.draws instead."
+        )
+    if draws < 1:
+        raise SettingError(f"Ask for at least one draw, not {draws}.")
+    chains = posterior.chains
+    each = min(posterior.num_draws, max(1, draws // chains))
+    subset, weights = thinned(posterior, chains * each)
+    total = _Total(predictor.model, weights.reshape(chains, each))
+
+    def evaluate(piece: Batch) -> np.ndarray:
+        if "y" not in piece:
+            raise SettingError("scoring needs outcomes: give rows with the field 'y'.")
+        expected, density = predictor.outcome(subset, piece)
+        total.add(expected, density, piece)
+        return density if expected is None else expected
+
+    for _ in in_pieces(rows, chains * each, evaluate):
+        pass
+    return total.score()
+
+
+class _Total:
+    """Sums over rows of what draws score, together and one by one."""
+
+    def __init__(self, model: Any, weights: np.ndarray) -> None:
+        self.model, self.weights = model, weights
+        self.share = normalised(weights).reshape(-1)
+        self.right, self.density = 0.0, 0.0
+        self.rights, self.densities = np.zeros(weights.size), np.zeros(weights.size)
+        self.mass, self.rows, self.cancelled = 0.0, 0, 0
+        self.classes = True
+
+    def add(self, expected: np.ndarray | None, density: np.ndarray, piece: Batch) -> None:
+        """Add a piece of rows: expected outcomes (draws, rows, ...) and log-densities."""
+        y = np.asarray(piece["y"])
+        mass = np.asarray(piece.get("weight", np.ones(len(y))), dtype=float)
+        self.mass, self.rows = self.mass + mass.sum(), self.rows + len(y)
+        self.densities += density @ mass
+        self.density += float(self._log_mean(density) @ mass)
+        bets = None if expected is None else self.model.decide(expected)
+        if expected is None or bets is None:
+            self.classes = False
+            return
+        self.rights += (bets == y) @ mass
+        together = self.model.decide(np.tensordot(self.share, expected, axes=1))
+        self.right += float((together == y) @ mass)
+
+    def _log_mean(self, density: np.ndarray) -> np.ndarray:
+        """Log of the weighted mean of densities, by row."""
+        top = density.max(axis=0)
+        top = np.where(np.isfinite(top), top, 0.0)
+        mean = self.share @ np.exp(density - top)
+        self.cancelled += int(np.sum(mean < 0))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(np.log(mean) + top)
+
+    def score(self) -> Score:
+        """Averages over rows, draws and chains."""
+        if self.cancelled:
+            warn(
+                f"the signs of the draws cancel: {self.cancelled} of {self.rows} rows have a "
+                "predictive density below zero; score with more draws.",
+                stacklevel=5,
+            )
+        if not self.classes:
+            self.right, self.rights = np.nan, self.rights * np.nan
+        accuracy, accuracies = self._average(self.rights)
+        density, densities = self._average(self.densities)
+        together = (self.right / self.mass, self.density / self.mass)
+        counts = (self.rows, self.weights.size)
+        return Score(*together, accuracy, density, accuracies, densities, *counts)
+
+    def _average(self, scores: np.ndarray) -> tuple[float, np.ndarray]:
+        """Averages of what draws score by themselves: over all of them, and by chain."""
+        each = scores.reshape(self.weights.shape) / self.mass
+        pairs = zip(each, self.weights, strict=True)
+        by_chain = [weighted_mean(values[None], weights[None]) for values, weights in pairs]
+        return float(weighted_mean(each, self.weights)), np.array(by_chain)

@@ -1,0 +1,196 @@
+"""Networks as models: forward passes, gradients, types, starts, names."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import modicum as mo
+from modicum.models import Target
+from targets import all_of
+
+M = mo.models
+RNG = np.random.default_rng(1)
+PIXELS = RNG.integers(0, 256, size=(12, 8, 8), dtype=np.uint8)
+LABELS = np.arange(12) % 3
+SMALL_CNN = M.CNN(channels=(3, 4), kernel=3, pool=2, hidden=(5,), padding="SAME")
+NETS = {
+    "mlp": M.MLP(hidden=(6,)),
+    "gaussian": M.MLP(hidden=(6, 5), likelihood="gaussian", noise_scale=0.7, activation="tanh"),
+    "cnn": SMALL_CNN,
+}
+
+
+def image_rows(**kwargs):
+    return mo.Rows(x=PIXELS, y=LABELS, **({"dtype": "uint8"} | kwargs))
+
+
+@pytest.fixture(params=NETS.values(), ids=NETS.keys())
+def net(request):
+    return request.param
+
+
+def test_gradient_is_that_of_finite_differences(net, x64):
+    rows = image_rows()
+    target, t = Target.of(net, rows)
+    batch = all_of(rows)
+
+    def density(t):
+        return target.log_likelihood(t, batch).sum() + target.log_prior(t)
+
+    slope = jax.jit(jax.grad(density))(t)
+    value = jax.jit(density)
+    for _ in range(5):
+        direction = RNG.normal(size=t.size)
+        step = 1e-6
+        rise = (value(t + step * direction) - value(t - step * direction)) / (2 * step)
+        assert float(rise) == pytest.approx(float(slope @ direction), rel=2e-5, abs=1e-4)
+
+
+def test_log_densities_are_normalised(net, x64):
+    rows = image_rows()
+    theta, batch = net.start(rows), all_of(rows)
+    if net.likelihood == "categorical":
+        each = [net.log_likelihood(theta, batch | {"y": np.full(12, k)}) for k in range(3)]
+        np.testing.assert_allclose(np.exp(each).sum(axis=0), 1.0)
+        np.testing.assert_allclose(net.expected(theta, batch), np.exp(each).T)
+    else:
+        y = np.linspace(-30, 30, 20_001)
+        one = {"x": np.repeat(PIXELS[:1], len(y), axis=0), "y": y}
+        assert np.trapezoid(np.exp(net.log_likelihood(theta, one)), y) == pytest.approx(1)
+        mean = np.trapezoid(y * np.exp(net.log_likelihood(theta, one)), y)
+        assert mean == pytest.approx(float(net.expected(theta, one)[0]))
+
+
+def test_prior_is_a_normal_on_every_weight(x64):
+    from scipy.stats import norm
+
+    net = M.MLP(hidden=(6,), prior_scale=0.5)
+    theta = net.start(image_rows())
+    right = sum(norm(scale=0.5).logpdf(leaf).sum() for leaf in jax.tree.leaves(theta))
+    assert float(net.log_prior(theta)) == pytest.approx(right)
+
+
+def test_rows_are_on_their_own(net, x64):
+    rows = image_rows()
+    theta, batch = net.start(rows), all_of(rows)
+    order = RNG.permutation(12)
+    shuffled = net.log_likelihood(theta, {k: v[order] for k, v in batch.items()})
+    np.testing.assert_allclose(shuffled, net.log_likelihood(theta, batch)[order], rtol=1e-12)
+
+
+def test_bytes_are_scaled_pixels(net, x64):
+    held = image_rows()
+    assert held.nbytes == 12 * 65
+    real = mo.Rows(x=PIXELS / 255.0, y=LABELS)
+    unscaled = mo.Rows(x=PIXELS.astype(float), y=LABELS)
+    theta = net.start(held)
+    right = net.log_likelihood(theta, all_of(real))
+    np.testing.assert_allclose(net.log_likelihood(theta, all_of(held)), right, rtol=1e-12)
+    told = mo.models.MLP(**{**vars(net), "scale": 1 / 255}) if type(net) is M.MLP else None
+    if told is not None:
+        np.testing.assert_allclose(told.log_likelihood(theta, all_of(unscaled)), right, rtol=1e-12)
+    # negative control: pixels that nobody scales are another data set
+    assert not np.allclose(net.log_likelihood(theta, all_of(unscaled)), right)
+
+
+@pytest.mark.parametrize("shape", [(12, 64), (12, 8, 8), (12, 8, 8, 1)])
+def test_images_come_flat_or_with_axes(net, shape, x64):
+    theta = net.start(image_rows())
+    rows = mo.Rows(x=PIXELS.reshape(shape), y=LABELS, dtype="uint8")
+    net.check(rows)
+    assert [np.shape(a) for a in jax.tree.leaves(net.start(rows))] == [
+        np.shape(a) for a in jax.tree.leaves(theta)
+    ]
+    right = net.log_likelihood(theta, all_of(image_rows()))
+    np.testing.assert_allclose(net.log_likelihood(theta, all_of(rows)), right)
+
+
+def test_float32_stays_float32_among_doubles(net, x64):
+    rows = image_rows()
+    narrow = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), net.start(rows))
+    for batch in (all_of(rows), all_of(mo.Rows(x=PIXELS / 255.0, y=LABELS))):
+        assert net.log_likelihood(narrow, batch).dtype == jnp.float32
+        assert net.expected(narrow, batch).dtype == jnp.float32
+    assert net.log_prior(narrow).dtype == jnp.float32
+    wide = net.log_likelihood(net.start(rows), all_of(rows))
+    assert wide.dtype == jnp.float64
+    np.testing.assert_allclose(net.log_likelihood(narrow, all_of(rows)), wide, rtol=2e-4)
+
+
+def test_chains_side_by_side_are_chains_one_by_one(net, x64):
+    rows = image_rows()
+    keys = jax.random.split(jax.random.key(3), 4)
+    chains = jax.vmap(lambda key: net.random_start(rows, key))(keys)
+    batch = {
+        k: jnp.stack([jnp.roll(v, i, axis=0) for i in range(4)]) for k, v in all_of(rows).items()
+    }
+    together = jax.vmap(net.log_likelihood)(chains, batch)
+    for i in range(4):
+        theta = jax.tree.map(lambda leaf, i=i: leaf[i], chains)
+        alone = net.log_likelihood(theta, {k: v[i] for k, v in batch.items()})
+        np.testing.assert_allclose(together[i], alone, rtol=1e-5)
+
+
+def test_starts_differ_by_key_and_are_scaled_to_their_inputs():
+    rows = mo.Rows(x=np.zeros((2, 784)), y=[0, 1])
+    net = M.MLP(hidden=(400,))
+    one = net.random_start(rows, jax.random.key(1))["dense_0"]["kernel"]
+    other = net.random_start(rows, jax.random.key(2))["dense_0"]["kernel"]
+    again = net.random_start(rows, jax.random.key(1))["dense_0"]["kernel"]
+    assert np.array_equal(one, again)
+    assert abs(np.corrcoef(np.ravel(one), np.ravel(other))[0, 1]) < 0.01
+    assert np.std(one) == pytest.approx(np.sqrt(2 / 784), rel=0.01)
+    tanh = M.MLP(hidden=(400,), activation="tanh").start(rows)["dense_0"]["kernel"]
+    assert np.std(tanh) == pytest.approx(np.sqrt(1 / 784), rel=0.01)
+    assert np.array_equal(net.start(rows)["dense_1"]["bias"], np.zeros(2))
+    with jax.enable_x64(True):  # the same start whatever the precision
+        assert np.array_equal(net.random_start(rows, jax.random.key(1))["dense_0"]["kernel"], one)
+
+
+def test_names_and_back(net):
+    rows = image_rows()
+    target, t = Target.of(net, rows)
+    named = net.report(net.start(rows))
+    assert {"dense_0.kernel", "dense_0.bias"} <= named.keys()
+    points = target.ravel_reported({k: np.asarray(v)[None] for k, v in named.items()})
+    np.testing.assert_array_equal(points[0], t)
+    assert hash(net) == hash(type(net)(**vars(net)))
+    assert net.identity() != type(net)(**{**vars(net), "prior_scale": 2.0}).identity()
+
+
+def test_the_papers_sizes():
+    digits = mo.Rows(x=np.zeros((10, 784)), y=np.arange(10), dtype="uint8")
+    assert Target.of(M.MLP(), digits)[0].size == 785 * 100 + 101 * 10
+    convolutions = 26 * 32 + (25 * 32 + 1) * 64
+    dense = (16 * 64 + 1) * 200 + 201 * 200 + 201 * 10
+    assert Target.of(M.CNN(), digits)[0].size == convolutions + dense
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda: M.MLP(hidden=(0,)), "hidden"),
+        (lambda: M.MLP(hidden=2.5), "hidden"),
+        (lambda: M.MLP(activation="rleu"), "did you mean 'relu'"),
+        (lambda: M.MLP(likelihood="poisson"), "likelihood"),
+        (lambda: M.MLP(classes=1), "classes"),
+        (lambda: M.MLP(prior_scale=0), "prior_scale"),
+        (lambda: M.MLP(noise_scale=-1), "noise_scale"),
+        (lambda: M.MLP(scale=0), "scale"),
+        (lambda: M.CNN(padding="same"), "padding"),
+        (lambda: M.CNN(kernel=0), "kernel"),
+        (lambda: M.CNN(image=(28,)), "image"),
+        (lambda: M.CNN().check(image_rows()), "nothing is left"),
+        (lambda: M.MLP(classes=2).check(image_rows()), "classes numbered 0 to 1"),
+        (lambda: M.MLP().check(mo.Rows(x=PIXELS, y=np.zeros(12))), "single class"),
+        (lambda: M.MLP().check(mo.Rows(x=PIXELS)), "'y'"),
+        (lambda: M.MLP().check(mo.Rows(x=PIXELS, y=LABELS, offset=LABELS)), "offset"),
+        (lambda: SMALL_CNN.check(mo.Rows(x=np.zeros((12, 63)), y=LABELS)), "no image"),
+        (lambda: M.CNN(image=(9, 9)).check(image_rows()), "no image of shape"),
+        (lambda: Target.of(M.Softmax(), image_rows()), "held as bytes"),
+    ],
+)
+def test_refusals(make, word):
+    with pytest.raises(mo.ModicumError, match=word):
+        make()

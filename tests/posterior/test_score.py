@@ -1,0 +1,135 @@
+"""Scores of predictions: against sums by hand, with weights, signs and chunks."""
+
+import numpy as np
+import pytest
+from scipy.special import expit, logsumexp, softmax
+
+import modicum as mo
+from modicum.ledger import Ledger
+from modicum.models import prediction as model_prediction
+from modicum.models.prediction import ModelPredictor
+from modicum.posterior import Posterior, prediction
+from targets import class_rows, gaussian_rows, logistic_rows
+
+ROWS = logistic_rows(301)
+X, Y = ROWS.slice(0, 301)["x"], ROWS.slice(0, 301)["y"]
+RNG = np.random.default_rng(1)
+BETA = RNG.normal(np.linspace(-0.8, 0.8, 3), 0.3, size=(3, 50, 3))
+INTERCEPT = RNG.normal(0.3, 0.3, size=(3, 50))
+
+
+def make(weights=None, model=None, **draws):
+    draws = draws or {"beta": BETA, "intercept": INTERCEPT}
+    predictor = ModelPredictor(model or mo.models.Logistic())
+    return Posterior(draws, {}, Ledger(rows=1), weights=weights, predictor=predictor)
+
+
+def by_hand(y=Y):
+    """Chances of a one and log-densities, (chain, draw, row)."""
+    p = expit(BETA @ X.T + INTERCEPT[..., None])
+    return p, np.log(np.where(y > 0, p, 1 - p))
+
+
+def test_averaged_and_single_predictions_are_those_by_hand():
+    p, density = by_hand()
+    found = make().score(ROWS, draws=10_000)
+    assert (found.rows, found.draws) == (301, 150)
+    assert found.accuracy == pytest.approx(np.mean((p.mean(axis=(0, 1)) > 0.5) == Y))
+    averaged = logsumexp(density, axis=(0, 1)) - np.log(150)
+    assert found.log_density == pytest.approx(averaged.mean())
+    single = ((p > 0.5) == Y).mean(axis=(1, 2))
+    np.testing.assert_allclose(found.accuracy_by_chain, single)
+    np.testing.assert_allclose(found.log_density_by_chain, density.mean(axis=(1, 2)))
+    assert found.single_log_density < found.log_density  # Jensen
+    assert "301 rows" in repr(found)
+
+
+def test_draws_are_thinned_evenly_within_chains():
+    found = make().score(ROWS, draws=6)
+    _, density = by_hand()
+    np.testing.assert_allclose(
+        found.log_density_by_chain, density[:, [12, 37]].mean(axis=(1, 2)), rtol=1e-12
+    )
+    assert make().score(ROWS, draws=1).draws == 3  # one of each chain at least
+
+
+def test_chunks_change_nothing(monkeypatch):
+    whole = make().score(ROWS)
+    monkeypatch.setattr(prediction, "CHUNK_BYTES", 8 * 150 * 64)
+    monkeypatch.setattr(model_prediction, "BUDGET", 40)  # rows in pieces, draws one at a time
+    cut = make().score(ROWS)
+    assert cut.log_density == pytest.approx(whole.log_density)
+    np.testing.assert_allclose(cut.accuracy_by_chain, whole.accuracy_by_chain)
+    np.testing.assert_allclose(make().predict(ROWS).mean, by_hand()[0].mean(axis=(0, 1)))
+
+
+def test_signs_and_weights_of_draws_and_rows_count():
+    p, density = by_hand()
+    weights = np.where(RNG.random((3, 50)) < 0.1, -1.0, 1.0)
+    mass = RNG.integers(0, 3, size=301) * 1.0
+    found = make(weights).score({"x": X, "y": Y, "weight": mass}, draws=150)
+    share = weights / weights.sum()
+    right = np.log(np.einsum("cd,cdr->r", share, np.exp(density)))
+    assert found.log_density == pytest.approx(np.average(right, weights=mass))
+    bets = np.einsum("cd,cdr->r", share, p) > 0.5
+    assert found.accuracy == pytest.approx(np.average(bets == Y, weights=mass))
+    each = np.average(density, axis=2, weights=mass)
+    by_chain = (weights * each).sum(axis=1) / weights.sum(axis=1)
+    np.testing.assert_allclose(found.log_density_by_chain, by_chain)
+    assert found.single_log_density == pytest.approx((share * each).sum())
+    # negative control: signs ignored
+    assert abs(make().score(ROWS, draws=150).log_density - found.log_density) > 1e-4
+
+
+def test_signs_that_cancel_are_told():
+    weights = np.ones((3, 50))
+    weights[:, ::2] = -0.99
+    with pytest.warns(mo.ModicumWarning, match="signs of the draws cancel"):
+        make(weights).score(ROWS, draws=150)
+
+
+def test_classes_and_real_outcomes():
+    rows = class_rows(120)
+    batch = rows.slice(0, 120)
+    beta, intercept = RNG.normal(size=(2, 9, 2, 2)), RNG.normal(size=(2, 9, 2))
+    found = make(model=mo.models.Softmax(classes=3), beta=beta, intercept=intercept).score(rows)
+    eta = np.einsum("cdkj,rj->cdrk", beta, batch["x"]) + intercept[:, :, None]
+    chances = softmax(np.concatenate([eta, np.zeros((2, 9, 120, 1))], axis=-1), axis=-1)
+    assert found.accuracy == np.mean(chances.mean(axis=(0, 1)).argmax(axis=-1) == batch["y"])
+    rows = gaussian_rows(50)
+    real = make(model=mo.models.Gaussian(scale=1.0)).score(rows)
+    assert np.isnan(real.accuracy)
+    assert np.isfinite(real.log_density)
+    assert "accuracy" not in repr(real)
+
+
+def test_a_model_of_ones_own_need_not_predict():
+    model = mo.Model(
+        log_prior=lambda th: 0.0,
+        log_likelihood=lambda th, batch: -0.5 * (batch["y"] - th["level"]) ** 2,
+        init={"level": 0.0},
+    )
+    found = make(model=model, level=np.zeros((1, 5))).score({"y": np.full(4, 2.0)})
+    assert found.log_density == pytest.approx(-2.0)
+    assert np.isnan(found.accuracy)
+
+
+def test_saved_networks_predict_and_score(tmp_path):
+    net = mo.models.CNN(channels=(2,), kernel=3, hidden=(4,), start_seed=3)
+    pixels = RNG.integers(0, 256, size=(20, 36))
+    rows = mo.Rows(x=pixels, y=np.arange(20) % 3, dtype="uint8")
+    draws = {k: np.asarray(v)[None, None] for k, v in net.report(net.start(rows)).items()}
+    post = make(model=net, **draws)
+    post.save(tmp_path / "net")
+    loaded = Posterior.load(tmp_path / "net")
+    assert loaded.score(rows).log_density == post.score(rows).log_density
+    assert loaded.predictor.model == net
+
+
+def test_refusals():
+    with pytest.raises(mo.SettingError, match="'y'"):
+        make().score({"x": X})
+    with pytest.raises(mo.SettingError, match="has no model"):
+        Posterior({"a": np.zeros((1, 4))}, {}, Ledger(rows=1)).score(ROWS)
+    with pytest.raises(mo.SettingError, match="at least one draw"):
+        make().score(ROWS, draws=0)
