@@ -13,10 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import gammaln, pdtrc, xlogy
 
 from modicum.estimators.base import Estimate
 
-__all__ = ["BlockPoisson", "most_factors"]
+__all__ = ["BlockPoisson", "most_factors", "poisson_chance"]
 
 UNLIKELY = 1e-6  # chance of a Poisson count beyond the places kept for it
 
@@ -29,9 +30,13 @@ def most_factors(mean: float) -> int:
     >>> most_factors(1.0), most_factors(20.0)
     (9, 45)
     """
-    from scipy.stats import poisson
+    counts = np.arange(int(mean + 12 * np.sqrt(mean) + 30))
+    return int(np.argmax(pdtrc(counts, mean) <= UNLIKELY))  # the first that is seldom exceeded
 
-    return int(poisson.isf(UNLIKELY, mean))
+
+def poisson_chance(counts: np.ndarray, mean: float) -> np.ndarray:
+    """Probability of each count of a Poisson variable."""
+    return np.asarray(np.exp(xlogy(counts, mean) - mean - gammaln(counts + 1.0)))
 
 
 @dataclass(frozen=True)
@@ -84,9 +89,7 @@ class BlockPoisson:
 
     def present(self, key: jax.Array, blocks: int) -> jax.Array:
         """A Poisson number of factors a block, given that they fit."""
-        from scipy.stats import poisson
-
-        share = poisson.pmf(np.arange(self.parts + 1), self.products / self.blocks)
+        share = poisson_chance(np.arange(self.parts + 1), self.products / self.blocks)
         below = jnp.asarray(np.cumsum(share / share.sum()))
         counts = jnp.searchsorted(below, jax.random.uniform(key, (blocks,)), side="right")
         return (jnp.arange(self.parts) < counts[:, None]).reshape(-1)

@@ -10,8 +10,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtr
-from scipy.stats import norm
+from scipy.special import digamma, ndtr, polygamma
+
+from modicum.estimators.block_poisson import poisson_chance
 
 __all__ = ["NormalFactors"]
 
@@ -59,15 +60,12 @@ class NormalFactors:
         That is a Poisson mixture of chi-squared variables with 1 + 2J degrees, whose logarithms
         have digamma means and trigamma variances.
         """
-        from scipy.special import digamma, polygamma
-        from scipy.stats import poisson
-
         if self.sd == 0:
             return math.log(abs(self.mean)), 0.0
         rate = self.mean**2 / (2 * self.sd**2)
         width = 12 * math.sqrt(rate) + 30
         J = np.arange(max(0, math.floor(rate - width)), math.ceil(rate + width))
-        weight = poisson.pmf(J, rate)
+        weight = poisson_chance(J, rate)
         psi = digamma(0.5 + J)
         first = weight @ psi
         between = weight @ (psi - first) ** 2
@@ -99,7 +97,9 @@ class NormalFactors:
         if self.sd == 0:
             return math.exp(2 * self.products * min(self.mean, 0.0))
         ratio = self.mean / self.sd
-        below = self.sd * norm.pdf(ratio) - self.mean * ndtr(-ratio)
+        below = self.sd * math.exp(-(ratio**2) / 2) / math.sqrt(2 * math.pi) - self.mean * ndtr(
+            -ratio
+        )
         return float(np.exp(-2 * self.products * max(below, 0.0)))
 
     def cost(self, share: float) -> float:
