@@ -6,10 +6,13 @@ from modicum.errors import SettingError, suggestion
 from modicum.methods.base import Method
 from modicum.methods.full_data import HMC, NUTS
 from modicum.methods.hmc_ecs import HMCECS
+from modicum.methods.sg_named import NAMED
+from modicum.methods.stochastic_gradient import StochasticGradient
 
-__all__ = ["HMC", "HMCECS", "METHODS", "NUTS", "Method", "resolve"]
+__all__ = ["HMC", "HMCECS", "METHODS", "NUTS", "Method", "StochasticGradient", "resolve"]
 
-METHODS: dict[str, type[Method]] = {cls.name: cls for cls in (HMCECS, HMC, NUTS)}
+_ALL: tuple[type[Method], ...] = (HMCECS, HMC, NUTS, StochasticGradient, *NAMED)
+METHODS: dict[str, type[Method]] = {cls.name: cls for cls in _ALL}
 
 
 def resolve(method: str | Method | type[Method]) -> Method:

@@ -56,6 +56,17 @@ class Sums:
         value, gradient = self._sweep(_gradient_sum, t, purpose, "gradient")
         return float(value), gradient
 
+    def gradients(self, points: np.ndarray, purpose: str) -> np.ndarray:
+        """Gradient of the log-likelihood at many points, (points, d), by one pass over the rows.
+
+        Nothing is entered in the ledger: these are snapshots of chains, which count for each chain
+        what it touched.
+        """
+        (gradients,) = self.engine.map_reduce(
+            partial(_gradients_sum, self.target), np.asarray(points, np.float64), self.rows, purpose
+        )
+        return np.asarray(gradients)
+
     def hessian(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray, np.ndarray]:
         """Log-likelihood, gradient and Hessian at `t` (C, A and B)."""
         linear = isinstance(self.target.model, LinearPredictorModel)
@@ -93,6 +104,12 @@ def _values_sum(target: Target, points: Any, batch: Any, present: Any) -> tuple[
 @partial(jax.jit, static_argnums=0)
 def _gradient_sum(target: Target, t: Any, batch: Any, present: Any) -> tuple[jax.Array, jax.Array]:
     return jax.value_and_grad(log_likelihood_sum, argnums=1)(target, t, batch, present)
+
+
+@partial(jax.jit, static_argnums=0)
+def _gradients_sum(target: Target, points: Any, batch: Any, present: Any) -> tuple[jax.Array]:
+    one = jax.grad(partial(log_likelihood_sum, target))
+    return (jax.lax.map(lambda t: one(t, batch, present), points, batch_size=16),)
 
 
 @partial(jax.jit, static_argnums=0)

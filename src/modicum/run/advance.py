@@ -20,6 +20,7 @@ from modicum.designs import Drawn
 from modicum.kernels.base import Kernel
 
 __all__ = [
+    "BLOCK",
     "Progress",
     "advance",
     "advance_together",
@@ -30,6 +31,9 @@ __all__ = [
     "wanted_at_start_together",
     "wanted_together",
 ]
+
+
+BLOCK = 64  # iterations whose rows are read and prepared together
 
 
 class Progress(NamedTuple):
@@ -83,24 +87,32 @@ def _advance(
     chain_key: jax.Array,
 ) -> tuple[Progress, Any]:
     first, count = span
-    if batches is None:  # rows on the device: read those of all iterations at once
-        drawn = _wanted(kernel, context, chain_key, first + jnp.arange(capacity))
-        batches = None if drawn is None else _read(rows, drawn)
-    if batches is not None:
+    block = min(BLOCK, capacity)
+
+    def prepared(b: Any) -> Any:
+        """Rows of block `b`, ready for its iterations: read and prepared all at once."""
+        if batches is not None:
+            fresh = jax.tree.map(
+                lambda field: jax.lax.dynamic_slice_in_dim(field, b * block, block), batches
+            )
+        else:
+            drawn = _wanted(kernel, context, chain_key, first + b * block + jnp.arange(block))
+            if drawn is None:
+                return None
+            fresh = _read(rows, drawn)
         # The barrier keeps the compiler from merging this with how the rows came: draws must not
         # depend, in their last bit, on where the rows live.
-        batches = jax.lax.optimization_barrier(batches)
-        batches = jax.vmap(lambda batch: kernel.prepare(batch, context))(batches)
+        fresh = jax.lax.optimization_barrier(fresh)
+        return jax.vmap(lambda batch: kernel.prepare(batch, context))(fresh)
 
-    def one(i: Any, state: Any) -> tuple[Any, Any]:
+    def one(i: Any, state: Any, batch: Any) -> tuple[Any, Any]:
         step_key = _keys(chain_key, first + i)[1]
         signal = jax.tree.map(lambda a: a[first + i], signals)
-        batch = jax.tree.map(lambda field: field[i], batches)
         return kernel.step(step_key, state, signal, batch, context)
 
-    def body(i: Any, carry: Any) -> Any:
+    def body(i: Any, batch: Any, carry: Any) -> Any:
         (state, touched), record = carry
-        state, draw = one(i, state)
+        state, draw = one(i, state, batch)
         if thin > 1 and "rows_touched" in draw:
             touched = jnp.where((first + i) % thin == 0, 0, touched) + draw["rows_touched"]
             draw = draw | {"rows_touched": touched}
@@ -108,10 +120,24 @@ def _advance(
         record = jax.tree.map(lambda all_, new: all_.at[slot].set(new), record, draw)
         return Progress(state, touched), record
 
-    shapes = jax.eval_shape(one, 0, progress.state)[1]
+    def through_block(b: Any, carry: Any) -> Any:
+        ready = prepared(b)
+
+        def inside(k: Any, carry: Any) -> Any:
+            batch = jax.tree.map(lambda field: field[k], ready)
+            return body(b * block + k, batch, carry)
+
+        return jax.lax.fori_loop(0, jnp.minimum(block, count - b * block), inside, carry)
+
+    def shapes(state: Any) -> Any:
+        return one(0, state, jax.tree.map(lambda field: field[0], prepared(0)))[1]
+
     slots = capacity if thin == 1 else capacity // thin + 2
-    record = jax.tree.map(lambda s: jnp.zeros((slots, *s.shape), s.dtype), shapes)
-    return jax.lax.fori_loop(0, count, body, (progress, record))
+    record = jax.tree.map(
+        lambda s: jnp.zeros((slots, *s.shape), s.dtype), jax.eval_shape(shapes, progress.state)
+    )
+    blocks = (count + block - 1) // block
+    return jax.lax.fori_loop(0, blocks, through_block, (progress, record))
 
 
 def _wanted(kernel: Kernel, context: Any, chain_key: jax.Array, iterations: Any) -> Any:

@@ -65,6 +65,8 @@ class Chains:
     def __post_init__(self) -> None:
         if self.parallel is None:
             self.parallel = default_parallel(len(self.keys))
+        if self.capacity > compiled.BLOCK:  # blocks of rows are whole
+            self.capacity -= self.capacity % compiled.BLOCK
         self._stacked = self.parallel == "stacked"
         number = len(self.keys)
         size = number // _groups(number) if self._stacked else 1
@@ -92,7 +94,7 @@ class Chains:
         """Compile the loop before threads race to do so, and while `begin` is being compiled."""
         blank = jax.eval_shape(start, self._of_group(batches, 0), self._group_keys[0])
         state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), blank)
-        fetched = self._fetch(0) if isinstance(self.rows, Rows) else None
+        fetched = self._fetch(0, 1) if isinstance(self.rows, Rows) else None
         self._one(0, (np.int64(0), np.int64(0)), fetched, state)
 
     @in_double_precision
@@ -159,20 +161,24 @@ class Chains:
             return None
         if self._ahead is not None and self._ahead[:2] == (first, count):
             return self._ahead[2].result()
-        return self._fetch(first)
+        return self._fetch(first, count)
 
     def _fetch_ahead(self, first: int, count: int) -> None:
         if isinstance(self.rows, Rows):
             fetch = in_double_precision(self._fetch)
-            self._ahead = (first, count, self._reader.submit(fetch, first))
+            self._ahead = (first, count, self._reader.submit(fetch, first, count))
 
-    def _fetch(self, first: int) -> dict[str, np.ndarray]:
+    def _fetch(self, first: int, count: int) -> dict[str, np.ndarray]:
+        """Rows of `count` iterations, in arrays that have room for `capacity`."""
         iterations = np.arange(first, first + self.capacity)
-        wanted = partial(compiled.wanted, self.kernel, self.context)
         if self._stacked:
             together = compiled.wanted_together
-            return self._read(together(self.kernel, self.context, self.keys, iterations))
-        return self._read(_joined([wanted(key, iterations) for key in self.keys]))
+            drawn = together(self.kernel, self.context, self.keys, iterations)
+        else:
+            wanted = partial(compiled.wanted, self.kernel, self.context)
+            drawn = _joined([wanted(key, iterations) for key in self.keys])
+        read = self._read(jax.tree.map(lambda part: np.asarray(part)[:, :count], drawn))
+        return {name: _filled_up(values, self.capacity) for name, values in read.items()}
 
     def _read(self, drawn: Any) -> dict[str, np.ndarray]:
         """Rows of all chains in one bulk read, with the probabilities they were drawn with."""
@@ -255,3 +261,13 @@ def _chain_keys(words: jax.Array, numbers: jax.Array) -> jax.Array:
 def _joined(each: list[Any]) -> Any:
     """What each chain wants, with a leading axis for chains."""
     return jax.tree.map(lambda *parts: np.stack(parts), *each)
+
+
+def _filled_up(values: np.ndarray, capacity: int) -> np.ndarray:
+    """Lengthen the second axis to `capacity`: compiled loops have one shape."""
+    chains, count, *shape = values.shape
+    if count == capacity:
+        return values
+    whole = np.zeros((chains, capacity, *shape), values.dtype)
+    whole[:, :count] = values
+    return whole

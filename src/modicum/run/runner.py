@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import numpy as np
 
 from modicum.run.chains import Chains
@@ -115,9 +116,10 @@ def _joined(parts: list[Record]) -> Record:
 def capacity_for(numbers: int, total: int, stacked: int = 1) -> int:
     """Iterations one compiled call can hold: about 32 MB at `numbers` float64 an iteration.
 
-    `stacked` chains that run as one share a gigabyte.
+    `stacked` chains that run as one share that, or on an accelerator a gigabyte.
     """
-    room = 2**22 if stacked == 1 else 2**27 // stacked
+    room = 2**22 if stacked == 1 or jax.default_backend() == "cpu" else 2**27
+    room //= stacked
     return int(max(1, min(total, 8192, room // max(1, numbers))))
 
 
