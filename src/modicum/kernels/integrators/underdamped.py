@@ -33,7 +33,7 @@ class Underdamped(Integrator):
     >>> from modicum.kernels.integrators import Underdamped
     >>> step = Underdamped(friction=10.0).response(0.01)
     >>> round(20 * step.variance(curvature=20.0), 3)
-    1.026
+    1.021
     """
 
     friction: float = 2.0
@@ -74,7 +74,7 @@ class Underdamped(Integrator):
         return Walk(z + h * r, r - h * (gradient + self.friction * r) + noise)
 
     def matching(self, walk: Walk, h: Any) -> Matching:
-        """The gradient enters as a = sqrt(h) g / sigma, is (r' - r + h gamma r) / (sigma sqrt h)."""
+        """X = (r' - r + h gamma r) / (sigma sqrt h) and a = sqrt(h) g / sigma (Theorem 2)."""
         r, tau = walk.memory, self.amplitude * jnp.sqrt(h)
         drag = h * self.friction * r
         return Matching(h / tau, drag / tau, (drag - r) / tau)
