@@ -104,7 +104,9 @@ class StochasticGradientKernel:
         context: Context,
     ) -> tuple[StochasticGradientState, Draw]:
         """Drift, gradients, choice, kick."""
-        refresh_key, select_key, kick_key = jax.random.split(key, 3)
+        # A plain step uses its key for one thing, and need not split it.
+        plain = self.batches == 1 and self.integrator.period is None
+        refresh_key, select_key, kick_key = (key,) * 3 if plain else jax.random.split(key, 3)
         walk, memory = state
         h = signal.step_size.astype(walk.z.dtype)
         if self.integrator.period is not None:

@@ -89,14 +89,18 @@ def _advance(
     first, count = span
     block = min(BLOCK, capacity)
 
-    def prepared(b: Any) -> Any:
+    def keys(b: Any) -> tuple[jax.Array, jax.Array]:
+        """Keys of the iterations of block `b`: all at once, since small operations are dear."""
+        return jax.vmap(lambda k: _keys(chain_key, first + b * block + k))(jnp.arange(block))
+
+    def prepared(b: Any, rows_keys: jax.Array) -> Any:
         """Rows of block `b`, ready for its iterations: read and prepared all at once."""
         if batches is not None:
             fresh = jax.tree.map(
                 lambda field: jax.lax.dynamic_slice_in_dim(field, b * block, block), batches
             )
         else:
-            drawn = _wanted(kernel, context, chain_key, first + b * block + jnp.arange(block))
+            drawn = jax.vmap(lambda key: kernel.wants(key, context))(rows_keys)
             if drawn is None:
                 return None
             fresh = _read(rows, drawn)
@@ -105,14 +109,13 @@ def _advance(
         fresh = jax.lax.optimization_barrier(fresh)
         return jax.vmap(lambda batch: kernel.prepare(batch, context))(fresh)
 
-    def one(i: Any, state: Any, batch: Any) -> tuple[Any, Any]:
-        step_key = _keys(chain_key, first + i)[1]
+    def one(i: Any, state: Any, step_key: jax.Array, batch: Any) -> tuple[Any, Any]:
         signal = jax.tree.map(lambda a: a[first + i], signals)
         return kernel.step(step_key, state, signal, batch, context)
 
-    def body(i: Any, batch: Any, carry: Any) -> Any:
+    def body(i: Any, step_key: jax.Array, batch: Any, carry: Any) -> Any:
         (state, touched), record = carry
-        state, draw = one(i, state, batch)
+        state, draw = one(i, state, step_key, batch)
         if thin > 1 and "rows_touched" in draw:
             touched = jnp.where((first + i) % thin == 0, 0, touched) + draw["rows_touched"]
             draw = draw | {"rows_touched": touched}
@@ -121,16 +124,19 @@ def _advance(
         return Progress(state, touched), record
 
     def through_block(b: Any, carry: Any) -> Any:
-        ready = prepared(b)
+        rows_keys, step_keys = keys(b)
+        ready = prepared(b, rows_keys)
 
         def inside(k: Any, carry: Any) -> Any:
             batch = jax.tree.map(lambda field: field[k], ready)
-            return body(b * block + k, batch, carry)
+            return body(b * block + k, step_keys[k], batch, carry)
 
         return jax.lax.fori_loop(0, jnp.minimum(block, count - b * block), inside, carry)
 
     def shapes(state: Any) -> Any:
-        return one(0, state, jax.tree.map(lambda field: field[0], prepared(0)))[1]
+        rows_keys, step_keys = keys(0)
+        batch = jax.tree.map(lambda field: field[0], prepared(0, rows_keys))
+        return one(0, state, step_keys[0], batch)[1]
 
     slots = capacity if thin == 1 else capacity // thin + 2
     record = jax.tree.map(
