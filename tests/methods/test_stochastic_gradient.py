@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -215,6 +216,34 @@ def test_the_chosen_step_gives_the_posterior_to_its_stated_bias(method):
     assert np.all(np.abs(at) <= TIMES * error)
     at, error = mean_and_error(white**2)
     assert np.all(np.abs(at - known) <= TIMES * error)
+
+
+@pytest.mark.parametrize(
+    ("method", "known"),
+    [
+        (mo.SVRGLD(step_size=0.02, batch=5, every=20, whiten=False), 1.111),
+        pytest.param(
+            mo.EWSGSVRG(step_size=0.01, friction=10.0, batch=1, every=10, whiten=False),
+            1.026,
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_snapshots_leave_only_the_integrators_error(method, known):
+    target = location()
+    exact = target.n * method.parts().integrator.response(method.step_size).variance(20.0)
+    assert exact == pytest.approx(known, abs=0.01)
+    start = tuple(target.mean)
+    method = replace(method, start=start)
+    post = sample(method, target, draws=10, thin=20, tune=300, chains=600)
+    squares = target.n * (post["theta"] - target.mean) ** 2
+    by_chain = squares.mean(axis=(1, 2))  # chains are independent, their draws are not
+    error = by_chain.std(ddof=1) / np.sqrt(len(by_chain))
+    assert abs(by_chain.mean() - exact) <= TIMES * error
+    uniform = method.parts().integrator.response(method.step_size)
+    noisy = target.n * uniform.variance(20.0, target.gradient_noise(method.batch))
+    assert abs(by_chain.mean() - noisy) > TIMES * error  # what plain batches would give
 
 
 def test_step_sizes_follow_a_schedule():
