@@ -109,7 +109,7 @@ def _stepper(blackjax, name, gradient, steps):
 def run(quick=False):
     import modicum as mo
 
-    n, steps = (10_000, 2_000) if quick else (100_000, 20_000)
+    n, steps = (10_000, 2_000) if quick else (100_000, 10_000)
     x, y = data(n)
     settings = {"step_size": STEP, "batch": BATCH, "whiten": False, "start": "zero"}
     methods = {"sgld": mo.SGLD(**settings), "sghmc": mo.SGHMC(**settings)}
@@ -125,7 +125,7 @@ def run(quick=False):
         for function in timed.values():
             function()  # compile
         times = {who: [] for who in timed}
-        for _ in range(3 if quick else 7):
+        for _ in range(3 if quick else 5):
             for who, function in timed.items():  # in turns
                 times[who].append(function())
         rate = {who: steps / median(seconds) for who, seconds in times.items()}

@@ -124,7 +124,7 @@ class SVRGLD(StochasticGradientFamily):
     --------
     >>> import modicum as mo
     >>> mo.SVRGLD(batch=10, every=20).iterations(passes=3, rows=100)
-    6
+    10
     """
 
     every: int | None = None

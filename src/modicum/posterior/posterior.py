@@ -243,8 +243,8 @@ class Posterior:
         >>> post.learning_curve(lambda now: now["beta"].var(), at=[0.5, 15]).round(1)
                 value
         passes
-        0.5       0.9
-        15.0     28.2
+        0.5       1.0
+        15.0     30.7
         """
         return learning.learning_curve(self, statistic, at)
 
