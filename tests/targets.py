@@ -1,6 +1,7 @@
 """Targets with known answers, and the comparisons every sampler must pass."""
 
 import warnings
+from functools import cache
 
 import numpy as np
 
@@ -128,3 +129,39 @@ def same_draws(a, b):
     return a.draws.keys() == b.draws.keys() and all(
         np.array_equal(a.draws[name], b.draws[name]) for name in a.draws
     )
+
+
+class Location:
+    """V(t) = sum_i |t - c_i|^2 / 2 (EWSG paper, section 5.1): the posterior is N(mean, I / n)."""
+
+    def __init__(self, c, log_prior=None):
+        self.c = np.asarray(c, float)
+        self.n, self.mean = len(self.c), self.c.mean(axis=0)
+        self.rows = mo.Rows(c=self.c)
+        init = {"theta": np.zeros(self.c.shape[1])}
+        self.model = mo.Model(log_prior or _flat, _about_c, init=init)
+
+    def gradient_noise(self, batch):
+        """Variance of a uniform batch's gradient, the average over coordinates."""
+        return self.n**2 * self.c.var(axis=0).mean() / batch
+
+    def kl(self, points):
+        """KL divergence of the normal fitted to `points` (point, d) from the posterior."""
+        d = points.shape[1]
+        cov = self.n * np.cov(points, rowvar=False)
+        shift = self.n * np.sum((points.mean(axis=0) - self.mean) ** 2)
+        return 0.5 * (np.trace(cov) - d - np.linalg.slogdet(cov)[1] + shift)
+
+
+def _flat(theta):
+    return 0.0
+
+
+def _about_c(theta, batch):
+    return -0.5 * ((theta["theta"] - batch["c"]) ** 2).sum(axis=-1)
+
+
+@cache
+def location(seed=3):
+    """The twenty points of the figures these tests compare with; one model, compiled once."""
+    return Location(np.random.default_rng(seed).normal(size=(26, 2))[6:])

@@ -11,7 +11,21 @@ from modicum.errors import (
     SettingError,
 )
 from modicum.ledger import Ledger
-from modicum.methods import HMC, HMCECS, NUTS, FlyMC, SignedHMCECS
+from modicum.methods import HMC, HMCECS, NUTS, FlyMC, SignedHMCECS, StochasticGradient
+from modicum.methods.sg_named import (
+    BAOAB,
+    CPSGHMC,
+    EWSG,
+    EWSGLD,
+    EWSGSVRG,
+    PSGLD,
+    SGHMC,
+    SGHMCCV,
+    SGLD,
+    SGLDCV,
+    SVRGLD,
+)
+from modicum.methods.sg_step import Decay
 from modicum.models import Model
 from modicum.posterior import Posterior
 from modicum.rows import Rows
@@ -20,11 +34,23 @@ from modicum.sample import sample
 __version__ = version("modicum")
 
 __all__ = [
+    "BAOAB",
+    "CPSGHMC",
+    "EWSG",
+    "EWSGLD",
+    "EWSGSVRG",
     "HMC",
     "HMCECS",
     "NUTS",
+    "PSGLD",
+    "SGHMC",
+    "SGHMCCV",
+    "SGLD",
+    "SGLDCV",
+    "SVRGLD",
     "ConvergenceError",
     "DataError",
+    "Decay",
     "FlyMC",
     "Ledger",
     "Model",
@@ -34,6 +60,7 @@ __all__ = [
     "Rows",
     "SettingError",
     "SignedHMCECS",
+    "StochasticGradient",
     "datasets",
     "diagnostics",
     "models",

@@ -21,6 +21,17 @@ METHOD_COLOURS = {
     "hmc-ecs": "#c2410c",
     "hmc-ecs-signed": "#7b3fa0",
     "flymc": "#b8860b",
+    "sgld": "#b8860b",
+    "sgld-cv": "#d9a520",
+    "psgld": "#8c564b",
+    "svrg-ld": "#17858b",
+    "sghmc": "#1f77b4",
+    "sghmc-cv": "#6baed6",
+    "cp-sghmc": "#7f7f7f",
+    "ewsg": "#d62728",
+    "ewsg-ld": "#e377c2",
+    "ewsg-svrg": "#ff7f0e",
+    "baoab": "#2ca02c",
 }
 """One colour a method, the same in every picture."""
 

@@ -6,13 +6,14 @@ import os
 import time
 from functools import partial
 from importlib.metadata import version
+from math import ceil
 from typing import Any
 
 import jax
 import numpy as np
 
 from modicum.diagnostics.convergence import load_soon
-from modicum.errors import CrudeControlVariateError, SettingError, warn
+from modicum.errors import CrudeControlVariateError, SettingError, is_number, warn
 from modicum.ledger import Ledger
 from modicum.methods import Method, resolve
 from modicum.methods.base import Plan, Task
@@ -43,9 +44,11 @@ def sample(
     rows: Rows,
     *,
     method: str | Method | None = None,
-    draws: int = 1000,
-    tune: int = 1000,
+    draws: int | None = None,
+    tune: int | None = None,
     chains: int = 4,
+    passes: float | None = None,
+    thin: int = 1,
     random_seed: int | None = None,
     progressbar: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -60,13 +63,20 @@ def sample(
     rows
         The data: `mo.Rows(...)`, `mo.Rows.from_table(...)` or `mo.Rows.open(...)`.
     method
-        A name ("hmc-ecs", "flymc", "nuts", "hmc") or an object with settings
+        A name ("hmc-ecs", "flymc", "nuts", "hmc", "sgld", "ewsg" ...) or an object with settings
         (`mo.HMCECS(design="uniform")`). By default HMC-ECS, which touches a few hundred rows a
         step, or NUTS on all rows where these are too few for subsampling to make sense.
     draws, tune
-        Draws to keep and warm-up iterations before them, in each chain.
+        Draws to keep and warm-up iterations before them, in each chain; 1,000 of both.
     chains
         Independent chains.
+    passes
+        Instead of `draws`: as many iterations as gradients of so many passes over the rows pay
+        for, in each chain, warm-up (none by default) included. For methods whose iterations all
+        cost the same: those of stochastic gradients.
+    thin
+        Keep every `thin`-th iteration: `draws` of them need `thin` times as many. Rows touched by
+        the others are counted all the same.
     random_seed
         The same seed gives the same draws, bit for bit, on one machine.
     progressbar
@@ -75,8 +85,8 @@ def sample(
         A folder: state and draws are saved there as the run goes on, and the same call made again
         after a crash resumes from it, to the same draws.
     parallel
-        "threads" (a thread a chain, the default on a CPU) or "stacked" (chains as one axis of
-        arrays, the default on an accelerator).
+        "threads" (a thread a chain, the default for a few chains on a CPU) or "stacked" (chains
+        as one axis of arrays, the default for many chains, and on an accelerator).
 
     Returns
     -------
@@ -96,17 +106,19 @@ def sample(
     >>> list(post.summary().index)
     ['beta[dose]', 'beta[age]', 'intercept']
     """
-    _check_arguments(model, rows, draws, tune, chains, parallel)
+    _check_arguments(model, rows, parallel)
     chosen = resolve("hmc-ecs" if method is None else method)
+    tune, draws = _lengths(chosen, rows, draws, tune, chains, passes, thin)
     started = time.monotonic()
     seed = _seed(random_seed, checkpoint)
     target, start = Target.of(model, rows)
     folder = None
     if checkpoint is not None:
-        folder = Checkpoint(checkpoint, _identity(model, rows, chosen, draws, tune, chains, seed))
+        identity = _identity(model, rows, chosen, draws, tune * thin, chains, seed, thin)
+        folder = Checkpoint(checkpoint, identity)
     sums = Sums(target, rows, LocalEngine(progressbar=progressbar), Ledger(rows=len(rows)))
     names = _flat_names(target, rows)
-    task = Task(target, start, rows, sums, names, draws, tune, chains, seed, folder)
+    task = Task(target, start, rows, sums, names, draws * thin, tune * thin, chains, seed, folder)
     try:
         plan = chosen.plan(task)
     except CrudeControlVariateError as crude:
@@ -117,13 +129,11 @@ def sample(
         plan.tuning["method"] = f"NUTS on all rows, since {crude}"
     told = [warn(note) for note in plan.notes]
     load_soon()  # it takes as long as compiling does, and can go on beside it
-    history = run(_chains(plan, task, parallel), tune, draws, progressbar, folder)
-    return _posterior(task, chosen, plan, history, told, time.monotonic() - started)
+    history = run(_chains(plan, task, parallel, thin), tune, draws, progressbar, folder, plan.pause)
+    return _posterior(task, chosen, plan, history, told, time.monotonic() - started, thin)
 
 
-def _check_arguments(
-    model: Any, rows: Any, draws: Any, tune: Any, chains: Any, parallel: Any
-) -> None:
+def _check_arguments(model: Any, rows: Any, parallel: Any) -> None:
     if not isinstance(model, BaseModel):
         raise SettingError(
             f"the first argument must be a model such as mo.models.Logistic(), not "
@@ -135,11 +145,35 @@ def _check_arguments(
             "mo.Rows(x=X, y=y), a table as mo.Rows.from_table(table, outcome='y'), and open a "
             "store with mo.Rows.open(folder)."
         )
-    for name, value, least in (("draws", draws, 1), ("tune", tune, 0), ("chains", chains, 1)):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise SettingError(f"{name} must be a whole number of at least {least}, not {value!r}.")
     if parallel not in (None, "threads", "stacked"):
         raise SettingError(f"parallel must be 'threads' or 'stacked', not {parallel!r}.")
+
+
+def _lengths(
+    method: Method, rows: Rows, draws: Any, tune: Any, chains: Any, passes: Any, thin: Any
+) -> tuple[int, int]:
+    """Warm-up and draws of a chain, both in iterations that are recorded."""
+    if passes is not None and draws is not None:
+        raise SettingError("give either draws or passes: each says how long the chains are.")
+    tune = (1000 if passes is None else 0) if tune is None else tune
+    number = 1000 if draws is None else draws
+    for name, value, least in (
+        ("draws", number, 1), ("tune", tune, 0), ("chains", chains, 1), ("thin", thin, 1)
+    ):  # fmt: skip
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+            raise SettingError(f"{name} must be a whole number of at least {least}, not {value!r}.")
+    before = ceil(tune / thin)
+    if passes is None:
+        return before, int(number)
+    if not is_number(passes) or not passes > 0:
+        raise SettingError(f"passes must be a positive number, not {passes!r}.")
+    number = method.iterations(passes, len(rows)) // int(thin) - before
+    if number < 1:
+        raise SettingError(
+            f"{passes:g} passes over {len(rows):,} rows do not pay for a single draw after "
+            f"{tune} iterations of warm-up; give more passes, or a smaller batch, tune or thin."
+        )
+    return before, number
 
 
 def _called(thing: Any) -> str:
@@ -158,7 +192,14 @@ def _seed(random_seed: int | None, checkpoint: str | os.PathLike[str] | None) ->
 
 
 def _identity(
-    model: BaseModel, rows: Rows, method: Method, draws: int, tune: int, chains: int, seed: int
+    model: BaseModel,
+    rows: Rows,
+    method: Method,
+    draws: int,
+    tune: int,
+    chains: int,
+    seed: int,
+    thin: int = 1,
 ) -> dict[str, Any]:
     return {
         "model": model.identity(),
@@ -167,6 +208,7 @@ def _identity(
         "draws": int(draws),
         "tune": int(tune),
         "chains": int(chains),
+        "thin": int(thin),
         "seed": seed,
         "version": version("modicum"),
     }
@@ -181,21 +223,27 @@ def _flat_names(target: Target, rows: Rows) -> tuple[str, ...]:
     return tuple(name for group in named for name in group)
 
 
-def _chains(plan: Plan, task: Task, parallel: Parallel | None) -> Chains:
+def _chains(plan: Plan, task: Task, parallel: Parallel | None, thin: int) -> Chains:
     keys = chain_keys(task.seed, task.chains)
-    how = parallel or default_parallel()
-    numbers = task.target.size + plan.numbers
+    how = parallel or default_parallel(task.chains)
+    numbers = ceil(task.target.size / thin) + plan.numbers
     together = task.chains if how == "stacked" else 1
     capacity = capacity_for(numbers, task.tune + task.draws, together)
-    return Chains(plan.kernel, plan.context, keys, plan.signals, capacity, plan.rows, how)
+    return Chains(plan.kernel, plan.context, keys, plan.signals, capacity, plan.rows, how, thin)
 
 
 def _posterior(
-    task: Task, method: Method, plan: Plan, history: History, told: list[str], seconds: float
+    task: Task,
+    method: Method,
+    plan: Plan,
+    history: History,
+    told: list[str],
+    seconds: float,
+    thin: int,
 ) -> Posterior:
     for purpose, stats in (("warm-up", history.warmup), ("sampling", history.stats)):
         if "rows_touched" in stats:
-            task.ledger.add(purpose, int(stats["rows_touched"].sum()), "gradient")
+            task.ledger.add(purpose, _rows_touched(stats), "gradient")
     outcome = method.finish(task, plan, history)
     draws = _named_draws(task.target, plan.anchor.point, plan.anchor.factor, history.position)
     labels = task.target.model.labels(task.rows)
@@ -209,6 +257,8 @@ def _posterior(
         "model": task.target.model.identity(),
         "rows": len(task.rows),
         "tune": task.tune,
+        "thin": thin,
+        "warmup_rows": _rows_touched(history.warmup) // task.chains,  # of each chain
         "seed": task.seed,
         "complete": history.complete,
         "seconds": round(seconds, 3),
@@ -232,6 +282,10 @@ def _posterior(
     )
 
 
+def _rows_touched(stats: dict[str, np.ndarray]) -> int:
+    return int(stats["rows_touched"].sum()) if "rows_touched" in stats else 0
+
+
 def _mode_text(record: Any) -> str:
     return (
         f"found in {record.passes} passes from a subset of {record.subset:,} rows; whitened "
@@ -244,11 +298,12 @@ def _named_draws(
 ) -> dict[str, np.ndarray]:
     """From whitened coordinates (chain, draw, d) to named parameters, some chains at a time."""
     chains, draws, size = position.shape
+    point, factor = point.astype(position.dtype), factor.astype(position.dtype)
     together = max(1, 2**22 // (draws * size))
     parts = []
     for first in range(0, chains, together):
         z = position[first : first + together].reshape(-1, size)
-        t = point + (z * factor if factor.ndim == 1 else z @ factor.T)
+        t = point + (z @ factor.T if factor.ndim == 2 else z * factor)
         parts.append(jax.tree.map(np.asarray, _report(target, t)))
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return {name: x.reshape(chains, draws, *x.shape[1:]) for name, x in joined.items()}

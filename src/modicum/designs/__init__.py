@@ -1,7 +1,16 @@
-"""How rows are drawn: uniformly, or in proportion to their expected residual."""
+"""How rows are drawn: uniformly, by their expected residual, or so many of each group."""
 
 from modicum.designs.base import Design, Drawn
+from modicum.designs.stratified import Stratified, strata_tables
 from modicum.designs.uniform import Uniform
 from modicum.designs.weighted import Weighted, weight_tables
 
-__all__ = ["Design", "Drawn", "Uniform", "Weighted", "weight_tables"]
+__all__ = [
+    "Design",
+    "Drawn",
+    "Stratified",
+    "Uniform",
+    "Weighted",
+    "strata_tables",
+    "weight_tables",
+]

@@ -10,9 +10,10 @@ import jax
 
 from modicum.kernels.adaptation import Adaptation, Signal, adapt, start_adaptation
 from modicum.kernels.base import Context, Draw
+from modicum.kernels.coordinates import unwhiten
 from modicum.kernels.moves import Move, Point, at_point
 
-__all__ = ["FullDataKernel", "FullDataState", "unwhiten"]
+__all__ = ["FullDataKernel", "FullDataState"]
 
 LogPosterior = Callable[[jax.Array, Any], jax.Array]
 
@@ -22,12 +23,6 @@ class FullDataState(NamedTuple):
 
     point: Point  # in whitened coordinates z
     adaptation: Adaptation
-
-
-def unwhiten(z: jax.Array, context: Context) -> jax.Array:
-    """T = t* + L z; where L is diagonal it comes as a vector."""
-    point, factor = context["point"], context["factor"]
-    return point + (factor * z if factor.ndim == 1 else factor @ z)
 
 
 @dataclass(frozen=True)

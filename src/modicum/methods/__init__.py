@@ -8,12 +8,31 @@ from modicum.methods.flymc import FlyMC
 from modicum.methods.full_data import HMC, NUTS
 from modicum.methods.hmc_ecs import HMCECS
 from modicum.methods.hmc_ecs_signed import SignedHMCECS
+from modicum.methods.sg_named import NAMED
+from modicum.methods.stochastic_gradient import StochasticGradient
 
-__all__ = ["HMC", "HMCECS", "METHODS", "NUTS", "FlyMC", "Method", "SignedHMCECS", "resolve"]
+__all__ = [
+    "HMC",
+    "HMCECS",
+    "METHODS",
+    "NUTS",
+    "FlyMC",
+    "Method",
+    "SignedHMCECS",
+    "StochasticGradient",
+    "resolve",
+]
 
-METHODS: dict[str, type[Method]] = {
-    cls.name: cls for cls in (HMCECS, SignedHMCECS, HMC, NUTS, FlyMC)
-}
+_ALL: tuple[type[Method], ...] = (
+    HMCECS,
+    SignedHMCECS,
+    HMC,
+    NUTS,
+    FlyMC,
+    StochasticGradient,
+    *NAMED,
+)
+METHODS: dict[str, type[Method]] = {cls.name: cls for cls in _ALL}
 
 
 def resolve(method: str | Method | type[Method]) -> Method:

@@ -6,18 +6,19 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from modicum.errors import SettingError
 from modicum.kernels.base import Kernel
 from modicum.ledger import Ledger
 from modicum.models import Target
-from modicum.passes import Anchor, Sums, anchor_at_mode
+from modicum.passes import Anchor, ModeRecord, Sums, anchor_at_mode
 from modicum.rows import Rows
-from modicum.run import Checkpoint, History
+from modicum.run import Checkpoint, History, Pause
 
-__all__ = ["Method", "Outcome", "Plan", "Task"]
+__all__ = ["Coordinates", "Method", "Outcome", "Parameters", "Plan", "Task"]
 
 Arrays = dict[str, np.ndarray]
 
@@ -31,7 +32,7 @@ class Task:
     rows: Rows
     sums: Sums
     names: tuple[str, ...]  # of the entries of the flat vector
-    draws: int
+    draws: int  # iterations after warm-up, those not recorded included
     tune: int
     chains: int
     seed: int
@@ -68,6 +69,34 @@ class Task:
         return Anchor.from_arrays(arrays)
 
 
+class Coordinates(Protocol):
+    """What a chain moves in: t = point + factor z. An `Anchor` is one."""
+
+    @property
+    def point(self) -> np.ndarray:
+        """Where z = 0 is."""
+        ...
+
+    @property
+    def factor(self) -> np.ndarray:
+        """L; a vector where it is diagonal, and a number c where it is c I."""
+        ...
+
+    @property
+    def record(self) -> ModeRecord | None:
+        """How the mode was found, where it was looked for."""
+        ...
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters themselves as coordinates, counted from `point`."""
+
+    point: np.ndarray
+    factor: np.ndarray = field(default_factory=lambda: np.ones(()))
+    record: ModeRecord | None = None
+
+
 @dataclass
 class Plan:
     """A kernel ready to run, with everything it reads."""
@@ -75,11 +104,12 @@ class Plan:
     kernel: Kernel
     context: Any
     signals: Any
-    anchor: Anchor
+    anchor: Coordinates
     rows: Any = None  # rows the kernel wants by index (see run.Chains)
     numbers: int = 0  # prepared of the rows an iteration wants
     tuning: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    pause: Pause | None = None  # what is done to the chains between iterations
 
 
 @dataclass
@@ -104,3 +134,11 @@ class Method(ABC):
         """Look back at the run: weights of the draws, and what the user must be told."""
         del task, plan, history
         return Outcome()
+
+    def iterations(self, passes: float, rows: int) -> int:
+        """How many iterations of one chain `passes` passes over the rows pay for."""
+        del passes, rows
+        raise SettingError(
+            f"iterations of {self.name} differ in cost, so that a number of passes does not say "
+            "how many there are; give draws instead."
+        )

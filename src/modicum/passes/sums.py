@@ -105,8 +105,8 @@ def _gradient_sum(target: Target, t: Any, batch: Any, present: Any) -> tuple[jax
 
 @partial(jax.jit, static_argnums=0)
 def _gradients_sum(target: Target, points: Any, batch: Any, present: Any) -> tuple[jax.Array]:
-    one = jax.grad(log_likelihood_sum, argnums=1)
-    return (jax.lax.map(lambda t: one(target, t, batch, present), points, batch_size=16),)
+    one = jax.grad(partial(log_likelihood_sum, target))
+    return (jax.lax.map(lambda t: one(t, batch, present), points, batch_size=16),)
 
 
 @partial(jax.jit, static_argnums=0)

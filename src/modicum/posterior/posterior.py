@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from modicum.errors import SettingError
 from modicum.ledger import Ledger
-from modicum.posterior import correction, datatree, prediction, storage, summary
+from modicum.posterior import correction, datatree, learning, prediction, storage, summary
 from modicum.posterior import score as scoring
 from modicum.posterior.labels import tidy_labels
 from modicum.posterior.weighted import (
@@ -265,6 +265,40 @@ class Posterior:
 
         self.restore_predictor()
         return stein.stein_discrepancy(self, rows, draws, subsample, random_seed, progressbar)
+
+    def learning_curve(
+        self,
+        statistic: Callable[[dict[str, np.ndarray]], Any],
+        at: Sequence[float] | None = None,
+    ) -> pd.DataFrame:
+        """Follow a statistic of the chains, taken as independent realisations, along the run.
+
+        Parameters
+        ----------
+        statistic
+            From the chains' current draws, name to array (chain, *shape), to a number or a dict
+            of numbers.
+        at
+            Passes over the rows at which to evaluate it, counted for each chain from its start;
+            by default 50 moments from the first draw to the last.
+
+        Returns
+        -------
+        DataFrame
+            Indexed by passes; the column ``value``, or one for each entry of the dict.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(1)
+        >>> draws = {"beta": np.cumsum(rng.normal(size=(200, 30)), axis=1)}
+        >>> post = Posterior(draws, {"rows_touched": np.full((200, 30), 50)}, Ledger(rows=100))
+        >>> post.learning_curve(lambda now: now["beta"].var(), at=[0.5, 15]).round(1)
+                value
+        passes
+        0.5       1.0
+        15.0     30.7
+        """
+        return learning.learning_curve(self, statistic, at)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save to one file, whole or not at all; nothing in it is executable."""

@@ -2,13 +2,14 @@
 
 from modicum.run.chains import Chains, Parallel, chain_keys, default_parallel
 from modicum.run.checkpoint import Checkpoint
-from modicum.run.runner import History, capacity_for, run
+from modicum.run.runner import History, Pause, capacity_for, run
 
 __all__ = [
     "Chains",
     "Checkpoint",
     "History",
     "Parallel",
+    "Pause",
     "capacity_for",
     "chain_keys",
     "default_parallel",

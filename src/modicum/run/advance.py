@@ -3,19 +3,43 @@
 The number of iterations is an argument, not a shape: warm-up, sampling and the last short chunk
 run the same compiled code. The key of an iteration depends on its number alone, so draws do not
 depend on how a run is cut into chunks.
+
+Of every `thin` iterations the last is recorded, with the rows touched by all of them: a window is
+written over and over until it is complete, so what is recorded does not depend on chunks either.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from modicum.kernels.base import Kernel, Wanted, travelling
 
-__all__ = ["advance", "advance_together", "begin", "begin_together", "wanted", "wanted_at_start"]
+__all__ = [
+    "BLOCK",
+    "Progress",
+    "advance",
+    "advance_together",
+    "begin",
+    "begin_together",
+    "wanted",
+    "wanted_at_start",
+    "wanted_at_start_together",
+    "wanted_together",
+]
+
+
+BLOCK = 64  # iterations whose rows are read and prepared together
+
+
+class Progress(NamedTuple):
+    """Where a chain is in its run."""
+
+    state: Any  # the kernel's
+    touched: jax.Array  # rows, since the last recorded iteration
 
 
 def _keys(chain_key: jax.Array, iteration: Any) -> tuple[jax.Array, jax.Array]:
@@ -34,7 +58,7 @@ def _read(rows: Any, wanted: Wanted) -> Any:
     return {name: field[wanted.rows] for name, field in rows.items()} | travelling(wanted)
 
 
-def _begin(kernel: Kernel, context: Any, rows: Any, batch: Any, chain_key: jax.Array) -> Any:
+def _begin(kernel: Kernel, context: Any, rows: Any, batch: Any, chain_key: jax.Array) -> Progress:
     rows_key, init_key = _start_keys(chain_key)
     drawn = kernel.wants_at_start(rows_key, context)
     if drawn is not None and batch is None:
@@ -43,44 +67,80 @@ def _begin(kernel: Kernel, context: Any, rows: Any, batch: Any, chain_key: jax.A
         batch = kernel.prepare(jax.lax.optimization_barrier(batch), context)
     state = kernel.init(init_key, batch, context)
     # Python numbers in a state are weakly typed, which would compile the loop once more.
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), state)
+    state = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), state)
+    return Progress(state, jnp.zeros((), int))
 
 
 def _advance(
     kernel: Kernel,
     capacity: int,
+    thin: int,
     context: Any,
     rows: Any,
     signals: Any,
     span: tuple[Any, Any],
     batches: Any,
-    state: Any,
+    progress: Progress,
     chain_key: jax.Array,
-) -> tuple[Any, Any]:
+) -> tuple[Progress, Any]:
     first, count = span
-    if batches is None:  # rows on the device: read those of all iterations at once
-        drawn = _wanted(kernel, context, chain_key, first + jnp.arange(capacity))
-        batches = None if drawn is None else _read(rows, drawn)
-    if batches is not None:
+    block = min(BLOCK, capacity)
+
+    def keys(b: Any) -> tuple[jax.Array, jax.Array]:
+        """Keys of the iterations of block `b`: all at once, since small operations are dear."""
+        return jax.vmap(lambda k: _keys(chain_key, first + b * block + k))(jnp.arange(block))
+
+    def prepared(b: Any, rows_keys: jax.Array) -> Any:
+        """Rows of block `b`, ready for its iterations: read and prepared all at once."""
+        if batches is not None:
+            fresh = jax.tree.map(
+                lambda field: jax.lax.dynamic_slice_in_dim(field, b * block, block), batches
+            )
+        else:
+            drawn = jax.vmap(lambda key: kernel.wants(key, context))(rows_keys)
+            if drawn is None:
+                return None
+            fresh = _read(rows, drawn)
         # The barrier keeps the compiler from merging this with how the rows came: draws must not
         # depend, in their last bit, on where the rows live.
-        batches = jax.lax.optimization_barrier(batches)
-        batches = jax.vmap(lambda batch: kernel.prepare(batch, context))(batches)
+        fresh = jax.lax.optimization_barrier(fresh)
+        return jax.vmap(lambda batch: kernel.prepare(batch, context))(fresh)
 
-    def one(i: Any, state: Any) -> tuple[Any, Any]:
-        step_key = _keys(chain_key, first + i)[1]
+    def one(i: Any, state: Any, step_key: jax.Array, batch: Any) -> tuple[Any, Any]:
         signal = jax.tree.map(lambda a: a[first + i], signals)
-        batch = jax.tree.map(lambda field: field[i], batches)
         return kernel.step(step_key, state, signal, batch, context)
 
-    def body(i: Any, carry: Any) -> Any:
-        state, record = carry
-        state, draw = one(i, state)
-        return state, jax.tree.map(lambda all_, new: all_.at[i].set(new), record, draw)
+    def body(i: Any, step_key: jax.Array, batch: Any, carry: Any) -> Any:
+        (state, touched), record = carry
+        state, draw = one(i, state, step_key, batch)
+        if thin > 1 and "rows_touched" in draw:
+            touched = jnp.where((first + i) % thin == 0, 0, touched) + draw["rows_touched"]
+            draw = draw | {"rows_touched": touched}
+        slot = (first + i) // thin - first // thin if thin > 1 else i
+        record = jax.tree.map(lambda all_, new: all_.at[slot].set(new), record, draw)
+        return Progress(state, touched), record
 
-    shapes = jax.eval_shape(one, 0, state)[1]
-    record = jax.tree.map(lambda s: jnp.zeros((capacity, *s.shape), s.dtype), shapes)
-    return jax.lax.fori_loop(0, count, body, (state, record))
+    def through_block(b: Any, carry: Any) -> Any:
+        rows_keys, step_keys = keys(b)
+        ready = prepared(b, rows_keys)
+
+        def inside(k: Any, carry: Any) -> Any:
+            batch = jax.tree.map(lambda field: field[k], ready)
+            return body(b * block + k, step_keys[k], batch, carry)
+
+        return jax.lax.fori_loop(0, jnp.minimum(block, count - b * block), inside, carry)
+
+    def shapes(state: Any) -> Any:
+        rows_keys, step_keys = keys(0)
+        batch = jax.tree.map(lambda field: field[0], prepared(0, rows_keys))
+        return one(0, state, step_keys[0], batch)[1]
+
+    slots = capacity if thin == 1 else capacity // thin + 2
+    record = jax.tree.map(
+        lambda s: jnp.zeros((slots, *s.shape), s.dtype), jax.eval_shape(shapes, progress.state)
+    )
+    blocks = (count + block - 1) // block
+    return jax.lax.fori_loop(0, blocks, through_block, (progress, record))
 
 
 def _wanted(kernel: Kernel, context: Any, chain_key: jax.Array, iterations: Any) -> Any:
@@ -93,30 +153,43 @@ def _wanted_at_start(kernel: Kernel, context: Any, chain_key: jax.Array) -> Any:
 
 # One chain, for a thread of its own ...
 begin = partial(jax.jit, static_argnums=0)(_begin)
-advance = partial(jax.jit, static_argnums=(0, 1))(_advance)
+advance = partial(jax.jit, static_argnums=(0, 1, 2))(_advance)
 wanted = partial(jax.jit, static_argnums=0)(_wanted)
 wanted_at_start = partial(jax.jit, static_argnums=0)(_wanted_at_start)
 
 
-# ... and all chains as a leading axis, for an accelerator.
+# ... and many chains as a leading axis.
 @partial(jax.jit, static_argnums=0)
 def begin_together(kernel: Kernel, context: Any, rows: Any, batch: Any, chain_keys: Any) -> Any:
     """`begin` for chains stacked along a leading axis."""
     return jax.vmap(partial(_begin, kernel, context, rows))(batch, chain_keys)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def advance_together(
     kernel: Kernel,
     capacity: int,
+    thin: int,
     context: Any,
     rows: Any,
     signals: Any,
     span: tuple[Any, Any],
     batches: Any,
-    state: Any,
+    progress: Progress,
     chain_keys: Any,
 ) -> tuple[Any, Any]:
     """`advance` for chains stacked along a leading axis."""
-    one = partial(_advance, kernel, capacity, context, rows, signals, span)
-    return jax.vmap(one)(batches, state, chain_keys)
+    one = partial(_advance, kernel, capacity, thin, context, rows, signals, span)
+    return jax.vmap(one)(batches, progress, chain_keys)
+
+
+@partial(jax.jit, static_argnums=0)
+def wanted_together(kernel: Kernel, context: Any, chain_keys: Any, iterations: Any) -> Any:
+    """`wanted` for chains stacked along a leading axis."""
+    return jax.vmap(lambda key: _wanted(kernel, context, key, iterations))(chain_keys)
+
+
+@partial(jax.jit, static_argnums=0)
+def wanted_at_start_together(kernel: Kernel, context: Any, chain_keys: Any) -> Any:
+    """`wanted_at_start` for chains stacked along a leading axis."""
+    return jax.vmap(lambda key: _wanted_at_start(kernel, context, key))(chain_keys)

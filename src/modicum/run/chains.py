@@ -1,9 +1,13 @@
-"""All chains of a run: a thread each on a CPU, one stacked axis on an accelerator."""
+"""All chains of a run, in groups: a thread a group, and within a group one stacked axis.
+
+A few chains on a CPU are groups of one. Many are as many groups as there are cores, and on an
+accelerator all chains are one group.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +26,7 @@ __all__ = ["Chains", "Parallel", "chain_keys", "default_parallel"]
 
 Parallel = Literal["threads", "stacked"]
 Record = dict[str, np.ndarray]
+CHAINS_A_CORE = 8  # more than these, and stacking them beats a thread each
 
 
 @dataclass
@@ -42,7 +47,9 @@ class Chains:
         The rows the kernel wants by index: on the device (a dict of arrays), or a `Rows` to fetch
         from ahead of time, or None for a kernel that wants none.
     parallel
-        "threads" or "stacked"; by default threads on a CPU.
+        "threads" (a thread a chain) or "stacked"; by default threads for a few chains on a CPU.
+    thin
+        Of so many iterations one is recorded.
     """
 
     kernel: Kernel
@@ -52,16 +59,22 @@ class Chains:
     capacity: int
     rows: dict[str, Any] | Rows | None = None
     parallel: Parallel | None = None
-    state: Any = field(default=None, init=False)
+    thin: int = 1
+    state: list[Any] = field(default_factory=list, init=False)  # one entry a group
 
     def __post_init__(self) -> None:
         if self.parallel is None:
-            self.parallel = default_parallel()
-        workers = min(len(self.keys), os.cpu_count() or 1)
-        self._pool = ThreadPoolExecutor(workers)
+            self.parallel = default_parallel(len(self.keys))
+        if self.capacity > compiled.BLOCK:  # blocks of rows are whole
+            self.capacity -= self.capacity % compiled.BLOCK
+        self._stacked = self.parallel == "stacked"
+        number = len(self.keys)
+        size = number // _groups(number) if self._stacked else 1
+        self._parts = [slice(first, first + size) for first in range(0, number, size)]
+        self._group_keys = [self.keys[s] if self._stacked else self.keys[s][0] for s in self._parts]
+        self._pool = ThreadPoolExecutor(min(len(self._parts), os.cpu_count() or 1))
         self._reader = ThreadPoolExecutor(1)
         self._ahead: tuple[int, int, Future[Any]] | None = None
-        self._each_key = [] if self.parallel == "stacked" else list(self.keys)
 
     # The two calls ------------------------------------------------------------------------
 
@@ -69,76 +82,58 @@ class Chains:
     def begin(self) -> None:
         """Put every chain at its start."""
         batches = self._first_batches()
-        if self.parallel == "stacked":
-            self.state = compiled.begin_together(
-                self.kernel, self.context, self._on_device, batches, self.keys
-            )
-            return
-        compiling = self._pool.submit(in_double_precision(self._compile), batches)
+        begin = compiled.begin_together if self._stacked else compiled.begin
+        start = partial(begin, self.kernel, self.context, self._on_device)
+        compiling = self._pool.submit(in_double_precision(self._compile), start, batches)
         self.state = [
-            compiled.begin(self.kernel, self.context, self._on_device, _chain(batches, c), key)
-            for c, key in enumerate(self._each_key)
+            start(self._of_group(batches, g), key) for g, key in enumerate(self._group_keys)
         ]
         compiling.result()
 
-    def _compile(self, batches: Any) -> None:
+    def _compile(self, start: Callable[..., Any], batches: Any) -> None:
         """Compile the loop before threads race to do so, and while `begin` is being compiled."""
-        blank = jax.eval_shape(
-            partial(compiled.begin, self.kernel),
-            self.context,
-            self._on_device,
-            _chain(batches, 0),
-            self._each_key[0],
-        )
+        blank = jax.eval_shape(start, self._of_group(batches, 0), self._group_keys[0])
         state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), blank)
-        fetched = self._fetch(0) if isinstance(self.rows, Rows) else None
+        fetched = self._fetch(0, 1) if isinstance(self.rows, Rows) else None
         self._one(0, (np.int64(0), np.int64(0)), fetched, state)
 
     @in_double_precision
     def advance(self, first: int, count: int, next_count: int = 0) -> Record:
         """Run iterations `first` to `first + count`; return what they recorded, (chain, count, ..).
 
-        Rows for the `next_count` iterations after these are fetched meanwhile.
+        Rows for the `next_count` iterations after these are fetched meanwhile. With thinning only
+        the windows that ended are returned.
         """
         batches = self._batches(first, count)
         if next_count:
             self._fetch_ahead(first + count, next_count)
         span = (np.int64(first), np.int64(count))
-        if self.parallel == "stacked":
-            self.state, record = compiled.advance_together(
-                self.kernel,
-                self.capacity,
-                self.context,
-                self._on_device,
-                self.signals,
-                span,
-                batches,
-                self.state,
-                self.keys,
-            )
-            return {name: np.asarray(values)[:, :count] for name, values in record.items()}
         run = in_double_precision(self._one)
         futures = [
-            self._pool.submit(run, c, span, batches, state) for c, state in enumerate(self.state)
+            self._pool.submit(run, g, span, batches, state) for g, state in enumerate(self.state)
         ]
         results = [future.result() for future in futures]
         self.state = [state for state, _ in results]
+        ended = (first + count) // self.thin - first // self.thin
         records = [record for _, record in results]
-        return {k: np.stack([r[k][:count] for r in records]) for k in records[0]}
+        return {k: np.concatenate([r[k][:, :ended] for r in records]) for k in records[0]}
 
-    def _one(self, c: int, span: Any, batches: Any, state: Any) -> tuple[Any, Record]:
-        state, record = compiled.advance(
+    def _one(self, g: int, span: Any, batches: Any, state: Any) -> tuple[Any, Record]:
+        """Move group `g` on; its record has a leading axis for chains."""
+        advance = compiled.advance_together if self._stacked else compiled.advance
+        state, record = advance(
             self.kernel,
             self.capacity,
+            self.thin,
             self.context,
             self._on_device,
             self.signals,
             span,
-            _chain(batches, c),
+            self._of_group(batches, g),
             state,
-            self._each_key[c],
+            self._group_keys[g],
         )
-        return state, {name: np.asarray(values) for name, values in record.items()}
+        return state, {name: self._with_axis(values) for name, values in record.items()}
 
     def close(self) -> None:
         """Let the threads go."""
@@ -154,8 +149,11 @@ class Chains:
     def _first_batches(self) -> Any:
         if not isinstance(self.rows, Rows):
             return None
-        drawn = [compiled.wanted_at_start(self.kernel, self.context, key) for key in self.keys]
-        return None if drawn[0] is None else self._read(drawn)  # some kernels start without rows
+        if self._stacked:
+            drawn = compiled.wanted_at_start_together(self.kernel, self.context, self.keys)
+            return None if drawn is None else self._read(drawn)
+        each = [compiled.wanted_at_start(self.kernel, self.context, key) for key in self.keys]
+        return None if each[0] is None else self._read(_joined(each))  # some start without rows
 
     def _batches(self, first: int, count: int) -> Any:
         """Rows of the next iterations, one leading axis for chains and one for iterations."""
@@ -163,54 +161,89 @@ class Chains:
             return None
         if self._ahead is not None and self._ahead[:2] == (first, count):
             return self._ahead[2].result()
-        return self._fetch(first)
+        return self._fetch(first, count)
 
     def _fetch_ahead(self, first: int, count: int) -> None:
         if isinstance(self.rows, Rows):
             fetch = in_double_precision(self._fetch)
-            self._ahead = (first, count, self._reader.submit(fetch, first))
+            self._ahead = (first, count, self._reader.submit(fetch, first, count))
 
-    def _fetch(self, first: int) -> dict[str, np.ndarray]:
+    def _fetch(self, first: int, count: int) -> dict[str, np.ndarray]:
+        """Rows of `count` iterations, in arrays that have room for `capacity`."""
         iterations = np.arange(first, first + self.capacity)
-        return self._read(
-            [compiled.wanted(self.kernel, self.context, key, iterations) for key in self.keys]
-        )
+        if self._stacked:
+            together = compiled.wanted_together
+            drawn = together(self.kernel, self.context, self.keys, iterations)
+        else:
+            wanted = partial(compiled.wanted, self.kernel, self.context)
+            drawn = _joined([wanted(key, iterations) for key in self.keys])
+        read = self._read(jax.tree.map(lambda part: np.asarray(part)[:, :count], drawn))
+        return {name: _filled_up(values, self.capacity) for name, values in read.items()}
 
-    def _read(self, drawn: list[Any]) -> dict[str, np.ndarray]:
+    def _read(self, drawn: Any) -> dict[str, np.ndarray]:
         """Rows of all chains in one bulk read, with what travels with them."""
         assert isinstance(self.rows, Rows)
-        wanted = type(drawn[0])(*(np.stack(parts) for parts in zip(*drawn, strict=True)))
+        wanted = jax.tree.map(np.asarray, drawn)
         return self.rows.take(wanted.rows) | travelling(wanted)
 
-    # Saving and restoring -----------------------------------------------------------------
+    # Groups -------------------------------------------------------------------------------
+
+    def _of_group(self, batches: Any, g: int) -> Any:
+        if batches is None:
+            return None
+        part = self._parts[g]
+        return {name: v[part] if self._stacked else v[part][0] for name, v in batches.items()}
+
+    def _with_axis(self, values: Any) -> np.ndarray:
+        return np.asarray(values) if self._stacked else np.asarray(values)[None]
+
+    # Saving, restoring, renewing ----------------------------------------------------------
 
     def leaves(self) -> list[np.ndarray]:
         """The state as plain arrays with a leading axis for chains."""
-        if self.parallel == "stacked":
-            return [np.asarray(leaf) for leaf in jax.tree.leaves(self.state)]
         each = [jax.tree.leaves(state) for state in self.state]
         return [
-            np.stack([np.asarray(leaf) for leaf in leaves]) for leaves in zip(*each, strict=True)
+            np.concatenate([self._with_axis(leaf) for leaf in leaves])
+            for leaves in zip(*each, strict=True)
         ]
 
     @in_double_precision
     def restore(self, leaves: Sequence[np.ndarray]) -> None:
         """Take a state back from `leaves`; its structure is that of a freshly begun one."""
         self.begin()
-        if self.parallel == "stacked":
-            structure = jax.tree.structure(self.state)
-            self.state = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in leaves])
-            return
-        structure = jax.tree.structure(self.state[0])
+        self._take(leaves)
+
+    @in_double_precision
+    def renew(self, function: Callable[[Any], Any]) -> None:
+        """Apply `function` to the kernel's states of all chains, stacked along a leading axis."""
+        whole: compiled.Progress = jax.tree.unflatten(self._structure, self.leaves())
+        self._take(jax.tree.leaves(whole._replace(state=function(whole.state))))
+
+    @property
+    def _structure(self) -> Any:
+        return jax.tree.structure(self.state[0])
+
+    def _take(self, leaves: Sequence[np.ndarray]) -> None:
+        structure = self._structure
         self.state = [
-            jax.tree.unflatten(structure, [jnp.asarray(leaf[c]) for leaf in leaves])
-            for c in range(len(self.keys))
+            jax.tree.unflatten(
+                structure,
+                [jnp.asarray(leaf[part] if self._stacked else leaf[part][0]) for leaf in leaves],
+            )
+            for part in self._parts
         ]
 
 
-def default_parallel() -> Parallel:
-    """Threads on a CPU, one stacked axis on an accelerator."""
-    return "threads" if jax.default_backend() == "cpu" else "stacked"
+def default_parallel(chains: int = 1) -> Parallel:
+    """Threads for a few chains on a CPU; stacked for many, and on an accelerator."""
+    few = chains <= CHAINS_A_CORE * (os.cpu_count() or 1)
+    return "threads" if few and jax.default_backend() == "cpu" else "stacked"
+
+
+def _groups(chains: int) -> int:
+    """Groups of stacked chains: on a CPU a thread each can have, all of one size."""
+    most = (os.cpu_count() or 1) if jax.default_backend() == "cpu" else 1
+    return max(g for g in range(1, min(most, chains) + 1) if chains % g == 0)
 
 
 def chain_keys(seed: int, chains: int) -> jax.Array:
@@ -225,5 +258,16 @@ def _chain_keys(words: jax.Array, numbers: jax.Array) -> jax.Array:
     return jax.vmap(lambda c: jax.random.fold_in(root, c))(numbers)
 
 
-def _chain(batches: Any, c: int) -> Any:
-    return None if batches is None else {name: values[c] for name, values in batches.items()}
+def _joined(each: list[Any]) -> Any:
+    """What each chain wants, with a leading axis for chains."""
+    return jax.tree.map(lambda *parts: np.stack(parts), *each)
+
+
+def _filled_up(values: np.ndarray, capacity: int) -> np.ndarray:
+    """Lengthen the second axis to `capacity`: compiled loops have one shape."""
+    chains, count, *shape = values.shape
+    if count == capacity:
+        return values
+    whole = np.zeros((chains, capacity, *shape), values.dtype)
+    whole[:, :count] = values
+    return whole

@@ -54,13 +54,14 @@ class Monitor:
         if self._bar is None:
             return
         sampling = done > self.tune
-        if sampling:
+        if sampling and record["position"].shape[1]:
             fresh = min(record["position"].shape[1], done - self.tune)
             self._watched.append(record["position"][:, -fresh:, :WATCHED])
             if time.monotonic() - self._diagnosed > EVERY or done == self.tune + self.draws:
                 self._diagnose()
-        rate = record["acceptance_rate"].mean()
-        touched = f"accept {rate:.2f} · {_short(rows_touched)} rows touched"
+        rate = record.get("acceptance_rate", np.empty(0))  # some methods accept everything
+        accept = f"accept {rate.mean():.2f} · " if rate.size else ""
+        touched = f"{accept}{_short(rows_touched)} rows touched"
         self._bar.update(
             self._task,
             completed=done,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+import jax
 import numpy as np
 
 from modicum.run.chains import Chains
@@ -12,7 +15,7 @@ from modicum.run.checkpoint import Checkpoint
 from modicum.run.interrupt import stoppable
 from modicum.run.monitor import Monitor
 
-__all__ = ["History", "capacity_for", "run"]
+__all__ = ["History", "Pause", "capacity_for", "run"]
 
 CHUNK_SECONDS = 0.7  # about how often progress moves and checkpoints are written
 Record = dict[str, np.ndarray]
@@ -46,9 +49,37 @@ class History:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Pause:
+    """Something done to the chains' states between iterations, such as a pass over all rows.
+
+    It is done before iterations 0, `every`, 2 `every` ..., whatever the chunks and however often
+    the run was stopped and resumed.
+
+    Attributes
+    ----------
+    every
+        Iterations from one pause to the next.
+    renew
+        From the kernel's states, stacked along a leading axis for chains, to new ones. It must
+        depend on nothing else that changes.
+    """
+
+    every: int
+    renew: Callable[[Any], Any]
+
+    def due(self, iteration: int) -> bool:
+        """Whether it is to be done before this iteration."""
+        return iteration % self.every == 0
+
+    def until_next(self, iteration: int) -> int:
+        """Iterations that can be run from this one on before the next pause."""
+        return self.every - iteration % self.every
+
+
 @dataclass
 class _Book:
-    """Chunks as they come in; warm-up positions are dropped."""
+    """Chunks as they come in, counted in recorded iterations; warm-up positions are dropped."""
 
     tune: int
     warmup: list[Record] = field(default_factory=list)
@@ -60,8 +91,9 @@ class _Book:
     def enter(self, record: Record, seconds: float = 0.0) -> None:
         count = record["position"].shape[1]
         early = int(np.clip(self.tune - self.done, 0, count))
-        self.seconds["warm-up"] += seconds * early / count
-        self.seconds["sampling"] += seconds * (1 - early / count)
+        share = early / count if count else float(self.done < self.tune)
+        self.seconds["warm-up"] += seconds * share
+        self.seconds["sampling"] += seconds * (1 - share)
         if early:
             stats = {k: v[:, :early] for k, v in record.items() if k != "position"}
             self.warmup.append(stats)
@@ -84,9 +116,10 @@ def _joined(parts: list[Record]) -> Record:
 def capacity_for(numbers: int, total: int, stacked: int = 1) -> int:
     """Iterations one compiled call can hold: about 32 MB at `numbers` float64 an iteration.
 
-    `stacked` chains that run as one share a gigabyte.
+    `stacked` chains that run as one share that, or on an accelerator a gigabyte.
     """
-    room = 2**22 if stacked == 1 else 2**27 // stacked
+    room = 2**22 if stacked == 1 or jax.default_backend() == "cpu" else 2**27
+    room //= stacked
     return int(max(1, min(total, 8192, room // max(1, numbers))))
 
 
@@ -96,40 +129,47 @@ def run(
     draws: int,
     progressbar: bool = True,
     checkpoint: Checkpoint | None = None,
+    pause: Pause | None = None,
 ) -> History:
-    """Run all chains for `tune + draws` iterations, or until the user interrupts.
+    """Run all chains until `tune + draws` iterations are recorded, or the user interrupts.
+
+    With `chains.thin` an iteration that is recorded stands for so many that were made.
 
     Raises
     ------
     KeyboardInterrupt
         If the user interrupts before the first draw after warm-up.
     """
-    total, book = tune + draws, _Book(tune)
+    total, book, made = (tune + draws) * chains.thin, _Book(tune), 0
     if checkpoint is not None and checkpoint.iterations:
         parts, state = checkpoint.restore()
         chains.restore(state)
+        made = checkpoint.iterations
         for part in parts:
             book.enter(part)
     else:
         chains.begin()
     monitor = Monitor(tune, draws, len(chains.keys), progressbar)
-    pace = _Pace(chains.capacity)
+    pace = _Pace(chains.capacity, total, pause)
     with stoppable() as stop_asked, monitor:
-        count = pace.first(total - book.done)
-        while book.done < total and not stop_asked():
+        count = pace.first(made)
+        while made < total and not stop_asked():
             started = time.monotonic()
-            after = pace.next(total - book.done - count)
-            record = chains.advance(book.done, count, next_count=after)
+            if pause is not None and pause.due(made):
+                chains.renew(pause.renew)
+            after = pace.next(made + count)
+            record = chains.advance(made, count, next_count=after)
+            made += count
             book.enter(record, time.monotonic() - started)
             if checkpoint is not None:
-                checkpoint.append(book.done, record, chains.leaves())
+                checkpoint.append(made, record, chains.leaves())
             monitor.update(book.done, record, book.rows_touched)
             pace.took(time.monotonic() - started, count)
             count = after
     chains.close()
     if book.done <= tune and draws:
         raise KeyboardInterrupt("stopped during warm-up, before the first draw")
-    history = book.history(complete=book.done == total)
+    history = book.history(complete=made == total)
     if not history.complete:
         history.notes.append(
             f"stopped after {book.done - tune} of {draws} draws; the draws so far are returned."
@@ -140,19 +180,27 @@ def run(
 class _Pace:
     """How many iterations to run at a time, so that a chunk takes CHUNK_SECONDS."""
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: int, total: int, pause: Pause | None = None) -> None:
+        self.capacity, self.total, self.pause = capacity, total, pause
         self.per_iteration: float | None = None
         self.timed = 0
 
-    def first(self, left: int) -> int:
-        return min(left, self.capacity, 4)
+    def first(self, made: int) -> int:
+        """Iterations of the first chunk, after `made` were made before."""
+        return self._at_most(made, min(self.capacity, 4))
 
-    def next(self, left: int) -> int:
+    def next(self, made: int) -> int:
+        """Iterations of the chunk that begins when `made` are made."""
         wanted = 4 if self.per_iteration is None else int(CHUNK_SECONDS / self.per_iteration)
-        return min(left, int(np.clip(wanted, 1, self.capacity))) if left > 0 else 0
+        return self._at_most(made, int(np.clip(wanted, 1, self.capacity)))
+
+    def _at_most(self, made: int, wanted: int) -> int:
+        if self.pause is not None:
+            wanted = min(wanted, self.pause.until_next(made))
+        return max(0, min(wanted, self.total - made))
 
     def took(self, seconds: float, count: int) -> None:
+        """Learn from a chunk of `count` iterations."""
         self.timed += 1
         if self.timed > 1:  # the first call compiled
             self.per_iteration = max(seconds / count, 1e-7)

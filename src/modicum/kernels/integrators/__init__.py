@@ -1,0 +1,29 @@
+"""Integrators: one step of a diffusion. A new one is a file here and a line in INTEGRATORS."""
+
+from modicum.kernels.integrators.baoab import Baoab
+from modicum.kernels.integrators.base import Integrator, Matching, Response, Walk
+from modicum.kernels.integrators.friction import Friction
+from modicum.kernels.integrators.langevin import Langevin
+from modicum.kernels.integrators.preconditioned import Preconditioned
+from modicum.kernels.integrators.underdamped import Underdamped
+
+__all__ = [
+    "INTEGRATORS",
+    "Baoab",
+    "Friction",
+    "Integrator",
+    "Langevin",
+    "Matching",
+    "Preconditioned",
+    "Response",
+    "Underdamped",
+    "Walk",
+]
+
+INTEGRATORS: dict[str, type[Integrator]] = {
+    "langevin": Langevin,
+    "preconditioned": Preconditioned,
+    "underdamped": Underdamped,
+    "friction": Friction,
+    "baoab": Baoab,
+}

@@ -1,0 +1,110 @@
+"""SGHMC as Chen et al. (2014) and the HMC-ECS paper run it: friction against gradient noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.errors import SettingError, is_number
+from modicum.kernels.coordinates import scaled
+from modicum.kernels.integrators.base import Integrator, Matching, Response, Walk, positive
+
+__all__ = ["Friction"]
+
+
+@dataclass(frozen=True)
+class Friction(Integrator):
+    """z' = z + e p,  p' = p - e g(z') - e C p + N(0, 2 (C - B) e) (HMC-ECS paper, section 6.2).
+
+    The mass is the identity in the chain's coordinates: whitened, that is the mass matrix
+    M = (posterior covariance)^-1 of the paper. With v = e p, alpha = e C and beta = e B it is
+    Chen et al.'s v <- (1 - alpha) v - eta g + N(0, 2 (alpha - beta) eta), eta = e^2.
+
+    Parameters
+    ----------
+    friction
+        C.
+    noise
+        B, an estimate of e Cov(g) / 2 to be left out of the injected noise; 0 in the paper.
+    period
+        Steps after which the momentum is drawn anew, L; None: never.
+    in_parameters
+        Whether C and B refer to the parameters rather than the whitened coordinates: the paper's
+        C = I beside M = precision.
+    """
+
+    friction: float = 1.0
+    noise: float = 0.0
+    period: int | None = None
+    in_parameters: bool = False
+
+    def __post_init__(self) -> None:
+        positive(friction=self.friction)
+        if not is_number(self.noise) or not 0 <= self.noise < self.friction:
+            raise SettingError(
+                f"noise must be at least 0 and below the friction ({self.friction}), not "
+                f"{self.noise!r}: what is injected has the variance 2 (friction - noise) e."
+            )
+        whole = isinstance(self.period, int) and not isinstance(self.period, bool)
+        if self.period is not None and (not whole or self.period < 1):
+            raise SettingError(f"period must be a whole number of at least 1, not {self.period!r}.")
+
+    def start(self, key: jax.Array, z: jax.Array) -> Walk:
+        """A momentum at temperature one."""
+        return Walk(z, jax.random.normal(key, z.shape, z.dtype))
+
+    def drift(self, walk: Walk, h: jax.Array) -> Walk:
+        """The gradient is wanted at the new position."""
+        return Walk(walk.z + h * walk.memory, walk.memory)
+
+    def kick(
+        self,
+        key: jax.Array,
+        walk: Walk,
+        gradient: jax.Array,
+        h: jax.Array,
+        context: Any,
+        diagonal: Callable[[], jax.Array],
+    ) -> Walk:
+        """P' = p - e g(z') - e C p + N(0, 2 (C - B) e)."""
+        z, p = walk
+        xi = jax.random.normal(key, z.shape, z.dtype)
+        drag = p
+        if self.in_parameters:  # C I of the parameters is C L'L of the coordinates
+            factor = context["factor"]
+            drag, xi = scaled(factor.T, scaled(factor, p)), scaled(factor.T, xi)
+        noise = jnp.sqrt(2 * (self.friction - self.noise) * h) * xi
+        return Walk(z, p - h * gradient - h * self.friction * drag + noise)
+
+    def matching(self, walk: Walk, h: Any) -> Matching:
+        """As for underdamped dynamics, with C for gamma."""
+        if self.in_parameters:
+            raise SettingError(
+                "exponential weights compare gradients with noise that is alike in all directions; "
+                "leave in_parameters out."
+            )
+        p, tau = walk.memory, jnp.sqrt(2 * (self.friction - self.noise) * h)
+        drag = h * self.friction * p
+        return Matching(h / tau, drag / tau, (drag - p) / tau)
+
+    def response(self, h: float) -> Response | None:
+        """Position and momentum."""
+        if self.in_parameters:
+            return None  # directions differ
+        free = np.array([[1.0, h], [0.0, 1 - h * self.friction]])
+        noise = np.array([0.0, sqrt(2 * (self.friction - self.noise) * h)])
+        return Response(free, np.array([0.0, h]), np.array([1.0, h]), noise)
+
+    def noise_ratio(self, h: float, mean: Any, variance: Any, context: Any) -> np.ndarray:
+        """E^2 Cov(g) over 2 (C - B) e."""
+        squares: Any = 1.0
+        if self.in_parameters:
+            factor = np.asarray(context["factor"])
+            squares = np.sum(factor**2, axis=0) if factor.ndim == 2 else factor**2
+        return np.asarray(variance * h / (2 * (self.friction - self.noise) * squares))

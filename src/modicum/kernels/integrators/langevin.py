@@ -1,0 +1,69 @@
+"""Overdamped Langevin dynamics: SGLD, and the overdamped form of EWSG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.kernels.integrators.base import Integrator, Matching, Response, Walk
+
+__all__ = ["Langevin"]
+
+
+@dataclass(frozen=True)
+class Langevin(Integrator):
+    """Euler-Maruyama steps of dz = -grad U dt + sqrt(2) dW.
+
+    Parameters
+    ----------
+    halved
+        True: z - (e/2) g + N(0, e) (Welling and Teh 2011). False: z - h g + N(0, 2h) (EWSG paper).
+        The same step, counted in e = 2h.
+
+    Examples
+    --------
+    >>> from modicum.kernels.integrators import Langevin
+    >>> round(Langevin().response(0.02).variance(curvature=20.0), 4)  # 1 / (20 (1 - 0.02 20/4))
+    0.0556
+    """
+
+    halved: bool = True
+    has_momentum: ClassVar[bool] = False
+
+    def _drift(self, h: Any) -> Any:
+        return h / 2 if self.halved else h
+
+    def start(self, key: jax.Array, z: jax.Array) -> Walk:
+        """A position is all there is."""
+        del key
+        return Walk(z, ())
+
+    def kick(
+        self,
+        key: jax.Array,
+        walk: Walk,
+        gradient: jax.Array,
+        h: jax.Array,
+        context: Any,
+        diagonal: Callable[[], jax.Array],
+    ) -> Walk:
+        """Z' = z - (e/2) g + sqrt(e) xi."""
+        xi = jax.random.normal(key, walk.z.shape, walk.z.dtype)
+        c = self._drift(h)
+        return Walk(walk.z - c * gradient + jnp.sqrt(2 * c) * xi, ())
+
+    def matching(self, walk: Walk, h: Any) -> Matching:
+        """X = (z' - z) / sqrt(2h), a = sqrt(h/2) g; z' = z is the natural guess."""
+        zero = jnp.zeros_like(walk.z)
+        return Matching(jnp.sqrt(self._drift(h) / 2), zero, zero)
+
+    def response(self, h: float) -> Response:
+        """One number: the position."""
+        c = self._drift(h)
+        one = np.ones(1)
+        return Response(np.eye(1), c * one, one, np.sqrt(2 * c) * one)

@@ -1,0 +1,135 @@
+"""Stochastic-gradient MCMC: an integrator, an estimator of the gradient, and a selector of batches.
+
+One step: the integrator goes where the gradient is wanted, the estimator makes a gradient of each
+drawn batch there, the selector picks one of them, the integrator uses it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from modicum.designs import Design, Drawn
+from modicum.kernels.base import Context, Draw
+from modicum.kernels.coordinates import scaled
+from modicum.kernels.integrators import Integrator, Walk
+from modicum.kernels.selectors import Selector
+
+__all__ = ["StepSignal", "StochasticGradientKernel", "StochasticGradientState"]
+
+
+class StepSignal(NamedTuple):
+    """What is known of a step before the run."""
+
+    step_size: Any
+    refreshed: Any  # the momentum is drawn anew before it
+    renewed: Any  # the estimator's memory was renewed by a pass before it
+
+
+class StochasticGradientState(NamedTuple):
+    """Where the chain is, and what its estimator remembers."""
+
+    walk: Walk
+    memory: Any
+
+
+@dataclass(frozen=True)
+class StochasticGradientKernel:
+    """Any integrator with any gradient estimator, selector and design.
+
+    Parameters
+    ----------
+    integrator, selector
+        See `modicum.kernels.integrators` and `modicum.kernels.selectors`.
+    estimator
+        What makes a gradient of U = -log posterior of a batch (`modicum.estimators.gradients`).
+    design
+        How rows are drawn.
+    batch
+        Rows in a batch.
+    precision
+        Of the state and the gradients.
+    """
+
+    integrator: Integrator
+    estimator: Any
+    selector: Selector
+    design: Design
+    batch: int
+    precision: Literal["float64", "float32"] = "float64"
+
+    @property
+    def batches(self) -> int:
+        """Batches a step draws."""
+        return self.selector.batches(self.integrator)
+
+    @property
+    def cost(self) -> int:
+        """Gradients of single rows a step evaluates, snapshots aside."""
+        return self.batches * self.batch * int(self.estimator.evaluations)
+
+    def wants_at_start(self, key: jax.Array, context: Context) -> None:
+        """A chain starts without rows."""
+
+    def wants(self, key: jax.Array, context: Context) -> Drawn:
+        """All candidate batches, each with a key of its own."""
+        keys = jax.random.split(key, self.batches)
+        return jax.vmap(lambda k: self.design.draw(k, self.batch, context["design"]))(keys)
+
+    def prepare(self, batch: Any, context: Context) -> Any:
+        """What the estimator makes of rows without the state, batch by batch."""
+        return jax.vmap(lambda one: self.estimator.prepare(one, context))(batch)
+
+    def init(self, key: jax.Array, batch: Any, context: Context) -> StochasticGradientState:
+        """Start at the given point, or scattered about it."""
+        del batch
+        place_key, walk_key = jax.random.split(key)
+        start = context["start"]
+        away = jax.random.normal(place_key, start.shape, start.dtype)
+        z = start + scaled(context["spread"], away)
+        return StochasticGradientState(
+            self.integrator.start(walk_key, z), self.estimator.start(z, context)
+        )
+
+    def step(
+        self,
+        key: jax.Array,
+        state: StochasticGradientState,
+        signal: StepSignal,
+        batch: Any,
+        context: Context,
+    ) -> tuple[StochasticGradientState, Draw]:
+        """Drift, gradients, choice, kick."""
+        # A plain step uses its key for one thing, and need not split it.
+        plain = self.batches == 1 and self.integrator.period is None
+        refresh_key, select_key, kick_key = (key,) * 3 if plain else jax.random.split(key, 3)
+        walk, memory = state
+        h = signal.step_size.astype(walk.z.dtype)
+        if self.integrator.period is not None:
+            fresh = self.integrator.refresh(refresh_key, walk)
+            walk = jax.tree.map(partial(jnp.where, signal.refreshed), fresh, walk)
+        walk = self.integrator.drift(walk, h)
+        gradients = self.gradients(walk.z, batch, memory, context)
+        gradient, info = self.selector.select(
+            select_key, gradients, lambda: self.integrator.matching(walk, h)
+        )
+
+        def diagonal() -> jax.Array:
+            jacobian = jax.jacfwd(lambda z: self.gradients(z, batch, memory, context)[0])
+            return jnp.diagonal(jacobian(walk.z))
+
+        walk = self.integrator.kick(kick_key, walk, gradient, h, context, diagonal)
+        touched = self.cost + jnp.where(signal.renewed, context["rows"], 0)
+        draw = {"position": walk.z, "step_size": h, "rows_touched": touched, **info}
+        return StochasticGradientState(walk, memory), draw
+
+    def gradients(self, z: jax.Array, batches: Any, memory: Any, context: Context) -> jax.Array:
+        """The gradient of U at z by each batch, (batches, d)."""
+        if self.batches == 1:
+            only = jax.tree.map(lambda field: field[0], batches)
+            return self.estimator.gradient(z, only, memory, context)[None]
+        return jax.vmap(lambda one: self.estimator.gradient(z, one, memory, context))(batches)

@@ -1,0 +1,110 @@
+"""Each integrator does what its equation says, and its variances are those known in closed form."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import modicum as mo
+from modicum.kernels.integrators import (
+    INTEGRATORS,
+    Baoab,
+    Friction,
+    Langevin,
+    Preconditioned,
+    Underdamped,
+    Walk,
+)
+from targets import location
+
+LINEAR = [
+    Langevin(),
+    Langevin(halved=False),
+    Underdamped(3.0),
+    Underdamped(3.0, sigma=1.0),
+    Friction(3.0, noise=1.0),
+    Baoab(3.0),
+]
+
+
+@pytest.mark.parametrize("integrator", LINEAR, ids=repr)
+def test_the_step_is_the_linear_map_it_claims_to_be(integrator, x64):
+    h, z, r = 0.07, jnp.array([0.3]), jnp.array([-1.1])
+    key = jax.random.key(1)
+    walk = Walk(z, r) if integrator.has_momentum else Walk(z, ())
+    there = integrator.drift(walk, h)
+    after = integrator.kick(key, there, jnp.sin(there.z), h, {}, lambda: None)
+    step = integrator.response(h)
+    before = np.array([0.3, -1.1])[: len(step.kick)]
+    xi = float(jax.random.normal(key, (1,))[0])
+    gradient = np.sin(step.at @ before)
+    expected = step.free @ before - step.kick * gradient + step.noise * xi
+    found = [float(leaf[0]) for leaf in jax.tree.leaves(after)]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("integrator", LINEAR, ids=repr)
+def test_matching_is_gradient_over_noise_and_x_solves_for_the_next_momentum(integrator, x64):
+    h, r = 0.07, jnp.array([-1.1])
+    walk = Walk(jnp.array([0.3]), r if integrator.has_momentum else ())
+    match, step = integrator.matching(walk, h), integrator.response(h)
+    np.testing.assert_allclose(match.scale, step.kick[-1] / step.noise[-1], rtol=1e-12)
+    if integrator.has_momentum:
+        for x, then in ((match.x, r), (match.rest, 0 * r)):
+            np.testing.assert_allclose(
+                step.free[1, 1] * r + step.noise[1] * x, then, rtol=1e-12, atol=1e-12
+            )
+
+
+@pytest.mark.parametrize(("curvature", "noise"), [(20.0, 0.0), (20.0, 65.0), (1.0, 3.0)])
+def test_langevin_variance(curvature, noise):
+    e = 0.02
+    known = (1 + e * noise / 4) / (curvature * (1 - e * curvature / 4))
+    assert Langevin().response(e).variance(curvature, noise) == pytest.approx(known, rel=1e-12)
+    assert Langevin(halved=False).response(e / 2).variance(curvature, noise) == pytest.approx(known)
+
+
+def test_small_steps_sample_the_posterior_and_large_ones_diverge():
+    for integrator in LINEAR:
+        temperature = integrator.temperature
+        if isinstance(integrator, Friction):
+            temperature = 1 - integrator.noise / integrator.friction
+        assert integrator.response(1e-4).variance(2.0) == pytest.approx(temperature / 2, rel=1e-3)
+        assert integrator.response(10.0).variance(2.0) == np.inf
+
+
+def test_baoab_has_no_error_on_a_quadratic():
+    assert Baoab(2.0).response(0.9).variance(1.0) == pytest.approx(1.0, rel=1e-9)
+    assert Underdamped(2.0).response(0.9).variance(1.0) > 1.5
+
+
+@pytest.mark.parametrize(
+    ("eta", "alpha", "corrected", "known"),
+    [(0.001, 0.1, False, 1.337), (0.001, 0.1, True, 1.006), (0.0002, 0.05, False, 1.136)],
+)
+def test_friction_is_the_dynamics_of_chen_et_al(eta, alpha, corrected, known):
+    # by simulation of v <- (1 - alpha) v - eta g + N(0, 2 (alpha - beta) eta), to about .005
+    noise, e = location().gradient_noise(5), np.sqrt(eta)
+    beta = eta * noise / 2 if corrected else 0.0
+    step = Friction(alpha / e, noise=beta / e).response(e)
+    assert 20 * step.variance(20.0, noise) == pytest.approx(known, abs=0.012)
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda: Underdamped(friction=0.0), "friction must be a positive number"),
+        (lambda: Underdamped(sigma=-1.0), "sigma must be a positive number"),
+        (lambda: Friction(friction=1.0, noise=1.0), "below the friction"),
+        (lambda: Friction(period=0), "period must be a whole number"),
+        (lambda: Preconditioned(decay=1.0), "decay must be"),
+        (lambda: Baoab(friction="2"), "friction must be a positive number"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(make, word):
+    with pytest.raises(mo.SettingError, match=word):
+        make()
+
+
+def test_the_registry_holds_what_has_a_file():
+    assert set(INTEGRATORS) == {"langevin", "preconditioned", "underdamped", "friction", "baoab"}

@@ -1,0 +1,304 @@
+"""Stationary moments of every kind of step, against closed forms and independent simulations."""
+
+from dataclasses import dataclass
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import modicum as mo
+from kernels.sg_simulation import composed, context_of, simulate
+from modicum.designs import Stratified, strata_tables
+from modicum.estimators.gradients import ESTIMATORS, Minibatch, Taylor
+from modicum.kernels.integrators import INTEGRATORS, Friction, Preconditioned
+from modicum.kernels.selectors import SELECTORS, Exponential
+from modicum.kernels.stochastic_gradient import StepSignal, StochasticGradientKernel
+from modicum.models import Target
+from targets import TIMES, Location, location
+
+# n Var(t), Var(r) and bias in sd by an independent simulation of 4,000 chains; its own errors:
+OTHERS = {"variance": 0.012, "momentum": 0.006, "bias": 0.02}
+# Underdamped, gamma = 10: (settings, h) -> values
+TABLE = {
+    ("exponential", 1, 1, 0.01): (0.977, 1.154, 0.234),
+    ("exponential", 9, 1, 0.01): (0.850, 1.087, 0.500),
+    ("linear", 1, 1, 0.01): (1.047, 1.108, 0.009),
+    ("linear", 3, 1, 0.01): (1.014, 1.078, 0.017),
+    ("exponential", 1, 1, 0.03): (1.182, 1.723, 0.303),
+    ("exponential", 1, 4, 0.03): (1.012, 1.315, 0.039),
+    ("linear", 1, 4, 0.03): (1.077, 1.291, 0.005),
+    ("linear", 3, 1, 0.03): (1.106, 1.390, 0.099),
+}
+SLOW = {key for key in TABLE if key[:2] != ("exponential", 1) or key[3] != 0.01} - {
+    ("linear", 3, 1, 0.01)
+}
+
+
+def ewsg(weights="exponential", steps=1, batch=1):
+    return mo.EWSG(friction=10.0, batch=batch, index_steps=steps, weights=weights)
+
+
+def faults(found, variance=None, momentum=None, bias=None, other=OTHERS):
+    """Which of the values disagree beyond the errors of both sides."""
+    known = {"variance": variance, "momentum": momentum, "bias": bias}
+    wrong = []
+    for name, value in known.items():
+        if value is not None:
+            estimate, error = getattr(found, name)
+            if not abs(estimate - value) <= TIMES * np.hypot(error, other.get(name, 0.0)):
+                wrong.append(name)
+    return wrong
+
+
+EXACT = {"variance": 0.0, "momentum": 0.0, "bias": 0.0}
+closed = partial(faults, other=EXACT)
+
+
+# EWSG --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "key", [pytest.param(key, marks=[pytest.mark.slow] if key in SLOW else []) for key in TABLE]
+)
+def test_ewsg_has_the_moments_of_an_independent_simulation(key):
+    weights, steps, batch, h = key
+    found = simulate(composed(ewsg(weights, steps, batch)), h)
+    assert faults(found, *TABLE[key]) == []
+
+
+@dataclass(frozen=True)
+class Flipped(Exponential):
+    """A mistake: x with the wrong sign."""
+
+    def guess(self, match):
+        return -super().guess(match)
+
+
+@dataclass(frozen=True)
+class OneKey(StochasticGradientKernel):
+    """A mistake: one key for all candidate batches, which then are all the same."""
+
+    def wants(self, key, context):
+        one = self.design.draw(key, self.batch, context["design"])
+        return jax.tree.map(lambda part: jnp.stack([part] * self.batches), one)
+
+
+def test_a_flipped_sign_and_a_shared_key_are_noticed():
+    table = TABLE["exponential", 1, 1, 0.01]
+    flipped = simulate(composed(ewsg(), selector=Flipped()), 0.01)
+    assert {"variance", "momentum"} <= set(faults(flipped, *table))
+    uniform = 1.248
+    assert flipped.momentum[0] > uniform + 0.05
+    shared = simulate(composed(ewsg(), kernel=OneKey), 0.01)
+    assert {"variance", "momentum"} <= set(faults(shared, *table))
+    assert faults(shared, momentum=uniform) == []  # no choice at all is the uniform method
+
+
+@pytest.mark.parametrize(
+    ("weights", "known"),
+    [
+        ("exponential", (1.077, 0.243)),
+        pytest.param("linear", (1.054, 0.012), marks=pytest.mark.slow),
+    ],
+)
+def test_overdamped_ewsg(weights, known):
+    method = mo.EWSGLD(batch=1, weights=weights)
+    found = simulate(composed(method), 0.001, chains=6000)
+    assert faults(found, variance=known[0], bias=known[1]) == []
+    uniform = mo.SGLD().parts().integrator.response(0.002)
+    plain = 20 * uniform.variance(20.0, location().gradient_noise(1))
+    assert plain == pytest.approx(1.178, abs=0.01)
+    assert "variance" in faults(found, variance=plain)
+
+
+# Plain batches -----------------------------------------------------------------------------
+
+
+def test_sgld_with_uniform_and_with_stratified_rows():
+    target, e, b = location(), 0.02, 5
+    step = mo.SGLD().parts().integrator.response(e)
+    uniform = 20 * step.variance(20.0, target.gradient_noise(b))
+    assert uniform == pytest.approx(1.476, abs=1e-3)
+    found = simulate(composed(mo.SGLD(batch=b)), e, 300, chains=1500)
+    assert closed(found, variance=uniform, bias=0.0) == []
+
+    groups = np.argsort(np.argsort(target.c[:, 0])) // 4  # five groups of like points
+    tables = strata_tables(groups, b)
+    within = np.mean([target.c[groups == g].var(axis=0).mean() for g in range(5)])
+    stratified = 20 * step.variance(20.0, target.n**2 * within / b)
+    assert stratified == pytest.approx(1.266, abs=0.01)
+    kernel = composed(mo.SGLD(batch=b), design=Stratified())
+    found = simulate(kernel, e, 300, chains=1500, tables=jax.tree.map(jnp.asarray, tables))
+    assert closed(found, variance=stratified, bias=0.0) == []
+    assert closed(found, variance=uniform) == ["variance"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method", [mo.SGHMC(friction=10.0, batch=1), mo.BAOAB(friction=10.0, batch=1)], ids=repr
+)
+def test_underdamped_methods_with_uniform_rows(method):
+    step = method.parts().integrator.response(0.01)
+    known = 20 * step.variance(20.0, location().gradient_noise(1))
+    assert closed(simulate(composed(method), 0.01), variance=known, bias=0.0) == []
+
+
+@pytest.mark.parametrize(
+    "corrected", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["corrected", "plain"]
+)
+def test_friction_form_with_and_without_the_noise_estimate(corrected):
+    target, e = location(), np.sqrt(0.001)
+    noise = target.gradient_noise(5)
+    integrator = Friction(0.1 / e, noise=e * noise / 2 * corrected)
+    known = 20 * integrator.response(e).variance(20.0, noise)
+    assert known == pytest.approx(1.0 if corrected else 1.337, abs=0.01)
+    found = simulate(composed(mo.SGHMC(batch=5), integrator=integrator), e, 500, chains=1000)
+    assert closed(found, variance=known, bias=0.0) == []
+
+
+@dataclass(frozen=True)
+class NeverRefreshed(Friction):
+    """A mistake: the momentum is kept where it should be drawn anew."""
+
+    def refresh(self, key, walk):
+        return walk
+
+
+def test_momentum_must_be_refreshed():
+    # next to no friction: without fresh momenta the energy a chain started with is all it has
+    h, settings = 0.05, {"friction": 1e-3, "period": 7}
+    right = composed(mo.SGHMC(batch=20), integrator=Friction(**settings))
+    wrong = composed(mo.SGHMC(batch=20), integrator=NeverRefreshed(**settings))
+    known = 20 * refreshed_variance(Friction(**settings).response(h), 20.0, 16.44, 7, steps=140)
+    assert closed(simulate(right, h, steps=140, chains=1000), variance=known) == []
+    assert closed(simulate(wrong, h, steps=140, chains=1000), variance=known) == ["variance"]
+
+
+def refreshed_variance(step, curvature, noise, period, steps):
+    """Average variance over the second half of `steps` from a standstill at the mean."""
+    move = step.free - curvature * np.outer(step.kick, step.at)
+    fresh = np.outer(step.noise, step.noise) + noise * np.outer(step.kick, step.kick)
+    cov, seen = np.zeros((2, 2)), []
+    for k in range(steps):
+        if k % period == 0:
+            cov = np.diag([cov[0, 0], 1.0])
+        cov = move @ cov @ move.T + fresh
+        seen.append(cov[0, 0])
+    return np.mean(seen[steps // 2 :])
+
+
+@pytest.mark.slow
+def test_psgld_is_biased_as_known():
+    found = simulate(composed(mo.PSGLD(batch=5)), 0.01, steps=2000, chains=1000)
+    assert abs(found.variance[0] - 1.494) < 0.05
+
+
+def test_the_gamma_term_makes_a_moving_preconditioner_right():
+    # one row, so that the gradient is exact, and V without memory: P = 1 / (1 + |t|). Without
+    # Gamma the stationary density is proportional to posterior / P.
+    target = Location(np.zeros((1, 1)))
+    variances = {}
+    for gamma in (True, False):
+        integrator = Preconditioned(decay=0.0, floor=1.0, gamma=gamma)
+        kernel = composed(mo.PSGLD(batch=1), target, integrator=integrator)
+        found = simulate(kernel, 0.05, steps=1200, chains=1000, target=target)
+        variances[gamma] = found.variance
+    t = np.linspace(-8, 8, 4001)
+    density = np.exp(-(t**2) / 2) * (1 + np.abs(t))
+    biased = float((t**2 * density).sum() / density.sum())
+    assert variances[True][0] == pytest.approx(1.0, abs=0.05)
+    assert variances[False][0] == pytest.approx(biased, abs=0.05)
+    assert biased > 1.3
+
+
+# The prior ---------------------------------------------------------------------------------
+
+
+def strong_prior(theta):
+    return -10.0 * (theta["theta"] ** 2).sum()
+
+
+@dataclass(frozen=True)
+class PriorTwice(Minibatch):
+    """A mistake: the prior is part of every row's term, and added once more."""
+
+    def gradient(self, z, batch, memory, context):
+        again = -jax.grad(lambda z: self.target.log_prior(z))(z)
+        return super().gradient(z, batch, memory, context) + again
+
+
+def test_the_prior_counts_once():
+    target = Location(location().c, strong_prior)
+    target.mean = target.c.sum(axis=0) / 40  # 20 rows, and a prior worth 20 more
+    bound = {
+        name: estimator(target=Target.of(target.model, target.rows)[0])
+        for name, estimator in (("right", Minibatch), ("twice", PriorTwice))
+    }
+    method = mo.SGLD(batch=20)
+    found = {
+        name: simulate(composed(method, target, estimator=estimator), 0.01, 300, 1000, target)
+        for name, estimator in bound.items()
+    }
+    assert closed(found["right"], bias=0.0) == []
+    assert closed(found["twice"], bias=0.0) == ["bias"]
+
+
+# Everything composes -----------------------------------------------------------------------
+
+
+def context_for(estimator, target):
+    context = context_of(target)
+    if isinstance(estimator, Taylor):
+        from modicum.passes import anchor_at
+        from targets import sums_of
+
+        anchor = anchor_at(sums_of(target.model, target.rows)[0], target.mean)
+        context |= {"point": jnp.asarray(anchor.point), "factor": jnp.asarray(anchor.factor)}
+        context |= {"start": jnp.zeros(2), "estimator": estimator.arrays(anchor)}
+    return context
+
+
+@pytest.mark.parametrize("integrator", INTEGRATORS)
+def test_every_valid_composition_runs_and_the_others_are_refused(integrator, x64):
+    target = location()
+    for estimator in ESTIMATORS:
+        for selector in SELECTORS:
+            settings = {"integrator": integrator, "estimator": estimator, "selector": selector}
+            if integrator == "preconditioned" and (estimator, selector) != ("minibatch", "plain"):
+                with pytest.raises(mo.SettingError, match="pSGLD scales"):
+                    mo.StochasticGradient(**settings)
+                continue
+            kernel = composed(mo.StochasticGradient(batch=3, **settings), target)
+            for z in _few_steps(kernel, context_for(kernel.estimator, target), target):
+                assert z.dtype == np.float64
+                assert np.all(np.isfinite(z))
+                assert np.all(np.abs(z).max(axis=0) > 0)
+                assert len(np.unique(z[:, 0])) == len(z)
+
+
+@cache
+def _compiled(kernel):
+    def step(key, state, context, data):
+        drawn = kernel.wants(key, context)
+        batch = {"c": data[drawn.rows], "probability": drawn.probability}
+        signal = StepSignal(jnp.asarray(0.01), jnp.zeros((), bool), jnp.zeros((), bool))
+        again = jax.random.fold_in(key, 1)
+        return kernel.step(again, state, signal, kernel.prepare(batch, context), context)
+
+    # quickly compiled rather than fast: here only composition is at stake
+    return jax.jit(step, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def _few_steps(kernel, context, target):
+    key = jax.random.key(1, impl="unsafe_rbg")
+    state = kernel.init(key, None, context)
+    positions = []
+    for k in range(4):
+        state, draw = _compiled(kernel)(
+            jax.random.fold_in(key, k), state, context, jnp.asarray(target.c)
+        )
+        positions.append(np.asarray(draw["position"]))
+        assert int(draw["rows_touched"]) == kernel.cost
+    yield np.stack(positions)
