@@ -25,6 +25,7 @@ __all__ = [
     "advance_together",
     "begin",
     "begin_together",
+    "beginning",
     "wanted",
     "wanted_at_start",
     "wanted_at_start_together",
@@ -159,6 +160,12 @@ wanted_at_start = partial(jax.jit, static_argnums=0)(_wanted_at_start)
 
 
 # ... and many chains as a leading axis.
+@partial(jax.jit, static_argnums=1)
+def beginning(record: Any, count: int) -> Any:
+    """The first `count` slots of a record of chains stacked along a leading axis."""
+    return jax.tree.map(lambda values: values[:, :count], record)
+
+
 @partial(jax.jit, static_argnums=0)
 def begin_together(kernel: Kernel, context: Any, rows: Any, batch: Any, chain_keys: Any) -> Any:
     """`begin` for chains stacked along a leading axis."""

@@ -114,12 +114,13 @@ class Chains:
         ]
         results = [future.result() for future in futures]
         self.state = [state for state, _ in results]
-        ended = (first + count) // self.thin - first // self.thin
         records = [record for _, record in results]
-        return {k: np.concatenate([r[k][:, :ended] for r in records]) for k in records[0]}
+        if len(records) == 1:
+            return records[0]
+        return {k: np.concatenate([r[k] for r in records]) for k in records[0]}
 
     def _one(self, g: int, span: Any, batches: Any, state: Any) -> tuple[Any, Record]:
-        """Move group `g` on; its record has a leading axis for chains."""
+        """Move group `g` on; its record has a leading axis for chains and ends where it did."""
         advance = compiled.advance_together if self._stacked else compiled.advance
         state, record = advance(
             self.kernel,
@@ -133,7 +134,16 @@ class Chains:
             state,
             self._group_keys[g],
         )
-        return state, {name: self._with_axis(values) for name, values in record.items()}
+        first, count = span
+        ended = int((first + count) // self.thin - first // self.thin)
+        if self.on_accelerator:  # what does not count is not worth the way to the host
+            record = compiled.beginning(record, ended)
+        return state, {k: self._with_axis(values)[:, :ended] for k, values in record.items()}
+
+    @property
+    def on_accelerator(self) -> bool:
+        """Whether records have a way to go to the host, and shapes of their own to be compiled."""
+        return self._stacked and jax.default_backend() != "cpu"
 
     def close(self) -> None:
         """Let the threads go."""
