@@ -1,6 +1,6 @@
 """Thousands of HMC-ECS chains on an accelerator, every chain's moments checked.
 
-    python -m benchmarks.ecs_gpu [--rows 10500000] [--chains 1024 8192] [--draws 400]
+    python -m benchmarks.ecs_gpu [--rows 10500000] [--chains 1024 8192] [--draws 1000]
 
 Effective draws are counted from the spread of the chains' means: chains are independent, so
 Var(chain mean) = sd^2 / ESS of a chain, whatever the autocorrelation. `make bench` leaves it out.
@@ -66,7 +66,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=10_500_000)
     parser.add_argument("--chains", type=int, nargs="+", default=[1024, 8192])
-    parser.add_argument("--draws", type=int, default=400)
+    parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--precision", nargs="+", default=["float64", "float32"])
     given = parser.parse_args()
     rows = data(given.rows)

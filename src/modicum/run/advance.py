@@ -25,7 +25,7 @@ __all__ = [
     "advance_together",
     "begin",
     "begin_together",
-    "beginning",
+    "piece",
     "wanted",
     "wanted_at_start",
     "wanted_at_start_together",
@@ -160,10 +160,12 @@ wanted_at_start = partial(jax.jit, static_argnums=0)(_wanted_at_start)
 
 
 # ... and many chains as a leading axis.
-@partial(jax.jit, static_argnums=1)
-def beginning(record: Any, count: int) -> Any:
-    """The first `count` slots of a record of chains stacked along a leading axis."""
-    return jax.tree.map(lambda values: values[:, :count], record)
+@partial(jax.jit, static_argnums=2)
+def piece(record: Any, start: Any, size: int) -> Any:
+    """`size` slots from `start` on of a record of chains stacked along a leading axis."""
+    return jax.tree.map(
+        lambda values: jax.lax.dynamic_slice_in_dim(values, start, size, axis=1), record
+    )
 
 
 @partial(jax.jit, static_argnums=0)

@@ -136,14 +136,9 @@ class Chains:
         )
         first, count = span
         ended = int((first + count) // self.thin - first // self.thin)
-        if self.on_accelerator:  # what does not count is not worth the way to the host
-            record = compiled.beginning(record, ended)
+        if self._stacked and jax.default_backend() != "cpu":
+            return state, _to_host(record, ended)
         return state, {k: self._with_axis(values)[:, :ended] for k, values in record.items()}
-
-    @property
-    def on_accelerator(self) -> bool:
-        """Whether records have a way to go to the host, and shapes of their own to be compiled."""
-        return self._stacked and jax.default_backend() != "cpu"
 
     def close(self) -> None:
         """Let the threads go."""
@@ -248,6 +243,26 @@ def default_parallel(chains: int = 1) -> Parallel:
     """Threads for a few chains on a CPU; stacked for many, and on an accelerator."""
     few = chains <= CHAINS_A_CORE * (os.cpu_count() or 1)
     return "threads" if few and jax.default_backend() == "cpu" else "stacked"
+
+
+def _to_host(record: dict[str, jax.Array], count: int) -> Record:
+    """The first `count` slots of a record, by the fast way to the host: pages that stay in place.
+
+    Plain copies from an accelerator go through small buffers, at a thirtieth of the speed. What
+    does not count stays where it is; pieces of one size are compiled for once.
+    """
+    some = record["position"]
+    slots, size = some.shape[1], min(some.shape[1], compiled.BLOCK)
+    device = next(iter(some.devices()))
+    pinned = "pinned_host" in {memory.kind for memory in device.addressable_memories()}
+    where = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host" if pinned else None)
+    starts = [min(start, slots - size) for start in range(0, count, size)]
+    pieces = [jax.device_put(compiled.piece(record, s, size), where) for s in starts]
+    whole = {k: np.empty((len(v), count, *v.shape[2:]), v.dtype) for k, v in record.items()}
+    for start, piece in zip(starts, pieces, strict=True):
+        for name, values in piece.items():  # copied, since such pages are dear and draws are kept
+            whole[name][:, start : start + size] = np.asarray(values)[:, : count - start]
+    return whole
 
 
 def _groups(chains: int) -> int:

@@ -150,7 +150,7 @@ def run(
     else:
         chains.begin()
     monitor = Monitor(tune, draws, len(chains.keys), progressbar)
-    pace = _Pace(chains.capacity, total, pause, rounded=chains.on_accelerator)
+    pace = _Pace(chains.capacity, total, pause)
     with stoppable() as stop_asked, monitor:
         count = pace.first(made)
         while made < total and not stop_asked():
@@ -180,11 +180,8 @@ def run(
 class _Pace:
     """How many iterations to run at a time, so that a chunk takes CHUNK_SECONDS."""
 
-    def __init__(
-        self, capacity: int, total: int, pause: Pause | None = None, rounded: bool = False
-    ) -> None:
+    def __init__(self, capacity: int, total: int, pause: Pause | None = None) -> None:
         self.capacity, self.total, self.pause = capacity, total, pause
-        self.rounded = rounded  # to powers of two, where every number is compiled for
         self.per_iteration: float | None = None
         self.timed = 0
 
@@ -195,10 +192,7 @@ class _Pace:
     def next(self, made: int) -> int:
         """Iterations of the chunk that begins when `made` are made."""
         wanted = 4 if self.per_iteration is None else int(CHUNK_SECONDS / self.per_iteration)
-        wanted = int(np.clip(wanted, 1, self.capacity))
-        if self.rounded and wanted < self.capacity:
-            wanted = 1 << (wanted.bit_length() - 1)
-        return self._at_most(made, wanted)
+        return self._at_most(made, int(np.clip(wanted, 1, self.capacity)))
 
     def _at_most(self, made: int, wanted: int) -> int:
         if self.pause is not None:
