@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 STAMP  := .venv/.installed
+# A worker a core; tests of one file share what they sampled, so a file stays with one worker.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 .PHONY: help install demo test test-slow lint format bench docs clean
 
@@ -25,10 +27,10 @@ demo: $(STAMP)
 	$(BIN)/modicum demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(PYTEST) -m "slow or not slow"
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks
