@@ -20,6 +20,9 @@ from modicum.estimators.base import Estimate
 __all__ = ["BlockPoisson", "most_factors", "poisson_chance"]
 
 UNLIKELY = 1e-6  # chance of a Poisson count beyond the places kept for it
+# Along the chain there are lambda + d - centre factors on average: room for a d that is larger
+# in the tails of the posterior than at its centre.
+ROOM = 1.25
 
 
 def most_factors(mean: float) -> int:
@@ -75,7 +78,7 @@ class BlockPoisson:
     @property
     def parts(self) -> int:
         """Factors a block has room for."""
-        return most_factors(self.products / self.blocks)
+        return most_factors(ROOM * self.products / self.blocks)
 
     @property
     def rows(self) -> int:
@@ -85,7 +88,7 @@ class BlockPoisson:
     @property
     def packed(self) -> int:
         """Factors there is room for when only those that take part are kept."""
-        return min(most_factors(self.products), self.blocks * self.parts)
+        return min(most_factors(ROOM * self.products), self.blocks * self.parts)
 
     def present(self, key: jax.Array, blocks: int) -> jax.Array:
         """A Poisson number of factors a block, given that they fit."""

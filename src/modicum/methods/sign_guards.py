@@ -14,7 +14,7 @@ from modicum.tuning.products import DEVIATIONS, FEWEST
 
 __all__ = ["look_ahead", "look_back"]
 
-LEAST_SIGN = 0.99  # below it, chains are caught behind sign boundaries
+LEAST_SIGN = 0.999  # below it, chains are caught behind sign boundaries
 
 
 def look_ahead(method: Any, pilot: Pilot, choice: Products, rows: int) -> list[str]:
@@ -44,7 +44,7 @@ def look_back(kernel: Any, history: History) -> list[str]:
     """Judge the run by what it recorded."""
     stats, found = history.stats, []
     negative = float(np.mean(stats["sign"] < 0))
-    if negative > (1 - LEAST_SIGN) / 2:
+    if negative > 0.005:
         found.append(
             f"{negative:.1%} of the draws have a negative sign; the chain crosses sign boundaries "
             "only when rows are refreshed, so use more products or more rows in each (batch)."
@@ -55,11 +55,12 @@ def look_back(kernel: Any, history: History) -> list[str]:
             f"{near:.0%} of the draws lie close to a sign boundary (a factor below 0.1), where "
             "log |Lhat| has no floor and trajectories are turned back; use more products."
         )
-    full = float(np.mean(stats["factors"] >= kernel.estimator.packed))
+    room = kernel.estimator.packed
+    full = float(np.mean(stats["factors"] >= 0.9 * room))
     if full > 0.001:
         found.append(
-            f"{full:.1%} of the draws used all the {kernel.estimator.packed} factors there is room "
-            "for, which cuts the Poisson distribution short; anchor nearer to the mode or use more "
+            f"{full:.1%} of the draws used nearly all of the {room} factors there is room for, "
+            "which cuts tails of the posterior short; anchor nearer to the mode or use more "
             "products."
         )
     return found + wandering(kernel, history)

@@ -7,7 +7,7 @@ from math import ceil, sqrt
 
 import numpy as np
 
-from modicum.estimators.block_poisson import most_factors
+from modicum.estimators.block_poisson import ROOM, most_factors
 from modicum.tuning.pilot import Pilot
 from modicum.tuning.sign_theory import NormalFactors
 from modicum.tuning.subsample import refresh_acceptance
@@ -16,7 +16,7 @@ __all__ = ["Products", "choose_products", "pilot_sign"]
 
 FEWEST = 20
 DEVIATIONS = 8  # lambda in mini-batch standard deviations, below which chains are caught
-SIGN = 0.995  # mean sign to be expected from the pilot's own mini-batches
+SIGN = 0.9995  # mean sign of the pilot's own mini-batches; .995 let one chain in 64 be caught
 NOISE = 0.25  # gradient noise, in posterior variances
 MOST = 10**6
 SHARES = (1, 2, 4, 5, 8, 10, 16, 20)  # numbers of blocks that are considered
@@ -165,7 +165,7 @@ def _needs(pilot: Pilot, batch: int, centre: float) -> dict[str, int]:
     }
     products = max(needs.values())
     while products < MOST and pilot_sign(pilot, batch, products, centre)[1] < SIGN:
-        products = ceil(1.2 * products)
+        products = ceil(1.1 * products)
     return needs | {"sign": products}
 
 
@@ -194,5 +194,5 @@ def _blocks(
     most = 1.0 if fixed else 1.1  # an equal share of the products a block may cost a few more
     good = [G for G in SHARES if most * products >= G * ceil(products / G)]
     easy = [G for G in good if refresh_acceptance(spread, G) > 0.8] or good[-1:]
-    best = min(easy, key=lambda G: refreshed(G) * most_factors(products / G))
+    best = min(easy, key=lambda G: refreshed(G) * most_factors(ROOM * products / G))
     return best, refreshed(best)
