@@ -19,6 +19,7 @@ METHOD_COLOURS = {
     "hmc": "#0b5fa5",
     "nuts": "#3a923a",
     "hmc-ecs": "#c2410c",
+    "hmc-ecs-uniform": "#f2a65a",
     "hmc-ecs-signed": "#7b3fa0",
     "flymc": "#b8860b",
     "sgld": "#b8860b",
