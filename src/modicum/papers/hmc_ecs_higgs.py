@@ -47,7 +47,7 @@ def tables_1_2(scale: Scale, seed: int) -> Result:
     data = higgs_rows(size.rows, seed)
     whole = scale != "smoke"  # else fewer methods: each has to be compiled
     problem = HIGGS if whole else replace(HIGGS, plain=False)
-    fits = run_problem(problem, data, size, seed, truth=False, schedule=whole)
+    fits = run_problem(problem, data, size, seed, schedule=whole)
     every = list(fits.values())
     return Result(
         tables=[
