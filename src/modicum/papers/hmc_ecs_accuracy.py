@@ -21,10 +21,9 @@ from modicum.papers.hmc_ecs_contenders import (
 )
 from modicum.papers.hmc_ecs_data import HIGGS_ROWS, higgs_rows
 from modicum.papers.hmc_ecs_higgs import HIGGS
-from modicum.papers.hmc_ecs_pictures import draw_marginals, draw_moments
+from modicum.papers.hmc_ecs_pictures import draw_marginals, draw_moments, some_parameters
 from modicum.papers.hmc_ecs_tables import accuracy_table, efficiency_table
 from modicum.plots import pyplot
-from modicum.posterior.labels import scalar_names
 
 __all__ = ["SIZES", "figures_1_3", "higgs_truth"]
 
@@ -51,6 +50,7 @@ def figures_1_3(scale: Scale, seed: int) -> Result:
     truth = higgs_truth(size, seed)
     shown, every = list(fits.values()), [*fits.values(), truth]
     curves = roc_curves([truth, *(fits[k] for k in (PERTURBED, SIGNED, DEFAULT))], data.test)
+    which, names = some_parameters(truth, seed)
     note = f"Data: {data.description}."
     return Result(
         tables=[
@@ -59,7 +59,7 @@ def figures_1_3(scale: Scale, seed: int) -> Result:
             _roc_table(curves, note),
         ],
         figures=[
-            Figure("figure-1", partial(draw_marginals, shown, truth, *_four(truth, seed)),
+            Figure("figure-1", partial(draw_marginals, shown, truth, which, names),
                    f"Marginal posteriors of four parameters. {note}"),
             Figure("figure-2", partial(draw_moments, shown, truth),
                    f"Posterior means and variances of all parameters against full HMC. {note}"),
@@ -77,16 +77,6 @@ NOTES = [
     "deviations for each of the larger ones at laptop scale.",
     "Stand-in outcomes come from a logistic regression, so the ROC curve is that of the model.",
 ]
-
-
-def _four(truth: Fit, seed: int) -> tuple[Sequence[int], list[str]]:
-    """Four parameters at random, as in the paper, and all names."""
-    names = [
-        name
-        for parameter, x in truth.post.draws.items()
-        for name in scalar_names(parameter, x.shape[2:], truth.post.labels)
-    ]
-    return np.sort(np.random.default_rng(seed).choice(len(names), 4, replace=False)).tolist(), names
 
 
 def roc_curves(fits: Sequence[Fit], rows: Any) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:

@@ -9,8 +9,9 @@ import numpy as np
 
 from modicum.papers.fits import Fit
 from modicum.plots import pyplot
+from modicum.posterior.labels import scalar_names
 
-__all__ = ["density", "draw_marginals", "draw_moments"]
+__all__ = ["density", "draw_marginals", "draw_moments", "some_parameters"]
 
 PANEL = 2.3  # inches
 
@@ -32,6 +33,16 @@ def density(values: np.ndarray, weights: np.ndarray, at: np.ndarray) -> np.ndarr
     return np.asarray(bumps @ weights / (total * width * np.sqrt(2 * np.pi)))
 
 
+def some_parameters(truth: Fit, seed: int) -> tuple[Sequence[int], list[str]]:
+    """Four parameters at random, as in the paper, and all names."""
+    names = [
+        name
+        for parameter, x in truth.post.draws.items()
+        for name in scalar_names(parameter, x.shape[2:], truth.post.labels)
+    ]
+    return np.sort(np.random.default_rng(seed).choice(len(names), 4, replace=False)).tolist(), names
+
+
 def draw_marginals(fits: Sequence[Fit], truth: Fit, which: Sequence[int], names: Any) -> Any:
     """A line of panels a method, a column a parameter; full HMC in every panel."""
     figure, axes = pyplot().subplots(
@@ -50,9 +61,8 @@ def draw_marginals(fits: Sequence[Fit], truth: Fit, which: Sequence[int], names:
         row[0].set_ylabel(_two_lines(fit.label), fontsize=8, rotation=0, ha="right", va="center")
     for ax, k in zip(axes[-1], which, strict=True):
         ax.set_xlabel(names[k], fontsize=8)
-    handles = [axes[0][0].lines[0]]
-    figure.legend(handles, [f"solid: {truth.label}; dashed: the method"], loc="outside upper center",
-                  frameon=False, fontsize=9)  # fmt: skip
+    said = f"solid: {truth.label}; dashed: the method"
+    figure.suptitle(said, fontsize=9)
     return figure
 
 
