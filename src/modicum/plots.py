@@ -21,7 +21,7 @@ METHOD_COLOURS = {
     "hmc-ecs": "#c2410c",
     "hmc-ecs-uniform": "#f2a65a",
     "hmc-ecs-signed": "#7b3fa0",
-    "flymc": "#b8860b",
+    "flymc": "#6b8e23",
     "sgld": "#b8860b",
     "sgld-cv": "#d9a520",
     "psgld": "#8c564b",

@@ -118,8 +118,8 @@ def figures_4_6(scale: Scale, seed: int) -> Result:
 
 NOTES = [
     "The paper's Swedish firms are not public. The stand-in has the same layout (8 ratios, 10 "
-    "spline functions each, an intercept: d = 81), but other ratios and about twenty times as many "
-    "rows as firms it was made of, so that only orderings and orders of magnitude can agree.",
+    "spline functions each, an intercept: d = 81), but other ratios, and many copies of each of "
+    "its firms, so that only orderings and orders of magnitude can agree.",
     "Uniform rows: m = 1,000 and lambda = 200 are the paper's, found optimal for its data.",
     "SGLD's step of 2e-5 is scaled by 4,748,089 / n; the line with a stable step takes one over "
     "the largest eigenvalue of the precision.",
