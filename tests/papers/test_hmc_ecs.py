@@ -219,7 +219,7 @@ def test_tables_1_2(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(NAMES - {"figure-7", "tables-1-2"}))
+@pytest.mark.parametrize("name", sorted(NAMES - {"figure-7", "figures-8-9", "tables-1-2"}))
 def test_other_experiments_run(name, tmp_path, monkeypatch):
     data_at_hand(monkeypatch)
     result = run_smoke(name, tmp_path)

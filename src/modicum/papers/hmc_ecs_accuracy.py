@@ -88,7 +88,8 @@ def roc_curves(fits: Sequence[Fit], rows: Any) -> Mapping[str, tuple[np.ndarray,
         order = np.argsort(-fit.post.predict(rows, draws=100).mean)
         hits = np.cumsum(y[order]) / y.sum()
         alarms = np.cumsum(~y[order]) / (~y).sum()
-        found[fit.label] = (grid, np.interp(grid, alarms, hits))
+        curve = np.interp(grid, alarms, hits)
+        found[fit.label] = (np.append(0.0, grid), np.append(0.0, curve))
     return found
 
 
@@ -106,13 +107,13 @@ def _draw_roc(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], fits: Sequenc
     truth, *others = curves
     colours = {fit.label: fit.colour for fit in fits}
     figure, axes = pyplot().subplots(
-        1, len(others), figsize=(3.3 * len(others), 3.5), sharey=True, layout="constrained"
+        1, len(others), figsize=(3.3 * len(others), 3.7), sharey=True, layout="constrained"
     )
     for ax, label in zip(axes, others, strict=True):
         ax.plot(*curves[truth], color=colours[truth], linewidth=3, alpha=0.5, label=truth)
         ax.plot(*curves[label], "--", color=colours[label], linewidth=1.6, label=label)
         ax.plot([0, 1], [0, 1], ":", color="#999999", linewidth=1)
-        ax.set(xlabel="false positive rate", aspect="equal")
+        ax.set(xlabel="false positive rate", box_aspect=1)
         ax.legend(frameon=False, fontsize=8, loc="lower right")
     axes[0].set_ylabel("true positive rate")
     return figure

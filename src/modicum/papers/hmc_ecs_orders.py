@@ -105,5 +105,5 @@ def _draw_variance(paths: Mapping[str, np.ndarray], fits: Mapping[str, Fit]) -> 
     ax.axvline(burn_in, color="black", linewidth=1)
     ax.axhline(1, color=METHOD_COLOURS["hmc"], linestyle=":", linewidth=1, label="variance 1")
     ax.set(yscale="log", xlabel="iteration", ylabel="variance of the log-likelihood estimate")
-    ax.legend(frameon=False, ncols=4)
+    figure.legend(frameon=False, ncols=4, loc="outside upper center")
     return figure

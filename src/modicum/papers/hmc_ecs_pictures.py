@@ -13,7 +13,7 @@ from modicum.posterior.labels import scalar_names
 
 __all__ = ["density", "draw_marginals", "draw_moments", "some_parameters"]
 
-PANEL = 2.3  # inches
+PANEL, ABREAST = 2.3, 4  # inches, and methods side by side
 
 
 def density(values: np.ndarray, weights: np.ndarray, at: np.ndarray) -> np.ndarray:
@@ -68,25 +68,34 @@ def draw_marginals(fits: Sequence[Fit], truth: Fit, which: Sequence[int], names:
 
 def draw_moments(fits: Sequence[Fit], truth: Fit) -> Any:
     """Means above and variances below against those of full HMC; the diagonal is agreement."""
+    across = min(ABREAST, len(fits))
+    bands = -(-len(fits) // across)
     figure, axes = pyplot().subplots(
-        2, len(fits), figsize=(PANEL * len(fits) + 0.6, 2 * PANEL), squeeze=False,
+        2 * bands, across, figsize=(PANEL * across + 0.6, 1.9 * 2 * bands), squeeze=False,
         layout="constrained",
     )  # fmt: skip
-    for column, fit in zip(axes.T, fits, strict=True):
-        for ax, ours, theirs in (
-            (column[0], fit.mean, truth.mean),
-            (column[1], fit.sd**2, truth.sd**2),
-        ):
-            ends = [theirs.min(), theirs.max()]
-            ax.plot(ends, ends, color=truth.colour, linewidth=1)
-            ax.plot(theirs, ours, "o", color=fit.colour, markersize=4, alpha=0.8)
-            ax.tick_params(labelsize=7)
-        column[1].set(xscale="log", yscale="log")
-        column[0].set_title(_two_lines(fit.label), fontsize=8)
-        column[1].set_xlabel(truth.label, fontsize=8)
-    axes[0][0].set_ylabel("posterior means", fontsize=9)
-    axes[1][0].set_ylabel("posterior variances", fontsize=9)
+    for ax in axes.flat:
+        ax.set_visible(False)
+    for number, fit in enumerate(fits):
+        band, column = divmod(number, across)
+        upper, lower = axes[2 * band][column], axes[2 * band + 1][column]
+        _against(upper, fit.mean, truth.mean, fit, truth)
+        _against(lower, fit.sd**2, truth.sd**2, fit, truth)
+        lower.set(xscale="log", yscale="log")
+        upper.set_title(fit.label, fontsize=8)
+        lower.set_xlabel(truth.label, fontsize=8)
+        if column == 0:
+            upper.set_ylabel("posterior means", fontsize=9)
+            lower.set_ylabel("posterior variances", fontsize=9)
     return figure
+
+
+def _against(ax: Any, ours: np.ndarray, theirs: np.ndarray, fit: Fit, truth: Fit) -> None:
+    ax.set_visible(True)
+    ends = [theirs.min(), theirs.max()]
+    ax.plot(ends, ends, color=truth.colour, linewidth=1)
+    ax.plot(theirs, ours, "o", color=fit.colour, markersize=4, alpha=0.8)
+    ax.tick_params(labelsize=7)
 
 
 def _two_lines(label: str) -> str:

@@ -44,7 +44,7 @@ MEASURES = {
     "ESS of 2,000": "",
     "tau": "",
     "100 m/n": "",
-    "full HMC costs": "",
+    "full HMC, times the cost": "",
 }
 
 
@@ -73,7 +73,7 @@ def _measures(fit: Fit) -> dict[str, float | None]:
         "ESS of 2,000": 2_000 / factor,
         "tau": fit.positive if fit.post.weights is not None else None,
         "100 m/n": 100.0 if everything else 100 * _rows_held(fit) / n,
-        "full HMC costs": None if everything else full_data_ratio(fit),
+        "full HMC, times the cost": None if everything else full_data_ratio(fit),
     }
 
 
