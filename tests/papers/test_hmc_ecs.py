@@ -39,7 +39,7 @@ def made(label, draws, evaluations, weights=None, rows=1_000, **ledger):
 
 
 def test_every_experiment_of_the_paper_is_there():
-    assert {one.name for one in experiments_of("hmc-ecs")} == NAMES
+    assert {one.name for one in experiments_of("hmc-ecs")} >= NAMES
     for paper in PAPERS:
         assert all(one.paper == paper for one in experiments_of(paper))
 
