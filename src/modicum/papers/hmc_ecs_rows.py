@@ -151,6 +151,9 @@ def _table(points: list[Point]) -> Table:
     return Table("rows-compared", columns, rows, "Real tables, with their own outcomes.")
 
 
+X_RANGE = (25, 50_000)
+
+
 def _draw(points: list[Point]) -> Any:
     names = list(dict.fromkeys(p.table for p in points))
     figure, axes = pyplot().subplots(
@@ -163,8 +166,9 @@ def _draw(points: list[Point]) -> Any:
             _line(ax, [p for p in here if p.design == design], design, METHOD_COLOURS[colour])
         floor = 2.5 * float(np.median([p.noise for p in here]))  # the largest of many normals
         ax.axhline(floor, color="#777777", linestyle=":", linewidth=1)
-        ax.set(xscale="log", yscale="log", title=name, xlabel="rows an evaluation")
+        ax.set(xscale="log", yscale="log", title=name, xlabel="rows an evaluation", xlim=X_RANGE)
         ax.grid(alpha=0.25)
+    axes[0][0].set_ylim(0.01, max(2.0, 1.5 * max(p.off for p in points)))
     axes[0][0].set_ylabel("largest error of a mean,\nposterior sd")
     axes[0][0].legend(frameon=False, title="rows")
     return figure
