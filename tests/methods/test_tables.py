@@ -1,9 +1,7 @@
 """The real tables: defaults against long full-data runs of the same models."""
 
-import json
 import warnings
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,25 +9,14 @@ import pytest
 import modicum as mo
 import tables
 from modicum.diagnostics import mcse
+from modicum.papers.references import reference
 from targets import TIMES
-
-REFERENCES = Path(__file__).parents[1] / "references"
 
 
 @cache
 def table(name):
     made = tables.table(name)
     return made.model, made.rows
-
-
-@cache
-def reference(name):
-    """Mean, sd and Monte Carlo error of every scalar, (beta, intercept) side by side."""
-    told = json.loads((REFERENCES / f"{name}.json").read_text())
-    return {
-        what: np.concatenate([np.ravel(told[p][what]) for p in ("beta", "intercept")])
-        for what in ("mean", "sd", "mcse")
-    }
 
 
 def side_by_side(post, what):
@@ -64,9 +51,9 @@ def test_claims_by_default_in_a_short_run():
     assert post.settings["method"] == "hmc-ecs"
     right = reference("claims")
     # what the perturbation is allowed to add: the bias the choice of m is bound by
-    allowed = TIMES * np.hypot(errors_of(post), right["mcse"]) + 0.05 * right["sd"]
-    assert np.all(np.abs(side_by_side(post, "mean") - right["mean"]) < allowed)
-    np.testing.assert_allclose(side_by_side(post, "sd"), right["sd"], rtol=0.25)
+    allowed = TIMES * np.hypot(errors_of(post), right.mcse) + 0.05 * right.sd
+    assert np.all(np.abs(side_by_side(post, "mean") - right.mean) < allowed)
+    np.testing.assert_allclose(side_by_side(post, "sd"), right.sd, rtol=0.25)
     assert post.tuning["subsample"]["value"] <= 1000
     assert not any("heavy-tailed" in text for text in doubts(post))
 
@@ -75,9 +62,9 @@ def test_claims_by_default_in_a_short_run():
 @pytest.mark.parametrize("name", tables.NAMES)
 def test_defaults_are_right(name):
     post, right = by_default(name), reference(name)
-    off = np.abs(side_by_side(post, "mean") - right["mean"]) / right["sd"]
+    off = np.abs(side_by_side(post, "mean") - right.mean) / right.sd
     assert off.max() < 0.1
-    spread = side_by_side(post, "sd") / right["sd"]
+    spread = side_by_side(post, "sd") / right.sd
     assert np.abs(spread - 1).max() < 0.07
     assert post.tuning["subsample"]["value"] <= 1000
     assert doubts(post) == []
@@ -88,7 +75,7 @@ def test_covertype_after_correction_is_right_to_within_monte_carlo_error():
     post, right = by_default("covertype"), reference("covertype")
     fixed = post.correct(table("covertype")[1], progressbar=False)
     found, error = side_by_side(fixed, "mean"), fixed.summary()["mcse_mean"].to_numpy()
-    assert np.all(np.abs(found - right["mean"]) < TIMES * np.hypot(error, right["mcse"]))
+    assert np.all(np.abs(found - right.mean) < TIMES * np.hypot(error, right.mcse))
     assert fixed.tuning["correction"]["pareto_k"] < 0.7
 
 
@@ -98,7 +85,7 @@ def test_uniform_rows_of_covertype_are_wrong_and_warned_of():
     (text,) = [text for text in post.warnings if "heavy-tailed" in text]
     assert 'design="weighted"' in text
     right = reference("covertype")
-    off = np.abs(side_by_side(post, "mean") - right["mean"]) / right["sd"]
+    off = np.abs(side_by_side(post, "mean") - right.mean) / right.sd
     assert off.max() > 0.25
 
 
@@ -110,8 +97,8 @@ def test_uniform_rows_of_covertype_are_wrong_and_warned_of():
 def test_signed_means_are_right_to_within_monte_carlo_error(name):
     post, right = sampled(name, method="hmc-ecs-signed"), reference(name)
     table_ = post.summary()
-    allowed = 4 * np.hypot(table_["mcse_mean"].to_numpy(), right["mcse"])
-    assert np.all(np.abs(side_by_side(post, "mean") - right["mean"]) < allowed)
+    allowed = 4 * np.hypot(table_["mcse_mean"].to_numpy(), right.mcse)
+    assert np.all(np.abs(side_by_side(post, "mean") - right.mean) < allowed)
     assert table_["r_hat"].max() < 1.01
     rows = post.stats["factors"].mean() * 30
     assert rows < 1000

@@ -1,4 +1,4 @@
-"""The command line: `modicum fit`, `ingest`, `summary`, `demo`."""
+"""The command line: `modicum fit`, `ingest`, `summary`, `demo`, `reproduce`."""
 
 from modicum.cli.columns import ColumnChoice
 from modicum.cli.commands import app, main

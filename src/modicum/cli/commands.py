@@ -1,4 +1,4 @@
-"""The command line: `modicum fit`, `ingest`, `summary` and `demo`.
+"""The command line: `modicum fit`, `ingest`, `summary`, `demo` and `reproduce`.
 
 Modicum's own modules are imported inside the commands, so that `--help` waits for as little as
 possible. Every error that Modicum raises on purpose ends as one sentence and exit code 1.
@@ -198,3 +198,36 @@ def demo(
         from modicum.demo import run_demo
 
         run_demo(out, quick)
+
+
+@app.command()
+def reproduce(
+    paper: Annotated[str | None, typer.Argument(help="hmc-ecs or ewsg.")] = None,
+    experiment: Annotated[str | None, typer.Argument(help="One of --list; default: all.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
+    scale: Annotated[
+        str, typer.Option(help="smoke (seconds each), laptop (minutes) or paper (full size).")
+    ] = "laptop",
+    out: Annotated[Path, typer.Option(help="Folder for tables, figures and the page.")] = Path(
+        "papers-output"
+    ),
+    seed: Annotated[int, typer.Option(help="The same seed gives the same draws.")] = 1,
+    quiet: Quiet = False,
+) -> None:
+    """Run the experiments of a paper: tables, figures, and a page that shows them all.
+
+    OUT will hold a folder for each experiment, and `index.html`. An experiment run again takes the
+    place of its earlier run there.
+    """
+    with one_sentence():
+        from modicum.cli.reproducing import chosen, list_experiments, reproduce_all
+        from modicum.errors import SettingError
+
+        experiments = chosen(paper, experiment, scale)
+        if list_:
+            list_experiments(experiments, console(quiet=False))
+            return
+        if paper is None:
+            raise SettingError("name the paper: modicum reproduce hmc-ecs, or ewsg.")
+        if reproduce_all(experiments, scale, out, seed, console(quiet)):  # type: ignore[arg-type]
+            raise typer.Exit(1)

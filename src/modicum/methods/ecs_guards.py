@@ -99,8 +99,9 @@ def wandering(kernel: Any, history: History) -> list[str]:
             f"the chains' mean lies {distance:.1f} posterior sd from the anchor, where control "
             'variates are crude; anchor at the mode (anchor="mode").'
         )
-    if history.position.shape[1] >= 100:
-        trace = stats["difference_estimate"]
+    trace = stats["difference_estimate"]
+    # Residuals that vanish (a quadratic log-likelihood) have nothing to mix.
+    if history.position.shape[1] >= 100 and np.ptp(trace) > 0:
         effective = float(np.nanmin(ess(trace[..., None])))
         if effective < 50:
             found.append(

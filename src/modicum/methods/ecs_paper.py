@@ -7,7 +7,7 @@ after the first 100. G = 100 blocks, one refreshed an iteration.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,42 +19,64 @@ from modicum.methods.ecs_subsample import PAPER_BLOCKS, choose_for, perturbed
 from modicum.methods.full_data import HMC
 from modicum.passes import Anchor, Sums, anchor_at
 from modicum.rows import Rows
-from modicum.run import Chains, capacity_for, chain_keys, run
+from modicum.run import Chains, History, capacity_for, chain_keys, run
 
-__all__ = ["burn_in"]
+__all__ = ["BurnIn", "burn_in"]
 
 STAGES = (100, 100, 200, 200, 200, 200)  # iterations between two moves of the anchor
 SUBSET_SHARE, SMALLEST_SUBSET = 0.01, 1_000
 
 
-def burn_in(method: Any, task: Task) -> tuple[Anchor, int]:
-    """Return the anchor at the end of burn-in and the recalibrated m."""
+@dataclass(frozen=True, eq=False)
+class BurnIn:
+    """What the burn-in arrived at.
+
+    Attributes
+    ----------
+    anchor
+        At the mean of the last draws.
+    subsample
+        m, recalibrated unless it was set by hand.
+    variance
+        Estimated variance of the log-likelihood estimate at each iteration, mean of the chains.
+    """
+
+    anchor: Anchor
+    subsample: int
+    variance: np.ndarray
+
+
+def burn_in(method: Any, task: Task) -> BurnIn:
+    """Run the schedule, once a run."""
 
     def compute() -> dict[str, np.ndarray]:
-        anchor, m = _burn_in(method, task)
-        return anchor.to_arrays() | {"subsample": np.asarray(m)}
+        done = _burn_in(method, task)
+        own = {"subsample": np.asarray(done.subsample), "variance": done.variance}
+        return done.anchor.to_arrays() | own
 
     arrays = task.remember("anchor", compute)
-    return Anchor.from_arrays(arrays), int(arrays["subsample"])
+    return BurnIn(Anchor.from_arrays(arrays), int(arrays["subsample"]), arrays["variance"])
 
 
-def _burn_in(method: Any, task: Task) -> tuple[Anchor, int]:
+def _burn_in(method: Any, task: Task) -> BurnIn:
     anchor = anchor_at(task.sums, _subset_mean(task))
     m = method.subsample or 0
     # Stages keep no checkpoint of their own: the whole burn-in is remembered at its end.
     staged = replace(task, checkpoint=None)
+    variance = []
     for number, length in enumerate(STAGES):
         study = Study(method, staged, anchor)
         if number <= 1 and method.subsample is None:  # before, and again after 100 iterations
             m = min(choose_for(study, PAPER_BLOCKS).subsample, len(task.rows) // 200 * 100)
         parts = perturbed(method, choose_for(study, PAPER_BLOCKS | {"subsample": m}))
-        position = _stage(study, parts, staged, length, number)
-        recent = position[:, length // 2 :].mean(axis=(0, 1))
+        history = _stage(study, parts, staged, length, number)
+        variance.append(history.stats["variance_estimate"].mean(axis=0))
+        recent = history.position[:, length // 2 :].mean(axis=(0, 1))
         anchor = anchor_at(task.sums, anchor.point + anchor.factor @ recent)
-    return anchor, m
+    return BurnIn(anchor, m, np.concatenate(variance))
 
 
-def _stage(study: Study, parts: Composition, task: Task, length: int, number: int) -> np.ndarray:
+def _stage(study: Study, parts: Composition, task: Task, length: int, number: int) -> History:
     chains = Chains(
         study.kernel(parts),
         study.context(parts),
@@ -65,7 +87,7 @@ def _stage(study: Study, parts: Composition, task: Task, length: int, number: in
     )
     history = run(chains, 0, length, progressbar=False)
     task.ledger.add("burn-in", int(history.stats["rows_touched"].sum()), "gradient")
-    return history.position
+    return history
 
 
 def _subset_mean(task: Task) -> np.ndarray:

@@ -92,16 +92,18 @@ class HMCECS(EnergyConserving):
 
     def compose(self, task: Task) -> Composed:
         """A perturbed estimator with m, G and K from the pilot study or the paper's schedule."""
+        told: dict[str, Any] = {}
         if self.tuning == "paper":
-            anchor, subsample = burn_in(self, task)
-            study = Study(self, task, anchor)
-            fixed = PAPER_BLOCKS | {"subsample": subsample}
+            done = burn_in(self, task)
+            study = Study(self, task, done.anchor)
+            fixed = PAPER_BLOCKS | {"subsample": done.subsample}
             choice = choose_for(study, fixed, "as in the paper")
+            told["burn-in variance"] = [float(f"{v:.4g}") for v in done.variance]
         else:
             study = Study(self, task, self.find_anchor(task))
             choice = choose_for(study)
         notes = look_ahead(self, study.pilot, choice, len(task.rows))
-        return Composed(study, perturbed(self, choice), _explain(choice), notes)
+        return Composed(study, perturbed(self, choice), _explain(choice) | told, notes)
 
     @in_double_precision
     def plan(self, task: Task) -> Plan:

@@ -1,0 +1,177 @@
+"""Contenders on one data set: what each is run with, and what is measured of its draws."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from modicum.datasets import Dataset
+from modicum.diagnostics import computational_time, inefficiency
+from modicum.errors import ModicumWarning
+from modicum.methods import Method
+from modicum.plots import METHOD_COLOURS
+from modicum.posterior import Posterior
+from modicum.sample import sample
+
+__all__ = ["Contender", "Fit", "ledger_of", "run_all", "settings_of", "warnings_of"]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A method as an experiment runs it.
+
+    Attributes
+    ----------
+    label
+        Name in tables and pictures.
+    method
+        The method with its settings.
+    draws, tune, thin
+        As for `mo.sample`.
+    colour
+        Name in `plots.METHOD_COLOURS`; that of the method by default.
+    training
+        Whether the cost counts from the first pass over the rows (the papers' HMC-ECS), or from
+        the end of warm-up (their stochastic gradients).
+    """
+
+    label: str
+    method: Method
+    draws: int
+    tune: int
+    thin: int = 1
+    colour: str | None = None
+    training: bool = True
+
+    def run(self, data: Dataset, chains: int, seed: int) -> Fit:
+        """Sample; warnings are kept with the posterior."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ModicumWarning)
+            post = sample(
+                data.model,
+                data.rows,
+                method=self.method,
+                draws=self.draws,
+                tune=self.tune,
+                thin=self.thin,
+                chains=chains,
+                random_seed=seed,
+                progressbar=False,
+            )
+        return Fit(self, post)
+
+
+@dataclass
+class Fit:
+    """A contender's posterior, and what the papers measure of it, scalar by scalar."""
+
+    contender: Contender
+    post: Posterior
+
+    @property
+    def label(self) -> str:
+        """Name in tables and pictures."""
+        return self.contender.label
+
+    @property
+    def colour(self) -> str:
+        """The method's colour."""
+        return METHOD_COLOURS[self.contender.colour or self.contender.method.name]
+
+    @cached_property
+    def draws(self) -> np.ndarray:
+        """All scalars side by side, (chain, draw, d)."""
+        parts = self.post.draws.values()
+        return np.concatenate([x.reshape(*x.shape[:2], -1) for x in parts], axis=2)
+
+    @cached_property
+    def weights(self) -> np.ndarray:
+        """Sign or weight of each draw, (chain, draw)."""
+        given = self.post.weights
+        return np.ones(self.draws.shape[:2]) if given is None else given
+
+    @cached_property
+    def mean(self) -> np.ndarray:
+        """Posterior means."""
+        return np.concatenate([np.ravel(self.post.mean(name)) for name in self.post.draws])
+
+    @cached_property
+    def sd(self) -> np.ndarray:
+        """Posterior standard deviations."""
+        return np.concatenate([np.ravel(self.post.sd(name)) for name in self.post.draws])
+
+    @cached_property
+    def inefficiency(self) -> np.ndarray:
+        """IF of each scalar; of s (psi - mean) where draws have signs (eq. 5.4)."""
+        return np.asarray(inefficiency(self.weights[..., None] * (self.draws - self.mean)))
+
+    @property
+    def positive(self) -> float:
+        """Share of positive signs, tau."""
+        return float(np.mean(self.weights > 0))
+
+    def stat(self, name: str) -> float | None:
+        """Mean of a statistic over the draws, where the method records it."""
+        return float(self.post.stats[name].mean()) if name in self.post.stats else None
+
+    def evaluations(self, training: bool) -> float:
+        """Row evaluations of one chain after warm-up, or with warm-up and all preparations."""
+        counts = self.post.ledger.by_purpose
+        own = counts.get("sampling", 0) / self.post.chains
+        if not training:
+            return own
+        shared = ("sampling", "warm-up", "burn-in")  # counted over all chains
+        rest = sum(n for purpose, n in counts.items() if purpose not in shared)
+        return own + rest + sum(counts.get(p, 0) for p in shared[1:]) / self.post.chains
+
+    def computational_time(self, training: bool | None = None) -> np.ndarray:
+        """CT of each scalar (eqs. 3.2, 5.4)."""
+        counted = self.contender.training if training is None else training
+        return np.asarray(
+            computational_time(self.inefficiency, self.evaluations(counted), self.weights.mean())
+        )
+
+    def off(self, truth: Fit) -> np.ndarray:
+        """Error of each mean, in posterior standard deviations."""
+        return np.asarray(np.abs(self.mean - truth.mean) / truth.sd)
+
+
+def run_all(contenders: Sequence[Contender], data: Dataset, chains: int, seed: int) -> list[Fit]:
+    """Run one after the other."""
+    return [one.run(data, chains, seed) for one in contenders]
+
+
+def settings_of(data: Dataset, fits: Sequence[Fit], chains: int) -> dict[str, Any]:
+    """Data and settings for the record."""
+    return {
+        "data": data.description,
+        "rows": len(data.rows),
+        "columns": len(data.columns),
+        "model": repr(data.model),
+        "chains": chains,
+        "methods": {
+            fit.label: {
+                "method": fit.post.settings["settings"],
+                "draws": fit.contender.draws,
+                "tune": fit.contender.tune,
+                "thin": fit.contender.thin,
+                "seconds": fit.post.settings["seconds"],
+            }
+            for fit in fits
+        },
+    }
+
+
+def ledger_of(fits: Sequence[Fit]) -> dict[str, int]:
+    """Row evaluations of all chains, by method."""
+    return {fit.label: fit.post.ledger.evaluations for fit in fits}
+
+
+def warnings_of(fits: Sequence[Fit]) -> list[str]:
+    """What the methods themselves said about their draws."""
+    return [f"{fit.label} warned: {text}" for fit in fits for text in fit.post.warnings]
