@@ -20,7 +20,7 @@ METHOD_COLOURS = {
     "nuts": "#3a923a",
     "hmc-ecs": "#c2410c",
     "hmc-ecs-signed": "#7b3fa0",
-    "flymc": "#b8860b",
+    "flymc": "#7ea500",
     "sgld": "#b8860b",
     "sgld-cv": "#d9a520",
     "psgld": "#8c564b",

@@ -1,0 +1,50 @@
+"""What the EWSG paper's experiments share: many short chains of a method, quietly, on the books."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from modicum.errors import ModicumWarning
+from modicum.methods import Method
+from modicum.models import BaseModel
+from modicum.papers.experiment import Result
+from modicum.posterior import Posterior
+from modicum.rows import Rows
+from modicum.sample import sample
+
+__all__ = ["LABELS", "realisations"]
+
+LABELS = {
+    "sgld": "SGLD",
+    "psgld": "pSGLD",
+    "svrg-ld": "SVRG-LD",
+    "sghmc": "SGHMC",
+    "cp-sghmc": "CP-SGHMC",
+    "ewsg": "EWSG",
+    "flymc": "FlyMC",
+}
+"""Methods as the paper writes them."""
+
+NOISE = "the noise of the stochastic gradient"  # how the guard that matters here begins
+
+
+def realisations(
+    result: Result, name: str, model: BaseModel, rows: Rows, method: Method, **settings: Any
+) -> Posterior:
+    """Run `method`, enter its cost in the ledger of `result`, and what Modicum warned of in notes.
+
+    Every chain is one realisation. The paper's step sizes are meant to be too large for exactness,
+    so that warnings are part of the finding and not of the screen.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ModicumWarning)
+        given = {"tune": 0} | settings
+        post = sample(model, rows, method=method, progressbar=False, **given)
+    result.ledger[name] = result.ledger.get(name, 0) + post.ledger.evaluations
+    told = [text for text in post.warnings if "infinity" in text or text.startswith(NOISE)]
+    for text in told[:1]:
+        note = f"Modicum's guard on {name}: {text}"
+        if not any(known.startswith(f"Modicum's guard on {name}:") for known in result.notes):
+            result.notes.append(note)
+    return post
