@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from modicum.errors import ModicumWarning
 from modicum.methods import Method
@@ -13,7 +16,7 @@ from modicum.posterior import Posterior
 from modicum.rows import Rows
 from modicum.sample import sample
 
-__all__ = ["LABELS", "realisations"]
+__all__ = ["LABELS", "realisations", "states"]
 
 LABELS = {
     "sgld": "SGLD",
@@ -30,9 +33,9 @@ NOISE = "the noise of the stochastic gradient"  # how the guard that matters her
 
 
 def realisations(
-    result: Result, name: str, model: BaseModel, rows: Rows, method: Method, **settings: Any
+    result: Result, name: str, model: BaseModel, rows: Rows, method: Method | None, **settings: Any
 ) -> Posterior:
-    """Run `method`, enter its cost in the ledger of `result`, and what Modicum warned of in notes.
+    """Run `method`, or the default one; enter its cost and what Modicum warned of in `result`.
 
     Every chain is one realisation. The paper's step sizes are meant to be too large for exactness,
     so that warnings are part of the finding and not of the screen.
@@ -48,3 +51,8 @@ def realisations(
         if not any(known.startswith(f"Modicum's guard on {name}:") for known in result.notes):
             result.notes.append(note)
     return post
+
+
+def states(post: Posterior, now: dict[str, np.ndarray]) -> Posterior:
+    """One state of every realisation, name to (chain, *shape), as a posterior to be scored."""
+    return replace(post, draws={name: x[:, None] for name, x in now.items()}, stats={})
