@@ -14,7 +14,7 @@ from modicum.methods import NUTS, FlyMC, Method
 from modicum.methods.sg_named import EWSG, PSGLD, SGHMC, SGLD
 from modicum.models import BaseModel
 from modicum.papers.ewsg_drawing import draw_lines, panels
-from modicum.papers.ewsg_running import LABELS, realisations, states
+from modicum.papers.ewsg_running import label_of, realisations, states
 from modicum.papers.experiment import Figure, Result, Scale, Table, experiment
 from modicum.posterior import Posterior
 from modicum.posterior.score import Score
@@ -181,7 +181,7 @@ def _table(scores: dict[str, Score], n: int) -> Table:
         paper = PAPER.get(name, (None, None))
         rows.append(
             [
-                _label(name),
+                label_of(name),
                 round(100 * s.accuracy, 3),
                 paper[0],
                 round(s.log_density, 4),
@@ -200,11 +200,6 @@ def _table(scores: dict[str, Score], n: int) -> Table:
     steps = STEPS_NOTE.format(reach=n * 5e-3)
     note = " ".join(f"{NOTE} {steps} {FLY_NOTE} {differs}".split())
     return Table("table-1", columns, rows, note)
-
-
-def _label(name: str) -> str:
-    first, *rest = name.split(", ")
-    return ", ".join([LABELS.get(first, first), *rest])
 
 
 def _draw(curves: dict[str, Any], truth: Score) -> Any:

@@ -55,7 +55,7 @@ class Gaussian:
     Examples
     --------
     >>> target = Gaussian.drawn(n=20, seed=1)
-    >>> target.centres.shape, target.sd.round(3)
+    >>> target.centres.shape, round(target.sd, 3)
     ((20, 2), 0.224)
     """
 
@@ -72,9 +72,9 @@ class Gaussian:
         return np.asarray(self.centres.mean(axis=0))
 
     @property
-    def sd(self) -> np.floating[Any]:
+    def sd(self) -> float:
         """Standard deviation of each coordinate."""
-        return np.float64(len(self.centres) ** -0.5)
+        return float(len(self.centres) ** -0.5)
 
     def run(self, result: Result, name: str, method: Method, **settings: Any) -> Posterior:
         """Independent realisations; `passes` or `draws`, and `chains`, are settings."""

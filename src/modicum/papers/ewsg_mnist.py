@@ -13,7 +13,7 @@ from modicum.methods import Method
 from modicum.methods.sg_named import CPSGHMC, EWSG, PSGLD, SGHMC, SGLD
 from modicum.models import CNN, MLP, BaseModel
 from modicum.papers.ewsg_drawing import draw_lines, panels
-from modicum.papers.ewsg_running import LABELS, realisations, states
+from modicum.papers.ewsg_running import label_of, realisations, states
 from modicum.papers.experiment import Figure, Result, Scale, Table, experiment
 from modicum.posterior import Posterior
 from modicum.rows import Rows
@@ -39,30 +39,46 @@ SIZES = {
     "laptop": Size(None, 2_000, {"mlp": 5, "cnn": 0.5}, {"mlp": 5, "cnn": 2}, 10),
     "paper": Size(None, 10_000, {"mlp": 200, "cnn": 200}, {"mlp": 100, "cnn": 100}, 50),
 }
-NETWORKS: dict[str, BaseModel] = {"mlp": MLP(classes=10), "cnn": CNN(classes=10)}
 FRICTION = {"mlp": 0.1, "cnn": 1.0}
 LANGEVIN = {"mlp": (1e-7, 1e-4), "cnn": (2e-8, 8e-6)}  # h of SGLD and pSGLD
+AS_SUM = "ewsg, V the sum"
 PANEL = {"mlp": "3a", "cnn": "3b"}
 
 NOTE = """\
 The paper prints curves of training accuracy only, no numbers; its text has EWSG above SGHMC,
-CP-SGHMC, SGLD and pSGLD. It runs 200 passes and 100 realisations. Accuracy here is that of the
-prediction averaged over realisations. V is the sum over all rows and h that of
-t <- t - h g + N(0, 2h) for SGLD and pSGLD; chains start apart, at random weights by He's rule (the
-paper does not say), and with the prior's N(0, 1) on every weight."""
+CP-SGHMC, SGLD and pSGLD after 200 passes with 100 realisations. Accuracy is that of the prediction
+averaged over realisations. The paper does not say how V is scaled. With V the sum over rows the
+printed h and gamma of SGHMC, CP-SGHMC and EWSG diverge (the row "EWSG, V the sum"), and pSGLD would
+move every weight by n h a step, 6 for the MLP. They are read as steps for the mean over rows, V / n,
+at the posterior's temperature, 1 / n: the posterior's own dynamics with h / sqrt(n) and
+gamma sqrt(n), and with h / n for pSGLD. SGLD's h makes sense for the sum, and is used so. Chains
+start apart, at random weights by He's rule (the paper does not say); every weight has the prior
+N(0, 1)."""
 
 
-def _methods(network: str) -> dict[str, Method]:
+def _networks(scale: Scale) -> dict[str, BaseModel]:
+    """Those of the paper; small ones for smoke, which compile in seconds."""
+    if scale == "smoke":
+        small = CNN(channels=(4, 8), hidden=(20, 20), classes=10)
+        return {"mlp": MLP(hidden=(20,), classes=10), "cnn": small}
+    return {"mlp": MLP(classes=10), "cnn": CNN(classes=10)}
+
+
+def _methods(network: str, n: int) -> dict[str, Method]:
     given: dict[str, Any] = {"batch": BATCH, "whiten": False, "precision": "float32"}
-    gamma = FRICTION[network]
     sgld, psgld = LANGEVIN[network]
-    return {
+    root = n**0.5
+    gamma = FRICTION[network] * root
+    chosen: dict[str, Method] = {
         "sgld": SGLD(step_size=2 * sgld, **given),
-        "psgld": PSGLD(step_size=2 * psgld, **given),
-        "sghmc": SGHMC(step_size=2e-3, friction=gamma, **given),
-        "cp-sghmc": CPSGHMC(step_size=2e-3, friction=gamma, clusters=CLUSTERS, **given),
-        "ewsg": EWSG(step_size=4e-3, friction=gamma, **given),
+        "psgld": PSGLD(step_size=2 * psgld / n, **given),
+        "sghmc": SGHMC(step_size=2e-3 / root, friction=gamma, **given),
+        "cp-sghmc": CPSGHMC(step_size=2e-3 / root, friction=gamma, clusters=CLUSTERS, **given),
+        "ewsg": EWSG(step_size=4e-3 / root, friction=gamma, **given),
     }
+    if network == "mlp":  # what the printed numbers do if V is the sum
+        chosen[AS_SUM] = EWSG(step_size=4e-3, friction=FRICTION[network], **given)
+    return chosen
 
 
 @experiment("ewsg", "figure-3", "MNIST: learning curves of two networks, five methods")
@@ -71,9 +87,10 @@ def figure_3(scale: Scale, seed: int) -> Result:
     size = SIZES[scale]
     fit, test = _rows(size, seed)
     result = Result(settings={"data": "MNIST", "rows": len(fit), "size": size})
+    result.settings["networks"] = {name: repr(net) for name, net in _networks(scale).items()}
     curves: dict[str, dict[str, Any]] = {}
-    for network, model in NETWORKS.items():
-        chosen = _methods(network)
+    for network, model in _networks(scale).items():
+        chosen = _methods(network, len(fit))
         result.settings[network] = {name: repr(method) for name, method in chosen.items()}
         curves[network] = {
             name: _curve(result, f"{name}, {network}", model, method, (fit, test), size, seed)
@@ -136,7 +153,7 @@ def _table(curves: dict[str, dict[str, Any]], size: Size) -> Table:
             last = curve.iloc[-1]
             scores = [round(100 * float(last[part]), 2) for part in ("train", "test", "single")]
             density = round(float(last["log_density"]), 4)
-            rows.append([network.upper(), LABELS[name], size.passes[network], *scores, density])
+            rows.append([network.upper(), label_of(name), size.passes[network], *scores, density])
     columns = [
         "network",
         "method",
@@ -153,7 +170,8 @@ def _draw(curves: dict[str, dict[str, Any]]) -> Any:
     figure, axes = panels(2 * len(curves), columns=2, size=(5.0, 3.6))
     places = [(network, part) for network in curves for part in ("train", "test")]
     for ax, (network, part) in zip(axes, places, strict=True):
-        lines = {name: (curve.index, curve[part]) for name, curve in curves[network].items()}
+        shown = {name: curve for name, curve in curves[network].items() if name != AS_SUM}
+        lines = {name: (curve.index, curve[part]) for name, curve in shown.items()}
         said = {"train": "training", "test": "test"}[part]
         title = f"{PANEL[network]}: {network.upper()}, {said} rows"
         draw_lines(ax, lines, x="data passes", y=f"{said} accuracy", title=title, marker=".")

@@ -16,7 +16,7 @@ from modicum.posterior import Posterior
 from modicum.rows import Rows
 from modicum.sample import sample
 
-__all__ = ["LABELS", "realisations", "states"]
+__all__ = ["LABELS", "label_of", "realisations", "states"]
 
 LABELS = {
     "sgld": "SGLD",
@@ -28,6 +28,19 @@ LABELS = {
     "flymc": "FlyMC",
 }
 """Methods as the paper writes them."""
+
+
+def label_of(name: str) -> str:
+    """Return a method, with what is said of it after a comma, as the paper writes it.
+
+    Examples
+    --------
+    >>> label_of("psgld, h / n")
+    'pSGLD, h / n'
+    """
+    first, *rest = name.split(", ")
+    return ", ".join([LABELS.get(first, first), *rest])
+
 
 NOISE = "the noise of the stochastic gradient"  # how the guard that matters here begins
 
