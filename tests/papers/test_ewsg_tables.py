@@ -111,6 +111,7 @@ def test_table_1_at_laptop_scale():
 def test_smoke_of_figure_3():
     result = ewsg_mnist.figure_3("smoke", 1)
     rows = result.tables[0].rows
-    assert [row[0] for row in rows] == ["MLP"] * 5 + ["CNN"] * 5
-    best = max(row[4] for row in rows)
-    assert best > 50  # per cent: something is learned in two passes over 2,000 rows
+    assert [row[0] for row in rows] == ["MLP"] * 6 + ["CNN"] * 5
+    by = {(row[0], row[1]): row[4] for row in rows}  # test accuracy in per cent; chance has ten
+    assert min(by["MLP", "EWSG"], by["MLP", "SGHMC"]) > 30
+    assert by["MLP", "EWSG, V the sum"] < 30

@@ -35,7 +35,7 @@ class Size:
 
 
 SIZES = {
-    "smoke": Size(2_000, 500, {"mlp": 2, "cnn": 0.25}, {"mlp": 2, "cnn": 2}, 3),
+    "smoke": Size(2_000, 500, {"mlp": 10, "cnn": 1}, {"mlp": 2, "cnn": 2}, 4),
     "laptop": Size(None, 2_000, {"mlp": 5, "cnn": 0.5}, {"mlp": 5, "cnn": 2}, 10),
     "paper": Size(None, 10_000, {"mlp": 200, "cnn": 200}, {"mlp": 100, "cnn": 100}, 50),
 }
