@@ -416,3 +416,28 @@ def test_the_gaussian_example_of_the_ewsg_paper():
     assert kl["ewsg"] < min(kl["sghmc"], kl["sgld"], kl["psgld"]), kl
     by_x = {x: realisations(with_(ewsg, x=x)) for x in ("zero", "one", "rest")}
     assert kl["ewsg"] < min(by_x.values()), (kl, by_x)
+
+
+# Starts of networks ------------------------------------------------------------------------
+
+
+def first_weights(rows, **settings):
+    """Kernels of the first layer after one step too small to move them, (chain, 16, 400)."""
+    net = mo.models.MLP(hidden=(400,))
+    method = mo.SGHMC(whiten=False, step_size=1e-12, batch=2, **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        post = mo.sample(
+            net, rows, method=method, draws=1, tune=0, chains=3, random_seed=4, progressbar=False
+        )
+    return post["dense_0.kernel"][:, 0]
+
+
+def test_chains_of_a_network_start_apart():
+    rng = np.random.default_rng(1)
+    rows = mo.Rows(x=rng.normal(size=(12, 16)), y=np.arange(12) % 3)
+    own = first_weights(rows)
+    assert np.allclose(own.std(axis=(1, 2)), np.sqrt(2 / 16), rtol=0.05)  # He's rule
+    assert np.all(np.abs(np.corrcoef(own.reshape(3, -1)) - np.eye(3)) < 0.1)
+    together = first_weights(rows, start=np.zeros(16 * 400 + 400 + 400 * 3 + 3))
+    assert np.allclose(together, 0, atol=1e-5)  # a start that was given is that of all chains

@@ -6,6 +6,7 @@ drawn batch there, the selector picks one of them, the integrator uses it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -53,6 +54,8 @@ class StochasticGradientKernel:
         Rows in a batch.
     precision
         Of the state and the gradients.
+    own_start
+        Where a chain with this key starts, in parameters; None: all at the context's `start`.
     """
 
     integrator: Integrator
@@ -61,6 +64,7 @@ class StochasticGradientKernel:
     design: Design
     batch: int
     precision: Literal["float64", "float32"] = "float64"
+    own_start: Callable[[jax.Array], jax.Array] | None = None
 
     @property
     def batches(self) -> int:
@@ -85,10 +89,13 @@ class StochasticGradientKernel:
         return jax.vmap(lambda one: self.estimator.prepare(one, context))(batch)
 
     def init(self, key: jax.Array, batch: Any, context: Context) -> StochasticGradientState:
-        """Start at the given point, or scattered about it."""
+        """Start at the given point or one of its own, or scattered about it."""
         del batch
         place_key, walk_key = jax.random.split(key)
         start = context["start"]
+        if self.own_start is not None:
+            own_key, place_key = jax.random.split(place_key)
+            start = self.own_start(own_key).astype(start.dtype) - context["point"]
         away = jax.random.normal(place_key, start.shape, start.dtype)
         z = start + scaled(context["spread"], away)
         return StochasticGradientState(

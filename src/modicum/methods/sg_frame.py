@@ -4,16 +4,41 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import ref
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import ConvergenceError, SettingError
 from modicum.methods.base import Coordinates, Parameters, Task
 from modicum.methods.sg_settings import Parts
+from modicum.models import BaseModel, Target
 from modicum.passes import Anchor
 from modicum.passes.mode import DENSE_LIMIT
+from modicum.rows import Rows
 
-__all__ = ["Frame", "frame"]
+__all__ = ["Frame", "OwnStart", "frame"]
+
+
+@dataclass(frozen=True)
+class OwnStart:
+    """Another start for each key, as the model draws it: chains of a network begin apart.
+
+    Part of a kernel, and so of the key by which compiled code is kept: equal where the layout of
+    parameters and rows is, and without a hold on the rows, which are read only while compiling.
+    """
+
+    target: Target
+    fields: tuple[tuple[str, tuple[int, ...]], ...]
+    rows: ref[Rows] = field(compare=False)
+
+    def __call__(self, key: jax.Array) -> jax.Array:
+        """The flat vector of parameters."""
+        rows = self.rows()
+        assert rows is not None
+        leaves = jax.tree.leaves(self.target.model.random_start(rows, key))
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
 
 
 @dataclass(frozen=True)
@@ -25,6 +50,7 @@ class Frame:
     whitened: bool
     start: np.ndarray  # in the coordinates
     spread: np.ndarray  # times a standard normal vector: how chains are scattered about `start`
+    own_start: OwnStart | None = None  # takes the place of `start`
     notes: list[str] = field(default_factory=list)
 
 
@@ -47,9 +73,21 @@ def frame(method: Any, task: Task, parts: Parts) -> Frame:
     at_mode = _anchor(task, wanted) if wanted else None
     coordinates, anchor = _coordinates(at_mode, whiten, d)
     start, scatter = _start(method, task, coordinates, at_mode, whiten)
-    return Frame(
-        coordinates, anchor, whiten, start, scatter, [] if at_mode is None else at_mode.notes
-    )
+    own = None if whiten or not _is_models(method.start, at_mode) else _own_start(task)
+    notes = [] if at_mode is None else at_mode.notes
+    return Frame(coordinates, anchor, whiten, start, scatter, own, notes)
+
+
+def _is_models(given: Any, at_mode: Anchor | None) -> bool:
+    """Whether chains start where the model says."""
+    return at_mode is None if given is None else isinstance(given, str) and given == "model"
+
+
+def _own_start(task: Task) -> OwnStart | None:
+    """Starts apart, where the model has many."""
+    if type(task.target.model).random_start is BaseModel.random_start:
+        return None
+    return OwnStart(task.target, tuple(task.rows.fields.items()), ref(task.rows))
 
 
 def _anchor(task: Task, wanted: list[str]) -> Anchor:
@@ -77,7 +115,7 @@ def _start(
     """Where chains start, and the factor of their scatter."""
     given = method.start
     if given is None:
-        given = "model" if at_mode is None else "mode"
+        given = "model" if _is_models(given, at_mode) else "mode"
     if isinstance(given, str) and given == "mode":
         assert at_mode is not None
         spread = 1.0 if method.spread is None else method.spread

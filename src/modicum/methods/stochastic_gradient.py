@@ -57,7 +57,8 @@ class StochasticGradientFamily(Method):
         control variates or weighted rows need it. None: True up to 2,000 parameters.
     start
         "mode" (the default where the mode is known): a draw about the mode; "zero"; "model": the
-        model's own start (the default otherwise); or a flat vector of unconstrained parameters.
+        model's own start (the default otherwise), another for each chain of a network unless
+        whitened; or a flat vector of unconstrained parameters.
     spread
         Scatter of the chains' starts: about the mode in posterior standard deviations (1), else in
         the chain's coordinates (0).
@@ -109,7 +110,9 @@ class StochasticGradientFamily(Method):
         estimator = parts.estimator.bound(task.target, self.precision)
         design, tables = design_of(self, task, place.anchor, estimator.order)
         kernel = StochasticGradientKernel(
-            parts.integrator, estimator, parts.selector, design, int(self.batch), self.precision
+            *(parts.integrator, estimator, parts.selector, design, int(self.batch)),
+            precision=self.precision,
+            own_start=place.own_start,
         )
         context = self._context(task, place, estimator, tables)
         step_size, tuning = self._step_size(task, place, kernel, context)

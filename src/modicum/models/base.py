@@ -47,7 +47,10 @@ class BaseModel(ABC):
         """Return unconstrained parameters to start from; their structure is the model's layout."""
 
     def random_start(self, rows: Rows, key: jax.Array) -> Params:
-        """Return a start of its own for each key, where a model has many; else `start`."""
+        """Return a start of its own for each key, where a model has many; else `start`.
+
+        It may look at the layout of the rows, not at their values.
+        """
         del key
         return self.start(rows)
 
