@@ -231,7 +231,7 @@ def test_lights_start_where_they_belong():
     plan, _ = planned(toy.MODEL, toy.rows(), mo.FlyMC(tuned=False))
     with jax.enable_x64(True):
         keys = chain_keys(2, 200)
-        state = begin_together(plan.kernel, plan.context, plan.rows, None, keys)
+        state = begin_together(plan.kernel, plan.context, plan.rows, None, keys).state
     t = plan.anchor.point + np.asarray(state.z) @ plan.anchor.factor.T
     eta, xi = t @ toy.X.T, 1.5
     a = np.tanh(xi / 2) / (4 * xi)
