@@ -16,7 +16,7 @@ __all__ = ["Products", "choose_products", "pilot_sign"]
 
 FEWEST = 20
 DEVIATIONS = 8  # lambda in mini-batch standard deviations, below which chains are caught
-SIGN = 0.9995  # mean sign of the pilot's own mini-batches; .995 let one chain in 64 be caught
+SIGN = 0.9993  # mean sign of the pilot's own mini-batches; .995 let one chain in 64 be caught
 NOISE = 0.25  # gradient noise, in posterior variances
 MOST = 10**6
 SHARES = (1, 2, 4, 5, 8, 10, 16, 20)  # numbers of blocks that are considered
@@ -165,7 +165,7 @@ def _needs(pilot: Pilot, batch: int, centre: float) -> dict[str, int]:
     }
     products = max(needs.values())
     while products < MOST and pilot_sign(pilot, batch, products, centre)[1] < SIGN:
-        products = ceil(1.1 * products)
+        products = ceil(1.05 * products)
     return needs | {"sign": products}
 
 
