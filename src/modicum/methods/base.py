@@ -43,6 +43,14 @@ class Task:
         """Where row evaluations are counted."""
         return self.sums.ledger
 
+    def check_fields(self, method: str) -> None:
+        """Refuse rows with a field that would be taken for the chance a row was drawn with."""
+        if "probability" in self.rows.fields:
+            raise SettingError(
+                f"{method} calls the chance with which a row was drawn `probability`; give the "
+                "field of that name another one."
+            )
+
     def remember(self, name: str, compute: Callable[[], Arrays]) -> Arrays:
         """Compute arrays, or take them from the checkpoint; the ledger counts them either way."""
         if self.checkpoint is None:

@@ -105,11 +105,7 @@ class EnergyConserving(Method):
 
 
 def _check_task(task: Task) -> None:
-    if "probability" in task.rows.fields:
-        raise SettingError(
-            "HMC-ECS calls the chance with which a row was drawn `probability`; give the "
-            "field of that name another one."
-        )
+    task.check_fields("HMC-ECS")
     if task.target.size > DENSE_LIMIT:
         raise CrudeControlVariateError(
             f"HMC-ECS forms the Hessian of all {task.target.size:,} parameters, which is "

@@ -130,11 +130,7 @@ class StochasticGradientFamily(Method):
         )
 
     def _checked(self, task: Task) -> Parts:
-        if "probability" in task.rows.fields:
-            raise SettingError(
-                f"{self.name} calls the chance with which a row was drawn `probability`; give the "
-                "field of that name another one."
-            )
+        task.check_fields(self.name)
         if task.checkpoint is not None and callable(self.step_size) and "0x" in repr(self):
             raise SettingError(
                 "a checkpoint cannot tell one function from another; give step_size as mo.Decay or "
