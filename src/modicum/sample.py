@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from functools import partial
 from importlib.metadata import version
 from math import ceil
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from modicum.compiling import jit
 from modicum.diagnostics.convergence import load_soon
 from modicum.errors import CrudeControlVariateError, SettingError, is_number, warn
 from modicum.ledger import Ledger
@@ -309,6 +309,6 @@ def _named_draws(
     return {name: x.reshape(chains, draws, *x.shape[1:]) for name, x in joined.items()}
 
 
-@partial(jax.jit, static_argnums=0)
+@jit(static=0)
 def _report(target: Target, t: jax.Array) -> dict[str, jax.Array]:
     return jax.vmap(target.report)(t)

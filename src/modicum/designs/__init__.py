@@ -3,7 +3,7 @@
 from modicum.designs.base import Design, Drawn
 from modicum.designs.stratified import Stratified, strata_tables
 from modicum.designs.uniform import Uniform
-from modicum.designs.weighted import Weighted, weight_tables
+from modicum.designs.weighted import Weighted, draw_on_host, weight_tables
 
 __all__ = [
     "Design",
@@ -11,6 +11,7 @@ __all__ = [
     "Stratified",
     "Uniform",
     "Weighted",
+    "draw_on_host",
     "strata_tables",
     "weight_tables",
 ]

@@ -17,7 +17,7 @@ import numpy as np
 from modicum.designs.base import Drawn
 from modicum.errors import SettingError
 
-__all__ = ["Weighted", "weight_tables"]
+__all__ = ["Weighted", "draw_on_host", "weight_tables"]
 
 CLASSES = 256
 BLOCK = 1 << 20  # rows sorted at a time, so that temporaries stay small
@@ -39,12 +39,23 @@ class Weighted:
 
     def draw(self, key: jax.Array, count: int, tables: Any) -> Drawn:
         """Draw `count` rows, with replacement."""
-        which, within = jax.random.uniform(key, (2, count), dtype=tables["cumulative"].dtype)
-        kind = jnp.searchsorted(tables["cumulative"], which, side="right")
-        size = tables["size"][kind]
-        place = jnp.minimum((within * size).astype(size.dtype), size - 1)
-        rows = tables["order"][tables["start"][kind] + place]
-        return Drawn(rows.astype(size.dtype), tables["probability"][kind])
+        uniform = jax.random.uniform(key, (2, count), dtype=tables["cumulative"].dtype)
+        return _look_up(uniform, tables, jnp)
+
+
+def draw_on_host(rng: np.random.Generator, count: int, tables: Any) -> Drawn:
+    """Draw `count` rows as `Weighted` does, by NumPy: nothing has to be compiled."""
+    return _look_up(rng.random((2, count)), tables, np)
+
+
+def _look_up(uniform: Any, tables: Any, xp: Any) -> Drawn:
+    """Rows at two uniform numbers each: which class, and where in it."""
+    which, within = uniform
+    kind = xp.searchsorted(tables["cumulative"], which, side="right")
+    size = tables["size"][kind]
+    place = xp.minimum((within * size).astype(size.dtype), size - 1)
+    rows = tables["order"][tables["start"][kind] + place]
+    return Drawn(rows.astype(size.dtype), tables["probability"][kind])
 
 
 def weight_tables(expected: np.ndarray, floor: float = 0.1) -> dict[str, np.ndarray]:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.compiling import jit
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.bounds import Bound
 from modicum.passes import Anchor, Sums
@@ -94,7 +95,7 @@ def collapse(sums: Sums, bounded: BoundedRows, anchor: Anchor) -> dict[str, np.n
     return parts
 
 
-@partial(jax.jit, static_argnums=0)
+@jit(static=0)
 def _collapse_chunk(bounded: BoundedRows, context: Any, batch: Any, present: Any) -> Any:
     rows = bounded.cache(batch, context)
     predictors = bounded._predictors(rows, context["point"])

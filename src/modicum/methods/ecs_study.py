@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from math import ceil
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.designs import Design, Drawn, Uniform, Weighted, weight_tables
+from modicum.designs import Design, Uniform, Weighted, draw_on_host, weight_tables
 from modicum.estimators import Estimator, control_variate, proxy
 from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.kernels.moves import HMCMove, Move, NUTSMove
@@ -73,10 +71,11 @@ class Study:
         draws = centre + rng.standard_normal((PILOT_DRAWS, len(centre)))
         weighted = self._weighted_tables(draws)
         self.design: Design = Weighted() if self.method.design == "weighted" else Uniform()
-        self.tables: dict[str, Any] = {k: jnp.asarray(v) for k, v in weighted.items()}
-        self.pilot = self._study(draws)
+        self.pilot = self._study(draws, weighted)
+        tables: dict[str, Any] = weighted
         if self.method.design == "uniform":
-            self.tables = {"rows": jnp.asarray(len(task.rows))}
+            tables = {"rows": len(task.rows)}
+        self.tables = {name: jnp.asarray(table) for name, table in tables.items()}
 
     def _weighted_tables(self, draws: np.ndarray) -> dict[str, np.ndarray]:
         def compute() -> dict[str, np.ndarray]:
@@ -87,15 +86,15 @@ class Study:
 
         return self.task.remember("design", compute)
 
-    def _study(self, draws: np.ndarray) -> Pilot:
+    def _study(self, draws: np.ndarray, tables: dict[str, np.ndarray]) -> Pilot:
         rows = self.task.rows
-        seed = np.uint32(self.task.seed & 0xFFFFFFFF)
-        drawn = _pilot_rows(seed, min(len(rows), PILOT_ROWS), self.tables)
-        drawn_with = np.asarray(drawn.probability)
+        rng = np.random.default_rng([self.task.seed, 2])  # 1: the pilot draws
+        drawn = draw_on_host(rng, min(len(rows), PILOT_ROWS), tables)
+        drawn_with = drawn.probability
         studied = drawn_with
         if self.method.design == "uniform":
             studied = np.full_like(drawn_with, 1 / len(rows))
-        batch = rows.take(np.asarray(drawn.rows)) | {"probability": studied}
+        batch = rows.take(drawn.rows) | {"probability": studied}
         self.task.ledger.add("pilot", len(drawn_with) * len(draws), "density")
         return study(self.control_variate, batch, studied / drawn_with, self.proxy, draws)
 
@@ -132,12 +131,6 @@ class Study:
             "estimator": {name: jnp.asarray(value) for name, value in parts.tables.items()},
             "constant": jnp.asarray(self.anchor.C + self.folded_prior),
         }
-
-
-@partial(jax.jit, static_argnums=1)
-def _pilot_rows(seed: Any, count: int, tables: Any) -> Drawn:
-    key = jax.random.fold_in(jax.random.key(2), seed)  # not a key of any chain
-    return Weighted().draw(key, count, tables)
 
 
 def _move(method: Any) -> Move:

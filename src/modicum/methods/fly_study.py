@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.compiling import jit
 from modicum.estimators import BoundedRows, bound_context, collapse
 from modicum.methods.base import Task
 from modicum.models.bounds import bound_of
@@ -166,13 +167,13 @@ def _brightness(bounded: BoundedRows, context: Any, batch: Any, pilot: Any) -> j
     return jax.lax.map(one, pilot)
 
 
-@partial(jax.jit, static_argnums=0)
+@jit(static=0)
 def _brightest(bounded: BoundedRows, arguments: Any, batch: Any, present: Any) -> jax.Array:
     del present
     context, pilot = arguments
     return jnp.max(_brightness(bounded, context, batch, pilot), axis=0)
 
 
-@partial(jax.jit, static_argnums=0)
+@jit(static=0)
 def _mean_brightness(bounded: BoundedRows, context: Any, batch: Any, pilot: Any) -> jax.Array:
     return jnp.mean(_brightness(bounded, context, batch, pilot), axis=0)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.compiling import jit
 from modicum.designs import Design, Stratified, Uniform, Weighted, strata_tables, weight_tables
 from modicum.errors import SettingError
 from modicum.estimators import control_variate, proxy
@@ -78,7 +78,7 @@ def _columns(batch: Any) -> jax.Array:
     return jnp.concatenate([jnp.reshape(v, (len(v), -1)) for v in kept], axis=1)
 
 
-@partial(jax.jit)
+@jit()
 def _nearest(arguments: Any, batch: Any, present: Any) -> jax.Array:
     del present
     centres, scale = arguments

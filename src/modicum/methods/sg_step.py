@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.compiling import jit
 from modicum.errors import SettingError, is_number
 from modicum.kernels.integrators import Integrator
 from modicum.kernels.stochastic_gradient import StochasticGradientKernel
@@ -120,13 +120,13 @@ def gradient_noise(
     return GradientNoise(mean, variance, cost)
 
 
-@partial(jax.jit, static_argnums=0)
+@jit(static=0)
 def _draw(kernel: StochasticGradientKernel, key: jax.Array, context: Any) -> Any:
     keys = jax.random.split(key, BATCHES)
     return jax.vmap(lambda k: kernel.design.draw(k, kernel.batch, context["design"]))(keys)
 
 
-@partial(jax.jit, static_argnums=0)
+@jit(static=0)
 def _moments(
     kernel: StochasticGradientKernel, point: Any, reference: Any, batches: Any, context: Any
 ) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from modicum.compiling import jit
 from modicum.errors import SettingError
 from modicum.models import families, networks
 from modicum.models.base import BaseModel, Batch
@@ -96,7 +97,7 @@ def _expected_and_log_density(model: BaseModel, named: Any, fields: Any) -> Any:
     return _expected(model, named, fields), _log_density(model, named, fields)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@jit(static=(0, 1, 2))
 def _over_draws(what: Any, model: BaseModel, together: int, draws: Any, fields: Any) -> Any:
     return jax.lax.map(lambda one: what(model, one, fields), draws, batch_size=together)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.compiling import jit
 from modicum.errors import DataError
 from modicum.models.base import BaseModel, Batch, Params
 from modicum.precision import in_double_precision
@@ -85,6 +85,6 @@ class Target:
         return self.model.report(self.unravel(t))
 
 
-@partial(jax.jit, static_argnums=0)
+@jit(static=0)
 def _log_priors(target: Target, points: jax.Array) -> jax.Array:
     return jax.vmap(target.log_prior)(points)

@@ -6,19 +6,19 @@ X' diag(h_ab) X: one matrix product a pair of predictors instead of d Hessian-ve
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.compiling import jit
 from modicum.models import LinearPredictorModel, Softmax, Target
 
 __all__ = ["assemble", "linear_hessian_sum"]
 
 
-@partial(jax.jit, static_argnums=0)
+@jit(static=0)
 def linear_hessian_sum(
     target: Target, t: Any, batch: Any, present: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import ceil
 
 import jax
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, eigh
 
+from modicum.compiling import jit
 from modicum.errors import ConvergenceError
 from modicum.models import LinearPredictorModel, Target
 from modicum.passes.engine import chunk_rows
@@ -115,12 +116,12 @@ def prior_hessian(target: Target, t: np.ndarray) -> np.ndarray:
     return np.asarray(_prior_hessian(target, t))
 
 
-@partial(jax.jit, static_argnums=0)
+@jit(static=0)
 def _prior_slope(target: Target, t: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jax.value_and_grad(target.log_prior)(t)
 
 
-@partial(jax.jit, static_argnums=0)
+@jit(static=0)
 def _prior_hessian(target: Target, t: jax.Array) -> jax.Array:
     return jax.hessian(target.log_prior)(t)
 

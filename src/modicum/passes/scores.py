@@ -10,7 +10,6 @@ every point, so that errors at different points are independent.
 
 from __future__ import annotations
 
-from functools import partial
 from math import ceil
 from typing import Any
 
@@ -18,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.compiling import jit
 from modicum.models import Target
 from modicum.passes.mode import DENSE_LIMIT
 from modicum.passes.sums import Sums
@@ -58,7 +58,7 @@ def _estimated(sums: Sums, points: np.ndarray, subsample: int, seed: int) -> np.
     return np.asarray(known + (n / subsample) * np.concatenate(found)[: len(points)])
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@jit(static=(0, 1))
 def _residuals(target: Target, second: bool, points: Any, centre: Any, batches: Any) -> jax.Array:
     """What the expansion about `centre` leaves of the gradient of each point's rows."""
 
@@ -72,6 +72,6 @@ def _residuals(target: Target, second: bool, points: Any, centre: Any, batches: 
     return jax.vmap(one)(points, batches)
 
 
-@partial(jax.jit, static_argnums=0)
+@jit(static=0)
 def _prior_scores(target: Target, points: Any) -> jax.Array:
     return jax.vmap(jax.grad(target.log_prior))(points)

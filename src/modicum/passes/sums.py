@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.compiling import jit
 from modicum.ledger import Ledger
 from modicum.models import LinearPredictorModel, Target
 from modicum.passes.engine import Engine
@@ -87,29 +88,29 @@ def log_likelihood_sum(
     return jnp.sum(jnp.where(present, values, 0.0).astype(jnp.float64))
 
 
-@partial(jax.jit, static_argnums=0)
+@jit(static=0)
 def _value_sum(target: Target, t: Any, batch: Any, present: Any) -> tuple[jax.Array]:
     return (log_likelihood_sum(target, t, batch, present),)
 
 
-@partial(jax.jit, static_argnums=0)
+@jit(static=0)
 def _values_sum(target: Target, points: Any, batch: Any, present: Any) -> tuple[jax.Array]:
     one = partial(log_likelihood_sum, target)
     return (jax.lax.map(lambda t: one(t, batch, present), points, batch_size=16),)
 
 
-@partial(jax.jit, static_argnums=0)
+@jit(static=0)
 def _gradient_sum(target: Target, t: Any, batch: Any, present: Any) -> tuple[jax.Array, jax.Array]:
     return jax.value_and_grad(log_likelihood_sum, argnums=1)(target, t, batch, present)
 
 
-@partial(jax.jit, static_argnums=0)
+@jit(static=0)
 def _gradients_sum(target: Target, points: Any, batch: Any, present: Any) -> tuple[jax.Array]:
     one = jax.grad(partial(log_likelihood_sum, target))
     return (jax.lax.map(lambda t: one(t, batch, present), points, batch_size=16),)
 
 
-@partial(jax.jit, static_argnums=0)
+@jit(static=0)
 def _hessian_sum(target: Target, t: Any, batch: Any, present: Any) -> tuple[jax.Array, ...]:
     value, gradient = jax.value_and_grad(log_likelihood_sum, argnums=1)(target, t, batch, present)
     hessian = jax.hessian(log_likelihood_sum, argnums=1)(target, t, batch, present)

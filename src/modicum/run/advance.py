@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from modicum.compiling import SOONEST, jit
 from modicum.kernels.base import Kernel, Wanted, travelling
 
 __all__ = [
@@ -91,6 +92,8 @@ def _advance(
         """Keys of the iterations of block `b`: all at once, since small operations are dear."""
         return jax.vmap(lambda k: _keys(chain_key, first + b * block + k))(jnp.arange(block))
 
+    # Functions that are called in two places are wrapped in `jax.jit`: they are traced once.
+    @jax.jit
     def prepared(b: Any, rows_keys: jax.Array) -> Any:
         """Rows of block `b`, ready for its iterations: read and prepared all at once."""
         if batches is not None:
@@ -107,6 +110,7 @@ def _advance(
         fresh = jax.lax.optimization_barrier(fresh)
         return jax.vmap(lambda batch: kernel.prepare(batch, context))(fresh)
 
+    @jax.jit
     def one(i: Any, state: Any, step_key: jax.Array, batch: Any) -> tuple[Any, Any]:
         signal = jax.tree.map(lambda a: a[first + i], signals)
         return kernel.step(step_key, state, signal, batch, context)
@@ -153,14 +157,14 @@ def _wanted_at_start(kernel: Kernel, context: Any, chain_key: jax.Array) -> Any:
 
 
 # One chain, for a thread of its own ...
-begin = partial(jax.jit, static_argnums=0)(_begin)
-advance = partial(jax.jit, static_argnums=(0, 1, 2))(_advance)
-wanted = partial(jax.jit, static_argnums=0)(_wanted)
-wanted_at_start = partial(jax.jit, static_argnums=0)(_wanted_at_start)
+begin = jit(static=0, options=SOONEST)(_begin)
+advance = jit(static=(0, 1, 2))(_advance)
+wanted = jit(static=0)(_wanted)
+wanted_at_start = jit(static=0)(_wanted_at_start)
 
 
 # ... and many chains as a leading axis.
-@partial(jax.jit, static_argnums=2)
+@jit(static=2)
 def piece(record: Any, start: Any, size: int) -> Any:
     """`size` slots from `start` on of a record of chains stacked along a leading axis."""
     return jax.tree.map(
@@ -168,13 +172,13 @@ def piece(record: Any, start: Any, size: int) -> Any:
     )
 
 
-@partial(jax.jit, static_argnums=0)
+@jit(static=0)
 def begin_together(kernel: Kernel, context: Any, rows: Any, batch: Any, chain_keys: Any) -> Any:
     """`begin` for chains stacked along a leading axis."""
     return jax.vmap(partial(_begin, kernel, context, rows))(batch, chain_keys)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@jit(static=(0, 1, 2))
 def advance_together(
     kernel: Kernel,
     capacity: int,
@@ -192,13 +196,13 @@ def advance_together(
     return jax.vmap(one)(batches, progress, chain_keys)
 
 
-@partial(jax.jit, static_argnums=0)
+@jit(static=0)
 def wanted_together(kernel: Kernel, context: Any, chain_keys: Any, iterations: Any) -> Any:
     """`wanted` for chains stacked along a leading axis."""
     return jax.vmap(lambda key: _wanted(kernel, context, key, iterations))(chain_keys)
 
 
-@partial(jax.jit, static_argnums=0)
+@jit(static=0)
 def wanted_at_start_together(kernel: Kernel, context: Any, chain_keys: Any) -> Any:
     """`wanted_at_start` for chains stacked along a leading axis."""
     return jax.vmap(lambda key: _wanted_at_start(kernel, context, key))(chain_keys)

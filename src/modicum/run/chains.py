@@ -54,7 +54,7 @@ class Chains:
 
     kernel: Kernel
     context: Any
-    keys: jax.Array
+    keys: np.ndarray
     signals: Any
     capacity: int
     rows: dict[str, Any] | Rows | None = None
@@ -271,16 +271,13 @@ def _groups(chains: int) -> int:
     return max(g for g in range(1, min(most, chains) + 1) if chains % g == 0)
 
 
-def chain_keys(seed: int, chains: int) -> jax.Array:
-    """One key a chain, as an array of keys; every bit of the seed counts."""
-    words = np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32)
-    return _chain_keys(words, np.arange(chains, dtype=np.uint32))
+def chain_keys(seed: int, chains: int) -> np.ndarray:
+    """One key a chain, as the two words of each; every bit of the seed counts.
 
-
-@jax.jit
-def _chain_keys(words: jax.Array, numbers: jax.Array) -> jax.Array:
-    root = jax.random.wrap_key_data(words)
-    return jax.vmap(lambda c: jax.random.fold_in(root, c))(numbers)
+    NumPy makes them, since JAX would have to be compiled for it.
+    """
+    sources = (np.random.SeedSequence(seed, spawn_key=(c,)) for c in range(chains))
+    return np.stack([source.generate_state(2) for source in sources])
 
 
 def _joined(each: list[Any]) -> Any:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.compiling import jit
 from modicum.estimators import ControlVariate, LinearTaylor
 from modicum.passes import Sums
 
@@ -50,7 +51,7 @@ def expected_residuals(
 _EVEN_MOMENTS = {1: 1.0, 2: 3.0, 3: 15.0, 4: 105.0}
 
 
-@partial(jax.jit, static_argnums=0)
+@jit(static=0)
 def _from_leverage(
     control_variate: LinearTaylor, arguments: Any, batch: Any, present: Any
 ) -> jax.Array:
@@ -67,7 +68,7 @@ def _from_leverage(
     return cached["scale"] * jnp.sqrt(total)
 
 
-@partial(jax.jit, static_argnums=0)
+@jit(static=0)
 def _from_pilot(
     control_variate: ControlVariate, arguments: Any, batch: Any, present: Any
 ) -> jax.Array:

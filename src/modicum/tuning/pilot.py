@@ -7,13 +7,13 @@ uniform pilot would miss the very rows that make a uniform design fail.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.compiling import SOONEST, jit
 from modicum.estimators import ControlVariate
 
 __all__ = ["Pilot", "study"]
@@ -99,16 +99,13 @@ def study(
     second, third, fourth = (np.asarray(centred**k @ weight) for k in (2, 3, 4))
     size = proxy["a"].shape[0]
     rows = int(np.clip(SLOPE_WORK / size**2, 64, 4096))
-    few = jax.tree.map(lambda a: a[:rows], cached)
-    slopes = [
-        float(_slope(control_variate, few, proxy, jnp.asarray(z), weight[:rows])) for z in pilot[:8]
-    ]
+    slopes = _slopes(control_variate, rows, cached, proxy, pilot[:8], weight)
     shares, tails = zip(*(_tail(np.abs(c), weight) for c in centred), strict=True)
     return Pilot(
         second,
         third,
         fourth,
-        np.array(slopes),
+        np.asarray(slopes),
         float(np.median(shares)),
         float(np.median(tails)),
         mean,
@@ -117,21 +114,26 @@ def study(
     )
 
 
-@partial(jax.jit, static_argnums=0)
+@jit(static=0, options=SOONEST)
 def _values(cv: ControlVariate, batch: Any, proxy: Any, pilot: Any) -> tuple[Any, jax.Array]:
     cached = cv.cache(batch, proxy)
     return cached, jax.lax.map(lambda z: cv.values(cached, z, proxy), pilot)
 
 
-@partial(jax.jit, static_argnums=0)
-def _slope(
-    cv: ControlVariate, cached: Any, proxy: Any, z: jax.Array, weight: jax.Array
+@jit(static=(0, 1), options=SOONEST)
+def _slopes(
+    cv: ControlVariate, rows: int, cached: Any, proxy: Any, pilot: Any, weight: Any
 ) -> jax.Array:
-    weight = weight / weight.sum()
-    jacobian = jax.jacfwd(lambda z: cv.values(cached, z, proxy))(z)
-    centred = jacobian - weight @ jacobian
-    covariance = (centred * weight[:, None]).T @ centred
-    return jnp.linalg.eigvalsh(covariance)[-1]
+    """Largest eigenvalue of the covariance of the first `rows` gradients, one a pilot draw."""
+    few = jax.tree.map(lambda a: a[:rows], cached)
+    share = weight[:rows] / weight[:rows].sum()
+
+    def one(z: jax.Array) -> jax.Array:
+        jacobian = jax.jacfwd(lambda z: cv.values(few, z, proxy))(z)
+        centred = jacobian - share @ jacobian
+        return jnp.linalg.eigvalsh((centred * share[:, None]).T @ centred)[-1]
+
+    return jax.lax.map(one, pilot)
 
 
 def _tail(size: np.ndarray, weight: np.ndarray) -> tuple[float, float]:

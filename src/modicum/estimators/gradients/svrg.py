@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from math import ceil
 from typing import Any, ClassVar
 
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.compiling import jit
 from modicum.errors import SettingError
 from modicum.estimators.gradients.base import GradientEstimator
 from modicum.estimators.gradients.minibatch import minibatch_gradient
@@ -64,12 +64,12 @@ class SVRG(GradientEstimator):
         return here - there + memory["gradient"]
 
 
-@jax.jit
+@jit()
 def _points(z: jax.Array, context: Any) -> jax.Array:
     return jax.vmap(lambda one: unwhiten(one, context))(z)
 
 
-@partial(jax.jit, static_argnums=0)
+@jit(static=0)
 def _whole_gradients(target: Any, slopes: jax.Array, points: jax.Array, context: Any) -> jax.Array:
     """Gradients of U in the chains' coordinates: -L'(sum_k grad l_k + grad log p)."""
 

@@ -1,0 +1,67 @@
+"""How functions are compiled: `jax.jit`, and on a CPU with options that compile sooner.
+
+A run's first draw waits for the compiler. On a CPU its newer code generator and its last level of
+optimisation take more than half of that time, and the loops made here run no faster for them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any, TypeVar
+
+import jax
+
+__all__ = ["SOONEST", "jit"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+SOONER = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
+SOONEST = SOONER | {"xla_backend_optimization_level": 0}  # slow code, for what is run once
+
+
+def jit(
+    *, static: int | tuple[int, ...] = (), options: dict[str, Any] = SOONER
+) -> Callable[[F], F]:
+    """Compile the decorated function as `jax.jit` does, with `options` on a CPU.
+
+    The arguments numbered in `static` are part of what is compiled. Nothing is asked of JAX before
+    the first call.
+    """
+
+    def decorate(function: F) -> F:
+        lock = threading.Lock()
+        made: list[Callable[..., Any]] = []
+        within = jax.jit(function, static_argnums=static)
+
+        @wraps(function)
+        def compiled(*args: Any) -> Any:
+            if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
+                return within(*args)  # options are for the outermost function alone
+            with lock:
+                if not made:
+                    usable = _usable(tuple(options.items()))
+                    made.append(jax.jit(function, static_argnums=static, **usable))
+            return made[0](*args)
+
+        return compiled  # type: ignore[return-value]
+
+    return decorate
+
+
+@cache
+def _usable(options: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    """The options as an argument of `jax.jit`; none elsewhere than on a CPU."""
+    if jax.default_backend() != "cpu":
+        return {}
+    if not _are_known(*options):  # they come and go with the compiler's versions
+        options = tuple(option for option in options if _are_known(option))
+    return {"compiler_options": dict(options)}
+
+
+def _are_known(*options: tuple[str, Any]) -> bool:
+    try:
+        jax.jit(lambda: 0, compiler_options=dict(options))()
+    except Exception:  # what is raised depends on the version
+        return False
+    return True
