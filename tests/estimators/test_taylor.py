@@ -156,7 +156,8 @@ def test_the_gradient_of_the_density_is_its_slope(family, order):
         density = kernel.log_density(
             subsample, jnp.ones(5, bool), {"proxy": proxy, "estimator": {}}
         )
-        return jax.value_and_grad(density)(z)
+        (value, _), slope = jax.value_and_grad(density, has_aux=True)(z)
+        return value, slope
 
     value = lambda z: float(both(jnp.asarray(z), subsample, e.proxy)[0])  # noqa: E731
     slope = np.asarray(both(z, subsample, e.proxy)[1])

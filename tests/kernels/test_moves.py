@@ -9,7 +9,7 @@ import pytest
 
 from modicum.kernels.adaptation import adapt, schedule, start_adaptation
 from modicum.kernels.local_moves import MALAMove, RandomWalkMove
-from modicum.kernels.moves import HMCMove, NUTSMove, at_point
+from modicum.kernels.moves import HMCMove, NUTSMove, at_point, move_afresh
 
 COV = np.array([[1.0, 0.6], [0.6, 2.0]])
 PRECISION = np.linalg.inv(COV)
@@ -143,3 +143,32 @@ def test_step_size_and_mass_are_learned_and_then_left_alone(x64):
     assert 60 < float(ratio) < 160
     for a, b in zip(jax.tree.leaves(settled), jax.tree.leaves(state), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@MOVES
+def test_a_move_afresh_is_the_move_with_by_products(move, x64):
+    step_size, mass = jnp.asarray(1.0), jnp.array([1.0, 0.5])
+
+    def density(z):
+        return -0.5 * z @ PRECISION @ z - jnp.sum(z**4), {"cubes": z**3}
+
+    def plain(z):
+        return density(z)[0]
+
+    @jax.jit
+    @jax.vmap
+    def both(key, z):
+        known = move(key, at_point(z, plain), plain, step_size, mass)
+        return known, move_afresh(move, key, z, density, step_size, mass)
+
+    start = np.random.default_rng(3).standard_normal((500, 2))
+    (point, info), (there, same, evaluations) = both(
+        jax.random.split(jax.random.key(4), 500), start
+    )
+    moved = np.any(np.asarray(point.position) != start, axis=1)
+    assert 20 < moved.sum() < 480  # both outcomes are seen
+    np.testing.assert_allclose(there.position, point.position, rtol=1e-12)
+    np.testing.assert_allclose(there.logdensity, point.logdensity, rtol=1e-10)
+    np.testing.assert_allclose(there.by_product["cubes"], np.asarray(there.position) ** 3)
+    np.testing.assert_allclose(same.acceptance_rate, info.acceptance_rate, rtol=1e-9)
+    np.testing.assert_array_equal(evaluations, info.n_steps + (1 if type(move) is HMCMove else 2))

@@ -89,7 +89,11 @@ class DelayedAcceptanceKernel:
         blocks = jax.random.randint(block_key, (kernel.refreshes,), 0, kernel.blocks)
         # Never accepted or rejected: u must not know the parameters here.
         subsample = replace_blocks(state.subsample, batch, blocks, kernel.block)
-        density = kernel.log_density(subsample, state.present, context)
+        surrogate = kernel.log_density(subsample, state.present, context)
+
+        def density(z: jax.Array) -> jax.Array:
+            return surrogate(z)[0]
+
         learned = state.adaptation
         point = start = at_point(state.z, density)
         steps, rates = jnp.zeros((), int), jnp.zeros(())

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from modicum.designs import Design, Drawn
 from modicum.kernels.adaptation import Adaptation, Signal, adapt, start_adaptation
 from modicum.kernels.base import Context, Draw
-from modicum.kernels.moves import Move, at_point
+from modicum.kernels.moves import Move, move_afresh
 
 __all__ = ["EnergyConservingKernel", "EnergyConservingState", "replace_blocks"]
 
@@ -94,14 +94,14 @@ class EnergyConservingKernel:
 
     def log_density(
         self, subsample: Any, present: jax.Array, context: Context
-    ) -> Callable[[jax.Array], jax.Array]:
-        """Log |Lhat(z; u)| + log prior, up to a constant (minus eq. 3.4)."""
+    ) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:
+        """Log |Lhat(z; u)| + log prior, up to a constant (minus eq. 3.4), and D of each row."""
         proxy = context["proxy"]
 
-        def density(z: jax.Array) -> jax.Array:
+        def density(z: jax.Array) -> tuple[jax.Array, jax.Array]:
             values = self.control_variate.values(subsample, z, proxy)
             estimate = self.estimator.combine(values, present, context["estimator"])
-            return self.control_variate.log_proxy(z, proxy) + estimate.log
+            return self.control_variate.log_proxy(z, proxy) + estimate.log, values
 
         return density
 
@@ -130,18 +130,17 @@ class EnergyConservingKernel:
         rows, filled = self.estimator.pack(subsample, present)
         density = self.log_density(rows, filled, context)
         learned = state.adaptation
-        before = at_point(state.z, density)
-        point, info = self.move(move_key, before, density, learned.step_size, learned.inverse_mass)
-        rate = info.acceptance_rate
+        point, info, evaluations = move_afresh(
+            self.move, move_key, state.z, density, learned.step_size, learned.inverse_mass
+        )
+        rate, values = info.acceptance_rate, point.by_product
         adaptation = adapt(learned, signal, point.position, rate, self.target_accept)
-        values = self.control_variate.values(rows, point.position, context["proxy"])
         draw = {
             "position": point.position,
             "lp": point.logdensity + context["constant"],
             "step_size": learned.step_size,
             "acceptance_rate_u": refreshed.acceptance_rate,
-            # fresh rows; the gradient after the refresh, those of the move, the residuals after it
-            "rows_touched": refreshed.rows + self.rows_present(present) * (info.n_steps + 2),
+            "rows_touched": refreshed.rows + self.rows_present(present) * evaluations,
             **self.estimator.describe(values, filled, context["estimator"]),
             **info._asdict(),
         }

@@ -1,4 +1,4 @@
-"""How a Hamiltonian kernel moves the parameters at a given step size: BlackJAX's HMC and NUTS.
+"""How a kernel moves the parameters at a given step size: HMC, and BlackJAX's NUTS.
 
 Both know only a log-density. The same moves serve all rows and a subsample held fixed.
 """
@@ -14,7 +14,18 @@ import blackjax.mcmc.nuts as blackjax_nuts
 import jax
 import jax.numpy as jnp
 
-__all__ = ["HMCMove", "LogDensity", "Move", "MoveInfo", "NUTSMove", "Point", "at_point"]
+from modicum.kernels.trajectory import Density, Evaluated, follow
+
+__all__ = [
+    "HMCMove",
+    "LogDensity",
+    "Move",
+    "MoveInfo",
+    "NUTSMove",
+    "Point",
+    "at_point",
+    "move_afresh",
+]
 
 Point: TypeAlias = Any  # BlackJAX's HMCState: position, log-density and its gradient
 LogDensity: TypeAlias = Callable[[jax.Array], jax.Array]
@@ -50,6 +61,32 @@ def at_point(position: jax.Array, logdensity: LogDensity) -> Point:
     return blackjax_hmc.init(position, logdensity)
 
 
+def move_afresh(
+    move: Move,
+    key: jax.Array,
+    position: jax.Array,
+    density: Density,
+    step_size: jax.Array,
+    inverse_mass: jax.Array,
+) -> tuple[Evaluated, MoveInfo, jax.Array]:
+    """Move from a position where the density is not known, keeping its by-products.
+
+    `density(z)` returns the log-density and what else it computed. The last of what is returned
+    is the number of evaluations: HMC needs none but those of its trajectory.
+    """
+    if type(move) is HMCMove:  # a class made of it may move in its own way
+        point, info = move.travel(key, position, density, step_size, inverse_mass)
+        return point, info, info.n_steps + 1
+
+    def plain(z: jax.Array) -> jax.Array:
+        return density(z)[0]
+
+    moved, info = move(key, at_point(position, plain), plain, step_size, inverse_mass)
+    value, by_product = density(moved.position)
+    point = Evaluated(moved.position, value, moved.logdensity_grad, by_product)
+    return point, info, info.n_steps + 2
+
+
 @dataclass(frozen=True)
 class HMCMove:
     """Hamiltonian Monte Carlo with a fixed trajectory length: L = ceil(trajectory / step size).
@@ -78,21 +115,31 @@ class HMCMove:
         inverse_mass: jax.Array,
     ) -> tuple[Point, MoveInfo]:
         """Follow one trajectory and accept or reject its end."""
+        start = Evaluated(point.position, point.logdensity, point.logdensity_grad, None)
+
+        def density(z: jax.Array) -> tuple[jax.Array, None]:
+            return logdensity(z), None
+
+        there, info = self.travel(key, start, density, step_size, inverse_mass)
+        return type(point)(there.position, there.logdensity, there.gradient), info
+
+    def travel(
+        self,
+        key: jax.Array,
+        start: jax.Array | Evaluated,
+        density: Density,
+        step_size: jax.Array,
+        inverse_mass: jax.Array,
+    ) -> tuple[Evaluated, MoveInfo]:
+        """The same from a start that may still have to be evaluated, with by-products."""
         length: Any = self.trajectory
         if self.jitter:
             key, length_key = jax.random.split(key)
             length *= 1 + self.jitter * jax.random.uniform(length_key, minval=-1.0, maxval=1.0)
         steps = jnp.clip(jnp.ceil(length / step_size), 1, self.max_steps).astype(int)
-        kernel = blackjax_hmc.build_kernel()
-        point, info = kernel(key, point, logdensity, step_size, inverse_mass, steps)
-        # A trajectory that meets NaN or infinity was rejected; it counts as divergent.
-        lost = ~jnp.isfinite(info.energy)
-        return point, MoveInfo(
-            acceptance_rate=jnp.where(lost, 0.0, info.acceptance_rate),
-            diverging=info.is_divergent | lost,
-            energy=info.energy,
-            n_steps=steps,
-            reached_max_treedepth=jnp.asarray(False),
+        path = follow(key, start, density, step_size, inverse_mass, steps)
+        return path.point, MoveInfo(
+            path.acceptance_rate, path.diverging, path.energy, steps, jnp.asarray(False)
         )
 
 

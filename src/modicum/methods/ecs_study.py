@@ -90,11 +90,11 @@ class Study:
         rows = self.task.rows
         rng = np.random.default_rng([self.task.seed, 2])  # 1: the pilot draws
         drawn = draw_on_host(rng, min(len(rows), PILOT_ROWS), tables)
-        drawn_with = drawn.probability
+        drawn_with = np.asarray(drawn.probability)
         studied = drawn_with
         if self.method.design == "uniform":
             studied = np.full_like(drawn_with, 1 / len(rows))
-        batch = rows.take(drawn.rows) | {"probability": studied}
+        batch = rows.take(np.asarray(drawn.rows)) | {"probability": studied}
         self.task.ledger.add("pilot", len(drawn_with) * len(draws), "density")
         return study(self.control_variate, batch, studied / drawn_with, self.proxy, draws)
 

@@ -86,5 +86,5 @@ class Target:
 
 
 @jit(static=0)
-def _log_priors(target: Target, points: jax.Array) -> jax.Array:
+def _log_priors(target: Target, points: Any) -> jax.Array:
     return jax.vmap(target.log_prior)(points)

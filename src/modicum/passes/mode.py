@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
+from typing import Any
 
 import jax
 import numpy as np
@@ -117,12 +118,12 @@ def prior_hessian(target: Target, t: np.ndarray) -> np.ndarray:
 
 
 @jit(static=0)
-def _prior_slope(target: Target, t: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _prior_slope(target: Target, t: Any) -> tuple[jax.Array, jax.Array]:
     return jax.value_and_grad(target.log_prior)(t)
 
 
 @jit(static=0)
-def _prior_hessian(target: Target, t: jax.Array) -> jax.Array:
+def _prior_hessian(target: Target, t: Any) -> jax.Array:
     return jax.hessian(target.log_prior)(t)
 
 

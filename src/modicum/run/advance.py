@@ -44,13 +44,13 @@ class Progress(NamedTuple):
     touched: jax.Array  # rows, since the last recorded iteration
 
 
-def _keys(chain_key: jax.Array, iteration: Any) -> tuple[jax.Array, jax.Array]:
+def _keys(chain_key: Any, iteration: Any) -> tuple[jax.Array, jax.Array]:
     """Two keys an iteration: which rows it reads, and what it does with them."""
     rows_key, step_key = jax.random.split(jax.random.fold_in(chain_key, iteration))
     return rows_key, step_key
 
 
-def _start_keys(chain_key: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _start_keys(chain_key: Any) -> tuple[jax.Array, jax.Array]:
     rows_key, init_key = jax.random.split(jax.random.fold_in(chain_key, 2**31 - 1))
     return rows_key, init_key
 
@@ -60,7 +60,7 @@ def _read(rows: Any, wanted: Wanted) -> Any:
     return {name: field[wanted.rows] for name, field in rows.items()} | travelling(wanted)
 
 
-def _begin(kernel: Kernel, context: Any, rows: Any, batch: Any, chain_key: jax.Array) -> Progress:
+def _begin(kernel: Kernel, context: Any, rows: Any, batch: Any, chain_key: Any) -> Progress:
     rows_key, init_key = _start_keys(chain_key)
     drawn = kernel.wants_at_start(rows_key, context)
     if drawn is not None and batch is None:
@@ -83,7 +83,7 @@ def _advance(
     span: tuple[Any, Any],
     batches: Any,
     progress: Progress,
-    chain_key: jax.Array,
+    chain_key: Any,
 ) -> tuple[Progress, Any]:
     first, count = span
     block = min(BLOCK, capacity)
@@ -148,11 +148,11 @@ def _advance(
     return jax.lax.fori_loop(0, blocks, through_block, (progress, record))
 
 
-def _wanted(kernel: Kernel, context: Any, chain_key: jax.Array, iterations: Any) -> Any:
+def _wanted(kernel: Kernel, context: Any, chain_key: Any, iterations: Any) -> Any:
     return jax.vmap(lambda i: kernel.wants(_keys(chain_key, i)[0], context))(iterations)
 
 
-def _wanted_at_start(kernel: Kernel, context: Any, chain_key: jax.Array) -> Any:
+def _wanted_at_start(kernel: Kernel, context: Any, chain_key: Any) -> Any:
     return kernel.wants_at_start(_start_keys(chain_key)[0], context)
 
 

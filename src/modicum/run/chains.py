@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.compiling import uncollected
 from modicum.kernels.base import Kernel, travelling
 from modicum.precision import in_double_precision
 from modicum.rows import Rows
@@ -84,18 +85,21 @@ class Chains:
         batches = self._first_batches()
         begin = compiled.begin_together if self._stacked else compiled.begin
         start = partial(begin, self.kernel, self.context, self._on_device)
-        compiling = self._pool.submit(in_double_precision(self._compile), start, batches)
-        self.state = [
-            start(self._of_group(batches, g), key) for g, key in enumerate(self._group_keys)
-        ]
-        compiling.result()
+        with uncollected():
+            loop = self._lowered(start, batches)
+            # The loop is compiled meanwhile, and before threads race to do so.
+            compiling = self._pool.submit(loop.compile)
+            self.state = [
+                start(self._of_group(batches, g), key) for g, key in enumerate(self._group_keys)
+            ]
+            compiling.result()
 
-    def _compile(self, start: Callable[..., Any], batches: Any) -> None:
-        """Compile the loop before threads race to do so, and while `begin` is being compiled."""
+    def _lowered(self, start: Callable[..., Any], batches: Any) -> Any:
+        """The loop, ready to be compiled."""
         blank = jax.eval_shape(start, self._of_group(batches, 0), self._group_keys[0])
         state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), blank)
         fetched = self._fetch(0, 1) if isinstance(self.rows, Rows) else None
-        self._one(0, (np.int64(0), np.int64(0)), fetched, state)
+        return self._loop.lower(*self._arguments(0, (np.int64(0), np.int64(0)), fetched, state))
 
     @in_double_precision
     def advance(self, first: int, count: int, next_count: int = 0) -> Record:
@@ -121,24 +125,21 @@ class Chains:
 
     def _one(self, g: int, span: Any, batches: Any, state: Any) -> tuple[Any, Record]:
         """Move group `g` on; its record has a leading axis for chains and ends where it did."""
-        advance = compiled.advance_together if self._stacked else compiled.advance
-        state, record = advance(
-            self.kernel,
-            self.capacity,
-            self.thin,
-            self.context,
-            self._on_device,
-            self.signals,
-            span,
-            self._of_group(batches, g),
-            state,
-            self._group_keys[g],
-        )
+        state, record = self._loop(*self._arguments(g, span, batches, state))
         first, count = span
         ended = int((first + count) // self.thin - first // self.thin)
         if self._stacked and jax.default_backend() != "cpu":
             return state, _to_host(record, ended)
         return state, {k: self._with_axis(values)[:, :ended] for k, values in record.items()}
+
+    @property
+    def _loop(self) -> Any:
+        return compiled.advance_together if self._stacked else compiled.advance
+
+    def _arguments(self, g: int, span: Any, batches: Any, state: Any) -> tuple[Any, ...]:
+        """What the loop is called with for group `g`."""
+        fixed = (self.kernel, self.capacity, self.thin, self.context, self._on_device)
+        return (*fixed, self.signals, span, self._of_group(batches, g), state, self._group_keys[g])
 
     def close(self) -> None:
         """Let the threads go."""

@@ -92,8 +92,8 @@ def study(
         That probability over the one the row was drawn with: 1 where the designs agree.
     """
     weight = ratio / ratio.sum()
-    cached, values = _values(control_variate, batch, proxy, pilot)
-    values = np.asarray(values)
+    cached, found = _values(control_variate, batch, proxy, pilot)
+    values = np.asarray(found)
     mean = values @ weight
     centred = values - mean[:, None]
     second, third, fourth = (np.asarray(centred**k @ weight) for k in (2, 3, 4))

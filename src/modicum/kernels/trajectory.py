@@ -1,0 +1,107 @@
+"""Hamiltonian Monte Carlo with a given number of leapfrog steps, each point evaluated once.
+
+A density may hand back what it computed on the way, and its value at the start need not be known:
+the loop evaluates start, middle and end in one place, which makes it quicker to compile than
+BlackJAX's HMC and spares an evaluation or two of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["Density", "Evaluated", "Trajectory", "follow"]
+
+DIVERGENT = 1_000.0  # a rise of the energy that says the integrator has gone astray
+Density = Callable[[jax.Array], tuple[jax.Array, Any]]
+
+
+class Evaluated(NamedTuple):
+    """A point, and all that its density told there."""
+
+    position: jax.Array
+    logdensity: jax.Array
+    gradient: jax.Array
+    by_product: Any
+
+
+class Trajectory(NamedTuple):
+    """Where a trajectory led: its start or its end, as was decided."""
+
+    point: Evaluated
+    acceptance_rate: jax.Array
+    diverging: jax.Array
+    energy: jax.Array  # at the end, taken or not
+
+
+def _evaluated(position: jax.Array, density: Density) -> Evaluated:
+    """The log-density at `position`, its gradient and by-products."""
+    (value, by_product), gradient = jax.value_and_grad(density, has_aux=True)(position)
+    return Evaluated(position, value, gradient, by_product)
+
+
+def follow(
+    key: jax.Array,
+    start: jax.Array | Evaluated,
+    density: Density,
+    step_size: jax.Array,
+    inverse_mass: jax.Array,
+    steps: jax.Array,
+) -> Trajectory:
+    """Follow one trajectory from `start`, and accept or reject its end.
+
+    `density(z)` returns the log-density and by-products. A start that is no more than a position
+    is evaluated first, by a leapfrog step of length zero.
+    """
+    at = jax.jit(lambda z: _evaluated(z, density))  # so that it is traced once
+    known = isinstance(start, Evaluated)
+    position = start.position if isinstance(start, Evaluated) else start
+    size = position.shape[0]
+    # One call for random numbers: (a^2 + b^2) / 2 of two normals is minus the log of a uniform.
+    normal = jax.random.normal(key, (size + 2,), position.dtype)
+    momentum = normal[:size] / jnp.sqrt(inverse_mass)
+    log_uniform = -0.5 * jnp.sum(normal[size:] ** 2)
+
+    def leap(i: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        first, here, p = carry
+        h = step_size if known else jnp.where(i == 0, 0.0, step_size)
+        p = p + h / 2 * here.gradient
+        here = at(here.position + h * inverse_mass * p)
+        p = p + h / 2 * here.gradient
+        if not known:
+            first = jax.tree.map(lambda new, old: jnp.where(i == 0, new, old), here, first)
+        return first, here, p
+
+    if isinstance(start, Evaluated):
+        blank = start
+    else:
+        shapes = jax.eval_shape(at, position)
+        blank = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        blank = blank._replace(position=position)
+    first, last, end = jax.lax.fori_loop(int(known), steps + 1, leap, (blank, blank, momentum))
+    return _decide(first, last, _kinetic(momentum, inverse_mass), _kinetic(end, inverse_mass),
+                   log_uniform)  # fmt: skip
+
+
+def _kinetic(momentum: jax.Array, inverse_mass: jax.Array) -> jax.Array:
+    return 0.5 * jnp.sum(inverse_mass * momentum**2)
+
+
+def _decide(
+    first: Evaluated, last: Evaluated, before: Any, after: Any, log_uniform: jax.Array
+) -> Trajectory:
+    """Metropolis on the total energy; what is not a number is never accepted."""
+    energy = after - last.logdensity
+    gain = (before - first.logdensity) - energy
+    lost = ~jnp.isfinite(energy) | jnp.isnan(gain)
+    gain = jnp.where(lost, -jnp.inf, gain)
+    accept = log_uniform < gain
+    return Trajectory(
+        jax.tree.map(lambda new, old: jnp.where(accept, new, old), last, first),
+        jnp.exp(jnp.minimum(gain, 0.0)),
+        gain < -DIVERGENT,
+        energy,
+    )
