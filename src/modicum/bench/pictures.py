@@ -24,6 +24,7 @@ COLOURS = {
     "modicum-nuts": "#f2a65a",
     "numpyro-ecs-200": "#1d4ed8",
     "numpyro-ecs-1300": "#60a5fa",
+    "numpyro-ecs-hessian": "#312e81",
     "numpyro-ecs-default": "#93c5fd",
     "numpyro-nuts": "#0e7490",
     "blackjax-nuts": METHOD_COLOURS["nuts"],

@@ -20,19 +20,20 @@ from modicum.errors import DataError
 __all__ = ["Plan", "Results", "plan", "run_suite"]
 
 LIGHT = ("modicum", "modicum-store", "modicum-signed", "modicum-sghmc", "laplace", "statsmodels")
+PROXY = ("numpyro-ecs-hessian",)  # the fastest of NumPyro's
 STOCHASTIC = ("blackjax-sgld", "blackjax-sghmc")
 FULL = {
     "higgs-100k": tuple(CONTENDERS),
     "higgs-1m": tuple(CONTENDERS),
-    "higgs-10m": (*LIGHT, "modicum-nuts", "numpyro-ecs-1300", "numpyro-nuts", *STOCHASTIC),
-    "covertype": (*LIGHT, "numpyro-ecs-1300", "numpyro-nuts", *STOCHASTIC),
-    "flights": (*LIGHT, "numpyro-ecs-1300", "numpyro-nuts"),
-    "claims": (*LIGHT, "numpyro-ecs-1300", "numpyro-nuts"),
-    "splines": (*LIGHT, "numpyro-ecs-1300"),
+    "higgs-10m": (*LIGHT, "modicum-nuts", *PROXY, "numpyro-nuts", *STOCHASTIC),
+    "covertype": (*LIGHT, *PROXY, "numpyro-nuts", *STOCHASTIC),
+    "flights": (*LIGHT, *PROXY, "numpyro-nuts"),
+    "claims": (*LIGHT, *PROXY, "numpyro-nuts"),
+    "splines": (*LIGHT, *PROXY),
     **{f"plain-d{d}": ("modicum",) for d in (10, 30, 100, 300)},
 }
 QUICK = {
-    "higgs-20k": ("modicum", "modicum-store", "numpyro-ecs-200", "laplace", "statsmodels"),
+    "higgs-20k": ("modicum", "modicum-store", "numpyro-ecs-hessian", "laplace", "statsmodels"),
     "higgs-100k": ("modicum", "modicum-store"),
 }
 HUGE = {"plain-10m": ("modicum",), "plain-100m": ("modicum-store",)}

@@ -4,7 +4,10 @@ Peers run at settings their own documentation would choose, and get for free wha
 would bring: the mode to start at, and coordinates in which the posterior is about standard normal.
 """
 
+# isort: off - the order of the tables
 from modicum.bench.contenders import approximations, blackjaxs, numpyros, ours
+
+# isort: on
 from modicum.bench.contenders.base import CONTENDERS, Contender, find_contender
 
 __all__ = [

@@ -42,7 +42,7 @@ class Contender:
     @property
     def ours(self) -> bool:
         """Whether it is Modicum itself."""
-        return self.package == "modicum"
+        return self.name.startswith("modicum")
 
     def missing(self) -> str | None:
         """Say so in a sentence where its package is not installed."""

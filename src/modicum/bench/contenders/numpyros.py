@@ -33,6 +33,12 @@ def ecs_1300(given: Given, budget: Budget) -> Found:
     return _ecs(given, budget, 1_300)
 
 
+@contender("numpyro-ecs-hessian", "NumPyro HMCECS, m = 200, Hessian as mass", "numpyro", 5.0)
+def ecs_hessian(given: Given, budget: Budget) -> Found:
+    """The same as with 200 rows, and the Hessian brought with the mode as mass matrix."""
+    return _ecs(given, budget, 200, hessian=True)
+
+
 @contender("numpyro-ecs-default", "NumPyro HMCECS, no proxy", "numpyro", 2.0)
 def ecs_default(given: Given, budget: Budget) -> Found:
     """Its defaults: no proxy and one block."""
@@ -41,29 +47,36 @@ def ecs_default(given: Given, budget: Budget) -> Found:
 
 @contender("numpyro-nuts", "NumPyro NUTS, all rows", "numpyro", 3.0)
 def nuts(given: Given, budget: Budget) -> Found:
-    """Started at the mode, with a dense mass matrix that starts as the Hessian there."""
+    """Started at the mode, with the Hessian there as mass matrix."""
     import numpyro
     from numpyro.infer import NUTS
 
     numpyro.enable_x64()
     mode = given.find_mode()
     tune, _ = forecast(given, mode, budget)
-    kernel = NUTS(_model(given, None), inverse_mass_matrix=mode.covariance, dense_mass=True)
+    kernel = NUTS(_model(given, None), **_mass(mode))
     return _driven(given, budget, kernel, mode, tune, WHOLE_CHUNK)
 
 
-def _ecs(given: Given, budget: Budget, m: int, proxy: bool = True) -> Found:
+def _ecs(given: Given, budget: Budget, m: int, proxy: bool = True, hessian: bool = False) -> Found:
     import numpyro
     from numpyro.infer import HMCECS, NUTS
 
     numpyro.enable_x64()
     mode = given.find_mode()
-    settings: dict[str, Any] = {}
     if proxy:
         taylor = HMCECS.taylor_proxy({"t": mode.point}, degree=2)
-        settings = {"num_blocks": 100, "proxy": taylor}
-    kernel = HMCECS(NUTS(_model(given, m)), **settings)
+        inner = NUTS(_model(given, m), **(_mass(mode) if hessian else {}))
+        kernel = HMCECS(inner, num_blocks=100, proxy=taylor)
+    else:
+        kernel = HMCECS(NUTS(_model(given, m)))
     return _driven(given, budget, kernel, mode, TUNE, CHUNK, m)
+
+
+def _mass(mode: Mode) -> dict[str, Any]:
+    """The best mass matrix there is, known with the mode: estimating it could only be worse."""
+    fixed = {"inverse_mass_matrix": mode.covariance, "adapt_mass_matrix": False}
+    return {"dense_mass": True, **fixed}
 
 
 def _model(given: Given, m: int | None) -> Any:
