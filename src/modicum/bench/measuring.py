@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from modicum.bench.process import ChildError, in_process
 __all__ = ["Measured", "in_turns", "run_child"]
 
 Say = Callable[[str], None]
+IMPORTS = {"numpyro": ("numpyro.infer",), "statsmodels": ("statsmodels.api",)}
 
 
 @dataclass
@@ -58,7 +60,8 @@ def run_child(folder: str, name: str, budget: dict[str, Any]) -> dict[str, Any]:
 
     warnings.simplefilter("ignore")
     chosen, given = CONTENDERS[name], Given(folder)
-    __import__(chosen.package)
+    for module in IMPORTS.get(chosen.package, (chosen.package,)):
+        importlib.import_module(module)
     jax.devices()
     if name != "modicum-store":
         given.load()

@@ -33,7 +33,7 @@ FULL = {
     **{f"plain-d{d}": ("modicum",) for d in (10, 30, 100, 300)},
 }
 QUICK = {
-    "higgs-20k": ("modicum", "modicum-store", "numpyro-ecs-hessian", "laplace", "statsmodels"),
+    "higgs-20k": ("modicum", "modicum-store", "numpyro-ecs-200", "laplace", "statsmodels"),
     "higgs-100k": ("modicum", "modicum-store"),
 }
 HUGE = {"plain-10m": ("modicum",), "plain-100m": ("modicum-store",)}

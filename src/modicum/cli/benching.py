@@ -33,9 +33,10 @@ def bench(
     seconds: float | None,
     repeats: int | None,
     huge: bool,
+    page: str,
     say: Console,
 ) -> None:
-    """Run the suite and write its files."""
+    """Run the suite and write its files; `page` is the name of the Markdown and JSON files."""
     from modicum.bench.limits import limits_of, limits_table
     from modicum.bench.report import write_report
     from modicum.bench.suite import plan, run_suite
@@ -47,6 +48,6 @@ def bench(
         raise SettingError(f"repeats must be at least 1, not {repeats}.")
     todo = plan(quick, problems, peers, seconds, repeats, huge)
     results = run_suite(todo, lambda text: say.print(text, markup=False, highlight=False))
-    page = write_report(results, out)
+    written = write_report(results, out, page)
     say.print(limits_table(limits_of(results.measured)).markdown(), markup=False, highlight=False)
-    say.print(f"The report is {escape(str(page))}.", highlight=False)
+    say.print(f"The report is {escape(str(written))}.", highlight=False)

@@ -254,6 +254,9 @@ def bench(
     huge: Annotated[
         bool, typer.Option("--huge", help="Also 100 million rows from disk (needs 24 GB there).")
     ] = False,
+    docs: Annotated[
+        bool, typer.Option("--docs", help="Write docs/benchmarks/last.md of this checkout.")
+    ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List problems and samplers.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -268,6 +271,6 @@ def bench(
         if list_:
             benching.list_bench(console(quiet=False))
             return
-        benching.bench(
-            out, quick, problem or [], peer or [], seconds, repeats, huge, console(quiet)
-        )
+        place, page = (Path("docs/benchmarks"), "last") if docs else (out, "bench")
+        chosen = problem or [], peer or []
+        benching.bench(place, quick, *chosen, seconds, repeats, huge, page, console(quiet))

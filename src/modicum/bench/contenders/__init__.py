@@ -1,11 +1,15 @@
 """The contenders: one small function a sampler, from (problem, budget) to what it found.
 
-Peers run at settings their own documentation would choose, and get for free what a careful user
-would bring: the mode to start at, and coordinates in which the posterior is about standard normal.
+Peers run at settings their own documentation would choose, and are handed what a careful user
+would bring, at its price: the mode to start at, and coordinates in which the posterior is about standard normal.
 """
 
-# isort: off - the order of the tables
-from modicum.bench.contenders import approximations, blackjaxs, numpyros, ours
+# in the order of the tables
+# isort: off
+from modicum.bench.contenders import ours
+from modicum.bench.contenders import numpyros
+from modicum.bench.contenders import blackjaxs
+from modicum.bench.contenders import approximations
 
 # isort: on
 from modicum.bench.contenders.base import CONTENDERS, Contender, find_contender
