@@ -1,9 +1,5 @@
 """The ratios that must hold: kept, not kept, and not spoken of."""
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
 from made_up import meeting
 
 from modicum.bench.limits import limits_of, limits_table

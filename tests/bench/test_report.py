@@ -1,10 +1,7 @@
 """What is written of a run: Markdown, JSON and back, pictures, the machine."""
 
 import json
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
 from made_up import MACHINE, found, meeting, results
 
 from modicum.bench.machine import describe_machine, in_words

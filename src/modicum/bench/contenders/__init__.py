@@ -1,7 +1,7 @@
 """The contenders: one small function a sampler, from (problem, budget) to what it found.
 
 Peers run at settings their own documentation would choose, and are handed what a careful user
-would bring, at its price: the mode to start at, and coordinates in which the posterior is about standard normal.
+would bring, at its price: the mode to start at, and where it says so the Hessian there.
 """
 
 # in the order of the tables

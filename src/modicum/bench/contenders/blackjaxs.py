@@ -15,7 +15,14 @@ import numpy as np
 
 from modicum.bench.contenders.base import contender
 from modicum.bench.contenders.scanning import Scanned, scan_until
-from modicum.bench.contenders.whole import arrays, forecast, log_likelihoods, log_prior, whitened
+from modicum.bench.contenders.whole import (
+    arrays,
+    forecast,
+    gradient_seconds,
+    log_likelihoods,
+    log_prior,
+    whitened,
+)
 from modicum.bench.found import Budget, Found, from_draws
 from modicum.bench.given import Given, Mode
 
@@ -33,7 +40,7 @@ def nuts(given: Given, budget: Budget) -> Found:
 
     mode = given.find_mode()
     with jax.enable_x64(True):
-        tune, _ = forecast(given, mode, budget)
+        tune, _ = forecast(gradient_seconds(given, mode), budget)
         data, density = arrays(given), whitened(given, mode)
         start, key = jax.numpy.zeros(given.size), jax.random.key(budget.seed)
         started = time.perf_counter()

@@ -13,7 +13,7 @@ import numpy as np
 
 from modicum.bench.contenders.base import contender
 from modicum.bench.contenders.scanning import scan_until
-from modicum.bench.contenders.whole import arrays, forecast
+from modicum.bench.contenders.whole import arrays, forecast, gradient_seconds
 from modicum.bench.found import Budget, Found, from_draws
 from modicum.bench.given import Given, Mode
 
@@ -53,7 +53,7 @@ def nuts(given: Given, budget: Budget) -> Found:
 
     numpyro.enable_x64()
     mode = given.find_mode()
-    tune, _ = forecast(given, mode, budget)
+    tune, _ = forecast(gradient_seconds(given, mode), budget)
     kernel = NUTS(_model(given, None), **_mass(mode))
     return _driven(given, budget, kernel, mode, tune, WHOLE_CHUNK)
 

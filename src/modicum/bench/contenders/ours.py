@@ -11,9 +11,13 @@ from modicum.bench.contenders.base import contender
 from modicum.bench.contenders.whole import forecast
 from modicum.bench.found import Budget, Found, from_draws
 from modicum.bench.given import Given
+from modicum.ledger import Ledger
 from modicum.methods import NUTS, Method, SignedHMCECS
 from modicum.methods.sg_named import SGHMCCV
+from modicum.models import Target
+from modicum.passes import LocalEngine, Sums
 from modicum.posterior import Posterior
+from modicum.precision import in_double_precision
 from modicum.rows import Rows
 
 TUNE = 300  # whitened at the mode, chains need little; NumPyro's HMCECS gets as many
@@ -49,10 +53,22 @@ def sghmc(given: Given, budget: Budget) -> Found:
 @contender("modicum-nuts", "Modicum NUTS, all rows", "modicum", 2.0)
 def nuts(given: Given, budget: Budget) -> Found:
     """Every row for every gradient; as many draws as fit."""
-    tune, draws = forecast(given, given.find_mode(), budget)
+    tune, draws = forecast(_pass_seconds(given), budget)
     # chains share the cores, so each gets its share of the draws
     each = max(10, min(draws, budget.draws) // budget.chains)
     return _sampled(given, given.rows, NUTS(), budget, tune=tune, draws=each)
+
+
+@in_double_precision
+def _pass_seconds(given: Given) -> float:
+    """Time a gradient over all rows."""
+    target, start = Target.of(given.model, given.rows)
+    engine = LocalEngine(progressbar=False)
+    sums = Sums(target, given.rows, engine, Ledger(rows=len(given)))
+    sums.gradient(start, "bench")  # compile
+    started = time.perf_counter()
+    sums.gradient(start, "bench")
+    return time.perf_counter() - started
 
 
 def _sampled(

@@ -13,7 +13,15 @@ import numpy as np
 from modicum.bench.found import EFFECTIVE, Budget, LeftOut
 from modicum.bench.given import Given, Mode
 
-__all__ = ["TREE", "arrays", "forecast", "log_likelihoods", "log_prior", "whitened"]
+__all__ = [
+    "TREE",
+    "arrays",
+    "forecast",
+    "gradient_seconds",
+    "log_likelihoods",
+    "log_prior",
+    "whitened",
+]
 
 TREE = 7  # gradients of a NUTS draw in coordinates where the posterior is standard normal
 TUNE = (40, 200)  # warm-up: at least, and at most
@@ -54,15 +62,19 @@ def whitened(given: Given, mode: Mode) -> Callable[..., jax.Array]:
     return log_density
 
 
-def forecast(given: Given, mode: Mode, budget: Budget) -> tuple[int, int]:
-    """Warm-up and draws that fit the budget, from the time of a gradient over all rows.
+def forecast(seconds: float, budget: Budget) -> tuple[int, int]:
+    """Warm-up and draws that fit the budget, from the seconds of a gradient over all rows.
 
     Raises
     ------
     LeftOut
         Where not even the shortest warm-up fits.
+
+    Examples
+    --------
+    >>> forecast(0.01, Budget(seconds=20))
+    (142, 285)
     """
-    seconds = _gradient_seconds(given, mode)
     afford = int(budget.seconds / (TREE * seconds))
     if afford < TUNE[0] / 2:
         needed = TREE * seconds * (TUNE[0] + EFFECTIVE)
@@ -74,7 +86,8 @@ def forecast(given: Given, mode: Mode, budget: Budget) -> tuple[int, int]:
     return int(np.clip(afford // 2, *TUNE)), max(afford, 10)
 
 
-def _gradient_seconds(given: Given, mode: Mode) -> float:
+def gradient_seconds(given: Given, mode: Mode) -> float:
+    """Time the gradient of `whitened`, compiled."""
     with jax.enable_x64(True):
         held = arrays(given)
         gradient = jax.jit(jax.grad(whitened(given, mode)))
