@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +56,35 @@ def write_pictures(results: Results, out: Path) -> list[str]:
 
 
 def _rates(results: Results) -> Any:
-    return _against_rows(results, lambda m: m.middle("rate"), "effective draws a second")
+    """Samplers only: independent draws of an approximation are as many as one likes."""
+    names = [name for name in CONTENDERS if name not in ("laplace", "statsmodels")]
+    ax = _against_rows(results, names, lambda m: m.middle("rate"))
+    ax.set_ylabel("effective draws a second")
+    wrong = [
+        (results.problems[m.problem]["rows"], m.middle("rate"))
+        for m in results.measured
+        if m.contender in names
+        and m.problem in SIZES
+        and _judged(results, m.problem).get(m.contender, ("", "", ""))[2] == "wrong"
+        and m.chains is None
+    ]
+    if wrong:
+        ax.plot(*zip(*wrong, strict=True), "x", color="black", markersize=11, label="wrong answer")
+    return _finished(ax)
 
 
 def _memory(results: Results) -> Any:
-    return _against_rows(results, lambda m: m.middle("memory") / 1e9, "peak memory, GB")
+    ax = _against_rows(results, list(CONTENDERS), lambda m: m.middle("memory") / 1e9)
+    ax.set_ylabel("peak memory, GB")
+    return _finished(ax)
 
 
-def _against_rows(results: Results, value: Callable[[Measured], float], label: str) -> Any:
+def _against_rows(
+    results: Results, names: Sequence[str], value: Callable[[Measured], float]
+) -> Any:
     """One line a contender over the HIGGS-shaped sizes."""
     ax = new_axes(size=(8.5, 4.8))
-    for name in CONTENDERS:
+    for name in names:
         points = sorted(
             (results.problems[m.problem]["rows"], value(m))
             for m in results.measured
@@ -75,15 +93,16 @@ def _against_rows(results: Results, value: Callable[[Measured], float], label: s
         if points:
             style = "o-" if CONTENDERS[name].ours else "s--"
             ax.plot(*zip(*points, strict=True), style, color=COLOURS[name], label=_title(name))
-    ax.set(xscale="log", yscale="log", xlabel="rows", ylabel=label)
+    ax.set(xscale="log", yscale="log", xlabel="rows")
     ax.set_title("HIGGS-shaped logistic regression, d = 29", fontsize=10)
-    return _finished(ax)
+    return ax
 
 
 def _errors(results: Results) -> Any:
     """Largest error of a mean against the cold start, on the problem with most contenders."""
     judged = {name: _judged(results, name) for name in results.references}
-    name = max(judged, key=lambda p: len(judged[p]), default=None)
+    rows = {name: about["rows"] for name, about in results.problems.items()}
+    name = max(judged, key=lambda p: (len(judged[p]), rows[p]), default=None)
     ax = new_axes(size=(8.5, 4.8))
     for contender, (seconds, error, mark) in (judged[name] if name else {}).items():
         ax.plot(
@@ -102,7 +121,9 @@ def _errors(results: Results) -> Any:
 
 
 def _judged(results: Results, problem: str) -> dict[str, tuple[float, float, str]]:
-    found = {}
+    found: dict[str, tuple[float, float, str]] = {}
+    if problem not in results.references:
+        return found
     for m in results.measured:
         if m.problem == problem and m.runs and m.chains is None:
             judgement = judge_all(m.runs, results.references[problem])
