@@ -5,14 +5,15 @@ STAMP  := .venv/.installed
 # A worker a core; tests of one file share what they sampled, so a file stays with one worker.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-.PHONY: help install demo test test-slow lint format bench docs clean
+.PHONY: help install demo test test-slow lint format bench parts docs clean
 
 help:
 	@echo "make demo       fit real flights data and write a picture"
 	@echo "make test       run the tests"
 	@echo "make test-slow  run the longer statistical checks too"
 	@echo "make lint       ruff and strict types;  make format to fix the layout"
-	@echo "make bench      timings as ratios;      make docs to build the pages"
+	@echo "make bench      Modicum beside its peers (QUICK=1: a couple of minutes)"
+	@echo "make parts      timings of Modicum's parts; make docs to build the pages"
 
 install: $(STAMP)
 
@@ -42,7 +43,10 @@ format: $(STAMP)
 	$(BIN)/ruff format src tests benchmarks
 
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks
+	$(BIN)/modicum bench $(if $(QUICK),--quick)
+
+parts: $(STAMP)
+	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
 
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet -e '.[docs]'

@@ -1,1 +1,4 @@
-"""Benchmarks: ratios measured side by side in one run; `python -m benchmarks`."""
+"""Timings of Modicum's parts, for its developers: `python -m benchmarks`.
+
+Modicum beside other samplers is `modicum bench` (`modicum.bench`).
+"""

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from statistics import median
 
-from benchmarks.report import Table, verdict
+from modicum.bench.tables import Table, verdict
 
 LIMIT = 1.0  # seconds
 TIMED = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"

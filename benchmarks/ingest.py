@@ -3,47 +3,13 @@
 Only anonymous memory counts: pages of the file cache are the system's to give and take.
 """
 
-import json
-import subprocess
-import sys
 import tempfile
-import threading
-import time
-from pathlib import Path
 
-from benchmarks.report import Table, verdict
+from modicum.bench.memory import Peak
+from modicum.bench.process import in_process
+from modicum.bench.tables import Table, verdict
 
 COLUMNS, LIMIT = 29, 1.0  # GB
-
-
-def anonymous_memory():
-    """Bytes of this process that no file backs."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    import psutil
-
-    return psutil.Process().memory_info().rss
-
-
-class Peak:
-    """The most anonymous memory while a block runs, and how long the block took."""
-
-    def __enter__(self):
-        self.bytes, self._done = 0, threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
-        self._start = time.perf_counter()
-        return self
-
-    def _watch(self):
-        while not self._done.wait(0.01):
-            self.bytes = max(self.bytes, anonymous_memory())
-
-    def __exit__(self, *exc):
-        self.seconds = time.perf_counter() - self._start
-        self._done.set()
-        self._thread.join()
 
 
 def write_parquet(path, n):
@@ -72,24 +38,16 @@ def measure(folder):
     one = a_pass(rows)
     with Peak() as passing:
         one([0.1] * COLUMNS)
-    print(json.dumps([[peak.seconds, peak.bytes / 1e9] for peak in (ingesting, passing)]))
+    return [[peak.seconds, peak.bytes / 1e9] for peak in (ingesting, passing)]
 
 
 def run(quick=False):
     n = 500_000 if quick else 10_000_000
     with tempfile.TemporaryDirectory() as folder:
         write_parquet(f"{folder}/rows.parquet", n)
-        result = subprocess.run(
-            [sys.executable, "-m", "benchmarks.ingest", folder],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+        measured = in_process("benchmarks.ingest", "measure", folder)
     columns = ["what", "seconds", "peak anonymous memory, GB", "limit", "kept"]
     table = Table(f"Parquet to store, then a pass: {n:,} x {COLUMNS + 1} float32", columns)
-    measured = json.loads(result.stdout.splitlines()[-1])
     for what, (seconds, peak) in zip(("ingest", "pass"), measured, strict=True):
         table.rows.append([what, seconds, peak, LIMIT, verdict(peak, LIMIT)])
     return [table]
-
-
-if __name__ == "__main__":
-    measure(sys.argv[1])

@@ -5,7 +5,7 @@ import tempfile
 import numpy as np
 
 import modicum as mo
-from benchmarks.report import Table, interleaved, verdict
+from modicum.bench.tables import Table, interleaved, verdict
 from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.passes import LocalEngine, Sums

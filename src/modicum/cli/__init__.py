@@ -1,4 +1,4 @@
-"""The command line: `modicum fit`, `ingest`, `summary`, `demo`, `reproduce`."""
+"""The command line: `modicum fit`, `ingest`, `summary`, `demo`, `reproduce`, `bench`."""
 
 from modicum.cli.columns import ColumnChoice
 from modicum.cli.commands import app, main

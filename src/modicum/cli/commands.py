@@ -1,4 +1,4 @@
-"""The command line: `modicum fit`, `ingest`, `summary`, `demo` and `reproduce`.
+"""The command line: `modicum fit`, `ingest`, `summary`, `demo`, `reproduce` and `bench`.
 
 Modicum's own modules are imported inside the commands, so that `--help` waits for as little as
 possible. Every error that Modicum raises on purpose ends as one sentence and exit code 1.
@@ -231,3 +231,46 @@ def reproduce(
             raise SettingError("name the paper: modicum reproduce hmc-ecs, or ewsg.")
         if reproduce_all(experiments, scale, out, seed, console(quiet)):  # type: ignore[arg-type]
             raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("bench-output"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small sizes: a couple of minutes.")
+    ] = False,
+    problem: Annotated[
+        list[str] | None, typer.Option(help="Only this problem; may be repeated.")
+    ] = None,
+    peer: Annotated[
+        list[str] | None, typer.Option(help="Only this sampler and Modicum; may be repeated.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Seconds of sampling a contender; default 20 (quick: 5).")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="Runs of each, in turns; default 3 (quick: 1).")
+    ] = None,
+    huge: Annotated[
+        bool, typer.Option("--huge", help="Also 100 million rows from disk (needs 24 GB there).")
+    ] = False,
+    docs: Annotated[
+        bool, typer.Option("--docs", help="Write docs/benchmarks/last.md of this checkout.")
+    ] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List problems and samplers.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure Modicum beside what you would use instead, on this machine.
+
+    OUT will hold `bench.md`, `bench.json` and three pictures. Everything takes some 40 minutes on
+    two cores. Samplers that are not installed are left out: pip install 'modicum[bench]'.
+    """
+    with one_sentence():
+        from modicum.cli import benching
+
+        if list_:
+            benching.list_bench(console(quiet=False))
+            return
+        place, page = (Path("docs/benchmarks"), "last") if docs else (out, "bench")
+        chosen = problem or [], peer or []
+        benching.bench(place, quick, *chosen, seconds, repeats, huge, page, console(quiet))

@@ -9,8 +9,9 @@ import time
 
 import numpy as np
 
-from benchmarks.ecs_peers import data
-from benchmarks.report import Table, in_process
+from modicum.bench.process import in_process
+from modicum.bench.stand_ins import plain
+from modicum.bench.tables import Table
 
 SETTINGS = {
     "as in the paper": (
@@ -28,11 +29,11 @@ def measured(n, draws, settings):
     from modicum.diagnostics import computational_time, inefficiency
     from modicum.posterior.weighted import influence
 
-    x, y = data(n)
+    table = plain(n)
     started = time.perf_counter()
     post = mo.sample(
-        mo.models.Logistic(),
-        mo.Rows(x=x, y=y),
+        table.model,
+        table.rows,
         method=eval(f"mo.{settings}"),
         draws=draws,
         tune=500,
@@ -69,10 +70,7 @@ def run(quick=False):
         ["rows drawn", "median", "least", "largest"],
     )
     for name, pair in SETTINGS.items():
-        found = [
-            in_process("benchmarks.ecs_signed", f"measured({n}, {draws}, {text!r})")
-            for text in pair
-        ]
+        found = [in_process("benchmarks.signed", "measured", n, draws, text) for text in pair]
         for method, f in zip(("perturbed", "signed"), found, strict=True):
             told = (f["an evaluation"], f["accepted"], f["sign"], f["inefficiency"], f["seconds"])
             kept.rows.append([name, method, *told])

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.report import Table, verdict
+from modicum.bench.tables import Table, verdict
 
 COLUMNS, BATCH, INNER = 28, 100, 10
 STEP = 1e-6

@@ -1,0 +1,57 @@
+"""Normal approximations: fast, and as right as the posterior is normal.
+
+Their draws are independent and so count in full; what they are worth is in the error columns.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from modicum.bench.contenders.base import contender
+from modicum.bench.found import EFFECTIVE, Budget, Found
+from modicum.bench.given import Given
+
+
+@contender("laplace", "Laplace approximation", "modicum")
+def laplace(given: Given, budget: Budget) -> Found:
+    """Mode and Hessian, found as Modicum does."""
+    mode = given.find_mode()
+    return _normal(mode.point, mode.covariance, mode.seconds, mode.rows, budget)
+
+
+@contender("statsmodels", "statsmodels GLM", "statsmodels", 8.0)
+def glm(given: Given, budget: Budget) -> Found:
+    """Maximum likelihood, which knows no prior, with its standard errors."""
+    import statsmodels.api as sm
+
+    started = time.perf_counter()
+    design = np.column_stack([given.x, np.ones(len(given))])
+    family = sm.families.Poisson() if given.poisson else sm.families.Binomial()
+    fit = sm.GLM(given.y, design, family=family, offset=given.offset).fit()
+    seconds = time.perf_counter() - started
+    rows = len(given) * int(fit.fit_history["iteration"])
+    return _normal(np.asarray(fit.params), np.asarray(fit.cov_params()), seconds, rows, budget)
+
+
+def _normal(
+    point: np.ndarray, covariance: np.ndarray, seconds: float, rows: int, budget: Budget
+) -> Found:
+    """Time a thousand draws; the moments themselves are known."""
+    started = time.perf_counter()
+    np.random.default_rng(budget.seed).multivariate_normal(
+        point, covariance, size=EFFECTIVE, method="cholesky", check_valid="ignore"
+    )
+    return Found(
+        mean=point.tolist(),
+        sd=np.sqrt(np.diag(covariance)).tolist(),
+        ess=[float(EFFECTIVE)] * len(point),
+        ess_square=[float(EFFECTIVE)] * len(point),
+        before=seconds,
+        sampling=time.perf_counter() - started,
+        rows_before=rows,
+        rows_sampling=0,
+        draws=EFFECTIVE,
+        notes=["no Monte Carlo error: its moments are known"],
+    )

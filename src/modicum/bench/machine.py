@@ -1,0 +1,85 @@
+"""What the figures were measured on: processor, memory, system, versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+__all__ = ["cores", "describe_machine", "in_words", "total_bytes"]
+
+PACKAGES = ("modicum", "jax", "jaxlib", "numpy", "scipy", "blackjax", "numpyro", "statsmodels")
+
+
+def describe_machine() -> dict[str, Any]:
+    """Plain types only, ready for JSON."""
+    import jax
+
+    device = jax.devices()[0]
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "processor": _processor(),
+        "cores": cores(),
+        "memory_gb": round(total_bytes() / 1e9, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "device": f"{device.platform}: {device.device_kind}",
+        "python": ".".join(str(part) for part in sys.version_info[:3]),
+        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+    }
+
+
+def in_words(machine: dict[str, Any]) -> str:
+    """One sentence of it.
+
+    Examples
+    --------
+    >>> about = {"processor": "A", "cores": 2, "memory_gb": 8.0, "system": "Linux 6",
+    ...          "device": "cpu: cpu", "python": "3.11.1", "versions": {"jax": "1"}, "date": "d"}
+    >>> in_words(about)
+    'Measured d on A, 2 cores, 8.0 GB of memory, Linux 6 (cpu: cpu); Python 3.11.1, jax 1.'
+    """
+    used = ", ".join(f"{name} {v}" for name, v in machine["versions"].items())
+    return (
+        f"Measured {machine['date']} on {machine['processor']}, {machine['cores']} cores, "
+        f"{machine['memory_gb']} GB of memory, {machine['system']} ({machine['device']}); "
+        f"Python {machine['python']}, {used}."
+    )
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def total_bytes() -> int:
+    """Memory of the machine."""
+    return _sysconf("SC_PHYS_PAGES")
+
+
+def _sysconf(name: str) -> int:
+    try:
+        return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")
+    if path.exists():
+        for line in path.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

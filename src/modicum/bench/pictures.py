@@ -1,0 +1,142 @@
+"""Three pictures: effective draws a second against n, error against time, memory against n."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from modicum.bench.contenders import CONTENDERS
+from modicum.bench.judgement import judge_all
+from modicum.bench.limits import SIZES
+from modicum.bench.measuring import Measured
+from modicum.bench.suite import Results
+from modicum.errors import SettingError
+from modicum.plots import METHOD_COLOURS, new_axes, pyplot
+
+__all__ = ["write_pictures"]
+
+COLOURS = {
+    "modicum": METHOD_COLOURS["hmc-ecs"],
+    "modicum-store": "#7c2d12",
+    "modicum-signed": METHOD_COLOURS["hmc-ecs-signed"],
+    "modicum-sghmc": "#be123c",
+    "modicum-nuts": "#f2a65a",
+    "numpyro-ecs-200": "#1d4ed8",
+    "numpyro-ecs-1300": "#60a5fa",
+    "numpyro-ecs-hessian": "#312e81",
+    "numpyro-ecs-default": "#93c5fd",
+    "numpyro-nuts": "#0e7490",
+    "blackjax-nuts": METHOD_COLOURS["nuts"],
+    "blackjax-sgld": "#84cc16",
+    "blackjax-sghmc": "#14b8a6",
+    "laplace": "#6b7280",
+    "statsmodels": "#111827",
+}
+
+
+def write_pictures(results: Results, out: Path) -> list[str]:
+    """Write each as PNG and SVG; return the names, none where matplotlib is not installed."""
+    drawn: dict[str, Callable[[Results], Any]] = {
+        "esspersecond": _rates,
+        "error-against-time": _errors,
+        "memory": _memory,
+    }
+    try:
+        plt = pyplot()
+    except SettingError:
+        return []
+    plt.switch_backend("agg")
+    for name, draw in drawn.items():
+        figure = draw(results)
+        figure.savefig(out / f"{name}.png", dpi=130)
+        figure.savefig(out / f"{name}.svg", metadata={"Date": None})
+        plt.close(figure)
+    return list(drawn)
+
+
+def _rates(results: Results) -> Any:
+    """Samplers only: independent draws of an approximation are as many as one likes."""
+    names = [name for name in CONTENDERS if name not in ("laplace", "statsmodels")]
+    ax = _against_rows(results, names, lambda m: m.middle("rate"))
+    ax.set_ylabel("effective draws a second")
+    wrong = [
+        (results.problems[m.problem]["rows"], m.middle("rate"))
+        for m in results.measured
+        if m.contender in names
+        and m.problem in SIZES
+        and _judged(results, m.problem).get(m.contender, ("", "", ""))[2] == "wrong"
+        and m.chains is None
+    ]
+    if wrong:
+        ax.plot(*zip(*wrong, strict=True), "x", color="black", markersize=11, label="wrong answer")
+    return _finished(ax)
+
+
+def _memory(results: Results) -> Any:
+    ax = _against_rows(results, list(CONTENDERS), lambda m: m.middle("memory") / 1e9)
+    ax.set_ylabel("peak memory, GB")
+    return _finished(ax)
+
+
+def _against_rows(
+    results: Results, names: Sequence[str], value: Callable[[Measured], float]
+) -> Any:
+    """One line a contender over the HIGGS-shaped sizes."""
+    ax = new_axes(size=(8.5, 4.8))
+    for name in names:
+        points = sorted(
+            (results.problems[m.problem]["rows"], value(m))
+            for m in results.measured
+            if m.contender == name and m.problem in SIZES and m.runs and m.chains is None
+        )
+        if points:
+            style = "o-" if CONTENDERS[name].ours else "s--"
+            ax.plot(*zip(*points, strict=True), style, color=COLOURS[name], label=_title(name))
+    ax.set(xscale="log", yscale="log", xlabel="rows")
+    ax.set_title("HIGGS-shaped logistic regression, d = 29", fontsize=10)
+    return ax
+
+
+def _errors(results: Results) -> Any:
+    """Largest error of a mean against the cold start, on the problem with most contenders."""
+    judged = {name: _judged(results, name) for name in results.references}
+    rows = {name: about["rows"] for name, about in results.problems.items()}
+    name = max(judged, key=lambda p: (len(judged[p]), rows[p]), default=None)
+    ax = new_axes(size=(8.5, 4.8))
+    for contender, (seconds, error, mark) in (judged[name] if name else {}).items():
+        ax.plot(
+            seconds,
+            max(error, 1e-4),
+            "X" if mark == "wrong" else "o",
+            color=COLOURS[contender],
+            markersize=10 if mark == "wrong" else 8,
+            label=_title(contender) + (f": {mark}" if mark != "right" else ""),
+        )
+    ax.axhline(0.1, color="#999999", linewidth=1, linestyle=":")
+    ax.set(xscale="log", yscale="log", xlabel="seconds from a cold start to 1,000 effective draws")
+    ax.set_ylabel("largest error of a mean, posterior sd")
+    ax.set_title(results.problems[name]["title"] if name else "", fontsize=10)
+    return _finished(ax)
+
+
+def _judged(results: Results, problem: str) -> dict[str, tuple[float, float, str]]:
+    found: dict[str, tuple[float, float, str]] = {}
+    if problem not in results.references:
+        return found
+    for m in results.measured:
+        if m.problem == problem and m.runs and m.chains is None:
+            judgement = judge_all(m.runs, results.references[problem])
+            found[m.contender] = m.middle("cold"), judgement.mean, judgement.mark
+    return found
+
+
+def _title(name: str) -> str:
+    return CONTENDERS[name].title
+
+
+def _finished(ax: Any) -> Any:
+    ax.grid(alpha=0.3, which="major")
+    if ax.has_data():
+        ax.legend(fontsize=7.5, frameon=False, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    return ax.figure

@@ -1,0 +1,69 @@
+"""Tables made up on the spot: the shape of a real one, for machines that have no data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from modicum.datasets.dataset import Dataset
+from modicum.datasets.encoding import splines
+from modicum.models import Logistic
+from modicum.rows import Rows
+
+__all__ = ["plain", "plain_blocks", "plain_store", "spline_shaped"]
+
+BLOCK = 1_000_000
+
+
+def plain_blocks(n: int, columns: int, seed: int = 1) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Normal columns and outcomes of a logistic regression, a million rows at a time."""
+    truth, *blocks = np.random.default_rng(seed).spawn(1 + -(-n // BLOCK))
+    # the log-odds spread over the same range however many columns there are
+    beta = (1.6 / np.sqrt(columns) * truth.standard_normal(columns)).astype(np.float32)
+    for number, rng in enumerate(blocks):
+        count = min(BLOCK, n - number * BLOCK)
+        x = rng.standard_normal((count, columns), dtype=np.float32)
+        chance = 1 / (1 + np.exp(1 - x @ beta))
+        yield x, (rng.random(count, dtype=np.float32) < chance).astype(np.float32)
+
+
+def plain(n: int, columns: int = 28) -> Dataset:
+    """`n` rows of normal columns, in memory."""
+    x, y = np.empty((n, columns), np.float32), np.empty(n, np.float32)
+    for number, (some, outcomes) in enumerate(plain_blocks(n, columns)):
+        part = slice(number * BLOCK, number * BLOCK + len(outcomes))
+        x[part], y[part] = some, outcomes
+    return _dataset("plain", Rows(x=x, y=y), f"a made-up table of {columns} normal columns")
+
+
+def plain_store(n: int, folder: Path, columns: int = 28) -> Path:
+    """Write the same rows as a row store, without ever holding them; return its path."""
+    import pyarrow as pa
+
+    from modicum.rows import ingest
+
+    raw, names = folder / "raw.arrow", [f"x{j}" for j in range(columns)]
+    schema = pa.schema([(name, pa.float32()) for name in [*names, "y"]])
+    with pa.OSFile(str(raw), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        for x, y in plain_blocks(n, columns):
+            arrays = [pa.array(x[:, j]) for j in range(columns)]
+            writer.write_batch(pa.record_batch([*arrays, pa.array(y)], schema=schema))
+    ingest(str(raw), folder / "store", outcome="y", progressbar=False)
+    raw.unlink()
+    return folder / "store"
+
+
+def spline_shaped(n: int, seed: int = 1) -> Dataset:
+    """`n` rows of ten spline functions of each of eight normal columns: d = 81."""
+    rng = np.random.default_rng(seed)
+    parts = [splines(rng.standard_normal(n), 11) for _ in range(8)]
+    x = np.concatenate(parts, axis=1)
+    eta = x @ rng.standard_normal(80).astype(np.float32) - 3
+    y = (rng.random(n, dtype=np.float32) < 1 / (1 + np.exp(-eta))).astype(np.float32)
+    return _dataset("splines", Rows(x=x, y=y), "a made-up table of splines of 8 normal columns")
+
+
+def _dataset(name: str, rows: Rows, description: str) -> Dataset:
+    return Dataset(name, rows, Logistic(), f"{description} (a stand-in)", "generated")
