@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import tables
-from modicum.papers import ewsg_covertype, ewsg_mnist
+from modicum.papers import ewsg_covertype, ewsg_covertype_scores, ewsg_mnist
 from modicum.papers.experiment import EXPERIMENTS
 from modicum.posterior.score import Score
 
@@ -54,7 +54,7 @@ def made_score(accuracy, density):
 
 def test_table_1_has_the_papers_figures_beside_ours():
     scores = {"psgld, h / n": made_score(0.7, -0.6), "ewsg": made_score(0.7563, -0.5201)}
-    table = ewsg_covertype._table(scores, 464_810)
+    table = ewsg_covertype_scores.table(scores, 464_810)
     other, ewsg = table.rows
     assert ewsg == ["EWSG", 75.63, 75.293, -0.5201, -0.523, "66.00 ± 1.00", "-3.000 ± 1.000"]
     assert other[0] == "pSGLD, h / n"
@@ -68,7 +68,7 @@ def test_figures_2_and_3_have_labels():
     curve = pd.DataFrame(
         {part: [0.5, 0.6] for part in parts}, index=pd.Index([0.5, 1.0], name="passes")
     )
-    two = ewsg_covertype._draw({"ewsg": curve, "psgld, h / n": curve}, made_score(0.76, -0.5))
+    two = ewsg_covertype_scores.draw({"ewsg": curve, "psgld, h / n": curve}, made_score(0.76, -0.5))
     three = ewsg_mnist._draw({"mlp": {"ewsg": curve}, "cnn": {"sgld": curve}})
     for ax in two.axes + three.axes:
         assert ax.get_xlabel() == "data passes"
