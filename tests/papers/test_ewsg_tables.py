@@ -1,6 +1,7 @@
 """The EWSG paper's experiments on real tables: Covertype and MNIST."""
 
 import gzip
+from dataclasses import replace
 
 import matplotlib as mpl
 import numpy as np
@@ -75,6 +76,24 @@ def test_figures_2_and_3_have_labels():
         assert ax.get_ylabel()
         assert ax.get_legend() is not None
     mpl.pyplot.close("all")
+
+
+def test_figure_3_says_what_is_smaller_than_in_the_paper():
+    assert ewsg_mnist._said_of_size("paper") == ""
+    said = ewsg_mnist._said_of_size("laptop")
+    assert "200 passes" in said
+    assert "CNN: 2 passes, 1 realisations" in said
+    low, high = (pd.DataFrame({"train": [0.1, last]}) for last in (0.5, 0.9))
+    assert ewsg_mnist._ordered({"sgld": low, "ewsg": high}) == "EWSG, SGLD"
+
+
+def test_draws_of_exact_chains_are_said_to_stand_in_for_realisations():
+    two = made_score(0.75, -0.52)  # ten rows, two draws of two chains: each a realisation
+    assert "stand in" not in ewsg_covertype_scores.table({"ewsg": two, "flymc": two}, 100).note
+    longer = replace(two, draws=40)
+    note = ewsg_covertype_scores.table({"ewsg": two, "flymc": longer}, 100).note
+    assert "40 draws of FlyMC stand in for realisations" in note
+    assert "-2.0000 and -4.0000" in note
 
 
 @pytest.fixture
