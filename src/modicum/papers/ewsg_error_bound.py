@@ -24,7 +24,7 @@ NAMES = ("sghmc", "ewsg")
 SIZES: dict[str, dict[str, Panel]] = {
     "smoke": {
         "j": Panel((5e-3,), (1, 3, 10), 400, 1),
-        "k": Panel((2e-3, 1e-2), (15,), 400, 1),
+        "k": Panel((5e-3, 1e-2), (15,), 400, 1),
         "l": Panel((2e-2, 1e-1), (150,), 400, 1),
     },
     "laptop": {

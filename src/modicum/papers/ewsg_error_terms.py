@@ -56,7 +56,7 @@ def table_1j(found: Found, panel: Panel) -> Table:
     slopes = _slopes(found, "j", panel.times)
     note = (
         f"h = {panel.steps[0]:g}. Theorem 4's first term: slope -1 of log MSE on log T; ours "
-        f"{slopes}."
+        f"{slopes}. Squared bias, the third term, is part of the error and does not shrink with T."
     )
     return Table("figure-1j", ["method", "T", *COLUMNS], rows, note)
 
@@ -69,7 +69,7 @@ def table_1k(found: Found, panel: Panel) -> Table:
         said.append(f"{LABELS[name]} {a:.3g} + ({b:.2g} ± {error:.1g}) h")
     note = (
         f"T = {panel.times[0]:g}. Theorem 4's second term grows like h at fixed T, on top of its "
-        f"first, which has no h; lines fitted: {'; '.join(said)}."
+        f"first, which has no h; lines fitted: {'; '.join(said)}. Squared bias is part of them."
     )
     return Table("figure-1k", ["method", "h", *COLUMNS], _rows(found, "k", panel.steps), note)
 
@@ -123,6 +123,8 @@ def draw(found: Found, size: Mapping[str, Panel]) -> Any:
         said: dict[str, Any] = {"x": label, "y": "mean squared error"}
         log = "" if letter == "k" else "xy"
         draw_lines(ax, lines, **said, title=f"1{letter}: {fixed}", log=log)
+        if letter == "l":
+            _plain_ticks(ax, at)
         for name, (x, values) in lines.items():
             bars = _part(found[name][letter], "error")
             ax.errorbar(x, values, bars, fmt="o", ms=3, color=colour_of(name))
@@ -130,6 +132,13 @@ def draw(found: Found, size: Mapping[str, Panel]) -> Any:
     _guide(axes[2], size["l"].steps, _part(found["sghmc"]["l"], "value"), 2)
     axes[1].set_ylim(bottom=0)
     return figure
+
+
+def _plain_ticks(ax: Any, at: tuple[float, ...]) -> None:
+    """A few step sizes in plain figures: matplotlib's own overlap within a decade or two."""
+    shown = [h for h in (5e-3, 1e-2, 2e-2, 5e-2, 1e-1) if min(at) <= h <= max(at)]
+    ax.set_xticks(shown, [f"{h:g}" for h in shown])
+    ax.set_xticks([], minor=True)
 
 
 def _guide(ax: Any, x: Any, y: np.ndarray, power: int) -> None:
