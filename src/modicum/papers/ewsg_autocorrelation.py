@@ -21,7 +21,7 @@ STEPS = {
     "laptop": (0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1),
     "paper": (0.005, 0.007, 0.01, 0.014, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1),
 }
-CHAINS = {"smoke": 64, "laptop": 400, "paper": 2_000}
+CHAINS = {"smoke": 400, "laptop": 400, "paper": 2_000}
 DRAWS = {"smoke": 1_000, "laptop": 3_000, "paper": 10_000}
 TUNE = 1_000  # iterations to reach stationarity; the slowest time is 100 of them
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from modicum.papers.ewsg_running import LABELS
+from modicum.papers.ewsg_running import label_of
 from modicum.plots import colour_of, pyplot
 
 __all__ = ["draw_lines", "panels", "shade"]
@@ -49,7 +49,7 @@ def draw_lines(
     """Draw one line a method; `log` names the axes with logarithmic scales, such as "xy"."""
     for name, (at, values) in lines.items():
         colour = colour_of(name) if colours is None else colours[name]
-        ax.plot(at, values, marker=marker, markersize=4, color=colour, label=LABELS.get(name, name))
+        ax.plot(at, values, marker=marker, markersize=4, color=colour, label=label_of(name))
     if "x" in log:
         ax.set_xscale("log")
     if "y" in log:

@@ -1,7 +1,8 @@
 """The compiled inner loop: advance chains by up to `capacity` iterations in one call.
 
-The number of iterations is an argument, not a shape: warm-up, sampling and the last short chunk
-run the same compiled code. The key of an iteration depends on its number alone, so draws do not
+The number of iterations is an argument, not a shape, and signals come a call's worth at a time:
+warm-up, sampling and the last short chunk run the same compiled code, and so do runs that differ
+in length only. The key of an iteration depends on its number alone, so draws do not
 depend on how a run is cut into chunks.
 
 Of every `thin` iterations the last is recorded, with the rows touched by all of them: a window is
@@ -112,7 +113,7 @@ def _advance(
 
     @jax.jit
     def one(i: Any, state: Any, step_key: jax.Array, batch: Any) -> tuple[Any, Any]:
-        signal = jax.tree.map(lambda a: a[first + i], signals)
+        signal = jax.tree.map(lambda a: a[i], signals)
         return kernel.step(step_key, state, signal, batch, context)
 
     def body(i: Any, step_key: jax.Array, batch: Any, carry: Any) -> Any:

@@ -68,6 +68,7 @@ class Chains:
             self.parallel = default_parallel(len(self.keys))
         if self.capacity > compiled.BLOCK:  # blocks of rows are whole
             self.capacity -= self.capacity % compiled.BLOCK
+        self._signals = jax.tree.map(np.asarray, self.signals)
         self._stacked = self.parallel == "stacked"
         number = len(self.keys)
         size = number // _groups(number) if self._stacked else 1
@@ -139,7 +140,13 @@ class Chains:
     def _arguments(self, g: int, span: Any, batches: Any, state: Any) -> tuple[Any, ...]:
         """What the loop is called with for group `g`."""
         fixed = (self.kernel, self.capacity, self.thin, self.context, self._on_device)
-        return (*fixed, self.signals, span, self._of_group(batches, g), state, self._group_keys[g])
+        signals = self._signals_of(int(span[0]))
+        return (*fixed, signals, span, self._of_group(batches, g), state, self._group_keys[g])
+
+    def _signals_of(self, first: int) -> Any:
+        """Signals of a call that begins at iteration `first`, as many as any call can use."""
+        window = slice(first, first + self.capacity)
+        return jax.tree.map(lambda all_: _lengthened(all_[window], self.capacity), self._signals)
 
     def close(self) -> None:
         """Let the threads go."""
@@ -288,9 +295,10 @@ def _joined(each: list[Any]) -> Any:
 
 def _filled_up(values: np.ndarray, capacity: int) -> np.ndarray:
     """Lengthen the second axis to `capacity`: compiled loops have one shape."""
-    chains, count, *shape = values.shape
-    if count == capacity:
-        return values
-    whole = np.zeros((chains, capacity, *shape), values.dtype)
-    whole[:, :count] = values
-    return whole
+    return values if values.shape[1] == capacity else _lengthened(values, capacity, axis=1)
+
+
+def _lengthened(values: np.ndarray, size: int, axis: int = 0) -> np.ndarray:
+    """Zeros appended along an axis, up to `size`."""
+    missing = [(0, size - length if k == axis else 0) for k, length in enumerate(values.shape)]
+    return np.pad(values, missing)
