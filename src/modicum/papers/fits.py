@@ -18,7 +18,7 @@ from modicum.plots import METHOD_COLOURS
 from modicum.posterior import Posterior
 from modicum.sample import sample
 
-__all__ = ["Contender", "Fit", "ledger_of", "run_all", "settings_of", "warnings_of"]
+__all__ = ["Contender", "Fit", "Length", "ledger_of", "run_all", "settings_of", "warnings_of"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,14 @@ class Contender:
                 progressbar=False,
             )
         return Fit(self, post)
+
+
+@dataclass(frozen=True)
+class Length:
+    """Iterations of a chain's warm-up, and its draws."""
+
+    tune: int
+    draws: int
 
 
 @dataclass
@@ -119,22 +127,28 @@ class Fit:
         """Mean of a statistic over the draws, where the method records it."""
         return float(self.post.stats[name].mean()) if name in self.post.stats else None
 
-    def evaluations(self, training: bool) -> float:
-        """Row evaluations of one chain after warm-up, or with warm-up and all preparations."""
-        counts = self.post.ledger.by_purpose
-        own = counts.get("sampling", 0) / self.post.chains
+    def evaluations(self, training: bool, length: Length | None = None) -> float:
+        """Row evaluations of one chain after warm-up, or with warm-up and all preparations.
+
+        Those of a run of another `length` are reckoned from what an iteration took in this one.
+        """
+        counts, chains, one = self.post.ledger.by_purpose, self.post.chains, self.contender
+        draws, tune = (one.draws, one.tune) if length is None else (length.draws, length.tune)
+        own = counts.get("sampling", 0) / chains * draws / one.draws
         if not training:
             return own
         shared = ("sampling", "warm-up", "burn-in")  # counted over all chains
         rest = sum(n for purpose, n in counts.items() if purpose not in shared)
-        return own + rest + sum(counts.get(p, 0) for p in shared[1:]) / self.post.chains
+        warm = counts.get("warm-up", 0) / chains * (tune / one.tune if one.tune else 0)
+        return own + rest + warm + counts.get("burn-in", 0) / chains  # a schedule of its own
 
-    def computational_time(self, training: bool | None = None) -> np.ndarray:
-        """CT of each scalar (eqs. 3.2, 5.4)."""
+    def computational_time(
+        self, training: bool | None = None, length: Length | None = None
+    ) -> np.ndarray:
+        """CT of each scalar (eqs. 3.2, 5.4), of this run or one of another length."""
         counted = self.contender.training if training is None else training
-        return np.asarray(
-            computational_time(self.inefficiency, self.evaluations(counted), self.weights.mean())
-        )
+        cost = self.evaluations(counted, length)
+        return np.asarray(computational_time(self.inefficiency, cost, self.weights.mean()))
 
     def off(self, truth: Fit) -> np.ndarray:
         """Error of each mean, in posterior standard deviations."""

@@ -21,7 +21,9 @@ __all__ = [
     "Problem",
     "Size",
     "full_hmc",
+    "gradient_step",
     "run_problem",
+    "stable_step",
 ]
 
 PERTURBED = "HMC-ECS perturbed"
@@ -71,12 +73,23 @@ class Problem:
 
 @dataclass(frozen=True)
 class Size:
-    """How much of a problem is run: rows, chains, draws and warm-up of each chain."""
+    """How much of a problem is run.
+
+    Attributes
+    ----------
+    rows
+        n.
+    chains, draws, tune
+        Chains, and the draws and warm-up of each.
+    most_steps
+        A chain of SG-HMC, whose draws are one a trajectory, stops after so many steps.
+    """
 
     rows: int
     chains: int
     draws: int
     tune: int
+    most_steps: int = 1_000_000
 
 
 def run_problem(
@@ -106,6 +119,11 @@ def stable_step(fit: Fit) -> float:
     return float(np.linalg.eigvalsh(np.cov(draws, rowvar=False))[0])
 
 
+def gradient_step(problem: Problem, size: Size) -> float:
+    """The paper's step of SGLD for these rows."""
+    return problem.sgld_step * problem.rows / size.rows
+
+
 def _ecs() -> dict[str, Any]:
     return {"design": "uniform", "blocks": BLOCKS, "refreshes": 1, "step_size": STEP}
 
@@ -126,7 +144,7 @@ def _gradients(problem: Problem, in_parameters: bool) -> dict[str, Any]:
 
 def _stochastic_gradients(problem: Problem, size: Size) -> list[Contender]:
     """SG-HMC whitened (its M is the precision), SGLD in the parameters; one draw a trajectory."""
-    eps = problem.sgld_step * problem.rows / size.rows
+    eps = gradient_step(problem, size)
     kinds: list[tuple[type[SGHMC], Any, str]] = [(SGHMCCV, SGLDCV, "")]
     if problem.plain:
         kinds.append((SGHMC, SGLD, ", no control variates"))
@@ -142,7 +160,8 @@ def _stochastic_gradients(problem: Problem, size: Size) -> list[Contender]:
                 **_gradients(problem, in_parameters=False),
             )
             label = problem.sghmc_label(steps) + said
-            found.append(Contender(label, method, size.draws, 0, steps, training=False))
+            draws = min(size.draws, size.most_steps // steps)
+            found.append(Contender(label, method, draws, 0, steps, training=False))
         slow = langevin(step_size=eps, start="mode", **_gradients(problem, in_parameters=True))
         found.append(
             Contender(f"SGLD{said}", slow, size.draws, 0, LEAPFROGS, training=False)

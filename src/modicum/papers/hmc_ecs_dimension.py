@@ -35,8 +35,8 @@ class Size:
 
 
 SIZES: dict[Scale, Size] = {
-    "smoke": Size(2_000, (2, 8), 100, 200),
-    "laptop": Size(10_000, (2, 4, 8, 16, 32, 64, 128, 256), 1_000, 1_000),
+    "smoke": Size(2_000, (8,), 100, 200),
+    "laptop": Size(10_000, (2, 4, 8, 16, 32, 64, 128, 256), 300, 600),
     "paper": Size(10_000, (2, 4, 8, 16, 32, 64, 128, 256), 4_000, 4_000),
 }
 STYLES = {  # label to colour and marker

@@ -16,6 +16,7 @@ from modicum.papers.hmc_ecs_accuracy import higgs_truth
 from modicum.papers.hmc_ecs_contenders import BLOCKS, DEFAULT, STEP, Size
 from modicum.papers.hmc_ecs_data import higgs_rows
 from modicum.papers.hmc_ecs_higgs import HIGGS
+from modicum.papers.hmc_ecs_notes import monte_carlo_error
 from modicum.papers.hmc_ecs_pictures import draw_moments
 from modicum.papers.hmc_ecs_tables import accuracy_table
 from modicum.plots import METHOD_COLOURS, pyplot
@@ -63,7 +64,7 @@ def figures_8_9(scale: Scale, seed: int) -> Result:
         ],
         settings=settings_of(data, every, size.chains),
         ledger=ledger_of(every),
-        notes=[*NOTES, *warnings_of(every)],
+        notes=[monte_carlo_error(truth), *NOTES, *warnings_of(every)],
     )  # fmt: skip
 
 

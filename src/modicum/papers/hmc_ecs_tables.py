@@ -8,22 +8,34 @@ import numpy as np
 
 from modicum.diagnostics import relative_computational_time
 from modicum.papers.experiment import Table
-from modicum.papers.fits import Fit
+from modicum.papers.fits import Fit, Length
 from modicum.papers.hmc_ecs_contenders import LEAPFROGS, PERTURBED, TRUTH, Problem
 
-__all__ = ["accuracy_table", "efficiency_table", "full_data_ratio", "relative_table"]
+__all__ = [
+    "accuracy_table",
+    "efficiency_table",
+    "full_data_ratio",
+    "preparations",
+    "relative_table",
+]
 
-BURN_IN = 1_000  # iterations of the paper's burn-in
+LENGTH = Length(tune=1_000, draws=2_000)  # of the paper's runs
 
 
 def relative_table(name: str, problem: Problem, fits: Mapping[str, Fit], note: str) -> Table:
-    """Return RCT = CT(method) / CT(perturbed): least, median and largest over the parameters."""
+    """Return RCT = CT(method) / CT(perturbed): least, median and largest over the parameters.
+
+    Costs are those of runs as long as the paper's, at what an iteration took here.
+    """
     base = fits[PERTURBED]
-    whole, sampling = base.computational_time(), base.computational_time(training=False)
+    whole = base.computational_time(length=LENGTH)
+    sampling = base.computational_time(training=False, length=LENGTH)
     rows = []
     for label, fit in fits.items():
-        ratio = np.asarray(relative_computational_time(whole, fit.computational_time()))
-        own = relative_computational_time(sampling, fit.computational_time(training=False))
+        charged = fit.computational_time(length=LENGTH)
+        ratio = np.asarray(relative_computational_time(whole, charged))
+        alone = fit.computational_time(training=False, length=LENGTH)
+        own = relative_computational_time(sampling, alone)
         printed = problem.printed.get(label, {})
         row: list[object] = [label]
         for what, q in (("min", 0), ("median", 50), ("max", 100)):
@@ -86,14 +98,17 @@ def _rows_held(fit: Fit) -> float:
 
 def full_data_ratio(fit: Fit) -> float:
     """Evaluations of full HMC, L = 6 and 3,000 iterations, over those of a run as long."""
-    n, one = fit.post.ledger.rows, fit.contender
-    counts, chains = fit.post.ledger.by_purpose, fit.post.chains
-    iterations = counts["sampling"] / (chains * one.draws)  # rows of one of them
-    ready = sum(
-        n for purpose, n in counts.items() if purpose not in ("sampling", "warm-up", "burn-in")
-    )
-    length = 2_000 + BURN_IN
-    return length * (LEAPFROGS + 1) * n / (ready + length * iterations)
+    sampling = fit.post.ledger.by_purpose["sampling"]
+    iteration = sampling / (fit.post.chains * fit.contender.draws)  # rows of one of them
+    length = LENGTH.tune + LENGTH.draws
+    whole = length * (LEAPFROGS + 1) * fit.post.ledger.rows
+    return whole / (preparations(fit) + length * iteration)
+
+
+def preparations(fit: Fit) -> int:
+    """Evaluations before the first iteration: mode, design, pilot study, anchors."""
+    counts = fit.post.ledger.by_purpose
+    return sum(n for what, n in counts.items() if what not in ("sampling", "warm-up", "burn-in"))
 
 
 def accuracy_table(name: str, fits: Mapping[str, Fit], truth: Fit, note: str) -> Table:
