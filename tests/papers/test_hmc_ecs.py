@@ -11,7 +11,7 @@ import tables
 from modicum.datasets.higgs_table import SOURCE
 from modicum.papers import hmc_ecs_dimension, hmc_ecs_rows, report
 from modicum.papers.catalogue import PAPERS, experiments_of
-from modicum.papers.fits import Contender, Fit
+from modicum.papers.fits import Contender, Fit, Length
 from modicum.papers.hmc_ecs_accuracy import roc_curves
 from modicum.papers.hmc_ecs_contenders import STEP, stable_step
 from modicum.papers.hmc_ecs_data import higgs_rows
@@ -54,6 +54,13 @@ def test_costs_are_those_of_one_chain():
     assert fit.evaluations(training=True) == 2_000 + 3_000 + 100
     np.testing.assert_allclose(fit.inefficiency, 1, atol=0.3)
     np.testing.assert_allclose(fit.computational_time(), fit.inefficiency * 5_100)
+
+
+def test_costs_of_a_longer_run_are_reckoned_from_an_iteration():
+    fit = made("a", np.random.default_rng(1).normal(size=(2, 500, 1)), 8_000, mode=3_000, warm_up=4)
+    fit.contender = replace(fit.contender, tune=250)
+    assert fit.evaluations(False, Length(1_000, 2_000)) == 16_000
+    assert fit.evaluations(True, Length(1_000, 2_000)) == 16_000 + 3_000 + 8
 
 
 def test_signs_that_cancel_cost_their_square():

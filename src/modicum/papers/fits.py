@@ -73,6 +73,10 @@ class Length:
     tune: int
     draws: int
 
+    def over(self, other: Length) -> tuple[float, float]:
+        """How many times as long as `other`; warm-up that was not is left so."""
+        return self.tune / other.tune if other.tune else 1.0, self.draws / other.draws
+
 
 @dataclass
 class Fit:
@@ -133,13 +137,13 @@ class Fit:
         Those of a run of another `length` are reckoned from what an iteration took in this one.
         """
         counts, chains, one = self.post.ledger.by_purpose, self.post.chains, self.contender
-        draws, tune = (one.draws, one.tune) if length is None else (length.draws, length.tune)
-        own = counts.get("sampling", 0) / chains * draws / one.draws
+        times = (1.0, 1.0) if length is None else length.over(Length(one.tune, one.draws))
+        own = counts.get("sampling", 0) / chains * times[1]
         if not training:
             return own
         shared = ("sampling", "warm-up", "burn-in")  # counted over all chains
         rest = sum(n for purpose, n in counts.items() if purpose not in shared)
-        warm = counts.get("warm-up", 0) / chains * (tune / one.tune if one.tune else 0)
+        warm = counts.get("warm-up", 0) / chains * times[0]
         return own + rest + warm + counts.get("burn-in", 0) / chains  # a schedule of its own
 
     def computational_time(
