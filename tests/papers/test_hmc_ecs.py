@@ -59,8 +59,9 @@ def test_costs_are_those_of_one_chain():
 def test_costs_of_a_longer_run_are_reckoned_from_an_iteration():
     fit = made("a", np.random.default_rng(1).normal(size=(2, 500, 1)), 8_000, mode=3_000, warm_up=4)
     fit.contender = replace(fit.contender, tune=250)
-    assert fit.evaluations(False, Length(1_000, 2_000)) == 16_000
-    assert fit.evaluations(True, Length(1_000, 2_000)) == 16_000 + 3_000 + 8
+    longer = Length(1_000, 2_000, rows=10_000)  # ten times the rows
+    assert fit.evaluations(False, longer) == 16_000
+    assert fit.evaluations(True, longer) == 16_000 + 30_000 + 8
 
 
 def test_signs_that_cancel_cost_their_square():
@@ -87,7 +88,7 @@ def test_full_hmc_costs_what_the_paper_counts():
     """3,000 iterations of 7 evaluations of n rows, against 20 passes and 3,000 of 1,300 rows."""
     n = 10_500_000
     fit = made("a", np.zeros((1, 2_000, 1)), 2_000 * 7 * 1_300, rows=n, mode=20 * n)
-    assert full_data_ratio(fit) == pytest.approx(3_000 * 7 * n / (20 * n + 3_000 * 7 * 1_300))
+    assert full_data_ratio(fit, n) == pytest.approx(3_000 * 7 * n / (20 * n + 3_000 * 7 * 1_300))
 
 
 def test_stable_step_is_the_smallest_variance():

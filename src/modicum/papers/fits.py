@@ -68,14 +68,11 @@ class Contender:
 
 @dataclass(frozen=True)
 class Length:
-    """Iterations of a chain's warm-up, and its draws."""
+    """Iterations of a chain's warm-up, its draws, and the rows that are passed over."""
 
     tune: int
     draws: int
-
-    def over(self, other: Length) -> tuple[float, float]:
-        """How many times as long as `other`; warm-up that was not is left so."""
-        return self.tune / other.tune if other.tune else 1.0, self.draws / other.draws
+    rows: int
 
 
 @dataclass
@@ -134,17 +131,30 @@ class Fit:
     def evaluations(self, training: bool, length: Length | None = None) -> float:
         """Row evaluations of one chain after warm-up, or with warm-up and all preparations.
 
-        Those of a run of another `length` are reckoned from what an iteration took in this one.
+        Those of a run of another `length` are reckoned from what an iteration and the preparations
+        took in this one.
         """
         counts, chains, one = self.post.ledger.by_purpose, self.post.chains, self.contender
-        times = (1.0, 1.0) if length is None else length.over(Length(one.tune, one.draws))
-        own = counts.get("sampling", 0) / chains * times[1]
+        as_long = Length(one.tune, one.draws, self.post.ledger.rows)
+        length = as_long if length is None else length
+        own = counts.get("sampling", 0) / chains * length.draws / one.draws
         if not training:
             return own
-        shared = ("sampling", "warm-up", "burn-in")  # counted over all chains
-        rest = sum(n for purpose, n in counts.items() if purpose not in shared)
-        warm = counts.get("warm-up", 0) / chains * times[0]
-        return own + rest + warm + counts.get("burn-in", 0) / chains  # a schedule of its own
+        warm = counts.get("warm-up", 0) / chains * (length.tune / one.tune if one.tune else 1)
+        burn_in = counts.get("burn-in", 0) / chains  # the paper's schedule has a length of its own
+        return own + warm + burn_in + self.preparations(length.rows)
+
+    @property
+    def passes(self) -> float:
+        """Evaluations for the mode, the design, anchors: what grows with n, over n."""
+        others = ("sampling", "warm-up", "burn-in", "pilot")
+        counts = self.post.ledger.by_purpose
+        return sum(n for what, n in counts.items() if what not in others) / self.post.ledger.rows
+
+    def preparations(self, rows: int) -> float:
+        """Evaluations before the first iteration where there are so many rows."""
+        pilot = self.post.ledger.by_purpose.get("pilot", 0)  # as many whatever n is
+        return self.passes * rows + pilot
 
     def computational_time(
         self, training: bool | None = None, length: Length | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -14,25 +13,19 @@ from modicum.papers.fits import Fit, ledger_of, settings_of, warnings_of
 from modicum.papers.hmc_ecs_contenders import (
     DEFAULT,
     PERTURBED,
+    SCHEDULE,
     SIGNED,
     Size,
     full_hmc,
-    run_problem,
 )
-from modicum.papers.hmc_ecs_data import HIGGS_ROWS, higgs_rows
-from modicum.papers.hmc_ecs_higgs import HIGGS
+from modicum.papers.hmc_ecs_data import higgs_rows
+from modicum.papers.hmc_ecs_higgs import HIGGS, SIZES, higgs_fits
 from modicum.papers.hmc_ecs_notes import monte_carlo_error
 from modicum.papers.hmc_ecs_pictures import draw_marginals, draw_moments, some_parameters
 from modicum.papers.hmc_ecs_tables import accuracy_table, efficiency_table
 from modicum.plots import pyplot
 
-__all__ = ["SIZES", "figures_1_3", "higgs_truth"]
-
-SIZES: dict[Scale, Size] = {  # full HMC is run too: a fortieth of the rows is what a laptop bears
-    "smoke": Size(20_000, 2, 100, 50),
-    "laptop": Size(HIGGS_ROWS // 40, 2, 1_000, 500, 20_000),
-    "paper": Size(HIGGS_ROWS, 4, 2_000, 1_000),
-}
+__all__ = ["figures_1_3", "higgs_truth"]
 
 
 @lru_cache(maxsize=1)
@@ -46,8 +39,7 @@ def figures_1_3(scale: Scale, seed: int) -> Result:
     """Figures 1, 2 and 3, with the errors they show as a table."""
     size = SIZES[scale]
     data = higgs_rows(size.rows, seed)
-    problem = HIGGS if scale != "smoke" else replace(HIGGS, plain=False)
-    fits = run_problem(problem, data, size, seed, schedule=False)
+    fits = {k: fit for k, fit in higgs_fits(scale, size, seed).items() if k != SCHEDULE}
     truth = higgs_truth(size, seed)
     shown, every = list(fits.values()), [*fits.values(), truth]
     curves = roc_curves([truth, *(fits[k] for k in (PERTURBED, SIGNED, DEFAULT))], data.test)
@@ -56,7 +48,7 @@ def figures_1_3(scale: Scale, seed: int) -> Result:
     return Result(
         tables=[
             accuracy_table("figure-2", fits, truth, note),
-            efficiency_table("full-hmc", problem, {truth.label: truth}, note),
+            efficiency_table("full-hmc", HIGGS, {truth.label: truth}, note),
             _roc_table(curves, note),
         ],
         figures=[

@@ -127,12 +127,12 @@ NOTES = [
 
 def _notes(size: Size, fits: dict[str, Fit]) -> list[str]:
     return [
-        notes.charged(size),
+        notes.charged(BANKRUPTCY, size),
         "The paper's costs of full HMC, 478.7 and 311.5, agree with about 40 passes charged to "
         "both methods; its 9.5 for SG-HMC with L = 60 then means an IF of about 36.",
         notes.stochastic_gradients_cost(BANKRUPTCY, fits),
         notes.too_large(BANKRUPTCY, size, fits),
-        notes.full_cost(fits),
+        notes.full_cost(BANKRUPTCY, fits),
     ]
 
 

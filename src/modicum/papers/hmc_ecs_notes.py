@@ -10,44 +10,46 @@ from modicum.papers.fits import Fit
 from modicum.papers.hmc_ecs_contenders import (
     DEFAULT,
     PERTURBED,
+    SCHEDULE,
     Problem,
     Size,
     gradient_step,
     stable_step,
 )
-from modicum.papers.hmc_ecs_tables import LENGTH, full_data_ratio, preparations
+from modicum.papers.hmc_ecs_tables import DRAWS, TUNE, full_data_ratio, length_of
 
 __all__ = ["charged", "full_cost", "monte_carlo_error", "stochastic_gradients_cost", "too_large"]
 
 
-def charged(size: Size) -> str:
+def charged(problem: Problem, size: Size) -> str:
     """What RCT charges for."""
     return (
         "RCT is CT(method) / CT(perturbed). As in the paper HMC-ECS is charged for its entire run, "
         "stochastic gradients for what follows warm-up; the last columns charge every method for "
-        f"sampling alone. Costs are those of {LENGTH.tune:,} + {LENGTH.draws:,} iterations, as in "
-        "the paper, at what an iteration took here (a draw of SG-HMC is a trajectory, one of SGLD "
-        f"6 steps); IFs are those of {size.chains} chains of up to {size.draws:,} draws."
+        f"sampling alone. Costs are those of {TUNE:,} + {DRAWS:,} iterations and {problem.rows:,} "
+        "rows, as in the paper, at the evaluations an iteration took and the passes that were made "
+        f"here, with {size.rows:,} rows (a draw of SG-HMC is a trajectory, one of SGLD 6 steps); so "
+        "are 100 m/n and the cost of full HMC. IFs are those of "
+        f"{size.chains} chains of up to {size.draws:,} draws."
     )
 
 
 def stochastic_gradients_cost(problem: Problem, fits: Mapping[str, Fit]) -> str:
     """Why SG-HMC may look cheaper than in the paper: passes are charged to HMC-ECS alone."""
-    base = fits[PERTURBED]
-    passes = preparations(base) / base.post.ledger.rows
-    own = base.computational_time(training=False, length=LENGTH)
-    whole = base.computational_time(length=LENGTH)
+    base, length = fits[PERTURBED], length_of(problem)
+    own = base.computational_time(training=False, length=length)
+    whole = base.computational_time(length=length)
     said = []
     for steps in problem.sghmc_steps:
         fit = fits[problem.sghmc_label(steps)]
-        time = fit.computational_time(length=LENGTH)
+        time = fit.computational_time(length=length)
         said.append(
             f"{fit.label} has a mean IF of {fit.inefficiency.mean():.1f} here: it costs "
             f"{np.median(time / own):.2g} times the perturbed method where sampling alone is "
             f"charged, and {np.median(time / whole):.2g} times where that method alone pays for "
             "passes"
         )
-    return f"{'; '.join(said)}. The perturbed method made {passes:.1f} passes before it sampled."
+    return f"{'; '.join(said)} ({base.passes:.1f} of them)."
 
 
 def too_large(problem: Problem, size: Size, fits: Mapping[str, Fit]) -> str:
@@ -62,20 +64,28 @@ def too_large(problem: Problem, size: Size, fits: Mapping[str, Fit]) -> str:
     )
 
 
-def full_cost(fits: Mapping[str, Fit]) -> str:
+def full_cost(problem: Problem, fits: Mapping[str, Fit]) -> str:
     """How full HMC and HMC-ECS are counted."""
-    perturbed, default = full_data_ratio(fits[PERTURBED]), full_data_ratio(fits[DEFAULT])
+    labels = [label for label in (PERTURBED, SCHEDULE) if label in fits]
+    total = {label: full_data_ratio(fits[label], problem.rows) for label in (*labels, DEFAULT)}
+    cheaper = " and ".join(
+        f"{total[DEFAULT] / total[label]:.2g} times ({label})" for label in labels
+    )
     return (
         "Cost of full HMC: 3,000 iterations of L + 1 = 7 evaluations of all rows, as the paper "
         "counts, over a run of HMC-ECS as long with all of its passes. HMC-ECS is charged L + 2 "
-        "evaluations of its rows here, one of them for the residuals at the new point. The "
-        f"weighted default costs {default / perturbed:.2g} times less than uniform rows with the "
-        f"paper's settings; its sampling alone {_sampling(fits):.3g} times less."
+        "evaluations of its rows here, one of them for the residuals at the new point. With its "
+        f"passes the weighted default is cheaper than uniform rows by {cheaper}; without them by "
+        f"{_sampling(fits):.2g} times."
     )
 
 
 def _sampling(fits: Mapping[str, Fit]) -> float:
-    one, other = (fits[k].evaluations(training=False, length=LENGTH) for k in (PERTURBED, DEFAULT))
+    """Rows an iteration touches, uniform over weighted."""
+    one, other = (
+        fits[label].evaluations(training=False) / fits[label].contender.draws
+        for label in (PERTURBED, DEFAULT)
+    )
     return one / other
 
 
