@@ -28,8 +28,8 @@ def charged(problem: Problem, size: Size) -> str:
         "stochastic gradients for what follows warm-up; the last columns charge every method for "
         f"sampling alone. Costs are those of {TUNE:,} + {DRAWS:,} iterations and {problem.rows:,} "
         "rows, as in the paper, at the evaluations an iteration took and the passes that were made "
-        f"here, with {size.rows:,} rows (a draw of SG-HMC is a trajectory, one of SGLD 6 steps); so "
-        "are 100 m/n and the cost of full HMC. IFs are those of "
+        f"here, with {size.rows:,} rows (a draw of SG-HMC is a trajectory, one of SGLD 6 steps); "
+        "so are 100 m/n and the cost of full HMC. IFs are those of "
         f"{size.chains} chains of up to {size.draws:,} draws."
     )
 
