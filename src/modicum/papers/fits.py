@@ -34,7 +34,7 @@ class Contender:
     draws, tune, thin
         As for `mo.sample`.
     colour
-        Name in `plots.METHOD_COLOURS`; that of the method by default.
+        Name in `plots.METHOD_COLOURS`, or a colour; that of the method by default.
     training
         Whether the cost counts from the first pass over the rows (the papers' HMC-ECS), or from
         the end of warm-up (their stochastic gradients).
@@ -90,7 +90,8 @@ class Fit:
     @property
     def colour(self) -> str:
         """The method's colour."""
-        return METHOD_COLOURS[self.contender.colour or self.contender.method.name]
+        name = self.contender.colour or self.contender.method.name
+        return METHOD_COLOURS.get(name, name)
 
     @cached_property
     def draws(self) -> np.ndarray:

@@ -17,14 +17,13 @@ from modicum.papers.hmc_ecs_contenders import BLOCKS, DEFAULT, SCHEDULE, STEP, S
 from modicum.papers.hmc_ecs_data import higgs_rows
 from modicum.papers.hmc_ecs_higgs import HIGGS, SIZES, higgs_fits
 from modicum.papers.hmc_ecs_notes import monte_carlo_error
-from modicum.papers.hmc_ecs_pictures import draw_moments
+from modicum.papers.hmc_ecs_pictures import ORDER_COLOURS, draw_moments
 from modicum.papers.hmc_ecs_tables import accuracy_table
-from modicum.plots import METHOD_COLOURS, pyplot
+from modicum.plots import pyplot
 
 __all__ = ["figures_8_9"]
 
 TRAINING = 200  # iterations after which the anchor is moved again, in the paper's burn-in
-COLOURS = {0: "sgld", 1: "hmc-ecs-signed"}
 
 
 def _contenders(size: Size) -> list[Contender]:
@@ -32,8 +31,8 @@ def _contenders(size: Size) -> list[Contender]:
     paper: dict[str, Any] = {"design": "uniform", "tuning": "paper", "subsample": HIGGS.subsample,
                              "blocks": BLOCKS, "refreshes": 1, "step_size": STEP}  # fmt: skip
     return [
-        Contender(f"order {order}", HMCECS(order=order, **paper), size.draws, 0, colour=colour)
-        for order, colour in COLOURS.items()
+        Contender(f"order {k}", HMCECS(order=k, **paper), size.draws, 0, colour=ORDER_COLOURS[k])
+        for k in (0, 1)
     ]
 
 
@@ -103,7 +102,7 @@ def _draw_variance(paths: Mapping[str, np.ndarray], fits: Mapping[str, Fit]) -> 
     for at in (100, *range(TRAINING, burn_in, TRAINING)):
         ax.axvline(at, color="#999999", linestyle="--", linewidth=0.8)
     ax.axvline(burn_in, color="black", linewidth=1)
-    ax.axhline(1, color=METHOD_COLOURS["hmc"], linestyle=":", linewidth=1, label="variance 1")
+    ax.axhline(1, color="#777777", linestyle=":", linewidth=1, label="variance 1")
     ax.set(yscale="log", xlabel="iteration", ylabel="variance of the log-likelihood estimate")
     figure.legend(frameon=False, ncols=4, loc="outside upper center")
     return figure
