@@ -18,7 +18,7 @@ from modicum.plots import METHOD_COLOURS
 from modicum.posterior import Posterior
 from modicum.sample import sample
 
-__all__ = ["Contender", "Fit", "Length", "ledger_of", "run_all", "settings_of", "warnings_of"]
+__all__ = ["Contender", "Fit", "Length", "ledger_of", "settings_of", "warnings_of"]
 
 
 @dataclass(frozen=True)
@@ -168,11 +168,6 @@ class Fit:
     def off(self, truth: Fit) -> np.ndarray:
         """Error of each mean, in posterior standard deviations."""
         return np.asarray(np.abs(self.mean - truth.mean) / truth.sd)
-
-
-def run_all(contenders: Sequence[Contender], data: Dataset, chains: int, seed: int) -> list[Fit]:
-    """Run one after the other."""
-    return [one.run(data, chains, seed) for one in contenders]
 
 
 def settings_of(data: Dataset, fits: Sequence[Fit], chains: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,25 +13,17 @@ from modicum.papers.fits import Fit, ledger_of, settings_of, warnings_of
 from modicum.papers.hmc_ecs_contenders import (
     DEFAULT,
     PERTURBED,
-    SCHEDULE,
     SIGNED,
-    Size,
     full_hmc,
 )
 from modicum.papers.hmc_ecs_data import higgs_rows
-from modicum.papers.hmc_ecs_higgs import HIGGS, SIZES, higgs_fits
+from modicum.papers.hmc_ecs_higgs import HIGGS, SIZES, higgs_fit, higgs_fits
 from modicum.papers.hmc_ecs_notes import monte_carlo_error
 from modicum.papers.hmc_ecs_pictures import draw_marginals, draw_moments, some_parameters
 from modicum.papers.hmc_ecs_tables import accuracy_table, efficiency_table
 from modicum.plots import pyplot
 
-__all__ = ["figures_1_3", "higgs_truth"]
-
-
-@lru_cache(maxsize=1)
-def higgs_truth(size: Size, seed: int) -> Fit:
-    """Full-data HMC, shared by the experiments that compare with it."""
-    return full_hmc(size).run(higgs_rows(size.rows, seed), size.chains, seed)
+__all__ = ["figures_1_3", "roc_curves"]
 
 
 @experiment("hmc-ecs", "figures-1-3", "HIGGS: marginals, means and variances, ROC")
@@ -39,8 +31,8 @@ def figures_1_3(scale: Scale, seed: int) -> Result:
     """Figures 1, 2 and 3, with the errors they show as a table."""
     size = SIZES[scale]
     data = higgs_rows(size.rows, seed)
-    fits = {k: fit for k, fit in higgs_fits(scale, size, seed).items() if k != SCHEDULE}
-    truth = higgs_truth(size, seed)
+    fits = higgs_fits(scale, size, seed, schedule=False)
+    truth = higgs_fit(full_hmc(size), size, seed)
     shown, every = list(fits.values()), [*fits.values(), truth]
     curves = roc_curves([truth, *(fits[k] for k in (PERTURBED, SIGNED, DEFAULT))], data.test)
     which, names = some_parameters(truth, seed)
