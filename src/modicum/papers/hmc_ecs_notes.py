@@ -30,7 +30,8 @@ def charged(problem: Problem, size: Size) -> str:
         "rows, as in the paper, at the evaluations an iteration took and the passes that were made "
         f"here, with {size.rows:,} rows (a draw of SG-HMC is a trajectory, one of SGLD 6 steps); "
         "so are 100 m/n and the cost of full HMC. IFs are those of "
-        f"{size.chains} chains of up to {size.draws:,} draws."
+        f"{size.chains} chains of up to {size.draws:,} draws. Perturbed and signed chains share "
+        "their random numbers, and so have much the same draws where both estimates are precise."
     )
 
 
@@ -55,7 +56,8 @@ def stochastic_gradients_cost(problem: Problem, fits: Mapping[str, Fit]) -> str:
 def too_large(problem: Problem, size: Size, fits: Mapping[str, Fit]) -> str:
     """Whether SGLD with the paper's step can be stable on these rows."""
     ratio = gradient_step(problem, size) / (4 * stable_step(fits[PERTURBED]))
-    what = "so that the recursion overshoots" if ratio > 1 else "where the recursion is stable"
+    overshoots = "so that the recursion overshoots and its IFs mean nothing"
+    what = overshoots if ratio > 1 else "where the recursion is stable"
     return (
         f"SGLD's step of {problem.sgld_step:g} (times {problem.rows:,} / n) is {ratio:.2g} times 4 "
         f"over the largest eigenvalue of the precision of these columns, {what}; the paper does "
