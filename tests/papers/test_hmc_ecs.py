@@ -11,7 +11,7 @@ import tables
 from modicum.datasets.higgs_table import SOURCE
 from modicum.papers import hmc_ecs_dimension, hmc_ecs_rows, report
 from modicum.papers.catalogue import PAPERS, experiments_of
-from modicum.papers.fits import Contender, Fit
+from modicum.papers.fits import Contender, Fit, Length
 from modicum.papers.hmc_ecs_accuracy import roc_curves
 from modicum.papers.hmc_ecs_contenders import STEP, stable_step
 from modicum.papers.hmc_ecs_data import higgs_rows
@@ -56,6 +56,14 @@ def test_costs_are_those_of_one_chain():
     np.testing.assert_allclose(fit.computational_time(), fit.inefficiency * 5_100)
 
 
+def test_costs_of_a_longer_run_are_reckoned_from_an_iteration():
+    fit = made("a", np.random.default_rng(1).normal(size=(2, 500, 1)), 8_000, mode=3_000, warm_up=4)
+    fit.contender = replace(fit.contender, tune=250)
+    longer = Length(1_000, 2_000, rows=10_000)  # ten times the rows
+    assert fit.evaluations(False, longer) == 16_000
+    assert fit.evaluations(True, longer) == 16_000 + 30_000 + 8
+
+
 def test_signs_that_cancel_cost_their_square():
     rng = np.random.default_rng(1)
     draws = rng.normal(size=(2, 2_000, 1))
@@ -80,7 +88,7 @@ def test_full_hmc_costs_what_the_paper_counts():
     """3,000 iterations of 7 evaluations of n rows, against 20 passes and 3,000 of 1,300 rows."""
     n = 10_500_000
     fit = made("a", np.zeros((1, 2_000, 1)), 2_000 * 7 * 1_300, rows=n, mode=20 * n)
-    assert full_data_ratio(fit) == pytest.approx(3_000 * 7 * n / (20 * n + 3_000 * 7 * 1_300))
+    assert full_data_ratio(fit, n) == pytest.approx(3_000 * 7 * n / (20 * n + 3_000 * 7 * 1_300))
 
 
 def test_stable_step_is_the_smallest_variance():

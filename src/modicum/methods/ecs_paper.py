@@ -77,12 +77,13 @@ def _burn_in(method: Any, task: Task) -> BurnIn:
 
 
 def _stage(study: Study, parts: Composition, task: Task, length: int, number: int) -> History:
+    longest = max(STAGES)  # signals and capacity of the same shape: compiled once for all stages
     chains = Chains(
         study.kernel(parts),
         study.context(parts),
         chain_keys(task.seed + 1_000_003 * (number + 1), task.chains),
-        schedule(length, 0, adapt_mass=False),
-        capacity_for(task.target.size + study.numbers(parts), length),
+        schedule(length, longest - length, adapt_mass=False),
+        capacity_for(task.target.size + study.numbers(parts), longest),
         where_rows_live(task),
     )
     history = run(chains, 0, length, progressbar=False)

@@ -18,7 +18,7 @@ from modicum.plots import METHOD_COLOURS
 from modicum.posterior import Posterior
 from modicum.sample import sample
 
-__all__ = ["Contender", "Fit", "ledger_of", "run_all", "settings_of", "warnings_of"]
+__all__ = ["Contender", "Fit", "Length", "ledger_of", "settings_of", "warnings_of"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Contender:
     draws, tune, thin
         As for `mo.sample`.
     colour
-        Name in `plots.METHOD_COLOURS`; that of the method by default.
+        Name in `plots.METHOD_COLOURS`, or a colour; that of the method by default.
     training
         Whether the cost counts from the first pass over the rows (the papers' HMC-ECS), or from
         the end of warm-up (their stochastic gradients).
@@ -66,6 +66,15 @@ class Contender:
         return Fit(self, post)
 
 
+@dataclass(frozen=True)
+class Length:
+    """Iterations of a chain's warm-up, its draws, and the rows that are passed over."""
+
+    tune: int
+    draws: int
+    rows: int
+
+
 @dataclass
 class Fit:
     """A contender's posterior, and what the papers measure of it, scalar by scalar."""
@@ -81,7 +90,8 @@ class Fit:
     @property
     def colour(self) -> str:
         """The method's colour."""
-        return METHOD_COLOURS[self.contender.colour or self.contender.method.name]
+        name = self.contender.colour or self.contender.method.name
+        return METHOD_COLOURS.get(name, name)
 
     @cached_property
     def draws(self) -> np.ndarray:
@@ -119,31 +129,45 @@ class Fit:
         """Mean of a statistic over the draws, where the method records it."""
         return float(self.post.stats[name].mean()) if name in self.post.stats else None
 
-    def evaluations(self, training: bool) -> float:
-        """Row evaluations of one chain after warm-up, or with warm-up and all preparations."""
-        counts = self.post.ledger.by_purpose
-        own = counts.get("sampling", 0) / self.post.chains
+    def evaluations(self, training: bool, length: Length | None = None) -> float:
+        """Row evaluations of one chain after warm-up, or with warm-up and all preparations.
+
+        Those of a run of another `length` are reckoned from what an iteration and the preparations
+        took in this one.
+        """
+        counts, chains, one = self.post.ledger.by_purpose, self.post.chains, self.contender
+        as_long = Length(one.tune, one.draws, self.post.ledger.rows)
+        length = as_long if length is None else length
+        own = counts.get("sampling", 0) / chains * length.draws / one.draws
         if not training:
             return own
-        shared = ("sampling", "warm-up", "burn-in")  # counted over all chains
-        rest = sum(n for purpose, n in counts.items() if purpose not in shared)
-        return own + rest + sum(counts.get(p, 0) for p in shared[1:]) / self.post.chains
+        warm = counts.get("warm-up", 0) / chains * (length.tune / one.tune if one.tune else 1)
+        burn_in = counts.get("burn-in", 0) / chains  # the paper's schedule has a length of its own
+        return own + warm + burn_in + self.preparations(length.rows)
 
-    def computational_time(self, training: bool | None = None) -> np.ndarray:
-        """CT of each scalar (eqs. 3.2, 5.4)."""
+    @property
+    def passes(self) -> float:
+        """Evaluations for the mode, the design, anchors: what grows with n, over n."""
+        others = ("sampling", "warm-up", "burn-in", "pilot")
+        counts = self.post.ledger.by_purpose
+        return sum(n for what, n in counts.items() if what not in others) / self.post.ledger.rows
+
+    def preparations(self, rows: int) -> float:
+        """Evaluations before the first iteration where there are so many rows."""
+        pilot = self.post.ledger.by_purpose.get("pilot", 0)  # as many whatever n is
+        return self.passes * rows + pilot
+
+    def computational_time(
+        self, training: bool | None = None, length: Length | None = None
+    ) -> np.ndarray:
+        """CT of each scalar (eqs. 3.2, 5.4), of this run or one of another length."""
         counted = self.contender.training if training is None else training
-        return np.asarray(
-            computational_time(self.inefficiency, self.evaluations(counted), self.weights.mean())
-        )
+        cost = self.evaluations(counted, length)
+        return np.asarray(computational_time(self.inefficiency, cost, self.weights.mean()))
 
     def off(self, truth: Fit) -> np.ndarray:
         """Error of each mean, in posterior standard deviations."""
         return np.asarray(np.abs(self.mean - truth.mean) / truth.sd)
-
-
-def run_all(contenders: Sequence[Contender], data: Dataset, chains: int, seed: int) -> list[Fit]:
-    """Run one after the other."""
-    return [one.run(data, chains, seed) for one in contenders]
 
 
 def settings_of(data: Dataset, fits: Sequence[Fit], chains: int) -> dict[str, Any]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from modicum.datasets import Dataset
 from modicum.methods import HMC, HMCECS, SignedHMCECS
 from modicum.methods.sg_named import SGHMC, SGHMCCV, SGLD, SGLDCV
-from modicum.papers.fits import Contender, Fit, run_all
+from modicum.papers.fits import Contender, Fit
 
 __all__ = [
     "DEFAULT",
@@ -20,8 +20,12 @@ __all__ = [
     "TRUTH",
     "Problem",
     "Size",
+    "by_schedule",
     "full_hmc",
+    "gradient_step",
+    "our_default",
     "run_problem",
+    "stable_step",
 ]
 
 PERTURBED = "HMC-ECS perturbed"
@@ -71,28 +75,49 @@ class Problem:
 
 @dataclass(frozen=True)
 class Size:
-    """How much of a problem is run: rows, chains, draws and warm-up of each chain."""
+    """How much of a problem is run.
+
+    Attributes
+    ----------
+    rows
+        n.
+    chains, draws, tune
+        Chains, and the draws and warm-up of each.
+    most_steps
+        A chain of SG-HMC, whose draws are one a trajectory, stops after so many steps.
+    """
 
     rows: int
     chains: int
     draws: int
     tune: int
+    most_steps: int = 1_000_000
 
 
 def run_problem(
-    problem: Problem, data: Dataset, size: Size, seed: int, schedule: bool
+    problem: Problem, size: Size, run: Callable[[Contender], Fit], schedule: bool
 ) -> dict[str, Fit]:
     """Run all contenders on a few rows at a time; `schedule` adds the paper's own burn-in."""
     wanted = [*_energy_conserving(problem, size), *_stochastic_gradients(problem, size)]
     if schedule:
-        paper = HMCECS(subsample=problem.subsample, tuning="paper", **_ecs())
-        wanted.append(Contender(SCHEDULE, paper, size.draws, 0, colour="hmc-ecs-uniform"))
-    fits = {fit.label: fit for fit in run_all(wanted, data, size.chains, seed)}
+        wanted.append(by_schedule(problem, size, order=2))
+    fits = {one.label: run(one) for one in wanted}
     stable = SGLDCV(
         step_size=stable_step(fits[PERTURBED]), **_gradients(problem, in_parameters=True)
     )
     extra = Contender("SGLD, stable step", stable, size.draws, 0, LEAPFROGS, training=False)
-    return fits | {extra.label: extra.run(data, size.chains, seed)}
+    return fits | {extra.label: run(extra)}
+
+
+def by_schedule(problem: Problem, size: Size, order: int) -> Contender:
+    """HMC-ECS with the burn-in of the paper, and control variates of this order."""
+    method = HMCECS(order=order, subsample=problem.subsample, tuning="paper", **_ecs())
+    return Contender(SCHEDULE, method, size.draws, 0, colour="hmc-ecs-uniform")
+
+
+def our_default(size: Size) -> Contender:
+    """Weighted rows, tuned by itself."""
+    return Contender(DEFAULT, HMCECS(), size.draws, size.tune)
 
 
 def full_hmc(size: Size) -> Contender:
@@ -106,6 +131,11 @@ def stable_step(fit: Fit) -> float:
     return float(np.linalg.eigvalsh(np.cov(draws, rowvar=False))[0])
 
 
+def gradient_step(problem: Problem, size: Size) -> float:
+    """The paper's step of SGLD for these rows."""
+    return problem.sgld_step * problem.rows / size.rows
+
+
 def _ecs() -> dict[str, Any]:
     return {"design": "uniform", "blocks": BLOCKS, "refreshes": 1, "step_size": STEP}
 
@@ -116,7 +146,7 @@ def _energy_conserving(problem: Problem, size: Size) -> list[Contender]:
     return [
         Contender(PERTURBED, perturbed, size.draws, size.tune, colour="hmc-ecs-uniform"),
         Contender(SIGNED, signed, size.draws, size.tune),
-        Contender(DEFAULT, HMCECS(), size.draws, size.tune),
+        our_default(size),
     ]
 
 
@@ -126,7 +156,7 @@ def _gradients(problem: Problem, in_parameters: bool) -> dict[str, Any]:
 
 def _stochastic_gradients(problem: Problem, size: Size) -> list[Contender]:
     """SG-HMC whitened (its M is the precision), SGLD in the parameters; one draw a trajectory."""
-    eps = problem.sgld_step * problem.rows / size.rows
+    eps = gradient_step(problem, size)
     kinds: list[tuple[type[SGHMC], Any, str]] = [(SGHMCCV, SGLDCV, "")]
     if problem.plain:
         kinds.append((SGHMC, SGLD, ", no control variates"))
@@ -142,7 +172,8 @@ def _stochastic_gradients(problem: Problem, size: Size) -> list[Contender]:
                 **_gradients(problem, in_parameters=False),
             )
             label = problem.sghmc_label(steps) + said
-            found.append(Contender(label, method, size.draws, 0, steps, training=False))
+            draws = min(size.draws, size.most_steps // steps)
+            found.append(Contender(label, method, draws, 0, steps, training=False))
         slow = langevin(step_size=eps, start="mode", **_gradients(problem, in_parameters=True))
         found.append(
             Contender(f"SGLD{said}", slow, size.draws, 0, LEAPFROGS, training=False)

@@ -38,7 +38,9 @@ def bankruptcy_rows(n: int, seed: int) -> Dataset:
 
 def _split(data: Dataset, n: int) -> Dataset:
     """The first `n` rows to fit, the rest to test."""
-    return _part(data, n, _rows(data.rows, n, len(data.rows)))
+    test = _rows(data.rows, n, len(data.rows))
+    said = f"{data.description}; {len(test):,} of them kept for testing"
+    return _part(replace(data, description=said), n, test)
 
 
 def _part(data: Dataset, n: int, test: Rows) -> Dataset:

@@ -14,6 +14,8 @@ from modicum.methods import HMC, HMCECS
 from modicum.models import Gaussian
 from modicum.papers.experiment import Figure, Result, Scale, Table, experiment
 from modicum.papers.fits import Contender, Fit, ledger_of
+from modicum.papers.hmc_ecs_contenders import DEFAULT, TRUTH
+from modicum.papers.hmc_ecs_pictures import ORDER_COLOURS
 from modicum.plots import METHOD_COLOURS, pyplot
 from modicum.rows import Rows
 
@@ -35,15 +37,15 @@ class Size:
 
 
 SIZES: dict[Scale, Size] = {
-    "smoke": Size(2_000, (2, 8), 100, 200),
-    "laptop": Size(10_000, (2, 4, 8, 16, 32, 64, 128, 256), 1_000, 1_000),
+    "smoke": Size(2_000, (8,), 100, 200),
+    "laptop": Size(10_000, (2, 4, 8, 16, 32, 64, 128, 256), 300, 600),
     "paper": Size(10_000, (2, 4, 8, 16, 32, 64, 128, 256), 4_000, 4_000),
 }
 STYLES = {  # label to colour and marker
-    "HMC-ECS, order 2": ("hmc-ecs-uniform", "o"),
-    "HMC-ECS, order 1": ("hmc-ecs-signed", "s"),
-    "our default": ("hmc-ecs", "D"),
-    "HMC, all rows": ("hmc", "^"),
+    "HMC-ECS, order 2": (ORDER_COLOURS[2], "o"),
+    "HMC-ECS, order 1": (ORDER_COLOURS[1], "s"),
+    DEFAULT: (METHOD_COLOURS["hmc-ecs"], "D"),
+    TRUTH: (METHOD_COLOURS["hmc"], "^"),
 }
 
 
@@ -95,8 +97,8 @@ def _contenders(d: int, size: Size) -> list[Contender]:
     methods = {
         "HMC-ECS, order 2": HMCECS(subsample=LEAST, **uniform),
         "HMC-ECS, order 1": HMCECS(subsample=m, order=1, **uniform),
-        "our default": HMCECS(),
-        "HMC, all rows": HMC(),
+        DEFAULT: HMCECS(),
+        TRUTH: HMC(),
     }
     return [
         Contender(label, method, size.draws, size.tune, colour=STYLES[label][0])
@@ -144,7 +146,7 @@ def _draw(fits: dict[int, list[Fit]]) -> Any:
     figure, (left, right) = pyplot().subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     ds = np.array(list(fits))
     for k, (label, (colour, marker)) in enumerate(STYLES.items()):
-        look = {"color": METHOD_COLOURS[colour], "marker": marker, "label": label, "alpha": 0.85}
+        look = {"color": colour, "marker": marker, "label": label, "alpha": 0.85}
         left.plot(ds, _stats(fits, k, "step_size"), **look)
         right.plot(ds, _stats(fits, k, "acceptance_rate"), **look)
     at = min(3, len(ds) - 1)

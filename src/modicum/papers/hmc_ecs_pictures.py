@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from modicum.papers.fits import Fit
-from modicum.plots import pyplot
+from modicum.plots import METHOD_COLOURS, pyplot
 from modicum.posterior.labels import scalar_names
 
-__all__ = ["density", "draw_marginals", "draw_moments", "some_parameters"]
+__all__ = ["ORDER_COLOURS", "density", "draw_marginals", "draw_moments", "some_parameters"]
 
 PANEL, ABREAST = 2.3, 4  # inches, and methods side by side
+ORDER_COLOURS = {0: "#4d2c0a", 1: "#a6611a", 2: METHOD_COLOURS["hmc-ecs-uniform"]}
+"""Shades of one colour: the same method with control variates of each order."""
 
 
 def density(values: np.ndarray, weights: np.ndarray, at: np.ndarray) -> np.ndarray:
@@ -60,7 +62,7 @@ def draw_marginals(fits: Sequence[Fit], truth: Fit, which: Sequence[int], names:
             ax.locator_params(axis="x", nbins=4)
         row[0].set_ylabel(_two_lines(fit.label), fontsize=8, rotation=0, ha="right", va="center")
     for ax, k in zip(axes[-1], which, strict=True):
-        ax.set_xlabel(names[k], fontsize=8)
+        ax.set_xlabel(names[k].removeprefix("beta[").removesuffix("]"), fontsize=7)
     said = f"solid: {truth.label}; dashed: the method"
     figure.suptitle(said, fontsize=9)
     return figure

@@ -34,8 +34,8 @@ class Size:
 
 
 SIZES: dict[Scale, Size] = {
-    "smoke": Size(("claims",), (300,), (300,), 200, 100),
-    "laptop": Size(TABLES, (300, 1_000, 3_000, 10_000), (100, 300, 1_000), 1_000, 500),
+    "smoke": Size(("claims",), (300,), (), 200, 100),
+    "laptop": Size(TABLES, (300, 2_000, 10_000), (100, 1_000), 800, 300),
     "paper": Size(TABLES, (300, 1_000, 3_000, 10_000, 30_000), (100, 300, 1_000), 4_000, 1_000, 4),
 }
 
@@ -89,7 +89,7 @@ def rows_compared(scale: Scale, seed: int) -> Result:
 
 CAPTION = (
     "Largest error of a posterior mean over all parameters, in posterior standard deviations, "
-    "against rows an evaluation. Diamonds: m as the default chooses it. Open circles: the run "
+    "against rows an evaluation. Diamonds: m as the default chooses it. Open marks: the run "
     "warned. Dotted: about what Monte Carlo error alone would show."
 )
 NOTES = [
@@ -152,6 +152,7 @@ def _table(points: list[Point]) -> Table:
 
 
 X_RANGE = (25, 50_000)
+LOOKS = {"uniform": ("hmc-ecs-uniform", "s"), "weighted": ("hmc-ecs", "o")}  # colour and mark
 
 
 def _draw(points: list[Point]) -> Any:
@@ -162,8 +163,8 @@ def _draw(points: list[Point]) -> Any:
     )  # fmt: skip
     for ax, name in zip(axes[0], names, strict=True):
         here = [p for p in points if p.table == name]
-        for design, colour in (("uniform", "hmc-ecs-uniform"), ("weighted", "hmc-ecs")):
-            _line(ax, [p for p in here if p.design == design], design, METHOD_COLOURS[colour])
+        for design, (colour, mark) in LOOKS.items():
+            _line(ax, [p for p in here if p.design == design], METHOD_COLOURS[colour], mark, design)
         floor = 2.5 * float(np.median([p.noise for p in here]))  # the largest of many normals
         ax.axhline(floor, color="#777777", linestyle=":", linewidth=1)
         ax.set(xscale="log", yscale="log", title=name, xlabel="rows an evaluation", xlim=X_RANGE)
@@ -174,12 +175,12 @@ def _draw(points: list[Point]) -> Any:
     return figure
 
 
-def _line(ax: Any, points: list[Point], label: str, colour: str) -> None:
+def _line(ax: Any, points: list[Point], colour: str, mark: str, label: str) -> None:
     by_hand = sorted((p for p in points if not p.chosen), key=lambda p: p.subsample)
     ax.plot([p.subsample for p in by_hand], [p.off for p in by_hand], color=colour, label=label)
     for p in by_hand:
         face = "white" if p.warned else colour
-        ax.plot(p.subsample, p.off, "o", color=colour, markerfacecolor=face, markersize=6)
+        ax.plot(p.subsample, p.off, mark, color=colour, markerfacecolor=face, markersize=6)
     for p in points:
         if p.chosen:
             ax.plot(p.subsample, p.off, "D", color=colour, markersize=8, markeredgecolor="black")

@@ -8,22 +8,39 @@ import numpy as np
 
 from modicum.diagnostics import relative_computational_time
 from modicum.papers.experiment import Table
-from modicum.papers.fits import Fit
+from modicum.papers.fits import Fit, Length
 from modicum.papers.hmc_ecs_contenders import LEAPFROGS, PERTURBED, TRUTH, Problem
 
-__all__ = ["accuracy_table", "efficiency_table", "full_data_ratio", "relative_table"]
+__all__ = [
+    "accuracy_table",
+    "efficiency_table",
+    "full_data_ratio",
+    "length_of",
+    "relative_table",
+]
 
-BURN_IN = 1_000  # iterations of the paper's burn-in
+TUNE, DRAWS = 1_000, 2_000  # iterations of the paper's runs
+
+
+def length_of(problem: Problem) -> Length:
+    """A run as long as the paper's, on as many rows."""
+    return Length(TUNE, DRAWS, problem.rows)
 
 
 def relative_table(name: str, problem: Problem, fits: Mapping[str, Fit], note: str) -> Table:
-    """Return RCT = CT(method) / CT(perturbed): least, median and largest over the parameters."""
-    base = fits[PERTURBED]
-    whole, sampling = base.computational_time(), base.computational_time(training=False)
+    """Return RCT = CT(method) / CT(perturbed): least, median and largest over the parameters.
+
+    Costs are those of runs as long as the paper's, at what an iteration took here.
+    """
+    base, length = fits[PERTURBED], length_of(problem)
+    whole = base.computational_time(length=length)
+    sampling = base.computational_time(training=False, length=length)
     rows = []
     for label, fit in fits.items():
-        ratio = np.asarray(relative_computational_time(whole, fit.computational_time()))
-        own = relative_computational_time(sampling, fit.computational_time(training=False))
+        charged = fit.computational_time(length=length)
+        ratio = np.asarray(relative_computational_time(whole, charged))
+        alone = fit.computational_time(training=False, length=length)
+        own = relative_computational_time(sampling, alone)
         printed = problem.printed.get(label, {})
         row: list[object] = [label]
         for what, q in (("min", 0), ("median", 50), ("max", 100)):
@@ -49,14 +66,14 @@ MEASURES = {
 
 
 def efficiency_table(name: str, problem: Problem, fits: Mapping[str, Fit], note: str) -> Table:
-    """Acceptance, steps, IF, ESS, positive signs, share of the rows, and full HMC's cost."""
+    """Acceptance, steps, IF, ESS, positive signs; share of the paper's rows, cost of full HMC."""
     columns = ["method"]
     for what in MEASURES:
         columns += [what, f"{what} (paper)"]
     rows = []
     for label, fit in fits.items():
         if fit.contender.training:  # HMC-ECS and full HMC
-            found, printed = _measures(fit), problem.printed.get(label, {})
+            found, printed = _measures(fit, problem.rows), problem.printed.get(label, {})
             row: list[object] = [label]
             for what in MEASURES:
                 row += [found[what], printed.get(what)]
@@ -64,16 +81,16 @@ def efficiency_table(name: str, problem: Problem, fits: Mapping[str, Fit], note:
     return Table(name, columns, rows, note)
 
 
-def _measures(fit: Fit) -> dict[str, float | None]:
-    n, everything = fit.post.ledger.rows, fit.label == TRUTH
+def _measures(fit: Fit, rows: int) -> dict[str, float | None]:
+    everything = fit.label == TRUTH
     factor = float(fit.inefficiency.mean())
     return {
         **{what: fit.stat(stat) for what, stat in MEASURES.items() if stat},
         "IF": factor,
         "ESS of 2,000": 2_000 / factor,
         "tau": fit.positive if fit.post.weights is not None else None,
-        "100 m/n": 100.0 if everything else 100 * _rows_held(fit) / n,
-        "full HMC, times the cost": None if everything else full_data_ratio(fit),
+        "100 m/n": 100.0 if everything else 100 * _rows_held(fit) / rows,
+        "full HMC, times the cost": None if everything else full_data_ratio(fit, rows),
     }
 
 
@@ -84,16 +101,12 @@ def _rows_held(fit: Fit) -> float:
     return float(fit.post.tuning["subsample"]["value"])
 
 
-def full_data_ratio(fit: Fit) -> float:
+def full_data_ratio(fit: Fit, rows: int) -> float:
     """Evaluations of full HMC, L = 6 and 3,000 iterations, over those of a run as long."""
-    n, one = fit.post.ledger.rows, fit.contender
-    counts, chains = fit.post.ledger.by_purpose, fit.post.chains
-    iterations = counts["sampling"] / (chains * one.draws)  # rows of one of them
-    ready = sum(
-        n for purpose, n in counts.items() if purpose not in ("sampling", "warm-up", "burn-in")
-    )
-    length = 2_000 + BURN_IN
-    return length * (LEAPFROGS + 1) * n / (ready + length * iterations)
+    sampling = fit.post.ledger.by_purpose["sampling"]
+    iteration = sampling / (fit.post.chains * fit.contender.draws)  # rows of one of them
+    length = TUNE + DRAWS
+    return length * (LEAPFROGS + 1) * rows / (fit.preparations(rows) + length * iteration)
 
 
 def accuracy_table(name: str, fits: Mapping[str, Fit], truth: Fit, note: str) -> Table:
