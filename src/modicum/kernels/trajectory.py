@@ -57,33 +57,35 @@ def follow(
     is evaluated first, by a leapfrog step of length zero.
     """
     at = jax.jit(lambda z: _evaluated(z, density))  # so that it is traced once
-    known = isinstance(start, Evaluated)
+    if not isinstance(start, Evaluated) and jax.default_backend() != "cpu":
+        start = at(start)  # there, code is dear to run a turn of the loop, not to compile
     position = start.position if isinstance(start, Evaluated) else start
-    size = position.shape[0]
     # One call for random numbers: (a^2 + b^2) / 2 of two normals is minus the log of a uniform.
-    normal = jax.random.normal(key, (size + 2,), position.dtype)
-    momentum = normal[:size] / jnp.sqrt(inverse_mass)
-    log_uniform = -0.5 * jnp.sum(normal[size:] ** 2)
+    normal = jax.random.normal(key, (position.shape[0] + 2,), position.dtype)
+    momentum, rest = normal[:-2] / jnp.sqrt(inverse_mass), normal[-2:]
 
-    def leap(i: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-        first, here, p = carry
-        h = step_size if known else jnp.where(i == 0, 0.0, step_size)
+    def leap(here: Evaluated, p: jax.Array, h: jax.Array) -> tuple[Evaluated, jax.Array]:
         p = p + h / 2 * here.gradient
         here = at(here.position + h * inverse_mass * p)
-        p = p + h / 2 * here.gradient
-        if not known:
-            first = jax.tree.map(lambda new, old: jnp.where(i == 0, new, old), here, first)
-        return first, here, p
+        return here, p + h / 2 * here.gradient
+
+    def leap_or_begin(i: Any, carry: Any) -> Any:
+        first, here, p = carry
+        here, p = leap(here, p, jnp.where(i == 0, 0.0, step_size))
+        return jax.tree.map(lambda new, old: jnp.where(i == 0, new, old), here, first), here, p
 
     if isinstance(start, Evaluated):
-        blank = start
+        first = start
+        last, end = jax.lax.fori_loop(
+            0, steps, lambda _, carry: leap(carry[0], carry[1], step_size), (start, momentum)
+        )
     else:
         shapes = jax.eval_shape(at, position)
         blank = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        blank = blank._replace(position=position)
-    first, last, end = jax.lax.fori_loop(int(known), steps + 1, leap, (blank, blank, momentum))
-    return _decide(first, last, _kinetic(momentum, inverse_mass), _kinetic(end, inverse_mass),
-                   log_uniform)  # fmt: skip
+        carry = (blank, blank._replace(position=position), momentum)
+        first, last, end = jax.lax.fori_loop(0, steps + 1, leap_or_begin, carry)
+    before, after = _kinetic(momentum, inverse_mass), _kinetic(end, inverse_mass)
+    return _decide(first, last, before, after, -0.5 * jnp.sum(rest**2))
 
 
 def _kinetic(momentum: jax.Array, inverse_mass: jax.Array) -> jax.Array:
