@@ -82,7 +82,7 @@ def test_figure_3_says_what_is_smaller_than_in_the_paper():
     assert ewsg_mnist._said_of_size("paper") == ""
     said = ewsg_mnist._said_of_size("laptop")
     assert "200 passes" in said
-    assert "CNN: 2 passes, 1 realisations" in said
+    assert "CNN: passes 2, realisations 1" in said
     low, high = (pd.DataFrame({"train": [0.1, last]}) for last in (0.5, 0.9))
     assert ewsg_mnist._ordered({"sgld": low, "ewsg": high}) == "EWSG, SGLD"
 

@@ -57,8 +57,6 @@ def follow(
     is evaluated first, by a leapfrog step of length zero.
     """
     at = jax.jit(lambda z: _evaluated(z, density))  # so that it is traced once
-    if not isinstance(start, Evaluated) and jax.default_backend() != "cpu":
-        start = at(start)  # there, code is dear to run a turn of the loop, not to compile
     position = start.position if isinstance(start, Evaluated) else start
     # One call for random numbers: (a^2 + b^2) / 2 of two normals is minus the log of a uniform.
     normal = jax.random.normal(key, (position.shape[0] + 2,), position.dtype)

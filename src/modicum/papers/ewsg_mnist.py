@@ -60,7 +60,7 @@ PAPER_SIZE = "The paper has 200 passes, 100 realisations and a CNN of 32 and 64 
 def _networks(scale: Scale) -> dict[str, BaseModel]:
     """Those of the paper; below its scale a smaller CNN, since a pass of it takes minutes."""
     if scale == "smoke":
-        small = CNN(channels=(4, 8), hidden=(20, 20), classes=10)
+        small = CNN(channels=(4, 8), kernel=3, hidden=(20,), classes=10)  # quick to compile
         return {"mlp": MLP(hidden=(20,), classes=10), "cnn": small}
     if scale == "laptop":
         quarter = CNN(channels=(8, 16), hidden=(50, 50), classes=10)
@@ -156,7 +156,7 @@ def _said_of_size(scale: Scale) -> str:
         return ""
     size, nets = SIZES[scale], _networks(scale)
     here = "; ".join(
-        f"{name.upper()}: {size.passes[name]:g} passes, {size.realisations[name]} realisations, "
+        f"{name.upper()}: passes {size.passes[name]:g}, realisations {size.realisations[name]}, "
         + (f"channels {net.channels}, " if isinstance(net, CNN) else "")
         + f"hidden layers {net.hidden}"  # type: ignore[attr-defined]
         for name, net in nets.items()

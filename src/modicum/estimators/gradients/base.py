@@ -51,7 +51,11 @@ class GradientEstimator(ABC):
     def prepare(self, batch: Any, context: Any) -> Any:
         """Make of a batch (with its `probability`) what does not depend on the state."""
         del context
-        return {name: jnp.asarray(field, self.precision) for name, field in batch.items()}
+        # Bytes stay bytes: by their type networks know that pixels are to be scaled.
+        return {
+            name: field if field.dtype == jnp.uint8 else jnp.asarray(field, self.precision)
+            for name, field in batch.items()
+        }
 
     def start(self, z: jax.Array, context: Any) -> Any:
         """What a chain remembers, before it is first renewed; () for nothing."""
