@@ -64,6 +64,8 @@ NOTES = [
     f"m = {HIGGS.subsample:,} for every order: the paper does not print m for this experiment.",
     "Order 0 is run because the paper shows it; the warnings below are what a user gets. With m "
     "left to Modicum it is refused, since no affordable m would do.",
+    "The stages of burn-in adapt the step; after it the step is .2, which order 0 may not bear: a "
+    "chain that stands still has an infinite IF.",
 ]
 
 
