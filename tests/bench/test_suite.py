@@ -1,7 +1,9 @@
 """What is run: the plan, the command line, processes of their own; and a tiny bench."""
 
 import json
+import subprocess
 import sys
+import time
 
 import pytest
 from typer.testing import CliRunner
@@ -53,6 +55,8 @@ def test_a_peer_is_compared_with_modicum():
     assert plan(quick=True, problems=["higgs-20k"], peers=["laplace"]).meetings == {
         "higgs-20k": ("modicum", "laplace")
     }
+    huge = plan(problems=["plain-100m"], peers=["laplace"]).meetings
+    assert huge == {"plain-100m": ("modicum-store",)}  # it is nowhere but on disk
     with pytest.raises(SettingError, match="there is no peer"):
         plan(peers=["stan"])
 
@@ -78,8 +82,6 @@ def test_memory_that_was_given_back_is_remembered():
     with Peak() as peak:
         held = bytearray(300_000_000)
         held[::4096] = b"x" * len(held[::4096])
-        import time
-
         time.sleep(0.1)
         del held
     assert peak.bytes > before.bytes + 250_000_000
@@ -87,8 +89,6 @@ def test_memory_that_was_given_back_is_remembered():
 
 def test_importing_modicum_does_not_import_the_bench():
     code = "import modicum, sys; print(any(m.startswith('modicum.bench') for m in sys.modules))"
-    import subprocess
-
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert told.stdout.strip() == "False"
 
