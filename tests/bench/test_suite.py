@@ -44,6 +44,13 @@ def test_a_mistake_is_one_sentence(given, said):
     assert told.stderr.count("\n") == 1
 
 
+def test_the_page_of_the_docs_is_written_in_a_checkout_only(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = run("--quick", "--docs")
+    assert told.exit_code == 1
+    assert "there is no folder docs here" in told.stderr
+
+
 def test_every_meeting_is_of_known_problems_and_contenders():
     for meetings in (FULL, QUICK, HUGE):
         chosen = plan(problems=list(meetings)).meetings
