@@ -1,7 +1,9 @@
 """What is run: the plan, the command line, processes of their own; and a tiny bench."""
 
 import json
+import subprocess
 import sys
+import time
 
 import pytest
 from typer.testing import CliRunner
@@ -42,6 +44,13 @@ def test_a_mistake_is_one_sentence(given, said):
     assert told.stderr.count("\n") == 1
 
 
+def test_the_page_of_the_docs_is_written_in_a_checkout_only(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = run("--quick", "--docs")
+    assert told.exit_code == 1
+    assert "there is no folder docs here" in told.stderr
+
+
 def test_every_meeting_is_of_known_problems_and_contenders():
     for meetings in (FULL, QUICK, HUGE):
         chosen = plan(problems=list(meetings)).meetings
@@ -53,6 +62,8 @@ def test_a_peer_is_compared_with_modicum():
     assert plan(quick=True, problems=["higgs-20k"], peers=["laplace"]).meetings == {
         "higgs-20k": ("modicum", "laplace")
     }
+    huge = plan(problems=["plain-100m"], peers=["laplace"]).meetings
+    assert huge == {"plain-100m": ("modicum-store",)}  # it is nowhere but on disk
     with pytest.raises(SettingError, match="there is no peer"):
         plan(peers=["stan"])
 
@@ -78,8 +89,6 @@ def test_memory_that_was_given_back_is_remembered():
     with Peak() as peak:
         held = bytearray(300_000_000)
         held[::4096] = b"x" * len(held[::4096])
-        import time
-
         time.sleep(0.1)
         del held
     assert peak.bytes > before.bytes + 250_000_000
@@ -87,8 +96,6 @@ def test_memory_that_was_given_back_is_remembered():
 
 def test_importing_modicum_does_not_import_the_bench():
     code = "import modicum, sys; print(any(m.startswith('modicum.bench') for m in sys.modules))"
-    import subprocess
-
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert told.stdout.strip() == "False"
 

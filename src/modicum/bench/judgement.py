@@ -19,7 +19,7 @@ __all__ = ["MARKS", "Judgement", "judge", "judge_all"]
 
 MARKS = ("right", "too few draws", "slightly off", "wrong")
 MEAN, SD = 0.1, 0.07  # posterior sd, and share of it: beyond them an answer is wrong
-FEW = 50  # effective draws below which nothing can be said
+FEW = 300  # effective draws below which an error of a quarter posterior sd would go unseen
 CHANCE = 1e-3
 
 

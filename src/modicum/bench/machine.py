@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -75,7 +76,14 @@ def _processor() -> str:
         for line in path.read_text().splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    try:  # ARM names its processors by number; lscpu knows them
+        told = subprocess.run(["lscpu"], capture_output=True, text=True, timeout=10).stdout
+        names = [
+            line.split(":", 1)[1].strip() for line in told.splitlines() if "Model name" in line
+        ]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _version(name: str) -> str | None:

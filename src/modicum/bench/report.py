@@ -78,9 +78,9 @@ def _problem(name: str, results: Results) -> Table:
     here = [m for m in results.measured if m.problem == name and m.chains is None and m.runs]
     here.sort(key=lambda m: list(CONTENDERS).index(m.contender))
     ours = next((m for m in here if m.contender == OURS), None)
-    table = Table(f"{about['title']}: {about['rows']:,} rows, d = {about['size']}", COLUMNS)
+    table = Table(about["title"], COLUMNS)
     table.rows = [_line(m, ours, kept) for m in here]
-    table.note = f"Data: {about['description']}. "
+    table.note = f"Data: {about['rows']:,} rows, d = {about['size']}; {about['description']}. "
     table.note += "No reference: all rows are too many." if kept is None else _source(kept)
     return table
 

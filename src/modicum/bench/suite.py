@@ -88,10 +88,10 @@ def plan(
     if problems:
         usual = (*LIGHT, *PEERS) if not quick else QUICK["higgs-20k"]
         meetings = {find_problem(name).name: meetings.get(name, usual) for name in problems}
-        meetings |= {p: ("modicum-store",) for p in meetings if PROBLEMS[p].on_disk}
     if peers:
         wanted = set(peers) | {OURS}
         meetings = {p: tuple(c for c in CONTENDERS if c in wanted) for p in meetings}
+    meetings |= {p: ("modicum-store",) for p in meetings if PROBLEMS[p].on_disk}
     budget = Budget(
         seconds=seconds or (5.0 if quick else 20.0),
         draws=2_000 if quick else 4_000,

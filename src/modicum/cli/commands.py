@@ -271,6 +271,6 @@ def bench(
         if list_:
             benching.list_bench(console(quiet=False))
             return
-        place, page = (Path("docs/benchmarks"), "last") if docs else (out, "bench")
+        place, page = benching.docs_page() if docs else (out, "bench")
         chosen = problem or [], peer or []
         benching.bench(place, quick, *chosen, seconds, repeats, huge, page, console(quiet))

@@ -21,7 +21,7 @@ def laplace(given: Given, budget: Budget) -> Found:
     return _normal(mode.point, mode.covariance, mode.seconds, mode.rows, budget)
 
 
-@contender("statsmodels", "statsmodels GLM", "statsmodels", 8.0)
+@contender("statsmodels", "statsmodels GLM", "statsmodels", 12.0)
 def glm(given: Given, budget: Budget) -> Found:
     """Maximum likelihood, which knows no prior, with its standard errors."""
     import statsmodels.api as sm

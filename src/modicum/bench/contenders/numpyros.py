@@ -21,19 +21,19 @@ TUNE = 300  # as many as Modicum gets
 CHUNK, WHOLE_CHUNK = 50, 10
 
 
-@contender("numpyro-ecs-200", "NumPyro HMCECS, m = 200", "numpyro", 5.0)
+@contender("numpyro-ecs-200", "NumPyro HMCECS, m = 200", "numpyro", 8.0)
 def ecs_200(given: Given, budget: Budget) -> Found:
     """NUTS inside, Taylor proxy of degree 2 about the mode, 100 blocks."""
     return _ecs(given, budget, 200)
 
 
-@contender("numpyro-ecs-1300", "NumPyro HMCECS, m = 1,300", "numpyro", 5.0)
+@contender("numpyro-ecs-1300", "NumPyro HMCECS, m = 1,300", "numpyro", 8.0)
 def ecs_1300(given: Given, budget: Budget) -> Found:
     """The same with the subsample of the HMC-ECS paper."""
     return _ecs(given, budget, 1_300)
 
 
-@contender("numpyro-ecs-hessian", "NumPyro HMCECS, m = 200, Hessian as mass", "numpyro", 5.0)
+@contender("numpyro-ecs-hessian", "NumPyro HMCECS, m = 200, Hessian as mass", "numpyro", 8.0)
 def ecs_hessian(given: Given, budget: Budget) -> Found:
     """The same as with 200 rows, and the Hessian brought with the mode as mass matrix."""
     return _ecs(given, budget, 200, hessian=True)

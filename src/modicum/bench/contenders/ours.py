@@ -54,8 +54,7 @@ def sghmc(given: Given, budget: Budget) -> Found:
 def nuts(given: Given, budget: Budget) -> Found:
     """Every row for every gradient; as many draws as fit."""
     tune, draws = forecast(_pass_seconds(given), budget)
-    # chains share the cores, so each gets its share of the draws
-    each = max(10, min(draws, budget.draws) // budget.chains)
+    each = max(10, min(draws, budget.draws))  # chains run beside each other
     return _sampled(given, given.rows, NUTS(), budget, tune=tune, draws=each)
 
 
