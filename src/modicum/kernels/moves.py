@@ -72,11 +72,9 @@ def move_afresh(
     """Move from a position where the density is not known, keeping its by-products.
 
     `density(z)` returns the log-density and what else it computed. The last of what is returned
-    is the number of evaluations: on a CPU, HMC needs none but those of its trajectory.
+    is the number of evaluations: HMC needs none but those of its trajectory.
     """
-    # A class made of HMCMove may move in its own way. On an accelerator a turn of the loop is dear,
-    # and so is what is carried through it.
-    if type(move) is HMCMove and jax.default_backend() == "cpu":
+    if type(move) is HMCMove:  # a class made of it may move in its own way
         point, info = move.travel(key, position, density, step_size, inverse_mass)
         return point, info, info.n_steps + 1
 
