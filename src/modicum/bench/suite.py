@@ -72,6 +72,12 @@ class Results:
     measured: list[Measured] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def forget(self, problem: str) -> None:
+        """Drop what is there of a problem that was not finished."""
+        self.problems.pop(problem, None)
+        self.references.pop(problem, None)
+        self.measured = [one for one in self.measured if one.problem != problem]
+
 
 def plan(
     quick: bool = False,
@@ -103,7 +109,10 @@ def plan(
 
 
 def run_suite(todo: Plan, say: Callable[[str], None]) -> Results:
-    """Run it problem by problem; data are made in a temporary folder and removed again."""
+    """Run it problem by problem; data are made in a temporary folder and removed again.
+
+    Ctrl-C ends it with the problems that are done.
+    """
     results = Results(describe_machine(), vars(todo.budget).copy())
     absent = {
         name: CONTENDERS[name].missing() for group in todo.meetings.values() for name in group
@@ -112,17 +121,35 @@ def run_suite(todo: Plan, say: Callable[[str], None]) -> Results:
     for number, (name, group) in enumerate(todo.meetings.items(), 1):
         say(f"[{number}/{len(todo.meetings)}] {PROBLEMS[name].title}")
         here = [CONTENDERS[one] for one in group if absent[one] is None]
-        with tempfile.TemporaryDirectory(prefix="modicum-bench-") as folder:
-            try:
-                kept = PROBLEMS[name].write(Path(folder))
-            except DataError as fault:
-                results.notes.append(f"{name}: {fault}")
-                say(f"  left out: {fault}")
-                continue
-            if kept is not None:
-                results.references[name] = kept
-            _meet(todo, name, here, Path(folder), results, say)
+        try:
+            _problem(todo, name, here, results, say)
+        except KeyboardInterrupt:
+            done = f"Stopped by hand: {number - 1} of {len(todo.meetings)} problems were run."
+            results.forget(name)
+            results.notes.append(done)
+            say(done)
+            break
     return results
+
+
+def _problem(
+    todo: Plan,
+    name: str,
+    here: Sequence[Contender],
+    results: Results,
+    say: Callable[[str], None],
+) -> None:
+    """Make one problem, and let its contenders meet."""
+    with tempfile.TemporaryDirectory(prefix="modicum-bench-") as folder:
+        try:
+            kept = PROBLEMS[name].write(Path(folder))
+        except DataError as fault:
+            results.notes.append(f"{name}: {fault}")
+            say(f"  left out: {fault}")
+            return
+        if kept is not None:
+            results.references[name] = kept
+        _meet(todo, name, here, Path(folder), results, say)
 
 
 def _meet(
