@@ -11,27 +11,40 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import jax
 
 __all__ = ["SOONEST", "jit", "uncollected"]
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
 SOONER = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
 SOONEST = SOONER | {"xla_backend_optimization_level": 0}  # slow code, for what is run once
 
 
+class Compiled(Protocol[P, R]):
+    """A function that is compiled when it is first called."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call it."""
+        ...
+
+    def lower(self, *args: Any) -> Any:
+        """Make ready what is to be compiled, as `jax.jit` does."""
+        ...
+
+
 def jit(
     *, static: int | tuple[int, ...] = (), options: dict[str, Any] = SOONER
-) -> Callable[[F], F]:
+) -> Callable[[Callable[P, R]], Compiled[P, R]]:
     """Compile the decorated function as `jax.jit` does, with `options` on a CPU.
 
     The arguments numbered in `static` are part of what is compiled. Nothing is asked of JAX before
-    the first call. `lower(...)` is that of `jax.jit`.
+    the first call.
     """
 
-    def decorate(function: F) -> F:
+    def decorate(function: Callable[P, R]) -> Compiled[P, R]:
         lock = threading.Lock()
         made: list[Any] = []
         within = jax.jit(function, static_argnums=static)

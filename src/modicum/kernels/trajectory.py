@@ -57,6 +57,8 @@ def follow(
     is evaluated first, by a leapfrog step of length zero.
     """
     at = jax.jit(lambda z: _evaluated(z, density))  # so that it is traced once
+    if not isinstance(start, Evaluated) and jax.default_backend() != "cpu":
+        start = at(start)  # on an accelerator what a loop carries is dearer than what is compiled
     position = start.position if isinstance(start, Evaluated) else start
     # One call for random numbers: (a^2 + b^2) / 2 of two normals is minus the log of a uniform.
     normal = jax.random.normal(key, (position.shape[0] + 2,), position.dtype)

@@ -7,6 +7,7 @@ accelerator all chains are one group.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ __all__ = ["Chains", "Parallel", "chain_keys", "default_parallel"]
 
 Parallel = Literal["threads", "stacked"]
 Record = dict[str, np.ndarray]
+IN_FLIGHT = 3  # pieces of a record on their way from an accelerator
 CHAINS_A_CORE = 8  # more than these, and stacking them beats a thread each
 
 
@@ -90,6 +92,9 @@ class Chains:
             loop = self._lowered(start, batches)
             # The loop is compiled meanwhile, and before threads race to do so.
             compiling = self._pool.submit(loop.compile)
+            if self._through_pinned_pages:
+                record = loop.out_info[1]
+                compiled.piece.lower(record, 0, _piece_of(record)).compile()
             self.state = [
                 start(self._of_group(batches, g), key) for g, key in enumerate(self._group_keys)
             ]
@@ -129,9 +134,13 @@ class Chains:
         state, record = self._loop(*self._arguments(g, span, batches, state))
         first, count = span
         ended = int((first + count) // self.thin - first // self.thin)
-        if self._stacked and jax.default_backend() != "cpu":
+        if self._through_pinned_pages:
             return state, _to_host(record, ended)
         return state, {k: self._with_axis(values)[:, :ended] for k, values in record.items()}
+
+    @property
+    def _through_pinned_pages(self) -> bool:
+        return self._stacked and jax.default_backend() != "cpu"
 
     @property
     def _loop(self) -> Any:
@@ -260,17 +269,31 @@ def _to_host(record: dict[str, jax.Array], count: int) -> Record:
     does not count stays where it is; pieces of one size are compiled for once.
     """
     some = record["position"]
-    slots, size = some.shape[1], min(some.shape[1], compiled.BLOCK)
+    slots, size = some.shape[1], _piece_of(record)
     device = next(iter(some.devices()))
     pinned = "pinned_host" in {memory.kind for memory in device.addressable_memories()}
     where = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host" if pinned else None)
     starts = [min(start, slots - size) for start in range(0, count, size)]
-    pieces = [jax.device_put(compiled.piece(record, s, size), where) for s in starts]
     whole = {k: np.empty((len(v), count, *v.shape[2:]), v.dtype) for k, v in record.items()}
-    for start, piece in zip(starts, pieces, strict=True):
-        for name, values in piece.items():  # copied, since such pages are dear and draws are kept
+
+    def fetch(start: int) -> Any:
+        return jax.device_put(compiled.piece(record, start, size), where)
+
+    # Such pages are dear to come by: few are on their way at a time, and draws leave them at once.
+    coming = deque(fetch(start) for start in starts[:IN_FLIGHT])
+    for k, start in enumerate(starts):
+        piece = coming.popleft()
+        for name, values in piece.items():
             whole[name][:, start : start + size] = np.asarray(values)[:, : count - start]
+        del piece, values
+        if k + IN_FLIGHT < len(starts):
+            coming.append(fetch(starts[k + IN_FLIGHT]))
     return whole
+
+
+def _piece_of(record: dict[str, Any]) -> int:
+    """Slots that are copied at a time."""
+    return min(int(record["position"].shape[1]), compiled.BLOCK)
 
 
 def _groups(chains: int) -> int:
