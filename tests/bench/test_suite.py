@@ -8,11 +8,12 @@ import time
 import pytest
 from typer.testing import CliRunner
 
+from modicum.bench import suite
 from modicum.bench.contenders import CONTENDERS
 from modicum.bench.contenders.base import Contender
 from modicum.bench.memory import Peak
 from modicum.bench.process import ChildError, in_process
-from modicum.bench.suite import FULL, HUGE, QUICK, plan
+from modicum.bench.suite import FULL, HUGE, QUICK, plan, run_suite
 from modicum.cli import app
 from modicum.errors import SettingError
 
@@ -66,6 +67,19 @@ def test_a_peer_is_compared_with_modicum():
     assert huge == {"plain-100m": ("modicum-store",)}  # it is nowhere but on disk
     with pytest.raises(SettingError, match="there is no peer"):
         plan(peers=["stan"])
+
+
+def test_ctrl_c_keeps_the_problems_that_are_done(monkeypatch):
+    def problem(todo, name, here, results, say):
+        results.problems[name] = {"rows": 1}
+        if len(results.problems) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(suite, "_problem", problem)
+    said = []
+    results = run_suite(plan(quick=True, peers=["laplace"]), said.append)
+    assert list(results.problems) == ["higgs-20k"]
+    assert results.notes[-1] == said[-1] == "Stopped by hand: 1 of 2 problems were run."
 
 
 def test_a_package_that_is_not_there_is_a_sentence():

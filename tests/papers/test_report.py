@@ -122,3 +122,21 @@ def test_errors_are_a_sentence(toy, arguments, said):
     assert result.exit_code == 1
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_the_gallery_of_the_documentation(toy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = run("hmc-ecs", "toy", "--out", "out", "--docs")
+    assert told.exit_code == 1
+    assert "there is no folder docs here" in told.stderr
+    (tmp_path / "docs" / "gallery").mkdir(parents=True)
+    (tmp_path / "docs" / "gallery" / "old.png").write_bytes(b"")
+    told = run("hmc-ecs", "--out", "out", "--docs", "--scale", "smoke")
+    assert told.exit_code == 1  # one of the two could not be run
+    page = (tmp_path / "docs" / "gallery" / "index.md").read_text()
+    assert "modicum reproduce hmc-ecs toy --scale smoke" in page
+    assert "- Ours is half of theirs." in page
+    assert "without its data" not in page
+    pictures = [path.name for path in (tmp_path / "docs" / "gallery").glob("*.png")]
+    assert pictures == ["hmc-ecs-toy-figure-1.png"]
+    assert f"]({pictures[0]})" in page

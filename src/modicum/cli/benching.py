@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-__all__ = ["bench", "docs_page", "list_bench"]
+__all__ = ["bench", "list_bench"]
 
 
 def list_bench(say: Console) -> None:
@@ -23,15 +23,6 @@ def list_bench(say: Console) -> None:
     for name, one in CONTENDERS.items():
         absent = "" if one.missing() is None else f" ({one.package} is not installed)"
         say.print(f"  {name:<{wide}}  {escape(one.title + absent)}", highlight=False)
-
-
-def docs_page() -> tuple[Path, str]:
-    """Folder and name of the page that the documentation shows."""
-    from modicum.errors import SettingError
-
-    if not Path("docs").is_dir():
-        raise SettingError("--docs is for a checkout of Modicum: there is no folder docs here.")
-    return Path("docs/benchmarks"), "last"
 
 
 def bench(

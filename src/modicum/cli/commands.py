@@ -1,4 +1,4 @@
-"""The command line: `modicum fit`, `ingest`, `summary`, `demo`, `reproduce` and `bench`.
+"""The commands of a user with a table: `modicum fit`, `ingest`, `summary` and `demo`.
 
 Modicum's own modules are imported inside the commands, so that `--help` waits for as little as
 possible. Every error that Modicum raises on purpose ends as one sentence and exit code 1.
@@ -198,79 +198,3 @@ def demo(
         from modicum.demo import run_demo
 
         run_demo(out, quick)
-
-
-@app.command()
-def reproduce(
-    paper: Annotated[str | None, typer.Argument(help="hmc-ecs or ewsg.")] = None,
-    experiment: Annotated[str | None, typer.Argument(help="One of --list; default: all.")] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
-    scale: Annotated[
-        str, typer.Option(help="smoke (seconds each), laptop (minutes) or paper (full size).")
-    ] = "laptop",
-    out: Annotated[Path, typer.Option(help="Folder for tables, figures and the page.")] = Path(
-        "papers-output"
-    ),
-    seed: Annotated[int, typer.Option(help="The same seed gives the same draws.")] = 1,
-    quiet: Quiet = False,
-) -> None:
-    """Run the experiments of a paper: tables, figures, and a page that shows them all.
-
-    OUT will hold a folder for each experiment, and `index.html`. An experiment run again takes the
-    place of its earlier run there.
-    """
-    with one_sentence():
-        from modicum.cli.reproducing import chosen, list_experiments, reproduce_all
-        from modicum.errors import SettingError
-
-        experiments = chosen(paper, experiment, scale)
-        if list_:
-            list_experiments(experiments, console(quiet=False))
-            return
-        if paper is None:
-            raise SettingError("name the paper: modicum reproduce hmc-ecs, or ewsg.")
-        if reproduce_all(experiments, scale, out, seed, console(quiet)):  # type: ignore[arg-type]
-            raise typer.Exit(1)
-
-
-@app.command()
-def bench(
-    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("bench-output"),
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Small sizes: a couple of minutes.")
-    ] = False,
-    problem: Annotated[
-        list[str] | None, typer.Option(help="Only this problem; may be repeated.")
-    ] = None,
-    peer: Annotated[
-        list[str] | None, typer.Option(help="Only this sampler and Modicum; may be repeated.")
-    ] = None,
-    seconds: Annotated[
-        float | None, typer.Option(help="Seconds of sampling a contender; default 20 (quick: 5).")
-    ] = None,
-    repeats: Annotated[
-        int | None, typer.Option(help="Runs of each, in turns; default 3 (quick: 1).")
-    ] = None,
-    huge: Annotated[
-        bool, typer.Option("--huge", help="Also 100 million rows from disk (needs 24 GB there).")
-    ] = False,
-    docs: Annotated[
-        bool, typer.Option("--docs", help="Write docs/benchmarks/last.md of this checkout.")
-    ] = False,
-    list_: Annotated[bool, typer.Option("--list", help="List problems and samplers.")] = False,
-    quiet: Quiet = False,
-) -> None:
-    """Measure Modicum beside what you would use instead, on this machine.
-
-    OUT will hold `bench.md`, `bench.json` and three pictures. Everything takes some 40 minutes on
-    two cores. Samplers that are not installed are left out: pip install 'modicum[bench]'.
-    """
-    with one_sentence():
-        from modicum.cli import benching
-
-        if list_:
-            benching.list_bench(console(quiet=False))
-            return
-        place, page = benching.docs_page() if docs else (out, "bench")
-        chosen = problem or [], peer or []
-        benching.bench(place, quick, *chosen, seconds, repeats, huge, page, console(quiet))

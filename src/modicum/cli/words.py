@@ -150,3 +150,13 @@ def one_sentence() -> Iterator[None]:
             text = re.sub(said, meant, text)
         errors().print(f"[red]Error:[/] [red]{escape(text)}[/]", highlight=False)
         raise typer.Exit(1) from None
+
+
+def docs_folder() -> Path:
+    """The documentation's folder of the checkout one stands in."""
+    from modicum.errors import SettingError
+
+    folder = Path("docs")
+    if not folder.is_dir():
+        raise SettingError("--docs is for a checkout of Modicum: there is no folder docs here.")
+    return folder

@@ -75,8 +75,8 @@ def full_cost(problem: Problem, fits: Mapping[str, Fit]) -> str:
     )
     return (
         "Cost of full HMC: 3,000 iterations of L + 1 = 7 evaluations of all rows, as the paper "
-        "counts, over a run of HMC-ECS as long with all of its passes. HMC-ECS is charged L + 2 "
-        "evaluations of its rows here, one of them for the residuals at the new point. With its "
+        "counts, over a run of HMC-ECS as long with all of its passes. HMC-ECS, too, is charged "
+        "L + 1 evaluations of its rows, and those of its refreshes. With its "
         f"passes the weighted default is cheaper than uniform rows by {cheaper}; without them by "
         f"{_sampling(fits):.2g} times."
     )

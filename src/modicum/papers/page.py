@@ -12,7 +12,7 @@ from typing import Any
 from modicum.papers.catalogue import PAPERS
 from modicum.papers.report import RECORD, shown
 
-__all__ = ["write_page"]
+__all__ = ["records_of", "write_page"]
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c1e21; --faint: #667; --line: #d9dce1; --paper: #fff;
@@ -47,7 +47,7 @@ pre { background: var(--band); padding: .8rem; overflow-x: auto; font-size: .8re
 
 def write_page(out: Path) -> Path:
     """Gather every experiment found under `out` into OUT/index.html, and return its path."""
-    papers = {paper: _records(out / paper) for paper in PAPERS}
+    papers = {paper: records_of(out / paper) for paper in PAPERS}
     parts = ["<h1>The papers, reproduced</h1>", _contents(papers)]
     for paper, records in papers.items():
         if records:
@@ -65,7 +65,8 @@ def write_page(out: Path) -> Path:
     return path
 
 
-def _records(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+def records_of(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Folder and record of every experiment under `folder`, in the order of their names."""
     found = sorted(folder.glob(f"*/{RECORD}"))
     return [(path.parent, json.loads(path.read_text(encoding="utf-8"))) for path in found]
 
