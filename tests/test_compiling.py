@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from modicum import compiling
-from modicum.compiling import SOONEST, jit, uncollected
+from modicum.compiling import SOONEST, jit, make_room, uncollected
 
 
 def traced(log, **options):
@@ -75,3 +75,20 @@ def test_collection_is_put_off_and_taken_up_again(before):
         assert gc.isenabled() is before
     finally:
         gc.enable() if was else gc.disable()
+
+
+def test_compiled_code_is_let_go_before_the_maps_run_out(tmp_path):
+    log = []
+    power = traced(log)
+    power(jnp.arange(3.0), 2)
+    maps, most = tmp_path / "maps", tmp_path / "most"
+    maps.write_text("map\n" * 700)
+    most.write_text("1001\n")
+    assert not make_room(maps, most)
+    power(jnp.arange(3.0), 2)
+    assert log == [2]
+    most.write_text("1000\n")
+    assert make_room(maps, most)
+    np.testing.assert_allclose(power(jnp.arange(3.0), 2), [0, 1, 4])
+    assert log == [2, 2]
+    assert not make_room(tmp_path / "none", most)

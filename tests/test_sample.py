@@ -264,6 +264,7 @@ def test_the_posterior_tells_names_cost_and_settings(small, first):
     steps = first.stats["n_steps"].sum()
     assert first.ledger.by_purpose["sampling"] == steps * 150
     assert first.ledger.by_purpose["mode"] % 150 == 0
+    assert first.ledger.by_purpose["start"] == first.chains * 150
     assert first.settings["complete"]
     assert first.settings["seed"] == 5
 

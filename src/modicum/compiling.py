@@ -11,15 +11,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
+from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import jax
 
-__all__ = ["SOONEST", "jit", "uncollected"]
+__all__ = ["SOONEST", "jit", "make_room", "uncollected"]
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 SOONER = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
+MAPS, MOST = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
+ROOM = 0.7  # share of the maps that may be in use before a run
 SOONEST = SOONER | {"xla_backend_optimization_level": 0}  # slow code, for what is run once
 
 
@@ -99,3 +102,22 @@ def uncollected() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def make_room(maps: Path = MAPS, most: Path = MOST) -> bool:
+    """Let compiled code go before the system's limit on memory maps is reached.
+
+    Every compiled function holds some hundreds of maps, and the process dies when there are no
+    more: some hundred runs of different shapes would do. What is still needed is compiled again.
+    """
+    try:
+        limit = int(most.read_text())
+        with maps.open("rb") as file:
+            held = sum(1 for _ in file)
+    except OSError:  # no Linux
+        return False
+    if held < ROOM * limit:
+        return False
+    jax.clear_caches()
+    gc.collect()
+    return True

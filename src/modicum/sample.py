@@ -241,6 +241,8 @@ def _posterior(
     seconds: float,
     thin: int,
 ) -> Posterior:
+    if plan.start_rows:
+        task.ledger.add("start", task.chains * plan.start_rows, "gradient")
     for purpose, stats in (("warm-up", history.warmup), ("sampling", history.stats)):
         if "rows_touched" in stats:
             task.ledger.add(purpose, _rows_touched(stats), "gradient")

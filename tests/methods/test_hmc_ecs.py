@@ -323,6 +323,7 @@ def test_the_ledger_adds_up(good):
     assert spent["design"] == toy.N
     assert spent["pilot"] == 32 * toy.N
     assert spent["warm-up"] > 0
+    assert spent["start"] == m * good.chains
     assert good.ledger.evaluations == sum(spent.values())
     # full-data HMC along the same trajectories: the mode, and n rows a step
     steps_of_all = good.ledger.full_data - spent["mode"]

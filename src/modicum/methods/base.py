@@ -115,6 +115,7 @@ class Plan:
     anchor: Coordinates
     rows: Any = None  # rows the kernel wants by index (see run.Chains)
     numbers: int = 0  # prepared of the rows an iteration wants
+    start_rows: int = 0  # evaluated by each chain before its first iteration
     tuning: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     pause: Pause | None = None  # what is done to the chains between iterations

@@ -75,6 +75,7 @@ class EnergyConserving(Method):
             anchor=study.anchor,
             rows=where_rows_live(task),
             numbers=study.numbers(parts),
+            start_rows=parts.subsample,
             tuning=composed.tuning | {"design": design},
             notes=[*study.anchor.notes, *composed.notes],
         )

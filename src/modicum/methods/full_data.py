@@ -83,7 +83,9 @@ class _FullData(Method):
         tuned = self.step_size is None
         signals = schedule(task.tune, task.draws, adapt_mass=tuned, adapt_step=tuned)
         tuning = {"rows held": "in memory" if isinstance(source, Resident) else "on disk"}
-        return Plan(kernel, context, signals, anchor, tuning=tuning, notes=list(anchor.notes))
+        notes = list(anchor.notes)
+        start = len(task.rows)
+        return Plan(kernel, context, signals, anchor, start_rows=start, tuning=tuning, notes=notes)
 
 
 @dataclass(frozen=True)

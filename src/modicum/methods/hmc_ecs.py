@@ -117,6 +117,7 @@ class HMCECS(EnergyConserving):
             plan,
             kernel=DelayedAcceptanceKernel(kernel, WholeLogPosterior(task.target, source)),
             context=plan.context | {"data": chunks, "rows": jnp.asarray(len(task.rows))},
+            start_rows=plan.start_rows + len(task.rows),
         )
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.compiling import uncollected
+from modicum.compiling import make_room, uncollected
 from modicum.kernels.base import Kernel, travelling
 from modicum.precision import in_double_precision
 from modicum.rows import Rows
@@ -85,6 +85,7 @@ class Chains:
     @in_double_precision
     def begin(self) -> None:
         """Put every chain at its start."""
+        make_room()
         batches = self._first_batches()
         begin = compiled.begin_together if self._stacked else compiled.begin
         start = partial(begin, self.kernel, self.context, self._on_device)
