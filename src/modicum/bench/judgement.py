@@ -21,6 +21,7 @@ MARKS = ("right", "too few draws", "slightly off", "wrong")
 MEAN, SD = 0.1, 0.07  # posterior sd, and share of it: beyond them an answer is wrong
 FEW = 300  # effective draws below which an error of a quarter posterior sd would go unseen
 CHANCE = 1e-3
+UNSURE = 3.0  # of few draws the effective number is itself a guess: their errors count from here
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,12 @@ def judge(found: Found, reference: KeptReference) -> Judgement:
     exact = any("no Monte Carlo error" in note for note in found.notes)
     # a mean of N draws has error sd / sqrt(N), an sd about sd / sqrt(2 N)
     own = (0.0, 0.0) if exact else (1 / np.array(found.ess), 0.5 / np.array(found.ess_square))
-    bound = _quantile(2 * len(unit))
+    few = not exact and min(found.effective, min(found.ess_square)) < FEW
+    bound = _quantile(2 * len(unit)) * (UNSURE if few else 1)
     mean_noise = bound * np.sqrt(own[0] + np.square(reference.mean_error))
     sd_noise = bound * np.sqrt(own[1] + np.square(reference.sd_error))
     beyond = bool(np.any(mean > mean_noise) or np.any(sd > sd_noise))
     far = bool(np.any(mean > np.maximum(mean_noise, MEAN)) or np.any(sd > np.maximum(sd_noise, SD)))
-    few = not exact and min(found.effective, min(found.ess_square)) < FEW
     mark = "wrong" if far else "too few draws" if few else "slightly off" if beyond else "right"
     return Judgement(float(mean.max()), float(sd.max()), mark)
 
