@@ -116,5 +116,5 @@ def test_too_few_products_on_covertype_are_warned_of():
 def test_weighted_rows_need_far_fewer_products():
     few = sampled("covertype", method="hmc-ecs-signed", draws=50, tune=50)
     assert few.tuning["products"]["value"] <= 30
-    with pytest.raises(mo.ModicumError, match=r"[\d,]{7,} of 581,012 rows .* weighted"):
+    with pytest.raises(mo.ModicumError, match=r"[\d,]{7,} of 581,012 rows .*weighted"):
         sampled("covertype", method=mo.SignedHMCECS(design="uniform"), draws=50, tune=50)
