@@ -231,8 +231,10 @@ class StochasticGradient(StochasticGradientFamily):
         "minibatch", "taylor", "svrg", or an object of `modicum.estimators.gradients`.
     selector
         "plain", "exponential", or an object of `modicum.kernels.selectors`.
-    **settings
-        Those of `StochasticGradientFamily`.
+
+    Notes
+    -----
+    The other settings are those of `StochasticGradientFamily`.
 
     Examples
     --------
