@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from modicum.errors import CrudeControlVariateError
 from modicum.estimators import BlockPoisson
 from modicum.methods.base import Outcome, Plan, Task
 from modicum.methods.ecs_method import Composed, EnergyConserving
@@ -60,6 +61,14 @@ class SignedHMCECS(EnergyConserving):
 
     def compose(self, task: Task) -> Composed:
         """A block-Poisson estimator with lambda, a, G and K from the pilot study."""
+        if self.order < 2:
+            # Far out, where D is below -lambda, factors are negative and grow with the distance,
+            # and no quadratic is there to outweigh them: |Lhat| has its mass there.
+            raise CrudeControlVariateError(
+                f"control variates of order {self.order} are too crude for the signed method: away "
+                "from the anchor its estimate grows without bound, and chains that get there stay; "
+                "use order=2."
+            )
         study = Study(self, task, self.find_anchor(task))
         choice = choose_products(
             study.pilot,
