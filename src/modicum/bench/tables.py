@@ -1,4 +1,4 @@
-"""A table of figures, and how it is shown. Nothing but the standard library is needed."""
+"""A table of figures, and how it is shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-__all__ = ["Table", "interleaved", "shown", "verdict"]
+from modicum.markdown import table_lines
+
+__all__ = ["Table", "interleaved", "verdict"]
 
 
 @dataclass
@@ -33,28 +35,8 @@ class Table:
 
     def markdown(self) -> str:
         """Set as Markdown."""
-        lines = [f"### {self.title}", "", _line(self.columns), _line(["---"] * len(self.columns))]
-        lines += [_line([shown(value) for value in row]) for row in self.rows]
+        lines = [f"### {self.title}", "", *table_lines(self.columns, self.rows, figures=3)]
         return "\n".join([*lines, *(["", self.note] if self.note else []), ""])
-
-
-def shown(value: Any) -> str:
-    """Return a cell as a reader wants it: three figures are enough.
-
-    Examples
-    --------
-    >>> [shown(v) for v in (None, "hmc", 10_500_000, 64284.2, 0.0001234, True)]
-    ['', 'hmc', '10,500,000', '64,284', '0.000123', 'yes']
-    """
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if 1e3 <= abs(value) < 1e15 else f"{value:.3g}"
-    return str(value)
 
 
 def verdict(value: float, limit: float) -> str:
@@ -73,7 +55,3 @@ def interleaved(functions: Mapping[str, Callable[[], Any]], repeats: int) -> dic
             function()
             times[name].append(time.perf_counter() - start)
     return {name: median(seconds) for name, seconds in times.items()}
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

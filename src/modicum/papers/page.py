@@ -9,8 +9,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from modicum.markdown import shown
 from modicum.papers.catalogue import PAPERS
-from modicum.papers.report import RECORD, shown
+from modicum.papers.report import RECORD
 
 __all__ = ["records_of", "write_page"]
 

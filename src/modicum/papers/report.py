@@ -10,14 +10,14 @@ import json
 import shutil
 import sys
 from importlib.metadata import version
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+from modicum.markdown import table_lines
 from modicum.papers.experiment import Experiment, Figure, Result, Scale, Table
 from modicum.plots import pyplot
 
-__all__ = ["RECORD", "shown", "write_failure", "write_result"]
+__all__ = ["RECORD", "write_failure", "write_result"]
 
 RECORD = "settings.json"
 
@@ -54,39 +54,14 @@ def write_failure(one: Experiment, out: Path, scale: Scale, seed: int, error: st
     _write_record(_header(one, scale, seed) | {"error": error}, folder)
 
 
-def shown(value: Any) -> str:
-    """Return a cell as a reader wants it: four figures are enough.
-
-    Examples
-    --------
-    >>> [shown(v) for v in (None, "hmc", 10_500_000, 642.84, 0.000123456, True)]
-    ['', 'hmc', '10,500,000', '642.8', '0.0001235', 'yes']
-    """
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, Integral):
-        return f"{int(value):,}"
-    if isinstance(value, Real):
-        number = float(value)
-        return f"{number:,.0f}" if 1e4 <= abs(number) < 1e15 else f"{number:.4g}"
-    return str(value)
-
-
 def _write_table(table: Table, folder: Path) -> None:
     with open(folder / f"{table.name}.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(table.columns)
         writer.writerows(table.rows)
-    lines = [_line(table.columns), _line(["---"] * len(table.columns))]
-    lines += [_line([shown(value) for value in row]) for row in table.rows]
+    lines = table_lines(table.columns, table.rows)
     text = "\n".join(lines) + (f"\n\n{table.note}" if table.note else "") + "\n"
     (folder / f"{table.name}.md").write_text(text, encoding="utf-8")
-
-
-def _line(cells: Any) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
 def _write_figure(figure: Figure, folder: Path) -> None:
