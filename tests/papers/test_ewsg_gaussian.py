@@ -109,7 +109,6 @@ def test_orderings_of_figure_1a_and_1c_at_laptop_scale():
     assert by_x[0] < min(by_x[1:]), by_x
 
 
-@pytest.mark.slow
 def test_smoke_of_figure_1b():
     result = figure_1b("smoke", 1)
     rows = result.tables[0].rows
@@ -121,7 +120,6 @@ def test_smoke_of_figure_1b():
     assert labelled(drawn(result))
 
 
-@pytest.mark.slow
 def test_smoke_of_figures_1d_to_1i():
     result = index_chain.figure_1d_1i("smoke", 1)
     local, best = result.tables
@@ -130,7 +128,6 @@ def test_smoke_of_figures_1d_to_1i():
     assert labelled(drawn(result))
 
 
-@pytest.mark.slow
 def test_smoke_of_figures_1j_to_1l():
     result = figure_1j_1l("smoke", 1)
     over_time = [row[2] for row in result.tables[0].rows if row[0] == "EWSG"]

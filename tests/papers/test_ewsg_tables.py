@@ -103,7 +103,6 @@ def real_tables(monkeypatch):
     monkeypatch.setenv("MODICUM_DATA", str(tables.data_folder()))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("real_tables")
 def test_smoke_of_table_1():
     result = ewsg_covertype.table_1("smoke", 1)
@@ -125,7 +124,6 @@ def test_table_1_at_laptop_scale():
     assert single < -1  # one realisation by itself is nowhere near
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("real_tables")
 def test_smoke_of_figure_3():
     result = ewsg_mnist.figure_3("smoke", 1)

@@ -181,7 +181,6 @@ def test_a_contender_keeps_its_warnings_and_its_length():
     assert fit.colour == METHOD_COLOURS["hmc"]
 
 
-@pytest.mark.slow
 def test_figure_7(tmp_path, monkeypatch):
     small = replace(hmc_ecs_dimension.SIZES["smoke"], dimensions=(2,), draws=30, tune=60)
     monkeypatch.setitem(hmc_ecs_dimension.SIZES, "smoke", small)
@@ -226,7 +225,6 @@ def test_tables_1_2(tmp_path, monkeypatch):
     assert "stand-in" in relative.note
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(NAMES - {"figure-7", "figures-8-9", "tables-1-2"}))
 def test_other_experiments_run(name, tmp_path, monkeypatch):
     data_at_hand(monkeypatch)
@@ -236,7 +234,6 @@ def test_other_experiments_run(name, tmp_path, monkeypatch):
         assert all("stand-in" in table.note for table in result.tables)
 
 
-@pytest.mark.slow
 def test_order_0_is_flagged_and_order_1_is_right(tmp_path, monkeypatch):
     data_at_hand(monkeypatch)
     (table,) = run_smoke("figures-8-9", tmp_path).tables
