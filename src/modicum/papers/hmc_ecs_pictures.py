@@ -84,6 +84,7 @@ def draw_moments(fits: Sequence[Fit], truth: Fit) -> Any:
         _against(upper, fit.mean, truth.mean, fit, truth)
         _against(lower, fit.sd**2, truth.sd**2, fit, truth)
         lower.set(xscale="log", yscale="log")
+        lower.tick_params(which="minor", labelbottom=False, labelleft=False)  # they would collide
         upper.set_title(fit.label, fontsize=8)
         lower.set_xlabel(truth.label, fontsize=8)
         if column == 0:
