@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import chi2
 
 from modicum import SettingError
-from modicum.designs import Uniform, Weighted, weight_tables
+from modicum.designs import Uniform, Weighted, draw_on_host, weight_tables
 from modicum.designs.weighted import BLOCK, CLASSES
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -163,3 +163,12 @@ def test_the_key_decides(design):
     once, again = (draw(design, tables, 100)[0] for _ in range(2))
     np.testing.assert_array_equal(once, again)
     assert not np.array_equal(once, draw(design, tables, 100, seed=2)[0])
+
+
+def test_drawing_on_the_host_is_the_same_design():
+    tables = weight_tables(np.array([1.0, 3.0, 6.0]), floor=0.0)
+    drawn = draw_on_host(np.random.default_rng(1), 100_000, tables)
+    share = np.bincount(drawn.rows, minlength=3) / 100_000
+    np.testing.assert_allclose(share, [0.1, 0.3, 0.6], atol=4.5 * np.sqrt(0.25 / 100_000))
+    by_row = dict(zip(drawn.rows.tolist(), drawn.probability.tolist(), strict=True))
+    np.testing.assert_allclose([by_row[k] for k in range(3)], [0.1, 0.3, 0.6], rtol=0.02)

@@ -86,7 +86,7 @@ def bench(
 ) -> None:
     """Measure Modicum beside what you would use instead, on this machine.
 
-    OUT will hold `bench.md`, `bench.json` and three pictures. Everything takes some 40 minutes on
+    OUT will hold `bench.md`, `bench.json` and three pictures. Everything takes more than an hour on
     two cores. Samplers that are not installed are left out: pip install 'modicum[bench]'.
     """
     with one_sentence():

@@ -47,9 +47,9 @@ PANEL = {"mlp": "3a", "cnn": "3b"}
 NOTE = """\
 The paper prints curves of training accuracy only, no numbers; its text has EWSG above SGHMC,
 CP-SGHMC, SGLD and pSGLD after 200 passes with 100 realisations. Accuracy is that of the prediction
-averaged over realisations. The paper does not say how V is scaled. With V the sum over rows the
-printed h and gamma of SGHMC, CP-SGHMC and EWSG diverge (the row "EWSG, V the sum"), and pSGLD
-would move every weight by n h a step, 6 for the MLP. They are read as steps for the mean, V / n,
+averaged over realisations. The paper does not say how V is scaled. With V the sum over all 60,000
+rows EWSG diverges with the printed h and gamma (the row "EWSG, V the sum"), and pSGLD would move
+every weight by n h a step, 6 for the MLP. They are read as steps for the mean, V / n,
 at the posterior's temperature, 1 / n: the posterior's own dynamics with h / sqrt(n) and
 gamma sqrt(n), and with h / n for pSGLD. SGLD's h makes sense for the sum, and is used so. Chains
 start apart, at random weights by He's rule (the paper does not say); every weight has the prior
