@@ -1,4 +1,4 @@
-"""How functions are compiled: `jax.jit`, and on a CPU with options that compile sooner.
+"""How functions are compiled: `jax.jit`, with options that suit the device.
 
 A run's first draw waits for the compiler. On a CPU its newer code generator and its last level of
 optimisation take more than half of that time, and the loops made here run no faster for them.
@@ -16,13 +16,19 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 import jax
 
-__all__ = ["SOONEST", "jit", "make_room", "uncollected"]
+__all__ = ["GRAPHS", "SOONEST", "jit", "make_room", "uncollected"]
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 SOONER = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
 MAPS, MOST = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 ROOM = 0.7  # share of the maps that may be in use before a run
+# Loops whose length the device decides stay on it, as part of one graph.
+GRAPHS = {
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CONDITIONAL,WHILE,"
+    "DYNAMIC_SLICE_FUSION",
+    "xla_gpu_graph_min_graph_size": 1,
+}
 SOONEST = SOONER | {"xla_backend_optimization_level": 0}  # slow code, for what is run once
 
 
@@ -39,9 +45,12 @@ class Compiled(Protocol[P, R]):
 
 
 def jit(
-    *, static: int | tuple[int, ...] = (), options: dict[str, Any] = SOONER
+    *,
+    static: int | tuple[int, ...] = (),
+    options: dict[str, Any] = SOONER,
+    on_gpu: dict[str, Any] | None = None,
 ) -> Callable[[Callable[P, R]], Compiled[P, R]]:
-    """Compile the decorated function as `jax.jit` does, with `options` on a CPU.
+    """Compile the decorated function as `jax.jit` does, with `options` on a CPU or `on_gpu`.
 
     The arguments numbered in `static` are part of what is compiled. Nothing is asked of JAX before
     the first call.
@@ -55,7 +64,8 @@ def jit(
         def outermost() -> Any:
             with lock:
                 if not made:
-                    usable = _usable(tuple(options.items()))
+                    wished = {"cpu": options, "gpu": on_gpu}.get(jax.default_backend())
+                    usable = _usable(tuple((wished or {}).items()))
                     made.append(jax.jit(function, static_argnums=static, **usable))
             return made[0]
 
@@ -76,8 +86,8 @@ def jit(
 
 @cache
 def _usable(options: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
-    """The options as an argument of `jax.jit`; none elsewhere than on a CPU."""
-    if jax.default_backend() != "cpu":
+    """The options as an argument of `jax.jit`, without those that the compiler does not know."""
+    if not options:
         return {}
     if not _are_known(*options):  # they come and go with the compiler's versions
         options = tuple(option for option in options if _are_known(option))

@@ -25,6 +25,7 @@ from modicum.posterior.labels import scalar_names, tidy_labels
 from modicum.precision import in_double_precision
 from modicum.rows import Rows
 from modicum.run import (
+    BLOCK,
     Chains,
     Checkpoint,
     History,
@@ -226,10 +227,14 @@ def _flat_names(target: Target, rows: Rows) -> tuple[str, ...]:
 def _chains(plan: Plan, task: Task, parallel: Parallel | None, thin: int) -> Chains:
     keys = chain_keys(task.seed, task.chains)
     how = parallel or default_parallel(task.chains)
-    numbers = ceil(task.target.size / thin) + plan.numbers
     together = task.chains if how == "stacked" else 1
-    capacity = capacity_for(numbers, task.tune + task.draws, together)
-    return Chains(plan.kernel, plan.context, keys, plan.signals, capacity, plan.rows, how, thin)
+    recorded, total = ceil(task.target.size / thin), task.tune + task.draws
+    both = capacity_for(recorded + plan.numbers, total, together)
+    # Rows that are fetched are there for the whole of a call, others for a block of it.
+    fetched = isinstance(plan.rows, Rows)
+    capacity = both if fetched else capacity_for(recorded, total, together)
+    given = (plan.kernel, plan.context, keys, plan.signals, capacity, plan.rows, how, thin)
+    return Chains(*given, block=min(both, BLOCK))
 
 
 def _posterior(

@@ -11,6 +11,7 @@ import pytest
 import modicum as mo
 from modicum.designs import Drawn
 from modicum.run import Chains, capacity_for, chain_keys, run
+from modicum.run import advance as compiled
 from targets import gaussian_rows
 
 ROWS, BATCH, LENGTH = 97, 6, 25
@@ -53,12 +54,13 @@ def sources(tmp_path):
             "store": store}  # fmt: skip
 
 
-def records(rows, counts, parallel="threads", kernel=None, capacity=8):
+def records(rows, counts, parallel="threads", kernel=None, capacity=8, **more):
     with jax.enable_x64(True):
         context = {"rows": jnp.asarray(ROWS), "like": jnp.zeros(1, jnp.float32)}
         signals = jnp.asarray(np.linspace(0, 1, LENGTH), jnp.float32)
         keys = chain_keys(7, 3)
-        chains = Chains(kernel or Accumulate(), context, keys, signals, capacity, rows, parallel)
+        kernel = kernel or Accumulate()
+        chains = Chains(kernel, context, keys, signals, capacity, rows, parallel, **more)
         chains.begin()
         done, parts = 0, []
         for count, after in zip(counts, [*counts[1:], 0], strict=True):
@@ -84,6 +86,44 @@ def test_fetched_ahead_is_gathered_on_the_device(tmp_path, parallel):
         for counts in ([8, 8, 8, 1], [1, 3, 8, 5, 8], [4, 8, 8, 5]):
             assert_same(records(given[name], counts, parallel), truth)
     assert_same(records(given["device"], [5, 5, 5, 5, 5], parallel), truth)
+
+
+@pytest.mark.parametrize("thin", [1, 3])
+@pytest.mark.parametrize("source", ["device", "store"])
+def test_windows_give_the_record_of_one_call(tmp_path, monkeypatch, thin, source):
+    # what an accelerator does, on a CPU: parts of a call are copied while others are computed
+    rows, counts = sources(tmp_path)[source], [8, 7, 8, 2]
+    truth = records(rows, counts, "stacked", thin=thin, block=2)
+    assert truth["position"].shape[1] == LENGTH // thin
+    called, advance = [], compiled.advance_together
+    monkeypatch.setattr(Chains, "_through_pinned_pages", True)
+    monkeypatch.setattr("modicum.run.chains.WINDOWS", 4)
+    monkeypatch.setattr(compiled, "advance_together", Counted(advance, called))
+    assert_same(records(rows, counts, "stacked", thin=thin, block=2), truth)
+    groups = len(Chains(Accumulate(), None, chain_keys(7, 3), 0, 8, rows, "stacked")._parts)
+    # windows of two where the rows are there, else one a call
+    assert len(called) == groups * (13 if source == "device" else 4)
+
+
+@dataclass
+class Counted:
+    """A compiled function that counts its calls."""
+
+    function: object
+    called: list
+
+    def __call__(self, *arguments):
+        self.called.append(1)
+        return self.function(*arguments)
+
+    def lower(self, *arguments):
+        return self.function.lower(*arguments)
+
+
+@pytest.mark.parametrize("block", [1, 3, 8])
+def test_draws_do_not_depend_on_how_many_are_prepared_together(tmp_path, block):
+    rows = sources(tmp_path)["device"]
+    assert_same(records(rows, [6, 6, 6, 6, 1], block=block), records(rows, [8, 8, 8, 1]))
 
 
 def test_probabilities_travel_with_the_rows(tmp_path):

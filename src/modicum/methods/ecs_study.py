@@ -103,6 +103,11 @@ class Study:
         """Leapfrog steps to be expected an iteration."""
         return _expected_steps(self.method.trajectory, self.task.target.size)
 
+    @property
+    def fresh(self) -> float:
+        """What a fresh row costs, in evaluations of a row."""
+        return self.control_variate.fresh_cost
+
     def kernel(self, parts: Composition) -> EnergyConservingKernel:
         """Compose the kernel."""
         return EnergyConservingKernel(

@@ -22,7 +22,8 @@ def choose_for(
     names = ("subsample", "blocks", "refreshes")
     settings = {name: getattr(method, name) for name in names if getattr(method, name) is not None}
     given = dict(fixed or {}) | settings
-    return choose(study.pilot, study.steps, method.bias, method.ddof, fixed_by=fixed_by, **given)
+    needs = (study.pilot, study.steps, method.bias, method.ddof)
+    return choose(*needs, fixed_by=fixed_by, fresh=study.fresh, **given)
 
 
 def perturbed(method: Any, choice: Choice) -> Composition:

@@ -78,6 +78,7 @@ class SignedHMCECS(EnergyConserving):
             self.blocks,
             self.refreshes,
             self.centre,
+            study.fresh,
         )
         notes = look_ahead(self, study.pilot, choice, len(task.rows))
         estimator = BlockPoisson(choice.products, choice.batch, choice.blocks)

@@ -17,17 +17,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from modicum.compiling import SOONEST, jit
+from modicum.compiling import GRAPHS, SOONEST, jit
 from modicum.kernels.base import Kernel, Wanted, travelling
+from modicum.run.records import packed
 
 __all__ = [
     "BLOCK",
+    "Extent",
     "Progress",
     "advance",
     "advance_together",
     "begin",
     "begin_together",
-    "piece",
     "wanted",
     "wanted_at_start",
     "wanted_at_start_together",
@@ -35,7 +36,15 @@ __all__ = [
 ]
 
 
-BLOCK = 64  # iterations whose rows are read and prepared together
+BLOCK = 64  # iterations whose rows are read and prepared together, where there is room
+
+
+class Extent(NamedTuple):
+    """How much one compiled call can do: part of what is compiled."""
+
+    capacity: int  # iterations, a multiple of `block` or less than one
+    block: int = BLOCK  # iterations whose rows are prepared together
+    thin: int = 1
 
 
 class Progress(NamedTuple):
@@ -76,8 +85,7 @@ def _begin(kernel: Kernel, context: Any, rows: Any, batch: Any, chain_key: Any) 
 
 def _advance(
     kernel: Kernel,
-    capacity: int,
-    thin: int,
+    extent: Extent,
     context: Any,
     rows: Any,
     signals: Any,
@@ -87,7 +95,8 @@ def _advance(
     chain_key: Any,
 ) -> tuple[Progress, Any]:
     first, count = span
-    block = min(BLOCK, capacity)
+    capacity, block, thin = extent
+    block = min(block, capacity)
 
     def keys(b: Any) -> tuple[jax.Array, jax.Array]:
         """Keys of the iterations of block `b`: all at once, since small operations are dear."""
@@ -123,7 +132,7 @@ def _advance(
             touched = jnp.where((first + i) % thin == 0, 0, touched) + draw["rows_touched"]
             draw = draw | {"rows_touched": touched}
         slot = (first + i) // thin - first // thin if thin > 1 else i
-        record = jax.tree.map(lambda all_, new: all_.at[slot].set(new), record, draw)
+        record = jax.tree.map(lambda all_, new: all_.at[slot].set(new), record, packed(draw))
         return Progress(state, touched), record
 
     def through_block(b: Any, carry: Any) -> Any:
@@ -139,7 +148,7 @@ def _advance(
     def shapes(state: Any) -> Any:
         rows_keys, step_keys = keys(0)
         batch = jax.tree.map(lambda field: field[0], prepared(0, rows_keys))
-        return one(0, state, step_keys[0], batch)[1]
+        return packed(one(0, state, step_keys[0], batch)[1])
 
     slots = capacity if thin == 1 else capacity // thin + 2
     record = jax.tree.map(
@@ -159,31 +168,22 @@ def _wanted_at_start(kernel: Kernel, context: Any, chain_key: Any) -> Any:
 
 # One chain, for a thread of its own ...
 begin = jit(static=0, options=SOONEST)(_begin)
-advance = jit(static=(0, 1, 2))(_advance)
+advance = jit(static=(0, 1))(_advance)
 wanted = jit(static=0)(_wanted)
 wanted_at_start = jit(static=0)(_wanted_at_start)
 
 
 # ... and many chains as a leading axis.
-@jit(static=2)
-def piece(record: Any, start: Any, size: int) -> Any:
-    """`size` slots from `start` on of a record of chains stacked along a leading axis."""
-    return jax.tree.map(
-        lambda values: jax.lax.dynamic_slice_in_dim(values, start, size, axis=1), record
-    )
-
-
 @jit(static=0)
 def begin_together(kernel: Kernel, context: Any, rows: Any, batch: Any, chain_keys: Any) -> Any:
     """`begin` for chains stacked along a leading axis."""
     return jax.vmap(partial(_begin, kernel, context, rows))(batch, chain_keys)
 
 
-@jit(static=(0, 1, 2))
+@jit(static=(0, 1), on_gpu=GRAPHS)
 def advance_together(
     kernel: Kernel,
-    capacity: int,
-    thin: int,
+    extent: Extent,
     context: Any,
     rows: Any,
     signals: Any,
@@ -193,7 +193,7 @@ def advance_together(
     chain_keys: Any,
 ) -> tuple[Any, Any]:
     """`advance` for chains stacked along a leading axis."""
-    one = partial(_advance, kernel, capacity, thin, context, rows, signals, span)
+    one = partial(_advance, kernel, extent, context, rows, signals, span)
     return jax.vmap(one)(batches, progress, chain_keys)
 
 

@@ -7,7 +7,6 @@ accelerator all chains are one group.
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,12 +22,13 @@ from modicum.kernels.base import Kernel, travelling
 from modicum.precision import in_double_precision
 from modicum.rows import Rows
 from modicum.run import advance as compiled
+from modicum.run.records import Record, copy_to, precompile, room_for, unpacked
 
 __all__ = ["Chains", "Parallel", "chain_keys", "default_parallel"]
 
 Parallel = Literal["threads", "stacked"]
-Record = dict[str, np.ndarray]
-IN_FLIGHT = 3  # pieces of a record on their way from an accelerator
+WINDOWS = 8  # of a call, on an accelerator: while one is computed, others are copied
+COPIERS = 4  # threads that copy them
 CHAINS_A_CORE = 8  # more than these, and stacking them beats a thread each
 
 
@@ -53,6 +53,8 @@ class Chains:
         "threads" (a thread a chain) or "stacked"; by default threads for a few chains on a CPU.
     thin
         Of so many iterations one is recorded.
+    block
+        The most iterations whose rows are prepared together.
     """
 
     kernel: Kernel
@@ -63,13 +65,13 @@ class Chains:
     rows: dict[str, Any] | Rows | None = None
     parallel: Parallel | None = None
     thin: int = 1
+    block: int = compiled.BLOCK
     state: list[Any] = field(default_factory=list, init=False)  # one entry a group
 
     def __post_init__(self) -> None:
         if self.parallel is None:
             self.parallel = default_parallel(len(self.keys))
-        if self.capacity > compiled.BLOCK:  # blocks of rows are whole
-            self.capacity -= self.capacity % compiled.BLOCK
+        self.capacity = _whole(self.capacity, self.block)
         self._signals = jax.tree.map(np.asarray, self.signals)
         self._stacked = self.parallel == "stacked"
         number = len(self.keys)
@@ -78,6 +80,11 @@ class Chains:
         self._group_keys = [self.keys[s] if self._stacked else self.keys[s][0] for s in self._parts]
         self._pool = ThreadPoolExecutor(min(len(self._parts), os.cpu_count() or 1))
         self._reader = ThreadPoolExecutor(1)
+        self._copiers = ThreadPoolExecutor(COPIERS)
+        # Rows that were fetched are those of a whole call.
+        parts = 1 if isinstance(self.rows, Rows) or not self._through_pinned_pages else WINDOWS
+        window = _whole(max(self.capacity // parts, min(self.block, self.capacity)), self.block)
+        self._extent = compiled.Extent(window, self.block, self.thin)
         self._ahead: tuple[int, int, Future[Any]] | None = None
 
     # The two calls ------------------------------------------------------------------------
@@ -94,8 +101,7 @@ class Chains:
             # The loop is compiled meanwhile, and before threads race to do so.
             compiling = self._pool.submit(loop.compile)
             if self._through_pinned_pages:
-                record = loop.out_info[1]
-                compiled.piece.lower(record, 0, _piece_of(record)).compile()
+                precompile(loop.out_info[1])
             self.state = [
                 start(self._of_group(batches, g), key) for g, key in enumerate(self._group_keys)
             ]
@@ -132,12 +138,34 @@ class Chains:
 
     def _one(self, g: int, span: Any, batches: Any, state: Any) -> tuple[Any, Record]:
         """Move group `g` on; its record has a leading axis for chains and ends where it did."""
-        state, record = self._loop(*self._arguments(g, span, batches, state))
-        first, count = span
-        ended = int((first + count) // self.thin - first // self.thin)
         if self._through_pinned_pages:
-            return state, _to_host(record, ended)
-        return state, {k: self._with_axis(values)[:, :ended] for k, values in record.items()}
+            return self._in_windows(g, span, batches, state)
+        state, record = self._loop(*self._arguments(g, span, batches, state))
+        ended = self._ended(*span)
+        kept = {names: self._with_axis(values)[:, :ended] for names, values in record.items()}
+        return state, unpacked(kept)
+
+    def _in_windows(self, g: int, span: Any, batches: Any, state: Any) -> tuple[Any, Record]:
+        """The same on an accelerator: what is done is copied while the rest is computed."""
+        first, count = map(int, span)
+        copy_out = in_double_precision(copy_to)
+        room: Any = None
+        copies: list[Future[None]] = []
+        for start in range(first, first + count, self._extent.capacity):
+            part = np.int64(start), np.int64(min(self._extent.capacity, first + count - start))
+            state, record = self._loop(*self._arguments(g, part, batches, state))
+            room = room_for(record, self._ended(first, count)) if room is None else room
+            at = self._ended(first, start - first)
+            copies.append(self._copiers.submit(copy_out, room, at, record, self._ended(*part)))
+            if len(copies) > COPIERS:  # records wait on the device
+                copies[-COPIERS].result()
+        for copy in copies:
+            copy.result()
+        return state, unpacked(room)
+
+    def _ended(self, first: Any, count: Any) -> int:
+        """How many of these iterations are recorded."""
+        return int((first + count) // self.thin - first // self.thin)
 
     @property
     def _through_pinned_pages(self) -> bool:
@@ -149,19 +177,21 @@ class Chains:
 
     def _arguments(self, g: int, span: Any, batches: Any, state: Any) -> tuple[Any, ...]:
         """What the loop is called with for group `g`."""
-        fixed = (self.kernel, self.capacity, self.thin, self.context, self._on_device)
+        fixed = (self.kernel, self._extent, self.context, self._on_device)
         signals = self._signals_of(int(span[0]))
         return (*fixed, signals, span, self._of_group(batches, g), state, self._group_keys[g])
 
     def _signals_of(self, first: int) -> Any:
         """Signals of a call that begins at iteration `first`, as many as any call can use."""
-        window = slice(first, first + self.capacity)
-        return jax.tree.map(lambda all_: _lengthened(all_[window], self.capacity), self._signals)
+        size = self._extent.capacity
+        window = slice(first, first + size)
+        return jax.tree.map(lambda all_: _lengthened(all_[window], size), self._signals)
 
     def close(self) -> None:
         """Let the threads go."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._reader.shutdown(wait=False, cancel_futures=True)
+        self._copiers.shutdown(wait=False, cancel_futures=True)
 
     # Rows the kernel wants ----------------------------------------------------------------
 
@@ -263,38 +293,9 @@ def default_parallel(chains: int = 1) -> Parallel:
     return "threads" if few and jax.default_backend() == "cpu" else "stacked"
 
 
-def _to_host(record: dict[str, jax.Array], count: int) -> Record:
-    """The first `count` slots of a record, by the fast way to the host: pages that stay in place.
-
-    Plain copies from an accelerator go through small buffers, at a thirtieth of the speed. What
-    does not count stays where it is; pieces of one size are compiled for once.
-    """
-    some = record["position"]
-    slots, size = some.shape[1], _piece_of(record)
-    device = next(iter(some.devices()))
-    pinned = "pinned_host" in {memory.kind for memory in device.addressable_memories()}
-    where = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host" if pinned else None)
-    starts = [min(start, slots - size) for start in range(0, count, size)]
-    whole = {k: np.empty((len(v), count, *v.shape[2:]), v.dtype) for k, v in record.items()}
-
-    def fetch(start: int) -> Any:
-        return jax.device_put(compiled.piece(record, start, size), where)
-
-    # Such pages are dear to come by: few are on their way at a time, and draws leave them at once.
-    coming = deque(fetch(start) for start in starts[:IN_FLIGHT])
-    for k, start in enumerate(starts):
-        piece = coming.popleft()
-        for name, values in piece.items():
-            whole[name][:, start : start + size] = np.asarray(values)[:, : count - start]
-        del piece, values
-        if k + IN_FLIGHT < len(starts):
-            coming.append(fetch(starts[k + IN_FLIGHT]))
-    return whole
-
-
-def _piece_of(record: dict[str, Any]) -> int:
-    """Slots that are copied at a time."""
-    return min(int(record["position"].shape[1]), compiled.BLOCK)
+def _whole(capacity: int, block: int) -> int:
+    """Iterations of whole blocks, or of less than one."""
+    return capacity - capacity % block if capacity > block else capacity
 
 
 def _groups(chains: int) -> int:

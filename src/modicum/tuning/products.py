@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import ceil, sqrt
+from math import ceil
 
 import numpy as np
 
 from modicum.estimators.block_poisson import ROOM, most_factors
 from modicum.tuning.pilot import Pilot
 from modicum.tuning.sign_theory import NormalFactors
-from modicum.tuning.subsample import refresh_acceptance
+from modicum.tuning.subsample import best_sweep, refresh_acceptance
 
 __all__ = ["Products", "choose_products", "pilot_sign"]
 
@@ -78,6 +78,7 @@ def choose_products(
     blocks: int | None = None,
     refreshes: int | None = None,
     centre: float | None = None,
+    fresh: float = 1.0,
 ) -> Products:
     """Choose what is not given.
 
@@ -93,6 +94,8 @@ def choose_products(
         Lambda, G and K where they are set by hand.
     centre
         The expected difference l - sum q, where it is set by hand.
+    fresh
+        What a fresh row costs, in evaluations of a row.
     """
     by_hand = "set by hand"
     why = {
@@ -111,7 +114,7 @@ def choose_products(
     noise = float(np.median(pilot.slope)) / (wanted * batch)
     spread = float(np.quantile(deviation, 0.9)) ** 2 / wanted
     accept = max(refresh_acceptance(spread, FEWEST), 1e-3)
-    sweep = min(1.0, sqrt(2 * noise * (steps + 1) / accept))
+    sweep = min(1.0, best_sweep(noise, steps, accept, fresh))
     G, K = _blocks(wanted, sweep, spread, products is not None, blocks, refreshes)
     number = wanted if products is not None else G * ceil(wanted / G)
     positive, sign = pilot_sign(pilot, batch, number, centre)

@@ -10,7 +10,7 @@ from scipy.special import ndtr
 
 from modicum.tuning.pilot import Pilot
 
-__all__ = ["Choice", "choose", "refresh_acceptance"]
+__all__ = ["Choice", "best_sweep", "choose", "refresh_acceptance"]
 
 SMALLEST = 30
 FEWEST_BLOCKS = 20
@@ -39,6 +39,21 @@ def refresh_acceptance(variance: float, blocks: int) -> float:
     return float(2 * ndtr(-sqrt(variance / (2 * blocks))))
 
 
+def best_sweep(noise: float, steps: int, accept: float, fresh: float = 1.0) -> float:
+    """The share s = K/G of the subsample to refresh an iteration, at the least cost a draw's worth.
+
+    An iteration costs m (L + 1 + fresh s) evaluations, a fresh row as much as `fresh` of them, and
+    the inefficiency is 1 + 2 v / (s a), with v the gradient noise in posterior variances and a the
+    acceptance rate of a refresh.
+
+    Examples
+    --------
+    >>> best_sweep(noise=0.1, steps=4, accept=1.0), best_sweep(0.1, 4, 1.0, fresh=4.0)
+    (1.0, 0.5)
+    """
+    return sqrt(2 * noise * (steps + 1) / (accept * fresh))
+
+
 def choose(
     pilot: Pilot,
     steps: int,
@@ -48,6 +63,7 @@ def choose(
     blocks: int | None = None,
     refreshes: int | None = None,
     fixed_by: str = "set by hand",
+    fresh: float = 1.0,
 ) -> Choice:
     """Choose what is not given.
 
@@ -65,6 +81,8 @@ def choose(
         m, G and K where they are set already.
     fixed_by
         Who set them.
+    fresh
+        What a fresh row costs, in evaluations of a row.
     """
     needs = _needs(pilot, bias, ddof)
     binding = max(needs, key=lambda name: needs[name])
@@ -75,8 +93,7 @@ def choose(
         m = G * ceil(m / G)
     noise = float(np.median(pilot.slope)) / m
     accept = max(refresh_acceptance(variance, G), 1e-3)
-    # The sweep fraction that minimises cost times IF = IF_hmc + 2 v G / (K a_u):
-    sweep = sqrt(2 * noise * (steps + 1) / accept)
+    sweep = best_sweep(noise, steps, accept, fresh)
     K = refreshes if refreshes is not None else int(np.clip(ceil(G * sweep), 1, G))
     given = fixed_by
     why = {
