@@ -7,7 +7,7 @@ import pytest
 import statsmodels.api as sm
 
 import modicum as mo
-from modicum.passes import Anchor, anchor_at, anchor_at_mode, find_mode
+from modicum.passes import NEAR, Anchor, anchor_at, anchor_at_mode, find_mode
 from modicum.passes.anchor import whitening_factor
 from modicum.passes.mode import TOLERANCE, prior_slope
 from targets import (
@@ -265,3 +265,15 @@ def test_a_model_too_large_for_hessians_has_a_scale_only(monkeypatch):
     assert anchor.record is None
     _, slope = prior_slope(sums.target, anchor.point)
     assert np.linalg.norm(anchor.A + slope) < 0.1  # L-BFGS came near
+
+
+def test_near_the_mode_takes_fewer_passes_and_says_how_near():
+    rows = logistic_rows(50_000, 5)
+    at, record = mode_of(M.Logistic(), rows)
+    close, fewer = mode_of(M.Logistic(), rows, within=NEAR)
+    assert fewer.passes < record.passes
+    assert fewer.converged
+    assert TOLERANCE < fewer.gradient_norm < NEAR
+    # the norm that is told is the distance, in posterior standard deviations
+    away = np.linalg.cholesky(at.precision).T @ (close.point - at.point)
+    assert np.linalg.norm(away) == pytest.approx(fewer.gradient_norm, rel=0.01)

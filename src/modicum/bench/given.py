@@ -15,6 +15,7 @@ from modicum import models
 from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.models.base import BaseModel
+from modicum.passes import NEAR, LocalEngine, Sums, anchor_at_mode
 from modicum.precision import in_double_precision
 from modicum.rows import Rows
 
@@ -94,15 +95,11 @@ class Given:
             _ = self.rows
 
     @in_double_precision
-    def find_mode(self) -> Mode:
+    def find_mode(self, within: float = NEAR) -> Mode:
         """Find the mode as Modicum does: peers that need one brought are charged for this."""
-        from modicum.passes import LocalEngine, Sums
-        from modicum.passes.anchor import anchor_at_mode
-
         started = time.perf_counter()
         target, start = Target.of(self.model, self.rows)
         ledger = Ledger(rows=len(self))
-        anchor = anchor_at_mode(
-            Sums(target, self.rows, LocalEngine(progressbar=False), ledger), start
-        )
+        sums = Sums(target, self.rows, LocalEngine(progressbar=False), ledger)
+        anchor = anchor_at_mode(sums, start, within=within)
         return Mode(anchor.point, anchor.factor, time.perf_counter() - started, ledger.evaluations)

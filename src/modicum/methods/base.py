@@ -14,7 +14,7 @@ from modicum.errors import SettingError
 from modicum.kernels.base import Kernel
 from modicum.ledger import Ledger
 from modicum.models import Target
-from modicum.passes import Anchor, ModeRecord, Sums, anchor_at_mode
+from modicum.passes import NEAR, Anchor, ModeRecord, Sums, anchor_at_mode
 from modicum.rows import Rows
 from modicum.run import Checkpoint, History, Pause
 
@@ -69,12 +69,13 @@ class Task:
         return arrays
 
     def anchor_at_mode(self) -> Anchor:
-        """Find the mode and what is known there, once a run."""
-        arrays = self.remember(
-            "anchor",
-            lambda: anchor_at_mode(self.sums, self.start, self.names, self.seed).to_arrays(),
-        )
-        return Anchor.from_arrays(arrays)
+        """Find the mode, or a point next to it, and what is known there, once a run."""
+
+        def compute() -> Arrays:
+            given = (self.sums, self.start, self.names, self.seed)
+            return anchor_at_mode(*given, within=NEAR).to_arrays()
+
+        return Anchor.from_arrays(self.remember("anchor", compute))
 
 
 class Coordinates(Protocol):

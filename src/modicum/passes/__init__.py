@@ -2,10 +2,11 @@
 
 from modicum.passes.anchor import Anchor, anchor_at, anchor_at_mode
 from modicum.passes.engine import Engine, LocalEngine
-from modicum.passes.mode import ModeRecord, find_mode
+from modicum.passes.mode import NEAR, ModeRecord, find_mode
 from modicum.passes.sums import Sums
 
 __all__ = [
+    "NEAR",
     "Anchor",
     "Engine",
     "LocalEngine",

@@ -9,7 +9,14 @@ import numpy as np
 from scipy.linalg import cholesky, eigh, solve_triangular
 
 from modicum.models import BaseModel, Logistic, Softmax
-from modicum.passes.mode import DENSE_LIMIT, Curvature, ModeRecord, curvature, find_mode
+from modicum.passes.mode import (
+    DENSE_LIMIT,
+    TOLERANCE,
+    Curvature,
+    ModeRecord,
+    curvature,
+    find_mode,
+)
 from modicum.passes.mode import quasi_newton_on_subset as near_mode
 from modicum.passes.sums import Sums
 
@@ -83,9 +90,13 @@ def anchor_at(sums: Sums, t: np.ndarray, purpose: str = "anchor") -> Anchor:
 
 
 def anchor_at_mode(
-    sums: Sums, start: np.ndarray, names: tuple[str, ...] = (), seed: int = 0
+    sums: Sums,
+    start: np.ndarray,
+    names: tuple[str, ...] = (),
+    seed: int = 0,
+    within: float = TOLERANCE,
 ) -> Anchor:
-    """Find the posterior mode and build the anchor there.
+    """Find the posterior mode, `within` so many standard deviations, and build the anchor there.
 
     Models of more than 2,000 parameters form no Hessian: their anchor is the point L-BFGS reaches
     on a subset, with a factor that only sets the scale. Networks of fewer have one, of the
@@ -95,7 +106,7 @@ def anchor_at_mode(
         return _scale_only(sums, start, seed)
     if not sums.target.model.has_mode:
         return _absolute(sums, start, seed)
-    at, record = find_mode(sums, start, seed)
+    at, record = find_mode(sums, start, seed, within=within)
     anchor = _from_curvature(at, record, names)
     anchor.notes.extend(_separation(sums.target.model, at))
     return anchor

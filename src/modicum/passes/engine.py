@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from modicum.passes.blocks import BLOCK
 from modicum.precision import in_double_precision
 from modicum.progress import pass_progress
 from modicum.rows import Rows
@@ -99,12 +100,17 @@ class LocalEngine:
 
 
 def chunk_rows(rows: Rows) -> int:
-    """Rows in a chunk: as even as can be, and a function of the rows' number and width alone."""
+    """Rows in a chunk: as even as can be, and a function of the rows' number and width alone.
+
+    On a CPU large chunks are made of whole blocks.
+    """
     width = sum(int(np.prod(shape)) for shape in rows.fields.values())
     # An accelerator wants large pieces; a CPU wants them near its caches.
-    most, room = (65_536, CHUNK_BYTES) if jax.default_backend() == "cpu" else (2**20, 2**29)
+    on_cpu = jax.default_backend() == "cpu"
+    most, room = (65_536, CHUNK_BYTES) if on_cpu else (2**20, 2**29)
     largest = min(most, max(256, room // (8 * max(1, width))))
-    return ceil(len(rows) / ceil(len(rows) / largest))
+    even = ceil(len(rows) / ceil(len(rows) / largest))
+    return BLOCK * ceil(even / BLOCK) if on_cpu and even > BLOCK else even
 
 
 def padded_chunk(rows: Rows, index: int, size: int) -> tuple[dict[str, np.ndarray], np.ndarray]:

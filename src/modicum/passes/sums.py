@@ -13,6 +13,7 @@ import numpy as np
 from modicum.compiling import jit
 from modicum.ledger import Ledger
 from modicum.models import LinearPredictorModel, Target
+from modicum.passes.blocks import sum_in_blocks
 from modicum.passes.engine import Engine
 from modicum.passes.linear import linear_hessian_sum
 from modicum.rows import Rows
@@ -90,7 +91,7 @@ def log_likelihood_sum(
 
 @jit(static=0)
 def _value_sum(target: Target, t: Any, batch: Any, present: Any) -> tuple[jax.Array]:
-    return (log_likelihood_sum(target, t, batch, present),)
+    return (sum_in_blocks(partial(log_likelihood_sum, target, t), batch, present),)
 
 
 @jit(static=0)
@@ -99,9 +100,16 @@ def _values_sum(target: Target, points: Any, batch: Any, present: Any) -> tuple[
     return (jax.lax.map(lambda t: one(t, batch, present), points, batch_size=16),)
 
 
-@jit(static=0)
-def _gradient_sum(target: Target, t: Any, batch: Any, present: Any) -> tuple[jax.Array, jax.Array]:
-    return jax.value_and_grad(log_likelihood_sum, argnums=1)(target, t, batch, present)
+def value_and_slope(
+    target: Target, t: Any, batch: Any, present: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Log-likelihood of the rows of a chunk that are present, and its gradient."""
+    of_block = partial(jax.value_and_grad(log_likelihood_sum, argnums=1), target, t)
+    found: tuple[jax.Array, jax.Array] = sum_in_blocks(of_block, batch, present)
+    return found
+
+
+_gradient_sum = jit(static=0)(value_and_slope)
 
 
 @jit(static=0)

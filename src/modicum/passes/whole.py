@@ -7,7 +7,6 @@ the rows live.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -19,7 +18,7 @@ import numpy as np
 
 from modicum.models import Target
 from modicum.passes.engine import chunk_rows, padded_chunk
-from modicum.passes.sums import log_likelihood_sum
+from modicum.passes.sums import value_and_slope
 from modicum.rows import Rows
 
 __all__ = ["Resident", "Streamed", "hold", "log_likelihood"]
@@ -124,8 +123,6 @@ def log_likelihood(
 def _sweep(
     target: Target, source: Resident | Streamed, t: jax.Array, chunks: Any
 ) -> tuple[jax.Array, jax.Array]:
-    value_and_slope: Callable[..., Any] = jax.value_and_grad(log_likelihood_sum, argnums=1)
-
     def add(total: Any, item: Any) -> tuple[Any, None]:
         batch, present = source.chunk(item)
         part = value_and_slope(target, t, batch, present)

@@ -17,6 +17,7 @@ import numpy as np
 from modicum.compiling import jit
 from modicum.estimators import ControlVariate, LinearTaylor
 from modicum.passes import Sums
+from modicum.passes.blocks import map_in_blocks
 
 __all__ = ["expected_residuals"]
 
@@ -55,6 +56,10 @@ _EVEN_MOMENTS = {1: 1.0, 2: 3.0, 3: 15.0, 4: 105.0}
 def _from_leverage(
     control_variate: LinearTaylor, arguments: Any, batch: Any, present: Any
 ) -> jax.Array:
+    return map_in_blocks(partial(_of_block, control_variate, arguments), batch, present)
+
+
+def _of_block(control_variate: LinearTaylor, arguments: Any, batch: Any, present: Any) -> jax.Array:
     del present
     proxy, centre = arguments
     # A probability of one: `scale` is then the frequency weight alone.

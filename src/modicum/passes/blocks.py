@@ -1,0 +1,50 @@
+"""A chunk of rows, a few at a time: what is made of them on the way stays in a core's cache.
+
+On a CPU this takes a third off the time of a pass. An accelerator has no such caches, and wants
+the chunk whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["BLOCK", "map_in_blocks", "sum_in_blocks"]
+
+BLOCK = 1024  # rows
+
+
+def sum_in_blocks(function: Callable[[Any, Any], Any], batch: Any, present: Any) -> Any:
+    """Sum `function(batch, present)` over blocks of the rows; traced, and not differentiable."""
+    blocks = _cut(batch, present)
+    if blocks is None:
+        return function(batch, present)
+
+    def add(total: Any, block: Any) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, function(*block)), None
+
+    shapes = jax.eval_shape(function, *jax.tree.map(lambda field: field[0], blocks))
+    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    return jax.lax.scan(add, zero, blocks)[0]
+
+
+def map_in_blocks(function: Callable[[Any, Any], jax.Array], batch: Any, present: Any) -> jax.Array:
+    """One number a row by `function(batch, present)`, block by block."""
+    blocks = _cut(batch, present)
+    if blocks is None:
+        return function(batch, present)
+    return jnp.concatenate(jax.lax.map(lambda block: function(*block), blocks))
+
+
+def _cut(batch: Any, present: Any) -> Any:
+    """Batch and present with a leading axis for blocks; None where they stay whole."""
+    rows = present.shape[0]
+    if jax.default_backend() != "cpu" or rows <= BLOCK or rows % BLOCK:
+        return None
+    return jax.tree.map(
+        lambda field: jnp.reshape(field, (rows // BLOCK, BLOCK, *field.shape[1:])),
+        (batch, present),
+    )

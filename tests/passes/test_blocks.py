@@ -1,0 +1,50 @@
+"""Sums and maps over blocks of a chunk are those over the chunk."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from modicum.passes import blocks, engine
+from targets import logistic_rows
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK", 8)
+    monkeypatch.setattr(engine, "BLOCK", 8)
+
+
+@pytest.mark.parametrize("rows", [5, 8, 13, 24])  # one block, or no whole number of them, too
+def test_blocks_add_up_to_the_chunk(small, rows):
+    rng = np.random.default_rng(1)
+    batch = {"x": rng.normal(size=(rows, 3)), "y": rng.normal(size=rows)}
+    present = rng.uniform(size=rows) < 0.7
+    calls = []
+
+    def weighed(batch, present):
+        calls.append(present.shape[0])
+        kept = jnp.where(present, batch["y"], 0.0)
+        return kept.sum(), kept @ batch["x"]
+
+    total, vector = jax.jit(lambda b, p: blocks.sum_in_blocks(weighed, b, p))(batch, present)
+    kept = np.where(present, batch["y"], 0)
+    assert float(total) == pytest.approx(kept.sum(), rel=1e-12)
+    np.testing.assert_allclose(vector, kept @ batch["x"], rtol=1e-12)
+    assert set(calls) == {8 if rows == 24 else rows}
+
+    def squares(batch, present):
+        return batch["y"] ** 2 + present
+
+    found = jax.jit(lambda b, p: blocks.map_in_blocks(squares, b, p))(batch, present)
+    np.testing.assert_allclose(found, batch["y"] ** 2 + present, rtol=1e-14)
+
+
+@pytest.mark.parametrize("n", [7, 1_024, 1_025, 70_000, 1_000_000])
+def test_large_chunks_are_whole_blocks(n):
+    rows = logistic_rows(7, 3)
+    size = engine.chunk_rows(type("Many", (), {"fields": rows.fields, "__len__": lambda _: n})())
+    assert size % blocks.BLOCK == 0 or size == n
+    assert size < n + blocks.BLOCK
