@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from modicum import compiling
-from modicum.compiling import SOONEST, jit, make_room, uncollected
+from modicum.compiling import GRAPHS, SOONEST, jit, make_room, uncollected
 
 
 def traced(log, **options):
@@ -53,10 +53,19 @@ def test_what_was_lowered_and_compiled_is_not_compiled_again():
 def test_options_the_compiler_does_not_know_are_left_out():
     known = dict(compiling.SOONER)
     usable = compiling._usable(tuple((known | {"xla_no_such_option": True}).items()))
-    if jax.default_backend() == "cpu":
-        assert usable == {"compiler_options": known}
-    else:
-        assert usable == {}
+    assert usable == {"compiler_options": known}
+    assert compiling._usable(()) == {}
+
+
+def test_options_for_a_gpu_are_known_and_taken_on_one_alone(monkeypatch):
+    usable = compiling._usable(tuple(GRAPHS.items()))
+    assert usable == {"compiler_options": GRAPHS}  # a slip of the pen would be left out silently
+    asked = []
+    monkeypatch.setattr(compiling, "_usable", lambda options: asked.append(dict(options)) or {})
+    for backend in ("cpu", "gpu", "tpu"):
+        monkeypatch.setattr(jax, "default_backend", lambda name=backend: name)
+        assert float(traced([], on_gpu=GRAPHS)(jnp.asarray(3.0), 2)) == 9
+    assert asked == [compiling.SOONER, GRAPHS, {}]
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -1,6 +1,7 @@
 """What is run: the plan, the command line, processes of their own; and a tiny bench."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -95,6 +96,8 @@ def test_a_child_that_fails_says_why():
         in_process("math", "sqrt", -1)
     with pytest.raises(ChildError, match="stopped after"):
         in_process("time", "sleep", 30, timeout=0.5)
+    with pytest.raises(ChildError, match="memory runs out"):
+        in_process("signal", "raise_signal", int(signal.SIGKILL))
 
 
 def test_memory_that_was_given_back_is_remembered():

@@ -11,6 +11,7 @@ from modicum.designs import Uniform, Weighted, weight_tables
 from modicum.estimators import AutodiffTaylor, LinearTaylor, Perturbed, control_variate
 from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.kernels.moves import HMCMove
+from modicum.passes.mode import prior_hessian
 from targets import TIMES, all_of, logistic_rows, poisson_rows, sums_of
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -64,6 +65,36 @@ def test_residuals_and_proxies_add_up_to_the_log_posterior(family, order):
     # with probabilities 1/n each residual counts n times, so the mean is the sum
     scaled = e.values(e.cache(np.full(e.n, 1 / e.n)), z)
     assert scaled.mean() == pytest.approx(e.residuals(z).sum(), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("family", [*LINEAR, *OTHERS])
+def test_where_the_whitened_hessian_is_minus_one_it_is_left_out(family):
+    e = expanded(family, 2)
+    mended = any("not concave" in note for note in e.anchor.notes)
+    assert ("B" in e.proxy) is mended
+    assert not (mended and family in ("logistic", "poisson", "gaussian"))
+    size = len(e.anchor.point)
+    L, hessian = e.anchor.factor, e.anchor.B + prior_hessian(e.target, e.anchor.point)
+    spelled_out = e.proxy | {"B": jnp.asarray(L.T @ hessian @ L)}
+    for z in (somewhere(size), somewhere(size, seed=4, scale=3.0)):
+        one, other = (
+            jax.value_and_grad(lambda z, p=p: e.cv.log_proxy(z, p))(jnp.asarray(z))
+            for p in (e.proxy, spelled_out)
+        )
+        np.testing.assert_allclose(one[0], other[0], rtol=1e-9)
+        np.testing.assert_allclose(one[1], other[1], rtol=1e-8, atol=1e-9)
+
+
+def test_where_it_is_not_it_stays():
+    for order in (0, 1):  # the prior alone is curved
+        assert "B" in expanded("logistic", order).proxy
+    rows = poisson_rows(40)
+    own = mo.Model(  # its prior may be anything, and is no part of the quadratic
+        lambda th: -0.5 * th["rate"] ** 2,
+        lambda th, b: -((b["y"] - th["rate"]) ** 2),
+        {"rate": 0.0},
+    )
+    assert "B" in Expansion(own, mo.Rows(y=all_of(rows)["y"]), 2).proxy
 
 
 @linear

@@ -17,7 +17,7 @@ from methods import toy
 from modicum.methods import ecs_method
 from modicum.methods.base import Task
 from modicum.methods.ecs_guards import look_back
-from modicum.run import runner
+from modicum.run import fetching, runner
 from targets import (
     all_of,
     class_rows,
@@ -206,13 +206,13 @@ def test_store_and_memory_give_the_same_draws(small, first, tmp_path, monkeypatc
     store = mo.rows.ingest(rows, tmp_path / "store", shard_rows=100, progressbar=False)
     assert same_draws(first, quick(model, store, **ECS))
     # and so do rows that are fetched ahead, as those of a large store are
-    fetched, real = [], runner.Chains._read
+    fetched, real = [], fetching.Fetcher._read
 
     def read(self, drawn):
         fetched.append(len(drawn))
         return real(self, drawn)
 
-    monkeypatch.setattr(runner.Chains, "_read", read)
+    monkeypatch.setattr(fetching.Fetcher, "_read", read)
     monkeypatch.setattr(ecs_method, "where_rows_live", lambda task: task.rows)
     ahead = quick(model, store, **ECS)
     assert same_draws(first, ahead)

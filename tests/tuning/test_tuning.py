@@ -9,6 +9,7 @@ import modicum as mo
 from estimators.expansion import Expansion, expanded
 from modicum.estimators import LinearTaylor
 from modicum.tuning import Pilot, choose, expected_residuals, refresh_acceptance, study
+from modicum.tuning.subsample import best_sweep
 from targets import logistic_rows
 
 DRAWS = np.random.default_rng(1).normal(size=(8, 4))
@@ -221,6 +222,17 @@ def test_refreshes_balance_cost_and_noise():
     accept = refresh_acceptance(1.0, choice.blocks)
     sweep = np.sqrt(2 * 0.02 * 6 / accept)
     assert choice.refreshes == np.ceil(choice.blocks * sweep)
+    # a fresh row that costs sixteen evaluations is asked for a quarter as often
+    dear = choose(pilot(100.0, slope=2.0), steps=5, subsample=100, fresh=16.0)
+    assert dear.refreshes == np.ceil(choice.blocks * sweep / 4)
+
+
+def test_the_best_sweep_is_the_cheapest():
+    noise, steps, accept, fresh = 0.05, 4, 0.8, 7.0
+    shares = np.geomspace(0.01, 1, 2_000)
+    costs = (steps + 1 + fresh * shares) * (1 + 2 * noise / (shares * accept))
+    cheapest = shares[np.argmin(costs)]
+    assert best_sweep(noise, steps, accept, fresh) == pytest.approx(cheapest, rel=0.01)
 
 
 @pytest.mark.parametrize(

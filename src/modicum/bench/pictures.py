@@ -34,6 +34,11 @@ COLOURS = {
     "statsmodels": "#111827",
 }
 
+MARKS: dict[str, dict[str, Any]] = {
+    "wrong": {"marker": "X", "markersize": 10},
+    "too few draws": {"marker": "o", "fillstyle": "none", "markeredgewidth": 1.6},
+}
+
 
 def write_pictures(results: Results, out: Path) -> list[str]:
     """Write each as PNG and SVG; return the names, none where matplotlib is not installed."""
@@ -99,25 +104,55 @@ def _against_rows(
 
 
 def _errors(results: Results) -> Any:
-    """Largest error of a mean against the cold start, on the problem with most contenders."""
+    """Largest error of a mean against the cold start, a panel a problem where several met."""
     judged = {name: _judged(results, name) for name in results.references}
-    rows = {name: about["rows"] for name, about in results.problems.items()}
-    name = max(judged, key=lambda p: (len(judged[p]), rows[p]), default=None)
-    ax = new_axes(size=(8.5, 4.8))
-    for contender, (seconds, error, mark) in (judged[name] if name else {}).items():
-        ax.plot(
-            seconds,
-            max(error, 1e-4),
-            "X" if mark == "wrong" else "o",
-            color=COLOURS[contender],
-            markersize=10 if mark == "wrong" else 8,
-            label=_title(contender) + (f": {mark}" if mark != "right" else ""),
-        )
+    names = [name for name, found in judged.items() if len(found) > 1] or list(judged)[:1]
+    columns = min(4, max(1, len(names)))
+    rows = -(-max(1, len(names)) // columns)
+    figure, axes = pyplot().subplots(
+        rows,
+        columns,
+        figsize=(max(8.0, 3.5 * columns), 3.1 * rows + 1.4),
+        layout="constrained",
+        squeeze=False,
+        sharey=True,
+    )
+    for ax in axes.flat[len(names) :]:
+        ax.set_axis_off()
+    panels = axes.flat[: len(names)]
+    for ax, name in zip(panels, names, strict=True):
+        _dots(ax, judged[name])
+        ax.set_title(results.problems[name]["title"], fontsize=10)
+        ax.set_xlabel("s to 1,000 effective draws", fontsize=9)
+    ends = [limit for ax in panels for limit in ax.get_xlim()]
+    for ax in panels:  # one scale for all
+        ax.set_xlim(min(ends), max(ends))
+    for line in axes:
+        line[0].set_ylabel("largest error of a mean, sd", fontsize=9)
+    _key(figure, [name for name in CONTENDERS if any(name in judged[p] for p in names)])
+    return figure
+
+
+def _dots(ax: Any, judged: dict[str, tuple[float, float, str]]) -> None:
+    """A dot a contender, a cross if it is wrong, a ring if there is too little to tell."""
+    for contender, (seconds, error, mark) in judged.items():
+        style = MARKS.get(mark, {"marker": "o"})
+        ax.plot(seconds, max(error, 1e-4), linestyle="", color=COLOURS[contender], **style)
     ax.axhline(0.1, color="#999999", linewidth=1, linestyle=":")
-    ax.set(xscale="log", yscale="log", xlabel="seconds from a cold start to 1,000 effective draws")
-    ax.set_ylabel("largest error of a mean, posterior sd")
-    ax.set_title(results.problems[name]["title"] if name else "", fontsize=10)
-    return _finished(ax)
+    ax.set(xscale="log", yscale="log")
+    ax.grid(alpha=0.3, which="major")
+
+
+def _key(figure: Any, names: Sequence[str]) -> None:
+    """Whose colour is whose, below all panels."""
+    from matplotlib.lines import Line2D
+
+    dots = [Line2D([], [], linestyle="", marker="o", color=COLOURS[name]) for name in names]
+    told = {"loc": "outside lower center", "ncols": 4, "frameon": False, "fontsize": 8}
+    title = (
+        "dot: right or slightly off; cross: a mean or an sd is wrong; ring: too few draws to tell"
+    )
+    figure.legend(dots, [_title(n) for n in names], title=title, title_fontsize=8, **told)
 
 
 def _judged(results: Results, problem: str) -> dict[str, tuple[float, float, str]]:

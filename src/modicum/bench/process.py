@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -35,7 +36,13 @@ def in_process(module: str, function: str, *arguments: Any, timeout: float | Non
         raise ChildError(f"it was stopped after {timeout:,.0f} s") from None
     if done.returncode:
         said = done.stderr.strip().splitlines()
-        raise ChildError(said[-1][:300] if said else f"it ended with code {done.returncode}")
+        killed = done.returncode == -signal.SIGKILL
+        silent = (
+            "the system killed it, as it does when memory runs out"
+            if killed
+            else (f"it ended with code {done.returncode}")
+        )
+        raise ChildError(said[-1][:300] if said and not killed else silent)
     return json.loads(done.stdout.splitlines()[-1])
 
 

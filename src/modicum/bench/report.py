@@ -17,7 +17,7 @@ from modicum.bench.limits import OURS, limits_of, limits_table
 from modicum.bench.machine import in_words
 from modicum.bench.measuring import Measured
 from modicum.bench.references import KeptReference
-from modicum.bench.suite import Results
+from modicum.bench.suite import HUGE, Results
 from modicum.bench.tables import Table
 
 __all__ = ["from_json", "markdown", "to_json", "write_report"]
@@ -106,10 +106,12 @@ def _scaling(results: Results) -> list[Table]:
     columns = ["rows", "d", "chains", "microseconds an iteration", "ESS a second",
                f"s to {EFFECTIVE:,} effective draws", "memory, GB"]  # fmt: skip
     ours = [m for m in results.measured if m.contender == OURS and m.runs]
+    huge = [m for m in results.measured if m.problem in HUGE and m.runs]
     groups = {
         "As rows grow": [m for m in ours if m.problem.startswith("higgs-") and m.chains is None],
         "As parameters grow": [m for m in ours if m.problem.startswith("plain-d")],
         "As chains grow": [m for m in ours if m.chains is not None],
+        "A tenth of the rows in memory, and all from disk": huge if len(huge) > 1 else [],
     }
     tables = []
     for title, group in groups.items():
@@ -136,7 +138,16 @@ def _left_out(results: Results) -> list[str]:
 def to_json(results: Results) -> str:
     """Everything measured, for later comparison."""
     told = asdict(results) | {"limits": [asdict(one) for one in limits_of(results.measured)]}
-    return json.dumps(told, indent=1) + "\n"
+    return json.dumps(_rounded(told)) + "\n"
+
+
+def _rounded(told: Any) -> Any:
+    """Seven digits of every float: more than was measured, and half the bytes."""
+    if isinstance(told, dict):
+        return {name: _rounded(value) for name, value in told.items()}
+    if isinstance(told, list | tuple):
+        return [_rounded(value) for value in told]
+    return float(f"{told:.7g}") if isinstance(told, float) else told
 
 
 def from_json(text: str) -> Results:

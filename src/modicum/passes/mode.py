@@ -146,7 +146,7 @@ def find_mode(
     subset = _subset(sums, seed)
     near = start if subset is sums else _climb(subset, start, purpose, NEAR).point
     before = sums.ledger.sweeps
-    at = _climb(sums, near, purpose, GOAL if within == TOLERANCE else within)
+    at = _climb(sums, near, purpose, within if within > TOLERANCE else GOAL)
     record = ModeRecord(
         passes=sums.ledger.sweeps - before,
         gradient_norm=at.gradient_norm,

@@ -18,10 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.compiling import make_room, uncollected
-from modicum.kernels.base import Kernel, travelling
+from modicum.kernels.base import Kernel
 from modicum.precision import in_double_precision
 from modicum.rows import Rows
 from modicum.run import advance as compiled
+from modicum.run.fetching import Fetcher, lengthened
 from modicum.run.records import Record, copy_to, precompile, room_for, unpacked
 
 __all__ = ["Chains", "Parallel", "chain_keys", "default_parallel"]
@@ -79,13 +80,15 @@ class Chains:
         self._parts = [slice(first, first + size) for first in range(0, number, size)]
         self._group_keys = [self.keys[s] if self._stacked else self.keys[s][0] for s in self._parts]
         self._pool = ThreadPoolExecutor(min(len(self._parts), os.cpu_count() or 1))
-        self._reader = ThreadPoolExecutor(1)
         self._copiers = ThreadPoolExecutor(COPIERS)
+        self._fetcher: Fetcher | None = None
+        if isinstance(self.rows, Rows):
+            given = (self.kernel, self.context, self.keys, self.rows)
+            self._fetcher = Fetcher(*given, self.capacity, self._stacked)
         # Rows that were fetched are those of a whole call.
-        parts = 1 if isinstance(self.rows, Rows) or not self._through_pinned_pages else WINDOWS
+        parts = WINDOWS if self._through_pinned_pages and not self._fetcher else 1
         window = _whole(max(self.capacity // parts, min(self.block, self.capacity)), self.block)
         self._extent = compiled.Extent(window, self.block, self.thin)
-        self._ahead: tuple[int, int, Future[Any]] | None = None
 
     # The two calls ------------------------------------------------------------------------
 
@@ -93,7 +96,7 @@ class Chains:
     def begin(self) -> None:
         """Put every chain at its start."""
         make_room()
-        batches = self._first_batches()
+        batches = self._fetcher.at_start() if self._fetcher else None
         begin = compiled.begin_together if self._stacked else compiled.begin
         start = partial(begin, self.kernel, self.context, self._on_device)
         with uncollected():
@@ -111,7 +114,7 @@ class Chains:
         """The loop, ready to be compiled."""
         blank = jax.eval_shape(start, self._of_group(batches, 0), self._group_keys[0])
         state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), blank)
-        fetched = self._fetch(0, 1) if isinstance(self.rows, Rows) else None
+        fetched = self._fetcher.of(0, 1) if self._fetcher else None
         return self._loop.lower(*self._arguments(0, (np.int64(0), np.int64(0)), fetched, state))
 
     @in_double_precision
@@ -121,9 +124,9 @@ class Chains:
         Rows for the `next_count` iterations after these are fetched meanwhile. With thinning only
         the windows that ended are returned.
         """
-        batches = self._batches(first, count)
-        if next_count:
-            self._fetch_ahead(first + count, next_count)
+        batches = self._fetcher.of(first, count) if self._fetcher else None
+        if self._fetcher and next_count:
+            self._fetcher.ask(first + count, next_count)
         span = (np.int64(first), np.int64(count))
         run = in_double_precision(self._one)
         futures = [
@@ -185,59 +188,18 @@ class Chains:
         """Signals of a call that begins at iteration `first`, as many as any call can use."""
         size = self._extent.capacity
         window = slice(first, first + size)
-        return jax.tree.map(lambda all_: _lengthened(all_[window], size), self._signals)
+        return jax.tree.map(lambda all_: lengthened(all_[window], size), self._signals)
 
     def close(self) -> None:
         """Let the threads go."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._reader.shutdown(wait=False, cancel_futures=True)
+        if self._fetcher:
+            self._fetcher.close()
         self._copiers.shutdown(wait=False, cancel_futures=True)
-
-    # Rows the kernel wants ----------------------------------------------------------------
 
     @property
     def _on_device(self) -> Any:
-        return None if isinstance(self.rows, Rows) else self.rows
-
-    def _first_batches(self) -> Any:
-        if not isinstance(self.rows, Rows):
-            return None
-        if self._stacked:
-            drawn = compiled.wanted_at_start_together(self.kernel, self.context, self.keys)
-            return None if drawn is None else self._read(drawn)
-        each = [compiled.wanted_at_start(self.kernel, self.context, key) for key in self.keys]
-        return None if each[0] is None else self._read(_joined(each))  # some start without rows
-
-    def _batches(self, first: int, count: int) -> Any:
-        """Rows of the next iterations, one leading axis for chains and one for iterations."""
-        if not isinstance(self.rows, Rows):
-            return None
-        if self._ahead is not None and self._ahead[:2] == (first, count):
-            return self._ahead[2].result()
-        return self._fetch(first, count)
-
-    def _fetch_ahead(self, first: int, count: int) -> None:
-        if isinstance(self.rows, Rows):
-            fetch = in_double_precision(self._fetch)
-            self._ahead = (first, count, self._reader.submit(fetch, first, count))
-
-    def _fetch(self, first: int, count: int) -> dict[str, np.ndarray]:
-        """Rows of `count` iterations, in arrays that have room for `capacity`."""
-        iterations = np.arange(first, first + self.capacity)
-        if self._stacked:
-            together = compiled.wanted_together
-            drawn = together(self.kernel, self.context, self.keys, iterations)
-        else:
-            wanted = partial(compiled.wanted, self.kernel, self.context)
-            drawn = _joined([wanted(key, iterations) for key in self.keys])
-        read = self._read(jax.tree.map(lambda part: np.asarray(part)[:, :count], drawn))
-        return {name: _filled_up(values, self.capacity) for name, values in read.items()}
-
-    def _read(self, drawn: Any) -> dict[str, np.ndarray]:
-        """Rows of all chains in one bulk read, with what travels with them."""
-        assert isinstance(self.rows, Rows)
-        wanted = jax.tree.map(np.asarray, drawn)
-        return self.rows.take(wanted.rows) | travelling(wanted)
+        return None if self._fetcher else self.rows
 
     # Groups -------------------------------------------------------------------------------
 
@@ -311,19 +273,3 @@ def chain_keys(seed: int, chains: int) -> np.ndarray:
     """
     sources = (np.random.SeedSequence(seed, spawn_key=(c,)) for c in range(chains))
     return np.stack([source.generate_state(2) for source in sources])
-
-
-def _joined(each: list[Any]) -> Any:
-    """What each chain wants, with a leading axis for chains."""
-    return jax.tree.map(lambda *parts: np.stack(parts), *each)
-
-
-def _filled_up(values: np.ndarray, capacity: int) -> np.ndarray:
-    """Lengthen the second axis to `capacity`: compiled loops have one shape."""
-    return values if values.shape[1] == capacity else _lengthened(values, capacity, axis=1)
-
-
-def _lengthened(values: np.ndarray, size: int, axis: int = 0) -> np.ndarray:
-    """Zeros appended along an axis, up to `size`."""
-    missing = [(0, size - length if k == axis else 0) for k, length in enumerate(values.shape)]
-    return np.pad(values, missing)
