@@ -34,6 +34,7 @@ COLOURS = {
     "statsmodels": "#111827",
 }
 
+LEAST, MOST = 1e-4, 1e3  # errors beyond are drawn here: some run away by powers of ten
 MARKS: dict[str, dict[str, Any]] = {
     "wrong": {"marker": "X", "markersize": 10},
     "too few draws": {"marker": "o", "fillstyle": "none", "markeredgewidth": 1.6},
@@ -137,7 +138,8 @@ def _dots(ax: Any, judged: dict[str, tuple[float, float, str]]) -> None:
     """A dot a contender, a cross if it is wrong, a ring if there is too little to tell."""
     for contender, (seconds, error, mark) in judged.items():
         style = MARKS.get(mark, {"marker": "o"})
-        ax.plot(seconds, max(error, 1e-4), linestyle="", color=COLOURS[contender], **style)
+        shown = min(max(error, LEAST), MOST)
+        ax.plot(seconds, shown, linestyle="", color=COLOURS[contender], **style)
     ax.axhline(0.1, color="#999999", linewidth=1, linestyle=":")
     ax.set(xscale="log", yscale="log")
     ax.grid(alpha=0.3, which="major")
