@@ -62,7 +62,8 @@ def markdown(results: Results, pictures: Sequence[str] = ()) -> str:
     ]
     left = _left_out(results)
     if left:
-        parts += ["### Notes, and what was left out", "\n".join(f"- {sentence}" for sentence in left)]
+        told = "\n".join(f"- {sentence}" for sentence in left)
+        parts += ["### Notes, and what was left out", told]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
