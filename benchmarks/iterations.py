@@ -1,7 +1,7 @@
-"""What an iteration of HMC-ECS costs: float32, chains a thread, and rows fetched from a store.
+"""What an iteration of HMC-ECS costs: float32, chains a core, and rows fetched from a store.
 
-Every line is the time of one iteration of all chains, in one process after the same warm-up, over
-that of the first line; what runs are compared with is run again in between.
+Every line is wall time over iterations and chains, the median of runs in turns in one process, and
+its ratio to that of the first line.
 """
 
 import tempfile

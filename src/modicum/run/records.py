@@ -41,11 +41,11 @@ def packed(draw: Draw) -> Packed:
 
 def unpacked(record: Packed) -> Record:
     """Undo `packed` for whole records, whose leading axes are chains and iterations."""
-    apart = {("position",): record["position",]}
+    apart = {"position": record["position",]}
     for names, values in record.items():
         if names != ("position",):
-            apart |= {(name,): values[..., k] for k, name in enumerate(names)}
-    return {name: values for (name,), values in apart.items()}
+            apart |= {name: values[..., k] for k, name in enumerate(names)}
+    return apart
 
 
 # From an accelerator ----------------------------------------------------------------------
