@@ -34,19 +34,19 @@ test-slow: $(STAMP)
 	$(PYTEST) -m "slow or not slow"
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
 	$(BIN)/mypy
 
 format: $(STAMP)
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests
 
 bench: $(STAMP)
 	$(BIN)/modicum bench $(if $(QUICK),--quick)
 
 parts: $(STAMP)
-	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
+	$(BIN)/python -m modicum_lab.bench.parts $(if $(QUICK),--quick)
 
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet -e '.[docs]'

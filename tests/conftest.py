@@ -1,11 +1,5 @@
-import sys
-from pathlib import Path
-
 import jax
 import pytest
-
-# targets with known answers are shared by the tests of every room
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture

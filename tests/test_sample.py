@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from modicum.kernels import moves
-from targets import (
+from helpers.targets import (
     Conjugate,
     all_of,
     class_rows,
@@ -22,6 +21,7 @@ from targets import (
     quick,
     same_draws,
 )
+from modicum.kernels import moves
 
 M = mo.models
 RUN = {"draws": 2_000, "tune": 500, "chains": 2, "random_seed": 11, "progressbar": False}

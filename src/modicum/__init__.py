@@ -12,7 +12,7 @@ from modicum.errors import (
 )
 from modicum.ledger import Ledger
 from modicum.methods import HMC, HMCECS, NUTS, FlyMC, SignedHMCECS, StochasticGradient
-from modicum.methods.sg_named import (
+from modicum.methods.sgmcmc.named import (
     BAOAB,
     CPSGHMC,
     EWSG,
@@ -25,7 +25,7 @@ from modicum.methods.sg_named import (
     SGLDCV,
     SVRGLD,
 )
-from modicum.methods.sg_step import Decay
+from modicum.methods.sgmcmc.step_size import Decay
 from modicum.models import Model
 from modicum.posterior import Posterior
 from modicum.rows import Rows

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from modicum.compiling import jit
 from modicum.diagnostics.convergence import load_soon
 from modicum.errors import CrudeControlVariateError, SettingError, is_number, warn
 from modicum.ledger import Ledger
@@ -22,7 +21,6 @@ from modicum.models.prediction import ModelPredictor
 from modicum.passes import LocalEngine, Sums
 from modicum.posterior import Posterior, convergence_warnings
 from modicum.posterior.labels import scalar_names, tidy_labels
-from modicum.precision import in_double_precision
 from modicum.rows import Rows
 from modicum.run import (
     BLOCK,
@@ -35,6 +33,7 @@ from modicum.run import (
     default_parallel,
     run,
 )
+from modicum.runtime import in_double_precision, jit
 
 __all__ = ["sample"]
 

@@ -109,8 +109,7 @@ def test_a_file_is_fetched_once(server, tmp_path):
 
 
 def test_a_loader_downloads(tmp_path, monkeypatch):
-    import files
-
+    from helpers import dataset_files as files
     from modicum.datasets import covertype as loader
     from modicum.datasets.covertype_table import RECIPE
 

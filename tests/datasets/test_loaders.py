@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 
 import modicum as mo
-import tables
+from helpers import tables
 from modicum.models import Target
 
 sys.path.insert(0, str(Path(__file__).parent))
-import files
+from helpers import dataset_files as files
 
 D = mo.datasets
 

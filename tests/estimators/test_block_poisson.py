@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy.stats import poisson
 
+from helpers.targets import TIMES
 from modicum.designs import Uniform
 from modicum.estimators import BlockPoisson
 from modicum.estimators.block_poisson import most_factors
-from modicum.tuning import NormalFactors
-from targets import TIMES
+from modicum.methods.ecs.tuning import NormalFactors
 
 # d, sigma_m, lambda, a, and what theory says: positive share and variance of log |Lhat|
 SETTINGS = [

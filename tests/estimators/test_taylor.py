@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from estimators.expansion import LINEAR, OTHERS, Expansion, expanded
+from helpers.expansion import LINEAR, OTHERS, Expansion, expanded
+from helpers.targets import TIMES, all_of, logistic_rows, poisson_rows, sums_of
 from modicum.designs import Uniform, Weighted, weight_tables
 from modicum.estimators import AutodiffTaylor, LinearTaylor, Perturbed, control_variate
 from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.kernels.moves import HMCMove
 from modicum.passes.mode import prior_hessian
-from targets import TIMES, all_of, logistic_rows, poisson_rows, sums_of
 
 pytestmark = pytest.mark.usefixtures("x64")
 linear = pytest.mark.parametrize("family", LINEAR)

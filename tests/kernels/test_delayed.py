@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from methods import toy
+from helpers import toy
 from modicum.kernels.delayed import DelayedAcceptanceKernel
-from modicum.methods import hmc_ecs
+from modicum.methods.ecs import perturbed
 
 POOR = {"anchor": toy.poor_anchor(), "design": "uniform", "ddof": 0, **toy.POOR}
 
@@ -52,7 +52,7 @@ class NoSecondThought(DelayedAcceptanceKernel):
 @pytest.mark.slow
 def test_the_same_check_notices_a_missing_second_stage(monkeypatch):
     # accepted by the surrogate's own ratio, inverted: all rows have no say
-    monkeypatch.setattr(hmc_ecs, "DelayedAcceptanceKernel", NoSecondThought)
+    monkeypatch.setattr(perturbed, "DelayedAcceptanceKernel", NoSecondThought)
     post = toy.sample(mo.HMCECS(exact="delayed", **POOR), draws=1500, chains=2, random_seed=2)
     assert toy.faults(post) != []
 

@@ -11,7 +11,8 @@ import pytest
 from scipy.stats import poisson
 
 import modicum as mo
-from methods import toy
+from helpers import toy
+from helpers.targets import TIMES
 from modicum.designs import Uniform, Weighted, weight_tables
 from modicum.estimators import BlockPoisson, Perturbed
 from modicum.kernels.adaptation import Signal
@@ -21,9 +22,8 @@ from modicum.kernels.energy_conserving import (
     replace_blocks,
 )
 from modicum.kernels.moves import HMCMove
-from modicum.methods import ecs_study
-from modicum.tuning import refresh_acceptance
-from targets import TIMES
+from modicum.methods.ecs import pilot
+from modicum.methods.ecs.tuning import refresh_acceptance
 
 # A subsample on its own: residuals are given numbers ----------------------------------------
 
@@ -300,7 +300,7 @@ def test_weighted_rows_about_the_same_anchor_are_right():
 @pytest.mark.slow
 def test_refreshes_that_are_always_accepted_are_noticed(monkeypatch):
     # each subsample's own posterior, averaged: too wide by the noise of the gradient
-    monkeypatch.setattr(ecs_study, "EnergyConservingKernel", AlwaysAccept)
+    monkeypatch.setattr(pilot, "EnergyConservingKernel", AlwaysAccept)
     method = mo.HMCECS(anchor=toy.poor_anchor(), design="weighted", order=1, **toy.POOR)
     post = toy.sample(method, draws=2000, chains=2, random_seed=1)
     assert "sd" in toy.faults(post)

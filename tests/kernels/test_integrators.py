@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.targets import location
 from modicum.kernels.integrators import (
     INTEGRATORS,
     Baoab,
@@ -15,7 +16,6 @@ from modicum.kernels.integrators import (
     Underdamped,
     Walk,
 )
-from targets import location
 
 LINEAR = [
     Langevin(),

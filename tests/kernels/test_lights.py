@@ -8,9 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from modicum.kernels.bright import Bright, first_lit, merge, overlap, skip_through
-from modicum.kernels.lights import Seen, explicit, implicit
-from targets import TIMES
+from helpers.targets import TIMES
+from modicum.kernels.flymc import (
+    Bright,
+    Seen,
+    explicit,
+    first_lit,
+    implicit,
+    merge,
+    overlap,
+    skip_through,
+)
 
 # Lists of rows -----------------------------------------------------------------------------
 

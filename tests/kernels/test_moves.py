@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from modicum.kernels.adaptation import adapt, schedule, start_adaptation
-from modicum.kernels.local_moves import MALAMove, RandomWalkMove
-from modicum.kernels.moves import HMCMove, NUTSMove, at_point, move_afresh
+from modicum.kernels.moves import HMCMove, MALAMove, NUTSMove, RandomWalkMove, at_point, move_afresh
 
 COV = np.array([[1.0, 0.6], [0.6, 2.0]])
 PRECISION = np.linalg.inv(COV)

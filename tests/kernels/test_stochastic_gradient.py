@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from kernels.sg_simulation import composed, context_of, simulate
+from helpers.sg_simulation import composed, context_of, simulate
+from helpers.targets import TIMES, Location, location
 from modicum.designs import Stratified, strata_tables
 from modicum.estimators.gradients import ESTIMATORS, Minibatch, Taylor
 from modicum.kernels.integrators import INTEGRATORS, Friction, Preconditioned
 from modicum.kernels.selectors import SELECTORS, Exponential
 from modicum.kernels.stochastic_gradient import StepSignal, StochasticGradientKernel
 from modicum.models import Target
-from targets import TIMES, Location, location
 
 # n Var(t), Var(r) and bias in sd by an independent simulation of 4,000 chains; its own errors:
 OTHERS = {"variance": 0.012, "momentum": 0.006, "bias": 0.02}
@@ -251,8 +251,8 @@ def test_the_prior_counts_once():
 def context_for(estimator, target):
     context = context_of(target)
     if isinstance(estimator, Taylor):
+        from helpers.targets import sums_of
         from modicum.passes import anchor_at
-        from targets import sums_of
 
         anchor = anchor_at(sums_of(target.model, target.rows)[0], target.mean)
         context |= {"point": jnp.asarray(anchor.point), "factor": jnp.asarray(anchor.factor)}

@@ -9,18 +9,9 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from methods import toy
-from methods.test_hmc_ecs import Crash, planned, saved_iterations
-from models.test_bounds import Flat
-from modicum.kernels import fly
-from modicum.kernels.lights import implicit
-from modicum.methods import flymc
-from modicum.methods.base import Task
-from modicum.methods.fly_guards import look_back
-from modicum.models.bounds import BOUNDS
-from modicum.run import History, chain_keys, runner
-from modicum.run.advance import begin_together
-from targets import (
+from helpers import toy
+from helpers.interrupted import Crash, planned, saved_iterations
+from helpers.targets import (
     class_rows,
     disagreements,
     flat_draws,
@@ -29,6 +20,15 @@ from targets import (
     quick,
     same_draws,
 )
+from models.test_bounds import Flat
+from modicum.estimators.bounds import BOUNDS
+from modicum.kernels import flymc as kernel
+from modicum.kernels.flymc import implicit
+from modicum.methods.base import Task
+from modicum.methods.flymc import method as flymc
+from modicum.methods.flymc.checks import look_back
+from modicum.run import History, chain_keys, runner
+from modicum.run.advance import begin_together
 
 M = mo.models
 SLOW = pytest.mark.slow
@@ -97,7 +97,7 @@ def test_forgetting_how_rarely_rows_are_tried_is_noticed(monkeypatch):
     def without_ratio(key, seen):
         return implicit(key, seen._replace(log_r_tried=seen.log_r_tried + jnp.log(seen.rate)))
 
-    monkeypatch.setitem(fly.UPDATES, "implicit", without_ratio)
+    monkeypatch.setitem(kernel.UPDATES, "implicit", without_ratio)
     # a capacity of its own, so that the compiled kernel is not the right one
     method = mo.FlyMC(tuned=False, capacity=601)
     post = toy.sample(method, draws=2500, chains=2, random_seed=1)
@@ -109,7 +109,7 @@ def test_lights_that_never_change_are_noticed(monkeypatch):
     def asleep(key, seen):
         return implicit(key, seen)._replace(possible=jnp.asarray(False))
 
-    monkeypatch.setitem(fly.UPDATES, "implicit", asleep)
+    monkeypatch.setitem(kernel.UPDATES, "implicit", asleep)
     method = mo.FlyMC(tuned=False, capacity=602)
     post = toy.sample(method, draws=2500, chains=2, random_seed=1)
     assert toy.faults(post) != []

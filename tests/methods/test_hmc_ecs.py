@@ -1,6 +1,5 @@
 """HMC-ECS as a method: right answers, reproducible draws, honest accounts, guards that speak."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -13,12 +12,9 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from methods import toy
-from modicum.methods import ecs_method
-from modicum.methods.base import Task
-from modicum.methods.ecs_guards import look_back
-from modicum.run import fetching, runner
-from targets import (
+from helpers import toy
+from helpers.interrupted import Crash, planned, saved_iterations
+from helpers.targets import (
     all_of,
     class_rows,
     disagreements,
@@ -28,18 +24,13 @@ from targets import (
     poisson_rows,
     quick,
     same_draws,
-    sums_of,
 )
+from modicum.methods.ecs import base as ecs_base
+from modicum.methods.ecs.checks import look_back
+from modicum.run import fetching, runner
 
 M = mo.models
 RUN = {"draws": 2_000, "tune": 400, "chains": 2, "random_seed": 11, "progressbar": False}
-
-
-def planned(model, rows, method, seed=1):
-    """What a method plans for, without a draw."""
-    sums, start = sums_of(model, rows)
-    names = tuple(f"t{i}" for i in range(len(start)))
-    return method.plan(Task(sums.target, start, rows, sums, names, 100, 100, 2, seed)), sums.ledger
 
 
 # Right answers -----------------------------------------------------------------------------
@@ -213,7 +204,7 @@ def test_store_and_memory_give_the_same_draws(small, first, tmp_path, monkeypatc
         return real(self, drawn)
 
     monkeypatch.setattr(fetching.Fetcher, "_read", read)
-    monkeypatch.setattr(ecs_method, "where_rows_live", lambda task: task.rows)
+    monkeypatch.setattr(ecs_base, "where_rows_live", lambda task: task.rows)
     ahead = quick(model, store, **ECS)
     assert same_draws(first, ahead)
     assert fetched
@@ -227,10 +218,6 @@ def test_large_stores_are_fetched_from_and_small_ones_held(small, tmp_path, monk
     assert isinstance(planned(model, store, mo.HMCECS())[0].rows, dict)
     monkeypatch.setattr(mo.Rows, "nbytes", property(lambda self: 2**28 + 1))
     assert planned(model, store, mo.HMCECS())[0].rows is store
-
-
-class Crash(BaseException):
-    """The process dies here."""
 
 
 def test_a_crash_loses_nothing(small, first, tmp_path, monkeypatch):
@@ -258,18 +245,11 @@ import sys
 from modicum.run import runner
 sys.path.insert(0, sys.argv[2])
 import modicum as mo
-from targets import logistic_rows, quick
+from helpers.targets import logistic_rows, quick
 runner.CHUNK_SECONDS = 0.0  # a checkpoint every iteration
 quick(mo.models.Logistic(), logistic_rows(600, dtype="float32"), method="hmc-ecs", tune=60,
       checkpoint=sys.argv[1])
 """
-
-
-def saved_iterations(folder):
-    try:
-        return json.loads((folder / "run.json").read_text())["iterations"]
-    except FileNotFoundError:
-        return 0
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from methods import toy
-from targets import TIMES, mean_and_error
+from helpers import toy
+from helpers.targets import TIMES, mean_and_error
 
 ROWS, STEP, STEPS = 100, 0.2, 6
 

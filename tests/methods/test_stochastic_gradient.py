@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from modicum.methods import METHODS, ecs_study, resolve
-from modicum.run import checkpoint as checkpoint_module
-from modicum.run import runner
-from targets import (
+from helpers.targets import (
     TIMES,
     Conjugate,
     flat_draws,
@@ -20,6 +17,10 @@ from targets import (
     mean_and_error,
     same_draws,
 )
+from modicum.methods import METHODS, resolve
+from modicum.methods.ecs import pilot
+from modicum.run import checkpoint as checkpoint_module
+from modicum.run import runner
 
 RAW = {"whiten": False, "step_size": 0.005, "batch": 2}
 
@@ -182,7 +183,7 @@ def test_snapshots_make_gradients_exact_here(whole):
 def test_from_disk_as_from_memory(method, parallel, tmp_path, monkeypatch):
     rows = logistic_rows(300, dtype="float32")  # as a store holds them
     store = mo.rows.ingest(rows, tmp_path / "store", shard_rows=70, progressbar=False)
-    monkeypatch.setattr(ecs_study, "SMALL_STORE", 0)  # fetch ahead however few they are
+    monkeypatch.setattr(pilot, "SMALL_STORE", 0)  # fetch ahead however few they are
     found = []
     for source in (rows, store):
         with warnings.catch_warnings():

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import modicum as mo
-import tables
+from helpers import tables
+from helpers.targets import TIMES
 from modicum.diagnostics import mcse
-from modicum.papers.references import reference
-from targets import TIMES
+from modicum_lab.papers.references import reference
 
 
 @cache

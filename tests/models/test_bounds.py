@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.targets import all_of, class_rows, gaussian_rows, logistic_rows, sums_of
 from modicum.estimators import BoundedRows, bound_context, collapse
-from modicum.models.bounds import BOUNDS, LogisticBound, SoftmaxBound, StudentTBound, bound_of
-from modicum.models.bounds.logistic import _a
+from modicum.estimators.bounds import (
+    BOUNDS,
+    LogisticBound,
+    SoftmaxBound,
+    StudentTBound,
+    _a,
+    bound_of,
+)
 from modicum.passes import anchor_at_mode
-from targets import all_of, class_rows, gaussian_rows, logistic_rows, sums_of
 
 M = mo.models
 COUNT = 20_000

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.targets import gaussian_rows, logistic_rows
 from modicum.models import Target
-from targets import gaussian_rows, logistic_rows
 
 M = mo.models
 

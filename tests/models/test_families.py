@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 import modicum as mo
+from helpers.targets import all_of, class_rows, gaussian_rows, logistic_rows, poisson_rows
 from modicum.models import Target
-from targets import all_of, class_rows, gaussian_rows, logistic_rows, poisson_rows
 
 M = mo.models
 SCALAR = {

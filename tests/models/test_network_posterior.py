@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.targets import TIMES, quick
 from modicum.diagnostics import mcse
-from targets import TIMES, quick
 
 RNG = np.random.default_rng(5)
 X = RNG.uniform(-2, 2, size=(60, 1))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.targets import all_of
 from modicum.models import Target
-from targets import all_of
 
 M = mo.models
 RNG = np.random.default_rng(1)

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.targets import logistic_rows
 from modicum.passes import blocks, engine
-from targets import logistic_rows
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -7,10 +7,7 @@ import pytest
 import statsmodels.api as sm
 
 import modicum as mo
-from modicum.passes import NEAR, Anchor, anchor_at, anchor_at_mode, find_mode
-from modicum.passes.anchor import whitening_factor
-from modicum.passes.mode import TOLERANCE, prior_slope
-from targets import (
+from helpers.targets import (
     Conjugate,
     all_of,
     class_rows,
@@ -20,6 +17,9 @@ from targets import (
     quick,
     sums_of,
 )
+from modicum.passes import NEAR, Anchor, anchor_at, anchor_at_mode, find_mode
+from modicum.passes.anchor import whitening_factor
+from modicum.passes.mode import TOLERANCE, prior_slope
 
 M = mo.models
 

@@ -6,8 +6,7 @@ import pytest
 import statsmodels.api as sm
 
 import modicum as mo
-from modicum.passes import engine
-from targets import (
+from helpers.targets import (
     all_of,
     class_rows,
     gaussian_rows,
@@ -15,6 +14,7 @@ from targets import (
     poisson_rows,
     sums_of,
 )
+from modicum.passes import engine
 
 M = mo.models
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from methods import toy
+from helpers import toy
+from helpers.targets import TIMES, Conjugate
 from modicum.ledger import Ledger
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior import Posterior
-from targets import TIMES, Conjugate
 
 
 @pytest.fixture(scope="module")

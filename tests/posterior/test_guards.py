@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-import signed_chain as truth
 from scipy.signal import lfilter
 
+from helpers import signed_chain as truth
 from modicum.posterior import convergence_warnings
 
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-import signed_chain as truth
 from arviz_base import from_dict
 from arviz_stats.base import array_stats
 
+from helpers import signed_chain as truth
 from modicum.errors import ModicumWarning, SettingError
 from modicum.ledger import Ledger
 from modicum.posterior import Posterior

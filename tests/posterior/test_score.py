@@ -5,11 +5,11 @@ import pytest
 from scipy.special import expit, logsumexp, softmax
 
 import modicum as mo
+from helpers.targets import class_rows, gaussian_rows, logistic_rows
 from modicum.ledger import Ledger
 from modicum.models import prediction as model_prediction
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior import Posterior, prediction
-from targets import class_rows, gaussian_rows, logistic_rows
 
 ROWS = logistic_rows(301)
 X, Y = ROWS.slice(0, 301)["x"], ROWS.slice(0, 301)["y"]

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.targets import Conjugate, logistic_rows, sums_of
 from modicum.ledger import Ledger
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior import Posterior
-from targets import Conjugate, logistic_rows, sums_of
 
 TARGET = Conjugate(n=400, d=3)
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-import signed_chain as truth
 from scipy.stats import norm
 
+from helpers import signed_chain as truth
 from modicum.diagnostics import batch_means_variance, inefficiency, r_hat
 from modicum.posterior.weighted import (
     influence,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.targets import gaussian_rows
 from modicum.designs import Drawn
 from modicum.run import Chains, capacity_for, chain_keys, run
 from modicum.run import advance as compiled
-from targets import gaussian_rows
 
 ROWS, BATCH, LENGTH = 97, 6, 25
 

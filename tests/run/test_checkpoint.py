@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.targets import gaussian_rows, quick, same_draws
 from modicum.run import checkpoint as module
 from modicum.run import runner
-from targets import gaussian_rows, quick, same_draws
 
 MODEL = mo.models.Gaussian(scale=0.7)
 TUNE, DRAWS = 100, 40
@@ -176,7 +176,7 @@ import modicum as mo
 from modicum.passes import engine
 from modicum.run import runner
 sys.path.insert(0, sys.argv[2])
-from targets import gaussian_rows, quick
+from helpers.targets import gaussian_rows, quick
 runner.CHUNK_SECONDS = 0.0  # a checkpoint every iteration
 if sys.argv[3] == "pass":
     real = engine.padded_chunk

@@ -12,8 +12,8 @@ __all__ = ["bench", "list_bench"]
 
 def list_bench(say: Console) -> None:
     """Problems and peers, one a line."""
-    from modicum.bench.contenders import CONTENDERS
-    from modicum.bench.problems import PROBLEMS
+    from modicum_lab.bench.contenders import CONTENDERS
+    from modicum_lab.bench.problems import PROBLEMS
 
     wide = max(len(name) for name in (*PROBLEMS, *CONTENDERS))
     say.print("Problems (--problem):", highlight=False)
@@ -37,10 +37,10 @@ def bench(
     say: Console,
 ) -> None:
     """Run the suite and write its files; `page` is the name of the Markdown and JSON files."""
-    from modicum.bench.limits import limits_of, limits_table
-    from modicum.bench.report import write_report
-    from modicum.bench.suite import plan, run_suite
     from modicum.errors import SettingError
+    from modicum_lab.bench.limits import limits_of, limits_table
+    from modicum_lab.bench.report import write_report
+    from modicum_lab.bench.suite import plan, run_suite
 
     if seconds is not None and not seconds > 0:
         raise SettingError(f"seconds must be a positive number, not {seconds:g}.")

@@ -33,7 +33,7 @@ from modicum.cli.fitting import (
     sample_rows,
     write_results,
 )
-from modicum.cli.words import (
+from modicum.cli.messages import (
     LINES,
     console,
     cost_line,
@@ -195,6 +195,6 @@ def demo(
 ) -> None:
     """Find out which flights out of New York arrive late, and draw a picture."""
     with one_sentence():
-        from modicum.demo import run_demo
+        from modicum_lab.demo import run_demo
 
         run_demo(out, quick)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from modicum.cli.columns import ColumnChoice
-from modicum.cli.words import errors, live
+from modicum.cli.messages import errors, live
 
 if TYPE_CHECKING:
     import pandas as pd

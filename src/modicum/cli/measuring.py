@@ -9,7 +9,7 @@ import typer
 
 from modicum.cli.columns import Quiet
 from modicum.cli.commands import app
-from modicum.cli.words import console, docs_folder, one_sentence
+from modicum.cli.messages import console, docs_folder, one_sentence
 
 __all__ = ["bench", "reproduce"]
 
@@ -50,7 +50,7 @@ def reproduce(
         say = console(quiet)
         failed = reproduce_all(experiments, scale, out, seed, say)  # type: ignore[arg-type]
         if gallery is not None:
-            from modicum.papers.gallery import write_gallery
+            from modicum_lab.papers.gallery import write_gallery
 
             say.print(f"The gallery is {write_gallery(out, gallery)}.", highlight=False)
         if failed:
@@ -79,7 +79,8 @@ def bench(
         bool, typer.Option("--huge", help="Also 100 million rows from disk (needs 24 GB there).")
     ] = False,
     docs: Annotated[
-        bool, typer.Option("--docs", help="Write docs/benchmarks/last.md of this checkout.")
+        bool,
+        typer.Option("--docs", help="Write docs/benchmarks/last.md of this checkout."),
     ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List problems and samplers.")] = False,
     quiet: Quiet = False,

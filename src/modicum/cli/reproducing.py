@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, get_args
 from rich.console import Console
 from rich.markup import escape
 
-from modicum.cli.words import count, errors
+from modicum.cli.messages import count, errors
 
 if TYPE_CHECKING:
-    from modicum.papers import Experiment, Scale
+    from modicum_lab.papers import Experiment, Scale
 
 __all__ = ["chosen", "list_experiments", "reproduce_all"]
 
@@ -21,8 +21,8 @@ __all__ = ["chosen", "list_experiments", "reproduce_all"]
 def chosen(paper: str | None, name: str | None, scale: str) -> list[Experiment]:
     """The experiments asked for; a paper, a name or a scale that is not known is refused."""
     from modicum.errors import SettingError
-    from modicum.papers.catalogue import PAPERS, experiments_of
-    from modicum.papers.experiment import Scale
+    from modicum_lab.papers.catalogue import PAPERS, experiments_of
+    from modicum_lab.papers.experiment import Scale
 
     if scale not in get_args(Scale):
         raise SettingError(f"scale must be one of {', '.join(get_args(Scale))}, not {scale!r}.")
@@ -42,7 +42,7 @@ def reproduce_all(
     experiments: list[Experiment], scale: Scale, out: Path, seed: int, say: Console
 ) -> int:
     """Run each, write its files, and bring the page up to date; return how many failed."""
-    from modicum.papers.page import write_page
+    from modicum_lab.papers.page import write_page
 
     failed = 0
     for number, one in enumerate(experiments, 1):
@@ -56,7 +56,7 @@ def reproduce_all(
 
 def _reproduce(one: Experiment, scale: Scale, out: Path, seed: int, say: Console) -> bool:
     from modicum.errors import ModicumError, ModicumWarning
-    from modicum.papers.report import write_failure, write_result
+    from modicum_lab.papers.report import write_failure, write_result
 
     started = time.monotonic()
     try:

@@ -1,10 +1,14 @@
 """How good the draws are: effective sample size, R-hat, inefficiency, cost, and distance."""
 
-from modicum.diagnostics.autoregressive import inefficiency
-from modicum.diagnostics.batch_means import batch_means_inefficiency, batch_means_variance
 from modicum.diagnostics.convergence import ess, ess_tail, mcse, r_hat
-from modicum.diagnostics.cost import computational_time, relative_computational_time
 from modicum.diagnostics.divergence import kl_nearest_neighbours, kl_to_gaussian
+from modicum.diagnostics.inefficiency import (
+    batch_means_inefficiency,
+    batch_means_variance,
+    computational_time,
+    inefficiency,
+    relative_computational_time,
+)
 from modicum.diagnostics.realisations import MeanSquaredError, mse
 from modicum.diagnostics.stein import kernel_stein_discrepancy, squared_stein_discrepancy
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from modicum.diagnostics.series import as_chains, finite_and_moving
+from modicum.diagnostics.inefficiency import as_chains, finite_and_moving
 
 __all__ = ["ess", "ess_tail", "mcse", "r_hat"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from modicum.diagnostics.series import as_chains
+from modicum.diagnostics.inefficiency import as_chains
 from modicum.errors import SettingError
 
 __all__ = ["MeanSquaredError", "mse"]

@@ -1,8 +1,7 @@
 """A log-likelihood from a few rows: control variates and what is made of their residuals."""
 
-from modicum.estimators.base import Estimate, Estimator
 from modicum.estimators.block_poisson import BlockPoisson
-from modicum.estimators.bounded import BoundedRows, bound_context, collapse
+from modicum.estimators.bounds import BoundedRows, bound_context, collapse
 from modicum.estimators.perturbed import Perturbed
 from modicum.estimators.taylor import (
     AutodiffTaylor,
@@ -11,6 +10,7 @@ from modicum.estimators.taylor import (
     control_variate,
     proxy,
 )
+from modicum.kernels.base import Estimate, Estimator
 
 __all__ = [
     "AutodiffTaylor",

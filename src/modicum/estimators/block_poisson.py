@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import gammaln, pdtrc, xlogy
 
-from modicum.estimators.base import Estimate
+from modicum.kernels.base import Estimate
 
 __all__ = ["BlockPoisson", "most_factors", "poisson_chance"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from modicum.estimators.base import Estimate
+from modicum.kernels.base import Estimate
 
 __all__ = ["Perturbed"]
 

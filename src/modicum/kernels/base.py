@@ -1,12 +1,27 @@
-"""The kernel interface: one Markov step, and the rows it wants from its key alone."""
+"""The kernel interface: one Markov step, and the rows it wants from its key alone.
+
+From the coordinates a chain moves in to the parameters: t = t* + L z.
+
+What an estimator of the log-likelihood is: residuals of a subsample in, an estimate out.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
-__all__ = ["Context", "Draw", "Kernel", "Wanted", "travelling"]
+__all__ = [
+    "Context",
+    "Draw",
+    "Estimate",
+    "Estimator",
+    "Kernel",
+    "Wanted",
+    "scaled",
+    "travelling",
+    "unwhiten",
+]
 
 Context = Any  # a pytree of arrays: everything a step reads and never changes
 Draw = dict[str, jax.Array]  # "position", and one number a statistic
@@ -62,4 +77,56 @@ class Kernel(Protocol):
         self, key: jax.Array, state: Any, signal: Any, batch: Any, context: Context
     ) -> tuple[Any, Draw]:
         """Return the next state and what to record of it."""
+        ...
+
+
+def scaled(factor: jax.Array, z: jax.Array) -> jax.Array:
+    """L z; where L is diagonal it comes as a vector, and as a number where it is c times I."""
+    return factor @ z if factor.ndim == 2 else factor * z
+
+
+def unwhiten(z: jax.Array, context: Any) -> jax.Array:
+    """T = t* + L z, with `point` t* and `factor` L from the context."""
+    return context["point"] + scaled(context["factor"], z)
+
+
+class Estimate(NamedTuple):
+    """An estimate of log-likelihood minus the sum of the control variates."""
+
+    log: jax.Array  # what takes part in the target density: log |Lhat| - sum q
+    difference: jax.Array  # dhat, an estimate of l - sum q (eq. 4.2)
+    variance: jax.Array  # of `log`, estimated
+
+
+class Estimator(Protocol):
+    """What turns the residuals of a subsample into a likelihood. Hashable.
+
+    The subsample lies in blocks of equal size, and each block in equal parts. Parts may be absent:
+    a Poisson number of them takes part, in arrays whose shape is fixed. What the estimator knows of
+    the data travels as `tables`.
+    """
+
+    @property
+    def parts(self) -> int:
+        """Parts a block."""
+        ...
+
+    def present(self, key: jax.Array, blocks: int) -> jax.Array:
+        """Draw which parts of `blocks` fresh blocks take part: one truth value a part."""
+        ...
+
+    def pack(self, subsample: Any, present: jax.Array) -> tuple[Any, jax.Array]:
+        """Return the parts that take part side by side, and which of those places are filled."""
+        ...
+
+    def unpack(self, values: jax.Array, present: jax.Array) -> jax.Array:
+        """Put one value a packed row back to where the row lies in the subsample."""
+        ...
+
+    def combine(self, values: jax.Array, present: jax.Array, tables: Any) -> Estimate:
+        """Estimate from the D of every row, packed or not."""
+        ...
+
+    def describe(self, values: jax.Array, present: jax.Array, tables: Any) -> dict[str, jax.Array]:
+        """Return what to record of the estimate, one number a name."""
         ...

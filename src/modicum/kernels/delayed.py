@@ -16,8 +16,7 @@ import jax.numpy as jnp
 
 from modicum.designs import Drawn
 from modicum.kernels.adaptation import Adaptation, Signal, adapt
-from modicum.kernels.base import Context, Draw
-from modicum.kernels.coordinates import unwhiten
+from modicum.kernels.base import Context, Draw, unwhiten
 from modicum.kernels.energy_conserving import EnergyConservingKernel, replace_blocks
 from modicum.kernels.moves import at_point
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from modicum.kernels.adaptation import Adaptation, Signal, adapt, start_adaptation
-from modicum.kernels.base import Context, Draw
-from modicum.kernels.coordinates import unwhiten
+from modicum.kernels.base import Context, Draw, unwhiten
 from modicum.kernels.moves import Move, Point, at_point
 
 __all__ = ["FullDataKernel", "FullDataState"]

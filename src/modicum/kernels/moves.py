@@ -1,6 +1,16 @@
-"""How a kernel moves the parameters at a given step size: HMC, and BlackJAX's NUTS.
+"""Hamiltonian Monte Carlo with a given number of leapfrog steps, each point evaluated once.
+
+A density may hand back what it computed on the way, and its value at the start need not be known:
+the loop evaluates start, middle and end in one place, which makes it quicker to compile than
+BlackJAX's HMC and spares an evaluation or two of the rows.
+
+How a kernel moves the parameters at a given step size: HMC, and BlackJAX's NUTS.
 
 Both know only a log-density. The same moves serve all rows and a subsample held fixed.
+
+Moves of a single step: BlackJAX's Metropolis-adjusted Langevin algorithm and random walk.
+
+`step_size` is the standard deviation of the proposal's noise in both, in units of the inverse mass.
 """
 
 from __future__ import annotations
@@ -10,22 +20,122 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import blackjax.mcmc.hmc as blackjax_hmc
+import blackjax.mcmc.mala as blackjax_mala
 import blackjax.mcmc.nuts as blackjax_nuts
+import blackjax.mcmc.random_walk as blackjax_walk
 import jax
 import jax.numpy as jnp
 
-from modicum.kernels.trajectory import Density, Evaluated, follow
-
 __all__ = [
+    "Density",
+    "Evaluated",
     "HMCMove",
     "LogDensity",
+    "MALAMove",
     "Move",
     "MoveInfo",
     "NUTSMove",
     "Point",
+    "RandomWalkMove",
+    "Trajectory",
     "at_point",
+    "follow",
     "move_afresh",
 ]
+
+DIVERGENT = 1_000.0  # a rise of the energy that says the integrator has gone astray
+Density = Callable[[jax.Array], tuple[jax.Array, Any]]
+
+
+class Evaluated(NamedTuple):
+    """A point, and all that its density told there."""
+
+    position: jax.Array
+    logdensity: jax.Array
+    gradient: jax.Array
+    by_product: Any
+
+
+class Trajectory(NamedTuple):
+    """Where a trajectory led: its start or its end, as was decided."""
+
+    point: Evaluated
+    acceptance_rate: jax.Array
+    diverging: jax.Array
+    energy: jax.Array  # at the end, taken or not
+
+
+def _evaluated(position: jax.Array, density: Density) -> Evaluated:
+    """The log-density at `position`, its gradient and by-products."""
+    (value, by_product), gradient = jax.value_and_grad(density, has_aux=True)(position)
+    return Evaluated(position, value, gradient, by_product)
+
+
+def follow(
+    key: jax.Array,
+    start: jax.Array | Evaluated,
+    density: Density,
+    step_size: jax.Array,
+    inverse_mass: jax.Array,
+    steps: jax.Array,
+) -> Trajectory:
+    """Follow one trajectory from `start`, and accept or reject its end.
+
+    `density(z)` returns the log-density and by-products. A start that is no more than a position
+    is evaluated first, by a leapfrog step of length zero.
+    """
+    at = jax.jit(lambda z: _evaluated(z, density))  # so that it is traced once
+    if not isinstance(start, Evaluated) and jax.default_backend() != "cpu":
+        start = at(start)  # on an accelerator what a loop carries is dearer than what is compiled
+    position = start.position if isinstance(start, Evaluated) else start
+    # One call for random numbers: (a^2 + b^2) / 2 of two normals is minus the log of a uniform.
+    normal = jax.random.normal(key, (position.shape[0] + 2,), position.dtype)
+    momentum, rest = normal[:-2] / jnp.sqrt(inverse_mass), normal[-2:]
+
+    def leap(here: Evaluated, p: jax.Array, h: jax.Array) -> tuple[Evaluated, jax.Array]:
+        p = p + h / 2 * here.gradient
+        here = at(here.position + h * inverse_mass * p)
+        return here, p + h / 2 * here.gradient
+
+    def leap_or_begin(i: Any, carry: Any) -> Any:
+        first, here, p = carry
+        here, p = leap(here, p, jnp.where(i == 0, 0.0, step_size))
+        return jax.tree.map(lambda new, old: jnp.where(i == 0, new, old), here, first), here, p
+
+    if isinstance(start, Evaluated):
+        first = start
+        last, end = jax.lax.fori_loop(
+            0, steps, lambda _, carry: leap(carry[0], carry[1], step_size), (start, momentum)
+        )
+    else:
+        shapes = jax.eval_shape(at, position)
+        blank = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        carry = (blank, blank._replace(position=position), momentum)
+        first, last, end = jax.lax.fori_loop(0, steps + 1, leap_or_begin, carry)
+    before, after = _kinetic(momentum, inverse_mass), _kinetic(end, inverse_mass)
+    return _decide(first, last, before, after, -0.5 * jnp.sum(rest**2))
+
+
+def _kinetic(momentum: jax.Array, inverse_mass: jax.Array) -> jax.Array:
+    return 0.5 * jnp.sum(inverse_mass * momentum**2)
+
+
+def _decide(
+    first: Evaluated, last: Evaluated, before: Any, after: Any, log_uniform: jax.Array
+) -> Trajectory:
+    """Metropolis on the total energy; what is not a number is never accepted."""
+    energy = after - last.logdensity
+    gain = (before - first.logdensity) - energy
+    lost = ~jnp.isfinite(energy) | jnp.isnan(gain)
+    gain = jnp.where(lost, -jnp.inf, gain)
+    accept = log_uniform < gain
+    return Trajectory(
+        jax.tree.map(lambda new, old: jnp.where(accept, new, old), last, first),
+        jnp.exp(jnp.minimum(gain, 0.0)),
+        gain < -DIVERGENT,
+        energy,
+    )
+
 
 Point: TypeAlias = Any  # BlackJAX's HMCState: position, log-density and its gradient
 LogDensity: TypeAlias = Callable[[jax.Array], jax.Array]
@@ -175,3 +285,62 @@ class NUTSMove:
             n_steps=info.num_integration_steps,
             reached_max_treedepth=full & ~info.is_divergent,
         )
+
+
+@dataclass(frozen=True)
+class MALAMove:
+    """One Langevin step, accepted or rejected; an acceptance rate of .574 is the best."""
+
+    def __call__(
+        self,
+        key: jax.Array,
+        point: Point,
+        logdensity: LogDensity,
+        step_size: jax.Array,
+        inverse_mass: jax.Array,
+    ) -> tuple[Point, MoveInfo]:
+        """Propose along the gradient, with noise."""
+        scale = jnp.sqrt(inverse_mass)
+        state = blackjax_mala.MALAState(
+            point.position / scale, point.logdensity, point.logdensity_grad * scale
+        )
+        # BlackJAX's step is that of the diffusion: noise of variance 2 steps.
+        state, info = blackjax_mala.build_kernel()(
+            key, state, lambda y: logdensity(y * scale), step_size**2 / 2
+        )
+        # A rejected point is handed back as it came, not as scaled there and back.
+        moved = type(point)(state.position * scale, state.logdensity, state.logdensity_grad / scale)
+        point = jax.tree.map(lambda a, b: jnp.where(info.is_accepted, a, b), moved, point)
+        # no chance at all is what NaN, infinity or a wild leap leads to
+        return point, _told(point, info.acceptance_rate, info.acceptance_rate == 0)
+
+
+@dataclass(frozen=True)
+class RandomWalkMove:
+    """One random-walk Metropolis step, without gradients; .234 is the best acceptance rate."""
+
+    def __call__(
+        self,
+        key: jax.Array,
+        point: Point,
+        logdensity: LogDensity,
+        step_size: jax.Array,
+        inverse_mass: jax.Array,
+    ) -> tuple[Point, MoveInfo]:
+        """Propose a normal leap."""
+        leap = blackjax_walk.normal(step_size * jnp.sqrt(inverse_mass))
+        state = blackjax_walk.RWState(point.position, point.logdensity)
+        state, info = blackjax_walk.build_additive_step()(key, state, logdensity, leap)
+        # No gradient was asked for: zeros keep the point's shape.
+        point = type(point)(state.position, state.logdensity, jnp.zeros_like(state.position))
+        return point, _told(point, info.acceptance_rate, jnp.asarray(False))
+
+
+def _told(point: Point, rate: jax.Array, diverging: jax.Array) -> MoveInfo:
+    return MoveInfo(
+        acceptance_rate=rate,
+        diverging=diverging,
+        energy=-point.logdensity,
+        n_steps=jnp.ones((), int),
+        reached_max_treedepth=jnp.asarray(False),
+    )

@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from modicum.designs import Design, Drawn
-from modicum.kernels.base import Context, Draw
-from modicum.kernels.coordinates import scaled
+from modicum.kernels.base import Context, Draw, scaled
 from modicum.kernels.integrators import Integrator, Walk
 from modicum.kernels.selectors import Selector
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from modicum.errors import SettingError, suggestion
 from modicum.methods.base import Method
-from modicum.methods.flymc import FlyMC
+from modicum.methods.ecs.perturbed import HMCECS
+from modicum.methods.ecs.signed import SignedHMCECS
+from modicum.methods.flymc.method import FlyMC
 from modicum.methods.full_data import HMC, NUTS
-from modicum.methods.hmc_ecs import HMCECS
-from modicum.methods.hmc_ecs_signed import SignedHMCECS
-from modicum.methods.sg_named import NAMED
-from modicum.methods.stochastic_gradient import StochasticGradient
+from modicum.methods.sgmcmc.base import StochasticGradient
+from modicum.methods.sgmcmc.named import NAMED
 
 __all__ = [
     "HMC",

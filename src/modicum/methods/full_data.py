@@ -15,8 +15,8 @@ from modicum.kernels.full_data import FullDataKernel
 from modicum.kernels.moves import HMCMove, Move, NUTSMove
 from modicum.methods.base import Method, Plan, Task
 from modicum.models import Target
-from modicum.passes.whole import Resident, Streamed, hold, log_likelihood
-from modicum.precision import in_double_precision
+from modicum.passes.full_likelihood import Resident, Streamed, hold, log_likelihood
+from modicum.runtime import in_double_precision
 
 __all__ = ["HMC", "NUTS"]
 

@@ -11,11 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from modicum.compiling import jit
 from modicum.errors import SettingError
 from modicum.models import families, networks
 from modicum.models.base import BaseModel, Batch
-from modicum.precision import in_double_precision
+from modicum.runtime import in_double_precision, jit
 
 __all__ = ["ModelPredictor", "rebuild"]
 

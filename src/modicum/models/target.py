@@ -10,11 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.compiling import jit
 from modicum.errors import DataError
 from modicum.models.base import BaseModel, Batch, Params
-from modicum.precision import in_double_precision
 from modicum.rows import Rows
+from modicum.runtime import in_double_precision, jit
 
 __all__ = ["Target"]
 

@@ -18,9 +18,9 @@ import jax
 import numpy as np
 
 from modicum.passes.blocks import BLOCK
-from modicum.precision import in_double_precision
 from modicum.progress import pass_progress
 from modicum.rows import Rows
+from modicum.runtime import in_double_precision
 
 __all__ = ["Engine", "LocalEngine", "chunk_rows", "padded_chunk"]
 

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.compiling import jit
 from modicum.models import LinearPredictorModel, Softmax, Target
 from modicum.passes.blocks import sum_in_blocks
+from modicum.runtime import jit
 
 __all__ = ["assemble", "linear_hessian_sum"]
 

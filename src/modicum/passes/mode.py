@@ -11,13 +11,12 @@ import jax
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, eigh
 
-from modicum.compiling import jit
 from modicum.errors import ConvergenceError
 from modicum.models import LinearPredictorModel, Target
 from modicum.passes.engine import chunk_rows
 from modicum.passes.sums import Sums
-from modicum.precision import in_double_precision
 from modicum.rows import Rows
+from modicum.runtime import in_double_precision, jit
 
 __all__ = ["NEAR", "Curvature", "ModeRecord", "find_mode"]
 

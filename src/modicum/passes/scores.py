@@ -17,11 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.compiling import jit
 from modicum.models import Target
 from modicum.passes.mode import DENSE_LIMIT
 from modicum.passes.sums import Sums
-from modicum.precision import in_double_precision
+from modicum.runtime import in_double_precision, jit
 
 __all__ = ["scores"]
 

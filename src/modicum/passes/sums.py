@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.compiling import jit
 from modicum.ledger import Ledger
 from modicum.models import LinearPredictorModel, Target
 from modicum.passes.blocks import sum_in_blocks
 from modicum.passes.engine import Engine
 from modicum.passes.linear import linear_hessian_sum
 from modicum.rows import Rows
+from modicum.runtime import jit
 
 __all__ = ["Sums"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from modicum.diagnostics import r_hat
-from modicum.diagnostics.series import finite_and_moving
+from modicum.diagnostics.inefficiency import finite_and_moving
 from modicum.posterior.labels import scalar_names, tidy_labels
 from modicum.posterior.summary import diagnose
 from modicum.posterior.weighted import kish_share, weighted_mcse

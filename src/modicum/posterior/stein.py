@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from modicum.diagnostics import kernel_stein_discrepancy, squared_stein_discrepancy
-from modicum.diagnostics.series import finite_and_moving
+from modicum.diagnostics.inefficiency import finite_and_moving
 from modicum.errors import SettingError
 from modicum.ledger import Ledger
 from modicum.posterior.prediction import thinned

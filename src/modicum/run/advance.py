@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.random import threefry_2x32
 
-from modicum.compiling import GRAPHS, SOONEST, jit
 from modicum.kernels.base import Kernel, Wanted, travelling
 from modicum.run.records import packed
+from modicum.runtime import GRAPHS, SOONEST, jit
 
 __all__ = [
     "BLOCK",

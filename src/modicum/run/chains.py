@@ -17,13 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.compiling import make_room, uncollected
 from modicum.kernels.base import Kernel
-from modicum.precision import in_double_precision
 from modicum.rows import Rows
 from modicum.run import advance as compiled
 from modicum.run.fetching import Fetcher, lengthened
 from modicum.run.records import Record, copy_to, precompile, room_for, unpacked
+from modicum.runtime import in_double_precision, make_room, uncollected
 
 __all__ = ["Chains", "Parallel", "chain_keys", "default_parallel"]
 

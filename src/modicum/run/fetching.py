@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from modicum.kernels.base import Kernel, travelling
-from modicum.precision import in_double_precision
 from modicum.rows import Rows
 from modicum.run import advance as compiled
+from modicum.runtime import in_double_precision
 
 __all__ = ["Fetcher", "lengthened"]
 

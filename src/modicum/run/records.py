@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.compiling import jit
 from modicum.kernels.base import Draw
+from modicum.runtime import jit
 
 __all__ = ["PIECE", "Packed", "Record", "copy_to", "packed", "precompile", "room_for", "unpacked"]
 

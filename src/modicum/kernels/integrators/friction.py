@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import SettingError, is_number
-from modicum.kernels.coordinates import scaled
+from modicum.kernels.base import scaled
 from modicum.kernels.integrators.base import Integrator, Matching, Response, Walk, positive
 
 __all__ = ["Friction"]

@@ -1,7 +1,0 @@
-"""The demo: the chance that a flight out of New York arrives more than 30 minutes late."""
-
-from __future__ import annotations
-
-from modicum.demo.main import run_demo
-
-__all__ = ["run_demo"]

@@ -1,0 +1,236 @@
+"""Arrays of Markov chains, brought into one shape before they are measured.
+
+Long-run variance by batch means: nothing is assumed about how a chain forgets.
+
+The papers' inefficiency factor: the spectral density at zero of a fitted autoregression.
+
+This is ``spectrum0.ar`` of the R package CODA, which the HMC-ECS paper uses (section 6.1).
+
+Computational time: what one independent draw costs, in row evaluations.
+
+Equation numbers are those of the HMC-ECS paper.
+"""
+
+from __future__ import annotations
+
+from math import floor, isqrt, log10
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from modicum.errors import SettingError
+
+__all__ = [
+    "as_chains",
+    "autoregressive_spectrum",
+    "batch_means_inefficiency",
+    "batch_means_variance",
+    "computational_time",
+    "finite_and_moving",
+    "inefficiency",
+    "relative_computational_time",
+]
+
+
+def as_chains(x: ArrayLike) -> NDArray[np.float64]:
+    """Bring draws to the shape (chain, draw, *shape); a plain series is one chain.
+
+    Examples
+    --------
+    >>> as_chains([1, 2, 3]).shape
+    (1, 3)
+    """
+    values = np.asarray(x, dtype=np.float64)
+    if values.ndim == 0:
+        raise SettingError("A diagnostic needs a series of draws, not a single number.")
+    return values[None] if values.ndim == 1 else values
+
+
+def finite_and_moving(x: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Say which of the scalars in (chain, draw, *shape) are finite throughout and ever change.
+
+    The spread is compared with the size of the numbers: a constant series whose sums were
+    rounded must not look like one that moves.
+    """
+    if x.shape[0] * x.shape[1] == 0:
+        return np.zeros(x.shape[2:], dtype=bool)
+    largest, smallest = x.max(axis=(0, 1)), x.min(axis=(0, 1))
+    finite = np.isfinite(largest) & np.isfinite(smallest)
+    with np.errstate(invalid="ignore", over="ignore"):
+        rounding = 4 * np.finfo(float).eps * np.maximum(np.abs(largest), np.abs(smallest))
+        moving: NDArray[np.bool_] = finite & (largest - smallest > rounding)
+    return moving
+
+
+MOST_BATCHES = 40  # a chain; more would only shorten the batches, and short batches are biased
+
+
+def batch_means_variance(x: ArrayLike, batches: int | None = None) -> Any:
+    """Long-run variance of each scalar: R times the variance of a mean of R draws.
+
+    A chain is cut into batches of b successive draws, and b times the variance of the batch
+    means, taken over all chains about their common mean, is returned: chains that disagree
+    raise it. Draws left over after the last whole batch are the first of the chain.
+
+    Parameters
+    ----------
+    x
+        A series, or an array (chain, draw, *shape).
+    batches
+        Batches per chain; the square root of its length unless told, at most 40.
+    """
+    chains = as_chains(x)
+    draws, shape = chains.shape[1], chains.shape[2:]
+    if batches is not None and batches < 2:
+        raise SettingError(f"Batch means need at least two batches, not {batches}.")
+    count = min(isqrt(draws), MOST_BATCHES) if batches is None else batches
+    length = draws // count if count else 0
+    if draws < 4 or length < 1:
+        return np.full(shape, np.nan) if shape else float("nan")
+    cut = chains[:, draws - count * length :]
+    with np.errstate(all="ignore"):
+        means = cut.reshape(len(chains), count, length, *shape).mean(axis=2)
+        variance = length * means.var(axis=(0, 1), ddof=1)
+    return variance if shape else float(variance)
+
+
+def batch_means_inefficiency(x: ArrayLike, batches: int | None = None) -> Any:
+    """Inefficiency factor by batch means: long-run variance over plain variance.
+
+    It sees slow components whose share of the variance is too small for the autoregressive
+    estimate (`modicum.diagnostics.inefficiency`), at the price of more noise: with B batches its
+    relative standard error is ``sqrt(2 / B)``.
+
+    Examples
+    --------
+    >>> x = np.random.default_rng(1).normal(size=(4, 10_000))
+    >>> bool(abs(batch_means_inefficiency(x) - 1) < 0.4)
+    True
+    """
+    chains = as_chains(x)
+    with np.errstate(all="ignore"):
+        variance = chains.var(axis=(0, 1), ddof=1) if chains.shape[1] > 1 else np.nan
+        # as in CODA, draws that never move are worth no draw at all
+        ratio = np.where(
+            finite_and_moving(chains), batch_means_variance(chains, batches) / variance, np.inf
+        )
+    ratio = np.where(np.isfinite(chains).all(axis=(0, 1)) & (chains.shape[1] >= 4), ratio, np.nan)
+    return ratio if ratio.shape else float(ratio)
+
+
+Floats = NDArray[np.float64]
+
+
+def inefficiency(x: ArrayLike) -> Any:
+    """Inefficiency factor IF: draws needed for the worth of one independent draw.
+
+    ``IF = R / ESS`` with ``ESS = R var(x) / spec0``, the variance with divisor R - 1 and `spec0`
+    from `autoregressive_spectrum`. Several chains are measured one by one and the average is
+    returned. A chain that never moves has ESS 0, so IF ``inf``; fewer than four draws, or values
+    that are not finite, give ``nan``.
+
+    The order of the autoregression is capped near 40, so a small component that decays much more
+    slowly is missed; `batch_means_inefficiency` sees it. Report both.
+
+    Parameters
+    ----------
+    x
+        A series, or an array (chain, draw, *shape).
+
+    Examples
+    --------
+    >>> from scipy.signal import lfilter
+    >>> noise = np.random.default_rng(1).normal(size=100_000)
+    >>> round(inefficiency(lfilter([1], [1, -0.5], noise)), 1)  # (1 + .5) / (1 - .5)
+    3.0
+    """
+    chains = as_chains(x)
+    count, draws, shape = chains.shape[0], chains.shape[1], chains.shape[2:]
+    if draws < 4:
+        return np.full(shape, np.nan) if shape else float("nan")
+    # each chain on its own: (draw, chain * scalars) -> one factor a column
+    columns = np.moveaxis(chains, 1, 0).reshape(draws, -1)
+    moving = finite_and_moving(columns[None])
+    factor = np.where(np.isfinite(columns).all(axis=0), np.inf, np.nan)
+    if moving.any():
+        moved = columns[:, moving]
+        with np.errstate(all="ignore"):
+            factor[moving] = autoregressive_spectrum(moved)[0] / moved.var(axis=0, ddof=1)
+    mean = factor.reshape(count, *shape).mean(axis=0)
+    return mean if shape else float(mean)
+
+
+def autoregressive_spectrum(x: Floats) -> tuple[Floats, NDArray[np.int64]]:
+    """Spectral density at frequency zero, and the order chosen, of each column of (draw, series).
+
+    Yule-Walker equations on autocovariances with divisor R, solved order by order (Levinson);
+    the order up to ``min(R - 1, floor(10 log10 R))`` with the least ``R log v + 2 p`` is kept;
+    ``spec0 = v R / (R - p - 1) / (1 - sum phi)^2``.
+    """
+    draws, series = x.shape
+    most = min(draws - 1, floor(10 * log10(draws)))
+    centred = x - x.mean(axis=0)
+    # divisor R at every lag, not R - k: only so is the fitted autoregression stationary
+    r = np.stack(
+        [np.einsum("ts,ts->s", centred[: draws - k], centred[k:]) / draws for k in range(most + 1)]
+    )
+    phi = np.zeros((0, series))
+    v = r[0]
+    order, total, innovation = np.zeros(series, dtype=np.int64), np.zeros(series), v.copy()
+    best = draws * np.log(v)
+    for p in range(1, most + 1):
+        k = (r[p] - np.sum(phi * r[p - 1 : 0 : -1], axis=0)) / v
+        phi = np.concatenate([phi - k * phi[::-1], k[None]])
+        v = v * (1 - k * k)
+        criterion = draws * np.log(v) + 2 * p
+        better = criterion < best
+        best = np.where(better, criterion, best)
+        order = np.where(better, p, order)
+        total = np.where(better, phi.sum(axis=0), total)
+        innovation = np.where(better, v, innovation)
+    spectrum = innovation * draws / (draws - (order + 1)) / (1 - total) ** 2
+    return spectrum, order
+
+
+def computational_time(
+    inefficiency: ArrayLike, evaluations: float, mean_sign: ArrayLike = 1.0
+) -> Any:
+    """Give the computational time ``CT = IF / (2 tau - 1)^2 * evaluations`` (eqs. 3.2, 5.4).
+
+    Parameters
+    ----------
+    inefficiency
+        The inefficiency factor IF. For signed draws it must be that of ``s (psi - I)``, not of
+        psi: signs that change quickly break up the autocorrelation.
+    evaluations
+        Row evaluations of the run (`modicum.ledger.Ledger.evaluations`).
+    mean_sign
+        The average sign ``2 tau - 1``, where tau is the share of positive signs; 1 where the
+        likelihood estimate cannot be negative.
+
+    Examples
+    --------
+    >>> computational_time(2.0, 1_000)
+    2000.0
+    >>> computational_time(2.0, 1_000, mean_sign=0.5)
+    8000.0
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        time = np.asarray(inefficiency, float) * evaluations / np.asarray(mean_sign, float) ** 2
+    return time if time.shape else float(time)
+
+
+def relative_computational_time(one: ArrayLike, other: ArrayLike) -> Any:
+    """Give the relative computational time ``CT(other) / CT(one)``; above 1, `one` is better.
+
+    The HMC-ECS paper's tables 1 and 3 hold this ratio with perturbed HMC-ECS as `one`.
+
+    Examples
+    --------
+    >>> relative_computational_time(2_000, 8_000)
+    4.0
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.asarray(other, float) / np.asarray(one, float)
+    return ratio if ratio.shape else float(ratio)

@@ -1,0 +1,409 @@
+"""What a lower bound is: below the likelihood everywhere, tight where asked, summed at once.
+
+The bound B_k <= L_k of a row is the exponential of a quadratic in its linear predictors, so that
+the sum of log B_k over any number of rows is a quadratic in the coefficients: one pass, and no row
+is looked at again (Maclaurin and Adams 2014, section 2.3).
+
+The bound of Jaakkola and Jordan (1997) for logistic regression.
+
+With e = (2y - 1) eta and any xi: log B = a e^2 + e/2 + c, a = -tanh(xi/2) / (4 xi),
+c = -a xi^2 + xi/2 - log(1 + e^xi); it touches log L at e = xi and e = -xi.
+
+Boehning's bound (1992) for multinomial logistic regression: a parabola of fixed curvature.
+
+-Hessian of log L in the K - 1 predictors is never above A = (I - 11'/K) / 2, so
+log B = log L(h0) + g(h0)'(h - h0) - (h - h0)' A (h - h0) / 2 is below log L and touches it at h0.
+
+The tangent bound of the Student-t density, a normal density.
+
+With u = ((y - eta) / s)^2, log L = K - log s - (nu + 1)/2 log(1 + u/nu) is convex in u; its tangent
+at u0 is the bound: K' - log s - kappa u, kappa = (nu + 1) / (2 (nu + u0)). In *standardised*
+residuals it holds for every scale at once, so the scale may be estimated too.
+
+Which family has which bound.
+
+Rows seen through lower bounds: dark ones by their bound, bright ones by what it leaves out.
+
+L_k = B_k + (L_k - B_k), and FlyMC says of each row which term it stands for. The bounds of *all*
+rows together are a quadratic found in one pass; a bright row adds log r_k = log((L_k - B_k) / B_k)
+(Maclaurin and Adams 2014, section 2).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.errors import SettingError
+from modicum.models import LinearPredictorModel, Target
+from modicum.models.base import BaseModel
+from modicum.models.families import Logistic, Softmax, StudentT
+from modicum.models.functions import with_reference
+from modicum.passes import Anchor, Sums
+from modicum.passes.linear import assemble
+from modicum.runtime import jit
+
+__all__ = [
+    "BOUNDS",
+    "Bound",
+    "BoundedRows",
+    "Expansion",
+    "LogisticBound",
+    "SoftmaxBound",
+    "StudentTBound",
+    "bound_context",
+    "bound_of",
+    "collapse",
+]
+
+
+class Expansion(NamedTuple):
+    """A row's bound at given linear predictors: a constant, and a quadratic with its derivatives.
+
+    Shapes (rows,), (rows,), (rows, q) and (rows, q, q).
+    """
+
+    constant: jax.Array
+    value: jax.Array
+    slope: jax.Array
+    curvature: jax.Array
+
+
+@dataclass(frozen=True)
+class Bound(ABC):
+    """The bounds of a family. Hashable; all functions take many rows at once.
+
+    Predictors are those of `LinearPredictorModel.predictor_vector`: q linear ones, then the
+    model's other parameters. `tight` says where each row's bound touches its likelihood, in
+    whatever terms the family likes.
+
+    Parameters
+    ----------
+    model
+        The family with its settings.
+    """
+
+    model: Any
+
+    @abstractmethod
+    def tight_at(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
+        """Where bounds are to touch the likelihood: at these predictors."""
+
+    @abstractmethod
+    def untuned(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
+        """Where bounds touch the likelihood if nothing is known; the same shape as `tight_at`."""
+
+    @abstractmethod
+    def gap(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
+        """The log of L_k / B_k of each row: never below zero, but for rounding."""
+
+    @abstractmethod
+    def expand(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> Expansion:
+        """The quadratic whose sum `collapse` turns into that of log B."""
+
+    def collapse(self, constant: Any, weight: Any, quadratic: Any, extras: jax.Array) -> jax.Array:
+        """sum_k log B_k from the sums of constants, weights and quadratics.
+
+        `extras` are the model's parameters beside the coefficients, (..., extras).
+        """
+        del weight, extras
+        return jnp.asarray(constant + quadratic)
+
+    def log_bound(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
+        """The logarithm of B_k of each row."""
+        at = self.expand(predictors, y, tight)
+        extras = predictors[:, at.slope.shape[1] :]
+        return self.collapse(at.constant, 1.0, at.value, extras)
+
+
+UNTUNED = 1.5  # xi where nothing is known (Maclaurin and Adams 2014, section 3.1)
+
+
+@dataclass(frozen=True)
+class LogisticBound(Bound):
+    """Jaakkola and Jordan's bound; `tight` is xi, from 0.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, modicum as mo
+    >>> bound = LogisticBound(mo.models.Logistic())
+    >>> gap = bound.gap(jnp.array([[1.5], [0.0]]), jnp.ones(2), jnp.full(2, 1.5))
+    >>> [round(float(g), 3) for g in gap]
+    [0.0, 0.02]
+    """
+
+    def tight_at(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
+        """Xi = |eta|."""
+        del y
+        return jnp.abs(predictors[:, 0])
+
+    def untuned(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
+        """Xi = 1.5."""
+        del y
+        return jnp.full_like(predictors[:, 0], UNTUNED)
+
+    def gap(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
+        """As log cosh(xi/2) - log cosh(eta/2) - a (eta^2 - xi^2): the odd part has gone."""
+        del y
+        eta = predictors[:, 0]
+        return _log_cosh(tight / 2) - _log_cosh(eta / 2) - _a(tight) * (eta - tight) * (eta + tight)
+
+    def expand(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> Expansion:
+        """The parabola a eta^2 + (y - 1/2) eta + c."""
+        eta, a = predictors[:, 0], _a(tight)
+        c = -a * tight**2 - _log_cosh(tight / 2) - jnp.log(2.0)
+        value = a * eta**2 + (y - 0.5) * eta + c
+        slope = 2 * a * eta + (y - 0.5)
+        return Expansion(
+            jnp.zeros_like(eta),
+            value,
+            slope[:, None],
+            jnp.broadcast_to(2 * a, eta.shape)[:, None, None],
+        )
+
+
+def _a(xi: jax.Array) -> jax.Array:
+    """-tanh(xi/2) / (4 xi), which is -1/8 at 0."""
+    small = xi < 1e-4
+    safe = jnp.where(small, 1.0, xi)
+    return jnp.where(small, -0.125 + xi**2 / 96, -jnp.tanh(safe / 2) / (4 * safe))
+
+
+def _log_cosh(x: jax.Array) -> jax.Array:
+    x = jnp.abs(x)
+    return x + jnp.log1p(jnp.exp(-2 * x)) - jnp.log(2.0)
+
+
+@dataclass(frozen=True)
+class SoftmaxBound(Bound):
+    """Boehning's bound; `tight` is h0, the vector of predictors where it touches.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, modicum as mo
+    >>> bound = SoftmaxBound(mo.models.Softmax(classes=3))
+    >>> at = jnp.array([[1.0, -1.0]])
+    >>> bound.gap(at, jnp.zeros(1), at).tolist()
+    [0.0]
+    """
+
+    def tight_at(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
+        """The predictors themselves."""
+        del y
+        return predictors
+
+    def untuned(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
+        """Zero: all classes alike."""
+        del y
+        return jnp.zeros_like(predictors)
+
+    def gap(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
+        """How far log L is above the parabola; the outcome's own predictor cancels."""
+        del y
+        away = predictors - tight
+        before = with_reference(tight)
+        pi = jax.nn.softmax(before, axis=-1)[:, :-1]
+        total = jax.nn.logsumexp(with_reference(predictors), axis=-1)
+        rise = total - jax.nn.logsumexp(before, axis=-1)
+        return jnp.sum(pi * away, axis=-1) + 0.5 * _form(away) - rise
+
+    def expand(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> Expansion:
+        """The parabola and its derivatives."""
+        q = predictors.shape[1]
+        f, slope, *_ = self.model.derivatives(tight, y)
+        away = predictors - tight
+        value = f + jnp.sum(slope * away, axis=-1) - 0.5 * _form(away)
+        curvature = jnp.broadcast_to(-_curvature(q), (len(f), q, q))
+        return Expansion(jnp.zeros_like(f), value, slope - away @ _curvature(q), curvature)
+
+
+def _curvature(q: int) -> jax.Array:
+    return 0.5 * (jnp.eye(q) - 1 / (q + 1))
+
+
+def _form(away: jax.Array) -> jax.Array:
+    """The form h' A h of each row, without the matrix."""
+    return 0.5 * (jnp.sum(away**2, axis=-1) - jnp.sum(away, axis=-1) ** 2 / (away.shape[1] + 1))
+
+
+@dataclass(frozen=True)
+class StudentTBound(Bound):
+    """A tangent in the squared standardised residual; `tight` is u0, from 0.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, modicum as mo
+    >>> bound = StudentTBound(mo.models.StudentT(df=4.0, scale=2.0))
+    >>> gap = bound.gap(jnp.zeros((2, 1)), jnp.array([2.0, 4.0]), jnp.ones(2))
+    >>> [round(float(g), 3) for g in gap]
+    [0.0, 0.325]
+    """
+
+    def _squared(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
+        return ((y - predictors[:, 0]) / self._spread(predictors[:, 1:])) ** 2
+
+    def _spread(self, extras: jax.Array) -> Any:
+        known = self.model.scale
+        return known if known is not None else jnp.exp(extras[..., 0])
+
+    def tight_at(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
+        """The squared residuals there."""
+        return self._squared(predictors, y)
+
+    def untuned(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
+        """u0 = 1, a residual of one scale: of all constants it leaves the fewest rows bright."""
+        del y
+        return jnp.ones_like(predictors[:, 0])
+
+    def gap(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
+        """(nu + 1)/2 (w - log(1 + w)) with w = (u - u0) / (nu + u0)."""
+        nu = self.model.df
+        w = (self._squared(predictors, y) - tight) / (nu + tight)
+        return (nu + 1) / 2 * (w - jnp.log1p(w))
+
+    def expand(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> Expansion:
+        """-kappa (y - eta)^2, still to be divided by s^2; the constant is K'."""
+        nu, r = self.model.df, y - predictors[:, 0]
+        kappa = (nu + 1) / (2 * (nu + tight))
+        constant = self.model.log_constant() - (nu + 1) / 2 * jnp.log1p(tight / nu) + kappa * tight
+        curvature = jnp.broadcast_to(-2 * kappa, r.shape)[:, None, None]
+        return Expansion(constant, -kappa * r**2, (2 * kappa * r)[:, None], curvature)
+
+    def collapse(self, constant: Any, weight: Any, quadratic: Any, extras: jax.Array) -> jax.Array:
+        """The scale enters once for all rows."""
+        s = self._spread(extras)
+        return jnp.asarray(constant - weight * jnp.log(s) + quadratic / s**2)
+
+
+BOUNDS: dict[type[BaseModel], type[Bound]] = {
+    Logistic: LogisticBound,
+    StudentT: StudentTBound,
+    Softmax: SoftmaxBound,
+}
+
+
+def bound_of(model: BaseModel) -> Bound:
+    """Return the bound of a model's likelihood.
+
+    Raises
+    ------
+    SettingError
+        If none is known. A subclass may have changed the likelihood, so it has none either.
+    """
+    if type(model) not in BOUNDS:
+        known = ", ".join(family.__name__ for family in BOUNDS)
+        raise SettingError(
+            f"FlyMC needs a lower bound of each row's likelihood, which is known for {known} and "
+            f"not for {type(model).__name__}; use method='hmc-ecs', or method='nuts' on all rows."
+        )
+    return BOUNDS[type(model)](model)
+
+
+Cached = dict[str, Any]  # arrays with one entry a row
+SMALLEST_GAP = 1e-300  # log r of a row whose bound is tight to the last bit
+
+
+@dataclass(frozen=True)
+class BoundedRows:
+    """What a chain over bright and dark rows needs of them. Hashable.
+
+    Parameters
+    ----------
+    target
+        The model and its layout.
+    bound
+        Its lower bound.
+    tuned
+        Whether each row's bound is tight at the anchor, or the same for all rows.
+    """
+
+    target: Target
+    bound: Bound
+    tuned: bool = True
+
+    @property
+    def model(self) -> LinearPredictorModel:
+        """The family."""
+        model = self.target.model
+        assert isinstance(model, LinearPredictorModel)
+        return model
+
+    def cache(self, batch: Any, context: Any) -> Cached:
+        """Keep the rows as they are, and where their bounds are tight."""
+        names = ("x", "y", "offset", "weight")
+        rows = {k: jnp.asarray(batch[k], jnp.float64) for k in names if k in batch}
+        predictors = self._predictors(rows, context["point"])
+        place = self.bound.tight_at if self.tuned else self.bound.untuned
+        return rows | {"tight": place(predictors, rows["y"])}
+
+    def _predictors(self, rows: Cached, t: jax.Array) -> jax.Array:
+        return self.model.predictor_vector(self.target.unravel(t), rows)
+
+    def gap(self, rows: Cached, t: jax.Array) -> jax.Array:
+        """The log of L_k / B_k of each row at t, times its frequency weight."""
+        gap = self.bound.gap(self._predictors(rows, t), rows["y"], rows["tight"])
+        return rows.get("weight", 1.0) * gap
+
+    def log_ratio(self, rows: Cached, z: jax.Array, context: Any) -> jax.Array:
+        """Log-odds of a row to be bright, log r_k = log(e^gap - 1), at whitened coordinates z."""
+        gap = self.gap(rows, context["point"] + context["factor"] @ z)
+        gap = jnp.maximum(gap, SMALLEST_GAP)
+        # Factored, since e^gap overflows far from where the bound is tight. 1 - e^-gap costs a
+        # tenth of expm1 and is off by less than one part in 10^11.
+        series = gap * (1 - gap / 2 * (1 - gap / 3))
+        return gap + jnp.log(jnp.where(gap < 1e-4, series, 1 - jnp.exp(-gap)))
+
+    def log_base(self, z: jax.Array, context: Any) -> jax.Array:
+        """sum_k log B_k over all rows plus the log-prior, at whitened coordinates z."""
+        t = context["point"] + context["factor"] @ z
+        quadratic = context["value"] + z @ (context["slope"] + 0.5 * (context["curvature"] @ z))
+        extras = t[self.target.size - len(self.model.extras) :]
+        total = self.bound.collapse(context["constant"], context["weight"], quadratic, extras)
+        return total + self.target.log_prior(t)
+
+
+def collapse(sums: Sums, bounded: BoundedRows, anchor: Anchor) -> dict[str, np.ndarray]:
+    """Sums over all rows from which `log_base` is made, about the anchor, by one pass."""
+    sums.ledger.add("bound", len(sums.rows), "hessian", passes=1)
+    parts: dict[str, np.ndarray] = sums.engine.map_reduce(
+        partial(_collapse_chunk, bounded), {"point": anchor.point}, sums.rows, "bound"
+    )
+    return parts
+
+
+@jit(static=0)
+def _collapse_chunk(bounded: BoundedRows, context: Any, batch: Any, present: Any) -> Any:
+    rows = bounded.cache(batch, context)
+    predictors = bounded._predictors(rows, context["point"])
+    at = bounded.bound.expand(predictors, rows["y"], rows["tight"])
+    weight = jnp.where(present, rows.get("weight", 1.0), 0.0)
+    slope, curvature = weight[:, None] * at.slope, weight[:, None, None] * at.curvature
+    # float64 products whatever the rows' own precision: the collapsed sum is to be exact
+    a, b = assemble(bounded.model, rows["x"], slope, curvature, slope.shape[1])
+    return {
+        "constant": jnp.sum(weight * at.constant),
+        "weight": jnp.sum(weight),
+        "value": jnp.sum(weight * at.value),
+        "slope": a,
+        "curvature": b,
+    }
+
+
+def bound_context(anchor: Anchor, collapsed: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+    """The anchor and the collapsed sums in whitened coordinates: all that `BoundedRows` reads."""
+    L = anchor.factor[: len(collapsed["slope"])]  # coefficients come first in the flat vector
+    curvature = L.T @ collapsed["curvature"] @ L
+    whitened = {
+        "point": anchor.point,
+        "factor": anchor.factor,
+        "slope": L.T @ collapsed["slope"],
+        "curvature": (curvature + curvature.T) / 2,
+    }
+    scalars = {name: collapsed[name] for name in ("constant", "weight", "value")}
+    return {name: jnp.asarray(values) for name, values in (whitened | scalars).items()}

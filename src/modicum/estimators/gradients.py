@@ -1,0 +1,221 @@
+"""What a gradient estimator is: the gradient of U = -log posterior from one batch of rows.
+
+The plain minibatch gradient.
+
+Gradients with Taylor control variates about the anchor (HMC-ECS paper, eq. 4.7).
+
+Gradients about a snapshot that is renewed by full passes: SVRG (Dubey et al. 2016).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.errors import SettingError
+from modicum.estimators.taylor import ControlVariate, control_variate, proxy
+from modicum.kernels.base import scaled, unwhiten
+from modicum.models import Target
+from modicum.passes import Anchor, Sums
+from modicum.passes.mode import prior_hessian, prior_slope
+from modicum.runtime import jit
+
+__all__ = ["ESTIMATORS", "SVRG", "GradientEstimator", "Minibatch", "Taylor", "minibatch_gradient"]
+
+
+@dataclass(frozen=True)
+class GradientEstimator(ABC):
+    """An unbiased estimate of the gradient of U in a chain's coordinates; the prior is exact.
+
+    Users give one with its settings; a method binds it to the model it is for. Hashable, without
+    arrays: these come in the context, a chain's own as `memory`.
+
+    Parameters
+    ----------
+    target
+        The model; set by `bound`.
+    precision
+        Of the rows and gradients; set by `bound`.
+    """
+
+    target: Target | None = None
+    precision: str = "float64"
+
+    needs_anchor: ClassVar[bool] = False
+    needs_snapshots: ClassVar[bool] = False
+    evaluations: ClassVar[int] = 1  # gradients of each row of a batch
+    small_gradients: ClassVar[bool] = False  # made small near the mode by control variates
+    order: ClassVar[int] = 0  # of the Taylor proxy whose residuals have a size like the gradients'
+
+    def bound(self, target: Target, precision: str) -> Self:
+        """The same estimator for this model."""
+        return replace(self, target=target, precision=precision)
+
+    def arrays(self, anchor: Anchor | None) -> dict[str, Any]:
+        """What is read in every step, found once: `context["estimator"]`."""
+        del anchor
+        return {}
+
+    def prepare(self, batch: Any, context: Any) -> Any:
+        """Make of a batch (with its `probability`) what does not depend on the state."""
+        del context
+        # Bytes stay bytes: by their type networks know that pixels are to be scaled.
+        return {
+            name: field if field.dtype == jnp.uint8 else jnp.asarray(field, self.precision)
+            for name, field in batch.items()
+        }
+
+    def start(self, z: jax.Array, context: Any) -> Any:
+        """What a chain remembers, before it is first renewed; () for nothing."""
+        del z, context
+        return ()
+
+    @abstractmethod
+    def gradient(self, z: jax.Array, batch: Any, memory: Any, context: Any) -> jax.Array:
+        """Estimate the gradient of U at z from one prepared batch."""
+
+
+@dataclass(frozen=True)
+class Minibatch(GradientEstimator):
+    """-grad log p(t) - (1/b) sum_i grad l_i(t) / w_i, with w_i = 1/n for uniform rows."""
+
+    def gradient(self, z: jax.Array, batch: Any, memory: Any, context: Any) -> jax.Array:
+        """One reverse sweep over the rows of the batch."""
+        del memory
+        return minibatch_gradient(self.target, z, batch, context)
+
+
+def minibatch_gradient(target: Any, z: jax.Array, batch: Any, context: Any) -> jax.Array:
+    """Gradient of U at z, the batch's rows standing for all."""
+
+    def log_posterior(z: jax.Array) -> jax.Array:
+        t = unwhiten(z, context)
+        rows = {name: field for name, field in batch.items() if name != "probability"}
+        values = target.log_likelihood(t, rows)
+        return target.log_prior(t) + jnp.mean(values / batch["probability"])
+
+    return -jax.grad(log_posterior)(z)
+
+
+@dataclass(frozen=True)
+class Taylor(GradientEstimator):
+    """A + B (t - t*) exactly, and the rest, (1/b) sum_i (grad l_i - grad q_i) / w_i, from rows.
+
+    Parameters
+    ----------
+    order
+        Order of the control variates q: 1 or 2.
+    """
+
+    order: int = 2  # type: ignore[misc]  # a setting, where other estimators have a constant
+    needs_anchor: ClassVar[bool] = True
+    small_gradients: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.order not in (1, 2):
+            raise SettingError(f"order must be 1 or 2, not {self.order!r}.")
+
+    @property
+    def control_variate(self) -> ControlVariate:
+        """Residuals of rows about the anchor."""
+        return control_variate(_bound(self.target), self.order, self.precision)
+
+    def arrays(self, anchor: Anchor | None) -> dict[str, Any]:
+        """The anchor in the chain's coordinates."""
+        assert anchor is not None
+        target = _bound(self.target)
+        prior = prior_slope(target, anchor.point)[1], prior_hessian(target, anchor.point)
+        if anchor.factor.ndim < 2:
+            raise SettingError("control variates need the anchor's factor as a matrix.")
+        return proxy(anchor, target, self.order, prior)
+
+    def prepare(self, batch: Any, context: Any) -> Any:
+        """Whiten and expand the rows."""
+        return self.control_variate.cache(batch, context["estimator"])
+
+    def gradient(self, z: jax.Array, batch: Any, memory: Any, context: Any) -> jax.Array:
+        """Differentiate sum q + mean D + log prior, in float64 whatever the state is."""
+        del memory
+        arrays, cv = context["estimator"], self.control_variate
+
+        def log_posterior(z: jax.Array) -> jax.Array:
+            return cv.log_proxy(z, arrays) + jnp.mean(cv.values(batch, z, arrays))
+
+        return -jax.grad(log_posterior)(z.astype(np.float64)).astype(z.dtype)
+
+
+def _bound(target: Target | None) -> Target:
+    assert target is not None, "`bound` comes first"
+    return target
+
+
+@dataclass(frozen=True)
+class SVRG(GradientEstimator):
+    """G_I(z) - G_I(snapshot) + G(snapshot), where G_I is a batch's gradient and G that of all rows.
+
+    Parameters
+    ----------
+    every
+        Steps from one snapshot to the next; None: as many as touch n rows.
+    """
+
+    every: int | None = None
+    needs_snapshots: ClassVar[bool] = True
+    evaluations: ClassVar[int] = 2
+    small_gradients: ClassVar[bool] = True
+    order: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.every, int) and not isinstance(self.every, bool)
+        if self.every is not None and (not whole or self.every < 1):
+            raise SettingError(f"every must be a whole number of at least 1, not {self.every!r}.")
+
+    def period(self, rows: int, batch: int) -> int:
+        """Steps from one snapshot to the next."""
+        return ceil(rows / batch) if self.every is None else self.every
+
+    def start(self, z: jax.Array, context: Any) -> Any:
+        """Room for a snapshot; the first is taken before the first step."""
+        del context
+        return {"z": jnp.zeros_like(z), "gradient": jnp.zeros_like(z)}
+
+    def snapshot(self, sums: Sums, z: Any, context: Any) -> Any:
+        """Snapshots at the positions of all chains, (chain, d), by one pass."""
+        points = _points(z, context)
+        slopes = jnp.asarray(sums.gradients(np.asarray(points), "snapshot"))
+        gradient = _whole_gradients(self.target, slopes, points, context)
+        return {"z": jnp.asarray(z), "gradient": gradient.astype(jnp.asarray(z).dtype)}
+
+    def gradient(self, z: jax.Array, batch: Any, memory: Any, context: Any) -> jax.Array:
+        """Two gradients of the batch."""
+        here = minibatch_gradient(self.target, z, batch, context)
+        there = minibatch_gradient(self.target, memory["z"], batch, context)
+        return here - there + memory["gradient"]
+
+
+@jit()
+def _points(z: jax.Array, context: Any) -> jax.Array:
+    return jax.vmap(lambda one: unwhiten(one, context))(z)
+
+
+@jit(static=0)
+def _whole_gradients(target: Any, slopes: jax.Array, points: jax.Array, context: Any) -> jax.Array:
+    """Gradients of U in the chains' coordinates: -L'(sum_k grad l_k + grad log p)."""
+
+    def one(slope: jax.Array, t: jax.Array) -> jax.Array:
+        return -scaled(context["factor"].T, slope + jax.grad(target.log_prior)(t))
+
+    return jax.vmap(one)(slopes, points)
+
+
+ESTIMATORS: dict[str, type[GradientEstimator]] = {
+    "minibatch": Minibatch,
+    "taylor": Taylor,
+    "svrg": SVRG,
+}

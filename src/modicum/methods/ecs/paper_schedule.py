@@ -1,0 +1,115 @@
+"""The tuning schedule of the HMC-ECS paper (section 6.3), for comparison.
+
+The anchor starts at the posterior mean of a 1 % subset; through 1,000 burn-in iterations it is
+moved to the mean of recent draws every 200, each time at the cost of a pass; m is recalibrated
+after the first 100. G = 100 blocks, one refreshed an iteration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from modicum.kernels.adaptation import schedule
+from modicum.methods.base import Task
+from modicum.methods.ecs.pilot import (
+    PAPER_BLOCKS,
+    Composition,
+    Study,
+    choose_for,
+    perturbed,
+    where_rows_live,
+)
+from modicum.methods.full_data import HMC
+from modicum.passes import Anchor, Sums, anchor_at
+from modicum.rows import Rows
+from modicum.run import Chains, History, capacity_for, chain_keys, run
+
+__all__ = ["BurnIn", "burn_in"]
+
+STAGES = (100, 100, 200, 200, 200, 200)  # iterations between two moves of the anchor
+SUBSET_SHARE, SMALLEST_SUBSET = 0.01, 1_000
+
+
+@dataclass(frozen=True, eq=False)
+class BurnIn:
+    """What the burn-in arrived at.
+
+    Attributes
+    ----------
+    anchor
+        At the mean of the last draws.
+    subsample
+        m, recalibrated unless it was set by hand.
+    variance
+        Estimated variance of the log-likelihood estimate at each iteration, mean of the chains.
+    """
+
+    anchor: Anchor
+    subsample: int
+    variance: np.ndarray
+
+
+def burn_in(method: Any, task: Task) -> BurnIn:
+    """Run the schedule, once a run."""
+
+    def compute() -> dict[str, np.ndarray]:
+        done = _burn_in(method, task)
+        own = {"subsample": np.asarray(done.subsample), "variance": done.variance}
+        return done.anchor.to_arrays() | own
+
+    arrays = task.remember("anchor", compute)
+    return BurnIn(Anchor.from_arrays(arrays), int(arrays["subsample"]), arrays["variance"])
+
+
+def _burn_in(method: Any, task: Task) -> BurnIn:
+    anchor = anchor_at(task.sums, _subset_mean(task))
+    m = method.subsample or 0
+    # Stages keep no checkpoint of their own: the whole burn-in is remembered at its end.
+    staged = replace(task, checkpoint=None)
+    variance = []
+    for number, length in enumerate(STAGES):
+        study = Study(method, staged, anchor)
+        if number <= 1 and method.subsample is None:  # before, and again after 100 iterations
+            m = min(choose_for(study, PAPER_BLOCKS).subsample, len(task.rows) // 200 * 100)
+        parts = perturbed(method, choose_for(study, PAPER_BLOCKS | {"subsample": m}))
+        history = _stage(study, parts, staged, length, number)
+        variance.append(history.stats["variance_estimate"].mean(axis=0))
+        recent = history.position[:, length // 2 :].mean(axis=(0, 1))
+        anchor = anchor_at(task.sums, anchor.point + anchor.factor @ recent)
+    return BurnIn(anchor, m, np.concatenate(variance))
+
+
+def _stage(study: Study, parts: Composition, task: Task, length: int, number: int) -> History:
+    longest = max(STAGES)  # signals and capacity of the same shape: compiled once for all stages
+    chains = Chains(
+        study.kernel(parts),
+        study.context(parts),
+        chain_keys(task.seed + 1_000_003 * (number + 1), task.chains),
+        schedule(length, longest - length, adapt_mass=False),
+        capacity_for(task.target.size + study.numbers(parts), longest),
+        where_rows_live(task),
+    )
+    history = run(chains, 0, length, progressbar=False)
+    task.ledger.add("burn-in", int(history.stats["rows_touched"].sum()), "gradient")
+    return history
+
+
+def _subset_mean(task: Task) -> np.ndarray:
+    """Posterior mean of a random 1 % of the rows, by full HMC on them."""
+    n = len(task.rows)
+    size = min(n, max(SMALLEST_SUBSET, 20 * task.target.size, int(SUBSET_SHARE * n)))
+    picked = np.sort(np.random.default_rng([task.seed, 2]).choice(n, size, replace=False))
+    rows = Rows(**task.rows.take(picked), dtype=task.rows.dtype)
+    sums = Sums(task.target, rows, task.sums.engine, task.ledger)
+    small = replace(task, rows=rows, sums=sums, tune=200, draws=200, checkpoint=None)
+    plan = HMC().plan(small)
+    keys = chain_keys(task.seed + 999_983, 2)
+    capacity = capacity_for(task.target.size, 400)
+    chains = Chains(plan.kernel, plan.context, keys, plan.signals, capacity)
+    history = run(chains, small.tune, small.draws, progressbar=False)
+    for stats in (history.warmup, history.stats):
+        task.ledger.add("subset", int(stats["rows_touched"].sum()), "gradient")
+    return plan.anchor.point + plan.anchor.factor @ history.position.mean(axis=(0, 1))

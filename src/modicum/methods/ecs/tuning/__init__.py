@@ -1,0 +1,17 @@
+"""Choosing what the user need not: subsample size, products, blocks, refreshes."""
+
+from modicum.methods.ecs.tuning.block_poisson import Products, choose_products
+from modicum.methods.ecs.tuning.residuals import Pilot, study
+from modicum.methods.ecs.tuning.sign_theory import NormalFactors
+from modicum.methods.ecs.tuning.subsample import Choice, choose, refresh_acceptance
+
+__all__ = [
+    "Choice",
+    "NormalFactors",
+    "Pilot",
+    "Products",
+    "choose",
+    "choose_products",
+    "refresh_acceptance",
+    "study",
+]

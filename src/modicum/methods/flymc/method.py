@@ -1,0 +1,176 @@
+"""FlyMC: Firefly Monte Carlo, exact sampling that reads the bright rows only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from modicum.errors import SettingError, is_number
+from modicum.estimators.bounds import bound_of
+from modicum.kernels.adaptation import schedule
+from modicum.kernels.flymc import FlyKernel
+from modicum.kernels.moves import HMCMove, MALAMove, Move, NUTSMove, RandomWalkMove
+from modicum.methods.base import Method, Outcome, Plan, Task
+from modicum.methods.ecs.pilot import where_rows_live
+from modicum.methods.flymc.checks import look_ahead, look_back
+from modicum.methods.flymc.pilot import FlyStudy
+from modicum.passes.mode import DENSE_LIMIT
+from modicum.run import History
+from modicum.runtime import in_double_precision
+
+__all__ = ["FlyMC"]
+
+ACCEPT = {"hmc": 0.8, "nuts": 0.8, "mala": 0.574, "random-walk": 0.234}
+
+
+@dataclass(frozen=True)
+class FlyMC(Method):
+    """Firefly Monte Carlo (Maclaurin and Adams 2014), for `Logistic`, `StudentT` and `Softmax`.
+
+    Every row has a light; only bright rows enter a step of the parameters, and the posterior is
+    exact. With bounds tuned at the mode few rows are bright; untuned, a few per cent are.
+
+    Parameters
+    ----------
+    tuned
+        Whether each row's bound is tight at the mode, or the same for all rows.
+    update
+        "implicit": bright rows may all go dark, some dark rows are tried. "explicit": the lights of
+        a random share of the rows are drawn anew.
+    move
+        What moves the parameters: "hmc", "nuts", "mala", "random-walk", or any `Move`.
+    rate
+        Probability with which an update tries a row. By default an update tries as many rows as a
+        move evaluates ("implicit"), or a tenth of all ("explicit").
+    capacity
+        The most bright rows there is room for; None: from a pilot study.
+    trajectory, jitter
+        Length of HMC's trajectories in posterior standard deviations, and the share by which each
+        is randomly longer or shorter.
+    target_accept
+        Acceptance rate the step size is tuned for; None: .8 for "hmc" and "nuts", .574 for "mala",
+        .234 for "random-walk".
+    step_size
+        A fixed step size, in posterior standard deviations; None: tuned during warm-up.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.FlyMC(tuned=False, update="explicit").rate is None
+    True
+    """
+
+    tuned: bool = True
+    update: Literal["implicit", "explicit"] = "implicit"
+    move: Any = "hmc"
+    rate: float | None = None
+    capacity: int | None = None
+    trajectory: float = 1.2
+    jitter: float = 0.0
+    target_accept: float | None = None
+    step_size: float | None = None
+    name: ClassVar[str] = "flymc"
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def accept(self) -> float:
+        """The acceptance rate the step size is tuned for."""
+        if self.target_accept is not None:
+            return self.target_accept
+        return ACCEPT.get(self.move, 0.8) if isinstance(self.move, str) else 0.8
+
+    @in_double_precision
+    def plan(self, task: Task) -> Plan:
+        """Find the mode, collapse the bounds, find the bright rows, compose the kernel."""
+        bound_of(task.target.model)  # before any pass is made for nothing
+        if task.target.size > DENSE_LIMIT:
+            raise SettingError(
+                f"FlyMC sums bounds to a matrix of all {task.target.size:,} parameters, which is "
+                f"possible up to {DENSE_LIMIT:,}; use method='nuts' on all rows."
+            )
+        anchor = task.anchor_at_mode()
+        study = FlyStudy(self, task, anchor, _expected_steps(self, task.target.size))
+        kernel = FlyKernel(
+            study.bounded,
+            _move(self),
+            study.capacity,
+            study.proposals,
+            self.update,
+            self.accept,
+            first_step=_first_step(self, task.target.size),
+        )
+        return Plan(
+            kernel=kernel,
+            context=study.context,
+            signals=schedule(task.tune, task.draws, False, adapt_step=self.step_size is None),
+            anchor=anchor,
+            rows=where_rows_live(task),
+            numbers=study.numbers,
+            tuning=study.explain(),
+            notes=[*anchor.notes, *look_ahead(study)],
+        )
+
+    def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
+        """Enter what moving by all rows would have cost, and look back at the run."""
+        steps = sum(int(part["n_steps"].sum()) for part in (history.warmup, history.stats) if part)
+        task.ledger.full_data = task.ledger.by_purpose.get("mode", 0) + steps * len(task.rows)
+        why = f"dual averaging for an acceptance rate of {self.accept}"
+        plan.tuning["step_size"] = {
+            "value": float(np.mean(history.stats["step_size"])),
+            "why": why if self.step_size is None else "set by hand",
+        }
+        return Outcome(warnings=look_back(plan.kernel, history), target_accept=self.accept)
+
+
+def _move(method: FlyMC) -> Move:
+    if method.move == "hmc":
+        return HMCMove(method.trajectory, jitter=method.jitter)
+    named: dict[str, Move] = {
+        "nuts": NUTSMove(),
+        "mala": MALAMove(),
+        "random-walk": RandomWalkMove(),
+    }
+    move: Move = named[method.move] if isinstance(method.move, str) else method.move
+    return move
+
+
+def _first_step(method: FlyMC, size: int) -> float | None:
+    if method.step_size is None and method.move == "random-walk":
+        return float(2.38 * size**-0.5)  # the best for a normal target in many dimensions
+    return method.step_size
+
+
+def _expected_steps(method: FlyMC, size: int) -> int:
+    """Gradients a move takes, at the step size usual for the acceptance rate."""
+    if method.move in ("mala", "random-walk"):
+        return 1
+    return max(1, ceil(method.trajectory / (1.4 * size**-0.25)))
+
+
+def _check(method: FlyMC) -> None:
+    if not isinstance(method.tuned, bool | np.bool_):
+        raise SettingError(f"tuned must be True or False, not {method.tuned!r}.")
+    if method.update not in ("implicit", "explicit"):
+        raise SettingError(f"update must be 'implicit' or 'explicit', not {method.update!r}.")
+    if not callable(method.move) and method.move not in ACCEPT:
+        raise SettingError(
+            f"move must be one of {', '.join(ACCEPT)} or a Move, not {method.move!r}."
+        )
+    for name in ("rate", "target_accept"):
+        value = getattr(method, name)
+        if value is not None and not (is_number(value) and 0 < value < 1):
+            raise SettingError(f"{name} must lie between 0 and 1, or be None to have it chosen.")
+    for name in ("trajectory", "step_size"):
+        value = getattr(method, name)
+        if value is not None and not (is_number(value) and value > 0):
+            raise SettingError(f"{name} must be a positive number.")
+    if not is_number(method.jitter) or not 0 <= method.jitter < 1:
+        raise SettingError("jitter must lie between 0 and 1.")
+    whole = isinstance(method.capacity, int | np.integer) and not isinstance(method.capacity, bool)
+    if method.capacity is not None and not (whole and method.capacity >= 1):
+        raise SettingError("capacity must be a whole number of at least 1, or None.")

@@ -1,0 +1,179 @@
+"""What is learned before a FlyMC run: the collapsed bounds, which rows are bright, how many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from math import ceil, sqrt
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.estimators import BoundedRows, bound_context, collapse
+from modicum.estimators.bounds import bound_of
+from modicum.methods.base import Task
+from modicum.passes import Anchor
+from modicum.runtime import jit
+
+__all__ = ["FlyStudy"]
+
+FAR_DRAWS, PILOT_DRAWS = 4, 16
+FAR = 3.0  # the radius of a standard normal exceeds sqrt(d) + 3 once in 20,000 draws or more
+FEWEST_TRIED = 32  # rows an update tries at least: fewer would save nothing
+MARGIN = 8  # standard deviations of a count by which there is more room
+
+
+@dataclass
+class FlyStudy:
+    """The bounds of one run and the brightness of its rows."""
+
+    method: Any  # FlyMC
+    task: Task
+    anchor: Anchor
+    steps: int  # gradients a move is expected to take
+    bounded: BoundedRows = field(init=False)
+    context: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        target = self.task.target
+        self.bounded = BoundedRows(target, bound_of(target.model), self.method.tuned)
+        found = self.task.remember("bound", self._find)
+        self.n = len(self.task.rows)
+        self.bright = float(found["bright"])  # expected number of bright rows
+        self.most = float(found["most"])
+        start = {name: jnp.asarray(found[name]) for name in ("rows", "number", "chance")}
+        candidates = int(np.sum(found["number"] < self.n))
+        self.task.ledger.add("start", self.task.chains * candidates, "density")
+        self.context = {
+            "bound": bound_context(self.anchor, found),
+            "n": jnp.asarray(self.n),
+            "rate": jnp.asarray(self.rate),
+            "start": start,
+        }
+
+    def _find(self) -> dict[str, np.ndarray]:
+        """Two passes: the sum of all bounds, and how bright each row may get."""
+        task = self.task
+        collapsed = collapse(task.sums, self.bounded, self.anchor)
+        context = bound_context(self.anchor, collapsed)
+        rng = np.random.default_rng([task.seed, 3])
+        pilot = rng.standard_normal((PILOT_DRAWS, task.target.size))
+        # Tuned rows are the brighter the farther from the mode: look where chains seldom get to.
+        far = rng.standard_normal((FAR_DRAWS, task.target.size))
+        far *= (sqrt(task.target.size) + FAR) / np.linalg.norm(far, axis=1, keepdims=True)
+        task.ledger.add("bright", len(task.rows) * len(far), "density", passes=1)
+        brightest = task.sums.engine.map_rows(
+            partial(_brightest, self.bounded), (context, far), task.rows, "bright"
+        )
+        start = _candidates(brightest, rng)
+        expected = self._expected(start, context, pilot)
+        most = np.sum(brightest, dtype=np.float64)
+        return collapsed | start | {"bright": np.asarray(expected), "most": np.asarray(most)}
+
+    def _expected(self, start: dict[str, np.ndarray], context: Any, pilot: np.ndarray) -> float:
+        """Expected number of bright rows, from the candidates, each kept with a known chance."""
+        batch = self.task.rows.take(start["rows"])
+        bright = np.asarray(_mean_brightness(self.bounded, context, batch, pilot))
+        there = start["number"] < len(self.task.rows)
+        self.task.ledger.add("bright", int(there.sum()) * len(pilot), "density")
+        return float(np.sum(np.where(there, bright / start["chance"], 0.0)))
+
+    @property
+    def share(self) -> float:
+        """Expected share of bright rows."""
+        return self.bright / self.n
+
+    @property
+    def rate(self) -> float:
+        """With what probability an update tries a row."""
+        if self.method.rate is not None:
+            return float(self.method.rate)
+        if self.method.update == "explicit":
+            return 0.1  # Maclaurin and Adams 2014, section 3.2
+        # Mixing of the lights and the rows tried for it both grow with the rate: a balance.
+        return min(0.5, max(self.share * (self.steps + 1), FEWEST_TRIED / self.n))
+
+    @property
+    def proposals(self) -> int:
+        """Room for the rows an update tries."""
+        return min(self.n, _with_margin(self.n * self.rate))
+
+    @property
+    def capacity(self) -> int:
+        """Room for bright rows."""
+        given = self.method.capacity
+        return min(self.n, _with_margin(self.most)) if given is None else int(given)
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers an iteration holds of the rows it tries."""
+        fields = sum(int(np.prod(shape)) for shape in self.task.rows.fields.values())
+        return self.proposals * (2 * fields + self.task.target.size + 4)
+
+    def explain(self) -> dict[str, Any]:
+        """Every choice with its reason."""
+        by_hand, method = "set by hand", self.method
+        rate = "tries as many rows as a move evaluates, and at least 32"
+        if method.update == "explicit":
+            rate = "as in the paper"
+        return {
+            "bright": f"{self.bright:.3g} of {self.n:,} rows expected ({self.share:.2%})",
+            "bound": {
+                "value": "tuned" if method.tuned else "untuned",
+                "why": "each row's bound is tight at the mode"
+                if method.tuned
+                else "the same bound for all rows, as set by hand",
+            },
+            "rate": {"value": self.rate, "why": rate if method.rate is None else by_hand},
+            "capacity": {
+                "value": self.capacity,
+                "why": "room for the rows that are bright far out in the posterior, and more"
+                if method.capacity is None
+                else by_hand,
+            },
+        }
+
+
+def _with_margin(expected: float) -> int:
+    """Room for a count, from 64 on in steps of a quarter of a power of two.
+
+    Shapes are compiled for; runs that differ by their seed shall share what was compiled.
+    """
+    most = max(64, ceil(expected + MARGIN * sqrt(expected) + MARGIN))
+    step = 2 ** (most.bit_length() - 3)
+    return ceil(most / step) * step
+
+
+def _candidates(brightest: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Keep each row with the largest chance of being bright it was seen to have."""
+    n = len(brightest)
+    kept = np.flatnonzero(rng.random(n, dtype=np.float32) < brightest)
+    filled = np.full(max(1, _with_margin(len(kept)) - len(kept)), n)  # n: no row
+    number = np.concatenate([kept, filled])
+    rows = np.minimum(number, n - 1)
+    chance = np.where(number < n, brightest[rows], 1.0).astype(np.float64)
+    return {"rows": rows, "number": number, "chance": chance}
+
+
+def _brightness(bounded: BoundedRows, context: Any, batch: Any, pilot: Any) -> jax.Array:
+    """Chance of each row to be bright at each pilot point: 1 - B/L = 1 - e^-gap."""
+    rows = bounded.cache(batch, context)
+
+    def one(z: jax.Array) -> jax.Array:
+        return jax.nn.sigmoid(bounded.log_ratio(rows, z, context))
+
+    return jax.lax.map(one, pilot)
+
+
+@jit(static=0)
+def _brightest(bounded: BoundedRows, arguments: Any, batch: Any, present: Any) -> jax.Array:
+    del present
+    context, pilot = arguments
+    return jnp.max(_brightness(bounded, context, batch, pilot), axis=0)
+
+
+@jit(static=0)
+def _mean_brightness(bounded: BoundedRows, context: Any, batch: Any, pilot: Any) -> jax.Array:
+    return jnp.mean(_brightness(bounded, context, batch, pilot), axis=0)

@@ -1,0 +1,65 @@
+"""What the user of a stochastic-gradient method must be told after a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from modicum.kernels.selectors import Plain
+from modicum.methods.base import Plan, Task
+from modicum.methods.sgmcmc.step_size import gradient_noise
+from modicum.run import History
+
+__all__ = ["NOISE_LIMIT", "look_back"]
+
+NOISE_LIMIT = 0.25  # gradient noise over injected noise: variances are then a quarter too large
+LOOKED_AT = 4  # chains at whose last positions it is measured
+
+
+def look_back(method: Any, task: Task, plan: Plan, history: History) -> list[str]:
+    """Judge the run by where it ended; enter what was measured in `plan.tuning`."""
+    stats, position = history.stats, history.position
+    h = float(stats["step_size"][0, -1])
+    if "acceptance_rate_index" in stats:
+        plan.tuning["index_acceptance"] = float(stats["acceptance_rate_index"].mean())
+    finite = np.isfinite(position).all(axis=2)
+    if not finite.all():
+        chain = int(np.argmin(finite.all(axis=1)))
+        return [
+            f"{int((~finite.all(axis=1)).sum())} of {len(finite)} chains left for infinity (chain "
+            f"{chain} at draw {int(np.argmin(finite[chain]))}; the draws before it are kept); use "
+            f"a smaller step_size (it was {h:.3g})."
+        ]
+    ratio = _noise_ratio(task, plan, position, h)
+    plan.tuning["gradient_noise"] = {
+        "value": ratio,
+        "why": "variance of the gradient's noise over that of the injected noise, in the worst "
+        f"coordinate, at the last positions of up to {LOOKED_AT} chains",
+    }
+    if ratio <= NOISE_LIMIT:
+        return []
+    plain = isinstance(plan.kernel.selector, Plain)  # type: ignore[attr-defined]
+    made = (
+        f"so that variances come out about {1 + ratio:.3g} times too large"
+        if plain
+        else "which is more than exponential weights make up for"
+    )
+    return [
+        f"the noise of the stochastic gradient is {ratio:.2g} times the noise of the dynamics, "
+        f"{made}: these are not draws of the posterior; use a smaller step_size (now {h:.3g}; "
+        f"{0.4 * NOISE_LIMIT / ratio * h:.1g} would do), a larger batch, or control variates."
+    ]
+
+
+def _noise_ratio(task: Task, plan: Plan, position: np.ndarray, h: float) -> float:
+    kernel: Any = plan.kernel
+    points = position[:LOOKED_AT, -1]
+    # A snapshot is half a period old on average; draws between two of them stand for that.
+    back = min(position.shape[1], 2) if kernel.estimator.needs_snapshots else 1
+    seen = gradient_noise(
+        kernel, plan.context, task.rows, points, position[:LOOKED_AT, -back], task.seed + 1
+    )
+    task.ledger.add("pilot", seen.evaluations, "gradient")
+    ratio = kernel.integrator.noise_ratio(h, seen.mean, seen.variance, plan.context)
+    return float(np.max(ratio))

@@ -1,0 +1,133 @@
+"""Where a stochastic-gradient chain moves and starts: whitened about the mode, or as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import ref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.errors import ConvergenceError, SettingError
+from modicum.methods.base import Coordinates, Parameters, Task
+from modicum.methods.sgmcmc.settings import Parts
+from modicum.models import BaseModel, Target
+from modicum.passes import Anchor
+from modicum.passes.mode import DENSE_LIMIT
+from modicum.rows import Rows
+
+__all__ = ["Frame", "OwnStart", "frame"]
+
+
+@dataclass(frozen=True)
+class OwnStart:
+    """Another start for each key, as the model draws it: chains of a network begin apart.
+
+    Part of a kernel, and so of the key by which compiled code is kept: equal where the layout of
+    parameters and rows is, and without a hold on the rows, which are read only while compiling.
+    """
+
+    target: Target
+    fields: tuple[tuple[str, tuple[int, ...]], ...]
+    rows: ref[Rows] = field(compare=False)
+
+    def __call__(self, key: jax.Array) -> jax.Array:
+        """The flat vector of parameters."""
+        rows = self.rows()
+        assert rows is not None
+        leaves = jax.tree.leaves(self.target.model.random_start(rows, key))
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Coordinates of a run, and where its chains begin in them."""
+
+    coordinates: Coordinates
+    anchor: Anchor | None  # its factor is that of the coordinates
+    whitened: bool
+    start: np.ndarray  # in the coordinates
+    spread: np.ndarray  # times a standard normal vector: how chains are scattered about `start`
+    own_start: OwnStart | None = None  # takes the place of `start`
+    notes: list[str] = field(default_factory=list)
+
+
+def frame(method: Any, task: Task, parts: Parts) -> Frame:
+    """Find the mode where it is of use, and place the chains."""
+    d = task.target.size
+    whiten = d <= DENSE_LIMIT if method.whiten is None else method.whiten
+    why = {
+        "whiten=True": whiten,
+        "control variates": parts.estimator.needs_anchor,
+        "design='weighted'": method.design == "weighted",
+        "start='mode'": method.start == "mode",
+    }
+    wanted = [name for name, is_so in why.items() if is_so]
+    if wanted and d > DENSE_LIMIT:
+        raise SettingError(
+            f"{wanted[0]} needs the Hessian of all {d:,} parameters, which is formed up to "
+            f"{DENSE_LIMIT:,}; do without it, with whiten=False and a start of your own."
+        )
+    at_mode = _anchor(task, wanted) if wanted else None
+    coordinates, anchor = _coordinates(at_mode, whiten, d)
+    start, scatter = _start(method, task, coordinates, at_mode, whiten)
+    own = None if whiten or not _is_models(method.start, at_mode) else _own_start(task)
+    notes = [] if at_mode is None else at_mode.notes
+    return Frame(coordinates, anchor, whiten, start, scatter, own, notes)
+
+
+def _is_models(given: Any, at_mode: Anchor | None) -> bool:
+    """Whether chains start where the model says."""
+    return at_mode is None if given is None else isinstance(given, str) and given == "model"
+
+
+def _own_start(task: Task) -> OwnStart | None:
+    """Starts apart, where the model has many."""
+    if type(task.target.model).random_start is BaseModel.random_start:
+        return None
+    return OwnStart(task.target, tuple(task.rows.fields.items()), ref(task.rows))
+
+
+def _anchor(task: Task, wanted: list[str]) -> Anchor:
+    try:
+        return task.anchor_at_mode()
+    except ConvergenceError as fault:
+        raise ConvergenceError(
+            f"{fault} ({wanted[0]} asks for the mode; with whiten=False, a step size for the "
+            "parameters themselves and a plain minibatch no mode is needed.)"
+        ) from fault
+
+
+def _coordinates(at_mode: Anchor | None, whiten: bool, d: int) -> tuple[Coordinates, Anchor | None]:
+    if at_mode is None:
+        return Parameters(np.zeros(d)), None
+    if whiten:
+        return at_mode, at_mode
+    # Parameters counted from the mode; the anchor's sums are wanted in these coordinates.
+    return Parameters(at_mode.point, record=at_mode.record), replace(at_mode, factor=np.eye(d))
+
+
+def _start(
+    method: Any, task: Task, coordinates: Coordinates, at_mode: Anchor | None, whiten: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where chains start, and the factor of their scatter."""
+    given = method.start
+    if given is None:
+        given = "model" if _is_models(given, at_mode) else "mode"
+    if isinstance(given, str) and given == "mode":
+        assert at_mode is not None
+        spread = 1.0 if method.spread is None else method.spread
+        scatter = np.ones(()) if whiten else at_mode.factor  # a draw about the mode
+        return np.zeros(task.target.size), spread * scatter
+    named = {"zero": np.zeros(task.target.size), "model": task.start}
+    point = named[given] if isinstance(given, str) else np.asarray(given, np.float64)
+    if point.shape != task.start.shape:
+        raise SettingError(
+            f"the start has {point.size} entries, but the model has {task.start.size} "
+            f"unconstrained parameters ({', '.join(task.names[:3])} ...)."
+        )
+    away = point - coordinates.point
+    z = np.linalg.solve(coordinates.factor, away) if whiten else away
+    return z, np.asarray(0.0 if method.spread is None else method.spread)

@@ -1,0 +1,87 @@
+"""Designs of stochastic-gradient methods: uniform, weighted by expected gradients, clusters."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.designs import Design, Stratified, Uniform, Weighted, strata_tables, weight_tables
+from modicum.errors import SettingError
+from modicum.estimators import control_variate, proxy
+from modicum.methods.base import Task
+from modicum.methods.weights import expected_residuals
+from modicum.passes import Anchor
+from modicum.passes.mode import prior_hessian, prior_slope
+from modicum.runtime import jit
+
+__all__ = ["design_of"]
+
+CLUSTERED_ROWS = 20_000  # rows k-means learns its centres from
+FLOOR = 0.1  # share of weighted draws that is uniform
+UNCLUSTERED = ("weight", "offset", "probability")
+
+
+def design_of(method: Any, task: Task, anchor: Anchor | None, order: int) -> tuple[Design, Any]:
+    """The design a method names, and its tables."""
+    if method.design == "uniform":
+        return Uniform(), {"rows": jnp.asarray(len(task.rows))}
+    design: Design = Weighted() if method.design == "weighted" else Stratified()
+
+    def compute() -> dict[str, np.ndarray]:
+        if method.design == "weighted":
+            assert anchor is not None
+            return weight_tables(_expected(task, anchor, order), FLOOR)
+        return strata_tables(_clusters(task, int(method.clusters)), method.batch)
+
+    tables = task.remember("design", compute)
+    return design, {name: jnp.asarray(table) for name, table in tables.items()}
+
+
+def _expected(task: Task, anchor: Anchor, order: int) -> np.ndarray:
+    """Expected residuals of this order: in size they are like the gradients of a batch."""
+    target = task.target
+    prior = prior_slope(target, anchor.point)[1], prior_hessian(target, anchor.point)
+    draws = np.random.default_rng([task.seed, 1]).standard_normal((8, target.size))
+    return expected_residuals(
+        task.sums, control_variate(target, order), proxy(anchor, target, order, prior), draws
+    )
+
+
+def _clusters(task: Task, count: int) -> np.ndarray:
+    """Cluster of each row, by k-means on the rows' fields (Fu and Zhang 2017).
+
+    Columns are brought to unit scale; one that hardly varies beside the others stays small.
+    """
+    from scipy.cluster.vq import kmeans2  # slow to import, and seldom needed
+
+    rows, n = task.rows, len(task.rows)
+    if count > n:
+        raise SettingError(f"{n:,} rows cannot make {count:,} clusters; ask for fewer.")
+    rng = np.random.default_rng([task.seed, 3])
+    some = np.sort(rng.choice(n, min(n, CLUSTERED_ROWS), replace=False))
+    columns = np.asarray(_columns(rows.take(some)), np.float64)
+    spread = columns.std(axis=0)
+    scale = np.maximum(spread, 0.1 * spread.max()) if spread.max() > 0 else np.ones_like(spread)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a cluster may well be left empty
+        centres, _ = kmeans2(columns / scale, count, minit="++", rng=rng)
+    nearest = task.sums.engine.map_rows(_nearest, (centres, scale), rows, "clusters")
+    return nearest.astype(np.int64)
+
+
+def _columns(batch: Any) -> jax.Array:
+    kept = [values for name, values in sorted(batch.items()) if name not in UNCLUSTERED]
+    return jnp.concatenate([jnp.reshape(v, (len(v), -1)) for v in kept], axis=1)
+
+
+@jit()
+def _nearest(arguments: Any, batch: Any, present: Any) -> jax.Array:
+    del present
+    centres, scale = arguments
+    at = _columns(batch) / scale
+    # |a - c|^2 less |a|^2, which is the same for all centres
+    return jnp.argmin(jnp.sum(centres**2, axis=1) - 2 * at @ centres.T, axis=1)

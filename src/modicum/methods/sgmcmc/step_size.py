@@ -1,0 +1,149 @@
+"""How large steps are, and whether the gradient's noise is small beside the noise that is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.errors import SettingError, is_number
+from modicum.kernels.integrators import Integrator
+from modicum.kernels.stochastic_gradient import StochasticGradientKernel
+from modicum.rows import Rows
+from modicum.runtime import jit
+
+__all__ = ["Decay", "GradientNoise", "gradient_noise", "largest_step", "step_sizes"]
+
+BATCHES = 32  # batches that the gradient's variance is estimated from, at each point
+
+
+@dataclass(frozen=True)
+class Decay:
+    """Step sizes that shrink: first (1 + k / delay)^-power at iteration k (Welling and Teh 2011).
+
+    Parameters
+    ----------
+    first
+        The first step size.
+    power
+        How fast they shrink; between 1/3 and 1.
+    delay
+        Iterations until the shrinking sets in.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> schedule = mo.Decay(first=0.1, power=0.5, delay=100)
+    >>> schedule(0), schedule(300)
+    (0.1, 0.05)
+    """
+
+    first: float
+    power: float = 1 / 3
+    delay: float = 1000.0
+
+    def __post_init__(self) -> None:
+        for name in ("first", "power", "delay"):
+            if not is_number(getattr(self, name)) or not getattr(self, name) > 0:
+                raise SettingError(f"{name} must be a positive number.")
+
+    def __call__(self, k: int) -> float:
+        """Step size of iteration `k`."""
+        return float(self.first * (1 + k / self.delay) ** -self.power)
+
+
+def step_sizes(step_size: float | Callable[[int], float], total: int) -> np.ndarray:
+    """One step size an iteration."""
+    if not callable(step_size):
+        return np.full(total, float(step_size))
+    sizes = np.array([step_size(k) for k in range(total)], np.float64)
+    if sizes.shape != (total,) or not np.all(np.isfinite(sizes) & (sizes > 0)):
+        raise SettingError("step_size must return a positive number for every iteration.")
+    return sizes
+
+
+def largest_step(integrator: Integrator, noise: float, bias: float) -> float:
+    """The largest step, up to 1, whose stationary variance is off by no more than `bias`.
+
+    In whitened coordinates the posterior has unit curvature, and there the variance follows from
+    the step alone and the variance `noise` of the gradient.
+    """
+
+    def fault(h: float) -> float:
+        step = integrator.response(h)
+        assert step is not None
+        return abs(step.variance(1.0, noise) / integrator.temperature - 1)
+
+    sizes = np.geomspace(1.0, 1e-12, 1200)  # 2.3 % from one to the next
+    for h in sizes:
+        if fault(float(h)) <= bias:
+            return float(h)
+    raise SettingError(
+        f"no step is small enough for a bias of {bias:g} here; use a larger batch, control "
+        "variates, or set step_size by hand."
+    )
+
+
+@dataclass(frozen=True)
+class GradientNoise:
+    """Mean and variance over batches of the gradient of U, one number a coordinate."""
+
+    mean: np.ndarray
+    variance: np.ndarray
+    evaluations: int  # gradients of rows it took
+
+
+def gradient_noise(
+    kernel: StochasticGradientKernel,
+    context: Any,
+    rows: Rows,
+    points: np.ndarray,
+    references: np.ndarray,
+    seed: int,
+) -> GradientNoise:
+    """Estimate mean and variance of a batch's gradient at `points`, averaged over these.
+
+    A snapshot, where the estimator has one, is taken to be at the point's reference.
+    """
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(3), seed & 0x7FFFFFFF), len(points))
+    totals = []
+    for key, point, reference in zip(keys, points, references, strict=True):
+        drawn = _draw(kernel, key, context)
+        batch = rows.take(np.asarray(drawn.rows)) | {"probability": drawn.probability}
+        totals.append(_moments(kernel, point, reference, batch, context))
+    mean, variance = (np.mean(np.asarray(part), axis=0) for part in zip(*totals, strict=True))
+    cost = len(points) * BATCHES * kernel.batch * kernel.estimator.evaluations
+    return GradientNoise(mean, variance, cost)
+
+
+@jit(static=0)
+def _draw(kernel: StochasticGradientKernel, key: jax.Array, context: Any) -> Any:
+    keys = jax.random.split(key, BATCHES)
+    return jax.vmap(lambda k: kernel.design.draw(k, kernel.batch, context["design"]))(keys)
+
+
+@jit(static=0)
+def _moments(
+    kernel: StochasticGradientKernel, point: Any, reference: Any, batches: Any, context: Any
+) -> Any:
+    """Mean and unbiased variance over batches, one batch at a time (Welford)."""
+    estimator = kernel.estimator
+    memory = estimator.start(point, context)
+    if estimator.needs_snapshots:
+        memory = memory | {"z": reference}
+
+    def add(carry: Any, batch: Any) -> Any:
+        count, mean, squares = carry
+        g = estimator.gradient(point, estimator.prepare(batch, context), memory, context)
+        g = g.astype(jnp.float64)
+        away = g - mean
+        mean = mean + away / (count + 1)
+        return (count + 1, mean, squares + away * (g - mean)), None
+
+    zero = jnp.zeros(point.shape, jnp.float64)
+    (_, mean, squares), _ = jax.lax.scan(add, (0.0, zero, zero), batches)
+    return mean, squares / (BATCHES - 1)

@@ -1,0 +1,83 @@
+"""How large each row's residual is expected to be: what weighted rows are drawn by.
+
+For a linear predictor one pass suffices: with h = x' S x the posterior variance of a row's eta, the
+residual is about f''' e^3 / 6 + f'''' e^4 / 24 with e ~ N(0, h). For other models the residual is
+evaluated at a few posterior draws.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.estimators import ControlVariate, LinearTaylor
+from modicum.passes import Sums
+from modicum.passes.blocks import map_in_blocks
+from modicum.runtime import jit
+
+__all__ = ["expected_residuals"]
+
+
+def expected_residuals(
+    sums: Sums, control_variate: ControlVariate, proxy: dict[str, Any], pilot: np.ndarray
+) -> np.ndarray:
+    """Root mean square over the posterior of every row's residual, by one pass.
+
+    Parameters
+    ----------
+    sums
+        The rows, and what passes over them.
+    control_variate, proxy
+        What the residuals are of.
+    pilot
+        Posterior draws in whitened coordinates, (draws, d); their mean is the posterior's centre.
+    """
+    n = len(sums.rows)
+    if isinstance(control_variate, LinearTaylor):
+        centre = pilot.mean(axis=0) if len(pilot) else np.zeros(len(proxy["a"]))
+        chunk_map: Any = partial(_from_leverage, control_variate)
+        arguments: Any = (proxy, centre)
+        sums.ledger.add("design", n, "gradient", passes=1)
+    else:
+        chunk_map, arguments = partial(_from_pilot, control_variate), (proxy, pilot)
+        sums.ledger.add("design", n * len(pilot), "density", passes=1)
+    return sums.engine.map_rows(chunk_map, arguments, sums.rows, "design")
+
+
+# E e^k for e ~ N(0, 1) of the squared terms: (order + 1)-th and (order + 2)-th of the expansion.
+_EVEN_MOMENTS = {1: 1.0, 2: 3.0, 3: 15.0, 4: 105.0}
+
+
+@jit(static=0)
+def _from_leverage(
+    control_variate: LinearTaylor, arguments: Any, batch: Any, present: Any
+) -> jax.Array:
+    return map_in_blocks(partial(_of_block, control_variate, arguments), batch, present)
+
+
+def _of_block(control_variate: LinearTaylor, arguments: Any, batch: Any, present: Any) -> jax.Array:
+    del present
+    proxy, centre = arguments
+    # A probability of one: `scale` is then the frequency weight alone.
+    cached = control_variate.cache(dict(batch) | {"probability": jnp.ones(())}, proxy)
+    h = jnp.sum(cached["rows"] ** 2, axis=1) + (cached["rows"] @ centre) ** 2
+    first = control_variate.order + 1
+    total = jnp.zeros_like(h)
+    for j in (first, first + 1):
+        coefficient = cached["taylor"][:, j]  # f^(j) / j!
+        total += _EVEN_MOMENTS[j] * h**j * coefficient**2
+    return cached["scale"] * jnp.sqrt(total)
+
+
+@jit(static=0)
+def _from_pilot(
+    control_variate: ControlVariate, arguments: Any, batch: Any, present: Any
+) -> jax.Array:
+    proxy, pilot = arguments
+    cached = control_variate.cache(dict(batch) | {"probability": jnp.ones(present.shape)}, proxy)
+    values = jax.lax.map(lambda z: control_variate.values(cached, z, proxy), pilot)
+    return jnp.sqrt(jnp.mean(values**2, axis=0))

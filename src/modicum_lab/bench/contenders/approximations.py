@@ -1,0 +1,89 @@
+"""Normal approximations: fast, and as right as the posterior is normal.
+
+Their draws are independent and so count in full; what they are worth is in the error columns.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from modicum.passes.mode import TOLERANCE
+from modicum_lab.bench.contenders.base import contender
+from modicum_lab.bench.problem_data import Given
+from modicum_lab.bench.run_result import EFFECTIVE, Budget, Found
+
+
+@contender("laplace", "Laplace approximation", "modicum")
+def laplace(given: Given, budget: Budget) -> Found:
+    """Mode and Hessian, found as Modicum does; there is no sampler to forgive a near miss."""
+    mode = given.find_mode(within=TOLERANCE)
+    return _normal(mode.point, mode.covariance, mode.seconds, mode.rows, budget)
+
+
+@contender("statsmodels", "statsmodels GLM", "statsmodels", 12.0)
+def glm(given: Given, budget: Budget) -> Found:
+    """Maximum likelihood, which knows no prior, with its standard errors."""
+    import statsmodels.api as sm
+
+    started = time.perf_counter()
+    design = np.column_stack([given.x, np.ones(len(given))])
+    family = sm.families.Poisson() if given.poisson else sm.families.Binomial()
+    with _collecting():
+        fit = sm.GLM(given.y, design, family=family, offset=given.offset).fit()
+    seconds = time.perf_counter() - started
+    rows = len(given) * int(fit.fit_history["iteration"])
+    return _normal(np.asarray(fit.params), np.asarray(fit.cov_params()), seconds, rows, budget)
+
+
+@contextmanager
+def _collecting() -> Iterator[None]:
+    """Collect garbage all the time: each iteration of IRLS leaves a gigabyte of it in cycles."""
+    done = threading.Event()
+
+    def collect() -> None:
+        while not done.wait(0.5):
+            gc.collect()
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _normal(
+    point: np.ndarray, covariance: np.ndarray, seconds: float, rows: int, budget: Budget
+) -> Found:
+    """Time a thousand draws; the moments themselves are known."""
+    started = time.perf_counter()
+    factor = _factor(covariance)
+    _ = point + np.random.default_rng(budget.seed).standard_normal((EFFECTIVE, len(point))) @ factor
+    return Found(
+        mean=point.tolist(),
+        sd=np.sqrt(np.diag(covariance)).tolist(),
+        ess=[float(EFFECTIVE)] * len(point),
+        ess_square=[float(EFFECTIVE)] * len(point),
+        before=seconds,
+        sampling=time.perf_counter() - started,
+        rows_before=rows,
+        rows_sampling=0,
+        draws=EFFECTIVE,
+        notes=["no Monte Carlo error: its moments are known"],
+    )
+
+
+def _factor(covariance: np.ndarray) -> np.ndarray:
+    """R with R'R the covariance, which may be singular: of collinear columns, say."""
+    try:
+        return np.linalg.cholesky(covariance).T
+    except np.linalg.LinAlgError:
+        values, vectors = np.linalg.eigh(covariance)
+        return np.asarray((vectors * np.sqrt(np.maximum(values, 0))).T)

@@ -1,0 +1,84 @@
+"""What a contender is, and how the one asked for is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from modicum.errors import SettingError, suggestion
+from modicum_lab.bench.problem_data import Given
+from modicum_lab.bench.run_result import Budget, Found
+
+__all__ = ["CONTENDERS", "Contender", "contender", "find_contender"]
+
+Run = Callable[[Given, Budget], Found]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A sampler with its settings.
+
+    Attributes
+    ----------
+    name
+        What `--peer` calls it.
+    title
+        What tables call it.
+    run
+        From a problem and a budget to what was found.
+    package
+        What must be installed.
+    copies
+        About how many copies of the table in float64 it holds at its peak.
+    """
+
+    name: str
+    title: str
+    run: Run
+    package: str
+    copies: float
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is Modicum itself."""
+        return self.name.startswith("modicum")
+
+    def missing(self) -> str | None:
+        """Say so in a sentence where its package is not installed."""
+        if find_spec(self.package) is not None:
+            return None
+        return f"{self.title}: {self.package} is not installed (pip install 'modicum[bench]')."
+
+    def too_large(self, rows: int, size: int, free: int) -> str | None:
+        """Say so where it would need more memory than there is."""
+        needed = 8 * self.copies * rows * size
+        if needed < 0.8 * free:
+            return None
+        return (
+            f"it would need about {needed / 1e9:,.0f} GB of memory, and {free / 1e9:,.0f} are free"
+        )
+
+
+CONTENDERS: dict[str, Contender] = {}
+"""Name to contender, in the order of the tables; filled by the modules beside this one."""
+
+
+def contender(name: str, title: str, package: str, copies: float = 1.0) -> Callable[[Run], Run]:
+    """Register a function as a contender."""
+
+    def register(run: Run) -> Run:
+        CONTENDERS[name] = Contender(name, title, run, package, copies)
+        return run
+
+    return register
+
+
+def find_contender(name: str, known: Iterable[str] | None = None) -> Contender:
+    """Return the contender of this name."""
+    names = list(CONTENDERS if known is None else known)
+    if name not in names:
+        raise SettingError(
+            f"there is no peer {name!r}{suggestion(name, names)}; there are {', '.join(names)}."
+        )
+    return CONTENDERS[name]

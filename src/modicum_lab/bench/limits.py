@@ -1,0 +1,130 @@
+"""The ratios that must hold, from what one run measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from modicum_lab.bench.measuring import Measured
+from modicum_lab.bench.tables import Table
+
+__all__ = ["HEADLINE", "SIZES", "Limit", "limits_of", "limits_table"]
+
+OURS, STORE = "modicum", "modicum-store"
+PEERS = ("numpyro-ecs-200", "numpyro-ecs-1300")
+BROUGHT = "numpyro-ecs-hessian"
+SIZES = ("higgs-20k", "higgs-100k", "higgs-1m", "higgs-10m")
+HEADLINE = "higgs-1m"
+MEMORY = 2.0  # GB
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One ratio: what was measured, and what it must be at least or at most.
+
+    Examples
+    --------
+    >>> Limit("flat in n", 1.1, 1.3, "at most").kept, Limit("ESS", 80.0, 100.0, "at least").kept
+    (True, False)
+    """
+
+    what: str
+    measured: float
+    limit: float
+    sense: str  # "at least" or "at most"
+    remark: str = ""
+
+    @property
+    def kept(self) -> bool:
+        """Whether it holds."""
+        return (
+            self.measured >= self.limit if self.sense == "at least" else self.measured <= self.limit
+        )
+
+
+def limits_of(results: Sequence[Measured]) -> list[Limit]:
+    """All ratios that these results speak about."""
+    known = {(m.problem, m.contender): m for m in results if m.runs and m.chains is None}
+    return [*_against_numpyro(known), *_flat(known), *_disk(known)]
+
+
+Known = dict[tuple[str, str], Measured]
+
+
+def _against_numpyro(known: Known) -> list[Limit]:
+    """On a million rows, or on the largest size both ran at."""
+    for problem in (HEADLINE, *reversed(SIZES)):
+        peers = [known[problem, name] for name in PEERS if (problem, name) in known]
+        if (problem, OURS) in known and peers:
+            break
+    else:
+        return []
+    ours = known[problem, OURS]
+    fastest = max(peer.middle("rate") for peer in peers)
+    soonest = min(peer.middle("cold") for peer in peers)
+    where = "the best of " + " and ".join(peer.contender for peer in peers)
+    if problem != HEADLINE:
+        where += "; the limit is for a million rows"
+    brought = known.get((problem, BROUGHT))
+    also = ["", ""]
+    if brought is not None:  # what a user gains who brings the Hessian as well as the mode
+        ratios = (
+            ours.middle("rate") / brought.middle("rate"),
+            brought.middle("cold") / ours.middle("cold"),
+        )
+        also = [f"; {ratio:.3g} over {BROUGHT}" for ratio in ratios]
+    return [
+        Limit(f"ESS a second over NumPyro HMCECS, {problem}", ours.middle("rate") / fastest, 100.0,
+              "at least", where + also[0]),
+        Limit(f"cold start, NumPyro HMCECS over Modicum, {problem}", soonest / ours.middle("cold"),
+              8.0, "at least", where + also[1]),
+    ]  # fmt: skip
+
+
+def _flat(known: Known) -> list[Limit]:
+    sizes = [size for size in SIZES if (size, OURS) in known]
+    if len(sizes) < 2:
+        return []
+    first, last = (known[size, OURS].middle("iteration") for size in (sizes[0], sizes[-1]))
+    what = f"time of an iteration, {sizes[-1]} over {sizes[0]}"
+    return [Limit(what, last / first, 1.3, "at most")]
+
+
+def _disk(known: Known) -> list[Limit]:
+    """From disk over from memory at the largest size; the huge table against a tenth of it."""
+    pairs = [(size, size) for size in SIZES] + [("plain-10m", "plain-100m")]
+    pairs = [(a, b) for a, b in pairs if (a, OURS) in known and (b, STORE) in known]
+    if not pairs:
+        return []
+    memory, store = known[pairs[-1][0], OURS], known[pairs[-1][1], STORE]
+    speed = memory.middle("iteration") / store.middle("iteration")
+    other = "" if store.problem == memory.problem else f" (memory: {memory.problem})"
+    return [
+        Limit(f"iterations a second, disk over memory, {store.problem}{other}", speed, 0.5,
+              "at least"),
+        Limit(f"memory of a run from disk in GB, {store.problem}", store.middle("memory") / 1e9,
+              MEMORY, "at most", "without the file cache"),
+    ]  # fmt: skip
+
+
+def limits_table(limits: Sequence[Limit]) -> Table:
+    """Limit by limit, with how far off one is that does not hold."""
+    rows: list[Sequence[Any]] = [
+        [
+            one.what,
+            one.measured,
+            f"{one.sense} {one.limit:g}",
+            "yes" if one.kept else "NO",
+            _off(one),
+        ]
+        for one in limits
+    ]
+    return Table("Ratios that must hold", ["ratio", "measured", "limit", "kept", ""], rows)
+
+
+def _off(one: Limit) -> str:
+    if one.kept:
+        return one.remark
+    short = f"{one.measured / one.limit:.2g} times the limit"
+    return f"{short}; {one.remark}" if one.remark else short

@@ -1,0 +1,23 @@
+"""What `import modicum` costs over `import jax`, in fresh interpreters."""
+
+import subprocess
+import sys
+from statistics import median
+
+from modicum_lab.bench.tables import Table, verdict
+
+LIMIT = 1.0  # seconds
+TIMED = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
+
+
+def run(quick=False):
+    seconds = {"jax": [], "modicum": []}
+    for _ in range(3 if quick else 7):
+        for name, times in seconds.items():  # in turns
+            command = [sys.executable, "-c", TIMED.format(name)]
+            times.append(float(subprocess.run(command, capture_output=True, check=True).stdout))
+    jax, modicum = (median(times) for times in seconds.values())
+    table = Table("Import time", ["import", "seconds", "over jax", "limit", "kept"])
+    table.rows.append(["jax", jax, 0.0, "", ""])
+    table.rows.append(["modicum", modicum, modicum - jax, LIMIT, verdict(modicum - jax, LIMIT)])
+    return [table]

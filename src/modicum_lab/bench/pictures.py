@@ -1,0 +1,179 @@
+"""Three pictures: effective draws a second against n, error against time, memory against n."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from modicum.errors import SettingError
+from modicum.plots import METHOD_COLOURS, new_axes, pyplot
+from modicum_lab.bench.contenders import CONTENDERS
+from modicum_lab.bench.judgement import judge_all
+from modicum_lab.bench.limits import SIZES
+from modicum_lab.bench.measuring import Measured
+from modicum_lab.bench.suite import Results
+
+__all__ = ["write_pictures"]
+
+COLOURS = {
+    "modicum": METHOD_COLOURS["hmc-ecs"],
+    "modicum-store": "#7c2d12",
+    "modicum-signed": METHOD_COLOURS["hmc-ecs-signed"],
+    "modicum-sghmc": "#be123c",
+    "modicum-nuts": "#f2a65a",
+    "numpyro-ecs-200": "#1d4ed8",
+    "numpyro-ecs-1300": "#60a5fa",
+    "numpyro-ecs-hessian": "#312e81",
+    "numpyro-ecs-default": "#93c5fd",
+    "numpyro-nuts": "#0e7490",
+    "blackjax-nuts": METHOD_COLOURS["nuts"],
+    "blackjax-sgld": "#84cc16",
+    "blackjax-sghmc": "#14b8a6",
+    "laplace": "#6b7280",
+    "statsmodels": "#111827",
+}
+
+LEAST, MOST = 1e-4, 1e3  # errors beyond are drawn here: some run away by powers of ten
+MARKS: dict[str, dict[str, Any]] = {
+    "wrong": {"marker": "X", "markersize": 10},
+    "too few draws": {"marker": "o", "fillstyle": "none", "markeredgewidth": 1.6},
+}
+
+
+def write_pictures(results: Results, out: Path) -> list[str]:
+    """Write each as PNG and SVG; return the names, none where matplotlib is not installed."""
+    drawn: dict[str, Callable[[Results], Any]] = {
+        "esspersecond": _rates,
+        "error-against-time": _errors,
+        "memory": _memory,
+    }
+    try:
+        plt = pyplot()
+    except SettingError:
+        return []
+    plt.switch_backend("agg")
+    for name, draw in drawn.items():
+        figure = draw(results)
+        figure.savefig(out / f"{name}.png", dpi=130)
+        figure.savefig(out / f"{name}.svg", metadata={"Date": None})
+        plt.close(figure)
+    return list(drawn)
+
+
+def _rates(results: Results) -> Any:
+    """Samplers only: independent draws of an approximation are as many as one likes."""
+    names = [name for name in CONTENDERS if name not in ("laplace", "statsmodels")]
+    ax = _against_rows(results, names, lambda m: m.middle("rate"))
+    ax.set_ylabel("effective draws a second")
+    wrong = [
+        (results.problems[m.problem]["rows"], m.middle("rate"))
+        for m in results.measured
+        if m.contender in names
+        and m.problem in SIZES
+        and _judged(results, m.problem).get(m.contender, ("", "", ""))[2] == "wrong"
+        and m.chains is None
+    ]
+    if wrong:
+        ax.plot(*zip(*wrong, strict=True), "x", color="black", markersize=11, label="wrong answer")
+    return _finished(ax)
+
+
+def _memory(results: Results) -> Any:
+    ax = _against_rows(results, list(CONTENDERS), lambda m: m.middle("memory") / 1e9)
+    ax.set_ylabel("peak memory, GB")
+    return _finished(ax)
+
+
+def _against_rows(
+    results: Results, names: Sequence[str], value: Callable[[Measured], float]
+) -> Any:
+    """One line a contender over the HIGGS-shaped sizes."""
+    ax = new_axes(size=(8.5, 4.8))
+    for name in names:
+        points = sorted(
+            (results.problems[m.problem]["rows"], value(m))
+            for m in results.measured
+            if m.contender == name and m.problem in SIZES and m.runs and m.chains is None
+        )
+        if points:
+            style = "o-" if CONTENDERS[name].ours else "s--"
+            ax.plot(*zip(*points, strict=True), style, color=COLOURS[name], label=_title(name))
+    ax.set(xscale="log", yscale="log", xlabel="rows")
+    ax.set_title("HIGGS-shaped logistic regression, d = 29", fontsize=10)
+    return ax
+
+
+def _errors(results: Results) -> Any:
+    """Largest error of a mean against the cold start, a panel a problem where several met."""
+    judged = {name: _judged(results, name) for name in results.references}
+    names = [name for name, found in judged.items() if len(found) > 1] or list(judged)[:1]
+    columns = min(4, max(1, len(names)))
+    rows = -(-max(1, len(names)) // columns)
+    figure, axes = pyplot().subplots(
+        rows,
+        columns,
+        figsize=(max(8.0, 3.5 * columns), 3.1 * rows + 1.4),
+        layout="constrained",
+        squeeze=False,
+        sharey=True,
+    )
+    for ax in axes.flat[len(names) :]:
+        ax.set_axis_off()
+    panels = axes.flat[: len(names)]
+    for ax, name in zip(panels, names, strict=True):
+        _dots(ax, judged[name])
+        ax.set_title(results.problems[name]["title"], fontsize=10)
+        ax.set_xlabel("s to 1,000 effective draws", fontsize=9)
+    ends = [limit for ax in panels for limit in ax.get_xlim()]
+    for ax in panels:  # one scale for all
+        ax.set_xlim(min(ends), max(ends))
+    for line in axes:
+        line[0].set_ylabel("largest error of a mean, sd", fontsize=9)
+    _key(figure, [name for name in CONTENDERS if any(name in judged[p] for p in names)])
+    return figure
+
+
+def _dots(ax: Any, judged: dict[str, tuple[float, float, str]]) -> None:
+    """A dot a contender, a cross if it is wrong, a ring if there is too little to tell."""
+    for contender, (seconds, error, mark) in judged.items():
+        style = MARKS.get(mark, {"marker": "o"})
+        shown = min(max(error, LEAST), MOST)
+        ax.plot(seconds, shown, linestyle="", color=COLOURS[contender], **style)
+    ax.axhline(0.1, color="#999999", linewidth=1, linestyle=":")
+    ax.set(xscale="log", yscale="log")
+    ax.grid(alpha=0.3, which="major")
+
+
+def _key(figure: Any, names: Sequence[str]) -> None:
+    """Whose colour is whose, below all panels."""
+    from matplotlib.lines import Line2D
+
+    dots = [Line2D([], [], linestyle="", marker="o", color=COLOURS[name]) for name in names]
+    told = {"loc": "outside lower center", "ncols": 4, "frameon": False, "fontsize": 8}
+    title = (
+        "dot: right or slightly off; cross: a mean or an sd is wrong; ring: too few draws to tell"
+    )
+    figure.legend(dots, [_title(n) for n in names], title=title, title_fontsize=8, **told)
+
+
+def _judged(results: Results, problem: str) -> dict[str, tuple[float, float, str]]:
+    found: dict[str, tuple[float, float, str]] = {}
+    if problem not in results.references:
+        return found
+    for m in results.measured:
+        if m.problem == problem and m.runs and m.chains is None:
+            judgement = judge_all(m.runs, results.references[problem])
+            found[m.contender] = m.middle("cold"), judgement.mean, judgement.mark
+    return found
+
+
+def _title(name: str) -> str:
+    return CONTENDERS[name].title
+
+
+def _finished(ax: Any) -> Any:
+    ax.grid(alpha=0.3, which="major")
+    if ax.has_data():
+        ax.legend(fontsize=7.5, frameon=False, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    return ax.figure

@@ -1,0 +1,151 @@
+"""The problems: each gives rows, a model and a reference posterior, written to a folder.
+
+Contenders run in processes of their own and read the folder: plain arrays (`x.npy`, `y.npy`,
+`offset.npy`), a row store (`store`), `problem.json` and `reference.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from modicum.datasets import Dataset, bankruptcy_shaped, claims, covertype, flights, higgs_shaped
+from modicum.errors import DataError, SettingError, suggestion
+from modicum.models.linear import LinearPredictorModel
+from modicum_lab.bench import stand_ins
+from modicum_lab.bench.references import KeptReference, by_importance, of_table
+
+__all__ = ["PROBLEMS", "Problem", "find_problem"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A table and a model for it.
+
+    Attributes
+    ----------
+    name
+        What `--problem` calls it.
+    title
+        What it is, in a few words.
+    build
+        Makes the data set; a `DataError` where its data are not here.
+    table
+        Name of the kept reference posterior; None where one is made on the spot.
+    on_disk
+        Made as a row store only: too large for memory, and without a reference.
+    rows
+        How many, where it is on disk.
+    """
+
+    name: str
+    title: str
+    build: Callable[[], Dataset] | None
+    table: str | None = None
+    on_disk: bool = False
+    rows: int = 0
+
+    def write(self, folder: Path) -> KeptReference | None:
+        """Write rows, model and reference to `folder`; return the reference."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.on_disk:
+            stand_ins.plain_store(self.rows, folder)
+            self._describe(folder, self.rows, 29, "a made-up table of normal columns on disk")
+            return None
+        assert self.build is not None
+        data = self.build()
+        _write_arrays(data, folder)
+        model = data.model
+        assert isinstance(model, LinearPredictorModel)
+        n, d = len(data.rows), len(data.columns) + 1
+        self._describe(folder, n, d, data.description, type(model).__name__, model)
+        kept = of_table(self.table) if self.table else by_importance(model, data.rows)
+        (folder / "reference.json").write_text(json.dumps(kept.to_dict()))
+        return kept
+
+    def _describe(
+        self,
+        folder: Path,
+        n: int,
+        d: int,
+        description: str,
+        family: str = "Logistic",
+        model: LinearPredictorModel | None = None,
+    ) -> None:
+        told = {
+            "name": self.name,
+            "title": self.title,
+            "rows": n,
+            "size": d,
+            "description": description,
+            "family": family,
+            "prior_scale": 2.5 if model is None else model.prior_scale,
+            "intercept_scale": 10.0 if model is None else model.intercept_scale,
+        }
+        (folder / "problem.json").write_text(json.dumps(told))
+
+
+def _write_arrays(data: Dataset, folder: Path) -> None:
+    from modicum.rows import ingest
+
+    arrays = data.rows.slice(0, len(data.rows))
+    for name, values in arrays.items():
+        np.save(folder / f"{name}.npy", values)
+    ingest(dict(arrays), folder / "store", progressbar=False)
+
+
+def _higgs(n: int) -> Dataset:
+    try:
+        return higgs_shaped(n, download=False, progressbar=False)
+    except DataError:
+        return stand_ins.plain(n)
+
+
+def _splines(n: int) -> Dataset:
+    try:
+        return bankruptcy_shaped(n, download=False, progressbar=False)
+    except DataError:
+        return stand_ins.spline_shaped(n)
+
+
+def _here(loader: Callable[..., Dataset]) -> Callable[[], Dataset]:
+    return partial(loader, download=False, progressbar=False)
+
+
+def _plain(columns: int) -> Problem:
+    name, title = f"plain-d{columns + 1}", f"made up, 300 thousand rows, d = {columns + 1}"
+    return Problem(name, title, partial(stand_ins.plain, 300_000, columns))
+
+
+PROBLEMS = {
+    problem.name: problem
+    for problem in (
+        Problem("higgs-20k", "HIGGS-shaped, 20 thousand rows, d = 29", partial(_higgs, 20_000)),
+        Problem("higgs-100k", "HIGGS-shaped, 100 thousand rows, d = 29", partial(_higgs, 100_000)),
+        Problem("higgs-1m", "HIGGS-shaped, 1 million rows, d = 29", partial(_higgs, 1_000_000)),
+        Problem("higgs-10m", "HIGGS-shaped, 10 million rows, d = 29", partial(_higgs, 10_000_000)),
+        Problem("covertype", "Covertype, logistic", _here(covertype), "covertype"),
+        Problem("flights", "New York flights, logistic", _here(flights), "flights"),
+        Problem("claims", "motor claims, Poisson with exposure", _here(claims), "claims"),
+        Problem("splines", "splines of 8 columns, 1 million rows", partial(_splines, 1_000_000)),
+        *(_plain(columns) for columns in (9, 29, 99, 299)),
+        Problem("plain-10m", "made up, 10 million rows", partial(stand_ins.plain, 10_000_000)),
+        Problem("plain-100m", "made up, 100 million rows", None, None, True, 100_000_000),
+    )
+}
+"""Name to problem, in the order they are run."""
+
+
+def find_problem(name: str) -> Problem:
+    """Return the problem of this name."""
+    if name not in PROBLEMS:
+        raise SettingError(
+            f"there is no problem {name!r}{suggestion(name, PROBLEMS)}; "
+            f"there are {', '.join(PROBLEMS)}."
+        )
+    return PROBLEMS[name]

@@ -1,0 +1,172 @@
+"""The report of a run: tables as Markdown, everything as JSON, and pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from modicum_lab.bench.contenders import CONTENDERS
+from modicum_lab.bench.judgement import judge_all
+from modicum_lab.bench.limits import OURS, limits_of, limits_table
+from modicum_lab.bench.machine import in_words
+from modicum_lab.bench.measuring import Measured
+from modicum_lab.bench.references import KeptReference
+from modicum_lab.bench.run_result import EFFECTIVE
+from modicum_lab.bench.suite import HUGE, Results
+from modicum_lab.bench.tables import Table
+
+__all__ = ["from_json", "markdown", "to_json", "write_report"]
+
+COLUMNS = (
+    "sampler",
+    "ESS a second",
+    "Modicum's over it",
+    f"s to {EFFECTIVE:,} effective draws",
+    "its over Modicum's",
+    f"rows to {EFFECTIVE:,} effective draws",
+    "memory, GB",
+    "mean off, sd",
+    "sd off, %",
+    "answer",
+    "runs (spread)",
+)
+LEGEND = (
+    "ESS a second: effective draws (the fewest of any parameter, bulk) a second of sampling. "
+    f"Seconds and rows to {EFFECTIVE:,} effective draws: from a cold start after imports, with "
+    "mode, compilation and warm-up. A peer that runs one chain is credited with perfect copies of "
+    "it on the cores it leaves idle. Errors are the largest of any parameter. An answer is *wrong* "
+    "where a mean is off by more than 0.1 posterior sd or an sd by more than 7 %, *slightly off* "
+    "where by less, each beyond what Monte Carlo error explains. Spread: (largest - least) / "
+    "median of ESS a second over the runs. Memory includes the data where they are held."
+)
+
+
+def markdown(results: Results, pictures: Sequence[str] = ()) -> str:
+    """The whole report."""
+    budget = results.budget
+    parts = [
+        "# Benchmarks",
+        in_words(results.machine),
+        f"Modicum ran {budget['chains']} chains of {budget['draws']:,} draws; contenders that "
+        f"sample until time is up had {budget['seconds']:g} s of sampling.",
+        limits_table(limits_of(results.measured)).markdown(),
+        *(f"![{name}]({name}.png)" for name in pictures),
+        LEGEND,
+        *(_problem(name, results).markdown() for name in _several(results)),
+        *(table.markdown() for table in _scaling(results) if table.rows),
+    ]
+    left = _left_out(results)
+    if left:
+        told = "\n".join(f"- {sentence}" for sentence in left)
+        parts += ["### Notes, and what was left out", told]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _several(results: Results) -> list[str]:
+    """Problems with more than one contender; the others are for the scaling tables."""
+    counts = Counter(m.problem for m in results.measured if m.chains is None)
+    return [name for name in results.problems if counts[name] > 1]
+
+
+def _problem(name: str, results: Results) -> Table:
+    """One line a contender."""
+    about, kept = results.problems[name], results.references.get(name)
+    here = [m for m in results.measured if m.problem == name and m.chains is None and m.runs]
+    here.sort(key=lambda m: list(CONTENDERS).index(m.contender))
+    ours = next((m for m in here if m.contender == OURS), None)
+    table = Table(about["title"], COLUMNS)
+    table.rows = [_line(m, ours, kept) for m in here]
+    table.note = f"Data: {about['rows']:,} rows, d = {about['size']}; {about['description']}. "
+    table.note += "No reference: all rows are too many." if kept is None else _source(kept)
+    return table
+
+
+def _source(kept: KeptReference) -> str:
+    return f"Reference: {kept.source}; its own error is at most {kept.largest_error:.2g} sd."
+
+
+def _line(m: Measured, ours: Measured | None, kept: KeptReference | None) -> list[Any]:
+    rate, cold, spread = m.middle("rate"), m.middle("cold"), m.spread("rate")
+    ratios: tuple[Any, Any] = (None, None)
+    if ours is not None:
+        ratios = ours.middle("rate") / rate, cold / ours.middle("cold")
+    judged = None if kept is None else judge_all(m.runs, kept)
+    errors = (None, None, "") if judged is None else (judged.mean, 100 * judged.sd, judged.mark)
+    told = f"{len(m.runs)}" + ("" if math.isnan(spread) else f" ({spread:.0%})")
+    title, memory = CONTENDERS[m.contender].title, m.middle("memory") / 1e9
+    return [title, rate, ratios[0], cold, ratios[1], m.middle("rows"), memory, *errors, told]
+
+
+def _scaling(results: Results) -> list[Table]:
+    """Modicum's default as n, d and the number of chains grow."""
+    columns = ["rows", "d", "chains", "microseconds an iteration", "ESS a second",
+               f"s to {EFFECTIVE:,} effective draws", "memory, GB"]  # fmt: skip
+    ours = [m for m in results.measured if m.contender == OURS and m.runs]
+    huge = [m for m in results.measured if m.problem in HUGE and m.runs]
+    groups = {
+        "As rows grow": [m for m in ours if m.problem.startswith("higgs-") and m.chains is None],
+        "As parameters grow": [m for m in ours if m.problem.startswith("plain-d")],
+        "As chains grow": [m for m in ours if m.chains is not None],
+        "A tenth of the rows in memory, and all from disk": huge if len(huge) > 1 else [],
+    }
+    tables = []
+    for title, group in groups.items():
+        table = Table(f"Modicum HMC-ECS. {title}", columns)
+        for m in group:
+            about, first = results.problems[m.problem], m.runs[0]
+            table.rows.append(
+                [about["rows"], about["size"], first.chains, 1e6 * m.middle("iteration"),
+                 m.middle("rate"), m.middle("cold"), m.middle("memory") / 1e9]
+            )  # fmt: skip
+        tables.append(table)
+    return tables
+
+
+def _left_out(results: Results) -> list[str]:
+    sentences = [
+        f"{CONTENDERS[m.contender].title} on {m.problem}: {m.left_out}."
+        for m in results.measured
+        if m.left_out
+    ]
+    return [*results.notes, *sentences]
+
+
+def to_json(results: Results) -> str:
+    """Everything measured, for later comparison."""
+    told = asdict(results) | {"limits": [asdict(one) for one in limits_of(results.measured)]}
+    return json.dumps(_rounded(told)) + "\n"
+
+
+def _rounded(told: Any) -> Any:
+    """Seven digits of every float: more than was measured, and half the bytes."""
+    if isinstance(told, dict):
+        return {name: _rounded(value) for name, value in told.items()}
+    if isinstance(told, list | tuple):
+        return [_rounded(value) for value in told]
+    return float(f"{told:.7g}") if isinstance(told, float) else told
+
+
+def from_json(text: str) -> Results:
+    """Undo `to_json`."""
+    told = json.loads(text)
+    told.pop("limits")
+    told["references"] = {k: KeptReference(**v) for k, v in told["references"].items()}
+    told["measured"] = [Measured.from_dict(m) for m in told["measured"]]
+    return Results(**told)
+
+
+def write_report(results: Results, out: Path, name: str = "bench") -> Path:
+    """Write NAME.md, NAME.json and the pictures to a folder; return the path of the page."""
+    from modicum_lab.bench.pictures import write_pictures
+
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{name}.json").write_text(to_json(results), encoding="utf-8")
+    pictures = write_pictures(results, out)
+    page = out / f"{name}.md"
+    page.write_text(markdown(results, pictures), encoding="utf-8")
+    return page

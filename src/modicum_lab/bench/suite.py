@@ -1,0 +1,188 @@
+"""The order of the day: which contenders meet on which problem, and how often."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from modicum.errors import DataError
+from modicum_lab.bench.contenders import CONTENDERS, Contender, find_contender
+from modicum_lab.bench.limits import HEADLINE, OURS, PEERS
+from modicum_lab.bench.machine import cores, describe_machine
+from modicum_lab.bench.measuring import Measured, in_turns
+from modicum_lab.bench.problems import PROBLEMS, find_problem
+from modicum_lab.bench.references import KeptReference
+from modicum_lab.bench.run_result import Budget
+
+__all__ = ["Plan", "Results", "plan", "run_suite"]
+
+LIGHT = ("modicum", "modicum-store", "modicum-signed", "modicum-sghmc", "laplace", "statsmodels")
+PROXY = ("numpyro-ecs-hessian",)  # the fastest of NumPyro's
+STOCHASTIC = ("blackjax-sgld", "blackjax-sghmc")
+FULL = {
+    "higgs-100k": tuple(CONTENDERS),
+    "higgs-1m": tuple(CONTENDERS),
+    "higgs-10m": (*LIGHT, "modicum-nuts", *PROXY, "numpyro-nuts", *STOCHASTIC),
+    "covertype": (*LIGHT, *PROXY, "numpyro-nuts", *STOCHASTIC),
+    "flights": (*LIGHT, *PROXY, "numpyro-nuts"),
+    "claims": (*LIGHT, *PROXY, "numpyro-nuts"),
+    "splines": (*LIGHT, *PROXY),
+    **{f"plain-d{d}": ("modicum",) for d in (10, 30, 100, 300)},
+}
+QUICK = {
+    "higgs-20k": ("modicum", "modicum-store", "numpyro-ecs-200", "laplace", "statsmodels"),
+    "higgs-100k": ("modicum", "modicum-store"),
+}
+HUGE = {"plain-10m": ("modicum",), "plain-100m": ("modicum-store",)}
+CHAINS = (1, 2, 4, 8)
+SLOW = 30.0  # seconds: what takes longer is repeated only where a limit depends on it
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Problems with their contenders, how often, and with how much time.
+
+    Attributes
+    ----------
+    meetings
+        Problem to contenders.
+    budget, repeats
+        Of each.
+    chains
+        Numbers of chains to run Modicum with on the headline problem.
+    """
+
+    meetings: dict[str, tuple[str, ...]]
+    budget: Budget
+    repeats: int
+    chains: tuple[int, ...] = ()
+
+
+@dataclass
+class Results:
+    """Everything a run measured, ready for JSON."""
+
+    machine: dict[str, Any]
+    budget: dict[str, Any]
+    problems: dict[str, dict[str, Any]] = field(default_factory=dict)
+    references: dict[str, KeptReference] = field(default_factory=dict)
+    measured: list[Measured] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def forget(self, problem: str) -> None:
+        """Drop what is there of a problem that was not finished."""
+        self.problems.pop(problem, None)
+        self.references.pop(problem, None)
+        self.measured = [one for one in self.measured if one.problem != problem]
+
+
+def plan(
+    quick: bool = False,
+    problems: Sequence[str] = (),
+    peers: Sequence[str] = (),
+    seconds: float | None = None,
+    repeats: int | None = None,
+    huge: bool = False,
+) -> Plan:
+    """What is asked for; Modicum's default runs on every problem, to compare with."""
+    for name in peers:
+        find_contender(name)
+    meetings = dict(QUICK if quick else FULL) | (HUGE if huge else {})
+    if problems:
+        usual = (*LIGHT, *PEERS) if not quick else QUICK["higgs-20k"]
+        meetings = {find_problem(name).name: meetings.get(name, usual) for name in problems}
+    if peers:
+        wanted = set(peers) | {OURS}
+        meetings = {p: tuple(c for c in CONTENDERS if c in wanted) for p in meetings}
+    meetings |= {p: ("modicum-store",) for p in meetings if PROBLEMS[p].on_disk}
+    budget = Budget(
+        seconds=seconds or (5.0 if quick else 20.0),
+        draws=2_000 if quick else 4_000,
+        chains=min(cores(), 4),
+        cores=cores(),
+    )
+    chains = CHAINS if HEADLINE in meetings and not quick and not peers else ()
+    return Plan(meetings, budget, repeats or (1 if quick else 3), chains)
+
+
+def run_suite(todo: Plan, say: Callable[[str], None]) -> Results:
+    """Run it problem by problem; data are made in a temporary folder and removed again.
+
+    Ctrl-C ends it with the problems that are done.
+    """
+    results = Results(describe_machine(), vars(todo.budget).copy())
+    absent = {
+        name: CONTENDERS[name].missing() for group in todo.meetings.values() for name in group
+    }
+    results.notes += [sentence for sentence in absent.values() if sentence]
+    for number, (name, group) in enumerate(todo.meetings.items(), 1):
+        say(f"[{number}/{len(todo.meetings)}] {PROBLEMS[name].title}")
+        here = [CONTENDERS[one] for one in group if absent[one] is None]
+        try:
+            _problem(todo, name, here, results, say)
+        except KeyboardInterrupt:
+            done = f"Stopped by hand: {number - 1} of {len(todo.meetings)} problems were run."
+            results.forget(name)
+            results.notes.append(done)
+            say(done)
+            break
+    return results
+
+
+def _problem(
+    todo: Plan,
+    name: str,
+    here: Sequence[Contender],
+    results: Results,
+    say: Callable[[str], None],
+) -> None:
+    """Make one problem, and let its contenders meet."""
+    with tempfile.TemporaryDirectory(prefix="modicum-bench-") as folder:
+        try:
+            kept = PROBLEMS[name].write(Path(folder))
+        except DataError as fault:
+            results.notes.append(f"{name}: {fault}")
+            say(f"  left out: {fault}")
+            return
+        if kept is not None:
+            results.references[name] = kept
+        _meet(todo, name, here, Path(folder), results, say)
+
+
+def _meet(
+    todo: Plan,
+    name: str,
+    here: Sequence[Contender],
+    folder: Path,
+    results: Results,
+    say: Callable[[str], None],
+) -> None:
+    from modicum.passes.full_likelihood import free_memory
+    from modicum_lab.bench.problem_data import Given
+
+    given = Given(folder)
+    results.problems[name] = given.told
+    fitting, free = [], free_memory()
+    for one in here:
+        reason = one.too_large(len(given), given.size, free)
+        if reason is None:
+            fitting.append(one)
+        else:
+            results.measured.append(Measured(name, one.name, left_out=reason))
+            say(f"  {one.title}: left out, {reason}")
+
+    def often(measured: Measured) -> int:
+        first = measured.runs[0]
+        matters = name == HEADLINE and measured.contender in (OURS, *PEERS)
+        return todo.repeats if matters or first.before + first.sampling < SLOW else 1
+
+    results.measured += in_turns(folder, name, fitting, todo.budget, often, say)
+    if name == HEADLINE:
+        for number in todo.chains:
+            say(f"  {number} chains:")
+            budget = replace(todo.budget, chains=number)
+            own = [CONTENDERS[OURS]]
+            results.measured += in_turns(folder, name, own, budget, lambda _: 1, say, number)

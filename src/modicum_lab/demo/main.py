@@ -1,0 +1,84 @@
+"""Fit, tell, draw."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modicum_lab.demo import narrative
+from modicum_lab.demo.findings import find
+from modicum_lab.demo.flights import flight_rows, load_flights
+from modicum_lab.demo.reference import compare
+
+if TYPE_CHECKING:
+    from modicum.posterior import Posterior
+    from modicum.rows import Rows
+
+__all__ = ["fit", "run_demo"]
+
+PICTURE = "flights.png"
+SEED = 13
+
+
+def run_demo(out: Path, quick: bool = False) -> Path:
+    """Run the demo, print what it finds and return the path of its picture."""
+    from rich.console import Console
+
+    from modicum.plots import pyplot
+
+    pyplot()  # say now, not after the fit, that matplotlib is missing
+    say = Console(soft_wrap=True, highlight=False)
+    started = time.monotonic()
+    flights = load_flights()
+    if quick:
+        flights = flights.sample(len(flights.table) // 10)
+    rows = flight_rows(flights)
+    _tell(say, "What it read", narrative.about_data(flights, rows, quick))
+    post = fit(rows, quick, progressbar=say.is_terminal)
+    _tell(say, "What it did", narrative.about_cost(post) + narrative.about_tuning(post))
+    _tell(say, "What its guards say", narrative.about_warnings(post))
+    full = compare(rows, post, flights, draws=20 if quick else 50, seed=SEED)
+    _tell(say, "Was it right?", narrative.about_comparison(post, full, flights))
+    found = find(post, flights, rows)
+    _tell(say, "What it found", narrative.about_findings(found, flights, rows))
+    path = _picture(out, post, full, found, flights, rows)
+    say.print(f"\nThe picture is in {path} ({time.monotonic() - started:.0f} s in all).")
+    return path
+
+
+def fit(rows: Rows, quick: bool = False, progressbar: bool = False) -> Posterior:
+    """Draw from the posterior of a logistic regression with Modicum's defaults."""
+    from modicum.errors import ModicumWarning
+    from modicum.models import Logistic
+    from modicum.sample import sample
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ModicumWarning)  # told in words afterwards
+        return sample(
+            Logistic(prior_scale=2.5),
+            rows,
+            method="hmc-ecs",
+            draws=250 if quick else 1000,
+            tune=300,
+            chains=4,
+            random_seed=SEED,
+            progressbar=progressbar,
+        )
+
+
+def _picture(out: Path, post: Posterior, full: Any, found: Any, flights: Any, rows: Rows) -> Path:
+    from modicum_lab.demo.picture import draw
+
+    out.mkdir(parents=True, exist_ok=True)
+    draw(post, full, found, flights, rows, out / PICTURE)
+    return out / PICTURE
+
+
+def _tell(say: Any, title: str, lines: list[str]) -> None:
+    from rich.markup import escape
+
+    say.print(f"\n[bold]{title}[/]")
+    for line in lines:
+        say.print(escape(line))

@@ -1,0 +1,1 @@
+"""Experiments of the EWSG paper; a module that is put here is found by `modicum reproduce`."""

@@ -1,0 +1,101 @@
+"""The files an experiment leaves: tables, figures, and a record of how they came about.
+
+OUT/PAPER/EXPERIMENT holds TABLE.csv and TABLE.md, FIGURE.png and FIGURE.svg, and settings.json.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from modicum.plots import pyplot
+from modicum_lab.markdown import table_lines
+from modicum_lab.papers.experiment import Experiment, Figure, Result, Scale, Table
+
+__all__ = ["RECORD", "write_failure", "write_result"]
+
+RECORD = "settings.json"
+
+
+def write_result(
+    one: Experiment, result: Result, out: Path, scale: Scale, seed: int, seconds: float
+) -> Path:
+    """Write what an experiment found, in place of what it found before; return the folder."""
+    folder = out / one.paper / one.name
+    shutil.rmtree(folder, ignore_errors=True)  # the tables of an earlier version are not ours
+    folder.mkdir(parents=True)
+    for table in result.tables:
+        _write_table(table, folder)
+    for figure in result.figures:
+        _write_figure(figure, folder)
+    record = _header(one, scale, seed) | {
+        "seconds": round(seconds, 1),
+        "settings": result.settings,
+        "ledger": result.ledger,
+        "notes": result.notes,
+        "tables": [{"name": t.name, "note": t.note} for t in result.tables],
+        "figures": [{"name": f.name, "caption": f.caption} for f in result.figures],
+    }
+    _write_record(record, folder)
+    return folder
+
+
+def write_failure(one: Experiment, out: Path, scale: Scale, seed: int, error: str) -> None:
+    """Record why an experiment could not be run; what it found before, if anything, stays."""
+    folder = out / one.paper / one.name
+    if (folder / RECORD).is_file() and "error" not in json.loads((folder / RECORD).read_text()):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_record(_header(one, scale, seed) | {"error": error}, folder)
+
+
+def _write_table(table: Table, folder: Path) -> None:
+    with open(folder / f"{table.name}.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(table.columns)
+        writer.writerows(table.rows)
+    lines = table_lines(table.columns, table.rows)
+    text = "\n".join(lines) + (f"\n\n{table.note}" if table.note else "") + "\n"
+    (folder / f"{table.name}.md").write_text(text, encoding="utf-8")
+
+
+def _write_figure(figure: Figure, folder: Path) -> None:
+    plt = pyplot()
+    drawn = figure.draw()
+    drawn.savefig(folder / f"{figure.name}.png", dpi=130)
+    drawn.savefig(folder / f"{figure.name}.svg", metadata={"Date": None})
+    plt.close(drawn)
+
+
+def _header(one: Experiment, scale: Scale, seed: int) -> dict[str, Any]:
+    import jax
+
+    return {
+        "paper": one.paper,
+        "experiment": one.name,
+        "title": one.title,
+        "scale": scale,
+        "seed": seed,
+        "versions": {
+            "modicum": version("modicum"),
+            "jax": jax.__version__,
+            "numpy": version("numpy"),
+            "python": ".".join(str(part) for part in sys.version_info[:3]),
+            "backend": jax.default_backend(),
+        },
+    }
+
+
+def _write_record(record: dict[str, Any], folder: Path) -> None:
+    text = json.dumps(record, indent=1, default=_plain)
+    (folder / RECORD).write_text(text + "\n", encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers and arrays, and anything else by its text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -1,0 +1,79 @@
+"""What is written of a run: Markdown, JSON and back, pictures, the machine."""
+
+import json
+
+import numpy as np
+
+from helpers.made_up_bench import MACHINE, found, meeting, results
+from modicum_lab.bench.machine import describe_machine, in_words
+from modicum_lab.bench.measuring import Measured
+from modicum_lab.bench.report import from_json, markdown, to_json, write_report
+
+
+def usual():
+    left = Measured("higgs-1m", "numpyro-nuts", left_out="it would take a week")
+    return results(
+        [
+            meeting("higgs-1m", "modicum", found(rate=900), found(rate=1000), found(rate=1200)),
+            meeting("higgs-1m", "numpyro-ecs-200", rate=5.0, before=20.0),
+            meeting("higgs-1m", "blackjax-sgld", rate=50.0, shift=1.0),
+            meeting("higgs-1m", "laplace", rate=50.0),
+            left,
+        ]
+    )
+
+
+def test_a_report_survives_the_way_to_json_and_back():
+    first = usual()
+    again = from_json(to_json(first))
+    assert markdown(again) == markdown(first)
+    assert from_json(to_json(again)) == again  # digits that were never measured are dropped once
+    assert vars(again).keys() == vars(first).keys()
+    for one, other in zip(again.measured, first.measured, strict=True):
+        assert (one.problem, one.contender, one.left_out) == (
+            other.problem,
+            other.contender,
+            other.left_out,
+        )
+        np.testing.assert_allclose([r.rate for r in one.runs], [r.rate for r in other.runs], 1e-6)
+    assert {"machine", "measured", "limits"} <= set(json.loads(to_json(first)))
+
+
+def test_the_page_has_ratios_medians_marks_and_what_was_left_out():
+    page = markdown(usual())
+    line = next(row for row in page.splitlines() if "NumPyro HMCECS, m = 200" in row)
+    cells = [cell.strip() for cell in line.split("|")]
+    assert cells[2:4] == ["5", "200"]  # the median of Modicum's three runs, over 5
+    assert cells[5].startswith("110")  # (20 + 1000 / 5) s over (1 + 1000 / 1000) s
+    wrong = next(row for row in page.splitlines() if "BlackJAX SGLD" in row)
+    assert "| wrong |" in wrong
+    assert "3 (30%)" in page  # runs and their spread
+    assert "NumPyro NUTS, all rows on higgs-1m: it would take a week." in page
+    assert "statsmodels is not installed" in page
+    assert "Reference: made up" in page
+
+
+def test_the_report_is_written_with_its_pictures(tmp_path):
+    page = write_report(usual(), tmp_path)
+    assert page == tmp_path / "bench.md"
+    for name in ("esspersecond", "error-against-time", "memory"):
+        assert (tmp_path / f"{name}.png").stat().st_size > 5_000
+        assert (tmp_path / f"{name}.svg").exists()
+        assert f"({name}.png)" in page.read_text()
+
+
+def test_the_machine_is_described():
+    about = describe_machine()
+    assert about["cores"] >= 1
+    assert about["versions"]["modicum"]
+    assert set(about) == set(MACHINE)
+    assert f"{about['cores']} cores" in in_words(about)
+    json.dumps(about)
+
+
+def test_a_problem_without_reference_is_told():
+    huge = results([meeting("plain-100m", "modicum-store"), meeting("plain-100m", "modicum")])
+    huge.references.clear()
+    page = markdown(huge)
+    assert "No reference" in page
+    assert "Reference:" not in page

@@ -1,0 +1,135 @@
+"""The EWSG paper's experiments on real tables: Covertype and MNIST."""
+
+import gzip
+from dataclasses import replace
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+
+from helpers import tables
+from modicum.posterior.score import Score
+from modicum_lab.papers.ewsg import covertype, covertype_scores, mnist
+from modicum_lab.papers.experiment import EXPERIMENTS
+
+mpl.use("Agg")
+
+
+def test_the_experiments_are_registered():
+    assert {"table-1", "figure-3"} <= set(EXPERIMENTS["ewsg"])
+
+
+@pytest.fixture
+def tiny_covertype(tmp_path, monkeypatch):
+    """A file in the public format, one soil of which never occurs."""
+    rng = np.random.default_rng(1)
+    ones = rng.integers(0, 2, size=(400, 44))
+    ones[:, -1] = 0
+    table = np.c_[rng.integers(0, 3000, size=(400, 10)), ones, 1 + np.arange(400) % 7]
+    text = "\n".join(",".join(str(v) for v in row) for row in table) + "\n"
+    path = tmp_path / "covtype" / "covtype.data.gz"
+    path.parent.mkdir()
+    path.write_bytes(gzip.compress(text.encode()))
+    monkeypatch.setenv("MODICUM_DATA", str(tmp_path))
+
+
+@pytest.mark.usefixtures("tiny_covertype")
+def test_covertype_is_split_and_standardised():
+    split = covertype.Split.drawn(None, seed=1)
+    assert (len(split.fit), len(split.test)) == (320, 80)
+    both = [part.slice(0, len(part)) for part in (split.fit, split.test)]
+    x = np.concatenate([part["x"] for part in both])
+    assert x.shape == (400, 53)  # a column that does not vary says nothing
+    np.testing.assert_allclose(x.mean(axis=0), 0, atol=1e-5)
+    np.testing.assert_allclose(x.std(axis=0), 1, rtol=1e-4)
+    assert sum(part["y"].sum() for part in both) == sum(np.arange(400) % 7 == 1)
+    assert len(covertype.Split.drawn(100, seed=1).fit) == 80
+
+
+def made_score(accuracy, density):
+    return Score(
+        accuracy, density, 0.66, -3.0, np.array([0.65, 0.67]), np.array([-2.0, -4.0]), 10, 2
+    )
+
+
+def test_table_1_has_the_papers_figures_beside_ours():
+    scores = {"psgld, h / n": made_score(0.7, -0.6), "ewsg": made_score(0.7563, -0.5201)}
+    table = covertype_scores.table(scores, 464_810)
+    other, ewsg = table.rows
+    assert ewsg == ["EWSG", 75.63, 75.293, -0.5201, -0.523, "66.00 ± 1.00", "-3.000 ± 1.000"]
+    assert other[0] == "pSGLD, h / n"
+    assert other[2] is None
+    assert "+0.34 points" in table.note
+    assert "+0.0029 in log-likelihood" in table.note
+
+
+def test_figures_2_and_3_have_labels():
+    parts = ("accuracy", "log_density", "single_accuracy", "single_log_density", "train", "test")
+    curve = pd.DataFrame(
+        {part: [0.5, 0.6] for part in parts}, index=pd.Index([0.5, 1.0], name="passes")
+    )
+    two = covertype_scores.draw({"ewsg": curve, "psgld, h / n": curve}, made_score(0.76, -0.5))
+    three = mnist._draw({"mlp": {"ewsg": curve}, "cnn": {"sgld": curve}})
+    for ax in two.axes + three.axes:
+        assert ax.get_xlabel() == "data passes"
+        assert ax.get_ylabel()
+        assert ax.get_legend() is not None
+    mpl.pyplot.close("all")
+
+
+def test_figure_3_says_what_is_smaller_than_in_the_paper():
+    assert mnist._said_of_size("paper") == ""
+    said = mnist._said_of_size("laptop")
+    assert "200 passes" in said
+    assert "CNN: passes 2, realisations 1" in said
+    low, high = (pd.DataFrame({"train": [0.1, last]}) for last in (0.5, 0.9))
+    assert mnist._ordered({"sgld": low, "ewsg": high}) == "EWSG, SGLD"
+
+
+def test_draws_of_exact_chains_are_said_to_stand_in_for_realisations():
+    two = made_score(0.75, -0.52)  # ten rows, two draws of two chains: each a realisation
+    assert "stand in" not in covertype_scores.table({"ewsg": two, "flymc": two}, 100).note
+    longer = replace(two, draws=40)
+    note = covertype_scores.table({"ewsg": two, "flymc": longer}, 100).note
+    assert "40 draws of FlyMC stand in for realisations" in note
+    assert "-2.0000 and -4.0000" in note
+
+
+@pytest.fixture
+def real_tables(monkeypatch):
+    if not (tables.data_folder() / "covtype").exists():
+        pytest.skip("the real tables are not here")
+    monkeypatch.setenv("MODICUM_DATA", str(tables.data_folder()))
+
+
+@pytest.mark.usefixtures("real_tables")
+def test_smoke_of_table_1():
+    result = covertype.table_1("smoke", 1)
+    by = {row[0]: row for row in result.tables[0].rows}
+    for name in ("EWSG", "SGHMC", "SGLD", "mode of all rows"):
+        assert abs(by[name][1] - by["FlyMC"][1]) < 3, name  # per cent, of 2,000 rows
+    assert {"ewsg", "flymc", "mode of all rows"} <= set(result.ledger)
+    assert any(note.startswith("FlyMC: R-hat is") for note in result.notes)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("real_tables")
+def test_table_1_at_laptop_scale():
+    by = {row[0]: row for row in covertype.table_1("laptop", 1).tables[0].rows}
+    ewsg = by["EWSG"]
+    assert abs(ewsg[1] - 75.3) < 0.5
+    assert abs(ewsg[3] - -0.523) < 0.015
+    single = float(ewsg[6].split(" ")[0])
+    assert single < -1  # one realisation by itself is nowhere near
+
+
+@pytest.mark.usefixtures("real_tables")
+def test_smoke_of_figure_3():
+    result = mnist.figure_3("smoke", 1)
+    rows = result.tables[0].rows
+    assert [row[0] for row in rows] == ["MLP"] * 6 + ["CNN"] * 5
+    by = {(row[0], row[1]): row[6] for row in rows}  # test log-likelihood
+    # ten passes over 2,000 rows are a start only: about chance, where a network that ran away
+    # would be far below
+    assert by["MLP", "EWSG"] > np.log(0.1) - 0.05

@@ -1,0 +1,244 @@
+"""The experiments of the HMC-ECS paper: their parts, and each of them at the smallest scale."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import modicum as mo
+from helpers import tables
+from modicum.datasets.higgs_table import SOURCE
+from modicum.plots import METHOD_COLOURS
+from modicum.posterior import Posterior
+from modicum_lab.papers import report
+from modicum_lab.papers.catalogue import PAPERS, experiments_of
+from modicum_lab.papers.fits import Contender, Fit, Length
+from modicum_lab.papers.hmc_ecs import dimension, rows
+from modicum_lab.papers.hmc_ecs.accuracy import roc_curves
+from modicum_lab.papers.hmc_ecs.contenders import STEP, stable_step
+from modicum_lab.papers.hmc_ecs.data import higgs_rows
+from modicum_lab.papers.hmc_ecs.higgs import HIGGS, SIZES
+from modicum_lab.papers.hmc_ecs.pictures import density
+from modicum_lab.papers.hmc_ecs.tables import full_data_ratio, relative_table
+from modicum_lab.papers.page import write_page
+from modicum_lab.papers.references import TABLES, reference
+
+NAMES = {
+    *("tables-1-2", "figures-1-3", "tables-3-4", "figures-4-6"),
+    *("figure-7", "figures-8-9", "rows-compared"),
+}
+
+
+def made(label, draws, evaluations, weights=None, rows=1_000, **ledger):
+    """A fit of which only draws and counts matter."""
+    counts = mo.Ledger(rows=rows)
+    for purpose, n in {"sampling": evaluations, **ledger}.items():
+        counts.add(purpose.replace("_", "-"), n, "gradient")
+    contender = Contender(label, mo.HMCECS(), draws.shape[1], 0)
+    return Fit(contender, Posterior({"beta": draws}, {}, counts, weights=weights))
+
+
+def test_every_experiment_of_the_paper_is_there():
+    assert {one.name for one in experiments_of("hmc-ecs")} >= NAMES
+    for paper in PAPERS:
+        assert all(one.paper == paper for one in experiments_of(paper))
+
+
+# What is measured of a fit -----------------------------------------------------------------
+
+
+def test_costs_are_those_of_one_chain():
+    draws = np.random.default_rng(1).normal(size=(4, 500, 2))
+    fit = made("a", draws, 8_000, mode=3_000, warm_up=400)
+    assert fit.evaluations(training=False) == 2_000
+    assert fit.evaluations(training=True) == 2_000 + 3_000 + 100
+    np.testing.assert_allclose(fit.inefficiency, 1, atol=0.3)
+    np.testing.assert_allclose(fit.computational_time(), fit.inefficiency * 5_100)
+
+
+def test_costs_of_a_longer_run_are_reckoned_from_an_iteration():
+    fit = made("a", np.random.default_rng(1).normal(size=(2, 500, 1)), 8_000, mode=3_000, warm_up=4)
+    fit.contender = replace(fit.contender, tune=250)
+    longer = Length(1_000, 2_000, rows=10_000)  # ten times the rows
+    assert fit.evaluations(False, longer) == 16_000
+    assert fit.evaluations(True, longer) == 16_000 + 30_000 + 8
+
+
+def test_signs_that_cancel_cost_their_square():
+    rng = np.random.default_rng(1)
+    draws = rng.normal(size=(2, 2_000, 1))
+    signs = np.where(rng.random((2, 2_000)) < 0.75, 1.0, -1.0)
+    plain, signed = made("a", draws, 1_000), made("b", draws, 1_000, weights=signs)
+    ratio = signed.computational_time() / plain.computational_time()
+    np.testing.assert_allclose(ratio, 1 / signs.mean() ** 2, rtol=0.15)
+
+
+def test_relative_table_has_the_baseline_at_one():
+    rng = np.random.default_rng(1)
+    base = made("HMC-ECS perturbed", rng.normal(size=(2, 500, 3)), 1_000)
+    other = made("SG-HMC", base.draws, 3_000)
+    table = relative_table("t", HIGGS, {base.label: base, other.label: other}, "")
+    first, second = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
+    assert first["RCT median"] == 1
+    assert second["RCT median"] == pytest.approx(3)
+    assert second["RCT median (paper)"] == 2.97
+
+
+def test_full_hmc_costs_what_the_paper_counts():
+    """3,000 iterations of 7 evaluations of n rows, against 20 passes and 3,000 of 1,300 rows."""
+    n = 10_500_000
+    fit = made("a", np.zeros((1, 2_000, 1)), 2_000 * 7 * 1_300, rows=n, mode=20 * n)
+    assert full_data_ratio(fit, n) == pytest.approx(3_000 * 7 * n / (20 * n + 3_000 * 7 * 1_300))
+
+
+def test_stable_step_is_the_smallest_variance():
+    scale = np.array([3.0, 0.5])
+    fit = made("a", np.random.default_rng(1).normal(size=(2, 20_000, 2)) * scale, 1)
+    assert stable_step(fit) == pytest.approx(0.25, rel=0.03)
+
+
+def test_density_respects_signs():
+    rng = np.random.default_rng(1)
+    wrong, right = rng.normal(5, 1, 2_000), rng.normal(0, 1, 6_000)
+    values = np.concatenate([right, wrong, wrong])  # what has both signs cancels
+    weights = np.concatenate([np.ones(6_000), np.ones(2_000), -np.ones(2_000)])
+    at = np.array([0.0, 5.0])
+    np.testing.assert_allclose(density(values, weights, at), [0.38, 0.0], atol=0.06)
+    assert density(values, np.abs(weights), at)[1] > 0.1  # without signs it would not
+
+
+# Data --------------------------------------------------------------------------------------
+
+
+def test_missing_data_are_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("MODICUM_DATA", str(tmp_path))
+    with pytest.raises(mo.DataError, match=r"higgs is not in .*HIGGS\.csv\.gz"):
+        higgs_rows.__wrapped__(1_000, 1)
+
+
+def test_stand_in_has_test_rows_in_the_papers_proportion(monkeypatch):
+    if SOURCE.look(tables.data_folder()) is None:
+        pytest.skip("HIGGS is not here")
+    monkeypatch.setenv("MODICUM_DATA", str(tables.data_folder()))
+    data = higgs_rows.__wrapped__(21_000, 1)
+    assert (len(data.rows), len(data.test)) == (21_000, 1_000)
+    assert "stand-in" in data.description
+
+
+def test_references_are_of_the_tables():
+    for name in TABLES:
+        truth = reference(name)
+        assert truth.mean.shape == truth.sd.shape == truth.mcse.shape
+        assert (truth.sd > 0).all()
+        assert (truth.mcse / truth.sd).max() < 0.02
+
+
+def test_a_table_of_another_size_has_no_reference():
+    fit = made("a", np.zeros((1, 10, 1)), 1)
+    data = replace(dimension.simulated(50, 2, 1), name="claims")
+    with pytest.raises(mo.DataError, match="has 50 rows, but its reference"):
+        rows._judge("claims", data, fit)
+
+
+def test_a_perfect_prediction_has_a_perfect_curve():
+    x = np.linspace(-3, 3, 400)[:, None]
+    rows = mo.Rows(x=x, y=(x[:, 0] > 0).astype(float))
+    draws = {"beta": np.full((1, 10, 1), 2.0), "intercept": np.zeros((1, 10))}
+    from modicum.models.prediction import ModelPredictor
+
+    post = Posterior(draws, {}, mo.Ledger(400), predictor=ModelPredictor(mo.models.Logistic()))
+    (curve,) = roc_curves([Fit(Contender("a", mo.HMCECS(), 10, 0), post)], rows).values()
+    assert np.trapezoid(curve[1], curve[0]) > 0.999
+
+
+# Runs --------------------------------------------------------------------------------------
+
+
+def run_smoke(name, out):
+    (one,) = experiments_of("hmc-ecs", name)
+    result = one.run("smoke", 1)
+    folder = report.write_result(one, result, out, "smoke", 1, 1.0)
+    page = write_page(out).read_text()
+    record = json.loads((folder / "settings.json").read_text())
+    assert record["ledger"]
+    assert record["notes"]
+    assert {t["name"] for t in record["tables"]} == {p.stem for p in folder.glob("*.csv")}
+    assert {f["name"] for f in record["figures"]} == {p.stem for p in folder.glob("*.svg")}
+    assert f'id="hmc-ecs-{name}"' in page
+    return result
+
+
+def columns_of(table):
+    return {name: [row[k] for row in table.rows] for k, name in enumerate(table.columns)}
+
+
+def test_a_contender_keeps_its_warnings_and_its_length():
+    method = mo.HMCECS(design="uniform", order=1, subsample=20, step_size=0.5)
+    data = dimension.simulated(500, 20, 1)
+    fit = Contender("a", method, 30, 0, colour="hmc").run(data, 1, 1)  # raises no warning
+    assert any("too few" in text for text in fit.post.warnings)
+    assert fit.draws.shape == (1, 30, 20)
+    assert fit.colour == METHOD_COLOURS["hmc"]
+
+
+def test_figure_7(tmp_path, monkeypatch):
+    small = replace(dimension.SIZES["smoke"], dimensions=(2,), draws=30, tune=60)
+    monkeypatch.setitem(dimension.SIZES, "smoke", small)
+    (table,) = run_smoke("figure-7", tmp_path).tables
+    found = columns_of(table)
+    assert found["method"] == list(dimension.STYLES)
+    assert found["variance of lhat"][0] == 0  # the target is quadratic
+    assert found["variance of lhat"][1] > 0
+
+
+@pytest.mark.slow
+def test_step_size_falls_with_the_dimension(tmp_path):
+    small, large = [], []
+    for d, steps in ((4, small), (64, large)):
+        data = dimension.simulated(4_000, d, 1)
+        size = dimension.Size(4_000, (d,), 200, 800)
+        for one in dimension._contenders(d, size)[:2]:
+            steps.append(one.run(data, 2, 1).stat("step_size"))
+    # 16 times the dimension: half the step by d^(-1/4), .4 of it by d^(-1/3), a quarter by d^(-1/2)
+    np.testing.assert_allclose(np.divide(large, small), 0.5, atol=0.13)
+
+
+def data_at_hand(monkeypatch):
+    if SOURCE.look(tables.data_folder()) is None:
+        pytest.skip("the data are not here")
+    monkeypatch.setenv("MODICUM_DATA", str(tables.data_folder()))
+
+
+@pytest.mark.slow
+def test_tables_1_2(tmp_path, monkeypatch):
+    data_at_hand(monkeypatch)
+    monkeypatch.setitem(SIZES, "smoke", replace(SIZES["smoke"], rows=100_000, draws=1_000))
+    relative, efficiency = run_smoke("tables-1-2", tmp_path).tables
+    found = columns_of(relative)
+    median = dict(zip(found["method"], found["sampling only: median"], strict=True))
+    assert 1 < median["HMC-ECS signed"] < median["SG-HMC"] < median["SGLD, stable step"]
+    assert median["HMC-ECS weighted (our default)"] < 0.2
+    row = dict(zip(efficiency.columns, efficiency.rows[0], strict=True))
+    assert row["L"] == round(1.2 / STEP)
+    assert row["acceptance"] == pytest.approx(row["acceptance (paper)"], abs=0.01)
+    assert row["IF"] == pytest.approx(row["IF (paper)"], abs=0.3)
+    assert "stand-in" in relative.note
+
+
+@pytest.mark.parametrize("name", sorted(NAMES - {"figure-7", "figures-8-9", "tables-1-2"}))
+def test_other_experiments_run(name, tmp_path, monkeypatch):
+    data_at_hand(monkeypatch)
+    result = run_smoke(name, tmp_path)
+    assert all(len(table.rows) > 0 for table in result.tables)
+    if name != "rows-compared":  # the one with real outcomes
+        assert all("stand-in" in table.note for table in result.tables)
+
+
+def test_order_0_is_flagged_and_order_1_is_right(tmp_path, monkeypatch):
+    data_at_hand(monkeypatch)
+    (table,) = run_smoke("figures-8-9", tmp_path).tables
+    found = columns_of(table)
+    assert found["warned"][0]
+    assert found["variance of lhat, median"][0] > 10
+    assert found["largest sd ratio"][1] < 1.5

@@ -1,0 +1,142 @@
+"""Files, page and command of an experiment that takes no time."""
+
+import csv
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+import modicum as mo
+from modicum.cli import app
+from modicum.plots import colour_of, new_axes
+from modicum_lab.papers import EXPERIMENTS, Figure, Result, Table, experiment
+
+
+def picture():
+    ax = new_axes()
+    ax.plot([1, 2], [1, 4], color=colour_of("hmc"), label="hmc")
+    ax.set(xlabel="passes", ylabel="error")
+    return ax.figure
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """Two experiments in place of the paper's: one that works, one whose data are not there."""
+    monkeypatch.setitem(EXPERIMENTS, "hmc-ecs", {})
+    monkeypatch.setattr("modicum_lab.papers.catalogue._modules", lambda paper: [])
+
+    @experiment("hmc-ecs", "missing", "An experiment without its data")
+    def missing(scale, seed):
+        raise mo.DataError("the data set x <y> is not in here; put it there.")
+
+    @experiment("hmc-ecs", "toy", "A <toy>")
+    def toy(scale, seed):
+        rows = [["a | b", 1.23456789, None], ["<c>", 10_500_000, 2.5]]
+        table = Table("table-1", ["method", "CT", "CT (paper)"], rows, "A stand-in.")
+        return Result(
+            tables=[table],
+            figures=[Figure("figure-1", picture, "Error against passes")],
+            settings={"seed seen": seed, "scale seen": scale},
+            ledger={"hmc": 12_345},
+            notes=["Ours is half of theirs."],
+        )
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["reproduce", *(str(a) for a in arguments)])
+
+
+def test_files_of_an_experiment(toy, tmp_path):
+    result = run("hmc-ecs", "toy", "--out", tmp_path, "--scale", "smoke", "--seed", 7)
+    assert result.exit_code == 0, result.output
+    assert "1 table, 1 figure" in result.stdout
+    folder = tmp_path / "hmc-ecs" / "toy"
+    with open(folder / "table-1.csv", newline="") as file:
+        head, first, second = csv.reader(file)
+    assert head == ["method", "CT", "CT (paper)"]
+    assert (first[0], float(first[1]), first[2]) == ("a | b", 1.23456789, "")
+    assert second == ["<c>", "10500000", "2.5"]
+    lines = (folder / "table-1.md").read_text().splitlines()
+    assert lines[2] == r"| a \| b | 1.235 |  |"
+    assert lines[-1] == "A stand-in."
+    assert (folder / "figure-1.png").read_bytes().startswith(b"\x89PNG")
+    assert "</svg>" in (folder / "figure-1.svg").read_text()
+    record = json.loads((folder / "settings.json").read_text())
+    assert record["settings"] == {"seed seen": 7, "scale seen": "smoke"}
+    assert (record["seed"], record["scale"], record["ledger"]) == (7, "smoke", {"hmc": 12_345})
+    assert record["seconds"] >= 0
+    assert record["versions"]["modicum"] == mo.__version__
+
+
+def test_one_failure_does_not_stop_the_others(toy, tmp_path):
+    result = run("hmc-ecs", "--out", tmp_path, "--scale", "smoke")
+    assert result.exit_code == 1
+    assert "missing: the data set x <y> is not in here; put it there." in result.stderr
+    page = (tmp_path / "index.html").read_text()
+    assert "the data set x &lt;y&gt; is not in here" in page
+    assert "A &lt;toy&gt;" in page
+
+
+def test_the_page_stands_alone_and_grows(toy, tmp_path):
+    run("hmc-ecs", "missing", "--out", tmp_path)
+    assert "toy" not in (tmp_path / "index.html").read_text()
+    run("hmc-ecs", "toy", "--out", tmp_path)
+    page = (tmp_path / "index.html").read_text()
+    for text in ("hmc-ecs-missing", "hmc-ecs-toy", "10,500,000", "Ours is half", "A stand-in."):
+        assert text in page
+    assert '<td class="paper">2.5</td>' in page
+    # nothing is fetched from elsewhere
+    assert re.findall(r'(?:src|href)="(?!data:image/png|#)', page) == []
+
+
+def test_a_failure_keeps_what_was_found_before(toy, tmp_path, monkeypatch):
+    run("hmc-ecs", "toy", "--out", tmp_path)
+
+    @experiment("hmc-ecs", "toy", "A <toy>")
+    def broken(scale, seed):
+        raise mo.DataError("gone.")
+
+    assert run("hmc-ecs", "toy", "--out", tmp_path).exit_code == 1
+    assert "Ours is half" in (tmp_path / "index.html").read_text()
+
+
+def test_list_runs_nothing(toy, tmp_path):
+    result = run("hmc-ecs", "--list", "--out", tmp_path)
+    assert result.exit_code == 0
+    assert [line.split()[1] for line in result.stdout.splitlines()] == ["missing", "toy"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["hmc-esc"], "there is no paper 'hmc-esc' (did you mean 'hmc-ecs'?)"),
+        (["hmc-ecs", "toyy"], "has no experiment 'toyy' (did you mean 'toy'?)"),
+        (["hmc-ecs", "--scale", "huge"], "scale must be one of smoke, laptop, paper"),
+        ([], "name the paper"),
+    ],
+)
+def test_errors_are_a_sentence(toy, arguments, said):
+    result = run(*arguments)
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_the_gallery_of_the_documentation(toy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = run("hmc-ecs", "toy", "--out", "out", "--docs")
+    assert told.exit_code == 1
+    assert "there is no folder docs here" in told.stderr
+    (tmp_path / "docs" / "gallery").mkdir(parents=True)
+    (tmp_path / "docs" / "gallery" / "old.png").write_bytes(b"")
+    told = run("hmc-ecs", "--out", "out", "--docs", "--scale", "smoke")
+    assert told.exit_code == 1  # one of the two could not be run
+    page = (tmp_path / "docs" / "gallery" / "index.md").read_text()
+    assert "modicum reproduce hmc-ecs toy --scale smoke" in page
+    assert "- Ours is half of theirs." in page
+    assert "without its data" not in page
+    pictures = [path.name for path in (tmp_path / "docs" / "gallery").glob("*.png")]
+    assert pictures == ["hmc-ecs-toy-figure-1.png"]
+    assert f"]({pictures[0]})" in page

@@ -1,0 +1,1 @@
+"""Targets with known answers, and what tests of several packages share."""

@@ -1,0 +1,112 @@
+"""Lambda, a, G and K: from theory, and checked against the pilot's own mini-batches."""
+
+import numpy as np
+import pytest
+
+from modicum.methods.ecs.tuning import NormalFactors, Pilot, choose_products
+from modicum.methods.ecs.tuning.block_poisson import _cheapest, pilot_sign
+
+
+def pilot(deviation=1.0, batch=30, skew=False, slope=0.01, mean=0.0, draws=32, rows=4000):
+    """Residuals whose mini-batch means have this standard deviation."""
+    rng = np.random.default_rng(1)
+    noise = rng.normal(size=(draws, rows))
+    if skew:
+        noise = -rng.pareto(1.8, size=(draws, rows))
+    noise = (noise - noise.mean(1, keepdims=True)) / noise.std(1, keepdims=True)
+    values = mean + deviation * np.sqrt(batch) * noise
+    moments = [((values - mean) ** k).mean(1) for k in (2, 3, 4)]
+    weight = np.full(rows, 1 / rows)
+    return Pilot(*moments, np.full(8, slope), 0.1, 0.1, np.full(draws, float(mean)), values, weight)
+
+
+def test_theory_of_factors_without_noise():
+    sure = NormalFactors(difference=0.5, deviation=0.0, products=10, lower=-9.5)
+    assert (sure.positive, sure.chain_sign, sure.log_variance) == (1.0, 1.0, 0.0)
+    assert sure.log_mean == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("setting", "sign"),
+    [
+        ((0.0, 10.0, 20, -20.0), 0.844),
+        ((0.0, 5.0, 20, -20.0), 0.99993),
+        ((0.5, 3.0, 5, -4.5), 0.888),
+    ],
+)
+def test_the_sign_of_the_chain_is_milder_than_that_of_fresh_rows(setting, sign):
+    factors = NormalFactors(*setting)
+    assert factors.chain_sign == pytest.approx(sign, abs=1e-3)
+    assert factors.chain_sign > 2 * factors.positive - 1
+
+
+def test_small_noise_has_the_variance_of_its_expansion():
+    assert NormalFactors(0.0, 2.0, 200, -200.0).log_variance == pytest.approx(2**2 / 200, rel=0.01)
+
+
+@pytest.mark.parametrize("deviation", [3.0, 10.0, 30.0])
+def test_the_cheapest_lambda_is_a_few_deviations(deviation):
+    best = _cheapest(deviation, 0.0)
+    assert 2.5 <= best / deviation <= 5
+    cost = [NormalFactors(0.0, deviation, f * best, -f * best).cost(0.1) for f in (0.5, 1, 2)]
+    assert cost[1] < min(cost[0], cost[2])
+
+
+def test_quiet_residuals_need_the_fewest_products():
+    choice = choose_products(pilot(0.5), 30, steps=3)
+    assert choice.products == 20
+    assert choice.chain_sign == 1.0
+    assert "at least 20" in choice.why["products"]
+
+
+def test_lambda_is_eight_deviations():
+    choice = choose_products(pilot(10.0), 30, steps=3)
+    assert 80 <= choice.products <= 90
+    assert "sign boundaries" in choice.why["products"]
+    assert choice.products % choice.blocks == 0
+
+
+def test_gradient_noise_asks_for_rows_too():
+    choice = choose_products(pilot(0.5, slope=900.0), 30, steps=3)
+    assert 120 <= choice.products <= 132
+    assert "gradient noise" in choice.why["products"]
+    assert choice.refreshes > choice.blocks / 2
+
+
+def test_skewed_residuals_ask_for_more_than_normal_theory():
+    centre = 0.0
+    skewed, normal = pilot(10.0, skew=True), pilot(10.0)
+    assert pilot_sign(skewed, 30, 80, centre)[1] < pilot_sign(normal, 30, 80, centre)[1]
+    choice = choose_products(skewed, 30, steps=3)
+    assert choice.products > 90
+    assert "mini-batches" in choice.why["products"]
+    assert choice.chain_sign >= 0.9993
+
+
+def test_the_pilot_sign_agrees_with_theory_for_normal_residuals():
+    theory = NormalFactors(0.0, 10.0, 20, -20.0)
+    positive, sign = pilot_sign(pilot(10.0, rows=20_000), 30, 20, 0.0)
+    assert positive == pytest.approx(theory.positive, abs=0.01)
+    assert sign == pytest.approx(theory.chain_sign, abs=0.01)
+
+
+def test_the_centre_is_the_expected_difference_unless_set():
+    assert choose_products(pilot(1.0, mean=-3.0), 30, 3).centre == pytest.approx(-3.0)
+    by_hand = choose_products(pilot(1.0, mean=-3.0), 30, 3, centre=-1.0)
+    assert (by_hand.centre, by_hand.why["centre"]) == (-1.0, "set by hand")
+
+
+def test_what_is_set_by_hand_stays():
+    choice = choose_products(pilot(5.0), 30, 3, products=12, blocks=3, refreshes=2)
+    assert (choice.products, choice.blocks, choice.refreshes) == (12, 3, 2)
+    assert {choice.why[k] for k in ("products", "blocks", "refreshes")} == {"set by hand"}
+    assert choose_products(pilot(5.0), 30, 3, products=7).blocks in (1, 7)
+
+
+def test_the_mini_batch_with_the_fewest_rows_in_all():
+    quiet = choose_products(pilot(0.1), None, 3)
+    assert (quiet.products, quiet.batch) == (20, 2)
+    loud = choose_products(pilot(2.4), None, 3)  # 30 rows have this deviation: then 20 suffice
+    rows = loud.products * loud.batch
+    assert rows <= choose_products(pilot(2.4), 30, 3).products * 30
+    assert choose_products(pilot(2.4), None, 3, products=20).batch == 30

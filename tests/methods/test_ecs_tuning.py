@@ -1,0 +1,252 @@
+"""The pilot study measures what it says, and m, G and K follow from it."""
+
+import jax
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+import modicum as mo
+from helpers.expansion import Expansion, expanded
+from helpers.targets import logistic_rows
+from modicum.estimators import LinearTaylor
+from modicum.methods.ecs.tuning import Pilot, choose, refresh_acceptance, study
+from modicum.methods.ecs.tuning.subsample import best_sweep
+from modicum.methods.weights import expected_residuals
+
+DRAWS = np.random.default_rng(1).normal(size=(8, 4))
+
+
+def pilot(variance=1.0, third=0.0, fourth=0.0, slope=0.01, draws=32):
+    """A pilot study with the given moments (numbers, or one a draw)."""
+    each = [np.broadcast_to(np.asarray(a, float), draws) for a in (variance, third, fourth)]
+    nothing = np.zeros((draws, 1))
+    return Pilot(*each, np.full(8, float(slope)), 0.1, 0.1, nothing[:, 0], nothing, np.ones(1))
+
+
+# Moments of the residuals ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small():
+    with jax.enable_x64(True):
+        return Expansion(mo.models.Logistic(), logistic_rows(200), 1, form=LinearTaylor)
+
+
+def brute_force(e, probability):
+    """Moments of D = d/w over the design, at each pilot draw, by going through all rows."""
+    moments = []
+    for z in DRAWS:
+        D = e.residuals(z) / probability
+        centred = D - probability @ D
+        moments.append([probability @ centred**k for k in (2, 3, 4)])
+    return np.array(moments).T
+
+
+def studied(e, count, probability):
+    """A study of rows that were drawn in the proportions `count`, exactly."""
+    picked = np.repeat(np.arange(e.n), count)
+    drawn_with = (count / count.sum())[picked]
+    batch = e.rows.take(picked) | {"probability": probability[picked]}
+    ratio = probability[picked] / drawn_with
+    return study(e.cv, batch, ratio, e.proxy, DRAWS)
+
+
+@pytest.mark.parametrize("design", ["uniform", "weighted"])
+def test_reweighted_rows_have_the_moments_of_the_design(small, design, x64):
+    count = np.random.default_rng(2).integers(1, 9, small.n)
+    drawn_with = count / count.sum()
+    probability = np.full(small.n, 1 / small.n) if design == "uniform" else drawn_with
+    found = studied(small, count, probability)
+    right = brute_force(small, probability)
+    for moment, expected in zip((found.variance, found.third, found.fourth), right, strict=True):
+        np.testing.assert_allclose(moment, expected, rtol=1e-9)
+    # the negative control: without reweighting, another design's moments
+    if design == "uniform":
+        batch = small.rows.take(np.repeat(np.arange(small.n), count))
+        batch |= {"probability": np.full(count.sum(), 1 / small.n)}
+        careless = study(small.cv, batch, np.ones(count.sum()), small.proxy, DRAWS)
+        assert np.max(np.abs(careless.variance / right[0] - 1)) > 0.05
+
+
+def test_the_slope_is_the_gradient_noise(small, x64):
+    probability = np.full(small.n, 1 / small.n)
+    found = studied(small, np.ones(small.n, int), probability)
+    x = np.asarray(small.cached["rows"])
+    for z, slope in zip(DRAWS, found.slope, strict=True):
+        h = 1e-6
+        c = np.stack([(small.residuals(z + h * s) - small.residuals(z - h * s)) / (2 * h)
+                      for s in np.eye(4)], axis=1) * small.n  # fmt: skip
+        assert slope == pytest.approx(np.linalg.eigvalsh(np.cov(c.T, ddof=0))[-1], rel=1e-6)
+    assert x.shape == (small.n, 4)
+
+
+def test_tails_are_told_from_even_residuals(x64):
+    e = expanded("logistic", 2)
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(4000, 3))
+    y = (rng.random(4000) < 0.5) * 1.0
+    even = Expansion(e.target.model, mo.Rows(x=x, y=y), 2, form=LinearTaylor)
+    x = x * np.where(np.arange(4000) % 500 == 0, 30.0, 1.0)[:, None]
+    heavy = Expansion(e.target.model, mo.Rows(x=x, y=y), 2, form=LinearTaylor)
+    a, b = (studied(e, np.ones(e.n, int), np.full(e.n, 1 / e.n)) for e in (even, heavy))
+    assert a.top_share < 0.6
+    assert a.tail < 0.7
+    assert b.top_share > 0.95
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_expected_residuals_are_those_over_the_laplace_approximation(order, x64):
+    e = Expansion(mo.models.Logistic(), logistic_rows(400), order, form=LinearTaylor)
+    found = expected_residuals(e.sums, e.cv, e.proxy, np.zeros((1, 4)))
+    draws = np.random.default_rng(4).normal(size=(400, 4))
+    right = np.sqrt(np.mean([e.residuals(z) ** 2 for z in draws], axis=0))
+    ratio = found / right
+    # two terms of an expansion, and 400 draws of a heavy-tailed square
+    assert 0.8 < np.median(ratio) < 1.25
+    assert np.corrcoef(np.log(found), np.log(right))[0, 1] > 0.9
+    assert e.sums.ledger.by_purpose["design"] == 400
+
+
+def test_expected_residuals_follow_the_posterior_away_from_the_anchor(x64):
+    e = expanded("logistic", 2)
+    centre = np.array([3.0, 0, 0, 0])
+    near = expected_residuals(e.sums, e.cv, e.proxy, np.zeros((1, 4)))
+    far = expected_residuals(e.sums, e.cv, e.proxy, centre[None])
+    along = np.asarray(e.cached["rows"])[:, 0] ** 2
+    grown = far / near
+    assert np.corrcoef(grown, along / np.sum(np.asarray(e.cached["rows"]) ** 2, 1))[0, 1] > 0.8
+
+
+def test_other_models_are_judged_at_pilot_draws(x64):
+    from modicum.estimators import AutodiffTaylor
+
+    e = expanded("logistic", 2, form=AutodiffTaylor)
+    found = expected_residuals(e.sums, e.cv, e.proxy, DRAWS)
+    right = np.sqrt(np.mean([e.residuals(z) ** 2 for z in DRAWS], axis=0))
+    np.testing.assert_allclose(found, right, rtol=1e-5)
+    assert e.sums.ledger.by_purpose["design"] == len(DRAWS) * e.n
+
+
+# The perturbation --------------------------------------------------------------------------
+
+SHAPES = {  # third and fourth central moments of residuals of unit variance
+    "normal": (lambda r, s: r.standard_normal(s, np.float32), 0.0, 3.0),
+    "gamma": (lambda r, s: r.standard_gamma(4.0, s, np.float32) / 2 - 2, 1.0, 4.5),
+    "minus gamma": (lambda r, s: 2 - r.standard_gamma(4.0, s, np.float32) / 2, -1.0, 4.5),
+    "laplace": (lambda r, s: r.laplace(0, 0.5**0.5, s).astype(np.float32), 0.0, 6.0),
+}
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+@pytest.mark.parametrize("m", [30, 100])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_expansion_of_the_log_bias(shape, m, ddof):
+    make, third, fourth = SHAPES[shape]
+    # D_i with Var(D_i) = m, so that sigma^2 = 1
+    found = pilot(m, third * m**1.5, fourth * m**2).log_bias(m, ddof)[0]
+    rng = np.random.default_rng(5)
+    D = make(rng, (6_000_000 // m, m)) * m**0.5
+    log = D.mean(1, dtype=np.float64) - D.var(1, dtype=np.float64) * m / (m - ddof) / (2 * m)
+    weights = np.exp(log)
+    error = weights.std() / weights.mean() / np.sqrt(len(weights))
+    # what the expansion leaves out: measured at most .008 for |b| up to .08
+    assert abs(found - np.log(weights.mean())) < 4.5 * error + 0.009 * 30 / m
+
+
+def test_the_normal_case_in_closed_form():
+    for m, s2 in ((50, 1.0), (200, 2.0)):
+        b = pilot(m * s2, 0.0, 3 * (m * s2) ** 2).log_bias(m, 0)[0]
+        exact = s2 / 2 - (m - 1) / 2 * np.log1p(s2 / m)
+        assert b == pytest.approx(exact, rel=0.15)
+
+
+def test_only_the_variation_of_the_bias_over_the_posterior_counts():
+    assert pilot(100.0, third=5e3).bias(50, 1) == pytest.approx(0, abs=1e-12)
+    varying = pilot(100.0, third=np.linspace(-5e3, 5e3, 32))
+    assert varying.bias(50, 1) == pytest.approx(np.std(np.linspace(-5e3, 5e3, 32)) / (3 * 50**2))
+
+
+# m, G and K --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "least", "word"),
+    [
+        ({"variance": 1.0}, 30, "at least 30"),
+        ({"variance": 500.0}, 500, "median pilot draw"),
+        ({"variance": np.r_[np.full(31, 1.0), 4_000.0]}, 800, "every pilot draw"),
+        ({"slope": 100.0}, 400, "gradient noise"),
+        ({"third": np.linspace(-1e5, 1e5, 32)}, 600, "perturbation"),
+    ],
+)
+def test_each_criterion_can_bind(given, least, word):
+    study = pilot(**given)
+    choice = choose(study, steps=4)
+    assert word in choice.why["subsample"]
+    # the next multiple of G, and the search for the bias goes up by a tenth
+    assert least <= choice.subsample <= 1.1 * least + choice.blocks
+    assert choice.subsample % choice.blocks == 0
+    assert study.bias(choice.subsample, 1) <= 0.05
+    assert np.median(study.spread(choice.subsample)) <= 1
+    assert np.max(study.spread(choice.subsample)) <= 5
+
+
+def test_a_tighter_bias_asks_for_more_rows():
+    study = pilot(third=np.linspace(-1e5, 1e5, 32))
+    sizes = [choose(study, steps=4, bias=bias).subsample for bias in (0.5, 0.05, 0.005)]
+    assert sizes == sorted(set(sizes))
+    assert study.bias(sizes[-1], 1) <= 0.005
+
+
+def test_what_is_set_by_hand_stays():
+    choice = choose(pilot(500.0), steps=4, subsample=120, blocks=12, refreshes=7)
+    assert (choice.subsample, choice.blocks, choice.refreshes) == (120, 12, 7)
+    assert all(choice.why[name] == "set by hand" for name in ("subsample", "blocks", "refreshes"))
+    assert choose(pilot(500.0), steps=4, blocks=7).subsample % 7 == 0
+
+
+@pytest.mark.parametrize("m", [2, 20, 37, 100, 101, 1300])
+def test_blocks_divide_a_subsample_set_by_hand(m):
+    choice = choose(pilot(50.0), steps=4, subsample=m)
+    assert m % choice.blocks == 0
+    assert 1 <= choice.refreshes <= choice.blocks
+    assert choice.blocks >= min(m, 20)
+
+
+@pytest.mark.parametrize(("noise", "refreshes"), [(1e-9, 1), (1e9, 20)])
+def test_refreshes_lie_between_one_and_all_blocks(noise, refreshes):
+    assert choose(pilot(slope=noise), steps=4, subsample=100).refreshes == refreshes
+
+
+def test_refreshes_balance_cost_and_noise():
+    choice = choose(pilot(100.0, slope=2.0), steps=5, subsample=100)
+    accept = refresh_acceptance(1.0, choice.blocks)
+    sweep = np.sqrt(2 * 0.02 * 6 / accept)
+    assert choice.refreshes == np.ceil(choice.blocks * sweep)
+    # a fresh row that costs sixteen evaluations is asked for a quarter as often
+    dear = choose(pilot(100.0, slope=2.0), steps=5, subsample=100, fresh=16.0)
+    assert dear.refreshes == np.ceil(choice.blocks * sweep / 4)
+
+
+def test_the_best_sweep_is_the_cheapest():
+    noise, steps, accept, fresh = 0.05, 4, 0.8, 7.0
+    shares = np.geomspace(0.01, 1, 2_000)
+    costs = (steps + 1 + fresh * shares) * (1 + 2 * noise / (shares * accept))
+    cheapest = shares[np.argmin(costs)]
+    assert best_sweep(noise, steps, accept, fresh) == pytest.approx(cheapest, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("variance", "blocks", "rate"), [(1.0, 20, 0.874), (4.0, 20, 0.752), (50.0, 20, 0.264)]
+)
+def test_acceptance_of_a_refresh(variance, blocks, rate):
+    assert refresh_acceptance(variance, blocks) == pytest.approx(rate, abs=6e-4)
+    sd = np.sqrt(2 * variance / blocks)
+    # E min(1, e^x) for x ~ N(-sd^2/2, sd^2)
+    assert refresh_acceptance(variance, blocks) == pytest.approx(2 * norm.cdf(-sd / 2), rel=1e-12)
+
+
+def test_everything_chosen_is_explained():
+    choice = choose(pilot(50.0), steps=4)
+    assert set(choice.why) == {"subsample", "blocks", "refreshes", "bias_bound", "variance"}
+    assert all(choice.why.values())

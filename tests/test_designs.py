@@ -1,0 +1,173 @@
+"""Rows come with the probability they say, whatever the weights look like."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import chi2
+
+from modicum import SettingError
+from modicum.designs import BLOCK, CLASSES, Uniform, Weighted, draw_on_host, weight_tables
+
+pytestmark = pytest.mark.usefixtures("x64")
+RNG = np.random.default_rng(1)
+WEIGHTS = {
+    "lognormal": RNG.lognormal(0, 2, 500),
+    "a few zeros": np.where(np.arange(300) % 3 == 0, 0.0, RNG.random(300)),
+    "all zeros": np.zeros(40),
+    "all equal": np.full(70, 3.0),
+    "one row": np.array([2.0]),
+    "two rows": np.array([1.0, 5.0]),
+    "extreme": np.concatenate([np.full(200, 1e-12), [1e9, 3e9, 7e8]]),
+    "float32": RNG.pareto(1.0, 400).astype(np.float32),
+}
+
+
+def by_row(tables, n):
+    """Probability of every row, read from the tables."""
+    probability = np.zeros(n)
+    for start, size, p in zip(tables["start"], tables["size"], tables["probability"], strict=True):
+        probability[tables["order"][start : start + size]] = p
+    return probability
+
+
+def draw(design, tables, count, seed=1):
+    tables = {name: jnp.asarray(values) for name, values in tables.items()}
+    drawn = jax.jit(design.draw, static_argnums=1)(jax.random.key(seed), count, tables)
+    return np.asarray(drawn.rows), np.asarray(drawn.probability)
+
+
+def chi_square(rows, probability):
+    """Pearson's statistic in standard units; rows too rare to count are pooled."""
+    count = np.bincount(rows, minlength=len(probability))
+    expected = probability * len(rows)
+    rare = expected < 5
+    count = np.append(count[~rare], count[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    count, expected = count[expected > 0], expected[expected > 0]
+    if len(count) < 2:
+        return 0.0, 1.0
+    return ((count - expected) ** 2 / expected).sum(), chi2.isf(1e-5, len(count) - 1)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("floor", [0.0, 0.1])
+def test_rows_come_as_often_as_their_probability_says(name, floor):
+    weights = WEIGHTS[name]
+    tables = weight_tables(weights, floor)
+    probability = by_row(tables, len(weights))
+    assert probability.sum() == pytest.approx(1, abs=1e-12)
+    rows, said = draw(Weighted(), tables, 100_000)
+    np.testing.assert_array_equal(said, probability[rows])
+    found, limit = chi_square(rows, probability)
+    assert found < limit
+
+
+def test_the_same_check_notices_rows_drawn_uniformly():
+    tables = weight_tables(WEIGHTS["lognormal"])
+    found, limit = chi_square(RNG.integers(0, 500, 100_000), by_row(tables, 500))
+    assert found > 10 * limit
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_probabilities_are_close_to_the_weights_and_above_the_floor(name):
+    weights, n = WEIGHTS[name].astype(float), len(WEIGHTS[name])
+    floor = 0.1
+    probability = by_row(weight_tables(WEIGHTS[name], floor), n)
+    share = weights / weights.sum() if weights.any() else np.full(n, 1 / n)
+    wanted = (1 - floor) * share + floor / n
+    # a class spans the range of log w over 255, and a row takes its class's average
+    width = np.ptp(np.log(wanted)) / (CLASSES - 1)
+    np.testing.assert_allclose(np.log(probability), np.log(wanted), atol=width * 1.01 + 1e-9)
+    assert probability.min() >= floor / n * (1 - 1e-9) * np.exp(-width)
+
+
+def test_classes_hold_every_row_once():
+    weights = RNG.lognormal(0, 3, BLOCK // 512 + 77)
+    tables = weight_tables(weights)
+    assert tables["order"].dtype == np.uint32
+    np.testing.assert_array_equal(np.sort(tables["order"]), np.arange(len(weights)))
+    assert tables["size"].sum() == len(weights)
+    assert np.all(np.diff(tables["cumulative"]) >= 0)
+    assert tables["cumulative"][-1] == 1  # a uniform number below one finds a class
+    mass = tables["size"] * tables["probability"]
+    np.testing.assert_allclose(np.cumsum(mass), tables["cumulative"], rtol=1e-12)
+    # within a class rows keep their order, and classes go by weight
+    of_class = [weights[tables["order"][s]] for s in tables["start"][tables["size"] > 0]]
+    assert np.all(np.diff(of_class) > 0)
+
+
+def test_tables_have_one_shape_whatever_the_weights():
+    # so that runs on other rows, as in cross-validation, share one compiled kernel
+    shapes = [
+        {name: np.shape(values) for name, values in weight_tables(w).items() if name != "order"}
+        for w in WEIGHTS.values()
+    ]
+    assert all(shape == shapes[0] for shape in shapes)
+
+
+def test_rows_without_weight_are_never_drawn_without_a_floor():
+    weights = WEIGHTS["a few zeros"]
+    rows, _ = draw(Weighted(), weight_tables(weights, floor=0.0), 20_000)
+    assert weights[rows].min() > 0
+    rows, _ = draw(Weighted(), weight_tables(weights, floor=0.2), 20_000)
+    zero = (weights[rows] == 0).mean()  # a third of the rows, with a fifth of the draws
+    assert abs(zero - 0.2 / 3) < 0.01
+
+
+def test_blocks_of_rows_are_joined_seamlessly(monkeypatch):
+    weights = RNG.lognormal(0, 2, 1000)
+    whole = weight_tables(weights)
+    monkeypatch.setattr("modicum.designs.BLOCK", 64)
+    pieces = weight_tables(weights)
+    for name, values in whole.items():
+        np.testing.assert_allclose(pieces[name], values, rtol=1e-12)
+
+
+@pytest.mark.parametrize("bad", [[1.0, np.nan], [1.0, np.inf], [1.0, -0.1]])
+def test_weights_that_are_no_weights(bad):
+    with pytest.raises(SettingError, match="finite numbers from 0"):
+        weight_tables(np.array(bad))
+
+
+def test_two_million_rows_take_no_time_and_little_memory():
+    weights = RNG.pareto(1.5, 2_000_000).astype(np.float32)
+    started = time.process_time()
+    tables = weight_tables(weights)
+    assert time.process_time() - started < 5
+    assert sum(values.nbytes for values in tables.values()) < 4 * len(weights) + 20_000
+    rows, probability = draw(Weighted(), tables, 50_000)
+    assert rows.min() >= 0
+    assert rows.max() < len(weights)
+    # E 1/(n p) = 1 over the draws: probabilities and frequencies fit together
+    ratio = 1 / (len(weights) * probability)
+    assert abs(ratio.mean() - 1) < 4.5 * ratio.std() / np.sqrt(len(ratio))
+
+
+def test_uniform_rows():
+    rows, probability = draw(Uniform(), {"rows": 40}, 40_000)
+    np.testing.assert_array_equal(probability, 1 / 40)
+    found, limit = chi_square(rows, np.full(40, 1 / 40))
+    assert found < limit
+    assert draw(Uniform(), {"rows": 1}, 5)[0].tolist() == [0] * 5
+    many = draw(Uniform(), {"rows": 2**33}, 1000)[0]
+    assert many.max() > 2**32  # row numbers beyond 32 bits
+
+
+@pytest.mark.parametrize("design", [Uniform(), Weighted()])
+def test_the_key_decides(design):
+    tables = {"rows": 500} if design == Uniform() else weight_tables(WEIGHTS["lognormal"])
+    once, again = (draw(design, tables, 100)[0] for _ in range(2))
+    np.testing.assert_array_equal(once, again)
+    assert not np.array_equal(once, draw(design, tables, 100, seed=2)[0])
+
+
+def test_drawing_on_the_host_is_the_same_design():
+    tables = weight_tables(np.array([1.0, 3.0, 6.0]), floor=0.0)
+    drawn = draw_on_host(np.random.default_rng(1), 100_000, tables)
+    share = np.bincount(drawn.rows, minlength=3) / 100_000
+    np.testing.assert_allclose(share, [0.1, 0.3, 0.6], atol=4.5 * np.sqrt(0.25 / 100_000))
+    by_row = dict(zip(drawn.rows.tolist(), drawn.probability.tolist(), strict=True))
+    np.testing.assert_allclose([by_row[k] for k in range(3)], [0.1, 0.3, 0.6], rtol=0.02)

@@ -1,0 +1,103 @@
+"""Compiling as `jax.jit` does, with options that a compiler may or may not know."""
+
+import gc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from modicum import runtime
+from modicum.runtime import GRAPHS, SOONEST, jit, make_room, uncollected
+
+
+def traced(log, **options):
+    @jit(static=1, **options)
+    def power(x, k):
+        """Raise to a power."""
+        log.append(k)
+        return x**k
+
+    return power
+
+
+@pytest.mark.parametrize("options", [{}, {"options": SOONEST}])
+def test_it_is_traced_once_a_shape_and_static_argument(options):
+    log = []
+    power = traced(log, **options)
+    assert power.__doc__ == "Raise to a power."
+    for _ in range(2):
+        np.testing.assert_allclose(power(jnp.arange(3.0), 2), [0, 1, 4])
+    assert log == [2]
+    power(jnp.arange(3.0), 3)
+    power(jnp.arange(4.0), 3)
+    assert log == [2, 3, 3]
+
+
+def test_it_can_be_called_inside_another():
+    power = traced([])
+    outer = jax.jit(lambda x: power(x, 2) + 1)
+    np.testing.assert_allclose(outer(jnp.arange(3.0)), [1, 2, 5])
+    np.testing.assert_allclose(jax.vmap(lambda x: power(x, 2))(jnp.arange(3.0)), [0, 1, 4])
+    assert jax.eval_shape(lambda x: power(x, 2), jnp.ones(5)).shape == (5,)
+
+
+def test_what_was_lowered_and_compiled_is_not_compiled_again():
+    log = []
+    power = traced(log)
+    power.lower(jnp.arange(3.0), 2).compile()
+    power(jnp.arange(3.0), 2)
+    assert log == [2]
+
+
+def test_options_the_compiler_does_not_know_are_left_out():
+    known = dict(runtime.SOONER)
+    usable = runtime._usable(tuple((known | {"xla_no_such_option": True}).items()))
+    assert usable == {"compiler_options": known}
+    assert runtime._usable(()) == {}
+
+
+def test_options_for_a_gpu_are_known_and_taken_on_one_alone(monkeypatch):
+    usable = runtime._usable(tuple(GRAPHS.items()))
+    assert usable == {"compiler_options": GRAPHS}  # a slip of the pen would be left out silently
+    asked = []
+    monkeypatch.setattr(runtime, "_usable", lambda options: asked.append(dict(options)) or {})
+    for backend in ("cpu", "gpu", "tpu"):
+        monkeypatch.setattr(jax, "default_backend", lambda name=backend: name)
+        assert float(traced([], on_gpu=GRAPHS)(jnp.asarray(3.0), 2)) == 9
+    assert asked == [runtime.SOONER, GRAPHS, {}]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_collection_is_put_off_and_taken_up_again(before):
+    was = gc.isenabled()
+
+    def fail():
+        with uncollected():
+            assert not gc.isenabled()
+            raise ValueError("oh")
+
+    try:
+        gc.enable() if before else gc.disable()
+        with pytest.raises(ValueError, match="oh"):
+            fail()
+        assert gc.isenabled() is before
+    finally:
+        gc.enable() if was else gc.disable()
+
+
+def test_compiled_code_is_let_go_before_the_maps_run_out(tmp_path):
+    log = []
+    power = traced(log)
+    power(jnp.arange(3.0), 2)
+    maps, most = tmp_path / "maps", tmp_path / "most"
+    maps.write_text("map\n" * 700)
+    most.write_text("1001\n")
+    assert not make_room(maps, most)
+    power(jnp.arange(3.0), 2)
+    assert log == [2]
+    most.write_text("1000\n")
+    assert make_room(maps, most)
+    np.testing.assert_allclose(power(jnp.arange(3.0), 2), [0, 1, 4])
+    assert log == [2, 2]
+    assert not make_room(tmp_path / "none", most)
