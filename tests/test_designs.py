@@ -36,7 +36,7 @@ def by_row(tables, n):
 def draw(design, tables, count, seed=1):
     tables = {name: jnp.asarray(values) for name, values in tables.items()}
     drawn = jax.jit(design.draw, static_argnums=1)(jax.random.key(seed), count, tables)
-    return np.asarray(drawn.rows), np.asarray(drawn.probability)
+    return np.asarray(drawn.row_ids), np.asarray(drawn.probability)
 
 
 def chi_square(rows, probability):
@@ -167,7 +167,7 @@ def test_the_key_decides(design):
 def test_drawing_on_the_host_is_the_same_design():
     tables = weight_tables(np.array([1.0, 3.0, 6.0]), floor=0.0)
     drawn = draw_on_host(np.random.default_rng(1), 100_000, tables)
-    share = np.bincount(drawn.rows, minlength=3) / 100_000
+    share = np.bincount(drawn.row_ids, minlength=3) / 100_000
     np.testing.assert_allclose(share, [0.1, 0.3, 0.6], atol=4.5 * np.sqrt(0.25 / 100_000))
-    by_row = dict(zip(drawn.rows.tolist(), drawn.probability.tolist(), strict=True))
+    by_row = dict(zip(drawn.row_ids.tolist(), drawn.probability.tolist(), strict=True))
     np.testing.assert_allclose([by_row[k] for k in range(3)], [0.1, 0.3, 0.6], rtol=0.02)

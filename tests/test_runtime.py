@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from modicum import runtime
-from modicum.runtime import GRAPHS, SOONEST, jit, make_room, uncollected
+from modicum.runtime import FASTEST_COMPILE, GPU_GRAPHS, jit, make_room, uncollected
 
 
 def traced(log, **options):
@@ -21,7 +21,7 @@ def traced(log, **options):
     return power
 
 
-@pytest.mark.parametrize("options", [{}, {"options": SOONEST}])
+@pytest.mark.parametrize("options", [{}, {"options": FASTEST_COMPILE}])
 def test_it_is_traced_once_a_shape_and_static_argument(options):
     log = []
     power = traced(log, **options)
@@ -51,21 +51,23 @@ def test_what_was_lowered_and_compiled_is_not_compiled_again():
 
 
 def test_options_the_compiler_does_not_know_are_left_out():
-    known = dict(runtime.SOONER)
+    known = dict(runtime.FAST_COMPILE)
     usable = runtime._usable(tuple((known | {"xla_no_such_option": True}).items()))
     assert usable == {"compiler_options": known}
     assert runtime._usable(()) == {}
 
 
 def test_options_for_a_gpu_are_known_and_taken_on_one_alone(monkeypatch):
-    usable = runtime._usable(tuple(GRAPHS.items()))
-    assert usable == {"compiler_options": GRAPHS}  # a slip of the pen would be left out silently
+    usable = runtime._usable(tuple(GPU_GRAPHS.items()))
+    assert usable == {
+        "compiler_options": GPU_GRAPHS
+    }  # a slip of the pen would be left out silently
     asked = []
     monkeypatch.setattr(runtime, "_usable", lambda options: asked.append(dict(options)) or {})
     for backend in ("cpu", "gpu", "tpu"):
         monkeypatch.setattr(jax, "default_backend", lambda name=backend: name)
-        assert float(traced([], on_gpu=GRAPHS)(jnp.asarray(3.0), 2)) == 9
-    assert asked == [runtime.SOONER, GRAPHS, {}]
+        assert float(traced([], on_gpu=GPU_GRAPHS)(jnp.asarray(3.0), 2)) == 9
+    assert asked == [runtime.FAST_COMPILE, GPU_GRAPHS, {}]
 
 
 @pytest.mark.parametrize("before", [True, False])

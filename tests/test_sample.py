@@ -294,7 +294,7 @@ def test_a_doubtful_posterior_warns_and_remembers(small):
             draws=40, tune=100, chains=2, random_seed=5, progressbar=False,
         )  # fmt: skip
     texts = [str(w.message) for w in heard if issubclass(w.category, mo.ModicumWarning)]
-    assert texts == posterior.warnings
+    assert texts == [str(doubt) for doubt in posterior.warnings]
     assert "next to nothing about beta[again], beta[a] (or" in texts[0].replace(
         "beta[a], beta[again]", "beta[again], beta[a]"
     )

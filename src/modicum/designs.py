@@ -37,7 +37,7 @@ __all__ = [
 class Drawn(NamedTuple):
     """Rows that were drawn, and the probability each had."""
 
-    rows: jax.Array
+    row_ids: jax.Array
     probability: jax.Array
 
 
@@ -58,7 +58,7 @@ class Uniform:
     >>> import jax
     >>> from modicum.designs import Uniform
     >>> drawn = Uniform().draw(jax.random.key(1), 3, {"rows": 10})
-    >>> drawn.rows.shape, float(drawn.probability[0]).__round__(3)
+    >>> drawn.row_ids.shape, float(drawn.probability[0]).__round__(3)
     ((3,), 0.1)
     """
 
@@ -83,7 +83,7 @@ class Weighted:
     >>> from modicum.designs import Weighted, weight_tables
     >>> tables = weight_tables(np.array([1.0, 1.0, 98.0]), floor=0.0)
     >>> drawn = Weighted().draw(jax.random.key(1), 1000, tables)
-    >>> float((drawn.rows == 2).mean()) > 0.95
+    >>> float((drawn.row_ids == 2).mean()) > 0.95
     True
     """
 
@@ -183,7 +183,7 @@ class Stratified:
     >>> from modicum.designs import Stratified, strata_tables
     >>> tables = strata_tables(np.array([0, 0, 0, 1]), 4)
     >>> drawn = Stratified().draw(jax.random.key(1), 4, tables)
-    >>> int((drawn.rows == 3).sum())
+    >>> int((drawn.row_ids == 3).sum())
     1
     """
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import numbers
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any, Self
 
 __all__ = [
     "ConvergenceError",
@@ -18,6 +19,7 @@ __all__ = [
     "is_number",
     "suggestion",
     "warn",
+    "whole_number",
 ]
 
 
@@ -42,19 +44,74 @@ class CrudeControlVariateError(SettingError):
 
 
 class ModicumWarning(UserWarning):
-    """An answer was computed, and there is a reason to doubt it."""
+    """An answer was computed, and there is a reason to doubt it.
+
+    It prints as one sentence. Programs decide by `code`, never by the words.
+
+    Parameters
+    ----------
+    code
+        What kind of doubt it is, such as "heavy-tails"; docs/warnings.md lists all of them.
+    sentence
+        What is wrong, and why.
+    remedy
+        What to do about it; empty where there is nothing to be done.
+    numbers
+        The figures behind it, by name.
+
+    Examples
+    --------
+    >>> doubt = ModicumWarning("r-hat", "the chains disagree", "draw more", r_hat=1.3)
+    >>> print(doubt, doubt.code, doubt.numbers)
+    the chains disagree; draw more. r-hat {'r_hat': 1.3}
+    """
+
+    def __init__(self, code: str, sentence: str, remedy: str = "", **numbers: float) -> None:
+        super().__init__(code, sentence, remedy)
+        self.code, self.sentence, self.remedy = code, sentence, remedy
+        self.numbers = {name: float(value) for name, value in numbers.items()}
+
+    def __str__(self) -> str:
+        return f"{self.sentence}; {self.remedy}." if self.remedy else f"{self.sentence}."
+
+    def __repr__(self) -> str:
+        return f"<{self.code}: {self}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ModicumWarning) and self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash((self.code, self.sentence, self.remedy))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for a file."""
+        said = {"code": self.code, "sentence": self.sentence, "remedy": self.remedy}
+        return said | {"numbers": self.numbers}
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Self:
+        """Undo `to_dict`."""
+        return cls(saved["code"], saved["sentence"], saved["remedy"], **saved["numbers"])
 
 
-def warn(message: str, stacklevel: int = 3) -> str:
-    """Issue `message` as a `ModicumWarning` and return it, so that a result can keep it too."""
-    warnings.warn(message, ModicumWarning, stacklevel=stacklevel)
-    return message
+def warn(warning: ModicumWarning, stacklevel: int = 3) -> ModicumWarning:
+    """Issue `warning` and return it, so that a result can keep it too."""
+    warnings.warn(warning, stacklevel=stacklevel)
+    return warning
 
 
 def is_number(value: object) -> bool:
     """Whether `value` is a finite real number, and not a text or a truth value."""
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return real and math.isfinite(float(value))  # type: ignore[arg-type]
+
+
+def whole_number(name: str, value: object, least: int = 1) -> int:
+    """Return a setting that must be a whole number of at least `least`; refuse any other."""
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not whole or int(value) < least:  # type: ignore[call-overload]
+        raise SettingError(f"{name} must be a whole number of at least {least}, not {value!r}.")
+    return int(value)  # type: ignore[call-overload]
 
 
 def suggestion(given: str, known: Iterable[str]) -> str:

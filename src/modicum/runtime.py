@@ -20,7 +20,14 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 import jax
 
-__all__ = ["GRAPHS", "SOONEST", "in_double_precision", "jit", "make_room", "uncollected"]
+__all__ = [
+    "FASTEST_COMPILE",
+    "GPU_GRAPHS",
+    "in_double_precision",
+    "jit",
+    "make_room",
+    "uncollected",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -37,17 +44,19 @@ def in_double_precision(function: Callable[P, R]) -> Callable[P, R]:
     return scoped
 
 
-SOONER = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
+FAST_COMPILE = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
 MAPS, MOST = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 ROOM = 0.7  # share of the maps that may be in use before a run
 
 # Loops whose length the device decides stay on it, as part of one graph.
-GRAPHS = {
+GPU_GRAPHS = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CONDITIONAL,WHILE,"
     "DYNAMIC_SLICE_FUSION",
     "xla_gpu_graph_min_graph_size": 1,
 }
-SOONEST = SOONER | {"xla_backend_optimization_level": 0}  # slow code, for what is run once
+FASTEST_COMPILE = FAST_COMPILE | {
+    "xla_backend_optimization_level": 0
+}  # slow code, for what is run once
 
 
 class Compiled(Protocol[P, R]):
@@ -65,7 +74,7 @@ class Compiled(Protocol[P, R]):
 def jit(
     *,
     static: int | tuple[int, ...] = (),
-    options: dict[str, Any] = SOONER,
+    options: dict[str, Any] = FAST_COMPILE,
     on_gpu: dict[str, Any] | None = None,
 ) -> Callable[[Callable[P, R]], Compiled[P, R]]:
     """Compile the decorated function as `jax.jit` does, with `options` on a CPU or `on_gpu`.

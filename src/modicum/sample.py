@@ -12,7 +12,14 @@ import jax
 import numpy as np
 
 from modicum.diagnostics.convergence import load_soon
-from modicum.errors import CrudeControlVariateError, SettingError, is_number, warn
+from modicum.errors import (
+    CrudeControlVariateError,
+    ModicumWarning,
+    SettingError,
+    is_number,
+    warn,
+    whole_number,
+)
 from modicum.ledger import Ledger
 from modicum.methods import Method, resolve
 from modicum.methods.base import Plan, Task
@@ -21,6 +28,7 @@ from modicum.models.prediction import ModelPredictor
 from modicum.passes import LocalEngine, Sums
 from modicum.posterior import Posterior, convergence_warnings
 from modicum.posterior.labels import scalar_names, tidy_labels
+from modicum.random import chain_keys, fresh_seed
 from modicum.rows import Rows
 from modicum.run import (
     BLOCK,
@@ -29,7 +37,6 @@ from modicum.run import (
     History,
     Parallel,
     capacity_for,
-    chain_keys,
     default_parallel,
     run,
 )
@@ -160,8 +167,7 @@ def _lengths(
     for name, value, least in (
         ("draws", number, 1), ("tune", tune, 0), ("chains", chains, 1), ("thin", thin, 1)
     ):  # fmt: skip
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise SettingError(f"{name} must be a whole number of at least {least}, not {value!r}.")
+        whole_number(name, value, least)
     before = ceil(tune / thin)
     if passes is None:
         return before, int(number)
@@ -188,7 +194,7 @@ def _seed(random_seed: int | None, checkpoint: str | os.PathLike[str] | None) ->
             raise SettingError(f"random_seed must be a whole number from 0, not {random_seed!r}.")
         return int(random_seed)
     saved = None if checkpoint is None else Checkpoint.saved_identity(checkpoint).get("seed")
-    return int(np.random.SeedSequence().generate_state(1)[0]) if saved is None else int(saved)
+    return fresh_seed() if saved is None else int(saved)
 
 
 def _identity(
@@ -228,7 +234,7 @@ def _chains(plan: Plan, task: Task, parallel: Parallel | None, thin: int) -> Cha
     how = parallel or default_parallel(task.chains)
     together = task.chains if how == "stacked" else 1
     recorded, total = ceil(task.target.size / thin), task.tune + task.draws
-    both = capacity_for(recorded + plan.numbers, total, together)
+    both = capacity_for(recorded + plan.floats_per_iteration, total, together)
     # Rows that are fetched are there for the whole of a call, others for a block of it.
     fetched = isinstance(plan.rows, Rows)
     capacity = both if fetched else capacity_for(recorded, total, together)
@@ -241,7 +247,7 @@ def _posterior(
     method: Method,
     plan: Plan,
     history: History,
-    told: list[str],
+    told: list[ModicumWarning],
     seconds: float,
     thin: int,
 ) -> Posterior:
@@ -256,7 +262,7 @@ def _posterior(
     found = convergence_warnings(
         draws, history.stats, outcome.weights, labels, outcome.target_accept
     )
-    told += [warn(text, stacklevel=5) for text in [*history.notes, *outcome.warnings, *found]]
+    told += [warn(doubt, stacklevel=5) for doubt in [*history.notes, *outcome.warnings, *found]]
     settings = {
         "method": method.name,
         "settings": repr(method),

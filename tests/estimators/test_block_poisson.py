@@ -179,4 +179,4 @@ def test_a_subsample_with_more_factors_than_fit_is_refused(x64):
 def test_a_design_draws_its_rows_like_any_other(x64):
     estimator = BlockPoisson(20, batch=5, blocks=4)
     drawn = Uniform().draw(jax.random.key(1), estimator.rows, {"rows": 100})
-    assert drawn.rows.shape == (4 * most_factors(6.25) * 5,)
+    assert drawn.row_ids.shape == (4 * most_factors(6.25) * 5,)

@@ -114,10 +114,10 @@ def test_the_reference_itself_agrees_with_a_longer_float(family):
 def test_higher_derivatives_are_those_of_f(family, x64):
     model, _, y = FAMILIES[family]
     eta, outcome = jnp.asarray(ETA), jnp.full(len(ETA), y)
-    nth = lambda t, y: model.f(t[None], y)  # noqa: E731
+    nth = lambda t, y: model.log_density(t[None], y)  # noqa: E731
     for _ in range(3):
         nth = jax.grad(nth)
-    for found in model.higher(eta, outcome):
+    for found in model.higher_derivatives(eta, outcome):
         nth = jax.grad(nth)
         right = jax.jit(jax.vmap(nth))(eta, outcome)
         np.testing.assert_allclose(found, right, rtol=1e-9, atol=1e-9)

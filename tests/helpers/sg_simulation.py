@@ -13,7 +13,7 @@ import numpy as np
 
 from helpers.targets import location
 from modicum.designs import Uniform
-from modicum.kernels.stochastic_gradient import StepSignal, StochasticGradientKernel
+from modicum.kernels.stochastic_gradient import StepFlags, StochasticGradientKernel
 from modicum.models import Target
 
 GROUPS = 20  # of chains: their scatter is the Monte Carlo error
@@ -87,10 +87,10 @@ def _simulate(kernel, steps, step_size, context, data, keys):
         def step(carry, k):
             state, mean, square, momentum = carry
             rows_key, step_key = jax.random.split(jax.random.fold_in(key, k))
-            drawn = kernel.wants(rows_key, context)
-            batch = {"c": data["c"][drawn.rows], "probability": drawn.probability}
+            drawn = kernel.row_request(rows_key, context)
+            batch = {"c": data["c"][drawn.row_ids], "probability": drawn.probability}
             fresh = (k % period == 0) if period else jnp.zeros((), bool)
-            signal = StepSignal(jnp.asarray(step_size, float), fresh, jnp.zeros((), bool))
+            signal = StepFlags(jnp.asarray(step_size, float), fresh, jnp.zeros((), bool))
             ready = kernel.prepare(batch, context)
             state, _ = kernel.step(step_key, state, signal, ready, context)
             late = k >= steps // 2

@@ -15,7 +15,7 @@ from helpers import toy
 from helpers.targets import TIMES
 from modicum.designs import Uniform, Weighted, weight_tables
 from modicum.estimators import BlockPoisson, Perturbed
-from modicum.kernels.adaptation import Signal
+from modicum.kernels.adaptation import AdaptationFlags
 from modicum.kernels.energy_conserving import (
     EnergyConservingKernel,
     Refreshed,
@@ -44,7 +44,7 @@ class Given:
         return -0.5 * z @ z
 
 
-QUIET = Signal(*(jnp.asarray(False) for _ in range(4)))
+QUIET = AdaptationFlags(*(jnp.asarray(False) for _ in range(4)))
 
 
 def kernel_of(m, blocks, refreshes, design=Uniform(), slope=0.0, **kwargs):  # noqa: B008
@@ -54,13 +54,13 @@ def kernel_of(m, blocks, refreshes, design=Uniform(), slope=0.0, **kwargs):  # n
 
 
 def read(kernel, drawn, d, context):
-    return kernel.prepare({"d": d[drawn.rows], "probability": drawn.probability}, context)
+    return kernel.prepare({"d": d[drawn.row_ids], "probability": drawn.probability}, context)
 
 
 @partial(jax.jit, static_argnums=0)
 def begin(kernel, key, d, context):
     start, init = jax.random.split(key)
-    batch = read(kernel, kernel.wants_at_start(start, context), d, context)
+    batch = read(kernel, kernel.initial_row_request(start, context), d, context)
     return kernel.init(init, batch, context)
 
 
@@ -106,7 +106,7 @@ def refresh_often(kernel, key, d, count, context, z):
 
     def one(state, key):
         rows_key, step_key = jax.random.split(key)
-        batch = read(kernel, kernel.wants(rows_key, context), d, context)
+        batch = read(kernel, kernel.row_request(rows_key, context), d, context)
         subsample, present, done = kernel.refresh(step_key, state, batch, context)
         values = kernel.control_variate.values(subsample, z, None)
         state = state._replace(subsample=subsample, present=present, values=values)
@@ -206,7 +206,7 @@ def test_parameters_and_subsample_together_have_their_joint_law(x64):
     def chain(key):
         def one(state, key):
             rows_key, step_key = jax.random.split(key)
-            batch = read(kernel, kernel.wants(rows_key, context), d, context)
+            batch = read(kernel, kernel.row_request(rows_key, context), d, context)
             return kernel.step(step_key, state, QUIET, batch, context)
 
         start, go = jax.random.split(key)
@@ -233,7 +233,7 @@ def test_a_step_records_what_it_did_and_leaves_a_consistent_state(x64):
 
     @jax.jit
     def step(state):
-        batch = read(kernel, kernel.wants(jax.random.key(2), context), d, context)
+        batch = read(kernel, kernel.row_request(jax.random.key(2), context), d, context)
         return kernel.step(jax.random.key(3), state, QUIET, batch, context)
 
     state, draw = step(state)
@@ -252,12 +252,12 @@ def test_a_step_records_what_it_did_and_leaves_a_consistent_state(x64):
 def test_wanted_rows_are_a_function_of_the_key(design, x64):
     kernel = kernel_of(20, 5, 3, design)
     context = context_of(50, design, np.arange(1.0, 51.0))
-    wants = jax.jit(kernel.wants)
+    wants = jax.jit(kernel.row_request)
     first, again, other = (wants(jax.random.key(k), context) for k in (1, 1, 2))
     np.testing.assert_array_equal(first.rows, again.rows)
     assert not np.array_equal(first.rows, other.rows)
     assert first.rows.shape == (3 * 4,)
-    at_start = jax.eval_shape(kernel.wants_at_start, jax.random.key(1), context)
+    at_start = jax.eval_shape(kernel.initial_row_request, jax.random.key(1), context)
     assert at_start.rows.shape == (20,)
 
 

@@ -11,10 +11,10 @@ from modicum.kernels.integrators import (
     INTEGRATORS,
     Baoab,
     Friction,
+    IntegratorState,
     Langevin,
     Preconditioned,
     Underdamped,
-    Walk,
 )
 
 LINEAR = [
@@ -31,7 +31,7 @@ LINEAR = [
 def test_the_step_is_the_linear_map_it_claims_to_be(integrator, x64):
     h, z, r = 0.07, jnp.array([0.3]), jnp.array([-1.1])
     key = jax.random.key(1)
-    walk = Walk(z, r) if integrator.has_momentum else Walk(z, ())
+    walk = IntegratorState(z, r) if integrator.has_momentum else IntegratorState(z, ())
     there = integrator.drift(walk, h)
     after = integrator.kick(key, there, jnp.sin(there.z), h, {}, lambda: None)
     step = integrator.response(h)
@@ -46,8 +46,8 @@ def test_the_step_is_the_linear_map_it_claims_to_be(integrator, x64):
 @pytest.mark.parametrize("integrator", LINEAR, ids=repr)
 def test_matching_is_gradient_over_noise_and_x_solves_for_the_next_momentum(integrator, x64):
     h, r = 0.07, jnp.array([-1.1])
-    walk = Walk(jnp.array([0.3]), r if integrator.has_momentum else ())
-    match, step = integrator.matching(walk, h), integrator.response(h)
+    walk = IntegratorState(jnp.array([0.3]), r if integrator.has_momentum else ())
+    match, step = integrator.noise_match(walk, h), integrator.response(h)
     np.testing.assert_allclose(match.scale, step.kick[-1] / step.noise[-1], rtol=1e-12)
     if integrator.has_momentum:
         for x, then in ((match.x, r), (match.rest, 0 * r)):

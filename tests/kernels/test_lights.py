@@ -71,7 +71,7 @@ def test_rows_are_drawn_independently_and_in_order(rate, x64):
     number = np.asarray(drawn.number)
     assert drawn.complete.all()
     assert np.all((np.diff(number) > 0) | (number[:, 1:] == n))
-    assert np.all(drawn.rows == np.minimum(number, n - 1))
+    assert np.all(drawn.row_ids == np.minimum(number, n - 1))
     there = (number[..., None] == np.arange(n)).any(1) * 1.0
     error = np.sqrt(rate * (1 - rate) / many)
     assert np.all(np.abs(there.mean(0) - rate) < TIMES * error)

@@ -15,7 +15,7 @@ from modicum.designs import Stratified, strata_tables
 from modicum.estimators.gradients import ESTIMATORS, Minibatch, Taylor
 from modicum.kernels.integrators import INTEGRATORS, Friction, Preconditioned
 from modicum.kernels.selectors import SELECTORS, Exponential
-from modicum.kernels.stochastic_gradient import StepSignal, StochasticGradientKernel
+from modicum.kernels.stochastic_gradient import StepFlags, StochasticGradientKernel
 from modicum.models import Target
 
 # n Var(t), Var(r) and bias in sd by an independent simulation of 4,000 chains; its own errors:
@@ -80,7 +80,7 @@ class Flipped(Exponential):
 class OneKey(StochasticGradientKernel):
     """A mistake: one key for all candidate batches, which then are all the same."""
 
-    def wants(self, key, context):
+    def row_request(self, key, context):
         one = self.design.draw(key, self.batch, context["design"])
         return jax.tree.map(lambda part: jnp.stack([part] * self.batches), one)
 
@@ -281,9 +281,9 @@ def test_every_valid_composition_runs_and_the_others_are_refused(integrator, x64
 @cache
 def _compiled(kernel):
     def step(key, state, context, data):
-        drawn = kernel.wants(key, context)
-        batch = {"c": data[drawn.rows], "probability": drawn.probability}
-        signal = StepSignal(jnp.asarray(0.01), jnp.zeros((), bool), jnp.zeros((), bool))
+        drawn = kernel.row_request(key, context)
+        batch = {"c": data[drawn.row_ids], "probability": drawn.probability}
+        signal = StepFlags(jnp.asarray(0.01), jnp.zeros((), bool), jnp.zeros((), bool))
         again = jax.random.fold_in(key, 1)
         return kernel.step(again, state, signal, kernel.prepare(batch, context), context)
 

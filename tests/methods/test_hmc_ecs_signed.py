@@ -68,7 +68,7 @@ def test_the_results_carry_the_signs():
     assert "sign" in tree["sample_stats"]
     with pytest.raises(mo.SettingError, match="unweighted"):
         post.correct(toy.rows())
-    told = " ".join(post.warnings)
+    told = " ".join(map(str, post.warnings))
     assert "too few" in told
     assert "negative sign" in told
     assert "from the anchor" in told
@@ -134,7 +134,7 @@ def test_too_few_products_are_warned_of_before_and_after():
     # a mini-batch varies by half of lambda here: chains are caught, as SPEC saw
     method = mo.SignedHMCECS(anchor=toy.poor_anchor(), **(POOR | {"products": 8, "blocks": 4}))
     post = toy.sample(method, draws=500, chains=2, random_seed=1)
-    told = " ".join(post.warnings)
+    told = " ".join(map(str, post.warnings))
     assert "8 products are too few" in told
     assert "negative sign" in told or "signs" in told
 

@@ -45,7 +45,7 @@ def somewhere(model, seed, spread=3.0):
 
 
 def log_likelihood(model, predictors, y):
-    return jax.vmap(model.f)(predictors, y)
+    return jax.vmap(model.log_density)(predictors, y)
 
 
 def holes(bound, places):

@@ -22,7 +22,7 @@ SCALAR = {
 @pytest.mark.parametrize("name", SCALAR)
 def test_derivatives_in_eta_are_those_of_f(name, x64):
     model, outcomes = SCALAR[name]
-    orders = [lambda e, y: model.f(e[None], y)]
+    orders = [lambda e, y: model.log_density(e[None], y)]
     for _ in range(3):
         orders.append(jax.grad(orders[-1]))
     for y in outcomes:
@@ -49,7 +49,12 @@ def test_softmax_derivatives_by_shape_and_value(classes, x64):
     eta = jnp.asarray(np.random.default_rng(1).normal(size=(20, q)) * 2)
     y = jnp.arange(20.0) % classes
     given = jax.jit(model.derivatives)(eta, y)
-    orders = [model.f, jax.grad(model.f), jax.hessian(model.f), jax.jacfwd(jax.hessian(model.f))]
+    orders = [
+        model.log_density,
+        jax.grad(model.log_density),
+        jax.hessian(model.log_density),
+        jax.jacfwd(jax.hessian(model.log_density)),
+    ]
     for k, (ours, function) in enumerate(zip(given, orders, strict=True)):
         assert ours.shape == (20, *(q,) * k)
         truth = jax.jit(jax.vmap(function))(eta, y)

@@ -78,7 +78,7 @@ def test_hopeless_weights_are_said_to_be(problem):
     with pytest.warns(mo.ModicumWarning, match="too uneven to correct with"):
         fixed = post.correct(problem.rows, progressbar=False)
     assert fixed.tuning["correction"]["pareto_k"] > 0.7
-    assert "exact=" in fixed.warnings[-1]
+    assert "exact=" in fixed.warnings[-1].remedy
 
 
 def test_draws_are_thinned_evenly_and_the_original_is_left_alone(problem):

@@ -13,7 +13,8 @@ def healthy(chains=4, draws=500, seed=1, size=3):
 
 
 def check(x, stats=None, weights=None, labels=None):
-    found = convergence_warnings({"beta": x}, stats or {}, weights, labels)
+    doubts = convergence_warnings({"beta": x}, stats or {}, weights, labels)
+    found = [str(doubt) for doubt in doubts]
     for sentence in found:
         assert sentence.endswith(".")
         assert sentence.count(". ") == 0
@@ -51,7 +52,7 @@ def test_divergences_acceptance_and_depth():
     assert check(x, {**fine, "diverging": one})[0].startswith("1 of 2000 trajectories diverged")
     low = no + 0.8
     low[3] = 0.3
-    assert "Chain 3 accepted only 30%" in check(x, {**fine, "acceptance_rate": low})[0]
+    assert "chain 3 accepted only 30%" in check(x, {**fine, "acceptance_rate": low})[0]
     assert "100% of the trajectories" in check(x, {**fine, "reached_max_treedepth": no + 1})[0]
     assert check(x, {**fine, "reached_max_treedepth": one}) == []
 
@@ -62,7 +63,7 @@ def test_chains_that_stand_still():
     assert check(x)[0].startswith("1 of 4 chains never moved (the first is chain 2)")
     x = healthy()
     x[1, 100:250] = x[1, 100]
-    assert check(x)[0].startswith("Chain 1 stood still for 150 of its 500 draws")
+    assert check(x)[0].startswith("chain 1 stood still for 150 of its 500 draws")
     # a rejection now and then is what Metropolis chains do
     x = np.repeat(healthy(draws=1_000), 3, axis=1)
     assert check(x) == []

@@ -102,7 +102,7 @@ def test_text(post, signed):
         "20.0 passes over 1,000 rows>"
     )
     assert f"mean sign {signed.weights.mean():.3g}" in repr(signed)
-    signed.warnings.append("Doubtful.")
+    signed.warnings.append(ModicumWarning("doubt", "it is doubtful"))
     assert repr(signed).endswith("1 warning>")
 
 

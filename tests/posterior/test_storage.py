@@ -6,7 +6,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError, ModicumWarning, SettingError
 from modicum.ledger import Ledger
 from modicum.models import Logistic
 from modicum.models.prediction import ModelPredictor
@@ -32,7 +32,7 @@ def post():
         ledger=ledger,
         labels={"a/b ü": (("x", "y", "z"),)},
         weights=rng.choice([-1.0, 1.0], p=[0.1, 0.9], size=(2, 30)),
-        warnings=["Doubtful."],
+        warnings=[ModicumWarning("doubt", "it is doubtful", "look again", share=0.5)],
         tuning={"step": {"value": np.float32(0.5), "why": "dual averaging"}, "mass": np.eye(3)},
         settings={"seed": 3, "shape": (1, 2), "nothing": None, "nan": float("nan"), "f": Doubler},
         predictor=Doubler(),

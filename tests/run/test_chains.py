@@ -11,7 +11,8 @@ import pytest
 import modicum as mo
 from helpers.targets import gaussian_rows
 from modicum.designs import Drawn
-from modicum.run import Chains, capacity_for, chain_keys, run
+from modicum.random import chain_keys
+from modicum.run import Chains, capacity_for, run
 from modicum.run import advance as compiled
 
 ROWS, BATCH, LENGTH = 97, 6, 25
@@ -27,10 +28,10 @@ class Accumulate:
         drawn = jax.random.randint(key, (BATCH,), 0, context["rows"])
         return Drawn(drawn, jnp.full(BATCH, 1.0) / context["rows"])
 
-    def wants_at_start(self, key, context):
+    def initial_row_request(self, key, context):
         return self._draw(key, context) if self.at_start else None
 
-    def wants(self, key, context):
+    def row_request(self, key, context):
         return self._draw(key, context)
 
     def prepare(self, batch, context):

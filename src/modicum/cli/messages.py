@@ -95,7 +95,7 @@ def show(post: Posterior, table: pd.DataFrame, out: Path, say: Console) -> None:
 
 def tell_warnings(post: Posterior) -> None:
     """Repeat every warning on standard error."""
-    for text in post.warnings:
+    for text in map(str, post.warnings):
         errors().print(f"[yellow]Warning:[/] {escape(text)}", highlight=False)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from modicum.errors import SettingError
+from modicum.errors import whole_number
 from modicum.ledger import Ledger
 from modicum.models import Logistic, Target
 from modicum.rows import Rows
@@ -16,8 +16,7 @@ TOGETHER = 1 << 18
 
 def resampled(real: Rows, model: Logistic, n: int, seed: int) -> Rows:
     """Draw rows of `real` again, `n` of them, with outcomes of the regression fitted to it."""
-    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
-        raise SettingError(f"n must be a whole number of at least 1, not {n!r}.")
+    whole_number("n", n)
     beta, intercept = _fitted(real, model)
     everything = real.slice(0, len(real))["x"]
     chance = 1 / (1 + np.exp(-(everything @ beta + intercept)))

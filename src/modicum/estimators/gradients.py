@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.errors import SettingError
+from modicum.errors import SettingError, whole_number
 from modicum.estimators.taylor import ControlVariate, control_variate, proxy
 from modicum.kernels.base import scaled, unwhiten
 from modicum.models import Target
@@ -172,9 +172,8 @@ class SVRG(GradientEstimator):
     order: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.every, int) and not isinstance(self.every, bool)
-        if self.every is not None and (not whole or self.every < 1):
-            raise SettingError(f"every must be a whole number of at least 1, not {self.every!r}.")
+        if self.every is not None:
+            whole_number("every", self.every)
 
     def period(self, rows: int, batch: int) -> int:
         """Steps from one snapshot to the next."""

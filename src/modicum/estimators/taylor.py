@@ -43,7 +43,7 @@ TERMS = 7  # f / 0! ... f^(6) / 6!
 
 def coefficients(model: LinearPredictorModel, eta: jax.Array, y: jax.Array) -> jax.Array:
     """Taylor coefficients f^(j)(eta) / j! of each row, j = 0 ... 6; shape (7, rows)."""
-    derivatives = (*model.derivatives(eta, y), *model.higher(eta, y))
+    derivatives = (*model.derivatives(eta, y), *model.higher_derivatives(eta, y))
     return jnp.stack([d / factorial(j) for j, d in enumerate(derivatives)])
 
 

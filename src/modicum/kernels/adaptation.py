@@ -15,10 +15,10 @@ from blackjax.adaptation.mass_matrix import mass_matrix_adaptation
 from blackjax.adaptation.step_size import dual_averaging_adaptation
 from blackjax.adaptation.window_adaptation import build_schedule
 
-__all__ = ["Adaptation", "Signal", "adapt", "schedule", "start_adaptation"]
+__all__ = ["Adaptation", "AdaptationFlags", "adapt", "schedule", "start_adaptation"]
 
 
-class Signal(NamedTuple):
+class AdaptationFlags(NamedTuple):
     """What warm-up does at one iteration (all False while sampling)."""
 
     adapting: Any  # the step size follows the acceptance rate
@@ -36,19 +36,19 @@ class Adaptation(NamedTuple):
     mass: Any  # None where the mass is not adapted
 
 
-def schedule(tune: int, draws: int, adapt_mass: bool, adapt_step: bool = True) -> Signal:
+def schedule(tune: int, draws: int, adapt_mass: bool, adapt_step: bool = True) -> AdaptationFlags:
     """Signals of `tune` warm-up iterations in Stan's windows, then `draws` without any."""
     if not adapt_step:
-        return Signal(*(np.zeros(tune + draws, bool) for _ in Signal._fields))
+        return AdaptationFlags(*(np.zeros(tune + draws, bool) for _ in AdaptationFlags._fields))
     windows = build_schedule(tune) if tune else np.zeros((0, 2))
     stage = np.asarray(windows, dtype=np.int64).reshape(-1, 2)
-    warm = Signal(
+    warm = AdaptationFlags(
         adapting=np.ones(tune, bool),
         slow=(stage[:, 0] == 1) & adapt_mass,
         window_end=(stage[:, 1] == 1) & adapt_mass,
         last=np.arange(tune) == tune - 1,
     )
-    return Signal(*(np.concatenate([part, np.zeros(draws, bool)]) for part in warm))
+    return AdaptationFlags(*(np.concatenate([part, np.zeros(draws, bool)]) for part in warm))
 
 
 def start_adaptation(
@@ -67,7 +67,7 @@ def start_adaptation(
 
 def adapt(
     state: Adaptation,
-    signal: Signal,
+    signal: AdaptationFlags,
     position: jax.Array,
     acceptance_rate: jax.Array,
     target_accept: float,
@@ -82,7 +82,7 @@ def adapt(
 
 def _learn(
     state: Adaptation,
-    signal: Signal,
+    signal: AdaptationFlags,
     position: jax.Array,
     acceptance_rate: jax.Array,
     target_accept: float,

@@ -17,7 +17,7 @@ __all__ = [
     "Estimate",
     "Estimator",
     "Kernel",
-    "Wanted",
+    "RowRequest",
     "scaled",
     "travelling",
     "unwhiten",
@@ -27,23 +27,23 @@ Context = Any  # a pytree of arrays: everything a step reads and never changes
 Draw = dict[str, jax.Array]  # "position", and one number a statistic
 
 
-class Wanted(Protocol):
+class RowRequest(Protocol):
     """Rows to read, and arrays that travel with them under their own names: a named tuple.
 
     `modicum.designs.Drawn` is one: the probabilities of rows travel with them.
     """
 
     @property
-    def rows(self) -> jax.Array:
+    def row_ids(self) -> jax.Array:
         """The rows to read, by number."""
         ...
 
     def _asdict(self) -> dict[str, Any]: ...
 
 
-def travelling(wanted: Wanted) -> dict[str, Any]:
+def travelling(wanted: RowRequest) -> dict[str, Any]:
     """What travels with the rows."""
-    return {name: values for name, values in wanted._asdict().items() if name != "rows"}
+    return {name: values for name, values in wanted._asdict().items() if name != "row_ids"}
 
 
 class Kernel(Protocol):
@@ -54,7 +54,7 @@ class Kernel(Protocol):
     on its key only, so a runner can fetch it ahead of time.
     """
 
-    def wants_at_start(self, key: jax.Array, context: Context) -> Wanted | None:
+    def initial_row_request(self, key: jax.Array, context: Context) -> RowRequest | None:
         """Return which rows `init` reads, or None if it reads none."""
         ...
 
@@ -69,7 +69,7 @@ class Kernel(Protocol):
         """Return the first state."""
         ...
 
-    def wants(self, key: jax.Array, context: Context) -> Wanted | None:
+    def row_request(self, key: jax.Array, context: Context) -> RowRequest | None:
         """Return which rows the step with this key reads, or None if it reads none."""
         ...
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from modicum.designs import Drawn
-from modicum.kernels.adaptation import Adaptation, Signal, adapt
+from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt
 from modicum.kernels.base import Context, Draw, unwhiten
 from modicum.kernels.energy_conserving import EnergyConservingKernel, replace_blocks
 from modicum.kernels.moves import at_point
@@ -51,13 +51,13 @@ class DelayedAcceptanceKernel:
     log_posterior: Any
     moves: int = 2
 
-    def wants_at_start(self, key: jax.Array, context: Context) -> Drawn:
+    def initial_row_request(self, key: jax.Array, context: Context) -> Drawn:
         """A whole subsample."""
-        return self.surrogate.wants_at_start(key, context)
+        return self.surrogate.initial_row_request(key, context)
 
-    def wants(self, key: jax.Array, context: Context) -> Drawn:
+    def row_request(self, key: jax.Array, context: Context) -> Drawn:
         """The rows that replace some blocks."""
-        return self.surrogate.wants(key, context)
+        return self.surrogate.row_request(key, context)
 
     def prepare(self, batch: Any, context: Context) -> Any:
         """As the surrogate does."""
@@ -78,7 +78,7 @@ class DelayedAcceptanceKernel:
         self,
         key: jax.Array,
         state: DelayedAcceptanceState,
-        signal: Signal,
+        signal: AdaptationFlags,
         batch: Any,
         context: Context,
     ) -> tuple[DelayedAcceptanceState, Draw]:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from modicum.designs import Design, Drawn
-from modicum.kernels.adaptation import Adaptation, Signal, adapt, start_adaptation
+from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt, start_adaptation
 from modicum.kernels.base import Context, Draw
 from modicum.kernels.moves import Move, move_afresh
 
@@ -80,11 +80,11 @@ class EnergyConservingKernel:
         """Rows in a block, m/G."""
         return self.subsample // self.blocks
 
-    def wants_at_start(self, key: jax.Array, context: Context) -> Drawn:
+    def initial_row_request(self, key: jax.Array, context: Context) -> Drawn:
         """A whole subsample."""
         return self.design.draw(key, self.subsample, context["design"])
 
-    def wants(self, key: jax.Array, context: Context) -> Drawn:
+    def row_request(self, key: jax.Array, context: Context) -> Drawn:
         """The rows of the blocks to be proposed; they depend on the key alone."""
         return self.design.draw(key, self.refreshes * self.block, context["design"])
 
@@ -120,7 +120,7 @@ class EnergyConservingKernel:
         self,
         key: jax.Array,
         state: EnergyConservingState,
-        signal: Signal,
+        signal: AdaptationFlags,
         batch: Any,
         context: Context,
     ) -> tuple[EnergyConservingState, Draw]:

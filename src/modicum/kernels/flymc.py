@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from modicum.kernels.adaptation import Adaptation, Signal, adapt, start_adaptation
+from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt, start_adaptation
 from modicum.kernels.base import Context, Draw
 from modicum.kernels.moves import Move, at_point
 
@@ -50,7 +50,7 @@ __all__ = [
 class Proposed(NamedTuple):
     """Rows to be read, and what travels with them."""
 
-    rows: jax.Array  # where to read: always a row
+    row_ids: jax.Array  # where to read: always a row
     number: jax.Array  # the same in ascending order, or n where there is no row
     complete: jax.Array  # False where more rows were drawn than there was room for
 
@@ -203,7 +203,7 @@ class FlyState(NamedTuple):
 class Candidates(NamedTuple):
     """Rows that may be bright at the start, each kept with a known chance."""
 
-    rows: jax.Array
+    row_ids: jax.Array
     number: jax.Array
     chance: jax.Array
 
@@ -250,18 +250,18 @@ class FlyKernel:
     spread: float = 1.0
     first_step: float | None = None
 
-    def wants_at_start(self, key: jax.Array, context: Context) -> Candidates:
+    def initial_row_request(self, key: jax.Array, context: Context) -> Candidates:
         """Rows that are likely to be bright, found by a pass before the run."""
         del key
         return Candidates(**context["start"])
 
-    def wants(self, key: jax.Array, context: Context) -> Proposed:
+    def row_request(self, key: jax.Array, context: Context) -> Proposed:
         """The rows whose lights are tried; they depend on the key alone."""
         return skip_through(key, context["rate"], context["n"], self.proposals)
 
     def prepare(self, batch: Any, context: Context) -> Any:
         """Find where the rows' bounds are tight; keep what travelled with them."""
-        names = {*Proposed._fields, *Candidates._fields} - {"rows"}
+        names = {*Proposed._fields, *Candidates._fields} - {"row_ids"}
         travelled = {name: batch[name] for name in names if name in batch}
         return travelled | {"rows": self.bounded.cache(batch, context["bound"])}
 
@@ -288,7 +288,7 @@ class FlyKernel:
         return density
 
     def step(
-        self, key: jax.Array, state: FlyState, signal: Signal, batch: Any, context: Context
+        self, key: jax.Array, state: FlyState, signal: AdaptationFlags, batch: Any, context: Context
     ) -> tuple[FlyState, Draw]:
         """Update the lights, then move the parameters."""
         light_key, move_key = jax.random.split(key)

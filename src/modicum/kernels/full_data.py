@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from modicum.kernels.adaptation import Adaptation, Signal, adapt, start_adaptation
+from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt, start_adaptation
 from modicum.kernels.base import Context, Draw, unwhiten
 from modicum.kernels.moves import Move, Point, at_point
 
@@ -48,10 +48,10 @@ class FullDataKernel:
     spread: float = 1.0
     first_step: float | None = None
 
-    def wants_at_start(self, key: jax.Array, context: Context) -> None:
+    def initial_row_request(self, key: jax.Array, context: Context) -> None:
         """Full-data kernels read all rows through the context, not by index."""
 
-    def wants(self, key: jax.Array, context: Context) -> None:
+    def row_request(self, key: jax.Array, context: Context) -> None:
         """Full-data kernels read all rows through the context, not by index."""
 
     def prepare(self, batch: Any, context: Context) -> Any:
@@ -71,7 +71,12 @@ class FullDataKernel:
         return FullDataState(point, start_adaptation(size, self.first_step))
 
     def step(
-        self, key: jax.Array, state: FullDataState, signal: Signal, batch: Any, context: Context
+        self,
+        key: jax.Array,
+        state: FullDataState,
+        signal: AdaptationFlags,
+        batch: Any,
+        context: Context,
     ) -> tuple[FullDataState, Draw]:
         """One trajectory, one lesson for warm-up."""
         del batch

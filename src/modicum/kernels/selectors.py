@@ -19,9 +19,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from modicum.errors import SettingError
+from modicum.errors import SettingError, whole_number
 from modicum.kernels.base import Draw
-from modicum.kernels.integrators import Integrator, Matching
+from modicum.kernels.integrators import Integrator, NoiseMatch
 
 __all__ = ["SELECTORS", "Exponential", "Plain", "Selector"]
 
@@ -35,7 +35,7 @@ class Selector(ABC):
 
     @abstractmethod
     def select(
-        self, key: jax.Array, gradients: jax.Array, matching: Callable[[], Matching]
+        self, key: jax.Array, gradients: jax.Array, matching: Callable[[], NoiseMatch]
     ) -> tuple[jax.Array, Draw]:
         """Return one gradient, made of the candidates (batches, d), and what to record."""
 
@@ -50,7 +50,7 @@ class Plain(Selector):
         return 1
 
     def select(
-        self, key: jax.Array, gradients: jax.Array, matching: Callable[[], Matching]
+        self, key: jax.Array, gradients: jax.Array, matching: Callable[[], NoiseMatch]
     ) -> tuple[jax.Array, Draw]:
         """The only one."""
         del key, matching
@@ -87,11 +87,7 @@ class Exponential(Selector):
     weights: Literal["exponential", "linear"] = "exponential"
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.index_steps, int) and not isinstance(self.index_steps, bool)
-        if not whole or self.index_steps < 1:
-            raise SettingError(
-                f"index_steps must be a whole number of at least 1, not {self.index_steps!r}."
-            )
+        whole_number("index_steps", self.index_steps)
         if self.x not in ("current", "zero", "one", "rest"):
             raise SettingError(f"x must be 'current', 'zero', 'one' or 'rest', not {self.x!r}.")
         if self.weights not in ("exponential", "linear"):
@@ -112,7 +108,7 @@ class Exponential(Selector):
         return self.index_steps + 1 + reference
 
     def select(
-        self, key: jax.Array, gradients: jax.Array, matching: Callable[[], Matching]
+        self, key: jax.Array, gradients: jax.Array, matching: Callable[[], NoiseMatch]
     ) -> tuple[jax.Array, Draw]:
         """Walk through the candidates; record the share that was accepted."""
         match = matching()
@@ -131,7 +127,7 @@ class Exponential(Selector):
         last, accepted = jax.lax.scan(propose, first, (proposed, log_uniform), unroll=4)
         return last, {"acceptance_rate_index": jnp.mean(accepted.astype(gradients.dtype))}
 
-    def guess(self, match: Matching) -> jax.Array:
+    def guess(self, match: NoiseMatch) -> jax.Array:
         """x, by the guess at the next momentum."""
         return {
             "current": match.x,

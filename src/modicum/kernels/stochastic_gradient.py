@@ -16,13 +16,13 @@ import jax.numpy as jnp
 
 from modicum.designs import Design, Drawn
 from modicum.kernels.base import Context, Draw, scaled
-from modicum.kernels.integrators import Integrator, Walk
+from modicum.kernels.integrators import Integrator, IntegratorState
 from modicum.kernels.selectors import Selector
 
-__all__ = ["StepSignal", "StochasticGradientKernel", "StochasticGradientState"]
+__all__ = ["StepFlags", "StochasticGradientKernel", "StochasticGradientState"]
 
 
-class StepSignal(NamedTuple):
+class StepFlags(NamedTuple):
     """What is known of a step before the run."""
 
     step_size: Any
@@ -33,7 +33,7 @@ class StepSignal(NamedTuple):
 class StochasticGradientState(NamedTuple):
     """Where the chain is, and what its estimator remembers."""
 
-    walk: Walk
+    walk: IntegratorState
     memory: Any
 
 
@@ -75,10 +75,10 @@ class StochasticGradientKernel:
         """Gradients of single rows a step evaluates, snapshots aside."""
         return self.batches * self.batch * int(self.estimator.evaluations)
 
-    def wants_at_start(self, key: jax.Array, context: Context) -> None:
+    def initial_row_request(self, key: jax.Array, context: Context) -> None:
         """A chain starts without rows."""
 
-    def wants(self, key: jax.Array, context: Context) -> Drawn:
+    def row_request(self, key: jax.Array, context: Context) -> Drawn:
         """All candidate batches, each with a key of its own."""
         keys = jax.random.split(key, self.batches)
         return jax.vmap(lambda k: self.design.draw(k, self.batch, context["design"]))(keys)
@@ -105,7 +105,7 @@ class StochasticGradientKernel:
         self,
         key: jax.Array,
         state: StochasticGradientState,
-        signal: StepSignal,
+        signal: StepFlags,
         batch: Any,
         context: Context,
     ) -> tuple[StochasticGradientState, Draw]:
@@ -121,7 +121,7 @@ class StochasticGradientKernel:
         walk = self.integrator.drift(walk, h)
         gradients = self.gradients(walk.z, batch, memory, context)
         gradient, info = self.selector.select(
-            select_key, gradients, lambda: self.integrator.matching(walk, h)
+            select_key, gradients, lambda: self.integrator.noise_match(walk, h)
         )
 
         def diagonal() -> jax.Array:

@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from modicum.errors import SettingError
+from modicum.errors import ModicumWarning, SettingError
 from modicum.kernels.base import Kernel
 from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.passes import NEAR, Anchor, ModeRecord, Sums, anchor_at_mode
 from modicum.rows import Rows
-from modicum.run import Checkpoint, History, Pause
+from modicum.run import Checkpoint, History, PeriodicHook
 
 __all__ = ["Coordinates", "Method", "Outcome", "Parameters", "Plan", "Task"]
 
@@ -115,11 +115,11 @@ class Plan:
     signals: Any
     anchor: Coordinates
     rows: Any = None  # rows the kernel wants by index (see run.Chains)
-    numbers: int = 0  # prepared of the rows an iteration wants
+    floats_per_iteration: int = 0  # prepared of the rows an iteration wants
     start_rows: int = 0  # evaluated by each chain before its first iteration
     tuning: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    pause: Pause | None = None  # what is done to the chains between iterations
+    notes: list[ModicumWarning] = field(default_factory=list)
+    pause: PeriodicHook | None = None  # what is done to the chains between iterations
 
 
 @dataclass
@@ -128,7 +128,7 @@ class Outcome:
 
     weights: np.ndarray | None = None
     target_accept: float = 0.8  # what the moves were tuned for
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[ModicumWarning] = field(default_factory=list)
 
 
 class Method(ABC):

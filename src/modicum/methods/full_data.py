@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from modicum.errors import SettingError, is_number
+from modicum.errors import SettingError, is_number, whole_number
 from modicum.kernels.adaptation import schedule
 from modicum.kernels.full_data import FullDataKernel
 from modicum.kernels.moves import HMCMove, Move, NUTSMove
@@ -104,8 +104,7 @@ class NUTS(_FullData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not is_number(self.max_depth) or self.max_depth < 1:
-            raise SettingError("max_depth must be a whole number of at least 1.")
+        whole_number("max_depth", self.max_depth)
 
     def move(self) -> Move:
         """BlackJAX's NUTS."""
@@ -142,8 +141,7 @@ class HMC(_FullData):
         super().__post_init__()
         if not is_number(self.trajectory) or not self.trajectory > 0:
             raise SettingError("trajectory must be a positive number; 1.2 is usual.")
-        if not is_number(self.max_steps) or self.max_steps < 1:
-            raise SettingError("max_steps must be a whole number of at least 1.")
+        whole_number("max_steps", self.max_steps)
         if not is_number(self.jitter) or not 0 <= self.jitter < 1:
             raise SettingError("jitter must lie between 0 and 1.")
 

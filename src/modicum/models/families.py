@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln
 
-from modicum.errors import SettingError
+from modicum.errors import SettingError, whole_number
 from modicum.models.base import Labels, Params
 from modicum.models.checks import class_fault, count_classes, is_positive
 from modicum.models.functions import softplus, with_reference
@@ -35,7 +35,7 @@ class Logistic(LinearPredictorModel):
     Logistic(prior_scale=2.5, intercept=True, intercept_scale=10.0)
     """
 
-    def f(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """Y eta - log(1 + e^eta)."""
         return y * eta[0] - softplus(eta[0])
 
@@ -44,7 +44,7 @@ class Logistic(LinearPredictorModel):
         p, q = jax.nn.sigmoid(eta), jax.nn.sigmoid(-eta)  # q = 1 - p without cancellation
         return y * eta - softplus(eta), y - p, -p * q, -p * q * (q - p)
 
-    def higher(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """Polynomials in s = p (1 - p)."""
         p, q = jax.nn.sigmoid(eta), jax.nn.sigmoid(-eta)
         s = p * q
@@ -75,7 +75,7 @@ class Poisson(LinearPredictorModel):
     >>> mo.models.Poisson().check(rows)
     """
 
-    def f(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """Y eta - e^eta - log y!."""
         return y * eta[0] - jnp.exp(eta[0]) - _log_factorial(y, eta)
 
@@ -84,7 +84,7 @@ class Poisson(LinearPredictorModel):
         rate = jnp.exp(eta)
         return y * eta - rate - _log_factorial(y, eta), y - rate, -rate, -rate
 
-    def higher(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """Minus the rate, again and again."""
         rate = jnp.exp(eta)
         return -rate, -rate, -rate
@@ -174,7 +174,7 @@ class Gaussian(_ScaleFamily):
     ((), ('log_scale',))
     """
 
-    def f(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """Normal log-density."""
         s = self.spread(eta)
         return -0.5 * ((y - eta[0]) / s) ** 2 - jnp.log(s) - 0.5 * np.log(2 * np.pi)
@@ -187,7 +187,7 @@ class Gaussian(_ScaleFamily):
         f = -0.5 * r**2 - np.log(s) - 0.5 * np.log(2 * np.pi)
         return f, r / s, constant, jnp.zeros_like(eta)
 
-    def higher(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """Zero: the log-density is quadratic."""
         return jnp.zeros_like(eta), jnp.zeros_like(eta), jnp.zeros_like(eta)
 
@@ -215,7 +215,7 @@ class StudentT(_ScaleFamily):
         nu = self.df
         return gammaln((nu + 1) / 2) - gammaln(nu / 2) - 0.5 * np.log(nu * np.pi)
 
-    def f(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """Student-t log-density."""
         s, nu = self.spread(eta), self.df
         return (
@@ -234,7 +234,7 @@ class StudentT(_ScaleFamily):
         f3 = 2 * (nu + 1) * r * (r**2 - 3 * v) / (v + r**2) ** 3
         return f, f1, f2, f3
 
-    def higher(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """The k-th derivative is (nu + 1) (k - 1)! Re (r + i s sqrt(nu))^-k."""
         s, nu = self.known_scale(), self.df
         inverse = 1 / jax.lax.complex(y - eta, jnp.full_like(eta, s * np.sqrt(nu)))
@@ -260,9 +260,8 @@ class Softmax(LinearPredictorModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole = isinstance(self.classes, int | np.integer) and not isinstance(self.classes, bool)
-        if self.classes is not None and not (whole and self.classes >= 2):
-            raise SettingError(f"classes must be a whole number from 2, not {self.classes!r}.")
+        if self.classes is not None:
+            whole_number("classes", self.classes, 2)
 
     def predictors(self, rows: Rows) -> int:
         """One a class but the reference."""
@@ -270,7 +269,7 @@ class Softmax(LinearPredictorModel):
             return self.classes - 1
         return count_classes(rows) - 1
 
-    def f(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """eta_y - log sum exp(eta), the reference class at 0."""
         padded = jnp.append(eta, 0.0)
         return padded[y.astype(int)] - jax.nn.logsumexp(padded)
@@ -289,9 +288,9 @@ class Softmax(LinearPredictorModel):
         covariance += reference[..., None, None] * pi[..., :, None] * pi[..., None, :]
         third = jnp.einsum("...c,...ca,...cb,...cd->...abd", pi, centred, centred, centred)
         third -= reference[..., None, None, None] * jnp.einsum("...a,...b,...c->...abc", pi, pi, pi)
-        return jax.vmap(self.f)(eta, y), hot - pi, -covariance, -third
+        return jax.vmap(self.log_density)(eta, y), hot - pi, -covariance, -third
 
-    def higher(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """Not of use: softmax control variates are differentiated automatically."""
         raise SettingError("Softmax has several predictors; its expansion stops at order 3.")
 

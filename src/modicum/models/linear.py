@@ -62,7 +62,7 @@ class LinearPredictorModel(BaseModel):
     # What a family says -------------------------------------------------------------------
 
     @abstractmethod
-    def f(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """Log-likelihood of one row; `eta` is the vector of its predictors."""
 
     @abstractmethod
@@ -70,7 +70,7 @@ class LinearPredictorModel(BaseModel):
         """f, f', f'', f''' in the (first) linear predictor, elementwise over rows."""
 
     @abstractmethod
-    def higher(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
         """Derivatives 4, 5 and 6 of f in the linear predictor, elementwise over rows."""
 
     @abstractmethod
@@ -107,7 +107,9 @@ class LinearPredictorModel(BaseModel):
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
         """F at the predictors of each row."""
-        return jax.vmap(self.f)(self.predictor_vector(theta, batch), jnp.asarray(batch["y"]))
+        return jax.vmap(self.log_density)(
+            self.predictor_vector(theta, batch), jnp.asarray(batch["y"])
+        )
 
     def log_prior(self, theta: Params) -> jax.Array:
         """Independent normals: on beta, the intercept, and the extras (on their log scale)."""

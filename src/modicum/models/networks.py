@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError, SettingError, whole_number
 from modicum.models.base import Params
 from modicum.models.layers import (
     Shapes,
@@ -22,7 +22,8 @@ from modicum.models.layers import (
     max_pool,
     start_layers,
 )
-from modicum.models.neural import NeuralModel, whole, wholes
+from modicum.models.neural import NeuralModel, wholes
+from modicum.random import IMPL
 from modicum.rows import Rows
 
 __all__ = ["CNN", "MLP"]
@@ -59,8 +60,8 @@ class _Layered(NeuralModel):
         object.__setattr__(self, "hidden", wholes("hidden", self.hidden))
         activation_named(self.activation)
         self.check_settings()
-        if self.classes is not None and whole("classes", self.classes) < 2:
-            raise SettingError("classes must be a whole number from 2, not 1.")
+        if self.classes is not None:
+            whole_number("classes", self.classes, 2)
 
     @abstractmethod
     def layers(self, rows: Rows) -> Shapes:
@@ -84,7 +85,7 @@ class _Layered(NeuralModel):
 
     def start(self, rows: Rows) -> Params:
         """Random weights by He's rule, the same for the same `start_seed`."""
-        normals = _normals(jax.random.key(self.start_seed), shapes := self.layers(rows))
+        normals = _normals(jax.random.key(self.start_seed, impl=IMPL), shapes := self.layers(rows))
         return start_layers(np.asarray(normals, np.float64), shapes, self.activation)
 
     def random_start(self, rows: Rows, key: jax.Array) -> Params:
@@ -203,8 +204,8 @@ class CNN(_Layered):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "channels", wholes("channels", self.channels))
-        whole("kernel", self.kernel)
-        whole("pool", self.pool)
+        whole_number("kernel", self.kernel)
+        whole_number("pool", self.pool)
         if self.padding not in ("VALID", "SAME"):
             raise SettingError(f"padding must be 'VALID' or 'SAME', not {self.padding!r}.")
         if self.image is not None:

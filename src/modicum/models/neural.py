@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.errors import DataError, SettingError, suggestion
+from modicum.errors import DataError, SettingError, suggestion, whole_number
 from modicum.models.base import BaseModel, Batch, Params
 from modicum.models.checks import check_outcomes, class_fault, count_classes, is_positive
 from modicum.rows import Rows
@@ -129,15 +129,7 @@ def _only(outputs: jax.Array) -> jax.Array:
     return outputs[:, 0] if outputs.ndim == 2 else outputs
 
 
-def whole(name: str, value: Any) -> int:
-    """Return a setting that must be a whole number from 1."""
-    fine = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not fine or value < 1:
-        raise SettingError(f"{name} must be a whole number of at least 1, not {value!r}.")
-    return int(value)
-
-
 def wholes(name: str, value: Any) -> tuple[int, ...]:
     """Return a setting that must be whole numbers from 1, as a hashable tuple; one is enough."""
     given = value if isinstance(value, tuple | list) else (value,)
-    return tuple(whole(f"each entry of {name}", item) for item in given)
+    return tuple(whole_number(f"each entry of {name}", item) for item in given)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 from scipy.linalg import cholesky, eigh, solve_triangular
 
+from modicum.errors import ModicumWarning
 from modicum.models import BaseModel, Logistic, Softmax
 from modicum.passes.mode import (
     DENSE_LIMIT,
@@ -52,7 +53,7 @@ class Anchor:
     B: np.ndarray
     factor: np.ndarray
     record: ModeRecord | None = None
-    notes: list[str] = field(default_factory=list)
+    notes: list[ModicumWarning] = field(default_factory=list)
 
     @property
     def sd(self) -> np.ndarray:
@@ -65,7 +66,10 @@ class Anchor:
         """Everything as arrays, for a checkpoint."""
         record = json.dumps(None if self.record is None else asdict(self.record))
         sums = {"point": self.point, "C": np.asarray(self.C), "A": self.A, "B": self.B}
-        told = {"record": np.array(record), "notes": np.array(json.dumps(self.notes))}
+        told = {
+            "record": np.array(record),
+            "notes": np.array(json.dumps([n.to_dict() for n in self.notes])),
+        }
         return sums | {"factor": self.factor} | told
 
     @classmethod
@@ -76,7 +80,7 @@ class Anchor:
             C=float(arrays["C"]),
             **{name: arrays[name] for name in ("point", "A", "B", "factor")},
             record=None if record is None else ModeRecord(**record),
-            notes=json.loads(str(arrays["notes"])),
+            notes=[ModicumWarning.from_dict(n) for n in json.loads(str(arrays["notes"]))],
         )
 
     def whiten(self, t: np.ndarray) -> np.ndarray:
@@ -113,12 +117,15 @@ def anchor_at_mode(
 
 
 def _from_curvature(at: Curvature, record: ModeRecord | None, names: tuple[str, ...]) -> Anchor:
-    notes = []
+    notes: list[ModicumWarning] = []
     factor, mended = whitening_factor(at.precision)
     if mended:
         notes.append(
-            "the log-posterior is not concave at the anchor (its Hessian is not negative "
-            "definite); the mass matrix was built from the absolute curvature instead."
+            ModicumWarning(
+                "not-concave",
+                "the log-posterior is not concave at the anchor (its Hessian is not negative "
+                "definite), and the mass matrix was built from the absolute curvature instead",
+            )
         )
     dull = _dull_direction(at, names)
     if dull:
@@ -140,7 +147,7 @@ def whitening_factor(precision: np.ndarray, least: float = 0.0) -> tuple[np.ndar
         return vectors / np.sqrt(clipped), True
 
 
-def _dull_direction(at: Curvature, names: tuple[str, ...]) -> str | None:
+def _dull_direction(at: Curvature, names: tuple[str, ...]) -> ModicumWarning | None:
     """Say so if along some direction the prior decides and the data do not."""
     try:
         ratios, vectors = eigh(-at.B, -at.prior_hessian)
@@ -152,21 +159,29 @@ def _dull_direction(at: Curvature, names: tuple[str, ...]) -> str | None:
     order = np.argsort(-share)
     top = [i for i in order[:3] if share[i] > 0.3 * share[order[0]]]
     called = ", ".join(names[i] if i < len(names) else f"parameter {i}" for i in top)
-    return (
+    return ModicumWarning(
+        "prior-decides",
         f"the data say next to nothing about {called} (or a combination of them), so the posterior "
         "there is the prior: collinear columns, a level without both outcomes, or perfect "
-        "separation; drop a column, merge levels, or choose that prior with care."
+        "separation",
+        "drop a column, merge levels, or choose that prior with care",
+        information=float(ratios[0]),
     )
 
 
-def _separation(model: BaseModel, at: Curvature) -> list[str]:
+def _separation(model: BaseModel, at: Curvature) -> list[ModicumWarning]:
     """Say so if every outcome is foretold: the likelihood then only rises along some direction."""
     if not isinstance(model, Logistic | Softmax) or at.C < SEPARATED:
         return []
     return [
-        "the columns of x foretell every outcome (perfect separation), so how large the "
-        "coefficients are is decided by the prior and not by the data; give a tighter prior_scale "
-        "(2.5 is usual), or drop the column that gives the outcome away."
+        ModicumWarning(
+            "separation",
+            "the columns of x foretell every outcome (perfect separation), so how large the "
+            "coefficients are is decided by the prior and not by the data",
+            "give a tighter prior_scale (2.5 is usual), or drop the column that gives the outcome "
+            "away",
+            log_likelihood=at.C,
+        )
     ]
 
 

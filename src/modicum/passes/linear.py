@@ -77,8 +77,8 @@ def _derivatives(
     if predictors.shape[1] == 1 and not isinstance(model, Softmax):  # of two classes
         f, f1, f2, _ = model.derivatives(predictors[:, 0], y)
         return f, f1[:, None], f2[:, None, None]
-    value_and_slope = jax.vmap(jax.value_and_grad(model.f))
-    return *value_and_slope(predictors, y), jax.vmap(jax.hessian(model.f))(predictors, y)
+    value_and_slope = jax.vmap(jax.value_and_grad(model.log_density))
+    return *value_and_slope(predictors, y), jax.vmap(jax.hessian(model.log_density))(predictors, y)
 
 
 def _blocks(x: jax.Array, h: jax.Array, count: int) -> jax.Array:

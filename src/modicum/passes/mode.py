@@ -15,6 +15,7 @@ from modicum.errors import ConvergenceError
 from modicum.models import LinearPredictorModel, Target
 from modicum.passes.engine import chunk_rows
 from modicum.passes.sums import Sums
+from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.runtime import in_double_precision, jit
 
@@ -167,7 +168,7 @@ def _subset(sums: Sums, seed: int) -> Sums:
     size = whole if 4 * whole <= n else size
     if 2 * size > n:
         return sums
-    picked = np.sort(np.random.default_rng(seed).choice(n, size, replace=False))
+    picked = np.sort(generator(seed, Stream.MODE_SUBSET).choice(n, size, replace=False))
     rows = Rows(**sums.rows.take(picked), dtype=sums.rows.dtype)
     return replace(sums, rows=rows)
 

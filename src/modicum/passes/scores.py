@@ -20,6 +20,7 @@ import numpy as np
 from modicum.models import Target
 from modicum.passes.mode import DENSE_LIMIT
 from modicum.passes.sums import Sums
+from modicum.random import Stream, generator
 from modicum.runtime import in_double_precision, jit
 
 __all__ = ["scores"]
@@ -45,7 +46,7 @@ def _estimated(sums: Sums, points: np.ndarray, subsample: int, seed: int) -> np.
         known = gradient + (points - centre) @ hessian
     else:
         known = np.broadcast_to(sums.gradient(centre, "anchor")[1], points.shape)
-    rng, n, rows = np.random.default_rng(seed), len(sums.rows), sums.rows
+    rng, n, rows = generator(seed, Stream.SCORE_ROWS), len(sums.rows), sums.rows
     width = max(1, rows.row_bytes // rows.dtype.itemsize)
     group = max(1, min(len(points), TOGETHER // (subsample * width)))
     found = []

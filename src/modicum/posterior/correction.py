@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from modicum.errors import SettingError, warn
+from modicum.errors import ModicumWarning, SettingError, warn
 from modicum.ledger import Ledger
 from modicum.posterior.weighted import kish_share, weighted_mean
 
@@ -53,8 +53,12 @@ def correct(posterior: Posterior, rows: Any, draws: int, progressbar: bool) -> P
     if tail > WORST_TAIL and report["effective_share"] < 0.9:
         corrected.warnings.append(
             warn(
-                f"the importance weights are too uneven to correct with (Pareto k {tail:.2f}); "
-                'sample with more rows (subsample) or exactly (HMCECS(exact="delayed")).',
+                ModicumWarning(
+                    "weights-uneven",
+                    f"the importance weights are too uneven to correct with (Pareto k {tail:.2f})",
+                    'sample with more rows (subsample) or exactly (HMCECS(exact="delayed"))',
+                    pareto_k=tail,
+                ),
                 stacklevel=4,
             )
         )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from modicum.errors import warn
+from modicum.errors import ModicumWarning, warn
 from modicum.posterior.labels import axis_labels
 
 if TYPE_CHECKING:
@@ -34,8 +34,12 @@ def to_datatree(posterior: Posterior) -> xr.DataTree:
         stats[name] = posterior.weights
         if posterior.weighted:
             warn(
-                f"These draws carry a {name} each (sample_stats[{name!r}]), which ArviZ's "
-                "summaries and plots ignore; Posterior.summary() respects it.",
+                ModicumWarning(
+                    "weights-ignored",
+                    f"these draws carry a {name} each (sample_stats[{name!r}]), which ArviZ's "
+                    "summaries and plots ignore",
+                    "use Posterior.summary(), which respects it",
+                ),
                 stacklevel=4,
             )
     groups = {"posterior": posterior.draws} | ({"sample_stats": stats} if stats else {})
@@ -70,7 +74,7 @@ def _attributes(posterior: Posterior) -> dict[str, Any]:
         "row_evaluations": ledger.evaluations,
         "data_passes": ledger.passes,
         "data_rows": ledger.rows,
-        "warnings": "\n".join(posterior.warnings),
+        "warnings": "\n".join(map(str, posterior.warnings)),
     }
     if ledger.share is not None:
         attrs["share_of_full_data"] = ledger.share

@@ -9,6 +9,7 @@ import numpy as np
 
 from modicum.diagnostics import r_hat
 from modicum.diagnostics.inefficiency import finite_and_moving
+from modicum.errors import ModicumWarning
 from modicum.posterior.labels import scalar_names, tidy_labels
 from modicum.posterior.summary import diagnose
 from modicum.posterior.weighted import kish_share, weighted_mcse
@@ -27,7 +28,7 @@ def convergence_warnings(
     weights: np.ndarray | None = None,
     labels: Mapping[str, Any] | None = None,
     target_accept: float = 0.8,
-) -> list[str]:
+) -> list[ModicumWarning]:
     """List what is wrong with the draws, the gravest first; an empty list is a clean bill.
 
     Checked are values that are not finite, chains that stand still, signs that cancel or weights
@@ -47,8 +48,8 @@ def convergence_warnings(
     >>> x = np.random.default_rng(1).normal(size=(4, 500))
     >>> convergence_warnings({"beta": x}, {})
     []
-    >>> convergence_warnings({"beta": x + np.arange(4)[:, None]}, {})[0]
-    'The chains disagree: R-hat is 1.55 for beta (limit 1.01); draw more, or tune longer.'
+    >>> print(convergence_warnings({"beta": x + np.arange(4)[:, None]}, {})[0])
+    the chains disagree: R-hat is 1.55 for beta (limit 1.01); draw more, or tune longer.
     """
     arrays = {name: np.asarray(x) for name, x in draws.items()}
     found = _not_finite(arrays)
@@ -67,19 +68,24 @@ def convergence_warnings(
     return found
 
 
-def _not_finite(draws: dict[str, np.ndarray]) -> list[str]:
+def _not_finite(draws: dict[str, np.ndarray]) -> list[ModicumWarning]:
     for name, x in draws.items():
         bad = np.argwhere(~np.isfinite(x))
         if len(bad):
             chain, draw = bad[0][:2]
             return [
-                f"The draws of {name} are not finite from draw {draw} of chain {chain} on; "
-                "rescale the columns of the rows or use a proper prior."
+                ModicumWarning(
+                    "not-finite",
+                    f"the draws of {name} are not finite from draw {draw} of chain {chain} on",
+                    "rescale the columns of the rows or use a proper prior",
+                    chain=chain,
+                    draw=draw,
+                )
             ]
     return []
 
 
-def _standing_still(draws: dict[str, np.ndarray]) -> list[str]:
+def _standing_still(draws: dict[str, np.ndarray]) -> list[ModicumWarning]:
     """Find the chain that stays longest in one place: a pseudo-marginal chain can get stuck."""
     chains, number = next(iter(draws.values())).shape[:2]
     if number < 2:
@@ -93,13 +99,23 @@ def _standing_still(draws: dict[str, np.ndarray]) -> list[str]:
     if longest[worst] == number:
         count = int((longest == number).sum())
         return [
-            f"{count} of {chains} chains never moved (the first is chain {worst}); start nearer to "
-            "the mode, use a smaller step or more rows per step."
+            ModicumWarning(
+                "chains-stuck",
+                f"{count} of {chains} chains never moved (the first is chain {worst})",
+                "start nearer to the mode, use a smaller step or more rows per step",
+                chains=count,
+            )
         ]
     if longest[worst] >= max(10, number // 5):
         return [
-            f"Chain {worst} stood still for {longest[worst]} of its {number} draws; use more rows "
-            "per step, so that the likelihood estimate varies less, or a smaller step."
+            ModicumWarning(
+                "chain-rested",
+                f"chain {worst} stood still for {longest[worst]} of its {number} draws",
+                "use more rows per step, so that the likelihood estimate varies less, or a "
+                "smaller step",
+                chain=worst,
+                draws=longest[worst],
+            )
         ]
     return []
 
@@ -110,7 +126,7 @@ def _longest_rest(moved: np.ndarray) -> int:
     return int(np.diff(at).max())
 
 
-def _signs_and_weights(weights: np.ndarray) -> list[str]:
+def _signs_and_weights(weights: np.ndarray) -> list[ModicumWarning]:
     mean = weights.mean()
     found = []
     if (weights < 0).any():
@@ -118,57 +134,90 @@ def _signs_and_weights(weights: np.ndarray) -> list[str]:
         error = float(weighted_mcse(weights, np.ones_like(weights)))
         if not mean > 0 or mean < 5 * error:
             found.append(
-                f"The signs cancel: their mean is {mean:.2g} with an error of {error:.2g}, and "
-                "every estimate is divided by it; use more products (lambda) or more rows in each."
+                ModicumWarning(
+                    "signs-cancel",
+                    f"the signs cancel: their mean is {mean:.2g} with an error of {error:.2g}, and "
+                    "every estimate is divided by it",
+                    "use more products (lambda) or more rows in each",
+                    mean=mean,
+                    error=error,
+                )
             )
         elif mean < 0.5:
             found.append(
-                f"The mean sign is only {mean:.2f}, so errors are {1 / mean:.1f} times larger; use "
-                "more products (lambda) or more rows in each."
+                ModicumWarning(
+                    "signs-cancel",
+                    f"the mean sign is only {mean:.2f}, so errors are {1 / mean:.1f} times larger",
+                    "use more products (lambda) or more rows in each",
+                    mean=mean,
+                    error=error,
+                )
             )
     elif kish_share(weights) < 0.1:
         found.append(
-            f"The importance weights rest on {kish_share(weights):.1%} of the draws; use more rows "
-            "per step, so that the draws come nearer to the posterior."
+            ModicumWarning(
+                "weights-uneven",
+                f"the importance weights rest on {kish_share(weights):.1%} of the draws",
+                "use more rows per step, so that the draws come nearer to the posterior",
+                share=kish_share(weights),
+            )
         )
     if _measurable(weights) and r_hat(weights) > _largest_r_hat(
         weights.shape[0], weights.shape[1], 1
     ):
         found.append(
-            f"The chains disagree about the signs or weights: their R-hat is {r_hat(weights):.2f}; "
-            "draw more, or use more rows per step."
+            ModicumWarning(
+                "weights-r-hat",
+                "the chains disagree about the signs or weights: their R-hat is "
+                f"{r_hat(weights):.2f}",
+                "draw more, or use more rows per step",
+                r_hat=float(r_hat(weights)),
+            )
         )
     return found
 
 
-def _steps(stats: dict[str, np.ndarray], target_accept: float) -> list[str]:
+def _steps(stats: dict[str, np.ndarray], target_accept: float) -> list[ModicumWarning]:
     found = []
     if "diverging" in stats and stats["diverging"].any():
         count = int(stats["diverging"].sum())
         found.append(
-            f"{count} of {stats['diverging'].size} trajectories diverged, so parts of the "
-            "posterior may be missing; use a smaller step (a higher target acceptance) or rescale "
-            "the columns."
+            ModicumWarning(
+                "divergences",
+                f"{count} of {stats['diverging'].size} trajectories diverged, so parts of the "
+                "posterior may be missing",
+                "use a smaller step (a higher target acceptance) or rescale the columns",
+                trajectories=count,
+            )
         )
     if "acceptance_rate" in stats and stats["acceptance_rate"].size:
         rates = stats["acceptance_rate"].mean(axis=1)
         worst = int(rates.argmin())
         if rates[worst] < 0.625 * target_accept:  # a half of the usual 0.8
             found.append(
-                f"Chain {worst} accepted only {rates[worst]:.0%} of its proposals; tune longer or "
-                "use a smaller step."
+                ModicumWarning(
+                    "acceptance-low",
+                    f"chain {worst} accepted only {rates[worst]:.0%} of its proposals",
+                    "tune longer or use a smaller step",
+                    chain=worst,
+                    rate=rates[worst],
+                )
             )
     if "reached_max_treedepth" in stats:
         share = float(stats["reached_max_treedepth"].mean())
         if share > 0.05:
             found.append(
-                f"{share:.0%} of the trajectories were cut off at the largest tree depth; allow "
-                "deeper trees or tune longer."
+                ModicumWarning(
+                    "tree-depth",
+                    f"{share:.0%} of the trajectories were cut off at the largest tree depth",
+                    "allow deeper trees or tune longer",
+                    share=share,
+                )
             )
     return found
 
 
-def _disagreement(draws: dict[str, np.ndarray], weights: Any, labels: Any) -> list[str]:
+def _disagreement(draws: dict[str, np.ndarray], weights: Any, labels: Any) -> list[ModicumWarning]:
     """R-hat and effective sample size of the worst parameter."""
     names, values = [], []
     for name, x in draws.items():
@@ -187,16 +236,27 @@ def _disagreement(draws: dict[str, np.ndarray], weights: Any, labels: Any) -> li
     worst, limit = int(rs.argmax()), _largest_r_hat(len(part), number, len(some))
     if rs[worst] > limit:
         found.append(
-            f"The chains disagree: R-hat is {rs[worst]:.2f} for {names[some[worst]]} "
-            f"(limit {limit:.2f}); draw more, or tune longer."
+            ModicumWarning(
+                "r-hat",
+                f"the chains disagree: R-hat is {rs[worst]:.2f} for {names[some[worst]]} "
+                f"(limit {limit:.2f})",
+                "draw more, or tune longer",
+                r_hat=rs[worst],
+                limit=limit,
+            )
         )
     sizes = np.fmin(measured["ess_bulk"], measured["ess_tail"]) * chains / len(part)
     sizes = np.where(np.isnan(sizes), np.inf, sizes)
     worst = int(sizes.argmin())
     if sizes[worst] < _smallest_ess(chains * number):
         found.append(
-            f"The {chains * number} draws are worth only {sizes[worst]:.0f} independent ones for "
-            f"{names[some[worst]]} (ESS); draw more, or more rows per step if subsampling slows it."
+            ModicumWarning(
+                "ess",
+                f"the {chains * number} draws are worth only {sizes[worst]:.0f} independent ones "
+                f"for {names[some[worst]]} (ESS)",
+                "draw more, or use more rows per step if subsampling slows it",
+                ess=sizes[worst],
+            )
         )
     return found
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from modicum.errors import SettingError
+from modicum.errors import ModicumWarning, SettingError
 from modicum.ledger import Ledger
 from modicum.posterior import correction, datatree, learning, prediction, storage, summary
 from modicum.posterior import score as scoring
@@ -77,7 +77,7 @@ class Posterior:
     ledger: Ledger
     labels: Mapping[str, Any] = field(default_factory=dict)
     weights: np.ndarray | None = None
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[ModicumWarning] = field(default_factory=list)
     tuning: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     predictor: Any = None

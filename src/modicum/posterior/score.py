@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from modicum.errors import SettingError, warn
+from modicum.errors import ModicumWarning, SettingError, warn
 from modicum.posterior.prediction import Batch, in_pieces, thinned
 from modicum.posterior.weighted import normalised, weighted_mean
 
@@ -125,8 +125,13 @@ class _Total:
         """Averages over rows, draws and chains."""
         if self.cancelled:
             warn(
-                f"the signs of the draws cancel: {self.cancelled} of {self.rows} rows have a "
-                "predictive density below zero; score with more draws.",
+                ModicumWarning(
+                    "signs-cancel",
+                    f"the signs of the draws cancel: {self.cancelled} of {self.rows} rows have a "
+                    "predictive density below zero",
+                    "score with more draws",
+                    rows=self.cancelled,
+                ),
                 stacklevel=5,
             )
         if not self.classes:

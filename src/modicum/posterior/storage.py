@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from modicum.errors import DataError
+from modicum.errors import DataError, ModicumWarning
 from modicum.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ def _encode(value: Any, arrays: list[np.ndarray]) -> Any:
     if isinstance(value, list | tuple):
         kind = "tuple" if isinstance(value, tuple) else "list"
         return {kind: [_encode(v, arrays) for v in value]}
+    if isinstance(value, ModicumWarning):
+        return {"warning": _encode(value.to_dict(), arrays)}
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, str | bool | int | float):
@@ -111,5 +113,7 @@ def _decode(value: Any, archive: zipfile.ZipFile) -> Any:
             return array
     if kind == "dict":
         return {k: _decode(v, archive) for k, v in inside}
+    if kind == "warning":
+        return ModicumWarning.from_dict(_decode(inside, archive))
     items = [_decode(v, archive) for v in inside]
     return tuple(items) if kind == "tuple" else items

@@ -1,9 +1,9 @@
 """Running chains: chunks, threads, rows fetched ahead, progress, checkpoints."""
 
 from modicum.run.advance import BLOCK
-from modicum.run.chains import Chains, Parallel, chain_keys, default_parallel
+from modicum.run.chains import Chains, Parallel, default_parallel
 from modicum.run.checkpoint import Checkpoint
-from modicum.run.runner import History, Pause, capacity_for, run
+from modicum.run.runner import History, PeriodicHook, capacity_for, run
 
 __all__ = [
     "BLOCK",
@@ -11,9 +11,8 @@ __all__ = [
     "Checkpoint",
     "History",
     "Parallel",
-    "Pause",
+    "PeriodicHook",
     "capacity_for",
-    "chain_keys",
     "default_parallel",
     "run",
 ]

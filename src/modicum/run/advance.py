@@ -18,9 +18,10 @@ import jax
 import jax.numpy as jnp
 from jax.extend.random import threefry_2x32
 
-from modicum.kernels.base import Kernel, Wanted, travelling
+from modicum.kernels.base import Kernel, RowRequest, travelling
+from modicum.random import typed
 from modicum.run.records import packed
-from modicum.runtime import GRAPHS, SOONEST, jit
+from modicum.runtime import FASTEST_COMPILE, GPU_GRAPHS, jit
 
 __all__ = [
     "BLOCK",
@@ -64,21 +65,21 @@ def _keys(chain_key: Any, iteration: Any) -> tuple[jax.Array, jax.Array]:
     number = jnp.asarray(iteration).astype(jnp.uint32)
     counts = jnp.stack([number, number, jnp.uint32(0), jnp.uint32(1)])
     rows_key, step_key = threefry_2x32(chain_key, counts).reshape(2, 2).T
-    return rows_key, step_key
+    return typed(rows_key), typed(step_key)
 
 
 def _start_keys(chain_key: Any) -> tuple[jax.Array, jax.Array]:
     return _keys(chain_key, 2**32 - 1)
 
 
-def _read(rows: Any, wanted: Wanted) -> Any:
+def _read(rows: Any, wanted: RowRequest) -> Any:
     """Rows by index, with what travels with them."""
-    return {name: field[wanted.rows] for name, field in rows.items()} | travelling(wanted)
+    return {name: field[wanted.row_ids] for name, field in rows.items()} | travelling(wanted)
 
 
 def _begin(kernel: Kernel, context: Any, rows: Any, batch: Any, chain_key: Any) -> Progress:
     rows_key, init_key = _start_keys(chain_key)
-    drawn = kernel.wants_at_start(rows_key, context)
+    drawn = kernel.initial_row_request(rows_key, context)
     if drawn is not None and batch is None:
         batch = _read(rows, drawn)
     if batch is not None:
@@ -117,7 +118,7 @@ def _advance(
                 lambda field: jax.lax.dynamic_slice_in_dim(field, b * block, block), batches
             )
         else:
-            drawn = jax.vmap(lambda key: kernel.wants(key, context))(rows_keys)
+            drawn = jax.vmap(lambda key: kernel.row_request(key, context))(rows_keys)
             if drawn is None:
                 return None
             fresh = _read(rows, drawn)
@@ -165,15 +166,15 @@ def _advance(
 
 
 def _wanted(kernel: Kernel, context: Any, chain_key: Any, iterations: Any) -> Any:
-    return jax.vmap(lambda i: kernel.wants(_keys(chain_key, i)[0], context))(iterations)
+    return jax.vmap(lambda i: kernel.row_request(_keys(chain_key, i)[0], context))(iterations)
 
 
 def _wanted_at_start(kernel: Kernel, context: Any, chain_key: Any) -> Any:
-    return kernel.wants_at_start(_start_keys(chain_key)[0], context)
+    return kernel.initial_row_request(_start_keys(chain_key)[0], context)
 
 
 # One chain, for a thread of its own ...
-begin = jit(static=0, options=SOONEST)(_begin)
+begin = jit(static=0, options=FASTEST_COMPILE)(_begin)
 advance = jit(static=(0, 1))(_advance)
 wanted = jit(static=0)(_wanted)
 wanted_at_start = jit(static=0)(_wanted_at_start)
@@ -186,7 +187,7 @@ def begin_together(kernel: Kernel, context: Any, rows: Any, batch: Any, chain_ke
     return jax.vmap(partial(_begin, kernel, context, rows))(batch, chain_keys)
 
 
-@jit(static=(0, 1), on_gpu=GRAPHS)
+@jit(static=(0, 1), on_gpu=GPU_GRAPHS)
 def advance_together(
     kernel: Kernel,
     extent: Extent,

@@ -24,7 +24,7 @@ from modicum.run.fetching import Fetcher, lengthened
 from modicum.run.records import Record, copy_to, precompile, room_for, unpacked
 from modicum.runtime import in_double_precision, make_room, uncollected
 
-__all__ = ["Chains", "Parallel", "chain_keys", "default_parallel"]
+__all__ = ["Chains", "Parallel", "default_parallel"]
 
 Parallel = Literal["threads", "stacked"]
 WINDOWS = 8  # of a call, on an accelerator: while one is computed, others are copied
@@ -263,12 +263,3 @@ def _groups(chains: int) -> int:
     """Groups of stacked chains: on a CPU a thread each can have, all of one size."""
     most = (os.cpu_count() or 1) if jax.default_backend() == "cpu" else 1
     return max(g for g in range(1, min(most, chains) + 1) if chains % g == 0)
-
-
-def chain_keys(seed: int, chains: int) -> np.ndarray:
-    """One key a chain, as the two words of each; every bit of the seed counts.
-
-    NumPy makes them, since JAX would have to be compiled for it.
-    """
-    sources = (np.random.SeedSequence(seed, spawn_key=(c,)) for c in range(chains))
-    return np.stack([source.generate_state(2) for source in sources])

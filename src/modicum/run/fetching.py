@@ -86,7 +86,7 @@ class Fetcher:
     def _read(self, drawn: Any) -> Batches:
         """Rows of all chains in one bulk read, with what travels with them."""
         wanted = jax.tree.map(np.asarray, drawn)
-        return self.rows.take(wanted.rows) | travelling(wanted)
+        return self.rows.take(wanted.row_ids) | travelling(wanted)
 
 
 def _joined(each: list[Any]) -> Any:

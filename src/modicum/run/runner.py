@@ -10,12 +10,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from modicum.errors import ModicumWarning
 from modicum.run.chains import Chains
 from modicum.run.checkpoint import Checkpoint
 from modicum.run.interrupt import stoppable
 from modicum.run.monitor import Monitor
 
-__all__ = ["History", "Pause", "capacity_for", "run"]
+__all__ = ["History", "PeriodicHook", "capacity_for", "run"]
 
 CHUNK_SECONDS = 0.7  # about how often progress moves and checkpoints are written
 Record = dict[str, np.ndarray]
@@ -45,12 +46,12 @@ class History:
     stats: Record
     warmup: Record
     complete: bool
-    notes: list[str] = field(default_factory=list)
+    notes: list[ModicumWarning] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Pause:
+class PeriodicHook:
     """Something done to the chains' states between iterations, such as a pass over all rows.
 
     It is done before iterations 0, `every`, 2 `every` ..., whatever the chunks and however often
@@ -129,7 +130,7 @@ def run(
     draws: int,
     progressbar: bool = True,
     checkpoint: Checkpoint | None = None,
-    pause: Pause | None = None,
+    pause: PeriodicHook | None = None,
 ) -> History:
     """Run all chains until `tune + draws` iterations are recorded, or the user interrupts.
 
@@ -172,7 +173,12 @@ def run(
     history = book.history(complete=made == total)
     if not history.complete:
         history.notes.append(
-            f"stopped after {book.done - tune} of {draws} draws; the draws so far are returned."
+            ModicumWarning(
+                "stopped",
+                f"stopped after {book.done - tune} of {draws} draws, and the draws so far are "
+                "returned",
+                draws=book.done - tune,
+            )
         )
     return history
 
@@ -180,7 +186,7 @@ def run(
 class _Pace:
     """How many iterations to run at a time, so that a chunk takes CHUNK_SECONDS."""
 
-    def __init__(self, capacity: int, total: int, pause: Pause | None = None) -> None:
+    def __init__(self, capacity: int, total: int, pause: PeriodicHook | None = None) -> None:
         self.capacity, self.total, self.pause = capacity, total, pause
         self.per_iteration: float | None = None
         self.timed = 0

@@ -1,7 +1,7 @@
 """Integrators: one step of a diffusion. A new one is a file here and a line in INTEGRATORS."""
 
 from modicum.kernels.integrators.baoab import Baoab
-from modicum.kernels.integrators.base import Integrator, Matching, Response, Walk
+from modicum.kernels.integrators.base import Integrator, IntegratorState, NoiseMatch, Response
 from modicum.kernels.integrators.friction import Friction
 from modicum.kernels.integrators.langevin import Langevin
 from modicum.kernels.integrators.preconditioned import Preconditioned
@@ -12,12 +12,12 @@ __all__ = [
     "Baoab",
     "Friction",
     "Integrator",
+    "IntegratorState",
     "Langevin",
-    "Matching",
+    "NoiseMatch",
     "Preconditioned",
     "Response",
     "Underdamped",
-    "Walk",
 ]
 
 INTEGRATORS: dict[str, type[Integrator]] = {

@@ -11,7 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.kernels.integrators.base import Integrator, Matching, Response, Walk, positive
+from modicum.kernels.integrators.base import (
+    Integrator,
+    IntegratorState,
+    NoiseMatch,
+    Response,
+    positive,
+)
 
 __all__ = ["Baoab"]
 
@@ -34,19 +40,19 @@ class Baoab(Integrator):
     def __post_init__(self) -> None:
         positive(friction=self.friction)
 
-    def start(self, key: jax.Array, z: jax.Array) -> Walk:
+    def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
         """A momentum at temperature one."""
-        return Walk(z, jax.random.normal(key, z.shape, z.dtype))
+        return IntegratorState(z, jax.random.normal(key, z.shape, z.dtype))
 
     def kick(
         self,
         key: jax.Array,
-        walk: Walk,
+        walk: IntegratorState,
         gradient: jax.Array,
         h: jax.Array,
         context: Any,
         diagonal: Callable[[], jax.Array],
-    ) -> Walk:
+    ) -> IntegratorState:
         """B (whole), A (half), O, A (half)."""
         z, r = walk
         xi = jax.random.normal(key, z.shape, z.dtype)
@@ -54,13 +60,13 @@ class Baoab(Integrator):
         r = r - h * gradient
         half = z + h / 2 * r
         r = kept * r + jnp.sqrt(-jnp.expm1(-2 * self.friction * h)) * xi
-        return Walk(half + h / 2 * r, r)
+        return IntegratorState(half + h / 2 * r, r)
 
-    def matching(self, walk: Walk, h: Any) -> Matching:
+    def noise_match(self, walk: IntegratorState, h: Any) -> NoiseMatch:
         """R' = c (r - h g) + sqrt(1 - c^2) xi, c = exp(-gamma h)."""
         r, kept = walk.memory, jnp.exp(-self.friction * h)
         tau = jnp.sqrt(-jnp.expm1(-2 * self.friction * h))
-        return Matching(kept * h / tau, (r - kept * r) / tau, -kept * r / tau)
+        return NoiseMatch(kept * h / tau, (r - kept * r) / tau, -kept * r / tau)
 
     def response(self, h: float) -> Response:
         """Position and momentum."""

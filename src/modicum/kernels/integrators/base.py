@@ -11,17 +11,17 @@ import numpy as np
 
 from modicum.errors import SettingError, is_number
 
-__all__ = ["Integrator", "Matching", "Response", "Walk", "positive"]
+__all__ = ["Integrator", "IntegratorState", "NoiseMatch", "Response", "positive"]
 
 
-class Walk(NamedTuple):
+class IntegratorState(NamedTuple):
     """Where a chain is."""
 
     z: jax.Array  # its coordinates
     memory: Any  # its momentum, or what else the integrator carries; () for nothing
 
 
-class Matching(NamedTuple):
+class NoiseMatch(NamedTuple):
     """How gradient and noise enter the part of a step that is random (EWSG paper, Theorem 2).
 
     That part is r' = m - c g + tau xi. With a = (c / tau) g, the density of r' depends on the batch
@@ -79,14 +79,14 @@ class Integrator(ABC):
         return 1.0
 
     @abstractmethod
-    def start(self, key: jax.Array, z: jax.Array) -> Walk:
+    def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
         """Begin at `z`."""
 
-    def refresh(self, key: jax.Array, walk: Walk) -> Walk:
+    def refresh(self, key: jax.Array, walk: IntegratorState) -> IntegratorState:
         """Draw what `start` draws anew."""
         return self.start(key, walk.z)
 
-    def drift(self, walk: Walk, h: jax.Array) -> Walk:
+    def drift(self, walk: IntegratorState, h: jax.Array) -> IntegratorState:
         """Go where the gradient is wanted."""
         del h
         return walk
@@ -95,15 +95,15 @@ class Integrator(ABC):
     def kick(
         self,
         key: jax.Array,
-        walk: Walk,
+        walk: IntegratorState,
         gradient: jax.Array,
         h: jax.Array,
         context: Any,
         diagonal: Callable[[], jax.Array],
-    ) -> Walk:
+    ) -> IntegratorState:
         """Use the gradient of U. `diagonal` computes that of its Jacobian, for those who ask."""
 
-    def matching(self, walk: Walk, h: Any) -> Matching:
+    def noise_match(self, walk: IntegratorState, h: Any) -> NoiseMatch:
         """How the gradient of the coming kick compares with its noise."""
         raise SettingError(self.obstacle or "this integrator has no noise to compare with.")
 

@@ -11,9 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.errors import SettingError, is_number
+from modicum.errors import SettingError, is_number, whole_number
 from modicum.kernels.base import scaled
-from modicum.kernels.integrators.base import Integrator, Matching, Response, Walk, positive
+from modicum.kernels.integrators.base import (
+    Integrator,
+    IntegratorState,
+    NoiseMatch,
+    Response,
+    positive,
+)
 
 __all__ = ["Friction"]
 
@@ -51,27 +57,26 @@ class Friction(Integrator):
                 f"noise must be at least 0 and below the friction ({self.friction}), not "
                 f"{self.noise!r}: what is injected has the variance 2 (friction - noise) e."
             )
-        whole = isinstance(self.period, int) and not isinstance(self.period, bool)
-        if self.period is not None and (not whole or self.period < 1):
-            raise SettingError(f"period must be a whole number of at least 1, not {self.period!r}.")
+        if self.period is not None:
+            whole_number("period", self.period)
 
-    def start(self, key: jax.Array, z: jax.Array) -> Walk:
+    def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
         """A momentum at temperature one."""
-        return Walk(z, jax.random.normal(key, z.shape, z.dtype))
+        return IntegratorState(z, jax.random.normal(key, z.shape, z.dtype))
 
-    def drift(self, walk: Walk, h: jax.Array) -> Walk:
+    def drift(self, walk: IntegratorState, h: jax.Array) -> IntegratorState:
         """The gradient is wanted at the new position."""
-        return Walk(walk.z + h * walk.memory, walk.memory)
+        return IntegratorState(walk.z + h * walk.memory, walk.memory)
 
     def kick(
         self,
         key: jax.Array,
-        walk: Walk,
+        walk: IntegratorState,
         gradient: jax.Array,
         h: jax.Array,
         context: Any,
         diagonal: Callable[[], jax.Array],
-    ) -> Walk:
+    ) -> IntegratorState:
         """P' = p - e g(z') - e C p + N(0, 2 (C - B) e)."""
         z, p = walk
         xi = jax.random.normal(key, z.shape, z.dtype)
@@ -80,9 +85,9 @@ class Friction(Integrator):
             factor = context["factor"]
             drag, xi = scaled(factor.T, scaled(factor, p)), scaled(factor.T, xi)
         noise = jnp.sqrt(2 * (self.friction - self.noise) * h) * xi
-        return Walk(z, p - h * gradient - h * self.friction * drag + noise)
+        return IntegratorState(z, p - h * gradient - h * self.friction * drag + noise)
 
-    def matching(self, walk: Walk, h: Any) -> Matching:
+    def noise_match(self, walk: IntegratorState, h: Any) -> NoiseMatch:
         """As for underdamped dynamics, with C for gamma."""
         if self.in_parameters:
             raise SettingError(
@@ -91,7 +96,7 @@ class Friction(Integrator):
             )
         p, tau = walk.memory, jnp.sqrt(2 * (self.friction - self.noise) * h)
         drag = h * self.friction * p
-        return Matching(h / tau, drag / tau, (drag - p) / tau)
+        return NoiseMatch(h / tau, drag / tau, (drag - p) / tau)
 
     def response(self, h: float) -> Response | None:
         """Position and momentum."""

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.kernels.integrators.base import Integrator, Matching, Response, Walk
+from modicum.kernels.integrators.base import Integrator, IntegratorState, NoiseMatch, Response
 
 __all__ = ["Langevin"]
 
@@ -38,29 +38,29 @@ class Langevin(Integrator):
     def _drift(self, h: Any) -> Any:
         return h / 2 if self.halved else h
 
-    def start(self, key: jax.Array, z: jax.Array) -> Walk:
+    def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
         """A position is all there is."""
         del key
-        return Walk(z, ())
+        return IntegratorState(z, ())
 
     def kick(
         self,
         key: jax.Array,
-        walk: Walk,
+        walk: IntegratorState,
         gradient: jax.Array,
         h: jax.Array,
         context: Any,
         diagonal: Callable[[], jax.Array],
-    ) -> Walk:
+    ) -> IntegratorState:
         """Z' = z - (e/2) g + sqrt(e) xi."""
         xi = jax.random.normal(key, walk.z.shape, walk.z.dtype)
         c = self._drift(h)
-        return Walk(walk.z - c * gradient + jnp.sqrt(2 * c) * xi, ())
+        return IntegratorState(walk.z - c * gradient + jnp.sqrt(2 * c) * xi, ())
 
-    def matching(self, walk: Walk, h: Any) -> Matching:
+    def noise_match(self, walk: IntegratorState, h: Any) -> NoiseMatch:
         """X = (z' - z) / sqrt(2h), a = sqrt(h/2) g; z' = z is the natural guess."""
         zero = jnp.zeros_like(walk.z)
-        return Matching(jnp.sqrt(self._drift(h) / 2), zero, zero)
+        return NoiseMatch(jnp.sqrt(self._drift(h) / 2), zero, zero)
 
     def response(self, h: float) -> Response:
         """One number: the position."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import SettingError, is_number
-from modicum.kernels.integrators.base import Integrator, Walk, positive
+from modicum.kernels.integrators.base import Integrator, IntegratorState, positive
 
 __all__ = ["Preconditioned"]
 
@@ -50,20 +50,20 @@ class Preconditioned(Integrator):
             raise SettingError(f"decay must be at least 0 and below 1, not {self.decay!r}.")
         positive(floor=self.floor)
 
-    def start(self, key: jax.Array, z: jax.Array) -> Walk:
+    def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
         """No gradient was seen yet: the first step's own stands for the mean square."""
         del key
-        return Walk(z, (jnp.zeros_like(z), jnp.zeros((), bool)))
+        return IntegratorState(z, (jnp.zeros_like(z), jnp.zeros((), bool)))
 
     def kick(
         self,
         key: jax.Array,
-        walk: Walk,
+        walk: IntegratorState,
         gradient: jax.Array,
         h: jax.Array,
         context: Any,
         diagonal: Callable[[], jax.Array],
-    ) -> Walk:
+    ) -> IntegratorState:
         """RMSprop, then a Langevin step in its metric."""
         square, begun = walk.memory
         n = context["rows"].astype(walk.z.dtype)
@@ -79,7 +79,7 @@ class Preconditioned(Integrator):
             drift = drift + P**2 * slope
         xi = jax.random.normal(key, walk.z.shape, walk.z.dtype)
         z = walk.z - h / 2 * drift + jnp.sqrt(h * P) * xi
-        return Walk(z, (square, jnp.ones((), bool)))
+        return IntegratorState(z, (square, jnp.ones((), bool)))
 
     def noise_ratio(self, h: float, mean: Any, variance: Any, context: Any) -> np.ndarray:
         """(e/2)^2 P^2 Cov(g) over e P, with P from the mean square that V settles at."""

@@ -11,7 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.kernels.integrators.base import Integrator, Matching, Response, Walk, positive
+from modicum.kernels.integrators.base import (
+    Integrator,
+    IntegratorState,
+    NoiseMatch,
+    Response,
+    positive,
+)
 
 __all__ = ["Underdamped"]
 
@@ -54,30 +60,30 @@ class Underdamped(Integrator):
         """sigma^2 / (2 gamma), by the fluctuation-dissipation theorem."""
         return self.amplitude**2 / (2 * self.friction)
 
-    def start(self, key: jax.Array, z: jax.Array) -> Walk:
+    def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
         """A momentum at the dynamics' own temperature."""
-        return Walk(z, sqrt(self.temperature) * jax.random.normal(key, z.shape, z.dtype))
+        return IntegratorState(z, sqrt(self.temperature) * jax.random.normal(key, z.shape, z.dtype))
 
     def kick(
         self,
         key: jax.Array,
-        walk: Walk,
+        walk: IntegratorState,
         gradient: jax.Array,
         h: jax.Array,
         context: Any,
         diagonal: Callable[[], jax.Array],
-    ) -> Walk:
+    ) -> IntegratorState:
         """Both updates use the old momentum."""
         z, r = walk
         xi = jax.random.normal(key, z.shape, z.dtype)
         noise = self.amplitude * jnp.sqrt(h) * xi
-        return Walk(z + h * r, r - h * (gradient + self.friction * r) + noise)
+        return IntegratorState(z + h * r, r - h * (gradient + self.friction * r) + noise)
 
-    def matching(self, walk: Walk, h: Any) -> Matching:
+    def noise_match(self, walk: IntegratorState, h: Any) -> NoiseMatch:
         """X = (r' - r + h gamma r) / (sigma sqrt h) and a = sqrt(h) g / sigma (Theorem 2)."""
         r, tau = walk.memory, self.amplitude * jnp.sqrt(h)
         drag = h * self.friction * r
-        return Matching(h / tau, drag / tau, (drag - r) / tau)
+        return NoiseMatch(h / tau, drag / tau, (drag - r) / tau)
 
     def response(self, h: float) -> Response:
         """Position and momentum."""

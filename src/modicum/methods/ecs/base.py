@@ -12,7 +12,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from modicum.errors import CrudeControlVariateError, SettingError, is_number
+from modicum.errors import (
+    CrudeControlVariateError,
+    ModicumWarning,
+    SettingError,
+    is_number,
+    whole_number,
+)
 from modicum.kernels.adaptation import schedule
 from modicum.methods.base import Method, Plan, Task
 from modicum.methods.ecs.pilot import Composition, Study, where_rows_live
@@ -90,11 +96,7 @@ def _check_counts(method: Any, least: dict[str, int]) -> None:
         value = getattr(method, name)
         if value is None:
             continue
-        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-        if not whole or value < smallest:
-            raise SettingError(
-                f"{name} must be a whole number of at least {smallest}, not {value!r}."
-            )
+        whole_number(name, value, smallest)
 
 
 def _check_positive(method: Any, names: tuple[str, ...]) -> None:
@@ -119,7 +121,7 @@ class Composed:
     study: Study
     parts: Composition
     tuning: dict[str, Any]
-    notes: list[str] = field(default_factory=list)
+    notes: list[ModicumWarning] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +167,7 @@ class EnergyConserving(Method):
             signals=schedule(task.tune, task.draws, False, adapt_step=self.step_size is None),
             anchor=study.anchor,
             rows=where_rows_live(task),
-            numbers=study.numbers(parts),
+            floats_per_iteration=study.floats_per_iteration(parts),
             start_rows=parts.subsample,
             tuning=composed.tuning | {"design": design},
             notes=[*study.anchor.notes, *composed.notes],

@@ -24,8 +24,9 @@ from modicum.methods.ecs.pilot import (
 )
 from modicum.methods.full_data import HMC
 from modicum.passes import Anchor, Sums, anchor_at
+from modicum.random import Stream, chain_keys, generator
 from modicum.rows import Rows
-from modicum.run import Chains, History, capacity_for, chain_keys, run
+from modicum.run import Chains, History, capacity_for, run
 
 __all__ = ["BurnIn", "burn_in"]
 
@@ -87,9 +88,9 @@ def _stage(study: Study, parts: Composition, task: Task, length: int, number: in
     chains = Chains(
         study.kernel(parts),
         study.context(parts),
-        chain_keys(task.seed + 1_000_003 * (number + 1), task.chains),
+        chain_keys(task.seed, task.chains, number + 1),
         schedule(length, longest - length, adapt_mass=False),
-        capacity_for(task.target.size + study.numbers(parts), longest),
+        capacity_for(task.target.size + study.floats_per_iteration(parts), longest),
         where_rows_live(task),
     )
     history = run(chains, 0, length, progressbar=False)
@@ -101,12 +102,12 @@ def _subset_mean(task: Task) -> np.ndarray:
     """Posterior mean of a random 1 % of the rows, by full HMC on them."""
     n = len(task.rows)
     size = min(n, max(SMALLEST_SUBSET, 20 * task.target.size, int(SUBSET_SHARE * n)))
-    picked = np.sort(np.random.default_rng([task.seed, 2]).choice(n, size, replace=False))
+    picked = np.sort(generator(task.seed, Stream.PAPER_SUBSET).choice(n, size, replace=False))
     rows = Rows(**task.rows.take(picked), dtype=task.rows.dtype)
     sums = Sums(task.target, rows, task.sums.engine, task.ledger)
     small = replace(task, rows=rows, sums=sums, tune=200, draws=200, checkpoint=None)
     plan = HMC().plan(small)
-    keys = chain_keys(task.seed + 999_983, 2)
+    keys = chain_keys(task.seed, 2, 0)
     capacity = capacity_for(task.target.size, 400)
     chains = Chains(plan.kernel, plan.context, keys, plan.signals, capacity)
     history = run(chains, small.tune, small.draws, progressbar=False)

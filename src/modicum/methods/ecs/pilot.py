@@ -24,6 +24,7 @@ from modicum.models import LinearPredictorModel
 from modicum.passes import Anchor
 from modicum.passes.full_likelihood import free_memory
 from modicum.passes.mode import prior_hessian, prior_slope
+from modicum.random import Stream, generator
 
 __all__ = ["PAPER_BLOCKS", "Composition", "Study", "choose_for", "perturbed", "where_rows_live"]
 
@@ -72,7 +73,7 @@ class Study:
         # One Newton step from t* is where the posterior is: pilot draws about t* itself would
         # flatter the control variates, whose residuals vanish there.
         centre = anchor.factor.T @ (anchor.A + prior[0])
-        rng = np.random.default_rng([task.seed, 1])
+        rng = generator(task.seed, Stream.PILOT_DRAWS)
         draws = centre + rng.standard_normal((PILOT_DRAWS, len(centre)))
         weighted = self._weighted_tables(draws)
         self.design: Design = Weighted() if self.method.design == "weighted" else Uniform()
@@ -93,13 +94,13 @@ class Study:
 
     def _study(self, draws: np.ndarray, tables: dict[str, np.ndarray]) -> Pilot:
         rows = self.task.rows
-        rng = np.random.default_rng([self.task.seed, 2])  # 1: the pilot draws
+        rng = generator(self.task.seed, Stream.PILOT_ROWS)
         drawn = draw_on_host(rng, min(len(rows), PILOT_ROWS), tables)
         drawn_with = np.asarray(drawn.probability)
         studied = drawn_with
         if self.method.design == "uniform":
             studied = np.full_like(drawn_with, 1 / len(rows))
-        batch = rows.take(np.asarray(drawn.rows)) | {"probability": studied}
+        batch = rows.take(np.asarray(drawn.row_ids)) | {"probability": studied}
         self.task.ledger.add("pilot", len(drawn_with) * len(draws), "density")
         return study(self.control_variate, batch, studied / drawn_with, self.proxy, draws)
 
@@ -127,7 +128,7 @@ class Study:
             first_step=self.method.step_size,
         )
 
-    def numbers(self, parts: Composition) -> int:
+    def floats_per_iteration(self, parts: Composition) -> int:
         """How many numbers an iteration holds of the rows it wants."""
         wanted = parts.refreshes * (parts.subsample // parts.blocks)
         fields = sum(int(np.prod(shape)) for shape in self.task.rows.fields.values())

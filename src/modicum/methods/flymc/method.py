@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from modicum.errors import SettingError, is_number
+from modicum.errors import SettingError, is_number, whole_number
 from modicum.estimators.bounds import bound_of
 from modicum.kernels.adaptation import schedule
 from modicum.kernels.flymc import FlyKernel
@@ -110,7 +110,7 @@ class FlyMC(Method):
             signals=schedule(task.tune, task.draws, False, adapt_step=self.step_size is None),
             anchor=anchor,
             rows=where_rows_live(task),
-            numbers=study.numbers,
+            floats_per_iteration=study.floats_per_iteration,
             tuning=study.explain(),
             notes=[*anchor.notes, *look_ahead(study)],
         )
@@ -171,6 +171,5 @@ def _check(method: FlyMC) -> None:
             raise SettingError(f"{name} must be a positive number.")
     if not is_number(method.jitter) or not 0 <= method.jitter < 1:
         raise SettingError("jitter must lie between 0 and 1.")
-    whole = isinstance(method.capacity, int | np.integer) and not isinstance(method.capacity, bool)
-    if method.capacity is not None and not (whole and method.capacity >= 1):
-        raise SettingError("capacity must be a whole number of at least 1, or None.")
+    if method.capacity is not None:
+        whole_number("capacity", method.capacity)

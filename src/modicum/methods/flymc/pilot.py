@@ -15,6 +15,7 @@ from modicum.estimators import BoundedRows, bound_context, collapse
 from modicum.estimators.bounds import bound_of
 from modicum.methods.base import Task
 from modicum.passes import Anchor
+from modicum.random import Stream, generator
 from modicum.runtime import jit
 
 __all__ = ["FlyStudy"]
@@ -43,7 +44,7 @@ class FlyStudy:
         self.n = len(self.task.rows)
         self.bright = float(found["bright"])  # expected number of bright rows
         self.most = float(found["most"])
-        start = {name: jnp.asarray(found[name]) for name in ("rows", "number", "chance")}
+        start = {name: jnp.asarray(found[name]) for name in ("row_ids", "number", "chance")}
         candidates = int(np.sum(found["number"] < self.n))
         self.task.ledger.add("start", self.task.chains * candidates, "density")
         self.context = {
@@ -58,7 +59,7 @@ class FlyStudy:
         task = self.task
         collapsed = collapse(task.sums, self.bounded, self.anchor)
         context = bound_context(self.anchor, collapsed)
-        rng = np.random.default_rng([task.seed, 3])
+        rng = generator(task.seed, Stream.BRIGHTNESS)
         pilot = rng.standard_normal((PILOT_DRAWS, task.target.size))
         # Tuned rows are the brighter the farther from the mode: look where chains seldom get to.
         far = rng.standard_normal((FAR_DRAWS, task.target.size))
@@ -74,7 +75,7 @@ class FlyStudy:
 
     def _expected(self, start: dict[str, np.ndarray], context: Any, pilot: np.ndarray) -> float:
         """Expected number of bright rows, from the candidates, each kept with a known chance."""
-        batch = self.task.rows.take(start["rows"])
+        batch = self.task.rows.take(start["row_ids"])
         bright = np.asarray(_mean_brightness(self.bounded, context, batch, pilot))
         there = start["number"] < len(self.task.rows)
         self.task.ledger.add("bright", int(there.sum()) * len(pilot), "density")
@@ -107,7 +108,7 @@ class FlyStudy:
         return min(self.n, _with_margin(self.most)) if given is None else int(given)
 
     @property
-    def numbers(self) -> int:
+    def floats_per_iteration(self) -> int:
         """How many numbers an iteration holds of the rows it tries."""
         fields = sum(int(np.prod(shape)) for shape in self.task.rows.fields.values())
         return self.proposals * (2 * fields + self.task.target.size + 4)
@@ -152,9 +153,9 @@ def _candidates(brightest: np.ndarray, rng: np.random.Generator) -> dict[str, np
     kept = np.flatnonzero(rng.random(n, dtype=np.float32) < brightest)
     filled = np.full(max(1, _with_margin(len(kept)) - len(kept)), n)  # n: no row
     number = np.concatenate([kept, filled])
-    rows = np.minimum(number, n - 1)
-    chance = np.where(number < n, brightest[rows], 1.0).astype(np.float64)
-    return {"rows": rows, "number": number, "chance": chance}
+    row_ids = np.minimum(number, n - 1)
+    chance = np.where(number < n, brightest[row_ids], 1.0).astype(np.float64)
+    return {"row_ids": row_ids, "number": number, "chance": chance}
 
 
 def _brightness(bounded: BoundedRows, context: Any, batch: Any, pilot: Any) -> jax.Array:

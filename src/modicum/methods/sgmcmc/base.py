@@ -15,7 +15,7 @@ from modicum.errors import SettingError
 from modicum.estimators.gradients import ESTIMATORS, GradientEstimator
 from modicum.kernels.integrators import INTEGRATORS, Integrator
 from modicum.kernels.selectors import SELECTORS, Selector
-from modicum.kernels.stochastic_gradient import StepSignal, StochasticGradientKernel
+from modicum.kernels.stochastic_gradient import StepFlags, StochasticGradientKernel
 from modicum.ledger import Ledger
 from modicum.methods.base import Method, Outcome, Plan, Task
 from modicum.methods.ecs.pilot import where_rows_live
@@ -25,7 +25,8 @@ from modicum.methods.sgmcmc.design import design_of
 from modicum.methods.sgmcmc.settings import DESIGNS, Parts, check, check_parts, picked
 from modicum.methods.sgmcmc.step_size import gradient_noise, largest_step, step_sizes
 from modicum.passes import LocalEngine, Sums
-from modicum.run import History, Pause
+from modicum.random import Stream, generator, key
+from modicum.run import History, PeriodicHook
 from modicum.runtime import in_double_precision
 
 __all__ = ["StochasticGradient", "StochasticGradientFamily"]
@@ -123,7 +124,7 @@ class StochasticGradientFamily(Method):
             signals=_signals(kernel, step_size, task.tune + task.draws, pause),
             anchor=place.coordinates,
             rows=where_rows_live(task),
-            numbers=_numbers(task, kernel),
+            floats_per_iteration=_floats_per_iteration(task, kernel),
             tuning=tuning | {"design": {"value": self.design, "why": DESIGNS[self.design]}},
             notes=list(place.notes),
             pause=pause,
@@ -166,9 +167,11 @@ class StochasticGradientFamily(Method):
                 + ("" if place.whitened else " in raw parameters")
                 + "; give step_size."
             )
-        rng = np.random.default_rng([task.seed, 4])
+        rng = generator(task.seed, Stream.STEP_SEARCH)
         points = rng.standard_normal((PILOT_POINTS, task.target.size)).astype(self.precision)
-        seen = gradient_noise(kernel, context, task.rows, points, 0 * points, task.seed)
+        seen = gradient_noise(
+            kernel, context, task.rows, points, 0 * points, key(task.seed, Stream.NOISE_ROWS)
+        )
         task.ledger.add("pilot", seen.evaluations, "gradient")
         noise = float(seen.variance.max())
         h = largest_step(kernel.integrator, noise, self.bias)
@@ -178,7 +181,9 @@ class StochasticGradientFamily(Method):
         )
         return h, {"step_size": {"value": h, "why": why}}
 
-    def _pause(self, task: Task, kernel: StochasticGradientKernel, context: Any) -> Pause | None:
+    def _pause(
+        self, task: Task, kernel: StochasticGradientKernel, context: Any
+    ) -> PeriodicHook | None:
         estimator = kernel.estimator
         if not estimator.needs_snapshots:
             return None
@@ -190,7 +195,7 @@ class StochasticGradientFamily(Method):
         def renew(state: Any) -> Any:
             return state._replace(memory=estimator.snapshot(sums, state.walk.z, context))
 
-        return Pause(estimator.period(len(task.rows), self.batch), renew)
+        return PeriodicHook(estimator.period(len(task.rows), self.batch), renew)
 
     @in_double_precision
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
@@ -199,19 +204,19 @@ class StochasticGradientFamily(Method):
 
 
 def _signals(
-    kernel: StochasticGradientKernel, step_size: Any, total: int, pause: Pause | None
-) -> StepSignal:
+    kernel: StochasticGradientKernel, step_size: Any, total: int, pause: PeriodicHook | None
+) -> StepFlags:
     number = np.arange(total)
     period = kernel.integrator.period
     never = np.zeros(total, bool)
-    return StepSignal(
+    return StepFlags(
         jnp.asarray(step_sizes(step_size, total)),
         jnp.asarray(never if period is None else number % period == 0),
         jnp.asarray(never if pause is None else number % pause.every == 0),
     )
 
 
-def _numbers(task: Task, kernel: StochasticGradientKernel) -> int:
+def _floats_per_iteration(task: Task, kernel: StochasticGradientKernel) -> int:
     """How many numbers an iteration holds of the rows it wants."""
     width = sum(int(np.prod(shape)) for shape in task.rows.fields.values()) + 1
     prepared = task.target.size + 12 if kernel.estimator.needs_anchor else width

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from modicum.errors import ModicumWarning
 from modicum.kernels.selectors import Plain
 from modicum.methods.base import Plan, Task
 from modicum.methods.sgmcmc.step_size import gradient_noise
+from modicum.random import Stream, key
 from modicum.run import History
 
 __all__ = ["NOISE_LIMIT", "look_back"]
@@ -17,7 +19,7 @@ NOISE_LIMIT = 0.25  # gradient noise over injected noise: variances are then a q
 LOOKED_AT = 4  # chains at whose last positions it is measured
 
 
-def look_back(method: Any, task: Task, plan: Plan, history: History) -> list[str]:
+def look_back(method: Any, task: Task, plan: Plan, history: History) -> list[ModicumWarning]:
     """Judge the run by where it ended; enter what was measured in `plan.tuning`."""
     stats, position = history.stats, history.position
     h = float(stats["step_size"][0, -1])
@@ -26,10 +28,16 @@ def look_back(method: Any, task: Task, plan: Plan, history: History) -> list[str
     finite = np.isfinite(position).all(axis=2)
     if not finite.all():
         chain = int(np.argmin(finite.all(axis=1)))
+        diverged = int((~finite.all(axis=1)).sum())
         return [
-            f"{int((~finite.all(axis=1)).sum())} of {len(finite)} chains left for infinity (chain "
-            f"{chain} at draw {int(np.argmin(finite[chain]))}; the draws before it are kept); use "
-            f"a smaller step_size (it was {h:.3g})."
+            ModicumWarning(
+                "chains-diverged",
+                f"{diverged} of {len(finite)} chains diverged to infinity (chain {chain} at draw "
+                f"{int(np.argmin(finite[chain]))}, and the draws before it are kept)",
+                f"use a smaller step_size (it was {h:.3g})",
+                chains=diverged,
+                step_size=h,
+            )
         ]
     ratio = _noise_ratio(task, plan, position, h)
     plan.tuning["gradient_noise"] = {
@@ -46,9 +54,15 @@ def look_back(method: Any, task: Task, plan: Plan, history: History) -> list[str
         else "which is more than exponential weights make up for"
     )
     return [
-        f"the noise of the stochastic gradient is {ratio:.2g} times the noise of the dynamics, "
-        f"{made}: these are not draws of the posterior; use a smaller step_size (now {h:.3g}; "
-        f"{0.4 * NOISE_LIMIT / ratio * h:.1g} would do), a larger batch, or control variates."
+        ModicumWarning(
+            "gradient-noise",
+            f"the noise of the stochastic gradient is {ratio:.2g} times the noise of the dynamics, "
+            f"{made}: these are not draws of the posterior",
+            f"use a smaller step_size (now {h:.3g}, and {0.4 * NOISE_LIMIT / ratio * h:.1g} would "
+            "do), a larger batch, or control variates",
+            ratio=ratio,
+            step_size=h,
+        )
     ]
 
 
@@ -58,7 +72,12 @@ def _noise_ratio(task: Task, plan: Plan, position: np.ndarray, h: float) -> floa
     # A snapshot is half a period old on average; draws between two of them stand for that.
     back = min(position.shape[1], 2) if kernel.estimator.needs_snapshots else 1
     seen = gradient_noise(
-        kernel, plan.context, task.rows, points, position[:LOOKED_AT, -back], task.seed + 1
+        kernel,
+        plan.context,
+        task.rows,
+        points,
+        position[:LOOKED_AT, -back],
+        key(task.seed, Stream.NOISE_ROWS_AFTER),
     )
     task.ledger.add("pilot", seen.evaluations, "gradient")
     ratio = kernel.integrator.noise_ratio(h, seen.mean, seen.variance, plan.context)

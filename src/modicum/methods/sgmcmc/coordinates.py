@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.errors import ConvergenceError, SettingError
+from modicum.errors import ConvergenceError, ModicumWarning, SettingError
 from modicum.methods.base import Coordinates, Parameters, Task
 from modicum.methods.sgmcmc.settings import Parts
 from modicum.models import BaseModel, Target
@@ -51,7 +51,7 @@ class Frame:
     start: np.ndarray  # in the coordinates
     spread: np.ndarray  # times a standard normal vector: how chains are scattered about `start`
     own_start: OwnStart | None = None  # takes the place of `start`
-    notes: list[str] = field(default_factory=list)
+    notes: list[ModicumWarning] = field(default_factory=list)
 
 
 def frame(method: Any, task: Task, parts: Parts) -> Frame:

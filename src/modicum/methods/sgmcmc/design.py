@@ -16,6 +16,7 @@ from modicum.methods.base import Task
 from modicum.methods.weights import expected_residuals
 from modicum.passes import Anchor
 from modicum.passes.mode import prior_hessian, prior_slope
+from modicum.random import Stream, generator
 from modicum.runtime import jit
 
 __all__ = ["design_of"]
@@ -45,7 +46,7 @@ def _expected(task: Task, anchor: Anchor, order: int) -> np.ndarray:
     """Expected residuals of this order: in size they are like the gradients of a batch."""
     target = task.target
     prior = prior_slope(target, anchor.point)[1], prior_hessian(target, anchor.point)
-    draws = np.random.default_rng([task.seed, 1]).standard_normal((8, target.size))
+    draws = generator(task.seed, Stream.PILOT_DRAWS).standard_normal((8, target.size))
     return expected_residuals(
         task.sums, control_variate(target, order), proxy(anchor, target, order, prior), draws
     )
@@ -61,7 +62,7 @@ def _clusters(task: Task, count: int) -> np.ndarray:
     rows, n = task.rows, len(task.rows)
     if count > n:
         raise SettingError(f"{n:,} rows cannot make {count:,} clusters; ask for fewer.")
-    rng = np.random.default_rng([task.seed, 3])
+    rng = generator(task.seed, Stream.CLUSTERS)
     some = np.sort(rng.choice(n, min(n, CLUSTERED_ROWS), replace=False))
     columns = np.asarray(_columns(rows.take(some)), np.float64)
     spread = columns.std(axis=0)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from modicum.errors import SettingError, is_number, suggestion
+from modicum.errors import SettingError, is_number, suggestion, whole_number
 from modicum.estimators.gradients import GradientEstimator
 from modicum.kernels.integrators import Integrator
 from modicum.kernels.selectors import Selector
@@ -47,7 +45,7 @@ def check_parts(parts: Parts) -> None:
     integrator, estimator, selector = parts
     selector.batches(integrator)  # refuses what it cannot serve
     if getattr(integrator, "in_parameters", False) and selector.batches(integrator) > 1:
-        integrator.matching(None, None)  # type: ignore[arg-type]  # says why not
+        integrator.noise_match(None, None)  # type: ignore[arg-type]  # says why not
     if integrator.needs_raw_gradients and estimator.small_gradients:
         raise SettingError(
             "pSGLD scales steps by the size of minibatch gradients, which control variates and "
@@ -57,10 +55,7 @@ def check_parts(parts: Parts) -> None:
 
 def check(method: Any) -> None:
     """Refuse settings of a stochastic-gradient method that cannot work."""
-    if isinstance(method.batch, bool) or not isinstance(method.batch, int | np.integer):
-        raise SettingError(f"batch must be a whole number of rows, not {method.batch!r}.")
-    if method.batch < 1:
-        raise SettingError("batch must be at least 1.")
+    whole_number("batch", method.batch)
     h = method.step_size
     if h is not None and not callable(h) and not (is_number(h) and h > 0):
         raise SettingError(
@@ -69,8 +64,7 @@ def check(method: Any) -> None:
         )
     if method.design not in DESIGNS:
         raise SettingError(f"design must be one of {', '.join(DESIGNS)}, not {method.design!r}.")
-    if not is_number(method.clusters) or method.clusters < 1:
-        raise SettingError("clusters must be a whole number of at least 1.")
+    whole_number("clusters", method.clusters)
     if method.whiten not in (None, True, False):
         raise SettingError(f"whiten must be True, False or None, not {method.whiten!r}.")
     if isinstance(method.start, str) and method.start not in ("mode", "zero", "model"):

@@ -103,17 +103,17 @@ def gradient_noise(
     rows: Rows,
     points: np.ndarray,
     references: np.ndarray,
-    seed: int,
+    key: jax.Array,
 ) -> GradientNoise:
     """Estimate mean and variance of a batch's gradient at `points`, averaged over these.
 
     A snapshot, where the estimator has one, is taken to be at the point's reference.
     """
-    keys = jax.random.split(jax.random.fold_in(jax.random.key(3), seed & 0x7FFFFFFF), len(points))
+    keys = jax.random.split(key, len(points))
     totals = []
-    for key, point, reference in zip(keys, points, references, strict=True):
-        drawn = _draw(kernel, key, context)
-        batch = rows.take(np.asarray(drawn.rows)) | {"probability": drawn.probability}
+    for draw_key, point, reference in zip(keys, points, references, strict=True):
+        drawn = _draw(kernel, draw_key, context)
+        batch = rows.take(np.asarray(drawn.row_ids)) | {"probability": drawn.probability}
         totals.append(_moments(kernel, point, reference, batch, context))
     mean, variance = (np.mean(np.asarray(part), axis=0) for part in zip(*totals, strict=True))
     cost = len(points) * BATCHES * kernel.batch * kernel.estimator.evaluations

@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.kernels.integrators import Underdamped, Walk
+from modicum.kernels.integrators import IntegratorState, Underdamped
 from modicum.methods.sgmcmc.named import EWSG
 from modicum.runtime import in_double_precision
 from modicum_lab.papers.ewsg.drawing import Line, draw_lines, panels, shade
@@ -68,7 +68,7 @@ def local_error(
 def _transitions(gradients: np.ndarray, momentum: np.ndarray) -> np.ndarray:
     """Transition matrix of the index chain at one state (eq. 5)."""
     r = jnp.asarray(momentum)
-    match = Underdamped(FRICTION).matching(Walk(r, r), STEP)
+    match = Underdamped(FRICTION).noise_match(IntegratorState(r, r), STEP)
     shifted = np.asarray(match.x) + float(match.scale) * gradients  # x + n a_i
     log_weight = 0.5 * np.sum(shifted**2, axis=1)
     chance = np.exp(np.minimum(0.0, log_weight[None] - log_weight[:, None])) / len(gradients)

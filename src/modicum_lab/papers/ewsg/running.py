@@ -42,7 +42,7 @@ def label_of(name: str) -> str:
     return ", ".join([LABELS.get(first, first), *rest])
 
 
-NOISE = "the noise of the stochastic gradient"  # how the guard that matters here begins
+MATTERS = ("gradient-noise", "chains-diverged")  # the warnings that are part of the finding
 
 
 def realisations(
@@ -58,9 +58,9 @@ def realisations(
         given = {"tune": 0} | settings
         post = sample(model, rows, method=method, progressbar=False, **given)
     result.ledger[name] = result.ledger.get(name, 0) + post.ledger.evaluations
-    told = [text for text in post.warnings if "infinity" in text or text.startswith(NOISE)]
-    for text in told[:1]:
-        note = f"Modicum's guard on {name}: {text}"
+    told = [doubt for doubt in post.warnings if doubt.code in MATTERS]
+    for doubt in told[:1]:
+        note = f"Modicum's guard on {name}: {doubt}"
         if not any(known.startswith(f"Modicum's guard on {name}:") for known in result.notes):
             result.notes.append(note)
     return post

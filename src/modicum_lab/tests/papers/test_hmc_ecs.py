@@ -177,7 +177,7 @@ def test_a_contender_keeps_its_warnings_and_its_length():
     method = mo.HMCECS(design="uniform", order=1, subsample=20, step_size=0.5)
     data = dimension.simulated(500, 20, 1)
     fit = Contender("a", method, 30, 0, colour="hmc").run(data, 1, 1)  # raises no warning
-    assert any("too few" in text for text in fit.post.warnings)
+    assert any("too few" in text for text in map(str, fit.post.warnings))
     assert fit.draws.shape == (1, 30, 20)
     assert fit.colour == METHOD_COLOURS["hmc"]
 

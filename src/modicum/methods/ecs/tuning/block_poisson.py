@@ -11,6 +11,7 @@ from modicum.estimators.block_poisson import ROOM, most_factors
 from modicum.methods.ecs.tuning.residuals import Pilot
 from modicum.methods.ecs.tuning.sign_theory import NormalFactors
 from modicum.methods.ecs.tuning.subsample import best_sweep, refresh_acceptance
+from modicum.random import Stream, generator
 
 __all__ = ["Products", "choose_products", "pilot_sign"]
 
@@ -53,15 +54,14 @@ class Products:
     why: dict[str, str] = field(default_factory=dict)
 
 
-def pilot_sign(
-    pilot: Pilot, batch: int, products: int, centre: float, seed: int = 0
-) -> tuple[float, float]:
+def pilot_sign(pilot: Pilot, batch: int, products: int, centre: float) -> tuple[float, float]:
     """Positive share and mean sign from mini-batches of the pilot rows themselves.
 
     The smallest over the pilot draws' averages; residuals that are skewed make more negative
     factors than the normal theory knows of.
     """
-    rng = np.random.default_rng([seed, batch])
+    # the same for every run: what is chosen depends on the pilot alone
+    rng = generator(batch, Stream.SIGN_BATCHES)
     chosen = rng.choice(len(pilot.weight), (BATCHES, batch), p=pilot.weight)
     factors = 1 + (pilot.values[:, chosen].mean(axis=2) - centre) / products
     negative = (factors < 0).mean(axis=1)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.estimators import ControlVariate
-from modicum.runtime import SOONEST, jit
+from modicum.runtime import FASTEST_COMPILE, jit
 
 __all__ = ["Pilot", "study"]
 
@@ -114,13 +114,13 @@ def study(
     )
 
 
-@jit(static=0, options=SOONEST)
+@jit(static=0, options=FASTEST_COMPILE)
 def _values(cv: ControlVariate, batch: Any, proxy: Any, pilot: Any) -> tuple[Any, jax.Array]:
     cached = cv.cache(batch, proxy)
     return cached, jax.lax.map(lambda z: cv.values(cached, z, proxy), pilot)
 
 
-@jit(static=(0, 1), options=SOONEST)
+@jit(static=(0, 1), options=FASTEST_COMPILE)
 def _slopes(
     cv: ControlVariate, rows: int, cached: Any, proxy: Any, pilot: Any, weight: Any
 ) -> jax.Array:

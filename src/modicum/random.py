@@ -1,0 +1,75 @@
+"""Every random stream of a run, named by its purpose.
+
+One purpose, one stream: two purposes that shared one would be correlated without a word. Numbers
+for the host come from NumPy, which has nothing to compile. Keys for the device are typed, of one
+fixed generator, so that neither a user's `JAX_DEFAULT_PRNG_IMPL` nor `jax_threefry_partitionable`
+of another version changes a draw.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+__all__ = ["IMPL", "Stream", "chain_keys", "fresh_seed", "generator", "key", "typed"]
+
+IMPL = "threefry2x32"
+
+
+class Stream(IntEnum):
+    """What random numbers of the host are for. A number that is in use stays what it is."""
+
+    MODE_SUBSET = 0  # rows on which the search for the mode starts
+    PILOT_DRAWS = 1  # points about the anchor at which residuals are studied
+    PILOT_ROWS = 2  # rows whose residuals are studied there
+    BRIGHTNESS = 3  # points at which FlyMC's bright rows are counted
+    STEP_SEARCH = 4  # points at which a stochastic gradient's noise is measured
+    PAPER_SUBSET = 5  # rows of the HMC-ECS paper's first anchor
+    CLUSTERS = 6  # first centres of a stratified design's clusters
+    SCORE_ROWS = 7  # rows from which scores of the posterior are estimated
+    NOISE_ROWS = 8  # batches by which a stochastic gradient's noise is measured before the run
+    NOISE_ROWS_AFTER = 10  # and after it
+    SIGN_BATCHES = 9  # mini-batches of the pilot by which signs are foretold
+
+
+def generator(seed: int, purpose: Stream) -> np.random.Generator:
+    """The stream of `purpose` in a run with this seed, for numbers on the host.
+
+    Examples
+    --------
+    >>> first = generator(1, Stream.PILOT_ROWS).random()
+    >>> first == generator(1, Stream.PILOT_ROWS).random()
+    True
+    >>> first == generator(1, Stream.CLUSTERS).random()
+    False
+    """
+    return np.random.default_rng([seed, int(purpose)])
+
+
+def key(seed: int, purpose: Stream) -> jax.Array:
+    """The stream of `purpose` in a run with this seed, as a key for the device."""
+    words = np.random.SeedSequence([seed, int(purpose)]).generate_state(2)
+    return typed(jnp.asarray(words))
+
+
+def chain_keys(seed: int, chains: int, *stage: int) -> np.ndarray:
+    """One key per chain, as the two words of each; every bit of the seed counts.
+
+    Chains that run before those of the draws have a `stage`. NumPy makes the words, since JAX would
+    have to be compiled for it; `typed` makes JAX's keys of them.
+    """
+    sources = (np.random.SeedSequence(seed, spawn_key=(*stage, c)) for c in range(chains))
+    return np.stack([source.generate_state(2) for source in sources])
+
+
+def typed(words: jax.Array) -> jax.Array:
+    """Words of the generator as JAX's keys."""
+    return jax.random.wrap_key_data(words, impl=IMPL)
+
+
+def fresh_seed() -> int:
+    """A seed that nobody chose."""
+    return int(np.random.SeedSequence().generate_state(1)[0])
