@@ -267,16 +267,19 @@ def _check(
         raise altered
     if data + shard.rows * width * dtype.itemsize != size or _ends(file, data, size) != shard.ends:
         raise altered
-    if verify:
-        digest = hashlib.sha256()
-        if len(shard.checksum) == 32:  # written before processors' own instructions were used
-            digest = hashlib.blake2b(digest_size=16)
-        file.seek(data)
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-        if digest.hexdigest() != shard.checksum:
-            raise altered
+    if verify and _checksum(file, data, shard.checksum) != shard.checksum:
+        raise altered
     return data
+
+
+def _checksum(file: BinaryIO, data: int, expected: str) -> str:
+    """Checksum of all data, of the same kind as the expected one."""
+    # Older stores have BLAKE2; processors have instructions for SHA-256.
+    digest = hashlib.blake2b(digest_size=16) if len(expected) == 32 else hashlib.sha256()
+    file.seek(data)
+    while piece := file.read(1 << 20):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 @contextlib.contextmanager
