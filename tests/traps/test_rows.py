@@ -148,7 +148,9 @@ def test_a_level_and_a_column_of_one_name():
     [
         ({"categorical": 5}, "categorical must be a sequence of names, not int"),
         ({"categorical": None}, "categorical must be a sequence of names, not NoneType"),
-        ({"categorical": [["g"]]}, "categorical must hold names of columns, not list"),
+        ({"categorical": [["g"]]}, "categorical must be the name of a column, not list"),
+        ({"categorical": {"g": np.ones(2)}}, "reference level of column 'g' must be a text"),
+        ({"predictors": np.array(5)}, "predictors must be a sequence of names, not ndarray"),
         ({"predictors": 5}, "predictors must be a sequence of names, not int"),
         ({"dtype": "f4,("}, "dtype must be float32"),
     ],
@@ -170,6 +172,22 @@ def test_text_is_answered_by_what_can_be_done():
         Rows(x=pd.DataFrame({"g": ["u", "v"]}))
     with pytest.raises(DataError, match=r"pass categorical=\['g'\] to code it"):
         Rows.from_table(pd.DataFrame({"g": ["u", "v"], "y": [0, 1]}))
+
+
+def test_fields_of_other_types():
+    x = [[1.0], [2.0]]
+    with pytest.raises(DataError, match=r"'y' holds 10+ in row 0: every value must be a number"):
+        Rows(x=x, y=[10**400, 1])
+    with pytest.raises(DataError, match=r"convert it with numpy.asarray\(y, dtype=float\)"):
+        Rows(x=x, y=[2**70, 1])
+    with pytest.raises(DataError, match="field 'y' is a single Int64Scalar"):
+        Rows(x=x, y=pa.scalar(3))
+    with pytest.raises(SettingError, match="columns must be a sequence of names, not int"):
+        Rows(x=x, columns=3)
+    with pytest.raises(SettingError, match="slices lie between two row numbers"):
+        Rows(x=x).slice(None, 2)
+    with pytest.raises(SettingError, match="row numbers must be an array of integers"):
+        Rows(x=x).take([[0], [0, 1]])
 
 
 # Stores from elsewhere

@@ -163,7 +163,7 @@ def reads_as_number(value: object) -> bool:
     """Whether a value, or the text it is given as, is a number."""
     try:
         float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
     return True
 
@@ -176,3 +176,15 @@ def names_like(name: object, names: Iterable[object]) -> str:
         return "did you mean " + " or ".join(map(repr, near)) + "?"
     shown = ", ".join(map(repr, known[:8])) + (", ..." if len(known) > 8 else "")
     return f"there are {shown}."
+
+
+def name_list(part: str, names: object) -> list[object]:
+    """Return the names an argument holds; refuse what is no sequence of them."""
+    if isinstance(names, str):
+        raise SettingError(f"{part} must be a sequence of names: pass [{names!r}].")
+    try:
+        return list(names)  # type: ignore[call-overload]
+    except TypeError:
+        raise SettingError(
+            f"{part} must be a sequence of names, not {type(names).__name__}."
+        ) from None

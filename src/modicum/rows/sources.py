@@ -43,8 +43,8 @@ def is_table(value: object) -> bool:
 
 def is_series(value: object) -> bool:
     """Whether `value` is one column of a data frame or of an Arrow table."""
-    known = library(value) in ("pandas", "polars") and hasattr(value, "to_frame")
-    return (known and not is_table(value)) or (library(value) == "pyarrow" and not is_table(value))
+    methods = {"pandas": "to_frame", "polars": "to_frame", "pyarrow": "to_pylist"}
+    return hasattr(value, methods.get(library(value), " ")) and not is_table(value)
 
 
 class TableSource:
