@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
@@ -512,6 +513,19 @@ def test_other_encodings(tmp_path):
     for wrong in ("latin-99", 3):
         with pytest.raises(SettingError, match="encoding must be one that Python knows"):
             ingest(wide, tmp_path / "u", encoding=wrong, progressbar=False)
+
+
+def test_damaged_feather_does_not_end_the_process(tmp_path):
+    """Arrow maps these files without a look: offsets out of bounds were a segmentation fault."""
+    table = pa.table({"g": pa.array(["u", "v", "w", "u"], pa.string()), "y": [0, 1, 0, 1]})
+    pa.feather.write_feather(table, tmp_path / "d.feather", compression="uncompressed")
+    content = (tmp_path / "d.feather").read_bytes()
+    offsets = np.arange(5, dtype=np.int32).tobytes()
+    assert content.count(offsets) == 1
+    wild = np.array([0, 1, 2**30, 3, 4], np.int32).tobytes()
+    (tmp_path / "d.feather").write_bytes(content.replace(offsets, wild))
+    with pytest.raises(DataError, match=r"d\.feather is damaged \(.*offset.*\): write it again"):
+        ingest(tmp_path / "d.feather", tmp_path / "s", categorical=["g"], progressbar=False)
 
 
 # Where stores are written

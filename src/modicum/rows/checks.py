@@ -115,7 +115,7 @@ def require_exact(values: Array, dtype: DType, label: Callable[[int], str], star
     advice = "pass dtype='float64' or rescale it" if dtype.itemsize == 4 else "rescale it"
     raise DataError(
         f"column {label(at)!r} holds the integer {flat[at]} in row {row}, which {dtype.name} "
-        f"cannot hold exactly: {advice} (an identifier should not be a predictor)."
+        f"cannot hold exactly: {advice} (or leave it out, if it is an identifier)."
     )
 
 

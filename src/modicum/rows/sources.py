@@ -140,7 +140,9 @@ class FileSource:
                     yield from file.iter_batches(BATCH_ROWS, columns=list(columns))
                 else:
                     for i in range(file.num_record_batches):
-                        yield file.get_batch(i).select(list(columns))
+                        batch = file.get_batch(i).select(list(columns))
+                        batch.validate(full=True)  # mapped, not decoded: nothing looked at it yet
+                        yield batch
             except (pa.ArrowException, OSError) as error:
                 raise DataError(f"{path} is damaged ({line(error)}): write it again.") from None
 
