@@ -129,6 +129,11 @@ def aligned(rows: RowsLike, fit: FitRows | None) -> AlignedRows:
         if name in ours.fields and not (name == "x" and columns is not None):
             _check_shape(name, theirs, ours)
     known = tuple(name for name in theirs.fields if name in {*ours.fields, "y", "weight"})
+    if not known:
+        raise DataError(
+            f"the rows hold {_listed(list(theirs.fields))}, and those of the fit "
+            f"{_listed(list(ours.fields))}: they have no field in common."
+        )
     return AlignedRows(rows, known, columns, _other_dtype(rows.dtype.name, fit.dtype))
 
 

@@ -268,7 +268,8 @@ def _disagreement(
     # A constant scalar has neither R-hat nor ESS; one that moves must have both.
     moving = finite_and_moving(picked)
     ratios = np.where(moving, measured["r_hat"], 0.0)
-    sizes = np.fmin(measured["ess_bulk"], measured["ess_tail"]) * chains / len(part)
+    bulk, tail = measured["ess_bulk"], measured["ess_tail"]
+    sizes = np.where(np.isnan(tail), bulk, np.minimum(bulk, tail)) * chains / len(part)
     sizes = np.where(moving, sizes, np.inf)
     limit = _largest_r_hat(len(part), number, len(some))
     unknown = np.isnan(ratios) | (np.isnan(sizes) & ~(ratios > limit))
