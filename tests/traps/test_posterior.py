@@ -144,6 +144,48 @@ def test_bare_arrays_go_by_shape(post):
     np.testing.assert_allclose(post.predict({"x": frame}).mean, post.predict(ROWS).mean)
 
 
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+def test_tables_are_encoded_as_the_rows_of_the_fit_were(post, library):
+    def as_table(frame):
+        if library == "pyarrow":
+            return pytest.importorskip("pyarrow").Table.from_pandas(frame)
+        return frame if library == "pandas" else pytest.importorskip("polars").from_pandas(frame)
+
+    mean = post.predict(ROWS).mean
+    shuffled = TABLE[["late", "carrier", "dose", "age"]].assign(unused="text")
+    np.testing.assert_allclose(post.predict(as_table(shuffled)).mean, mean)
+    assert post.score(as_table(shuffled)).accuracy == post.score(ROWS).accuracy
+    # one row, whose level is neither the reference nor the first; and no outcome
+    row = shuffled.drop(columns="late").iloc[[2]]
+    np.testing.assert_allclose(post.predict(as_table(row)).mean, mean[[2]])
+    with pytest.raises(mo.DataError, match=r"'carrier' holds 'ZZ' in row 1, which the rows of"):
+        post.predict(as_table(shuffled.assign(carrier=["AA", "ZZ", "UA"] * 200)))
+    with pytest.raises(mo.ModicumError, match=r"'dose' is not in the data: did you mean 'does'"):
+        post.predict(as_table(shuffled.rename(columns={"dose": "does"})))
+    with pytest.raises(mo.ModicumError, match="'late' is not in the data"):
+        post.score(as_table(shuffled.drop(columns="late")))
+    with pytest.raises(mo.DataError, match=r"holds a missing value|holds NaN"):
+        post.predict(as_table(shuffled.assign(age=np.nan)))
+
+
+def test_tables_with_numbers_as_levels_and_with_offsets():
+    table = pd.DataFrame({"hour": [5, 6, 7, 5, 6, 7], "n": [0, 1, 2, 0, 1, 1]})
+    hours = mo.Rows.from_table(table, outcome="n", categorical=["hour"])
+    draws = {"beta": np.full((2, 30, 2), [1.0, 2.0]), "intercept": np.zeros((2, 30))}
+    post = posterior(hours, mo.models.Poisson(), **draws)
+    expected = np.exp([2.0, 0.0])
+    np.testing.assert_allclose(post.predict(pd.DataFrame({"hour": [7, 5]})).mean, expected)
+    np.testing.assert_allclose(post.predict(pd.DataFrame({"hour": ["7", "5"]})).mean, expected)
+    with pytest.raises(mo.DataError, match="'hour' holds 8 in row 1"):
+        post.predict(pd.DataFrame({"hour": [7, 8]}))
+    with pytest.raises(mo.SettingError, match="does not know the columns"):
+        posterior(hours, fit_rows=False, **draws).predict(table)
+    with_offset = mo.Rows.from_table(table.assign(o=1.0), outcome="n", offset="o")
+    draws = {"beta": np.zeros((2, 30, 1)), "intercept": np.zeros((2, 30))}
+    with pytest.raises(mo.SettingError, match="which column of the table is the offset"):
+        posterior(with_offset, mo.models.Poisson(), **draws).predict(table)
+
+
 @pytest.mark.parametrize("fit_rows", [True, False])
 @pytest.mark.parametrize(
     "batch",
@@ -228,6 +270,32 @@ def test_outcomes_the_model_cannot_have_are_not_scored(post):
     assert softmax.score(classes).log_density == pytest.approx(-np.log(3))
     with pytest.raises(mo.DataError, match=r"outcome is 3 in row 0, .* 0 to 2"):
         softmax.score(mo.Rows(x=np.ones((2, 1)), y=[3, 1]))
+
+
+def test_a_loaded_model_of_ones_own_is_given_again(tmp_path):
+    def model(slope):
+        return mo.Model(
+            log_prior=lambda th: -0.5 * th["t"] ** 2,
+            log_likelihood=lambda th, batch: -0.5 * (batch["y"] - slope * th["t"]) ** 2,
+            init={"t": 0.0},
+            predict=lambda th, batch: th["t"] + 0 * batch["y"],
+        )
+
+    rows = mo.Rows(y=np.ones(6))
+    post = posterior(rows, model(1.0), t=np.random.default_rng(1).normal(size=(2, 30)))
+    post.settings["model"] = model(1.0).identity()
+    post.save(tmp_path / "p")
+    for ask in ("score", "correct", "stein_discrepancy"):
+        with pytest.raises(mo.SettingError, match=r"Posterior.load\(path, model=...\)"):
+            getattr(Posterior.load(tmp_path / "p"), ask)(rows)
+    again = Posterior.load(tmp_path / "p", model=model(1.0))
+    assert again.score(rows).log_density == post.score(rows).log_density
+    fixed = again.correct(rows, progressbar=False)
+    np.testing.assert_array_equal(fixed.weights, post.correct(rows, progressbar=False).weights)
+    with pytest.raises(mo.SettingError, match="is of another model"):
+        Posterior.load(tmp_path / "p", model=mo.models.Logistic())
+    with pytest.raises(mo.SettingError, match="model must be a model"):
+        Posterior.load(tmp_path / "p", model="mine")
 
 
 def test_rows_in_a_store_stream(tmp_path, monkeypatch):

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from modicum.errors import DataError, SettingError
 from modicum.rows import Rows, RowsSchema
+from modicum.rows.sources import is_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    import pyarrow as pa
 
 __all__ = ["AlignedRows", "Batch", "FitRows", "RowsLike", "aligned", "require_rows_of_fit"]
 
 Batch: TypeAlias = dict[str, np.ndarray]
-RowsLike: TypeAlias = Rows | Mapping[str, ArrayLike]
+RowsLike: TypeAlias = "Rows | Mapping[str, ArrayLike] | pd.DataFrame | pl.DataFrame | pa.Table"
 SHOWN = 5  # names listed in a sentence; more of them are counted
 
 
@@ -108,15 +114,23 @@ class AlignedRows:
         return part.astype(self.dtype)
 
 
-def aligned(rows: RowsLike, fit: FitRows | None) -> AlignedRows:
+def aligned(rows: RowsLike, fit: FitRows | None, outcome: bool) -> AlignedRows:
     """Bring `rows` into the layout of the rows of the fit, or refuse them in a sentence.
 
-    Columns with names go by name; arrays without names are taken in the fit's order. Where
-    nothing is known of the fit's rows (None), rows are taken as they are.
+    Columns with names go by name; arrays without names are taken in the fit's order. A table is
+    encoded as the fit's rows were, with its outcome if that is asked for. Where nothing is known
+    of the fit's rows (None), rows are taken as they are.
     """
+    if is_table(rows):
+        if fit is None:
+            raise SettingError(
+                "this posterior does not know the columns of its rows: make rows of the table with "
+                "mo.Rows.from_table."
+            )
+        rows = Rows.from_table_like(rows, fit.schema, outcome)
     named = isinstance(rows, Rows)
     if not isinstance(rows, Rows):
-        named = isinstance(rows, Mapping) and hasattr(rows.get("x"), "columns")
+        named = isinstance(rows, Mapping) and is_table(rows.get("x"))
         rows = _rows_of_arrays(rows)
     if fit is None:
         return AlignedRows(rows, tuple(rows.fields))
@@ -166,11 +180,11 @@ def require_rows_of_fit(rows: Rows, fit: FitRows | None, number: int | None, pur
     )
 
 
-def _rows_of_arrays(batch: Mapping[str, ArrayLike]) -> Rows:
+def _rows_of_arrays(batch: object) -> Rows:
     """Check arrays as all rows are checked: lengths, text, missing values."""
     if not isinstance(batch, Mapping):
         raise SettingError(
-            "rows to predict must be mo.Rows or a dict of arrays such as {'x': X}, not "
+            "rows must be mo.Rows, a table, or a dict of arrays such as {'x': X}, not "
             f"{type(batch).__name__}."
         )
     wrong = [name for name in batch if not isinstance(name, str) or name in ("columns", "dtype")]
@@ -252,7 +266,8 @@ def _check_levels(name: str, theirs: RowsSchema, ours: RowsSchema) -> None:
     if other != reference:
         raise DataError(
             f"column {name!r} is coded against the reference level {other!r}, but the fit's was "
-            f"{reference!r}; make the rows with categorical={{{name!r}: {reference!r}}}."
+            f"{reference!r}; give the table itself, or make the rows with "
+            f"categorical={{{name!r}: {reference!r}}}."
         )
 
 

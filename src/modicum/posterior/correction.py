@@ -17,7 +17,7 @@ from modicum.posterior.draws import Draws, require_finite
 from modicum.posterior.weighted import kish_share, weighted_mean, weighted_variance
 from modicum.rows import Rows
 
-__all__ = ["Correction", "correct", "flat_points"]
+__all__ = ["Correction", "correct", "flat_points", "require_correctable"]
 
 WORST_TAIL = 0.7  # Pareto k above which importance weights are not to be trusted
 
@@ -50,12 +50,10 @@ class Correction(NamedTuple):
 def correct(
     source: Draws, model: BaseModel, rows: Rows, fit: FitRows | None, draws: int, progressbar: bool
 ) -> Correction:
-    """Weight draws by posterior over sampled density; see `Posterior.correct`."""
-    if "lp" not in source.stats or source.weights is not None:
-        raise SettingError(
-            "only unweighted draws of a method that records the log-density it sampled (`lp` in "
-            "stats) can be corrected."
-        )
+    """Weight draws by posterior over sampled density; see `Posterior.correct`.
+
+    They are draws that `require_correctable` accepts.
+    """
     whole_number("draws", draws)
     require_rows_of_fit(rows, fit, source.ledger.rows, "a correction")
     every = max(1, -(-source.chains * source.num_draws // draws))
@@ -81,6 +79,15 @@ def correct(
             stacklevel=4,
         )
     return Correction(kept, stats | {"log_weight": log_weights}, weights, ledger, report, doubt)
+
+
+def require_correctable(source: Draws) -> None:
+    """Refuse draws whose log-density is not known, or that have weights already."""
+    if "lp" not in source.stats or source.weights is not None:
+        raise SettingError(
+            "only unweighted draws of a method that records the log-density it sampled (`lp` in "
+            "stats) can be corrected."
+        )
 
 
 def flat_points(

@@ -121,7 +121,7 @@ def _standing_still(draws: dict[str, np.ndarray]) -> list[ModicumWarning]:
             ModicumWarning(
                 "chains-stuck",
                 f"{count} of {chains} chains never moved (the first is chain {worst})",
-                "start nearer to the mode, use a smaller step or more rows per step",
+                "use a smaller step or, where rows are subsampled, more of them per step",
                 chains=count,
             )
         ]
@@ -130,8 +130,8 @@ def _standing_still(draws: dict[str, np.ndarray]) -> list[ModicumWarning]:
             ModicumWarning(
                 "chain-rested",
                 f"chain {worst} stood still for {longest[worst]} of its {number} draws",
-                "use more rows per step, so that the likelihood estimate varies less, or a "
-                "smaller step",
+                "use a smaller step or, where rows are subsampled, more of them per step, so that "
+                "the likelihood estimate varies less",
                 chain=worst,
                 draws=longest[worst],
             )

@@ -107,8 +107,9 @@ class Posterior(Draws):
         Parameters
         ----------
         rows
-            Modicum rows, whose columns are matched with those of the fit by name, or a dict of
-            arrays such as ``{"x": X}`` with the columns in the fit's order.
+            Modicum rows, whose columns are matched with those of the fit by name; a pandas, polars
+            or Arrow table, which is encoded as the rows of the fit were; or a dict of arrays such
+            as ``{"x": X}`` with the columns in the fit's order.
         draws
             Posterior draws to use.
         prob
@@ -117,10 +118,11 @@ class Posterior(Draws):
         predictor = self.restore_predictor()
         if predictor is None:
             raise SettingError(
-                "This posterior cannot predict because its model gave no predictor; "
-                "compute from posterior.draws instead."
+                "This posterior cannot predict because it has no model: it was made without one, "
+                "or its file, which keeps no model of one's own, was loaded without it; use "
+                "Posterior.load(path, model=...), or compute from posterior.draws."
             )
-        return prediction.predict(self, predictor, aligned(rows, self.fit_rows), draws, prob)
+        return prediction.predict(self, predictor, aligned(rows, self.fit_rows, False), draws, prob)
 
     def score(self, rows: RowsLike, draws: int = 200) -> scoring.Score:
         """Score predictions of outcomes that were seen: accuracy and log predictive density.
@@ -132,18 +134,20 @@ class Posterior(Draws):
         Parameters
         ----------
         rows
-            Modicum rows, whose columns are matched with those of the fit by name, or a dict of
-            arrays such as ``{"x": X, "y": y}`` with the columns in the fit's order.
+            Modicum rows, whose columns are matched with those of the fit by name; a pandas, polars
+            or Arrow table, which is encoded as the rows of the fit were; or a dict of arrays such
+            as ``{"x": X, "y": y}`` with the columns in the fit's order.
         draws
             Posterior draws to use, evenly spaced: as many of each chain, and at least one.
         """
         predictor = self.restore_predictor()
         if not isinstance(predictor, ModelPredictor):
             raise SettingError(
-                "this posterior cannot score outcomes because it has no model; compute from "
-                "posterior.draws instead."
+                "this posterior cannot score outcomes because it has no model: it was made without "
+                "one, or its file, which keeps no model of one's own, was loaded without it; use "
+                "Posterior.load(path, model=...), or compute from posterior.draws."
             )
-        return scoring.score(self, predictor, aligned(rows, self.fit_rows), draws)
+        return scoring.score(self, predictor, aligned(rows, self.fit_rows, True), draws)
 
     def restore_predictor(self) -> prediction.Predictor | None:
         """Return the predictor, rebuilt from its description where the posterior was loaded."""
@@ -151,12 +155,12 @@ class Posterior(Draws):
             self.predictor = rebuild(self.predictor_spec)
         return self.predictor
 
-    def _model(self, instead: str) -> BaseModel:
+    def _model(self) -> BaseModel:
         predictor = self.restore_predictor()
         if not isinstance(predictor, ModelPredictor):
             raise SettingError(
-                "this posterior has no model: it was made or loaded without its model, and models "
-                f"of one's own are not saved; {instead}."
+                "this posterior was made or loaded without its model, and a file keeps no model of "
+                "one's own; use Posterior.load(path, model=...)."
             )
         return predictor.model
 
@@ -177,13 +181,8 @@ class Posterior(Draws):
         progressbar
             Whether to show progress on a long pass.
         """
-        if "lp" not in self.stats or self.weights is not None:
-            raise SettingError(
-                "only unweighted draws of a method that records the log-density it sampled (`lp` "
-                "in stats) can be corrected."
-            )
-        model = self._model("sample again, or correct before saving")
-        weighted = correction.correct(self, model, rows, self.fit_rows, draws, progressbar)
+        correction.require_correctable(self)
+        weighted = correction.correct(self, self._model(), rows, self.fit_rows, draws, progressbar)
         doubts = self.warnings if weighted.warning is None else [*self.warnings, weighted.warning]
         return replace(
             self,
@@ -222,11 +221,8 @@ class Posterior(Draws):
         progressbar
             Whether to show progress on a long pass.
         """
-        model = self._model(
-            "measure it before saving, or give scores to mo.diagnostics.kernel_stein_discrepancy"
-        )
         return stein.stein_discrepancy(
-            self, model, rows, self.fit_rows, draws, subsample, random_seed, progressbar
+            self, self._model(), rows, self.fit_rows, draws, subsample, random_seed, progressbar
         )
 
     def learning_curve(
@@ -275,16 +271,34 @@ class Posterior(Draws):
         storage.save(contents, path)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Posterior:
-        """Load what `save` saved; a damaged or foreign file is a `DataError`."""
+    def load(cls, path: str | os.PathLike[str], model: BaseModel | None = None) -> Posterior:
+        """Load what `save` saved; a damaged or foreign file is a `DataError`.
+
+        Parameters
+        ----------
+        path
+            The file.
+        model
+            The model, where it is one of your own: a file keeps Modicum's models only.
+        """
         contents = storage.load(path)
         values = dict(vars(contents))
         try:
-            return cls(predictor_spec=values.pop("predictor"), **values)
+            post = cls(predictor_spec=values.pop("predictor"), **values)
         except (TypeError, ValueError, AttributeError) as fault:
             raise DataError(
                 f"{path} is not a posterior saved by Modicum, or it is damaged ({fault})."
             ) from fault
+        if model is not None:
+            if not isinstance(model, BaseModel):
+                raise SettingError(f"model must be a model, not {type(model).__name__}.")
+            if post.settings.get("model", model.identity()) != model.identity():
+                raise SettingError(
+                    f"{path} is of another model: it was {post.settings['model']}, and this is "
+                    f"{model.identity()}."
+                )
+            post.predictor = ModelPredictor(model)
+        return post
 
     def __repr__(self) -> str:
         chains = f"{self.chains} chain" + "s" * (self.chains != 1)
