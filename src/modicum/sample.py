@@ -26,7 +26,7 @@ from modicum.methods.base import Plan, Task
 from modicum.models import BaseModel, Target
 from modicum.models.prediction import ModelPredictor
 from modicum.passes import LocalEngine, Sums
-from modicum.posterior import Posterior, convergence_warnings
+from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
 from modicum.posterior.labels import scalar_names, tidy_labels
 from modicum.random import chain_keys, fresh_seed
 from modicum.rows import Rows
@@ -287,10 +287,11 @@ def _posterior(
         ledger=task.ledger,
         labels=labels,
         weights=outcome.weights,
-        warnings=told,
+        warnings=Warnings(told),
         tuning=mode | plan.tuning,
         settings=settings,
         predictor=ModelPredictor(task.target.model),
+        fit_rows=FitRows.of(task.rows),
     )
 
 
