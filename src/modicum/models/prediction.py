@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from math import ceil
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from modicum.errors import SettingError
 from modicum.models import families, networks
 from modicum.models.base import BaseModel, Batch
+from modicum.models.tracing import digest_of
 from modicum.runtime import in_double_precision, jit
 
 __all__ = ["ModelPredictor", "rebuild"]
@@ -52,12 +52,14 @@ class ModelPredictor:
     def _evaluate(self, what: Callable[..., Any], draws: Any, batch: Batch) -> Any:
         fields = {k: np.asarray(v) for k, v in batch.items()}
         try:
-            widest = _widest(what, self.model, draws, fields)
+            widest, digest = _traced(what, self.model, draws, fields)
             pieces = ceil(widest / BUDGET)
             if pieces == 1 or _length(fields) == 1:
                 together = min(_length(draws), max(1, BUDGET // widest))
-                found = _over_draws(what, self.model, together, draws, fields)
-                return jax.tree.map(np.asarray, found)
+                evaluated = _over_draws(
+                    _AsTraced(self.model, digest), what, together, draws, fields
+                )
+                return jax.tree.map(np.asarray, evaluated)
         except KeyError as missing:
             held = ", ".join(sorted(batch))
             raise SettingError(
@@ -96,15 +98,32 @@ def _expected_and_log_density(model: BaseModel, named: Any, fields: Any) -> Any:
     return _expected(model, named, fields), _log_density(model, named, fields)
 
 
+@dataclass(frozen=True)
+class _AsTraced:
+    """A model as of now: a user's function may read a global that has changed since."""
+
+    model: BaseModel
+    digest: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _AsTraced) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
 @jit(static=(0, 1, 2))
-def _over_draws(what: Any, model: BaseModel, together: int, draws: Any, fields: Any) -> Any:
-    return jax.lax.map(lambda one: what(model, one, fields), draws, batch_size=together)
+def _over_draws(
+    traced: _AsTraced, what: Callable[..., Any], together: int, draws: Any, fields: Any
+) -> Any:
+    return jax.lax.map(lambda draw: what(traced.model, draw, fields), draws, batch_size=together)
 
 
-def _widest(what: Any, model: BaseModel, draws: Any, fields: Any) -> int:
-    """Size of the largest array that evaluating one draw makes on the way."""
-    one = {name: x[0] for name, x in draws.items()}
-    return max(1, *_sizes(jax.make_jaxpr(partial(what, model))(one, fields).jaxpr))
+def _traced(what: Callable[..., Any], model: BaseModel, draws: Any, fields: Any) -> tuple[int, str]:
+    """Size of the largest array that evaluating one draw makes on the way, and what it computes."""
+    first = {name: x[0] for name, x in draws.items()}
+    expression = jax.make_jaxpr(lambda draw, fields: what(model, draw, fields))(first, fields)
+    return max(1, *_sizes(expression.jaxpr)), digest_of(expression)[0]
 
 
 def _length(arrays: Any) -> int:
