@@ -88,7 +88,7 @@ class _FullData(Method):
         if spread:
             context["starts"] = _starts(anchor, task)
         tuned = self.step_size is None
-        signals = schedule(task.tune, task.draws, adapt_mass=tuned, adapt_step=tuned)
+        flags = schedule(task.tune, task.draws, adapt_mass=tuned, adapt_step=tuned)
         tuning = {"rows held": "in memory" if isinstance(source, Resident) else "on disk"}
         notes = list(anchor.notes)
         if anchor.modes is not None and spread:
@@ -96,7 +96,7 @@ class _FullData(Method):
             notes += anchor.modes.ignored(task.chains, task.names)
             tuning["modes"] = anchor.modes.text(task.chains)
         start = len(task.rows)
-        return Plan(kernel, context, signals, anchor, start_rows=start, tuning=tuning, notes=notes)
+        return Plan(kernel, context, flags, anchor, start_rows=start, tuning=tuning, notes=notes)
 
 
 def _starts(anchor: Anchor, task: Task) -> ModeStarts:
