@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -177,7 +178,7 @@ class LogPosterior:
     @in_double_precision
     def named(self, points: ArrayLike) -> dict[str, np.ndarray]:
         """Parameters by name, (points, *shape), as draws have them, of flat vectors (points, d)."""
-        named = _named(self._target, self._checked(points, 2))
+        named = _named(self._target, jnp.asarray(self._checked(points, 2)))
         return {name: np.asarray(x) for name, x in named.items()}
 
     def _checked(self, points: ArrayLike, axes: int) -> np.ndarray:
