@@ -143,6 +143,13 @@ def sample(
 
 
 def _check_arguments(model: Any, rows: Any, parallel: Any) -> None:
+    check_model_and_rows(model, rows)
+    if parallel not in (None, "threads", "stacked"):
+        raise SettingError(f"parallel must be 'threads' or 'stacked', not {parallel!r}.")
+
+
+def check_model_and_rows(model: object, rows: object) -> None:
+    """Refuse what is not a model, or not `mo.Rows`, with a sentence that says what to pass."""
     if not isinstance(model, BaseModel):
         raise SettingError(
             f"the first argument must be a model such as mo.models.Logistic(), not "
@@ -154,8 +161,6 @@ def _check_arguments(model: Any, rows: Any, parallel: Any) -> None:
             "mo.Rows(x=X, y=y), a table as mo.Rows.from_table(table, outcome='y'), and open a "
             "store with mo.Rows.open(folder)."
         )
-    if parallel not in (None, "threads", "stacked"):
-        raise SettingError(f"parallel must be 'threads' or 'stacked', not {parallel!r}.")
 
 
 def _lengths(
