@@ -13,7 +13,7 @@ from modicum.posterior.labels import scalar_names
 if TYPE_CHECKING:
     from modicum.posterior import Posterior
 
-__all__ = ["METHOD_COLOURS", "colour_of", "forest", "marginal", "new_axes"]
+__all__ = ["METHOD_COLOURS", "colour_of", "forest", "marginal", "new_axes", "pyplot"]
 
 METHOD_COLOURS = {
     "hmc": "#0b5fa5",

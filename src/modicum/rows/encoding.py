@@ -26,7 +26,7 @@ from modicum.rows.checks import (
     require_exact,
     require_finite,
 )
-from modicum.rows.description import Array, Description, DType, Field, Level
+from modicum.rows.description import Array, Description, DType, Field, Level, RowsSchema
 from modicum.rows.sources import Source, TableSource, is_table
 
 if TYPE_CHECKING:
@@ -407,6 +407,51 @@ def read_source(
         levels = collect_levels(source.batches(roles.categorical), references)
     encoder = Encoder(roles, levels, kind)
     return encoder, encoder.blocks(source.batches(roles.needed))
+
+
+def read_table_like(
+    table: object, schema: RowsSchema, outcome: bool
+) -> tuple[Description, Iterator[Array]]:
+    """Describe and encode a table with the columns, levels and references of other rows."""
+    if not schema.columns:
+        raise SettingError("the other rows have no named columns: give arrays instead of a table.")
+    for part in ("offset", *(["outcome"] if outcome and schema.outcome is None else [])):
+        if part == "outcome" or part in schema.fields:
+            raise SettingError(
+                f"the other rows do not say which column of the table is the {part}: make rows "
+                f"of it with Rows.from_table(table, {part}=...)."
+            )
+    coded = {f"{name}[{v}]": name for name, levels in schema.levels.items() for v in levels[1:]}
+    predictors = list(dict.fromkeys(coded.get(column, column) for column in schema.columns))
+    choice = ColumnChoice(
+        schema.outcome if outcome else None, predictors, categorical=schema.reference
+    )
+    source = TableSource(table)
+    roles = resolve(source.names, choice)
+    if source.rows == 0:
+        raise DataError("there are no rows in the data: at least one is needed.")
+    plain = [name for name in roles.needed if name not in roles.categorical]
+    levels = {name: _levels_like(source, name, schema.levels[name]) for name in roles.categorical}
+    encoder = Encoder(roles, levels, as_dtype(None, floating(source.types(plain))))
+    return encoder.describe(source.rows or 0), encoder.blocks(source.batches(roles.needed))
+
+
+def _levels_like(source: Source, name: str, known: Sequence[str]) -> tuple[Level, ...]:
+    """Levels in a known order, each as this table writes it: 6 or "6"."""
+    as_written: dict[str, Level] = {}
+    start = 0
+    for batch in source.batches([name]):
+        values, codes = _distinct(batch.column(name), name, start)
+        for code in np.unique(codes):
+            if str(values[code]) not in known:
+                raise DataError(
+                    f"column {name!r} holds {values[code]!r} in row "
+                    f"{start + int(np.argmax(codes == code))}, which the rows of the fit did not; "
+                    "leave such rows out, or fit again with rows that have them."
+                )
+            as_written[str(values[code])] = values[code]
+        start += batch.num_rows
+    return tuple(as_written.get(level, level) for level in known)
 
 
 def read_table(

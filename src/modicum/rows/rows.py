@@ -14,7 +14,7 @@ import numpy as np
 from modicum.errors import DataError, SettingError, whole_number
 from modicum.rows.checks import RowIndexError, block_rows
 from modicum.rows.description import Array, Description, DType, Level, RowsSchema
-from modicum.rows.encoding import ColumnChoice, read_table
+from modicum.rows.encoding import ColumnChoice, read_table, read_table_like
 from modicum.rows.fields import FieldSet, fill
 from modicum.rows.fingerprint import fingerprint
 
@@ -137,6 +137,33 @@ class Rows:
         """
         choice = ColumnChoice(outcome, predictors, offset, weight, categorical)
         description, blocks = read_table(table, choice, dtype)
+        return cls._at(description, fill(description, blocks))
+
+    @classmethod
+    def from_table_like(cls, table: object, schema: RowsSchema, outcome: bool = True) -> Rows:
+        """Make rows of a table with the columns, levels and reference levels of other rows.
+
+        Columns are found by name, in any order, and others are left alone; a level that the other
+        rows did not have is refused.
+
+        Parameters
+        ----------
+        table : DataFrame or Table
+        schema : RowsSchema
+            That of the other rows.
+        outcome : bool
+            Whether the rows get an outcome; else the table need not have that column.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> flights = pd.DataFrame({"late": [1, 0, 1], "carrier": ["UA", "AA", "DL"]})
+        >>> rows = Rows.from_table(flights, outcome="late", categorical=["carrier"])
+        >>> new = pd.DataFrame({"carrier": ["UA"]})
+        >>> Rows.from_table_like(new, rows.schema, outcome=False).slice(0, 1)["x"]
+        array([[0., 1.]])
+        """
+        description, blocks = read_table_like(table, schema, outcome)
         return cls._at(description, fill(description, blocks))
 
     @classmethod
