@@ -510,9 +510,14 @@ def test_other_encodings(tmp_path):
     (tmp_path / "b.csv").write_bytes(b"PK\x03\x04\x00\x00\xff\xee" * 20)
     with pytest.raises(DataError, match="does not look like text at all"):
         ingest(tmp_path / "b.csv", tmp_path / "u", progressbar=False)
-    for wrong in ("latin-99", 3):
+    for wrong in ("latin-99", "hex", "utf-8\0", 3):
         with pytest.raises(SettingError, match="encoding must be one that Python knows"):
             ingest(wide, tmp_path / "u", encoding=wrong, progressbar=False)
+
+
+def test_endings_in_capitals(tmp_path):
+    path = write_csv(tmp_path / "D.TSV", "a\ty", "1\t0", "2\t1")
+    assert ingest(path, tmp_path / "s", progressbar=False).columns == ("a",)
 
 
 def test_damaged_feather_does_not_end_the_process(tmp_path):
