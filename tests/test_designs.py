@@ -9,7 +9,15 @@ import pytest
 from scipy.stats import chi2
 
 from modicum import SettingError
-from modicum.designs import BLOCK, CLASSES, Uniform, Weighted, draw_on_host, weight_tables
+from modicum.designs import (
+    BLOCK,
+    CLASSES,
+    Uniform,
+    UniformTables,
+    Weighted,
+    draw_on_host,
+    weight_tables,
+)
 
 pytestmark = pytest.mark.usefixtures("x64")
 RNG = np.random.default_rng(1)
@@ -28,13 +36,13 @@ WEIGHTS = {
 def by_row(tables, n):
     """Probability of every row, read from the tables."""
     probability = np.zeros(n)
-    for start, size, p in zip(tables["start"], tables["size"], tables["probability"], strict=True):
-        probability[tables["order"][start : start + size]] = p
+    for start, size, p in zip(tables.start, tables.size, tables.probability, strict=True):
+        probability[tables.order[start : start + size]] = p
     return probability
 
 
 def draw(design, tables, count, seed=1):
-    tables = {name: jnp.asarray(values) for name, values in tables.items()}
+    tables = jax.tree.map(jnp.asarray, tables)
     drawn = jax.jit(design.draw, static_argnums=1)(jax.random.key(seed), count, tables)
     return np.asarray(drawn.row_ids), np.asarray(drawn.probability)
 
@@ -87,22 +95,26 @@ def test_probabilities_are_close_to_the_weights_and_above_the_floor(name):
 def test_classes_hold_every_row_once():
     weights = RNG.lognormal(0, 3, BLOCK // 512 + 77)
     tables = weight_tables(weights)
-    assert tables["order"].dtype == np.uint32
-    np.testing.assert_array_equal(np.sort(tables["order"]), np.arange(len(weights)))
-    assert tables["size"].sum() == len(weights)
-    assert np.all(np.diff(tables["cumulative"]) >= 0)
-    assert tables["cumulative"][-1] == 1  # a uniform number below one finds a class
-    mass = tables["size"] * tables["probability"]
-    np.testing.assert_allclose(np.cumsum(mass), tables["cumulative"], rtol=1e-12)
+    assert tables.order.dtype == np.uint32
+    np.testing.assert_array_equal(np.sort(tables.order), np.arange(len(weights)))
+    assert tables.size.sum() == len(weights)
+    assert np.all(np.diff(tables.cumulative) >= 0)
+    assert tables.cumulative[-1] == 1  # a uniform number below one finds a class
+    mass = tables.size * tables.probability
+    np.testing.assert_allclose(np.cumsum(mass), tables.cumulative, rtol=1e-12)
     # within a class rows keep their order, and classes go by weight
-    of_class = [weights[tables["order"][s]] for s in tables["start"][tables["size"] > 0]]
+    of_class = [weights[tables.order[s]] for s in tables.start[tables.size > 0]]
     assert np.all(np.diff(of_class) > 0)
 
 
 def test_tables_have_one_shape_whatever_the_weights():
     # so that runs on other rows, as in cross-validation, share one compiled kernel
     shapes = [
-        {name: np.shape(values) for name, values in weight_tables(w).items() if name != "order"}
+        {
+            name: np.shape(values)
+            for name, values in weight_tables(w)._asdict().items()
+            if name != "order"
+        }
         for w in WEIGHTS.values()
     ]
     assert all(shape == shapes[0] for shape in shapes)
@@ -147,18 +159,18 @@ def test_two_million_rows_take_no_time_and_little_memory():
 
 
 def test_uniform_rows():
-    rows, probability = draw(Uniform(), {"rows": 40}, 40_000)
+    rows, probability = draw(Uniform(), UniformTables(40), 40_000)
     np.testing.assert_array_equal(probability, 1 / 40)
     found, limit = chi_square(rows, np.full(40, 1 / 40))
     assert found < limit
-    assert draw(Uniform(), {"rows": 1}, 5)[0].tolist() == [0] * 5
-    many = draw(Uniform(), {"rows": 2**33}, 1000)[0]
+    assert draw(Uniform(), UniformTables(1), 5)[0].tolist() == [0] * 5
+    many = draw(Uniform(), UniformTables(2**33), 1000)[0]
     assert many.max() > 2**32  # row numbers beyond 32 bits
 
 
 @pytest.mark.parametrize("design", [Uniform(), Weighted()])
 def test_the_key_decides(design):
-    tables = {"rows": 500} if design == Uniform() else weight_tables(WEIGHTS["lognormal"])
+    tables = UniformTables(500) if design == Uniform() else weight_tables(WEIGHTS["lognormal"])
     once, again = (draw(design, tables, 100)[0] for _ in range(2))
     np.testing.assert_array_equal(once, again)
     assert not np.array_equal(once, draw(design, tables, 100, seed=2)[0])

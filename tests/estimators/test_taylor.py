@@ -8,9 +8,9 @@ import pytest
 import modicum as mo
 from helpers.expansion import LINEAR, OTHERS, Expansion, expanded
 from helpers.targets import TIMES, all_of, logistic_rows, poisson_rows, sums_of
-from modicum.designs import Uniform, Weighted, weight_tables
+from modicum.designs import Uniform, UniformTables, Weighted, weight_tables
 from modicum.estimators import AutodiffTaylor, LinearTaylor, Perturbed, control_variate
-from modicum.kernels.energy_conserving import EnergyConservingKernel
+from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove
 from modicum.passes.mode import prior_hessian
 
@@ -126,7 +126,7 @@ def test_an_offset_moves_the_expansion_point_of_a_row():
     bare = mo.Rows(**{k: v for k, v in all_of(rows).items() if k != "offset"})
     a, b = (Expansion(mo.models.Poisson(), r, 2, form=LinearTaylor) for r in (rows, bare))
     np.testing.assert_allclose(
-        np.asarray(a.cached["eta"]) - np.asarray(b.cached["eta"]),
+        np.asarray(a.cached.eta) - np.asarray(b.cached.eta),
         all_of(rows)["offset"],
         atol=1e-12,
     )
@@ -185,7 +185,7 @@ def test_the_gradient_of_the_density_is_its_slope(family, order):
     @jax.jit
     def both(z, subsample, proxy):
         density = kernel.log_density(
-            subsample, jnp.ones(5, bool), {"proxy": proxy, "estimator": {}}
+            subsample, jnp.ones(5, bool), EnergyConservingContext(proxy, (), (), jnp.zeros(()))
         )
         (value, _), slope = jax.value_and_grad(density, has_aux=True)(z)
         return value, slope
@@ -201,7 +201,7 @@ def test_the_estimate_is_unbiased(design):
     e = Expansion(mo.models.Logistic(), logistic_rows(300), 1, form=LinearTaylor)
     z = somewhere(4)
     d = e.residuals(z)
-    tables = {"rows": e.n}
+    tables = UniformTables(e.n)
     if design == "weighted":
         tables = weight_tables(np.abs(d) + 0.1 * np.abs(d).mean())
     drawn = (Uniform() if design == "uniform" else Weighted()).draw(

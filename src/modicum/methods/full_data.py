@@ -11,9 +11,10 @@ import jax.numpy as jnp
 
 from modicum.errors import SettingError, is_number, whole_number
 from modicum.kernels.adaptation import schedule
-from modicum.kernels.full_data import FullDataKernel
-from modicum.kernels.moves import HMCMove, Move, NUTSMove
-from modicum.methods.base import Method, Plan, Task
+from modicum.kernels.base import Move
+from modicum.kernels.full_data import FullDataContext, FullDataKernel
+from modicum.kernels.moves import HMCMove, NUTSMove
+from modicum.methods.base import Method, Plan, Task, check_memory_limit
 from modicum.models import Target
 from modicum.passes.full_likelihood import Resident, Streamed, hold, log_likelihood
 from modicum.runtime import in_double_precision
@@ -56,8 +57,7 @@ class _FullData(Method):
             raise SettingError("target_accept must lie between 0 and 1; 0.8 is usual.")
         if self.step_size is not None and not (is_number(self.step_size) and self.step_size > 0):
             raise SettingError("step_size must be a positive number, or None to tune it.")
-        if self.memory_limit is not None and not is_number(self.memory_limit):
-            raise SettingError("memory_limit must be a number of bytes, or None.")
+        check_memory_limit(self.memory_limit)
 
     @abstractmethod
     def move(self) -> Move:
@@ -74,12 +74,12 @@ class _FullData(Method):
             self.target_accept,
             first_step=self.step_size,
         )
-        context = {
-            "point": jnp.asarray(anchor.point),
-            "factor": jnp.asarray(anchor.factor),
-            "rows": jnp.asarray(len(task.rows)),
-            "data": chunks,
-        }
+        context = FullDataContext(
+            point=jnp.asarray(anchor.point),
+            factor=jnp.asarray(anchor.factor),
+            n=jnp.asarray(len(task.rows)),
+            data=chunks,
+        )
         tuned = self.step_size is None
         flags = schedule(task.tune, task.draws, adapt_mass=tuned, adapt_step=tuned)
         tuning = {"rows held": "in memory" if isinstance(source, Resident) else "on disk"}

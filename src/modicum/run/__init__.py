@@ -3,6 +3,7 @@
 from modicum.run.advance import BLOCK
 from modicum.run.chains import Chains, Parallel, default_parallel
 from modicum.run.checkpoint import Checkpoint
+from modicum.run.fetching import place_rows
 from modicum.run.runner import History, PeriodicHook, capacity_for, run
 
 __all__ = [
@@ -14,5 +15,6 @@ __all__ = [
     "PeriodicHook",
     "capacity_for",
     "default_parallel",
+    "place_rows",
     "run",
 ]

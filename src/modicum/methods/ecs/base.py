@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from modicum.designs import DESIGNS
 from modicum.errors import (
     CrudeControlVariateError,
     ModicumWarning,
@@ -20,15 +21,14 @@ from modicum.errors import (
     whole_number,
 )
 from modicum.kernels.adaptation import schedule
-from modicum.methods.base import Method, Plan, Task
-from modicum.methods.ecs.pilot import Composition, Study, where_rows_live
+from modicum.methods.base import Method, Plan, Task, check_memory_limit
+from modicum.methods.ecs.pilot import Composition, Study
 from modicum.passes import Anchor, anchor_at
 from modicum.passes.mode import DENSE_LIMIT
-from modicum.run import History
+from modicum.run import History, place_rows
 from modicum.runtime import in_double_precision
 
 __all__ = [
-    "DESIGNS",
     "Composed",
     "EnergyConserving",
     "check_common",
@@ -36,17 +36,16 @@ __all__ = [
     "check_signed",
 ]
 
-DESIGNS = {
-    "weighted": "rows are drawn in proportion to their expected residual over the posterior",
-    "uniform": "every row alike, as in the papers",
-}
-
 
 def check_common(method: Any) -> None:
     """Refuse settings of any energy-conserving method that cannot work."""
     _check_counts(method, {"blocks": 1, "refreshes": 1})
-    if method.design not in DESIGNS:
-        raise SettingError(f"design must be 'weighted' or 'uniform', not {method.design!r}.")
+    # Blocks are replaced one by one, which designs that fix a whole batch do not allow.
+    usable = [k for k, v in DESIGNS.items() if v.independent and v.needs != "clusters"]
+    if method.design not in usable:
+        names = " or ".join(map(repr, usable))
+        raise SettingError(f"design must be {names}, not {method.design!r}.")
+    check_memory_limit(method.memory_limit)
     if method.order not in (0, 1, 2):
         raise SettingError(f"order must be 0, 1 or 2, not {method.order!r}.")
     if isinstance(method.inner, str) and method.inner not in ("hmc", "nuts"):
@@ -133,7 +132,7 @@ class EnergyConserving(Method):
 
     blocks: int | None = None
     refreshes: int | None = None
-    design: Literal["weighted", "uniform"] = "weighted"
+    design: str = "weighted"
     order: int = 2
     inner: Any = "hmc"
     trajectory: float = 1.2
@@ -143,6 +142,7 @@ class EnergyConserving(Method):
     anchor: Any = "mode"
     floor: float = 0.1
     precision: Literal["float64", "float32"] = "float64"
+    memory_limit: int | None = None
 
     def __post_init__(self) -> None:
         check_common(self)
@@ -160,13 +160,13 @@ class EnergyConserving(Method):
         _check_task(task)
         composed = self.compose(task)
         study, parts = composed.study, composed.parts
-        design = {"value": self.design, "why": DESIGNS[self.design]}
+        design = {"value": self.design, "why": DESIGNS[self.design].description}
         return Plan(
             kernel=study.kernel(parts),
             context=study.context(parts),
             flags=schedule(task.tune, task.draws, False, adapt_step=self.step_size is None),
             anchor=study.anchor,
-            rows=where_rows_live(task),
+            rows=place_rows(task.rows, self.memory_limit),
             floats_per_iteration=study.floats_per_iteration(parts),
             start_rows=parts.subsample,
             tuning=composed.tuning | {"design": design},

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 
-from modicum.kernels.delayed import DelayedAcceptanceKernel
+from modicum.kernels.delayed import DelayedAcceptanceContext, DelayedAcceptanceKernel
 from modicum.methods.base import Outcome, Plan, Task
 from modicum.methods.ecs.base import Composed, EnergyConserving, check_perturbed
 from modicum.methods.ecs.checks import look_ahead, look_back
@@ -58,6 +58,9 @@ class HMCECS(EnergyConserving):
         Share of weighted draws that is uniform.
     precision
         "float64" or "float32": of the subsample's rows and residuals (sums are float64).
+    memory_limit
+        Bytes of rows that may be held in memory; larger data sets are read as the chains need their
+        rows. By default half of the free memory, or 256 MiB for a row store.
     bias
         Largest shift of a posterior mean the perturbation may cause, in posterior standard
         deviations, by the pilot study.
@@ -109,12 +112,12 @@ class HMCECS(EnergyConserving):
         plan = super().plan(task)
         if self.exact is None:
             return plan
-        source, chunks = hold(task.rows)
+        source, chunks = hold(task.rows, self.memory_limit)
         kernel: Any = plan.kernel
         return replace(
             plan,
             kernel=DelayedAcceptanceKernel(kernel, WholeLogPosterior(task.target, source)),
-            context=plan.context | {"data": chunks, "rows": jnp.asarray(len(task.rows))},
+            context=DelayedAcceptanceContext(plan.context, jnp.asarray(len(task.rows)), chunks),
             start_rows=plan.start_rows + len(task.rows),
         )
 

@@ -7,29 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from math import ceil
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.designs import Design, Uniform, Weighted, draw_on_host, weight_tables
-from modicum.estimators import Estimator, Perturbed, control_variate, proxy
-from modicum.kernels.energy_conserving import EnergyConservingKernel
-from modicum.kernels.moves import HMCMove, Move, NUTSMove
+from modicum.designs import DESIGNS, RowFacts, Weighted, WeightTables, draw_on_host
+from modicum.estimators import Perturbed, control_variate, proxy
+from modicum.kernels.base import Estimator, Move, Pytree
+from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
+from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Task
 from modicum.methods.ecs.tuning import Choice, Pilot, choose, study
-from modicum.methods.weights import expected_residuals
+from modicum.methods.weights import design_tables, expected_residuals
 from modicum.models import LinearPredictorModel
 from modicum.passes import Anchor
-from modicum.passes.full_likelihood import free_memory
 from modicum.passes.mode import prior_hessian, prior_slope
 from modicum.random import Stream, generator
 
-__all__ = ["PAPER_BLOCKS", "Composition", "Study", "choose_for", "perturbed", "where_rows_live"]
+__all__ = ["PAPER_BLOCKS", "Composition", "Study", "choose_for", "perturbed"]
 
 PILOT_DRAWS, PILOT_ROWS = 32, 20_000
-SMALL_STORE = 2**28  # bytes up to which the rows of a store are simply read into memory
 
 
 @dataclass(frozen=True)
@@ -41,16 +42,16 @@ class Composition:
     estimator
         What makes a likelihood of residuals.
     subsample, blocks, refreshes
-        Room for rows, in how many blocks, of which how many are proposed anew an iteration.
+        Room for rows, in how many blocks, of which how many are proposed anew per iteration.
     tables
-        Numbers the estimator reads.
+        What the estimator knows of the data.
     """
 
-    estimator: Estimator
+    estimator: Estimator[Any]
     subsample: int
     blocks: int
     refreshes: int
-    tables: dict[str, float] = field(default_factory=dict)
+    tables: Pytree = ()
 
 
 @dataclass
@@ -75,31 +76,28 @@ class Study:
         centre = anchor.factor.T @ (anchor.A + prior[0])
         rng = generator(task.seed, Stream.PILOT_DRAWS)
         draws = centre + rng.standard_normal((PILOT_DRAWS, len(centre)))
-        weighted = self._weighted_tables(draws)
-        self.design: Design = Weighted() if self.method.design == "weighted" else Uniform()
-        self.pilot = self._study(draws, weighted)
-        tables: dict[str, Any] = weighted
-        if self.method.design == "uniform":
-            tables = {"rows": len(task.rows)}
-        self.tables = {name: jnp.asarray(table) for name, table in tables.items()}
+        self.design = DESIGNS[self.method.design]()
+        facts = self._facts(draws)
+        weighted = design_tables(task, Weighted(), facts)
+        tables: Pytree = weighted
+        if type(self.design) is not Weighted:
+            tables = design_tables(task, self.design, facts)
+        self.pilot = self._study(draws, weighted, tables)
+        self.tables = jax.tree.map(jnp.asarray, tables)
 
-    def _weighted_tables(self, draws: np.ndarray) -> dict[str, np.ndarray]:
-        def compute() -> dict[str, np.ndarray]:
-            expected = expected_residuals(
-                self.task.sums, self.control_variate, self.proxy, draws[:8]
-            )
-            return weight_tables(expected, self.method.floor)
+    def _facts(self, draws: np.ndarray) -> RowFacts:
+        @cache
+        def expected() -> np.ndarray:
+            return expected_residuals(self.task.sums, self.control_variate, self.proxy, draws[:8])
 
-        return self.task.remember("design", compute)
+        return RowFacts(len(self.task.rows), PILOT_ROWS, expected, floor=self.method.floor)
 
-    def _study(self, draws: np.ndarray, tables: dict[str, np.ndarray]) -> Pilot:
+    def _study(self, draws: np.ndarray, weighted: WeightTables, tables: Pytree) -> Pilot:
         rows = self.task.rows
         rng = generator(self.task.seed, Stream.PILOT_ROWS)
-        drawn = draw_on_host(rng, min(len(rows), PILOT_ROWS), tables)
+        drawn = draw_on_host(rng, min(len(rows), PILOT_ROWS), weighted)
         drawn_with = np.asarray(drawn.probability)
-        studied = drawn_with
-        if self.method.design == "uniform":
-            studied = np.full_like(drawn_with, 1 / len(rows))
+        studied = self.design.probability_of(drawn, tables)
         batch = rows.take(np.asarray(drawn.row_ids)) | {"probability": studied}
         self.task.ledger.add("pilot", len(drawn_with) * len(draws), "density")
         return study(self.control_variate, batch, studied / drawn_with, self.proxy, draws)
@@ -129,19 +127,19 @@ class Study:
         )
 
     def floats_per_iteration(self, parts: Composition) -> int:
-        """How many numbers an iteration holds of the rows it wants."""
-        wanted = parts.refreshes * (parts.subsample // parts.blocks)
+        """How many numbers an iteration holds of the rows it requests."""
+        requested = parts.refreshes * (parts.subsample // parts.blocks)
         fields = sum(int(np.prod(shape)) for shape in self.task.rows.fields.values())
-        return wanted * (self.task.target.size + fields + 12)
+        return requested * (self.task.target.size + fields + 12)
 
-    def context(self, parts: Composition) -> dict[str, Any]:
+    def context(self, parts: Composition) -> EnergyConservingContext:
         """What the kernel reads."""
-        return {
-            "proxy": self.proxy,
-            "design": self.tables,
-            "estimator": {name: jnp.asarray(value) for name, value in parts.tables.items()},
-            "constant": jnp.asarray(self.anchor.C + self.folded_prior),
-        }
+        return EnergyConservingContext(
+            proxy=self.proxy,
+            design=self.tables,
+            estimator=jax.tree.map(jnp.asarray, parts.tables),
+            constant=jnp.asarray(self.anchor.C + self.folded_prior),
+        )
 
 
 def _move(method: Any) -> Move:
@@ -153,15 +151,6 @@ def _move(method: Any) -> Move:
 def _expected_steps(trajectory: float, size: int) -> int:
     """Leapfrog steps: the step size for an acceptance of .8 falls like d^(-1/4)."""
     return max(1, ceil(trajectory / (1.4 * size**-0.25)))
-
-
-def where_rows_live(task: Task) -> Any:
-    """On the device where they fit comfortably; else they are fetched ahead of time."""
-    rows = task.rows
-    comfortable = SMALL_STORE if rows.is_store else free_memory() // 2
-    if rows.nbytes > comfortable:
-        return rows
-    return {name: jnp.asarray(values) for name, values in rows.slice(0, len(rows)).items()}
 
 
 PAPER_BLOCKS = {"blocks": 100, "refreshes": 1}

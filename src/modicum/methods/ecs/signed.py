@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from modicum.errors import CrudeControlVariateError
-from modicum.estimators import BlockPoisson
+from modicum.estimators import BlockPoisson, BlockPoissonTables
 from modicum.methods.base import Outcome, Plan, Task
 from modicum.methods.ecs.base import Composed, EnergyConserving, check_signed
 from modicum.methods.ecs.pilot import Composition, Study
@@ -39,7 +39,9 @@ class SignedHMCECS(EnergyConserving):
         Blocks of the subsample, each with an equal share of the products.
     refreshes
         Blocks proposed anew an iteration.
-    design, order, inner, trajectory, jitter, target_accept, step_size, anchor, floor, precision
+    design, order, inner, trajectory, jitter, target_accept, step_size, anchor, floor
+        As for `HMCECS`.
+    precision, memory_limit
         As for `HMCECS`.
 
     Examples
@@ -82,7 +84,11 @@ class SignedHMCECS(EnergyConserving):
         notes = look_ahead(self, study.pilot, choice, len(task.rows))
         estimator = BlockPoisson(choice.products, choice.batch, choice.blocks)
         parts = Composition(
-            estimator, estimator.rows, choice.blocks, choice.refreshes, {"centre": choice.centre}
+            estimator,
+            estimator.rows,
+            choice.blocks,
+            choice.refreshes,
+            BlockPoissonTables(choice.centre),
         )
         return Composed(study, parts, _explain(choice), notes)
 

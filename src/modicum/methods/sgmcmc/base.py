@@ -10,23 +10,23 @@ from typing import Any, ClassVar, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.designs import Uniform
+from modicum.designs import DESIGNS, Uniform
 from modicum.errors import SettingError
-from modicum.estimators.gradients import ESTIMATORS, GradientEstimator
+from modicum.estimators.gradients import ESTIMATORS, BaseGradientEstimator, SnapshotEstimator
+from modicum.kernels.base import Pytree, StochasticGradientContext
 from modicum.kernels.integrators import INTEGRATORS, Integrator
 from modicum.kernels.selectors import SELECTORS, Selector
 from modicum.kernels.stochastic_gradient import StepFlags, StochasticGradientKernel
 from modicum.ledger import Ledger
 from modicum.methods.base import Method, Outcome, Plan, Task
-from modicum.methods.ecs.pilot import where_rows_live
 from modicum.methods.sgmcmc.checks import look_back
 from modicum.methods.sgmcmc.coordinates import Frame, frame
 from modicum.methods.sgmcmc.design import design_of
-from modicum.methods.sgmcmc.settings import DESIGNS, Parts, check, check_parts, picked
+from modicum.methods.sgmcmc.settings import Parts, check, check_parts, picked
 from modicum.methods.sgmcmc.step_size import gradient_noise, largest_step, step_sizes
 from modicum.passes import LocalEngine, Sums
 from modicum.random import Stream, generator, key
-from modicum.run import History, PeriodicHook
+from modicum.run import History, PeriodicHook, place_rows
 from modicum.runtime import in_double_precision
 
 __all__ = ["StochasticGradient", "StochasticGradientFamily"]
@@ -67,17 +67,21 @@ class StochasticGradientFamily(Method):
         "float64" or "float32": of state and gradients.
     bias
         Share by which variances may be off, where step_size is None.
+    memory_limit
+        Bytes of rows that may be held in memory; larger data sets are read as the chains need their
+        rows. By default half of the free memory, or 256 MiB for a row store.
     """
 
     step_size: float | Callable[[int], float] | None = None
     batch: int = 100
-    design: Literal["uniform", "weighted", "stratified"] = "uniform"
+    design: str = "uniform"
     clusters: int = 10
     whiten: bool | None = None
     start: Any = None
     spread: float | None = None
     precision: Literal["float64", "float32"] = "float64"
     bias: float = 0.05
+    memory_limit: int | None = None
 
     def __post_init__(self) -> None:
         check(self)
@@ -95,9 +99,9 @@ class StochasticGradientFamily(Method):
         parts = self.parts()
         cost = StochasticGradientKernel(*parts, Uniform(), self.batch).cost
         budget = passes * rows
-        if not parts.estimator.needs_snapshots:
+        if not isinstance(parts.estimator, SnapshotEstimator):
             return int(budget / cost + 1e-9)
-        every = parts.estimator.period(rows, self.batch)  # type: ignore[attr-defined]
+        every = parts.estimator.period(rows, self.batch)
         cycle = rows + every * cost
         whole = int(budget / cycle + 1e-9)
         left = budget - whole * cycle - rows
@@ -108,7 +112,7 @@ class StochasticGradientFamily(Method):
         """Coordinates, design, kernel, step size, snapshots."""
         parts = self._checked(task)
         place = frame(self, task, parts)
-        estimator = parts.estimator.bound(task.target, self.precision)
+        estimator = parts.estimator.bind(task.target, self.precision)
         design, tables = design_of(self, task, place.anchor, estimator.order)
         kernel = StochasticGradientKernel(
             *(parts.integrator, estimator, parts.selector, design, int(self.batch)),
@@ -123,9 +127,10 @@ class StochasticGradientFamily(Method):
             context=context,
             flags=_flags(kernel, step_size, task.tune + task.draws, pause),
             anchor=place.coordinates,
-            rows=where_rows_live(task),
-            floats_per_iteration=_floats_per_iteration(task, kernel),
-            tuning=tuning | {"design": {"value": self.design, "why": DESIGNS[self.design]}},
+            rows=place_rows(task.rows, self.memory_limit),
+            floats_per_iteration=_floats_per_iteration(task, kernel, estimator),
+            tuning=tuning
+            | {"design": {"value": self.design, "why": DESIGNS[self.design].description}},
             notes=list(place.notes),
             pause=pause,
         )
@@ -140,19 +145,17 @@ class StochasticGradientFamily(Method):
         return self.parts()
 
     def _context(
-        self, task: Task, place: Frame, estimator: GradientEstimator, tables: Any
-    ) -> dict[str, Any]:
-        own = {
-            "point": place.coordinates.point,
-            "factor": place.coordinates.factor,
-            "start": place.start,
-            "spread": place.spread,
-        }
-        return {name: jnp.asarray(value, self.precision) for name, value in own.items()} | {
-            "rows": jnp.asarray(len(task.rows)),
-            "design": tables,
-            "estimator": estimator.arrays(place.anchor),
-        }
+        self, task: Task, place: Frame, estimator: BaseGradientEstimator, tables: Pytree
+    ) -> StochasticGradientContext:
+        return StochasticGradientContext(
+            point=jnp.asarray(place.coordinates.point, self.precision),
+            factor=jnp.asarray(place.coordinates.factor, self.precision),
+            start=jnp.asarray(place.start, self.precision),
+            spread=jnp.asarray(place.spread, self.precision),
+            n=jnp.asarray(len(task.rows)),
+            design=tables,
+            estimator=estimator.arrays(place.anchor),
+        )
 
     def _step_size(
         self, task: Task, place: Frame, kernel: StochasticGradientKernel, context: Any
@@ -185,7 +188,7 @@ class StochasticGradientFamily(Method):
         self, task: Task, kernel: StochasticGradientKernel, context: Any
     ) -> PeriodicHook | None:
         estimator = kernel.estimator
-        if not estimator.needs_snapshots:
+        if not isinstance(estimator, SnapshotEstimator):
             return None
         # Without a bar of its own: that of the run is on the screen. Without the run's ledger: each
         # chain counts the snapshots among the rows it touched.
@@ -193,7 +196,7 @@ class StochasticGradientFamily(Method):
         sums = Sums(task.target, task.rows, LocalEngine(progressbar=False), uncounted)
 
         def renew(state: Any) -> Any:
-            return state._replace(memory=estimator.snapshot(sums, state.walk.z, context))
+            return state._replace(memory=estimator.snapshot(sums, state.integrator.z, context))
 
         return PeriodicHook(estimator.period(len(task.rows), self.batch), renew)
 
@@ -216,10 +219,12 @@ def _flags(
     )
 
 
-def _floats_per_iteration(task: Task, kernel: StochasticGradientKernel) -> int:
-    """How many numbers an iteration holds of the rows it wants."""
+def _floats_per_iteration(
+    task: Task, kernel: StochasticGradientKernel, estimator: BaseGradientEstimator
+) -> int:
+    """How many numbers an iteration holds of the rows it requests."""
     width = sum(int(np.prod(shape)) for shape in task.rows.fields.values()) + 1
-    prepared = task.target.size + 12 if kernel.estimator.needs_anchor else width
+    prepared = task.target.size + 12 if estimator.needs_anchor else width
     return kernel.batches * kernel.batch * (width + prepared)
 
 
@@ -254,7 +259,7 @@ class StochasticGradient(StochasticGradientFamily):
     """
 
     integrator: str | Integrator = "underdamped"
-    estimator: str | GradientEstimator = "minibatch"
+    estimator: str | BaseGradientEstimator = "minibatch"
     selector: str | Selector = "plain"
     name: ClassVar[str] = "stochastic-gradient"
 
@@ -262,6 +267,6 @@ class StochasticGradient(StochasticGradientFamily):
         """As they were given."""
         return Parts(
             picked(self.integrator, INTEGRATORS, Integrator, "integrator"),
-            picked(self.estimator, ESTIMATORS, GradientEstimator, "estimator"),
+            picked(self.estimator, ESTIMATORS, BaseGradientEstimator, "estimator"),
             picked(self.selector, SELECTORS, Selector, "selector"),
         )

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.designs import DESIGNS
 from modicum.errors import ConvergenceError, ModicumWarning, SettingError
 from modicum.methods.base import Coordinates, Parameters, Task
 from modicum.methods.sgmcmc.settings import Parts
@@ -61,7 +62,7 @@ def frame(method: Any, task: Task, parts: Parts) -> Frame:
     why = {
         "whiten=True": whiten,
         "control variates": parts.estimator.needs_anchor,
-        "design='weighted'": method.design == "weighted",
+        f"design={method.design!r}": DESIGNS[method.design].needs == "expected",
         "start='mode'": method.start == "mode",
     }
     wanted = [name for name, is_so in why.items() if is_so]

@@ -37,8 +37,6 @@ __all__ = [
     "SVRGLD",
 ]
 
-Design = Literal["uniform", "weighted", "stratified"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SGLD(StochasticGradientFamily):
@@ -79,7 +77,7 @@ class SGLDCV(StochasticGradientFamily):
     """
 
     order: int = 2
-    design: Design = "weighted"
+    design: str = "weighted"
     name: ClassVar[str] = "sgld-cv"
 
     def parts(self) -> Parts:
@@ -202,7 +200,7 @@ class SGHMCCV(SGHMC):
     """
 
     order: int = 2
-    design: Design = "weighted"
+    design: str = "weighted"
     name: ClassVar[str] = "sghmc-cv"
 
     def parts(self) -> Parts:
@@ -223,7 +221,7 @@ class CPSGHMC(SGHMC):
     'stratified'
     """
 
-    design: Design = "stratified"
+    design: str = "stratified"
     name: ClassVar[str] = "cp-sghmc"
 
 

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from modicum.designs import DESIGNS
 from modicum.errors import SettingError, is_number, suggestion, whole_number
-from modicum.estimators.gradients import GradientEstimator
+from modicum.estimators.gradients import BaseGradientEstimator
 from modicum.kernels.integrators import Integrator
 from modicum.kernels.selectors import Selector
+from modicum.methods.base import check_memory_limit
 
 __all__ = ["Parts", "check", "check_parts", "picked"]
-
-DESIGNS = {
-    "uniform": "every row alike",
-    "weighted": "rows are drawn in proportion to the expected size of their gradient",
-    "stratified": "so many rows of each cluster of like rows",
-}
 
 
 class Parts(NamedTuple):
     """What a stochastic-gradient method is composed of."""
 
     integrator: Integrator
-    estimator: GradientEstimator
+    estimator: BaseGradientEstimator
     selector: Selector
 
 
@@ -65,6 +61,7 @@ def check(method: Any) -> None:
     if method.design not in DESIGNS:
         raise SettingError(f"design must be one of {', '.join(DESIGNS)}, not {method.design!r}.")
     whole_number("clusters", method.clusters)
+    check_memory_limit(method.memory_limit)
     if method.whiten not in (None, True, False):
         raise SettingError(f"whiten must be True, False or None, not {method.whiten!r}.")
     if isinstance(method.start, str) and method.start not in ("mode", "zero", "model"):

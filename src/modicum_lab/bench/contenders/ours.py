@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from modicum.ledger import Ledger
-from modicum.methods import NUTS, Method, SignedHMCECS
+from modicum.methods import HMCECS, NUTS, Method, SignedHMCECS
 from modicum.methods.sgmcmc.named import SGHMCCV
 from modicum.models import Target
 from modicum.passes import LocalEngine, Sums
@@ -32,10 +32,8 @@ def hmc_ecs(given: Given, budget: Budget) -> Found:
 @contender("modicum-store", "Modicum HMC-ECS, rows on disk", "modicum", 0.0)
 def from_store(given: Given, budget: Budget) -> Found:
     """The default method, rows fetched from a row store however few they are."""
-    from modicum.methods.ecs import pilot
-
-    pilot.SMALL_STORE = 0  # a small store would be read into memory
-    return _sampled(given, given.store(), "hmc-ecs", budget)
+    everything_fetched = HMCECS(memory_limit=0)  # a small store would be read into memory
+    return _sampled(given, given.store(), everything_fetched, budget)
 
 
 @contender("modicum-signed", "Modicum HMC-ECS, signed", "modicum")
