@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt, start_adaptation
 from modicum.kernels.base import (
@@ -20,7 +21,7 @@ from modicum.kernels.base import (
 from modicum.kernels.moves import at_point
 from modicum.models.base import Batch
 
-__all__ = ["FullDataContext", "FullDataKernel", "FullDataState"]
+__all__ = ["FullDataContext", "FullDataKernel", "FullDataState", "ModeStarts"]
 
 
 class FullDataContext(NamedTuple):
@@ -30,6 +31,7 @@ class FullDataContext(NamedTuple):
     factor: jax.Array  # L
     n: jax.Array  # rows there are
     data: Pytree  # the rows, in the form the log-posterior reads
+    starts: ModeStarts | None = None  # where there are several modes
 
 
 class FullDataState(NamedTuple):
@@ -37,6 +39,15 @@ class FullDataState(NamedTuple):
 
     point: Point  # in whitened coordinates z
     adaptation: Adaptation
+
+
+class ModeStarts(NamedTuple):
+    """Where chains start that are spread over several modes, in whitened coordinates."""
+
+    keys: jax.Array  # (chains, 2): the words of the key with which each chain begins
+    mode: jax.Array  # (chains,)
+    centre: jax.Array  # (modes, d)
+    spread: jax.Array  # (modes, d, d): times a standard normal, a draw about the mode
 
 
 @dataclass(frozen=True)
@@ -77,10 +88,15 @@ class FullDataKernel:
         return lambda z: self.log_posterior(unwhiten(z, context), context.data)
 
     def init(self, key: jax.Array, batch: None, context: FullDataContext) -> FullDataState:
-        """Start at a draw about the anchor."""
+        """Start at a draw about the anchor, or about the mode that is this chain's."""
         del batch
         size = context.point.shape[0]
         z = self.spread * jax.random.normal(key, (size,))
+        if context.starts is not None:
+            starts = context.starts
+            chain = jnp.argmax(jnp.all(starts.keys == jax.random.key_data(key), axis=1))
+            mode = starts.mode[chain]
+            z = starts.centre[mode] + starts.spread[mode] @ z
         point = at_point(z, self._density(context))
         return FullDataState(point, start_adaptation(size, self.first_step))
 

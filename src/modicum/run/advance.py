@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.random import threefry_2x32
 
 from modicum.kernels.base import Draw, Kernel, Pytree, RowRequest, carried_fields
@@ -32,6 +33,7 @@ __all__ = [
     "advance_together",
     "begin",
     "begin_together",
+    "first_keys",
     "initial_row_request",
     "initial_row_requests",
     "row_requests",
@@ -72,6 +74,11 @@ def _keys(chain_key: Array, iteration: jax.Array | int) -> tuple[jax.Array, jax.
 
 def _start_keys(chain_key: Array) -> tuple[jax.Array, jax.Array]:
     return _keys(chain_key, 2**32 - 1)
+
+
+def first_keys(chain_keys: np.ndarray) -> jax.Array:
+    """Words of the keys with which chains begin: what a kernel's `init` is handed, (chains, 2)."""
+    return jax.vmap(lambda key: jax.random.key_data(_start_keys(key)[1]))(jnp.asarray(chain_keys))
 
 
 def _read(rows: Batch, request: RowRequest) -> Batch:
