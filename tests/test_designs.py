@@ -1,6 +1,7 @@
 """Rows come with the probability they say, whatever the weights look like."""
 
 import time
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +9,17 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
+import modicum as mo
+from helpers import toy
+from helpers.interrupted import planned
 from modicum import SettingError
 from modicum.designs import (
     BLOCK,
     CLASSES,
+    DESIGNS,
+    Design,
+    Drawn,
+    RowFacts,
     Uniform,
     UniformTables,
     Weighted,
@@ -134,8 +142,8 @@ def test_blocks_of_rows_are_joined_seamlessly(monkeypatch):
     whole = weight_tables(weights)
     monkeypatch.setattr("modicum.designs.BLOCK", 64)
     pieces = weight_tables(weights)
-    for name, values in whole.items():
-        np.testing.assert_allclose(pieces[name], values, rtol=1e-12)
+    for by_pieces, at_once in zip(pieces, whole, strict=True):
+        np.testing.assert_allclose(by_pieces, at_once, rtol=1e-12)
 
 
 @pytest.mark.parametrize("bad", [[1.0, np.nan], [1.0, np.inf], [1.0, -0.1]])
@@ -149,7 +157,7 @@ def test_two_million_rows_take_no_time_and_little_memory():
     started = time.process_time()
     tables = weight_tables(weights)
     assert time.process_time() - started < 5
-    assert sum(values.nbytes for values in tables.values()) < 4 * len(weights) + 20_000
+    assert sum(values.nbytes for values in tables) < 4 * len(weights) + 20_000
     rows, probability = draw(Weighted(), tables, 50_000)
     assert rows.min() >= 0
     assert rows.max() < len(weights)
@@ -183,3 +191,74 @@ def test_drawing_on_the_host_is_the_same_design():
     np.testing.assert_allclose(share, [0.1, 0.3, 0.6], atol=4.5 * np.sqrt(0.25 / 100_000))
     by_row = dict(zip(drawn.row_ids.tolist(), drawn.probability.tolist(), strict=True))
     np.testing.assert_allclose([by_row[k] for k in range(3)], [0.1, 0.3, 0.6], rtol=0.02)
+
+
+# The registry --------------------------------------------------------------------------------
+
+FACTS = RowFacts(
+    n=60, count=12, expected=lambda: RNG.random(60), clusters=lambda: np.arange(60) % 4
+)
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_every_design_makes_its_own_tables_and_is_unbiased(name):
+    design = DESIGNS[name]()
+    tables = design.tables(FACTS)
+    assert isinstance(tables, design.layout)
+    assert type(tables)(**tables._asdict()) == tables  # as a checkpoint takes them apart
+    assert design.description
+    values = np.arange(60.0)
+    sums = []
+    for seed in range(40):
+        rows, probability = draw(design, tables, 12, seed)
+        sums.append(np.mean(values[rows] / probability))
+    error = np.std(sums, ddof=1) / np.sqrt(len(sums))
+    assert abs(np.mean(sums) - values.sum()) < 4.5 * error
+    assert abs(np.mean(sums) - values.sum()) + 4.5 * error < 0.5 * values.sum()  # it could fail
+
+
+@dataclass(frozen=True)
+class Alike(Design[UniformTables]):
+    """A design of one's own, as CONTRIBUTING says: one class, and one line of the registry."""
+
+    description = "all alike"
+    layout = UniformTables
+
+    def tables(self, facts):
+        return UniformTables(facts.n)
+
+    def draw(self, key, count, tables):
+        rows = (jax.random.uniform(key, (count,)) * tables.n).astype(int)
+        return Drawn(rows, jnp.full(count, 1.0) / tables.n)
+
+    def probability_of(self, drawn, tables):
+        return np.full(len(drawn.row_ids), 1 / tables.n)
+
+
+class Lopsided(Alike):
+    """A mistake: it says less than a row's probability."""
+
+    def probability_of(self, drawn, tables):
+        return super().probability_of(drawn, tables) / 3
+
+
+def test_a_design_of_ones_own_is_a_class_and_a_line(monkeypatch):
+    monkeypatch.setitem(DESIGNS, "alike", Alike)
+    monkeypatch.setitem(DESIGNS, "lopsided", Lopsided)
+    names = ("uniform", "alike", "lopsided")
+    uniform, alike, lopsided = (
+        planned(toy.MODEL, toy.rows(), mo.HMCECS(design=name))[0] for name in names
+    )
+    assert alike.kernel.design == Alike()
+    assert alike.tuning["design"] == {"value": "alike", "why": "all alike"}
+    assert alike.tuning["subsample"] == uniform.tuning["subsample"]
+    assert lopsided.tuning["subsample"] != uniform.tuning["subsample"]
+    plan, _ = planned(toy.MODEL, toy.rows(), mo.SGLD(design="alike", step_size=0.01))
+    assert plan.kernel.design == Alike()
+
+
+def test_methods_refuse_designs_they_cannot_use():
+    with pytest.raises(SettingError, match="'uniform' or 'weighted', not 'stratified'"):
+        mo.HMCECS(design="stratified")
+    with pytest.raises(SettingError, match="design must be one of"):
+        mo.SGLD(design="clustered")
