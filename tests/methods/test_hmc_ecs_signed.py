@@ -20,7 +20,7 @@ from helpers.targets import (
     same_draws,
 )
 from modicum.errors import CrudeControlVariateError
-from modicum.methods.ecs import base as ecs_base
+from modicum.methods.ecs import pilot as ecs_pilot
 from modicum.posterior.weighted import weighted_mcse, weighted_mean
 
 M = mo.models
@@ -153,7 +153,7 @@ def test_draws_do_not_depend_on_where_rows_live(tmp_path, monkeypatch):
     settings = {"method": mo.SignedHMCECS(batch=10), "draws": 60, "tune": 40}
     first = quick(M.Logistic(), rows, **settings)
     store = mo.rows.ingest(rows, tmp_path / "store", shard_rows=500, progressbar=False)
-    monkeypatch.setattr(ecs_base, "where_rows_live", lambda task: task.rows)
+    monkeypatch.setattr(ecs_pilot, "where_rows_live", lambda task: task.rows)
     ahead = quick(M.Logistic(), store, **settings)
     assert same_draws(first, ahead)
     for name, values in first.stats.items():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypedDict
 
 import numpy as np
 
@@ -18,9 +18,19 @@ from modicum.passes import NEAR, Anchor, ModeRecord, Sums, anchor_at_mode
 from modicum.rows import Rows
 from modicum.run import Checkpoint, History, PeriodicHook
 
-__all__ = ["Coordinates", "Method", "Outcome", "Parameters", "Plan", "Task"]
+__all__ = ["Chosen", "Coordinates", "Method", "Outcome", "Parameters", "Plan", "Task", "Tuning"]
 
 Arrays = dict[str, np.ndarray]
+
+
+class Chosen(TypedDict):
+    """A setting's value, and the reason for it."""
+
+    value: float | str | None
+    why: str
+
+
+Tuning = dict[str, Chosen | str | float | list[float]]  # what `Posterior.tuning` shows
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,7 @@ class Task:
     chains: int
     seed: int
     checkpoint: Checkpoint | None = None
+    _known: dict[str, Arrays] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def ledger(self) -> Ledger:
@@ -52,7 +63,12 @@ class Task:
             )
 
     def remember(self, name: str, compute: Callable[[], Arrays]) -> Arrays:
-        """Compute arrays, or take them from the checkpoint; the ledger counts them either way."""
+        """Compute arrays once, or take them from the checkpoint; the ledger counts them once."""
+        if name not in self._known:
+            self._known[name] = self._computed(name, compute)
+        return self._known[name]
+
+    def _computed(self, name: str, compute: Callable[[], Arrays]) -> Arrays:
         if self.checkpoint is None:
             return compute()
         fresh = False
@@ -69,11 +85,11 @@ class Task:
         return arrays
 
     def anchor_at_mode(self) -> Anchor:
-        """Find the mode, or a point next to it, and what is known there, once a run."""
+        """Find the mode, or a point next to it, and what is known there, once per run."""
 
         def compute() -> Arrays:
-            given = (self.sums, self.start, self.names, self.seed)
-            return anchor_at_mode(*given, within=NEAR).to_arrays()
+            search = (self.sums, self.start, self.names, self.seed)
+            return anchor_at_mode(*search, within=NEAR).to_arrays()
 
         return Anchor.from_arrays(self.remember("anchor", compute))
 
@@ -114,10 +130,10 @@ class Plan:
     context: Any
     flags: Any
     anchor: Coordinates
-    rows: Any = None  # rows the kernel wants by index (see run.Chains)
-    floats_per_iteration: int = 0  # prepared of the rows an iteration wants
+    rows: Any = None  # rows the kernel requests by index (see run.Chains)
+    floats_per_iteration: int = 0  # prepared of the rows an iteration requests
     start_rows: int = 0  # evaluated by each chain before its first iteration
-    tuning: dict[str, Any] = field(default_factory=dict)
+    tuning: Tuning = field(default_factory=dict)
     notes: list[ModicumWarning] = field(default_factory=list)
     pause: PeriodicHook | None = None  # what is done to the chains between iterations
 
@@ -135,15 +151,20 @@ class Method(ABC):
     """A named composition with its settings: what `method=` accepts."""
 
     name: ClassVar[str]
+    summary: ClassVar[str]  # in a few words, for help texts and lists
 
     @abstractmethod
     def plan(self, task: Task) -> Plan:
         """Find the anchor, tune what is tuned ahead, compose the kernel."""
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
-        """Look back at the run: weights of the draws, and what the user must be told."""
+        """Look back at the run: weights of the draws, and reasons to doubt them."""
         del task, plan, history
         return Outcome()
+
+    def doubted(self, plan: Plan, doubts: Sequence[ModicumWarning]) -> None:
+        """Withdraw from `plan.tuning` what all the `doubts` about the run leave no reason for."""
+        del plan, doubts
 
     def iterations(self, passes: float, rows: int) -> int:
         """How many iterations of one chain `passes` passes over the rows pay for."""

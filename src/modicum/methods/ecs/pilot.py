@@ -1,11 +1,12 @@
-"""The pilot study before an HMC-ECS run: control variates, design, residuals at pilot draws.
+"""The pilot study before an HMC-ECS run, and the plan of the run that follows from it.
 
-The subsample of perturbed HMC-ECS: m, G and K, from a pilot study or set by hand.
+A `Study` has the control variates at the anchor and the design rows are drawn by, and measures the
+residuals of some rows at draws from the posterior's normal approximation. From these moments a
+method chooses its subsample, a `Composition`; `Study.plan` makes kernel, context and all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
@@ -14,21 +15,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.designs import Design, Uniform, Weighted, draw_on_host, weight_tables
-from modicum.estimators import Estimator, Perturbed, control_variate, proxy
+from modicum.errors import ModicumWarning
+from modicum.estimators import Estimator, LinearTaylor, control_variate, proxy
+from modicum.kernels.adaptation import schedule
 from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.kernels.moves import HMCMove, Move, NUTSMove
-from modicum.methods.base import Task
-from modicum.methods.ecs.tuning import Choice, Pilot, choose, study
+from modicum.methods.base import Chosen, Plan, Task, Tuning
+from modicum.methods.ecs.base import DESIGNS, EnergyConserving
+from modicum.methods.ecs.tuning import Pilot, Rehearsal, log_ratios, rehearse, study
 from modicum.methods.weights import expected_residuals
 from modicum.models import LinearPredictorModel
 from modicum.passes import Anchor
 from modicum.passes.full_likelihood import free_memory
 from modicum.passes.mode import prior_hessian, prior_slope
-from modicum.random import Stream, generator
+from modicum.random import Stream, generator, key
 
-__all__ = ["PAPER_BLOCKS", "Composition", "Study", "choose_for", "perturbed", "where_rows_live"]
+__all__ = ["Composition", "Study", "where_rows_live"]
 
 PILOT_DRAWS, PILOT_ROWS = 32, 20_000
+REHEARSED = 4_096  # pilot rows that stand for all in a rehearsal
+NORMAL = 0.5  # sd of log posterior over normal approximation up to which nothing is rehearsed
 SMALL_STORE = 2**28  # bytes up to which the rows of a store are simply read into memory
 
 
@@ -41,7 +47,7 @@ class Composition:
     estimator
         What makes a likelihood of residuals.
     subsample, blocks, refreshes
-        Room for rows, in how many blocks, of which how many are proposed anew an iteration.
+        Room for rows, in how many blocks, of which how many are proposed anew per iteration.
     tables
         Numbers the estimator reads.
     """
@@ -57,7 +63,7 @@ class Composition:
 class Study:
     """The pilot study of one run: control variates, design and residual moments."""
 
-    method: Any  # an EnergyConserving method
+    method: EnergyConserving
     task: Task
     anchor: Anchor
     pilot: Pilot = field(init=False)
@@ -72,12 +78,12 @@ class Study:
         self.proxy = proxy(anchor, task.target, order, prior)
         # One Newton step from t* is where the posterior is: pilot draws about t* itself would
         # flatter the control variates, whose residuals vanish there.
-        centre = anchor.factor.T @ (anchor.A + prior[0])
+        self.centre = anchor.factor.T @ (anchor.A + prior[0])
         rng = generator(task.seed, Stream.PILOT_DRAWS)
-        draws = centre + rng.standard_normal((PILOT_DRAWS, len(centre)))
-        weighted = self._weighted_tables(draws)
+        self.draws = self.centre + rng.standard_normal((PILOT_DRAWS, len(self.centre)))
+        weighted = self._weighted_tables(self.draws)
         self.design: Design = Weighted() if self.method.design == "weighted" else Uniform()
-        self.pilot = self._study(draws, weighted)
+        self.pilot = self._study(self.draws, weighted)
         tables: dict[str, Any] = weighted
         if self.method.design == "uniform":
             tables = {"rows": len(task.rows)}
@@ -102,17 +108,57 @@ class Study:
             studied = np.full_like(drawn_with, 1 / len(rows))
         batch = rows.take(np.asarray(drawn.row_ids)) | {"probability": studied}
         self.task.ledger.add("pilot", len(drawn_with) * len(draws), "density")
-        return study(self.control_variate, batch, studied / drawn_with, self.proxy, draws)
+        self._rows, self._ratio = batch, studied / drawn_with
+        return study(self.control_variate, batch, self._ratio, self.proxy, draws)
+
+    def rehearse(self) -> Rehearsal | None:
+        """Short chains on some of the pilot rows; None where the posterior is known to be normal.
+
+        With a linear predictor and nothing else, rows are weighted by a pass that knows the
+        posterior's spread, and non-normal posteriors of real tables do no harm: no rehearsal.
+        """
+        if isinstance(self.control_variate, LinearTaylor):
+            return None
+        ratios = log_ratios(self.control_variate, self.pilot, self.proxy, self.centre, self.draws)
+        if np.std(ratios) <= NORMAL:
+            return None
+        some = slice(0, REHEARSED)
+        rehearsal = rehearse(
+            self.control_variate,
+            {name: values[some] for name, values in self._rows.items()},
+            self._ratio[some],
+            self.proxy,
+            self.centre,
+            key(self.task.seed, Stream.REHEARSAL),
+        )
+        self.task.ledger.add("pilot", rehearsal.evaluations, "gradient")
+        return rehearsal
 
     @property
     def steps(self) -> int:
-        """Leapfrog steps to be expected an iteration."""
+        """Leapfrog steps to be expected per iteration."""
         return _expected_steps(self.method.trajectory, self.task.target.size)
 
     @property
     def fresh(self) -> float:
         """What a fresh row costs, in evaluations of a row."""
         return self.control_variate.fresh_cost
+
+    def plan(self, parts: Composition, tuning: Tuning, notes: list[ModicumWarning]) -> Plan:
+        """All that a run needs, given the subsample that was chosen."""
+        task, method = self.task, self.method
+        design: Chosen = {"value": method.design, "why": DESIGNS[method.design]}
+        return Plan(
+            kernel=self.kernel(parts),
+            context=self.context(parts),
+            flags=schedule(task.tune, task.draws, False, adapt_step=method.step_size is None),
+            anchor=self.anchor,
+            rows=where_rows_live(task),
+            floats_per_iteration=self.floats_per_iteration(parts),
+            start_rows=parts.subsample,
+            tuning=tuning | {"design": design},
+            notes=[*self.anchor.notes, *notes],
+        )
 
     def kernel(self, parts: Composition) -> EnergyConservingKernel:
         """Compose the kernel."""
@@ -129,10 +175,10 @@ class Study:
         )
 
     def floats_per_iteration(self, parts: Composition) -> int:
-        """How many numbers an iteration holds of the rows it wants."""
-        wanted = parts.refreshes * (parts.subsample // parts.blocks)
+        """How many numbers an iteration holds of the rows it requests."""
+        requested = parts.refreshes * (parts.subsample // parts.blocks)
         fields = sum(int(np.prod(shape)) for shape in self.task.rows.fields.values())
-        return wanted * (self.task.target.size + fields + 12)
+        return requested * (self.task.target.size + fields + 12)
 
     def context(self, parts: Composition) -> dict[str, Any]:
         """What the kernel reads."""
@@ -144,10 +190,12 @@ class Study:
         }
 
 
-def _move(method: Any) -> Move:
-    if method.inner == "hmc":
-        return HMCMove(method.trajectory, jitter=method.jitter)
-    return NUTSMove() if method.inner == "nuts" else method.inner
+def _move(method: EnergyConserving) -> Move:
+    if not isinstance(method.inner, str):
+        return method.inner
+    if method.inner == "nuts":
+        return NUTSMove()
+    return HMCMove(method.trajectory, jitter=method.jitter)
 
 
 def _expected_steps(trajectory: float, size: int) -> int:
@@ -162,23 +210,3 @@ def where_rows_live(task: Task) -> Any:
     if rows.nbytes > comfortable:
         return rows
     return {name: jnp.asarray(values) for name, values in rows.slice(0, len(rows)).items()}
-
-
-PAPER_BLOCKS = {"blocks": 100, "refreshes": 1}
-
-
-def choose_for(
-    study: Study, fixed: Mapping[str, int] | None = None, fixed_by: str = "set by hand"
-) -> Choice:
-    """Choose m, G and K; what is given in `fixed` or set by the user stays."""
-    method = study.method
-    names = ("subsample", "blocks", "refreshes")
-    settings = {name: getattr(method, name) for name in names if getattr(method, name) is not None}
-    given = dict(fixed or {}) | settings
-    needs = (study.pilot, study.steps, method.bias, method.ddof)
-    return choose(*needs, fixed_by=fixed_by, fresh=study.fresh, **given)
-
-
-def perturbed(method: Any, choice: Choice) -> Composition:
-    """The perturbed estimator on m rows in G blocks."""
-    return Composition(Perturbed(method.ddof), choice.subsample, choice.blocks, choice.refreshes)

@@ -1,37 +1,66 @@
-"""Stochastic-gradient MCMC: what all its methods share, and the general composition."""
+"""Stochastic-gradient MCMC: what all its methods share, and the general composition.
+
+A method is its `Parts` (integrator, gradient estimator, selector of batches) with the settings of
+`StochasticGradientFamily`; `plan` places the chains, chooses the step size and composes the kernel.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 
 from modicum.designs import Uniform
-from modicum.errors import SettingError
+from modicum.errors import SettingError, is_number, suggestion, whole_number
 from modicum.estimators.gradients import ESTIMATORS, GradientEstimator
 from modicum.kernels.integrators import INTEGRATORS, Integrator
 from modicum.kernels.selectors import SELECTORS, Selector
 from modicum.kernels.stochastic_gradient import StepFlags, StochasticGradientKernel
 from modicum.ledger import Ledger
-from modicum.methods.base import Method, Outcome, Plan, Task
+from modicum.methods.base import Method, Outcome, Plan, Task, Tuning
 from modicum.methods.ecs.pilot import where_rows_live
-from modicum.methods.sgmcmc.checks import look_back
-from modicum.methods.sgmcmc.coordinates import Frame, frame
+from modicum.methods.sgmcmc.checks import look_ahead, look_back
+from modicum.methods.sgmcmc.coordinates import Placement, place_chains
 from modicum.methods.sgmcmc.design import design_of
-from modicum.methods.sgmcmc.settings import DESIGNS, Parts, check, check_parts, picked
 from modicum.methods.sgmcmc.step_size import gradient_noise, largest_step, step_sizes
 from modicum.passes import LocalEngine, Sums
 from modicum.random import Stream, generator, key
 from modicum.run import History, PeriodicHook
 from modicum.runtime import in_double_precision
 
-__all__ = ["StochasticGradient", "StochasticGradientFamily"]
+__all__ = ["Parts", "StochasticGradient", "StochasticGradientFamily"]
 
+DESIGNS = {
+    "uniform": "every row alike",
+    "weighted": "rows are drawn in proportion to the expected size of their gradient",
+    "stratified": "so many rows of each cluster of like rows",
+}
 PILOT_POINTS = 4
+T = TypeVar("T")
+
+
+class Parts(NamedTuple):
+    """What a stochastic-gradient method is composed of."""
+
+    integrator: Integrator
+    estimator: GradientEstimator
+    selector: Selector
+
+    def check(self) -> None:
+        """Refuse compositions that sample something else than they say."""
+        batches = self.selector.batches(self.integrator)  # refuses what it cannot serve
+        if getattr(self.integrator, "in_parameters", False) and batches > 1:
+            self.integrator.noise_match(None, None)  # type: ignore[arg-type]  # says why not
+        if self.integrator.needs_raw_gradients and self.estimator.small_gradients:
+            raise SettingError(
+                "pSGLD scales steps by the size of minibatch gradients, which control variates and "
+                'snapshots make vanish near the mode; use estimator="minibatch", or another '
+                "integrator."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,17 +103,42 @@ class StochasticGradientFamily(Method):
     design: Literal["uniform", "weighted", "stratified"] = "uniform"
     clusters: int = 10
     whiten: bool | None = None
-    start: Any = None
+    start: str | tuple[float, ...] | np.ndarray | None = None
     spread: float | None = None
     precision: Literal["float64", "float32"] = "float64"
     bias: float = 0.05
 
     def __post_init__(self) -> None:
-        check(self)
+        self._check()
         if self.start is not None and not isinstance(self.start, str):
             point = np.asarray(self.start, np.float64)  # hashable and fully shown by repr
             object.__setattr__(self, "start", tuple(float(t) for t in point.ravel()))
-        check_parts(self.parts())
+        self.parts().check()
+
+    def _check(self) -> None:
+        """Refuse settings that cannot work."""
+        whole_number("batch", self.batch)
+        whole_number("clusters", self.clusters)
+        h = self.step_size
+        if h is not None and not callable(h) and not (is_number(h) and h > 0):
+            raise SettingError(
+                f"step_size must be a positive number, a function of the iteration's number, or "
+                f"None to have it chosen, not {h!r}."
+            )
+        if self.design not in DESIGNS:
+            raise SettingError(f"design must be one of {', '.join(DESIGNS)}, not {self.design!r}.")
+        if self.whiten not in (None, True, False):
+            raise SettingError(f"whiten must be True, False or None, not {self.whiten!r}.")
+        if isinstance(self.start, str) and self.start not in ("mode", "zero", "model"):
+            raise SettingError(
+                f"start must be 'mode', 'zero', 'model' or a point, not {self.start!r}."
+            )
+        if self.spread is not None and not (is_number(self.spread) and self.spread >= 0):
+            raise SettingError(f"spread must be a number from 0, not {self.spread!r}.")
+        if self.precision not in ("float64", "float32"):
+            raise SettingError("precision must be 'float64' or 'float32'.")
+        if not is_number(self.bias) or not 0 < self.bias < 1:
+            raise SettingError("bias must lie between 0 and 1.")
 
     @abstractmethod
     def parts(self) -> Parts:
@@ -107,7 +161,7 @@ class StochasticGradientFamily(Method):
     def plan(self, task: Task) -> Plan:
         """Coordinates, design, kernel, step size, snapshots."""
         parts = self._checked(task)
-        place = frame(self, task, parts)
+        place = place_chains(self, task, parts.estimator.needs_anchor)
         estimator = parts.estimator.bound(task.target, self.precision)
         design, tables = design_of(self, task, place.anchor, estimator.order)
         kernel = StochasticGradientKernel(
@@ -126,7 +180,7 @@ class StochasticGradientFamily(Method):
             rows=where_rows_live(task),
             floats_per_iteration=_floats_per_iteration(task, kernel),
             tuning=tuning | {"design": {"value": self.design, "why": DESIGNS[self.design]}},
-            notes=list(place.notes),
+            notes=[*place.notes, *look_ahead(self.batch, len(task.rows))],
             pause=pause,
         )
 
@@ -140,7 +194,7 @@ class StochasticGradientFamily(Method):
         return self.parts()
 
     def _context(
-        self, task: Task, place: Frame, estimator: GradientEstimator, tables: Any
+        self, task: Task, place: Placement, estimator: GradientEstimator, tables: Any
     ) -> dict[str, Any]:
         own = {
             "point": place.coordinates.point,
@@ -155,11 +209,11 @@ class StochasticGradientFamily(Method):
         }
 
     def _step_size(
-        self, task: Task, place: Frame, kernel: StochasticGradientKernel, context: Any
-    ) -> tuple[Any, dict[str, Any]]:
+        self, task: Task, place: Placement, kernel: StochasticGradientKernel, context: Any
+    ) -> tuple[float | Callable[[int], float], Tuning]:
         """The step size, and why."""
         if self.step_size is not None:
-            shown = self.step_size if not callable(self.step_size) else repr(self.step_size)
+            shown = repr(self.step_size) if callable(self.step_size) else self.step_size
             return self.step_size, {"step_size": {"value": shown, "why": "set by hand"}}
         if not place.whitened or kernel.integrator.response(1.0) is None:
             raise SettingError(
@@ -199,12 +253,15 @@ class StochasticGradientFamily(Method):
 
     @in_double_precision
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
-        """Look back at the run: chains that left for infinity, and gradient noise."""
-        return Outcome(warnings=look_back(self, task, plan, history))
+        """Look back at the run: chains that diverged, and gradient noise."""
+        return Outcome(warnings=look_back(task, plan, history))
 
 
 def _flags(
-    kernel: StochasticGradientKernel, step_size: Any, total: int, pause: PeriodicHook | None
+    kernel: StochasticGradientKernel,
+    step_size: float | Callable[[int], float],
+    total: int,
+    pause: PeriodicHook | None,
 ) -> StepFlags:
     number = np.arange(total)
     period = kernel.integrator.period
@@ -217,7 +274,7 @@ def _flags(
 
 
 def _floats_per_iteration(task: Task, kernel: StochasticGradientKernel) -> int:
-    """How many numbers an iteration holds of the rows it wants."""
+    """How many numbers an iteration holds of the rows it requests."""
     width = sum(int(np.prod(shape)) for shape in task.rows.fields.values()) + 1
     prepared = task.target.size + 12 if kernel.estimator.needs_anchor else width
     return kernel.batches * kernel.batch * (width + prepared)
@@ -257,11 +314,27 @@ class StochasticGradient(StochasticGradientFamily):
     estimator: str | GradientEstimator = "minibatch"
     selector: str | Selector = "plain"
     name: ClassVar[str] = "stochastic-gradient"
+    summary: ClassVar[str] = "any integrator with any gradient estimator and selector"
 
     def parts(self) -> Parts:
-        """As they were given."""
+        """Those that the settings name."""
         return Parts(
-            picked(self.integrator, INTEGRATORS, Integrator, "integrator"),
-            picked(self.estimator, ESTIMATORS, GradientEstimator, "estimator"),
-            picked(self.selector, SELECTORS, Selector, "selector"),
+            _part(self.integrator, INTEGRATORS, Integrator, "integrator"),  # type: ignore[type-abstract]
+            _part(self.estimator, ESTIMATORS, GradientEstimator, "estimator"),  # type: ignore[type-abstract]
+            _part(self.selector, SELECTORS, Selector, "selector"),  # type: ignore[type-abstract]
         )
+
+
+def _part(setting: object, known: Mapping[str, type[T]], base: type[T], kind: str) -> T:
+    """The part that a setting names, or the setting itself where it is one."""
+    if isinstance(setting, base):
+        return setting
+    if isinstance(setting, str) and setting in known:
+        return known[setting]()
+    if isinstance(setting, type) and issubclass(setting, base):
+        return setting()
+    names = ", ".join(repr(name) for name in known)
+    raise SettingError(
+        f"there is no {kind} {setting!r}{suggestion(str(setting), known)}; give {names}, or an "
+        "object."
+    )
