@@ -6,6 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Protocol, TypedDict
 
 import numpy as np
@@ -14,7 +15,7 @@ from modicum.errors import ModicumWarning, SettingError
 from modicum.kernels.base import Kernel
 from modicum.ledger import Ledger
 from modicum.models import Target
-from modicum.passes import NEAR, Anchor, ModeRecord, Sums, anchor_at_mode
+from modicum.passes import NEAR, Anchor, ModeRecord, Starts, Sums, anchor_at_mode
 from modicum.rows import Rows
 from modicum.run import Checkpoint, History, PeriodicHook
 
@@ -47,7 +48,7 @@ class Task:
     chains: int
     seed: int
     checkpoint: Checkpoint | None = None
-    _known: dict[str, Arrays] = field(default_factory=dict, init=False, repr=False, compare=False)
+    starts: Starts | None = None  # where other modes are looked for
 
     @property
     def ledger(self) -> Ledger:
@@ -63,12 +64,7 @@ class Task:
             )
 
     def remember(self, name: str, compute: Callable[[], Arrays]) -> Arrays:
-        """Compute arrays once, or take them from the checkpoint; the ledger counts them once."""
-        if name not in self._known:
-            self._known[name] = self._computed(name, compute)
-        return self._known[name]
-
-    def _computed(self, name: str, compute: Callable[[], Arrays]) -> Arrays:
+        """Compute arrays, or take them from the checkpoint; the ledger counts them either way."""
         if self.checkpoint is None:
             return compute()
         fresh = False
@@ -86,10 +82,13 @@ class Task:
 
     def anchor_at_mode(self) -> Anchor:
         """Find the mode, or a point next to it, and what is known there, once per run."""
+        return self._anchor
 
+    @cached_property
+    def _anchor(self) -> Anchor:
         def compute() -> Arrays:
-            search = (self.sums, self.start, self.names, self.seed)
-            return anchor_at_mode(*search, within=NEAR).to_arrays()
+            where = (self.sums, self.start, self.names, self.seed)
+            return anchor_at_mode(*where, within=NEAR, starts=self.starts).to_arrays()
 
         return Anchor.from_arrays(self.remember("anchor", compute))
 

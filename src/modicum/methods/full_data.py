@@ -13,12 +13,15 @@ import numpy as np
 
 from modicum.errors import ModicumWarning, SettingError, is_number, whole_number
 from modicum.kernels.adaptation import schedule
-from modicum.kernels.full_data import FullDataKernel
+from modicum.kernels.full_data import FullDataKernel, ModeStarts
 from modicum.kernels.moves import HMCMove, Move, NUTSMove
-from modicum.methods.base import Method, Plan, Task
+from modicum.methods.base import Method, Plan, Task, Tuning
 from modicum.methods.cost import slow_run
 from modicum.models import Target
+from modicum.passes import Anchor
 from modicum.passes.full_likelihood import Resident, Streamed, hold, log_likelihood
+from modicum.random import chain_keys
+from modicum.run import first_keys
 from modicum.runtime import in_double_precision
 
 __all__ = ["HMC", "NUTS"]
@@ -87,22 +90,37 @@ class _FullData(Method):
             "rows": jnp.asarray(len(task.rows)),
             "data": chunks,
         }
+        spread = anchor.modes is not None and len(anchor.modes) > 1
+        if spread:
+            context["starts"] = _starts(anchor, task)
         tuned = self.step_size is None
         flags = schedule(task.tune, task.draws, adapt_mass=tuned, adapt_step=tuned)
-        return Plan(
-            kernel,
-            context,
-            flags,
-            anchor,
-            start_rows=len(task.rows),
-            tuning={"rows held": "in memory" if isinstance(source, Resident) else "on disk"},
-            notes=[*anchor.notes, *self._slow(task, anchor.point)],
-        )
+        tuning: Tuning = {"rows held": "in memory" if isinstance(source, Resident) else "on disk"}
+        notes = [*anchor.notes, *self._slow(task, anchor.point)]
+        if anchor.modes is not None and spread:
+            notes = [note for note in notes if note.code != "other-modes"]
+            notes += anchor.modes.ignored(task.chains, task.names)
+            tuning["modes"] = anchor.modes.text(task.chains)
+        start = len(task.rows)
+        return Plan(kernel, context, flags, anchor, start_rows=start, tuning=tuning, notes=notes)
 
     def _slow(self, task: Task, point: np.ndarray) -> list[ModicumWarning]:
         evaluations = len(task.rows) * self.gradients(task.target.size)
         work = f"{self.name.upper()} on all {len(task.rows):,} rows"
         return slow_run(task, point, evaluations, work, "draw less, or take fewer rows")
+
+
+def _starts(anchor: Anchor, task: Task) -> ModeStarts:
+    """Chains over all modes that are not negligible; each is known by its key."""
+    modes = anchor.modes
+    assert modes is not None
+    into = np.linalg.inv(anchor.factor)
+    return ModeStarts(
+        keys=first_keys(chain_keys(task.seed, task.chains)),
+        mode=jnp.asarray(modes.chains_at(task.chains)),
+        centre=jnp.asarray((modes.points - anchor.point) @ into.T),
+        spread=jnp.asarray(into @ modes.factors),
+    )
 
 
 @dataclass(frozen=True)

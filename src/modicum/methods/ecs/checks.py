@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 # The pilot study itself shows that draws would not be those of the posterior.
-UNFIT = frozenset({"posterior-not-normal", "mode-not-typical", "not-concave"})
+UNFIT = frozenset({"posterior-not-normal", "mode-not-typical", "not-concave", "other-modes"})
 # A bound on the perturbation's bias says nothing once one of these is said.
 BOUND_FALLS = UNFIT | {
     "subsample-small",
