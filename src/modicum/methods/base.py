@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypedDict
 
 import numpy as np
 
@@ -21,16 +21,28 @@ from modicum.rows import Rows
 from modicum.run import Checkpoint, History, PeriodicHook
 
 __all__ = [
+    "Chosen",
     "Coordinates",
     "Method",
     "Outcome",
     "Parameters",
     "Plan",
     "Task",
+    "Tuning",
     "check_memory_limit",
 ]
 
 Arrays = dict[str, np.ndarray]
+
+
+class Chosen(TypedDict):
+    """A setting's value, and the reason for it."""
+
+    value: float | str | None
+    why: str
+
+
+Tuning = dict[str, Chosen | str | float | list[float]]  # what `Posterior.tuning` shows
 
 
 @dataclass(frozen=True)
@@ -131,7 +143,7 @@ class Plan:
     rows: Batch | Rows | None = None  # those the kernel requests (see run.Chains)
     floats_per_iteration: int = 0  # prepared of the rows an iteration requests
     start_rows: int = 0  # evaluated by each chain before its first iteration
-    tuning: dict[str, Any] = field(default_factory=dict)
+    tuning: Tuning = field(default_factory=dict)
     notes: list[ModicumWarning] = field(default_factory=list)
     pause: PeriodicHook | None = None  # what is done to the chains between iterations
 
@@ -149,15 +161,20 @@ class Method(ABC):
     """A named composition with its settings: what `method=` accepts."""
 
     name: ClassVar[str]
+    summary: ClassVar[str]  # in a few words, for help texts and lists
 
     @abstractmethod
     def plan(self, task: Task) -> Plan:
         """Find the anchor, tune what is tuned ahead, compose the kernel."""
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
-        """Look back at the run: weights of the draws, and what the user must be told."""
+        """Look back at the run: weights of the draws, and reasons to doubt them."""
         del task, plan, history
         return Outcome()
+
+    def doubted(self, plan: Plan, doubts: Sequence[ModicumWarning]) -> None:
+        """Withdraw from `plan.tuning` what all the `doubts` about the run leave no reason for."""
+        del plan, doubts
 
     def iterations(self, passes: float, rows: int) -> int:
         """How many iterations of one chain `passes` passes over the rows pay for."""

@@ -1,11 +1,12 @@
-"""The pilot study before an HMC-ECS run: control variates, design, residuals at pilot draws.
+"""The pilot study before an HMC-ECS run, and the plan of the run that follows from it.
 
-The subsample of perturbed HMC-ECS: m, G and K, from a pilot study or set by hand.
+A `Study` has the control variates at the anchor and the design rows are drawn by, and measures the
+residuals of some rows at draws from the posterior's normal approximation. From these moments a
+method chooses its subsample, a `Composition`; `Study.plan` makes kernel, context and all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from math import ceil
@@ -16,21 +17,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.designs import DESIGNS, RowFacts, Weighted, WeightTables, draw_on_host
-from modicum.estimators import Perturbed, control_variate, proxy
+from modicum.errors import ModicumWarning
+from modicum.estimators import LinearTaylor, control_variate, proxy
+from modicum.kernels.adaptation import schedule
 from modicum.kernels.base import Estimator, Move, Pytree
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove, NUTSMove
-from modicum.methods.base import Task
-from modicum.methods.ecs.tuning import Choice, Pilot, choose, study
+from modicum.methods.base import Chosen, Plan, Task, Tuning
+from modicum.methods.ecs.base import EnergyConserving
+from modicum.methods.ecs.tuning import Pilot, Rehearsal, log_ratios, rehearse, study
 from modicum.methods.weights import design_tables, expected_residuals
 from modicum.models import LinearPredictorModel
 from modicum.passes import Anchor
 from modicum.passes.mode import prior_hessian, prior_slope
-from modicum.random import Stream, generator
+from modicum.random import Stream, generator, key
+from modicum.run import place_rows
 
-__all__ = ["PAPER_BLOCKS", "Composition", "Study", "choose_for", "perturbed"]
+__all__ = ["Composition", "Study"]
 
 PILOT_DRAWS, PILOT_ROWS = 32, 20_000
+REHEARSED = 4_096  # pilot rows that stand for all in a rehearsal
+NORMAL = 0.5  # sd of log posterior over normal approximation up to which nothing is rehearsed
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ class Composition:
 class Study:
     """The pilot study of one run: control variates, design and residual moments."""
 
-    method: Any  # an EnergyConserving method
+    method: EnergyConserving
     task: Task
     anchor: Anchor
     pilot: Pilot = field(init=False)
@@ -73,16 +80,16 @@ class Study:
         self.proxy = proxy(anchor, task.target, order, prior)
         # One Newton step from t* is where the posterior is: pilot draws about t* itself would
         # flatter the control variates, whose residuals vanish there.
-        centre = anchor.factor.T @ (anchor.A + prior[0])
+        self.centre = anchor.factor.T @ (anchor.A + prior[0])
         rng = generator(task.seed, Stream.PILOT_DRAWS)
-        draws = centre + rng.standard_normal((PILOT_DRAWS, len(centre)))
+        self.draws = self.centre + rng.standard_normal((PILOT_DRAWS, len(self.centre)))
         self.design = DESIGNS[self.method.design]()
-        facts = self._facts(draws)
+        facts = self._facts(self.draws)
         weighted = design_tables(task, Weighted(), facts)
         tables: Pytree = weighted
         if type(self.design) is not Weighted:
             tables = design_tables(task, self.design, facts)
-        self.pilot = self._study(draws, weighted, tables)
+        self.pilot = self._study(self.draws, weighted, tables)
         self.tables = jax.tree.map(jnp.asarray, tables)
 
     def _facts(self, draws: np.ndarray) -> RowFacts:
@@ -100,17 +107,57 @@ class Study:
         studied = self.design.probability_of(drawn, tables)
         batch = rows.take(np.asarray(drawn.row_ids)) | {"probability": studied}
         self.task.ledger.add("pilot", len(drawn_with) * len(draws), "density")
-        return study(self.control_variate, batch, studied / drawn_with, self.proxy, draws)
+        self._rows, self._ratio = batch, studied / drawn_with
+        return study(self.control_variate, batch, self._ratio, self.proxy, draws)
+
+    def rehearse(self) -> Rehearsal | None:
+        """Short chains on some of the pilot rows; None where the posterior is known to be normal.
+
+        With a linear predictor and nothing else, rows are weighted by a pass that knows the
+        posterior's spread, and non-normal posteriors of real tables do no harm: no rehearsal.
+        """
+        if isinstance(self.control_variate, LinearTaylor):
+            return None
+        ratios = log_ratios(self.control_variate, self.pilot, self.proxy, self.centre, self.draws)
+        if np.std(ratios) <= NORMAL:
+            return None
+        some = slice(0, REHEARSED)
+        rehearsal = rehearse(
+            self.control_variate,
+            {name: values[some] for name, values in self._rows.items()},
+            self._ratio[some],
+            self.proxy,
+            self.centre,
+            key(self.task.seed, Stream.REHEARSAL),
+        )
+        self.task.ledger.add("pilot", rehearsal.evaluations, "gradient")
+        return rehearsal
 
     @property
     def steps(self) -> int:
-        """Leapfrog steps to be expected an iteration."""
+        """Leapfrog steps to be expected per iteration."""
         return _expected_steps(self.method.trajectory, self.task.target.size)
 
     @property
     def fresh(self) -> float:
         """What a fresh row costs, in evaluations of a row."""
         return self.control_variate.fresh_cost
+
+    def plan(self, parts: Composition, tuning: Tuning, notes: list[ModicumWarning]) -> Plan:
+        """All that a run needs, given the subsample that was chosen."""
+        task, method = self.task, self.method
+        design: Chosen = {"value": method.design, "why": DESIGNS[method.design].description}
+        return Plan(
+            kernel=self.kernel(parts),
+            context=self.context(parts),
+            flags=schedule(task.tune, task.draws, False, adapt_step=method.step_size is None),
+            anchor=self.anchor,
+            rows=place_rows(task.rows, method.memory_limit),
+            floats_per_iteration=self.floats_per_iteration(parts),
+            start_rows=parts.subsample,
+            tuning=tuning | {"design": design},
+            notes=[*self.anchor.notes, *notes],
+        )
 
     def kernel(self, parts: Composition) -> EnergyConservingKernel:
         """Compose the kernel."""
@@ -142,32 +189,14 @@ class Study:
         )
 
 
-def _move(method: Any) -> Move:
-    if method.inner == "hmc":
-        return HMCMove(method.trajectory, jitter=method.jitter)
-    return NUTSMove() if method.inner == "nuts" else method.inner
+def _move(method: EnergyConserving) -> Move:
+    if not isinstance(method.inner, str):
+        return method.inner
+    if method.inner == "nuts":
+        return NUTSMove()
+    return HMCMove(method.trajectory, jitter=method.jitter)
 
 
 def _expected_steps(trajectory: float, size: int) -> int:
     """Leapfrog steps: the step size for an acceptance of .8 falls like d^(-1/4)."""
     return max(1, ceil(trajectory / (1.4 * size**-0.25)))
-
-
-PAPER_BLOCKS = {"blocks": 100, "refreshes": 1}
-
-
-def choose_for(
-    study: Study, fixed: Mapping[str, int] | None = None, fixed_by: str = "set by hand"
-) -> Choice:
-    """Choose m, G and K; what is given in `fixed` or set by the user stays."""
-    method = study.method
-    names = ("subsample", "blocks", "refreshes")
-    settings = {name: getattr(method, name) for name in names if getattr(method, name) is not None}
-    given = dict(fixed or {}) | settings
-    needs = (study.pilot, study.steps, method.bias, method.ddof)
-    return choose(*needs, fixed_by=fixed_by, fresh=study.fresh, **given)
-
-
-def perturbed(method: Any, choice: Choice) -> Composition:
-    """The perturbed estimator on m rows in G blocks."""
-    return Composition(Perturbed(method.ddof), choice.subsample, choice.blocks, choice.refreshes)

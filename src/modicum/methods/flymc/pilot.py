@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, sqrt
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from modicum.estimators import BoundedRows, collapse, whitened_sums
 from modicum.estimators.bounds import Collapsed, bound_of
 from modicum.kernels.base import BoundSums
 from modicum.kernels.flymc import Candidates, FlyContext
-from modicum.methods.base import Task
+from modicum.methods.base import Task, Tuning
 from modicum.passes import Anchor
 from modicum.random import Stream, generator
 from modicum.runtime import jit
@@ -28,35 +28,59 @@ FEWEST_TRIED = 32  # rows an update tries at least: fewer would save nothing
 MARGIN = 8  # standard deviations of a count by which there is more room
 
 
+class Lit(Protocol):
+    """The settings of FlyMC that a study depends on."""
+
+    @property
+    def tuned(self) -> bool:
+        """Whether bounds are tight at the mode."""
+        ...
+
+    @property
+    def update(self) -> str:
+        """How lights are updated."""
+        ...
+
+    @property
+    def rate(self) -> float | None:
+        """With what probability an update tries a row, where it is set by hand."""
+        ...
+
+    @property
+    def capacity(self) -> int | None:
+        """Room for bright rows, where it is set by hand."""
+        ...
+
+
 @dataclass
 class FlyStudy:
     """The bounds of one run and the brightness of its rows."""
 
-    method: Any  # FlyMC
+    method: Lit
     task: Task
     anchor: Anchor
-    steps: int  # gradients a move is expected to take
+    steps: int  # gradients that a move is expected to take
     bounded: BoundedRows = field(init=False)
     context: FlyContext = field(init=False)
 
     def __post_init__(self) -> None:
         target = self.task.target
         self.bounded = BoundedRows(target, bound_of(target.model), self.method.tuned)
-        found = self.task.remember("bound", self._find)
+        arrays = self.task.remember("bound", self._collapse)
         self.n = len(self.task.rows)
-        self.bright = float(found["bright"])  # expected number of bright rows
-        self.most = float(found["most"])
-        collapsed = Collapsed(*(found[name] for name in Collapsed._fields))
-        candidates = int(np.sum(found["number"] < self.n))
+        self.bright = float(arrays["bright"])  # expected number of bright rows
+        self.most = float(arrays["most"])
+        collapsed = Collapsed(*(arrays[name] for name in Collapsed._fields))
+        candidates = int(np.sum(arrays["number"] < self.n))
         self.task.ledger.add("start", self.task.chains * candidates, "density")
         self.context = FlyContext(
             bound=whitened_sums(self.anchor, collapsed),
             n=jnp.asarray(self.n),
             rate=jnp.asarray(self.rate),
-            start=Candidates(*(jnp.asarray(found[name]) for name in Candidates._fields)),
+            start=Candidates(*(jnp.asarray(arrays[name]) for name in Candidates._fields)),
         )
 
-    def _find(self) -> dict[str, np.ndarray]:
+    def _collapse(self) -> dict[str, np.ndarray]:
         """Two passes: the sum of all bounds, and how bright each row may get."""
         task = self.task
         collapsed = collapse(task.sums, self.bounded, self.anchor)
@@ -107,8 +131,8 @@ class FlyStudy:
     @property
     def capacity(self) -> int:
         """Room for bright rows."""
-        given = self.method.capacity
-        return min(self.n, _with_margin(self.most)) if given is None else int(given)
+        by_hand = self.method.capacity
+        return min(self.n, _with_margin(self.most)) if by_hand is None else int(by_hand)
 
     @property
     def floats_per_iteration(self) -> int:
@@ -116,7 +140,7 @@ class FlyStudy:
         fields = sum(int(np.prod(shape)) for shape in self.task.rows.fields.values())
         return self.proposals * (2 * fields + self.task.target.size + 4)
 
-    def explain(self) -> dict[str, Any]:
+    def explain(self) -> Tuning:
         """Every choice with its reason."""
         by_hand, method = "set by hand", self.method
         rate = "tries as many rows as a move evaluates, and at least 32"
@@ -165,10 +189,10 @@ def _brightness(bounded: BoundedRows, bound: BoundSums, batch: Any, pilot: Any) 
     """Chance of each row to be bright at each pilot point: 1 - B/L = 1 - e^-gap."""
     rows = bounded.cache(batch, bound.point)
 
-    def one(z: jax.Array) -> jax.Array:
+    def brightness(z: jax.Array) -> jax.Array:
         return jax.nn.sigmoid(bounded.log_ratio(rows, z, bound))
 
-    return jax.lax.map(one, pilot)
+    return jax.lax.map(brightness, pilot)
 
 
 @jit(static=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +27,27 @@ FLOOR = 0.1  # share of weighted draws that is uniform
 UNCLUSTERED = ("weight", "offset", "probability")
 
 
+class Designed(Protocol):
+    """The settings of a method that say how rows are drawn."""
+
+    @property
+    def design(self) -> str:
+        """The design's name."""
+        ...
+
+    @property
+    def clusters(self) -> int:
+        """How many clusters a stratified design has."""
+        ...
+
+    @property
+    def batch(self) -> int:
+        """Rows drawn at a time."""
+        ...
+
+
 def design_of(
-    method: Any, task: Task, anchor: Anchor | None, order: int
+    method: Designed, task: Task, anchor: Anchor | None, order: int
 ) -> tuple[Design[Any], Pytree]:
     """The design a method names, and its tables."""
     design = DESIGNS[method.design]()

@@ -58,7 +58,7 @@ class Decay:
 
 
 def step_sizes(step_size: float | Callable[[int], float], total: int) -> np.ndarray:
-    """One step size an iteration."""
+    """One step size per iteration."""
     if not callable(step_size):
         return np.full(total, float(step_size))
     sizes = np.array([step_size(k) for k in range(total)], np.float64)
