@@ -14,7 +14,6 @@ import numpy as np
 
 from modicum.diagnostics.convergence import load_soon
 from modicum.errors import (
-    CrudeControlVariateError,
     ModicumWarning,
     SettingError,
     is_number,
@@ -22,7 +21,7 @@ from modicum.errors import (
     whole_number,
 )
 from modicum.ledger import Ledger
-from modicum.methods import Method, resolve
+from modicum.methods import DEFAULT, Method, default_plan, resolve
 from modicum.methods.base import Plan, Task
 from modicum.models import BaseModel, Target
 from modicum.models.prediction import ModelPredictor
@@ -72,8 +71,9 @@ def sample(
         The data: `mo.Rows(...)`, `mo.Rows.from_table(...)` or `mo.Rows.open(...)`.
     method
         A name ("hmc-ecs", "flymc", "nuts", "hmc", "sgld", "ewsg" ...) or an object with settings
-        (`mo.HMCECS(design="uniform")`). By default HMC-ECS, which touches a few hundred rows a
-        step, or NUTS on all rows where these are too few for subsampling to make sense.
+        (`mo.HMCECS(design="uniform")`). By default HMC-ECS, which touches a few hundred rows per
+        step, or NUTS on all rows where these are too few for subsampling to make sense, or where a
+        pilot study shows that subsampling would give a wrong answer.
     draws, tune
         Draws to keep and warm-up iterations before them, in each chain; 1,000 of both.
     chains
@@ -115,7 +115,7 @@ def sample(
     ['beta[dose]', 'beta[age]', 'intercept']
     """
     _check_arguments(model, rows, parallel)
-    chosen = resolve("hmc-ecs" if method is None else method)
+    chosen = resolve(DEFAULT if method is None else method)
     tune, draws = _lengths(chosen, rows, draws, tune, chains, passes, thin)
     started = time.monotonic()
     seed = _seed(random_seed, checkpoint)
@@ -128,18 +128,11 @@ def sample(
     sums = Sums(target, rows, LocalEngine(progressbar=progressbar), Ledger(rows=len(rows)))
     names = _flat_names(target, rows)
     task = Task(target, start, rows, sums, names, draws * thin, tune * thin, chains, seed, folder)
-    try:
-        plan = chosen.plan(task)
-    except CrudeControlVariateError as crude:
-        if method is not None:
-            raise
-        chosen = resolve("nuts")
-        plan = chosen.plan(task)
-        plan.tuning["method"] = f"NUTS on all rows, since {crude}"
-    told = [warn(note) for note in plan.notes]
+    chosen, plan = default_plan(task) if method is None else (chosen, chosen.plan(task))
+    doubts = [warn(note) for note in plan.notes]
     load_soon()  # it takes as long as compiling does, and can go on beside it
     history = run(_chains(plan, task, parallel, thin), tune, draws, progressbar, folder, plan.pause)
-    return _posterior(task, chosen, plan, history, told, time.monotonic() - started, thin)
+    return _posterior(task, chosen, plan, history, doubts, time.monotonic() - started, thin)
 
 
 def _check_arguments(model: Any, rows: Any, parallel: Any) -> None:
@@ -272,7 +265,7 @@ def _posterior(
     method: Method,
     plan: Plan,
     history: History,
-    told: list[ModicumWarning],
+    doubts: list[ModicumWarning],
     seconds: float,
     thin: int,
 ) -> Posterior:
@@ -287,7 +280,8 @@ def _posterior(
     found = convergence_warnings(
         draws, history.stats, outcome.weights, labels, outcome.target_accept
     )
-    told += [warn(doubt, stacklevel=5) for doubt in [*history.notes, *outcome.warnings, *found]]
+    doubts += [warn(doubt, stacklevel=5) for doubt in [*history.notes, *outcome.warnings, *found]]
+    method.doubted(plan, doubts)
     settings = {
         "method": method.name,
         "settings": repr(method),
@@ -312,7 +306,7 @@ def _posterior(
         ledger=task.ledger,
         labels=labels,
         weights=outcome.weights,
-        warnings=Warnings(told),
+        warnings=Warnings(doubts),
         tuning=mode | plan.tuning,
         settings=settings,
         predictor=ModelPredictor(task.target.model),
