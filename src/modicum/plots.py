@@ -17,7 +17,7 @@ from modicum.rows.checks import names_like
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["METHOD_COLOURS", "colour_of", "forest", "marginal", "new_axes"]
+__all__ = ["METHOD_COLOURS", "colour_of", "forest", "marginal", "new_axes", "pyplot"]
 
 METHOD_COLOURS = {
     "hmc": "#0b5fa5",

@@ -163,11 +163,13 @@ def test_settings_of_other_types(tmp_path, settings, message):
     assert not (tmp_path / "s").exists()
 
 
-def test_text_is_answered_by_what_can_be_done(tmp_path):
+def test_text_is_answered_by_what_can_be_done():
     with pytest.raises(DataError, match=r"'y' holds text \('no' in row 0\): convert it to numbers"):
         Rows(x=[[1.0], [2.0]], y=pd.Series(["no", "yes"]))
-    with pytest.raises(DataError, match=r"categorical=\['g'\] \(of Rows.from_table and ingest\)"):
+    with pytest.raises(DataError, match=r"use Rows\.from_table with categorical=\['g'\]"):
         Rows(x=pd.DataFrame({"g": ["u", "v"]}))
+    with pytest.raises(DataError, match=r"pass categorical=\['g'\] to code it"):
+        Rows.from_table(pd.DataFrame({"g": ["u", "v"], "y": [0, 1]}))
 
 
 # Stores from elsewhere

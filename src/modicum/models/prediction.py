@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from math import ceil
 from typing import Any, TypeAlias
 
@@ -15,6 +14,7 @@ from modicum.errors import DataError, ModicumError, SettingError
 from modicum.models import families, networks
 from modicum.models.base import BaseModel, Batch
 from modicum.models.linear import LinearPredictorModel
+from modicum.models.tracing import digest_of
 from modicum.runtime import in_double_precision, jit
 
 __all__ = ["ModelPredictor", "rebuild"]
@@ -58,11 +58,12 @@ class ModelPredictor:
     def _evaluate(self, what: Question, draws: Draws, batch: Batch) -> tuple[np.ndarray, ...]:
         fields = {k: np.asarray(v) for k, v in batch.items()}
         _check_width(draws, fields, self.model)
-        widest = _widest(what, self.model, draws, fields)
+        widest, digest = _traced(what, self.model, draws, fields)
         pieces = ceil(widest / BUDGET)
         if pieces == 1 or _length(fields) == 1:
             together = min(_length(draws), max(1, BUDGET // widest))
-            answers = _over_draws(what, self.model, together, draws, fields)
+            as_traced = _AsTraced(self.model, digest)
+            answers = _over_draws(what, as_traced, together, draws, fields)
             return tuple(np.asarray(answer) for answer in answers)
         step = ceil(_length(fields) / pieces)
         parts = [
@@ -119,24 +120,38 @@ def _check_width(draws: Draws, fields: Batch, model: BaseModel) -> None:
             )
 
 
+@dataclass(frozen=True)
+class _AsTraced:
+    """A model as of now: a user's function may read a global that has changed since."""
+
+    model: BaseModel
+    digest: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _AsTraced) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
 @jit(static=(0, 1, 2))
 def _over_draws(
-    what: Question, model: BaseModel, together: int, draws: Draws, fields: Batch
+    what: Question, traced: _AsTraced, together: int, draws: Draws, fields: Batch
 ) -> tuple[jax.Array, ...]:
     answers: tuple[jax.Array, ...] = jax.lax.map(
-        lambda draw: what(model, draw, fields), draws, batch_size=together
+        lambda draw: what(traced.model, draw, fields), draws, batch_size=together
     )
     return answers
 
 
-def _widest(what: Question, model: BaseModel, draws: Draws, fields: Batch) -> int:
-    """Size of the largest array that evaluating one draw makes on the way.
+def _traced(what: Question, model: BaseModel, draws: Draws, fields: Batch) -> tuple[int, str]:
+    """Size of the largest array that evaluating one draw makes on the way, and what it computes.
 
     It is also the first time the model sees these rows: what fails, fails here.
     """
     first = {name: x[0] for name, x in draws.items()}
     try:
-        traced = jax.make_jaxpr(partial(what, model))(first, fields)
+        expression = jax.make_jaxpr(lambda draw, fields: what(model, draw, fields))(first, fields)
     except KeyError as missing:
         held = ", ".join(sorted(fields))
         raise SettingError(
@@ -151,7 +166,7 @@ def _widest(what: Question, model: BaseModel, draws: Draws, fields: Batch) -> in
             f"the model fails on these rows ({type(fault).__name__}: {reason}); check their "
             f"shapes, which are {shapes}."
         ) from fault
-    return max(1, *_sizes(traced.jaxpr))
+    return max(1, *_sizes(expression.jaxpr)), digest_of(expression)[0]
 
 
 def _length(arrays: Mapping[str, Any]) -> int:

@@ -129,8 +129,8 @@ class CsvSource:
             if types[name] == pa.float64():
                 row += sum(self._count(p) for p in self._paths[: self._paths.index(path)])
                 raise DataError(
-                    f"column {name!r} holds text ({value!r} in row {row}): mend the value, "
-                    f"or pass categorical=[{name!r}] to code the column as levels."
+                    f"column {name!r} holds text ({value!r} in row {row}): mend the value, or, if "
+                    f"it is a predictor, pass categorical=[{name!r}] to code the column as levels."
                 ) from None
             self._types[path][name] = pa.float64()
         raise TypesWidened

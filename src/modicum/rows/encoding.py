@@ -253,13 +253,13 @@ def floating(types: Iterable[pa.DataType]) -> list[DType]:
     return dtypes
 
 
-def numbers(array: pa.Array, name: str, start: int, predictor: bool = True) -> Array:
+def numbers(array: pa.Array, name: str, start: int, text_remedy: str) -> Array:
     """Return an arrow column as a NumPy array of integers, booleans or floats; refuse others."""
     import pyarrow as pa
 
     kind = array.type
     if pa.types.is_dictionary(kind) or _is_text(kind):
-        raise DataError(_text_sentence(array, name, start, predictor))
+        raise DataError(_text_sentence(array, name, start, text_remedy))
     if array.null_count:
         row = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
         raise DataError(missing(name, start + row))
@@ -280,19 +280,13 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind))
 
 
-def _text_sentence(array: pa.Array, name: str, start: int, predictor: bool) -> str:
+def _text_sentence(array: pa.Array, name: str, start: int, remedy: str) -> str:
     values = array.to_pylist()
     row = next((i for i, v in enumerate(values) if v is not None and not reads_as_number(v)), None)
     if row is None:
         row = next((i for i, v in enumerate(values) if v is not None), 0)
-    advice = (
-        f"code it as levels with categorical=[{name!r}] (of Rows.from_table and ingest), or "
-        "convert it to numbers"
-        if predictor
-        else "convert it to numbers (such as 0 and 1) first"
-    )
     kind = "text" if isinstance(values[row], str) else "categories"
-    return f"column {name!r} holds {kind} ({values[row]!r} in row {start + row}): {advice}."
+    return f"column {name!r} holds {kind} ({values[row]!r} in row {start + row}): {remedy}."
 
 
 class Encoder:
@@ -305,10 +299,19 @@ class Encoder:
     levels : mapping
         Levels of the categorical columns, the reference first.
     dtype : numpy.dtype
+    from_table : bool
+        Whether the user could have said that a column is categorical.
     """
 
-    def __init__(self, roles: Roles, levels: Mapping[str, tuple[Level, ...]], dtype: DType) -> None:
+    def __init__(
+        self,
+        roles: Roles,
+        levels: Mapping[str, tuple[Level, ...]],
+        dtype: DType,
+        from_table: bool = True,
+    ) -> None:
         self.roles, self.levels, self.dtype = roles, levels, dtype
+        self._from_table = from_table
         columns: list[str] = []
         self._spans: dict[str, tuple[int, int]] = {}
         for name in roles.predictors:
@@ -342,13 +345,22 @@ class Encoder:
                 write_treatment(column, name, self.levels[name], out[:, first:last], start)
             else:
                 originals[first] = self._put(
-                    numbers(column, name, start), name, out[:, first], start
+                    numbers(column, name, start, self._text_remedy(name)),
+                    name,
+                    out[:, first],
+                    start,
                 )
         for j, name in enumerate(self._scalars.values(), start=len(self.columns)):
-            values = numbers(_joined(batch.column(name)), name, start, predictor=False)
+            column = _joined(batch.column(name))
+            values = numbers(column, name, start, "convert it to numbers (such as 0 and 1) first")
             originals[j] = self._put(values, name, out[:, j], start)
         require_finite(out, self._labels, start, lambda row, column: originals[column][row])
         return out
+
+    def _text_remedy(self, name: str) -> str:
+        if self._from_table:
+            return f"pass categorical=[{name!r}] to code it as levels, or convert it to numbers"
+        return f"use Rows.from_table with categorical=[{name!r}], or convert it to numbers"
 
     def _put(self, values: Array, name: str, out: Array, start: int) -> Array:
         require_exact(values, self.dtype, lambda _: name, start)

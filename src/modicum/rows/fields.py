@@ -93,7 +93,8 @@ class FrameField:
     def part(self, start: int, stop: int, dtype: DType, labels: Sequence[str]) -> Array:
         """Rows from `start` up to `stop`."""
         piece = self._table.slice(start, stop - start)
-        return Encoder(self._roles, {}, dtype).encode(piece, start).reshape(-1, *self.shape)
+        encoder = Encoder(self._roles, {}, dtype, from_table=False)
+        return encoder.encode(piece, start).reshape(-1, *self.shape)
 
     def whole(self, dtype: DType, labels: Sequence[str]) -> Array:
         """All rows."""

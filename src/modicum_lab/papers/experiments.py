@@ -1,6 +1,6 @@
 """What an experiment is: a function from a scale and a seed to tables and figures.
 
-Adding one is writing one function:
+Adding one is writing one function in a module of the paper's folder, where it is found:
 
     @experiment("ewsg", "figure-1a", "KL divergence against data passes")
     def figure_1a(scale: Scale, seed: int) -> Result: ...
@@ -10,11 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any, Literal
 
-from modicum.errors import SettingError, suggestion
+from modicum.errors import ModicumWarning, SettingError, suggestion
 
-__all__ = ["EXPERIMENTS", "Experiment", "Figure", "Result", "Scale", "Table", "experiment", "find"]
+__all__ = [
+    "EXPERIMENTS",
+    "PAPERS",
+    "Experiment",
+    "Figure",
+    "Result",
+    "Scale",
+    "Table",
+    "experiment",
+    "experiments_of",
+    "find",
+]
 
 Scale = Literal["smoke", "laptop", "paper"]
 """A few seconds, to see that it runs; minutes on two cores; the size of the paper."""
@@ -31,7 +44,7 @@ class Table:
     columns
         Headings; by convention those with the paper's printed figures end in "(paper)".
     rows
-        One sequence a row, numbers or text; None where there is nothing to say.
+        One sequence per row, numbers or text; None where there is nothing to say.
     note
         What a reader must know: stand-in data, where and why figures differ from the paper's.
     """
@@ -63,7 +76,7 @@ class Figure:
 
 @dataclass
 class Result:
-    """What an experiment found.
+    """What came of an experiment.
 
     Attributes
     ----------
@@ -75,6 +88,8 @@ class Result:
         Row evaluations by method.
     notes
         Sentences for the page: what differs from the paper, and why as far as it is known.
+    doubts
+        Method to the warning about its draws that is part of the finding, and among the notes.
     """
 
     tables: list[Table] = field(default_factory=list)
@@ -82,6 +97,7 @@ class Result:
     settings: dict[str, Any] = field(default_factory=dict)
     ledger: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    doubts: dict[str, ModicumWarning] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -126,3 +142,30 @@ def find(paper: str, name: str | None = None) -> list[Experiment]:
             f"there are {', '.join(known)}."
         )
     return [known[name]]
+
+
+PAPERS = {
+    "hmc-ecs": "Hamiltonian Monte Carlo with energy conserving subsampling",
+    "ewsg": "Exponentially weighted stochastic gradient MCMC",
+}
+"""Papers and their titles. The experiments of "hmc-ecs" are in the folder `hmc_ecs`."""
+
+
+def experiments_of(paper: str, name: str | None = None) -> list[Experiment]:
+    """Import the modules of a paper; return its experiments, or the one of this name.
+
+    Examples
+    --------
+    >>> [e.title for e in experiments_of("hmc-ecs", "figure-7")]
+    ['Optimal step size and acceptance as the dimension grows']
+    """
+    if paper in EXPERIMENTS:
+        for module in _modules(paper):
+            import_module(module)
+    return find(paper, name)
+
+
+def _modules(paper: str) -> list[str]:
+    """Return the modules of the paper's folder."""
+    package = import_module(f"modicum_lab.papers.{paper.replace('-', '_')}")
+    return [f"{package.__name__}.{found.name}" for found in iter_modules(package.__path__)]

@@ -1,4 +1,4 @@
-"""One page that shows all experiments of a folder: no other file is needed to read it."""
+"""All experiments of a folder on one page: HTML that needs no other file, or a page of the docs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from modicum_lab.markdown import shown
-from modicum_lab.papers.catalogue import PAPERS
+from modicum_lab.papers.experiments import PAPERS
 from modicum_lab.papers.report import RECORD
 
-__all__ = ["records_of", "write_page"]
+__all__ = ["records_of", "write_gallery", "write_page"]
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c1e21; --faint: #667; --line: #d9dce1; --paper: #fff;
@@ -47,7 +47,7 @@ pre { background: var(--band); padding: .8rem; overflow-x: auto; font-size: .8re
 
 
 def write_page(out: Path) -> Path:
-    """Gather every experiment found under `out` into OUT/index.html, and return its path."""
+    """Gather every experiment under `out` into OUT/index.html, and return its path."""
     papers = {paper: records_of(out / paper) for paper in PAPERS}
     parts = ["<h1>The papers, reproduced</h1>", _contents(papers)]
     for paper, records in papers.items():
@@ -68,8 +68,8 @@ def write_page(out: Path) -> Path:
 
 def records_of(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
     """Folder and record of every experiment under `folder`, in the order of their names."""
-    found = sorted(folder.glob(f"*/{RECORD}"))
-    return [(path.parent, json.loads(path.read_text(encoding="utf-8"))) for path in found]
+    paths = sorted(folder.glob(f"*/{RECORD}"))
+    return [(path.parent, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
 
 
 def _contents(papers: dict[str, list[tuple[Path, dict[str, Any]]]]) -> str:
@@ -112,8 +112,8 @@ def _section(folder: Path, record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _table(folder: Path, one: dict[str, Any]) -> str:
-    with open(folder / f"{one['name']}.csv", newline="", encoding="utf-8") as file:
+def _table(folder: Path, table: dict[str, Any]) -> str:
+    with open(folder / f"{table['name']}.csv", newline="", encoding="utf-8") as file:
         head, *body = csv.reader(file)
     kinds = [' class="paper"' if name.endswith("(paper)") else "" for name in head]
     top = "".join(f"<th{k}>{escape(name)}</th>" for k, name in zip(kinds, head, strict=True))
@@ -123,9 +123,9 @@ def _table(folder: Path, one: dict[str, Any]) -> str:
         + "</tr>"
         for row in body
     )
-    note = f'<p class="small">{escape(one["note"])}</p>' if one["note"] else ""
-    table = f"<table><thead><tr>{top}</tr></thead><tbody>{rows}</tbody></table>"
-    return f'<div class="wide">{table}</div>{note}'
+    note = f'<p class="small">{escape(table["note"])}</p>' if table["note"] else ""
+    body_html = f"<table><thead><tr>{top}</tr></thead><tbody>{rows}</tbody></table>"
+    return f'<div class="wide">{body_html}</div>{note}'
 
 
 def _cell(text: str) -> str:
@@ -138,8 +138,57 @@ def _cell(text: str) -> str:
     return text
 
 
-def _figure(folder: Path, one: dict[str, Any]) -> str:
-    data = b64encode((folder / f"{one['name']}.png").read_bytes()).decode()
-    said = escape(one["caption"])
-    image = f'<img src="data:image/png;base64,{data}" alt="{said or escape(one["name"])}">'
-    return f"<figure>{image}<figcaption>{said}</figcaption></figure>"
+def _figure(folder: Path, figure: dict[str, Any]) -> str:
+    data = b64encode((folder / f"{figure['name']}.png").read_bytes()).decode()
+    caption = escape(figure["caption"])
+    image = f'<img src="data:image/png;base64,{data}" alt="{caption or escape(figure["name"])}">'
+    return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
+
+
+LEAD = """\
+# Gallery
+
+What `modicum reproduce` wrote when it was last run for these pages. Columns that end in "(paper)"
+hold the printed figures.
+"""
+
+
+def write_gallery(out: Path, folder: Path) -> Path:
+    """Gather every experiment under `out` into FOLDER/index.md, and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.png"):
+        old.unlink()
+    parts = [LEAD]
+    for paper, title in PAPERS.items():
+        records = [(at, r) for at, r in records_of(out / paper) if "error" not in r]
+        if records:
+            parts.append(f"## {title}\n")
+            parts += [_gallery_section(at, record, folder) for at, record in records]
+    path = folder / "index.md"
+    path.write_text("\n".join(parts), encoding="utf-8")
+    return path
+
+
+def _gallery_section(at: Path, record: dict[str, Any], folder: Path) -> str:
+    ran = f"{record['seconds']:,.0f} s on a {record['versions']['backend'].upper()}"
+    lines = [
+        f"### {record['title']}\n",
+        f"`modicum reproduce {record['paper']} {record['experiment']} --scale {record['scale']}`, "
+        f"seed {record['seed']}, {ran}.\n",
+    ]
+    for one in record["figures"]:
+        name = f"{record['paper']}-{record['experiment']}-{one['name']}.png"
+        _copy_smaller(at / f"{one['name']}.png", folder / name)
+        lines.append(f"![{one['name']}]({name})\n")
+        lines += [f"*{one['caption']}*\n"] if one["caption"] else []
+    lines += [(at / f"{one['name']}.md").read_text(encoding="utf-8") for one in record["tables"]]
+    lines += [f"- {note}" for note in record["notes"]]
+    return "\n".join([*lines, ""])
+
+
+def _copy_smaller(source: Path, target: Path) -> None:
+    """A picture of lines needs no more than 64 colours, and a third of the bytes."""
+    from PIL import Image
+
+    with Image.open(source) as picture:
+        picture.convert("RGB").quantize(64).save(target, optimize=True)

@@ -5,73 +5,62 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import numpy as np
-
-from modicum.ledger import Ledger
-from modicum.methods import NUTS, Method, SignedHMCECS
-from modicum.methods.sgmcmc.named import SGHMCCV
-from modicum.models import Target
-from modicum.passes import LocalEngine, Sums
-from modicum.posterior import Posterior
-from modicum.rows import Rows
-from modicum.runtime import in_double_precision
+from modicum import NUTS, SGHMCCV, LogPosterior, Posterior, Rows, SignedHMCECS, sample
+from modicum.methods import Method
 from modicum_lab.bench.contenders.base import contender
-from modicum_lab.bench.contenders.whole import forecast
-from modicum_lab.bench.problem_data import Given
-from modicum_lab.bench.run_result import Budget, Found, from_draws
+from modicum_lab.bench.contenders.common import forecast
+from modicum_lab.bench.problems import ProblemData
+from modicum_lab.bench.runs import Budget, RunResult, flat_scalars, from_draws
 
 TUNE = 300  # whitened at the mode, chains need little; NumPyro's HMCECS gets as many
 
 
 @contender("modicum", "Modicum HMC-ECS, defaults", "modicum")
-def hmc_ecs(given: Given, budget: Budget) -> Found:
+def hmc_ecs(problem: ProblemData, budget: Budget) -> RunResult:
     """The default method, rows in memory."""
-    return _sampled(given, given.rows, "hmc-ecs", budget)
+    return _sample(problem, problem.rows, "hmc-ecs", budget)
 
 
 @contender("modicum-store", "Modicum HMC-ECS, rows on disk", "modicum", 0.0)
-def from_store(given: Given, budget: Budget) -> Found:
+def from_store(problem: ProblemData, budget: Budget) -> RunResult:
     """The default method, rows fetched from a row store however few they are."""
     from modicum.methods.ecs import pilot
 
     pilot.SMALL_STORE = 0  # a small store would be read into memory
-    return _sampled(given, given.store(), "hmc-ecs", budget)
+    return _sample(problem, problem.store(), "hmc-ecs", budget)
 
 
 @contender("modicum-signed", "Modicum HMC-ECS, signed", "modicum")
-def signed(given: Given, budget: Budget) -> Found:
+def signed(problem: ProblemData, budget: Budget) -> RunResult:
     """The exact version."""
-    return _sampled(given, given.rows, SignedHMCECS(), budget)
+    return _sample(problem, problem.rows, SignedHMCECS(), budget)
 
 
 @contender("modicum-sghmc", "Modicum SGHMC, control variates", "modicum")
-def sghmc(given: Given, budget: Budget) -> Found:
+def sghmc(problem: ProblemData, budget: Budget) -> RunResult:
     """Stochastic gradients, step size by itself; one position in ten is kept."""
-    return _sampled(given, given.rows, SGHMCCV(), budget, thin=10)
+    return _sample(problem, problem.rows, SGHMCCV(), budget, thin=10)
 
 
 @contender("modicum-nuts", "Modicum NUTS, all rows", "modicum", 2.0)
-def nuts(given: Given, budget: Budget) -> Found:
+def nuts(problem: ProblemData, budget: Budget) -> RunResult:
     """Every row for every gradient; as many draws as fit."""
-    tune, draws = forecast(_pass_seconds(given), budget)
+    tune, draws = forecast(_pass_seconds(problem), budget)
     each = max(10, min(draws, budget.draws))  # chains run beside each other
-    return _sampled(given, given.rows, NUTS(), budget, tune=tune, draws=each)
+    return _sample(problem, problem.rows, NUTS(), budget, tune=tune, draws=each)
 
 
-@in_double_precision
-def _pass_seconds(given: Given) -> float:
+def _pass_seconds(problem: ProblemData) -> float:
     """Time a gradient over all rows."""
-    target, start = Target.of(given.model, given.rows)
-    engine = LocalEngine(progressbar=False)
-    sums = Sums(target, given.rows, engine, Ledger(rows=len(given)))
-    sums.gradient(start, "bench")  # compile
+    posterior = LogPosterior(problem.model, problem.rows)
+    posterior.gradient(posterior.start)  # compile
     started = time.perf_counter()
-    sums.gradient(start, "bench")
+    posterior.gradient(posterior.start)
     return time.perf_counter() - started
 
 
-def _sampled(
-    given: Given,
+def _sample(
+    problem: ProblemData,
     rows: Rows,
     method: str | Method,
     budget: Budget,
@@ -79,12 +68,10 @@ def _sampled(
     thin: int = 1,
     tune: int = TUNE,
     draws: int | None = None,
-) -> Found:
-    from modicum.sample import sample
-
+) -> RunResult:
     started = time.perf_counter()
     post = sample(
-        given.model,
+        problem.model,
         rows,
         method=method,
         draws=draws or budget.draws,
@@ -97,34 +84,35 @@ def _sampled(
     total = time.perf_counter() - started
     sampling = float(post.settings["sampling_seconds"])
     counts = post.ledger.by_purpose
-    rest: dict[str, Any] = {
+    costs: dict[str, Any] = {
         "before": total - sampling,
         "sampling": sampling,
         "rows_sampling": counts.get("sampling", 0),
         "rows_before": post.ledger.evaluations - counts.get("sampling", 0),
-        "notes": [*_chosen(post), *(f"it warned: {text}" for text in post.warnings)],
+        "notes": [*_subsample(post), *(f"it warned: {text}" for text in post.warnings)],
     }
-    flat = np.concatenate([post["beta"], post["intercept"][..., None]], axis=2)
-    return from_draws(flat, **rest) if post.weights is None else _weighted(post, rest)
+    if post.weights is not None:
+        return _weighted(post, costs)
+    return from_draws(flat_scalars(post.draws), **costs)
 
 
-def _weighted(post: Posterior, rest: dict[str, Any]) -> Found:
+def _weighted(post: Posterior, costs: dict[str, Any]) -> RunResult:
     """Draws with signs: the summary respects them."""
     table = post.summary()
     order = [*(name for name in table.index if name != "intercept"), "intercept"]
     table = table.loc[order]
-    return Found(
+    return RunResult(
         mean=table["mean"].tolist(),
         sd=table["sd"].tolist(),
         ess=table["ess_bulk"].tolist(),
         ess_square=table["ess_bulk"].tolist(),
         draws=post.chains * post.num_draws,
         chains=post.chains,
-        **rest,
+        **costs,
     )
 
 
-def _chosen(post: Posterior) -> list[str]:
+def _subsample(post: Posterior) -> list[str]:
     """The subsample it chose for itself."""
-    told: Any = post.tuning.get("subsample")
-    return [f"m = {told['value']:,}"] if isinstance(told, dict) else []
+    choice: Any = post.tuning.get("subsample")
+    return [f"m = {choice['value']:,}"] if isinstance(choice, dict) else []

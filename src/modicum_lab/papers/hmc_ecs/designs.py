@@ -14,7 +14,7 @@ from modicum.diagnostics import mcse
 from modicum.errors import DataError
 from modicum.methods import HMCECS
 from modicum.plots import METHOD_COLOURS, pyplot
-from modicum_lab.papers.experiment import Figure, Result, Scale, Table, experiment
+from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment
 from modicum_lab.papers.fits import Contender, Fit
 from modicum_lab.papers.references import TABLES, Reference, reference
 
@@ -23,7 +23,7 @@ __all__ = ["rows_compared"]
 
 @dataclass(frozen=True)
 class Size:
-    """Tables, numbers of rows an evaluation by design, and length of the chains."""
+    """Tables, numbers of rows per evaluation by design, and length of the chains."""
 
     tables: tuple[str, ...]
     uniform: tuple[int, ...]
@@ -42,7 +42,7 @@ SIZES: dict[Scale, Size] = {
 
 @dataclass(frozen=True)
 class Point:
-    """One run: a design, its rows an evaluation, and how far off its answers are."""
+    """One run: a design, its rows per evaluation, and how far off its answers are."""
 
     table: str
     design: str
@@ -56,22 +56,22 @@ class Point:
 
 @experiment("hmc-ecs", "rows-compared", "Uniform against weighted rows on four real tables")
 def rows_compared(scale: Scale, seed: int) -> Result:
-    """Error against rows an evaluation, for both designs, with the self-tuned default."""
+    """Error against rows per evaluation, for both designs, with the self-tuned default."""
     size = SIZES[scale]
     points: list[Point] = []
     fits: dict[str, Fit] = {}
-    missing = []
+    faults: list[DataError] = []
     for name in size.tables:
         try:
             data = getattr(datasets, name)(progressbar=False)
         except DataError as fault:
-            missing.append(f"Left out: {fault}")
+            faults.append(fault)
             continue
-        found = _runs(data, size, seed)
-        points += [_judge(name, data, fit) for fit in found]
-        fits |= {f"{name}: {fit.label}": fit for fit in found}
+        here = _runs(data, size, seed)
+        points += [_judge(name, data, fit) for fit in here]
+        fits |= {f"{name}: {fit.label}": fit for fit in here}
     if not points:
-        raise DataError(missing[0].removeprefix("Left out: "))
+        raise faults[0]
     return Result(
         tables=[_table(points)],
         figures=[Figure("rows-compared", partial(_draw, points), CAPTION)],
@@ -83,13 +83,13 @@ def rows_compared(scale: Scale, seed: int) -> Result:
             for label, fit in fits.items()
         },
         ledger={label: fit.post.ledger.evaluations for label, fit in fits.items()},
-        notes=[*NOTES, *missing],
+        notes=[*NOTES, *(f"Left out: {fault}" for fault in faults)],
     )
 
 
 CAPTION = (
     "Largest error of a posterior mean over all parameters, in posterior standard deviations, "
-    "against rows an evaluation. Diamonds: m as the default chooses it. Open marks: the run "
+    "against rows per evaluation. Diamonds: m as the default chooses it. Open marks: the run "
     "warned. Dotted: about what Monte Carlo error alone would show."
 )
 NOTES = [
@@ -102,12 +102,12 @@ NOTES = [
 
 
 def _runs(data: Dataset, size: Size, seed: int) -> list[Fit]:
-    wanted = [HMCECS(design="uniform", subsample=m) for m in size.uniform]
-    wanted += [HMCECS(subsample=m) for m in size.weighted]
-    wanted.append(HMCECS())
+    methods = [HMCECS(design="uniform", subsample=m) for m in size.uniform]
+    methods += [HMCECS(subsample=m) for m in size.weighted]
+    methods.append(HMCECS())
     return [
         Contender(_label(method), method, size.draws, size.tune).run(data, size.chains, seed)
-        for method in wanted
+        for method in methods
     ]
 
 
@@ -141,7 +141,7 @@ def _judge(name: str, data: Dataset, fit: Fit) -> Point:
 
 
 def _table(points: list[Point]) -> Table:
-    columns = ["table", "design", "rows an evaluation", "m chosen by the pilot study",
+    columns = ["table", "design", "rows per evaluation", "m chosen by the pilot study",
                "largest error of a mean, sd", "its Monte Carlo error, sd",
                "largest error of an sd", "warned"]  # fmt: skip
     rows = [
@@ -167,7 +167,7 @@ def _draw(points: list[Point]) -> Any:
             _line(ax, [p for p in here if p.design == design], METHOD_COLOURS[colour], mark, design)
         floor = 2.5 * float(np.median([p.noise for p in here]))  # the largest of many normals
         ax.axhline(floor, color="#777777", linestyle=":", linewidth=1)
-        ax.set(xscale="log", yscale="log", title=name, xlabel="rows an evaluation", xlim=X_RANGE)
+        ax.set(xscale="log", yscale="log", title=name, xlabel="rows per evaluation", xlim=X_RANGE)
         ax.grid(alpha=0.25)
     axes[0][0].set_ylim(0.01, max(2.0, 1.5 * max(p.off for p in points)))
     axes[0][0].set_ylabel("largest error of a mean,\nposterior sd")

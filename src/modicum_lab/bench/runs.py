@@ -1,18 +1,19 @@
-"""What a contender found: moments, effective draws, seconds, rows touched, memory."""
+"""One run of a contender: what it may spend, and its moments, draws, seconds, rows and memory."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
-__all__ = ["EFFECTIVE", "Budget", "Found", "LeftOut", "from_draws"]
+__all__ = ["EFFECTIVE", "Budget", "Infeasible", "RunResult", "flat_scalars", "from_draws"]
 
 EFFECTIVE = 1_000  # effective draws the cold start goes to
 
 
-class LeftOut(Exception):  # noqa: N818 - not an error: a sentence for the report
+class Infeasible(Exception):  # noqa: N818 - not an error: a sentence for the report
     """A contender that cannot sensibly run here; the message says what it would take."""
 
 
@@ -25,9 +26,9 @@ class Budget:
     seconds
         Of sampling, after warm-up, for contenders that sample until time is up.
     draws
-        The most draws a chain.
+        The most draws per chain.
     chains
-        Chains of Modicum, one a core by default.
+        Chains of Modicum, one per core by default.
     cores
         Cores there are.
     seed
@@ -42,7 +43,7 @@ class Budget:
 
 
 @dataclass
-class Found:
+class RunResult:
     """One run of a contender on a problem.
 
     Attributes
@@ -63,6 +64,8 @@ class Found:
         runs one chain is credited with perfect copies of it.
     memory
         Peak bytes that no file backs, the data included where they are held in memory.
+    known_moments
+        Whether mean and sd are known and not averages of draws: they have no Monte Carlo error.
     notes
         What a reader must know.
     """
@@ -79,6 +82,7 @@ class Found:
     chains: int = 1
     credit: float = 1.0
     memory: int = 0
+    known_moments: bool = False
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -88,7 +92,7 @@ class Found:
 
     @property
     def rate(self) -> float:
-        """Effective draws a second of sampling, with the credit."""
+        """Effective draws per second of sampling, with the credit."""
         return self.credit * self.effective / self.sampling
 
     @property
@@ -103,7 +107,7 @@ class Found:
 
     @property
     def iteration(self) -> float:
-        """Seconds a draw of each chain."""
+        """Seconds per draw of each chain."""
         return self.sampling * self.chains / self.draws
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,27 +115,38 @@ class Found:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, told: dict[str, Any]) -> Found:
+    def from_dict(cls, saved: dict[str, Any]) -> RunResult:
         """Undo `to_dict`."""
-        return cls(**told)
+        return cls(**saved)
 
 
-def from_draws(draws: np.ndarray, **rest: Any) -> Found:
-    """Measure unweighted draws (chain, draw, d)."""
+def flat_scalars(named: Mapping[str, np.ndarray]) -> np.ndarray:
+    """All scalars of a regression side by side, (..., d): coefficients first, the intercept last.
+
+    Examples
+    --------
+    >>> flat_scalars({"intercept": np.zeros(3), "beta": np.ones((3, 2))})[0]
+    array([1., 1., 0.])
+    """
+    return np.concatenate([named["beta"], named["intercept"][..., None]], axis=-1)
+
+
+def from_draws(draws: np.ndarray, **costs: Any) -> RunResult:
+    """Measure unweighted draws (chain, draw, d); `costs` are the other fields of the result."""
     from modicum.diagnostics import ess
 
     mean, sd = draws.mean((0, 1)), draws.std((0, 1), ddof=1)
-    return Found(
+    return RunResult(
         mean=mean.tolist(),
         sd=sd.tolist(),
-        ess=_known(ess(draws)),
-        ess_square=_known(ess((draws - mean) ** 2)),
+        ess=_numbers(ess(draws)),
+        ess_square=_numbers(ess((draws - mean) ** 2)),
         draws=draws.shape[0] * draws.shape[1],
         chains=draws.shape[0],
-        **rest,
+        **costs,
     )
 
 
-def _known(values: Any) -> list[float]:
+def _numbers(values: Any) -> list[float]:
     """One effective draw where nothing can be said: a chain that stands still."""
     return np.nan_to_num(np.asarray(values, np.float64), nan=1.0).tolist()

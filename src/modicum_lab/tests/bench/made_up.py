@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from modicum_lab.bench.measuring import Measured
-from modicum_lab.bench.references import KeptReference
-from modicum_lab.bench.run_result import Found
+from modicum_lab.bench.accuracy import KeptReference
+from modicum_lab.bench.measurements import Measurements
+from modicum_lab.bench.runs import RunResult
 from modicum_lab.bench.suite import Results
 
 D = 3
@@ -27,11 +27,11 @@ MACHINE = {
 }
 
 
-def found(rate=100.0, before=1.0, iteration=1e-3, memory=1e9, shift=0.0, wide=1.0, ess=1000.0):
-    """A run with so many effective draws a second, `shift` posterior sd off."""
+def run_result(rate=100.0, before=1.0, iteration=1e-3, memory=1e9, shift=0.0, wide=1.0, ess=1000.0):
+    """A run with so many effective draws per second, `shift` posterior sd off."""
     sd = np.array(REFERENCE.sd)
     sampling = ess / rate
-    return Found(
+    return RunResult(
         mean=(np.array(REFERENCE.mean) + shift * sd).tolist(),
         sd=(wide * sd).tolist(),
         ess=[ess] * D,
@@ -46,7 +46,7 @@ def found(rate=100.0, before=1.0, iteration=1e-3, memory=1e9, shift=0.0, wide=1.
 
 
 def results(measured):
-    """Results of these meetings."""
+    """Results of a suite that measured these."""
     names = dict.fromkeys(m.problem for m in measured)
     about = {"rows": 1_000_000, "size": D, "description": "made up"}
     return Results(
@@ -59,5 +59,6 @@ def results(measured):
     )
 
 
-def meeting(problem, contender, *runs, **settings):
-    return Measured(problem, contender, runs=list(runs) or [found(**settings)])
+def measurements(problem, contender, *runs, **settings):
+    """The runs of a contender on a problem; one made of `settings` where none is given."""
+    return Measurements(problem, contender, runs=list(runs) or [run_result(**settings)])

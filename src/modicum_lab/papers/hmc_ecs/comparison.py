@@ -1,28 +1,35 @@
-"""The methods the HMC-ECS paper compares, with the settings of its section 6, and ours."""
+"""What the HMC-ECS paper compares: its data, the methods with the settings of section 6, ours."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from modicum import SGHMC, SGHMCCV, SGLD, SGLDCV
+from modicum.datasets import Dataset, bankruptcy_shaped, higgs, higgs_shaped
 from modicum.methods import HMC, HMCECS, SignedHMCECS
-from modicum.methods.sgmcmc.named import SGHMC, SGHMCCV, SGLD, SGLDCV
+from modicum.rows import Rows
 from modicum_lab.papers.fits import Contender, Fit
 
 __all__ = [
+    "BANKRUPTCY_ROWS",
     "DEFAULT",
+    "HIGGS_ROWS",
     "PERTURBED",
     "SCHEDULE",
     "SIGNED",
     "TRUTH",
     "Problem",
     "Size",
+    "bankruptcy_rows",
     "by_schedule",
     "full_hmc",
     "gradient_step",
+    "higgs_rows",
     "our_default",
     "run_problem",
     "stable_step",
@@ -84,7 +91,7 @@ class Size:
     chains, draws, tune
         Chains, and the draws and warm-up of each.
     most_steps
-        A chain of SG-HMC, whose draws are one a trajectory, stops after so many steps.
+        A chain of SG-HMC, whose draws are one per trajectory, stops after so many steps.
     """
 
     rows: int
@@ -98,10 +105,10 @@ def run_problem(
     problem: Problem, size: Size, run: Callable[[Contender], Fit], schedule: bool
 ) -> dict[str, Fit]:
     """Run all contenders on a few rows at a time; `schedule` adds the paper's own burn-in."""
-    wanted = [*_energy_conserving(problem, size), *_stochastic_gradients(problem, size)]
+    contenders = [*_energy_conserving(problem, size), *_stochastic_gradients(problem, size)]
     if schedule:
-        wanted.append(by_schedule(problem, size, order=2))
-    fits = {one.label: run(one) for one in wanted}
+        contenders.append(by_schedule(problem, size, order=2))
+    fits = {contender.label: run(contender) for contender in contenders}
     stable = SGLDCV(
         step_size=stable_step(fits[PERTURBED]), **_gradients(problem, in_parameters=True)
     )
@@ -155,13 +162,13 @@ def _gradients(problem: Problem, in_parameters: bool) -> dict[str, Any]:
 
 
 def _stochastic_gradients(problem: Problem, size: Size) -> list[Contender]:
-    """SG-HMC whitened (its M is the precision), SGLD in the parameters; one draw a trajectory."""
+    """SG-HMC whitened (its M is the precision), SGLD in the parameters; one draw per trajectory."""
     eps = gradient_step(problem, size)
     kinds: list[tuple[type[SGHMC], Any, str]] = [(SGHMCCV, SGLDCV, "")]
     if problem.plain:
         kinds.append((SGHMC, SGLD, ", no control variates"))
-    found = []
-    for hamiltonian, langevin, said in kinds:
+    contenders = []
+    for hamiltonian, langevin, suffix in kinds:
         for steps in problem.sghmc_steps:
             method = hamiltonian(
                 form="friction",
@@ -171,11 +178,49 @@ def _stochastic_gradients(problem: Problem, size: Size) -> list[Contender]:
                 step_size=problem.sghmc_step,
                 **_gradients(problem, in_parameters=False),
             )
-            label = problem.sghmc_label(steps) + said
+            label = problem.sghmc_label(steps) + suffix
             draws = min(size.draws, size.most_steps // steps)
-            found.append(Contender(label, method, draws, 0, steps, training=False))
+            contenders.append(Contender(label, method, draws, 0, steps, training=False))
         slow = langevin(step_size=eps, start="mode", **_gradients(problem, in_parameters=True))
-        found.append(
-            Contender(f"SGLD{said}", slow, size.draws, 0, LEAPFROGS, training=False)
+        contenders.append(
+            Contender(f"SGLD{suffix}", slow, size.draws, 0, LEAPFROGS, training=False)
         )  # as many gradients as HMC-ECS
-    return found
+    return contenders
+
+
+HIGGS_ROWS, HIGGS_TEST = 10_500_000, 500_000  # of the paper
+BANKRUPTCY_ROWS = 4_748_089
+
+
+@lru_cache(maxsize=1)
+def higgs_rows(n: int, seed: int) -> Dataset:
+    """The first `n` rows of HIGGS, or its stand-in where the whole file is not at hand.
+
+    Test rows are a twentieth of them, as in the paper.
+    """
+    here = higgs(download=False, progressbar=False)
+    if here.test is not None:  # the whole file, whose last rows are for testing
+        return _part(here, n, here.test)
+    test = n * HIGGS_TEST // HIGGS_ROWS
+    return _split(higgs_shaped(n + test, seed=seed, download=False, progressbar=False), n)
+
+
+@lru_cache(maxsize=1)
+def bankruptcy_rows(n: int, seed: int) -> Dataset:
+    """`n` rows of the stand-in for the paper's firms."""
+    return bankruptcy_shaped(n, seed=seed, download=False, progressbar=False)
+
+
+def _split(data: Dataset, n: int) -> Dataset:
+    """The first `n` rows to fit, the rest to test."""
+    test = _rows(data.rows, n, len(data.rows))
+    description = f"{data.description}; {len(test):,} of them kept for testing"
+    return _part(replace(data, description=description), n, test)
+
+
+def _part(data: Dataset, n: int, test: Rows) -> Dataset:
+    return replace(data, rows=_rows(data.rows, 0, n), test=test)
+
+
+def _rows(rows: Rows, first: int, last: int) -> Rows:
+    return Rows(**rows.slice(first, last), columns=rows.columns, dtype=rows.dtype)

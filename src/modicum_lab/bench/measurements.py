@@ -1,4 +1,4 @@
-"""Running contenders, each in a fresh process, in turns."""
+"""All runs of a contender on a problem: each in a fresh process, contenders in turns."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from statistics import median
 from typing import Any
 
 from modicum_lab.bench.contenders import CONTENDERS, Contender
-from modicum_lab.bench.process import ChildError, in_process
-from modicum_lab.bench.run_result import Budget, Found, LeftOut
+from modicum_lab.bench.process import ChildError, Peak, in_process
+from modicum_lab.bench.runs import Budget, Infeasible, RunResult
 
-__all__ = ["Measured", "in_turns", "run_child"]
+__all__ = ["Measurements", "in_turns", "run_child"]
 
 Say = Callable[[str], None]
 IMPORTS = {"numpyro": ("numpyro.infer",), "statsmodels": ("statsmodels.api",)}
 
 
 @dataclass
-class Measured:
+class Measurements:
     """All runs of a contender on a problem, or why there are none."""
 
     problem: str
     contender: str
     chains: int | None = None  # where their number is what is studied
-    runs: list[Found] = field(default_factory=list)
-    left_out: str | None = None
+    runs: list[RunResult] = field(default_factory=list)
+    reason: str | None = None
 
     def middle(self, what: str) -> float:
         """Median of a property of the runs."""
@@ -43,9 +43,9 @@ class Measured:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, told: dict[str, Any]) -> Measured:
+    def from_dict(cls, saved: dict[str, Any]) -> Measurements:
         """Undo `to_dict`."""
-        return cls(**(told | {"runs": [Found.from_dict(run) for run in told["runs"]]}))
+        return cls(**(saved | {"runs": [RunResult.from_dict(run) for run in saved["runs"]]}))
 
 
 def run_child(folder: str, name: str, budget: dict[str, Any]) -> dict[str, Any]:
@@ -55,23 +55,22 @@ def run_child(folder: str, name: str, budget: dict[str, Any]) -> dict[str, Any]:
     import arviz_stats.base  # noqa: F401 - two seconds that are no contender's
     import jax
 
-    from modicum_lab.bench.memory import Peak
-    from modicum_lab.bench.problem_data import Given
+    from modicum_lab.bench.problems import ProblemData
 
     warnings.simplefilter("ignore")
-    chosen, given = CONTENDERS[name], Given(folder)
-    for module in IMPORTS.get(chosen.package, (chosen.package,)):
+    contender, problem = CONTENDERS[name], ProblemData(folder)
+    for module in IMPORTS.get(contender.package, (contender.package,)):
         importlib.import_module(module)
     jax.devices()
     if name != "modicum-store":
-        given.load()
+        problem.load()
     with Peak() as peak:
         try:
-            found = chosen.run(given, Budget(**budget))
-        except LeftOut as reason:
-            return {"left_out": str(reason)}
-    found.memory = peak.bytes
-    return found.to_dict()
+            result = contender.run(problem, Budget(**budget))
+        except Infeasible as reason:
+            return {"reason": str(reason)}
+    result.memory = peak.bytes
+    return result.to_dict()
 
 
 def in_turns(
@@ -79,34 +78,37 @@ def in_turns(
     problem: str,
     contenders: Sequence[Contender],
     budget: Budget,
-    repeats: Callable[[Measured], int],
+    repeats: Callable[[Measurements], int],
     say: Say,
     chains: int | None = None,
-) -> list[Measured]:
+) -> list[Measurements]:
     """Run all contenders, one after the other, then all again, as often as each is to be run."""
-    measured = [Measured(problem, one.name, chains) for one in contenders]
+    measured = [Measurements(problem, contender.name, chains) for contender in contenders]
     turn = 0
-    while waiting := [m for m in measured if m.left_out is None and len(m.runs) == turn]:
-        for one in waiting:
-            if turn == 0 or turn < repeats(one):
-                _run(folder, one, budget, turn, say)
+    while waiting := [m for m in measured if m.reason is None and len(m.runs) == turn]:
+        for measurements in waiting:
+            if turn == 0 or turn < repeats(measurements):
+                _run(folder, measurements, budget, turn, say)
         turn += 1
     return measured
 
 
-def _run(folder: Path, one: Measured, budget: Budget, turn: int, say: Say) -> None:
-    title = CONTENDERS[one.contender].title
+def _run(folder: Path, measurements: Measurements, budget: Budget, turn: int, say: Say) -> None:
+    name = measurements.contender
+    title = CONTENDERS[name].title
     own = asdict(budget) | {"seed": budget.seed + turn}
     limit = 600 + 20 * budget.seconds  # a peer that hangs must not take the others with it
     try:
-        told = in_process(__name__, "run_child", str(folder), one.contender, own, timeout=limit)
+        answer = in_process(__name__, "run_child", str(folder), name, own, timeout=limit)
     except ChildError as fault:
-        told = {"left_out": f"it failed: {fault}"}
-    if "left_out" in told:
-        if not one.runs:
-            one.left_out = told["left_out"]
-        say(f"  {title}: left out, {told['left_out']}")
+        answer = {"reason": f"it failed: {fault}"}
+    if "reason" in answer:
+        if not measurements.runs:
+            measurements.reason = answer["reason"]
+        say(f"  {title}: left out, {answer['reason']}")
         return
-    found = Found.from_dict(told)
-    one.runs.append(found)
-    say(f"  {title}: {found.rate:,.1f} effective draws a second, cold start {found.cold:,.1f} s")
+    result = RunResult.from_dict(answer)
+    measurements.runs.append(result)
+    say(
+        f"  {title}: {result.rate:,.1f} effective draws per second, cold start {result.cold:,.1f} s"
+    )
