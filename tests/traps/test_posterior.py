@@ -9,11 +9,13 @@ import pickle
 import warnings
 import zipfile
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
 
 import modicum as mo
+from modicum.models import Target
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings, storage
 from modicum.rows import ingest
@@ -299,6 +301,25 @@ def test_a_loaded_model_of_ones_own_is_given_again(tmp_path):
         Posterior.load(tmp_path / "p", model="mine")
 
 
+def test_a_model_that_has_changed_since_is_refused():
+    scale = {"sd": 1.0}
+    model = mo.Model(
+        log_prior=lambda th: -0.5 * th["t"] ** 2,
+        log_likelihood=lambda th, batch: -0.5 * ((batch["y"] - th["t"]) / scale["sd"]) ** 2,
+        init={"t": 0.0},
+    )
+    rows = mo.Rows(y=np.ones(6))
+    post = posterior(rows, model, t=np.random.default_rng(1).normal(size=(2, 30)))
+    post.settings = {"model": Target.of(model, rows)[0].identity, "jax": jax.__version__}
+    assert post.correct(rows, progressbar=False).weights is not None
+    scale["sd"] = 10.0
+    for ask in (post.correct, post.stein_discrepancy):
+        with pytest.raises(mo.SettingError, match="computes something else than when"):
+            ask(rows, progressbar=False)
+    post.settings["jax"] = "0.0.1"  # another version may write the same expression otherwise
+    assert post.correct(rows, progressbar=False).weights is not None
+
+
 def test_rows_in_a_store_stream(tmp_path, monkeypatch):
     from modicum.posterior import prediction
 
@@ -527,6 +548,8 @@ def test_any_change_of_the_page_loads_or_is_a_sentence(saved, tmp_path):
         (("draws",), {"dict": 5}),
         (("draws",), {"set": []}),
         (("draws",), {"dict": [], "list": []}),
+        (("draws",), {"dict": [["\ud800", {"array": 0}]]}),
+        (("settings",), {"dict": [["method", "\ud800"]]}),
         (("weights",), "heavy"),
         (("weights",), {"array": 3}),
         (("labels",), {"dict": [["nothing", {"list": ["a"]}]]}),

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from modicum.errors import DataError, SettingError, is_number
 from modicum.models.base import BaseModel, Model, named_leaves
 from modicum.models.prediction import ModelPredictor, rebuild
 from modicum.posterior.alignment import FitRows, RowsLike, aligned
-from modicum.posterior.correction import correct, require_correctable
+from modicum.posterior.correction import Fit, correct, require_correctable
 from modicum.posterior.datatree import to_datatree, weight_name
 from modicum.posterior.draws import Draws
 from modicum.posterior.guards import Warnings
@@ -161,14 +162,17 @@ class Posterior(Draws):
             self.predictor = rebuild(self.predictor_spec)
         return self.predictor
 
-    def _model(self) -> BaseModel:
+    def _fit(self) -> Fit:
         predictor = self.restore_predictor()
         if not isinstance(predictor, ModelPredictor):
             raise SettingError(
                 "this posterior was made or loaded without its model, and a file keeps no model of "
                 "one's own; use Posterior.load(path, model=...)."
             )
-        return predictor.model
+        # Modicum's own models cannot change; another JAX may write one's own otherwise.
+        comparable = self.predictor_spec is None and self.settings.get("jax") == jax.__version__
+        identity = self.settings.get("model") if comparable else None
+        return Fit(predictor.model, self.fit_rows, identity)
 
     def correct(self, rows: Rows, draws: int = 1000, progressbar: bool = True) -> Posterior:
         """Make the draws of a subsampling method exact by importance weights, in one pass.
@@ -188,7 +192,7 @@ class Posterior(Draws):
             Whether to show progress on a long pass.
         """
         require_correctable(self)
-        weighted = correct(self, self._model(), rows, self.fit_rows, draws, progressbar)
+        weighted = correct(self, self._fit(), rows, draws, progressbar)
         doubts = self.warnings if weighted.warning is None else [*self.warnings, weighted.warning]
         return replace(
             self,
@@ -228,7 +232,7 @@ class Posterior(Draws):
             Whether to show progress on a long pass.
         """
         return stein_discrepancy(
-            self, self._model(), rows, self.fit_rows, draws, subsample, random_seed, progressbar
+            self, self._fit(), rows, draws, subsample, random_seed, progressbar
         )
 
     def learning_curve(
