@@ -23,10 +23,10 @@ __all__ = ["Split", "draw", "table", "table_1"]
 BATCH, FRICTION = 50, 50.0
 REALISATIONS = {"smoke": 20, "laptop": 200, "paper": 200}
 ROWS = {"smoke": 10_000, "laptop": None, "paper": None}  # the first so many; None: all
-POINTS = {"smoke": 4, "laptop": 12, "paper": 40}  # of the learning curves
+POINTS = {"smoke": 2, "laptop": 12, "paper": 40}  # of the learning curves
 SCORED = {"smoke": 2_000, "laptop": 20_000, "paper": 200_000}  # test rows of the curves, at most
 EXACT = {
-    "smoke": {"chains": 2, "draws": 50, "tune": 150},
+    "smoke": {"chains": 2, "draws": 50, "tune": 100},
     "laptop": {"chains": 2, "draws": 100, "tune": 300},
     "paper": {"chains": 4, "draws": 500, "tune": 1_000},
 }

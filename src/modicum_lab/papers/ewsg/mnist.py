@@ -34,7 +34,7 @@ class Size:
 
 
 SIZES = {
-    "smoke": Size(2_000, 500, {"mlp": 10, "cnn": 1}, {"mlp": 2, "cnn": 2}, 4),
+    "smoke": Size(1_000, 200, {"mlp": 10, "cnn": 1}, {"mlp": 2, "cnn": 2}, 2),
     "laptop": Size(None, 1_000, {"mlp": 3, "cnn": 2}, {"mlp": 2, "cnn": 1}, 8),
     "paper": Size(None, 10_000, {"mlp": 200, "cnn": 200}, {"mlp": 100, "cnn": 100}, 50),
 }

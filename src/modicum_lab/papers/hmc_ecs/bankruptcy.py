@@ -59,7 +59,7 @@ BANKRUPTCY = Problem(
 )  # fmt: skip
 
 SIZES: dict[Scale, Size] = {  # both experiments share their runs, full HMC among them
-    "smoke": Size(20_000, 2, 60, 40),
+    "smoke": Size(10_000, 2, 60, 40, to_see_that_it_runs=True),
     "laptop": Size(BANKRUPTCY_ROWS // 40, 2, 1_000, 500, 20_000),
     "paper": Size(BANKRUPTCY_ROWS, 4, 2_000, 1_000),
 }
@@ -74,7 +74,8 @@ def _fit(one: Contender, size: Size, seed: int) -> Fit:
 
 
 def _fits(size: Size, seed: int) -> dict[str, Fit]:
-    return run_problem(BANKRUPTCY, size, lambda one: _fit(one, size, seed), schedule=False)
+    problem = size.part_of(BANKRUPTCY)
+    return run_problem(problem, size, lambda one: _fit(one, size, seed), schedule=False)
 
 
 @experiment("hmc-ecs", "tables-3-4", "Bankruptcy: relative computational time, and efficiencies")
@@ -139,7 +140,7 @@ def _notes(size: Size, fits: dict[str, Fit]) -> list[str]:
         charged(BANKRUPTCY, size),
         "The paper's costs of full HMC, 478.7 and 311.5, agree with about 40 passes charged to "
         "both methods; its 9.5 for SG-HMC with L = 60 then means an IF of about 36.",
-        stochastic_gradients_cost(BANKRUPTCY, fits),
+        stochastic_gradients_cost(size.part_of(BANKRUPTCY), fits),
         too_large(BANKRUPTCY, size, fits),
         full_cost(BANKRUPTCY, fits),
     ]
