@@ -160,9 +160,9 @@ def _chosen(post: Posterior, names: Sequence[str] | str | None) -> dict[str, tup
         elif name in post.draws:
             found |= {k: v for k, v in known.items() if v[0] == name}
         else:
-            from modicum.rows.roles import close_to
+            from modicum.rows.checks import names_like
 
-            raise SettingError(f"there is no parameter {name!r}: {close_to(name, known)}")
+            raise SettingError(f"there is no parameter {name!r}: {names_like(name, known)}")
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from hashlib import blake2b
 from importlib.metadata import version
 from math import ceil
 from typing import Any
@@ -26,7 +27,7 @@ from modicum.methods.base import Plan, Task
 from modicum.models import BaseModel, Target
 from modicum.models.prediction import ModelPredictor
 from modicum.passes import LocalEngine, Sums
-from modicum.posterior import Posterior, convergence_warnings
+from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
 from modicum.posterior.labels import scalar_names, tidy_labels
 from modicum.random import chain_keys, fresh_seed
 from modicum.rows import Rows
@@ -121,7 +122,8 @@ def sample(
     target, start = Target.of(model, rows)
     folder = None
     if checkpoint is not None:
-        identity = _identity(model, rows, chosen, draws, tune * thin, chains, seed, thin)
+        identity = _identity(target, start, rows, chosen, draws, tune * thin, chains, seed, thin)
+        _check_tracer(target, checkpoint)
         folder = Checkpoint(checkpoint, identity)
     sums = Sums(target, rows, LocalEngine(progressbar=progressbar), Ledger(rows=len(rows)))
     names = _flat_names(target, rows)
@@ -203,7 +205,8 @@ def _seed(random_seed: int | None, checkpoint: str | os.PathLike[str] | None) ->
 
 
 def _identity(
-    model: BaseModel,
+    target: Target,
+    start: np.ndarray,
     rows: Rows,
     method: Method,
     draws: int,
@@ -211,9 +214,10 @@ def _identity(
     chains: int,
     seed: int,
     thin: int = 1,
-) -> dict[str, Any]:
-    return {
-        "model": model.identity(),
+) -> dict[str, str | int]:
+    """What makes a run the one it is: a checkpoint of another is refused."""
+    identity: dict[str, str | int] = {
+        "model": target.identity,
         "rows": rows.fingerprint(),
         "method": repr(method),
         "draws": int(draws),
@@ -223,6 +227,22 @@ def _identity(
         "seed": seed,
         "version": version("modicum"),
     }
+    if target.trace is not None:
+        identity |= {"init": blake2b(start.tobytes(), digest_size=8).hexdigest()}
+        identity |= {"jax": jax.__version__}
+    return identity
+
+
+def _check_tracer(target: Target, checkpoint: str | os.PathLike[str]) -> None:
+    """Refuse to compare a user's functions with what another version of JAX traced of them."""
+    saved = Checkpoint.saved_identity(checkpoint).get("jax", jax.__version__)
+    if target.trace is not None and saved != jax.__version__:
+        raise SettingError(
+            f"the checkpoint in '{checkpoint}' was made with JAX {saved} and this is JAX "
+            f"{jax.__version__}, so that whether the model's functions are the same cannot be "
+            "told: they are compared as JAX traces them; resume with that version, or delete the "
+            "folder to start anew."
+        )
 
 
 def _flat_names(target: Target, rows: Rows) -> tuple[str, ...]:
@@ -243,7 +263,7 @@ def _chains(plan: Plan, task: Task, parallel: Parallel | None, thin: int) -> Cha
     # Rows that are fetched are there for the whole of a call, others for a block of it.
     fetched = isinstance(plan.rows, Rows)
     capacity = both if fetched else capacity_for(recorded, total, together)
-    given = (plan.kernel, plan.context, keys, plan.signals, capacity, plan.rows, how, thin)
+    given = (plan.kernel, plan.context, keys, plan.flags, capacity, plan.rows, how, thin)
     return Chains(*given, block=min(both, BLOCK))
 
 
@@ -271,7 +291,7 @@ def _posterior(
     settings = {
         "method": method.name,
         "settings": repr(method),
-        "model": task.target.model.identity(),
+        "model": task.target.identity,
         "rows": len(task.rows),
         "tune": task.tune,
         "thin": thin,
@@ -292,10 +312,11 @@ def _posterior(
         ledger=task.ledger,
         labels=labels,
         weights=outcome.weights,
-        warnings=told,
+        warnings=Warnings(told),
         tuning=mode | plan.tuning,
         settings=settings,
         predictor=ModelPredictor(task.target.model),
+        fit_rows=FitRows.of(task.rows),
     )
 
 
