@@ -11,7 +11,7 @@ import numpy as np
 from modicum import EWSG, PSGLD, SGHMC, SGLD, LogPosterior
 from modicum.datasets import covertype, standardised
 from modicum.methods import NUTS, FlyMC, Method
-from modicum.models import BaseModel
+from modicum.models import BaseModel, Batch
 from modicum.plots import colour_of
 from modicum.posterior import Posterior, Score
 from modicum.rows import Rows
@@ -117,7 +117,7 @@ def _last(post: Posterior) -> Posterior:
     return states(post, {name: x[:, -1] for name, x in post.draws.items()})
 
 
-def _some(split: Split, scale: Scale) -> Any:
+def _some(split: Split, scale: Scale) -> Batch:
     """The test rows that curves are scored on."""
     return split.test.slice(0, min(len(split.test), SCORED[scale]))
 
@@ -161,7 +161,7 @@ def _exact(result: Result, split: Split, scale: Scale, seed: int) -> dict[str, P
     return posteriors
 
 
-def _scored(post: Posterior, rows: Any) -> Score:
+def _scored(post: Posterior, rows: Rows | Batch) -> Score:
     """What all draws score."""
     return post.score(rows, draws=post.chains * post.num_draws)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from modicum import Rows
 from modicum.plots import pyplot
 from modicum_lab.papers.experiments import Figure, Result, Scale, experiment
 from modicum_lab.papers.fits import Contender, Fit, ledger_of, settings_of, warnings_of
@@ -146,7 +147,7 @@ def _notes(size: Size, fits: dict[str, Fit]) -> list[str]:
     ]
 
 
-def _draw_prediction(fits: list[Fit], rows: Any) -> Any:
+def _draw_prediction(fits: list[Fit], rows: Rows) -> Any:
     order, frequency = _groups(rows)
     figure, axes = pyplot().subplots(
         1, len(fits), figsize=(3.6 * len(fits), 3.6), sharey=True, layout="constrained"
@@ -165,7 +166,7 @@ def _draw_prediction(fits: list[Fit], rows: Any) -> Any:
     return figure
 
 
-def _groups(rows: Any) -> tuple[np.ndarray, np.ndarray]:
+def _groups(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     """Rows by group of the ratio, (group, row), and the frequency of bankruptcy in each.
 
     Spline functions are what is at hand; their mean place along the knots orders the rows as the
@@ -179,7 +180,7 @@ def _groups(rows: Any) -> tuple[np.ndarray, np.ndarray]:
     return order, everything["y"][order].mean(axis=1)
 
 
-def _predicted(fit: Fit, rows: Any, order: np.ndarray) -> np.ndarray:
+def _predicted(fit: Fit, rows: Rows, order: np.ndarray) -> np.ndarray:
     """Quantiles .05, mean and .95 over draws of the mean probability in each group."""
     theta = fit.draws.reshape(-1, fit.draws.shape[2])
     theta = theta[:: max(1, len(theta) // 200)]

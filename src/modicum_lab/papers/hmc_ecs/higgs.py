@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from modicum import Rows
 from modicum.plots import pyplot
 from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment
 from modicum_lab.papers.fits import Contender, Fit, ledger_of, settings_of, warnings_of
@@ -146,6 +147,7 @@ def figures_1_3(scale: Scale, seed: int) -> Result:
     fits = higgs_fits(size, seed, schedule=False)
     truth = higgs_fit(full_hmc(size), size, seed)
     shown, every = list(fits.values()), [*fits.values(), truth]
+    assert data.test is not None  # a twentieth of the rows
     curves = roc_curves([truth, *(fits[k] for k in (PERTURBED, SIGNED, DEFAULT))], data.test)
     which, names = some_parameters(truth, seed)
     note = f"Data: {data.description}."
@@ -174,7 +176,7 @@ ROC_NOTES = [
 ]
 
 
-def roc_curves(fits: Sequence[Fit], rows: Any) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
+def roc_curves(fits: Sequence[Fit], rows: Rows) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
     """False and true positive rates of the mean prediction, by method."""
     y = rows.slice(0, len(rows))["y"] > 0
     grid = np.linspace(0, 1, 1_001)
