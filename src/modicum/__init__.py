@@ -64,6 +64,7 @@ __all__ = [
     "SettingError",
     "SignedHMCECS",
     "StochasticGradient",
+    "__version__",
     "datasets",
     "diagnostics",
     "methods",
