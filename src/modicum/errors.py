@@ -15,6 +15,7 @@ __all__ = [
     "DataError",
     "ModicumError",
     "ModicumWarning",
+    "ResourceError",
     "SettingError",
     "is_number",
     "suggestion",
@@ -41,6 +42,10 @@ class ConvergenceError(ModicumError, RuntimeError):
 
 class CrudeControlVariateError(SettingError):
     """No affordable subsample would do: the rows' Taylor proxies are too far off."""
+
+
+class ResourceError(ModicumError, RuntimeError):
+    """The machine ran out of something: memory, address space, room on a disk."""
 
 
 class ModicumWarning(UserWarning):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import nullcontext
 from importlib.metadata import version
 from math import ceil
 from typing import Any
@@ -28,6 +29,7 @@ from modicum.models.prediction import ModelPredictor
 from modicum.passes import LocalEngine, Sums
 from modicum.posterior import Posterior, convergence_warnings
 from modicum.posterior.labels import scalar_names, tidy_labels
+from modicum.progress import Progressbar, phase
 from modicum.random import chain_keys, fresh_seed
 from modicum.rows import Rows
 from modicum.run import (
@@ -39,8 +41,10 @@ from modicum.run import (
     capacity_for,
     default_parallel,
     run,
+    stoppable,
+    within_limits,
 )
-from modicum.runtime import in_double_precision, jit
+from modicum.runtime import in_double_precision, jit, refuse_forked
 
 __all__ = ["sample"]
 
@@ -57,7 +61,7 @@ def sample(
     passes: float | None = None,
     thin: int = 1,
     random_seed: int | None = None,
-    progressbar: bool = True,
+    progressbar: Progressbar = True,
     checkpoint: str | os.PathLike[str] | None = None,
     parallel: Parallel | None = None,
 ) -> Posterior:
@@ -87,7 +91,8 @@ def sample(
     random_seed
         The same seed gives the same draws, bit for bit, on one machine.
     progressbar
-        Whether to show progress.
+        Whether to show progress on standard error: bars on a terminal, else one line per phase;
+        or a function, which is called with a `mo.ProgressEvent` whenever there is news.
     checkpoint
         A folder: state and draws are saved there as the run goes on, and the same call made again
         after a crash resumes from it, to the same draws.
@@ -113,6 +118,7 @@ def sample(
     >>> list(post.summary().index)
     ['beta[dose]', 'beta[age]', 'intercept']
     """
+    refuse_forked()
     _check_arguments(model, rows, parallel)
     chosen = resolve("hmc-ecs" if method is None else method)
     tune, draws = _lengths(chosen, rows, draws, tune, chains, passes, thin)
@@ -123,21 +129,32 @@ def sample(
     if checkpoint is not None:
         identity = _identity(model, rows, chosen, draws, tune * thin, chains, seed, thin)
         folder = Checkpoint(checkpoint, identity)
-    sums = Sums(target, rows, LocalEngine(progressbar=progressbar), Ledger(rows=len(rows)))
-    names = _flat_names(target, rows)
-    task = Task(target, start, rows, sums, names, draws * thin, tune * thin, chains, seed, folder)
+    with stoppable(), within_limits(), folder or nullcontext():
+        sums = Sums(target, rows, LocalEngine(progressbar=progressbar), Ledger(rows=len(rows)))
+        names = _flat_names(target, rows)
+        length = (draws * thin, tune * thin, chains)
+        task = Task(target, start, rows, sums, names, *length, seed, folder)
+        with phase("mode", None, progressbar):
+            chosen, plan = _planned(chosen, task, may_fall_back=method is None)
+        told = [warn(note) for note in plan.notes]
+        load_soon()  # it takes as long as compiling does, and can go on beside it
+        ready = _chains(plan, task, parallel, thin)
+        history = run(ready, tune, draws, progressbar, folder, plan.pause, partial=True)
+        with phase("checks", None, progressbar):
+            return _posterior(task, chosen, plan, history, told, time.monotonic() - started, thin)
+
+
+def _planned(chosen: Method, task: Task, may_fall_back: bool) -> tuple[Method, Plan]:
+    """What the method, or NUTS where it was not asked for and cannot be used, plans to do."""
     try:
-        plan = chosen.plan(task)
+        return chosen, chosen.plan(task)
     except CrudeControlVariateError as crude:
-        if method is not None:
+        if not may_fall_back:
             raise
         chosen = resolve("nuts")
         plan = chosen.plan(task)
         plan.tuning["method"] = f"NUTS on all rows, since {crude}"
-    told = [warn(note) for note in plan.notes]
-    load_soon()  # it takes as long as compiling does, and can go on beside it
-    history = run(_chains(plan, task, parallel, thin), tune, draws, progressbar, folder, plan.pause)
-    return _posterior(task, chosen, plan, history, told, time.monotonic() - started, thin)
+        return chosen, plan
 
 
 def _check_arguments(model: Any, rows: Any, parallel: Any) -> None:
@@ -194,7 +211,7 @@ def _seed(random_seed: int | None, checkpoint: str | os.PathLike[str] | None) ->
             raise SettingError(f"random_seed must be a whole number from 0, not {random_seed!r}.")
         return int(random_seed)
     saved = None if checkpoint is None else Checkpoint.saved_identity(checkpoint).get("seed")
-    return fresh_seed() if saved is None else int(saved)
+    return saved if isinstance(saved, int) and 0 <= saved < 2**63 else fresh_seed()
 
 
 def _identity(

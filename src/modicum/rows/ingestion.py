@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from modicum.errors import SettingError
+from modicum.progress import phase
 from modicum.rows.checks import as_dtype, block_rows, require_exact, require_finite
 from modicum.rows.csv_source import TypesWidened
 from modicum.rows.description import Array, Description
 from modicum.rows.finding import find
 from modicum.rows.given import GivenFields
-from modicum.rows.progress import row_bar
 from modicum.rows.rows import Rows
 from modicum.rows.shards import SHARD_BYTES, ShardWriter
 from modicum.rows.sources import Source
@@ -100,10 +100,10 @@ def _write(
     rows = shard_rows or max(1, SHARD_BYTES // description.row_bytes)
     writer = ShardWriter(folder, description.width, description.dtype, rows)
     try:
-        with row_bar(title, total, progressbar) as advance:
+        with phase(title, total, progressbar, "rows") as reading:
             for block in blocks:
                 writer.write(block)
-                advance(len(block))
+                reading.advance(len(block))
         shards = writer.finish()
     finally:
         writer.close()

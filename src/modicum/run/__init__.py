@@ -3,6 +3,8 @@
 from modicum.run.advance import BLOCK
 from modicum.run.chains import Chains, Parallel, default_parallel
 from modicum.run.checkpoint import Checkpoint
+from modicum.run.interrupt import stoppable
+from modicum.run.limits import within_limits
 from modicum.run.runner import History, PeriodicHook, capacity_for, run
 
 __all__ = [
@@ -15,4 +17,6 @@ __all__ = [
     "capacity_for",
     "default_parallel",
     "run",
+    "stoppable",
+    "within_limits",
 ]
