@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError, SettingError, argument
 from modicum.rows.description import STORED_TYPES, Array
 
 # Numbers looked at together: about a megabyte, so that a check runs from cache.
@@ -62,7 +62,7 @@ def require_finite(
     if np.isfinite(given):
         raise DataError(
             f"column {label!r} holds {given} in row {start + row}, too large for "
-            f"{block.dtype.name}: rescale the column or pass dtype='float64'."
+            f"{block.dtype.name}: rescale the column or pass {argument('dtype', 'float64')}."
         )
     if np.isnan(given):
         raise DataError(missing(label, start + row, "NaN"))
@@ -114,7 +114,8 @@ def require_exact(
         return
     at = int(np.argmax(bad))
     row = start + at // (flat.size // len(values))
-    advice = "pass dtype='float64' or rescale it" if dtype.itemsize == 4 else "rescale it"
+    wider = argument("dtype", "float64")
+    advice = f"pass {wider} or rescale it" if dtype.itemsize == 4 else "rescale it"
     raise DataError(
         f"column {label(at)!r} holds the integer {flat[at]} in row {row}, which {dtype.name} "
         f"cannot hold exactly: {advice} (an identifier should not be a predictor)."

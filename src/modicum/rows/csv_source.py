@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from modicum.errors import DataError
+from modicum.errors import DataError, argument
 from modicum.rows.encode import is_number
 from modicum.rows.sources import line, require_columns
 
@@ -105,7 +105,7 @@ class CsvSource:
                 if value is not None and not is_number(value):
                     return (
                         f"column {name!r} holds text ({value!r} in row {row}): mend the value, "
-                        f"or pass categorical=[{name!r}] to code the column as levels."
+                        f"or pass {argument('categorical', [name])} to code the column as levels."
                     )
             start += batch.num_rows
         return f"column {name!r} of {path} holds values that are no numbers: mend it."

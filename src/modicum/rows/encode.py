@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from modicum.errors import DataError
+from modicum.errors import DataError, argument
 from modicum.rows import levels as categorical
 from modicum.rows.checks import WeightCheck, block_rows, missing, require_exact, require_finite
 from modicum.rows.description import Array, Description, Field, Level
@@ -63,7 +63,7 @@ def _text_sentence(array: pa.Array, name: str, start: int, predictor: bool) -> s
     if row is None:
         row = next((i for i, v in enumerate(values) if v is not None), 0)
     advice = (
-        f"pass categorical=[{name!r}] to code it as levels, or convert it to numbers"
+        f"pass {argument('categorical', [name])} to code it as levels, or convert it to numbers"
         if predictor
         else "convert it to numbers (such as 0 and 1) first"
     )

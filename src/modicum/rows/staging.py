@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from modicum.errors import SettingError
+from modicum.errors import SettingError, argument
 
 DESCRIPTION = "rows.json"
 
@@ -52,7 +52,8 @@ def refuse_existing(store: Path, overwrite: bool) -> None:
         raise SettingError(f"{store} exists and is not a row store: choose another name.")
     if not overwrite:
         raise SettingError(
-            f"{store} exists: open it with Rows.open, or pass overwrite=True to replace it."
+            f"{store} exists: open it with Rows.open, or pass {argument('overwrite', True)} to "
+            "replace it."
         )
 
 

@@ -38,6 +38,7 @@ __all__ = ["Checkpoint"]
 
 FORMAT = "modicum-checkpoint-1"
 INDEX, LOCK = "run.json", "run.lock"
+OURS = {".npz", ".tmp", ".lock"}
 LOCKED_BYTE = 1 << 20  # past the text: where locks are mandatory, what is locked cannot be read
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 Arrays = dict[str, np.ndarray]
@@ -98,8 +99,7 @@ class Checkpoint:
     def _refuse_other_files(self) -> None:
         if (self.folder / INDEX).exists():
             return
-        ours = {".npz", ".tmp", ".lock"}
-        if any(p.suffix not in ours or p.is_dir() for p in self.folder.iterdir()):
+        if any(p.suffix not in OURS or p.is_dir() for p in self.folder.iterdir()):
             raise SettingError(
                 f"the checkpoint folder '{self.folder}' holds other files; choose an empty one."
             )
@@ -128,6 +128,17 @@ class Checkpoint:
             return _Index.read(Path(folder) / INDEX).identity
         except (OSError, DataError):
             return {}
+
+    @staticmethod
+    def delete(folder: str | os.PathLike[str]) -> None:
+        """Remove the checkpoint in `folder`, and the folder if nothing else is in it."""
+        path = Path(folder)
+        (path / INDEX).unlink(missing_ok=True)  # first: without it nothing else counts
+        for file in path.iterdir():
+            if file.suffix in OURS and not file.is_dir():
+                file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.rmdir()
 
     @property
     def iterations(self) -> int:
