@@ -2,8 +2,8 @@
 
 Everything that takes time is a *phase* with a name. On a terminal (or in a notebook) the running
 phases are bars on standard error; in a log file each is one line when it begins. Whoever wants
-neither gives a function in place of `progressbar=True`, which is called with an `Event` whenever
-there is news.
+neither gives a function in place of `progressbar=True`: it is called with a `ProgressEvent`
+whenever there is news.
 
 Lines go to the logger "modicum" at level INFO, so a program that configures logging has them in its
 own log; where nobody has, they are written to standard error.
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-__all__ = ["Event", "Phase", "Progressbar", "pass_progress", "phase"]
+__all__ = ["Phase", "ProgressEvent", "Progressbar", "pass_progress", "phase"]
 
 PATIENCE = 2.0  # seconds a pass may take before it is spoken of
 logger = logging.getLogger("modicum")
 
 
 @dataclass(frozen=True)
-class Event:
+class ProgressEvent:
     """News of a phase, as a callback hears it.
 
     Attributes
@@ -63,7 +63,7 @@ class Event:
     detail: str = ""
 
 
-Progressbar: TypeAlias = bool | Callable[[Event], None]
+Progressbar: TypeAlias = bool | Callable[[ProgressEvent], None]
 
 
 class Phase:
@@ -122,7 +122,7 @@ def phase(
     total
         How much there is to do, where that is known.
     progressbar
-        True, False, or a function of an `Event`.
+        True, False, or a function of a `ProgressEvent`.
     unit
         What is counted, such as "rows".
     patience
@@ -152,14 +152,14 @@ def pass_progress(
 class _Callback:
     """A function of the user's own."""
 
-    def __init__(self, call: Callable[[Event], None]) -> None:
+    def __init__(self, call: Callable[[ProgressEvent], None]) -> None:
         self.call = call
 
     def begin(self, phase: Phase) -> None:
         """Nothing: the update that follows says it."""
 
     def update(self, phase: Phase) -> None:
-        self.call(Event(phase.name, phase.done, phase.total, phase.detail))
+        self.call(ProgressEvent(phase.name, phase.done, phase.total, phase.detail))
 
     def end(self, phase: Phase) -> None:
         """Nothing: the last update said it."""

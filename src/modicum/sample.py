@@ -208,7 +208,9 @@ def _seed(random_seed: int | None, checkpoint: str | os.PathLike[str] | None) ->
     if random_seed is not None:
         whole = isinstance(random_seed, int | np.integer) and not isinstance(random_seed, bool)
         if not whole or not 0 <= random_seed < 2**63:
-            raise SettingError(f"random_seed must be a whole number from 0, not {random_seed!r}.")
+            raise SettingError(
+                f"random_seed must be a whole number from 0 to {2**63 - 1}, not {random_seed!r}."
+            )
         return int(random_seed)
     saved = None if checkpoint is None else Checkpoint.saved_identity(checkpoint).get("seed")
     return saved if isinstance(saved, int) and 0 <= saved < 2**63 else fresh_seed()

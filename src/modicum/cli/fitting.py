@@ -96,6 +96,8 @@ def read_rows(
     """
     from modicum.rows import Rows
 
+    if not data.strip() or "\0" in data:
+        raise SettingError(f"name the data: {data!r} is no path.")
     if (Path(data) / "rows.json").is_file():
         rows = Rows.open(data)
         if not choice.unused() or choice.outcome not in (None, rows.outcome):
@@ -111,7 +113,9 @@ def read_rows(
     known = _note(note)
     if store.is_dir() and known.get("origin") == origin and known.get("store") == _digest(store):
         return Rows.open(store)
-    made_here = known.get("store") == BEING_MADE or (bool(known) and known.get("store") == _digest(store))
+    made_here = known.get("store") == BEING_MADE or (
+        bool(known) and known.get("store") == _digest(store)
+    )
     if store.exists() and not made_here and not overwrite:
         raise SettingError(
             f"'{store}' is there already and was not made from {data} by this command: add "
