@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -244,7 +245,6 @@ def _display(console: Console) -> Progress:
 
 
 _LINES = _Lines()
-_bars: list[_Bars] = []  # made when first needed
 
 
 def _shown_by(progressbar: Progressbar) -> _Callback | _Lines | _Bars | None:
@@ -252,11 +252,13 @@ def _shown_by(progressbar: Progressbar) -> _Callback | _Lines | _Bars | None:
         return _Callback(progressbar)
     if not progressbar:
         return None
+    bars = _bars()
+    return bars if bars.console.is_terminal or bars.console.is_jupyter else _LINES
+
+
+@cache
+def _bars() -> _Bars:
+    """The one display of this process; its console asks for standard error whenever it writes."""
     from rich.console import Console
 
-    if not _bars or _bars[0].console.file is not sys.stderr:
-        console = Console(stderr=True)
-        if not (console.is_terminal or console.is_jupyter):
-            return _LINES
-        _bars[:] = [_Bars(console)]
-    return _bars[0]
+    return _Bars(Console(stderr=True))

@@ -1,4 +1,4 @@
-"""The command `modicum`, from its first millisecond.
+"""The command `modicum`, from its first millisecond: signals, and limits of the system.
 
 Importing Modicum takes seconds, and Ctrl-C must end the command then too. This package is apart
 from `modicum` because importing any part of that imports JAX; what is here needs the standard
@@ -23,12 +23,16 @@ __all__ = ["after_a_stop", "main", "stop_line", "unwatch", "watch"]
 SHOW_CURSOR = "\r\x1b[K\x1b[?25h"  # and clear the line that a bar was drawn on
 QUICK = {"--help", "-h", "--version", "--quiet", "-q"}  # with these, nothing is said of imports
 
+ADDRESS_SPACE = 3_500_000_000  # of JAX, pyarrow and their threads; little of it is ever touched
+ADDRESS_SPACE_PER_CORE = 100_000_000
+
 _watching = False
 _after = "nothing was written."
 
 
 def main() -> None:
     """Run the command line."""
+    _refuse_small_limit()
     watch()
     saying = len(sys.argv) > 1 and not QUICK & set(sys.argv)
     on_terminal = saying and sys.stderr is not None and sys.stderr.isatty()
@@ -39,6 +43,22 @@ def main() -> None:
     if on_terminal:
         _write("\r\x1b[K")
     run()
+
+
+def _refuse_small_limit() -> None:
+    """Refuse a limit on address space under which imports or the compiler would abort."""
+    try:
+        import resource
+    except ImportError:  # not a POSIX system
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    needed = ADDRESS_SPACE + ADDRESS_SPACE_PER_CORE * (os.cpu_count() or 1)
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        _write(
+            f"Error: this process may use {limit // 1024:,} kB of address space (ulimit -v), and "
+            f"Modicum needs about {needed // 1024:,} kB: raise the limit, or run it elsewhere.\n"
+        )
+        os._exit(1)
 
 
 def watch() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import warnings
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -78,6 +79,8 @@ def main() -> None:
     if "--debug" in sys.argv[1:]:
         debugging(True)
         sys.argv[1:] = [word for word in sys.argv[1:] if word != "--debug"]
+    if not debugging():
+        warnings.simplefilter("ignore")  # of libraries; Modicum's own are told with the results
     code = _exit_code()
     if code:  # threads may still compile what nobody waits for
         os._exit(code)

@@ -77,8 +77,12 @@ class Monitor:
         self._watched = [np.concatenate(self._watched, axis=1)]
         watched = self._watched[0]
         if watched.shape[1] >= 20:
-            smallest, largest = np.nanmin(ess(watched)), np.nanmax(r_hat(watched))
-            self._text = f" · ESS {smallest:,.0f} · R-hat {largest:.3f}"
+            sizes, ratios = ess(watched), r_hat(watched)  # NaN for one chain, or one that stays
+            self._text = ""
+            if np.isfinite(sizes).any():
+                self._text += f" · ESS {np.nanmin(sizes):,.0f}"
+            if np.isfinite(ratios).any():
+                self._text += f" · R-hat {np.nanmax(ratios):.3f}"
         self._diagnosed = time.monotonic()
 
 
