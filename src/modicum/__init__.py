@@ -12,6 +12,7 @@ from modicum.errors import (
     SettingError,
 )
 from modicum.ledger import Ledger
+from modicum.log_posterior import LogPosterior, Mode
 from modicum.methods import HMC, HMCECS, NUTS, FlyMC, SignedHMCECS, StochasticGradient
 from modicum.methods.sgmcmc.named import (
     BAOAB,
@@ -55,6 +56,8 @@ __all__ = [
     "Decay",
     "FlyMC",
     "Ledger",
+    "LogPosterior",
+    "Mode",
     "Model",
     "ModicumError",
     "ModicumWarning",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import nullcontext
+from hashlib import blake2b
 from importlib.metadata import version
 from math import ceil
 from typing import Any
@@ -27,7 +28,7 @@ from modicum.methods.base import Plan, Task
 from modicum.models import BaseModel, Target
 from modicum.models.prediction import ModelPredictor
 from modicum.passes import LocalEngine, Sums
-from modicum.posterior import Posterior, convergence_warnings
+from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
 from modicum.posterior.labels import scalar_names, tidy_labels
 from modicum.progress import Progressbar, phase
 from modicum.random import chain_keys, fresh_seed
@@ -127,9 +128,10 @@ def sample(
     target, start = Target.of(model, rows)
     folder = None
     if checkpoint is not None:
-        identity = _identity(model, rows, chosen, draws, tune * thin, chains, seed, thin)
+        identity = _identity(target, start, rows, chosen, draws, tune * thin, chains, seed, thin)
+        _check_tracer(target, checkpoint)
         folder = Checkpoint(checkpoint, identity)
-    with stoppable(), within_limits(), folder or nullcontext():
+    with folder or nullcontext(), stoppable(), within_limits():
         sums = Sums(target, rows, LocalEngine(progressbar=progressbar), Ledger(rows=len(rows)))
         names = _flat_names(target, rows)
         length = (draws * thin, tune * thin, chains)
@@ -158,6 +160,13 @@ def _planned(chosen: Method, task: Task, may_fall_back: bool) -> tuple[Method, P
 
 
 def _check_arguments(model: Any, rows: Any, parallel: Any) -> None:
+    check_model_and_rows(model, rows)
+    if parallel not in (None, "threads", "stacked"):
+        raise SettingError(f"parallel must be 'threads' or 'stacked', not {parallel!r}.")
+
+
+def check_model_and_rows(model: object, rows: object) -> None:
+    """Refuse what is not a model, or not `mo.Rows`, with a sentence that says what to pass."""
     if not isinstance(model, BaseModel):
         raise SettingError(
             f"the first argument must be a model such as mo.models.Logistic(), not "
@@ -169,8 +178,6 @@ def _check_arguments(model: Any, rows: Any, parallel: Any) -> None:
             "mo.Rows(x=X, y=y), a table as mo.Rows.from_table(table, outcome='y'), and open a "
             "store with mo.Rows.open(folder)."
         )
-    if parallel not in (None, "threads", "stacked"):
-        raise SettingError(f"parallel must be 'threads' or 'stacked', not {parallel!r}.")
 
 
 def _lengths(
@@ -217,7 +224,8 @@ def _seed(random_seed: int | None, checkpoint: str | os.PathLike[str] | None) ->
 
 
 def _identity(
-    model: BaseModel,
+    target: Target,
+    start: np.ndarray,
     rows: Rows,
     method: Method,
     draws: int,
@@ -225,9 +233,10 @@ def _identity(
     chains: int,
     seed: int,
     thin: int = 1,
-) -> dict[str, Any]:
-    return {
-        "model": model.identity(),
+) -> dict[str, str | int]:
+    """What makes a run the one it is: a checkpoint of another is refused."""
+    identity: dict[str, str | int] = {
+        "model": target.identity,
         "rows": rows.fingerprint(),
         "method": repr(method),
         "draws": int(draws),
@@ -237,6 +246,22 @@ def _identity(
         "seed": seed,
         "version": version("modicum"),
     }
+    if target.trace is not None:
+        identity |= {"init": blake2b(start.tobytes(), digest_size=8).hexdigest()}
+        identity |= {"jax": jax.__version__}
+    return identity
+
+
+def _check_tracer(target: Target, checkpoint: str | os.PathLike[str]) -> None:
+    """Refuse to compare a user's functions with what another version of JAX traced of them."""
+    saved = Checkpoint.saved_identity(checkpoint).get("jax", jax.__version__)
+    if target.trace is not None and saved != jax.__version__:
+        raise SettingError(
+            f"the checkpoint in '{checkpoint}' was made with JAX {saved} and this is JAX "
+            f"{jax.__version__}, so that whether the model's functions are the same cannot be "
+            "told: they are compared as JAX traces them; resume with that version, or delete the "
+            "folder to start anew."
+        )
 
 
 def _flat_names(target: Target, rows: Rows) -> tuple[str, ...]:
@@ -285,7 +310,7 @@ def _posterior(
     settings = {
         "method": method.name,
         "settings": repr(method),
-        "model": task.target.model.identity(),
+        "model": task.target.identity,
         "rows": len(task.rows),
         "tune": task.tune,
         "thin": thin,
@@ -306,10 +331,11 @@ def _posterior(
         ledger=task.ledger,
         labels=labels,
         weights=outcome.weights,
-        warnings=told,
+        warnings=Warnings(told),
         tuning=mode | plan.tuning,
         settings=settings,
         predictor=ModelPredictor(task.target.model),
+        fit_rows=FitRows.of(task.rows),
     )
 
 

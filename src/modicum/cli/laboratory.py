@@ -74,7 +74,7 @@ def reproduce(
         say = console(quiet)
         failed = _reproduce_all(experiments, scale, out, seed, say)  # type: ignore[arg-type]
         if gallery is not None:
-            from modicum_lab.papers.gallery import write_gallery
+            from modicum_lab.papers.pages import write_gallery
 
             say.print(f"The gallery is {write_gallery(out, gallery)}.", highlight=False)
         if failed:
@@ -84,8 +84,7 @@ def reproduce(
 def _experiments(paper: str | None, name: str | None, scale: str) -> list[Experiment]:
     """The experiments asked for; a paper, a name or a scale that is not known is refused."""
     from modicum.errors import SettingError
-    from modicum_lab.papers.catalogue import PAPERS, experiments_of
-    from modicum_lab.papers.experiment import Scale
+    from modicum_lab.papers.experiments import PAPERS, Scale, experiments_of
 
     if scale not in get_args(Scale):
         raise SettingError(f"scale must be one of {', '.join(get_args(Scale))}, not {scale!r}.")
@@ -105,7 +104,7 @@ def _reproduce_all(
     experiments: list[Experiment], scale: Scale, out: Path, seed: int, say: Console
 ) -> int:
     """Run each, write its files, and bring the page up to date; return how many failed."""
-    from modicum_lab.papers.page import write_page
+    from modicum_lab.papers.pages import write_page
 
     failed = 0
     for number, each in enumerate(experiments, 1):

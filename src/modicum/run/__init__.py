@@ -1,6 +1,6 @@
 """Running chains: chunks, threads, rows fetched ahead, progress, checkpoints."""
 
-from modicum.run.advance import BLOCK
+from modicum.run.advance import BLOCK, first_keys
 from modicum.run.chains import Chains, Parallel, default_parallel
 from modicum.run.checkpoint import Checkpoint
 from modicum.run.interrupt import stoppable
@@ -16,6 +16,7 @@ __all__ = [
     "PeriodicHook",
     "capacity_for",
     "default_parallel",
+    "first_keys",
     "run",
     "stoppable",
     "within_limits",
