@@ -25,7 +25,6 @@ from helpers.targets import (
     quick,
     same_draws,
 )
-from modicum.methods.ecs import pilot as ecs_pilot
 from modicum.methods.ecs.checks import Case, look_back
 from modicum.models import Target
 from modicum.run import fetching, runner
@@ -205,8 +204,7 @@ def test_store_and_memory_give_the_same_draws(small, first, tmp_path, monkeypatc
         return real(self, drawn)
 
     monkeypatch.setattr(fetching.Fetcher, "_read", read)
-    monkeypatch.setattr(ecs_pilot, "where_rows_live", lambda task: task.rows)
-    ahead = quick(model, store, **ECS)
+    ahead = quick(model, store, **ECS | {"method": mo.HMCECS(memory_limit=0)})
     assert same_draws(first, ahead)
     assert fetched
     for name, values in first.stats.items():
@@ -219,6 +217,7 @@ def test_large_stores_are_fetched_from_and_small_ones_held(small, tmp_path, monk
     assert isinstance(planned(model, store, mo.HMCECS())[0].rows, dict)
     monkeypatch.setattr(mo.Rows, "nbytes", property(lambda self: 2**28 + 1))
     assert planned(model, store, mo.HMCECS())[0].rows is store
+    assert isinstance(planned(model, store, mo.HMCECS(memory_limit=2**29))[0].rows, dict)
 
 
 def test_a_crash_loses_nothing(small, first, tmp_path, monkeypatch):

@@ -11,15 +11,26 @@ from typing import Any, ClassVar, Protocol, TypedDict
 
 import numpy as np
 
-from modicum.errors import ModicumWarning, SettingError
-from modicum.kernels.base import Kernel
+from modicum.errors import ModicumWarning, SettingError, is_number
+from modicum.kernels.base import Kernel, Pytree
 from modicum.ledger import Ledger
 from modicum.models import Target
+from modicum.models.base import Batch
 from modicum.passes import NEAR, Anchor, ModeRecord, Starts, Sums, anchor_at_mode
 from modicum.rows import Rows
 from modicum.run import Checkpoint, History, PeriodicHook
 
-__all__ = ["Chosen", "Coordinates", "Method", "Outcome", "Parameters", "Plan", "Task", "Tuning"]
+__all__ = [
+    "Chosen",
+    "Coordinates",
+    "Method",
+    "Outcome",
+    "Parameters",
+    "Plan",
+    "Task",
+    "Tuning",
+    "check_memory_limit",
+]
 
 Arrays = dict[str, np.ndarray]
 
@@ -125,11 +136,11 @@ class Parameters:
 class Plan:
     """A kernel ready to run, with everything it reads."""
 
-    kernel: Kernel
-    context: Any
-    flags: Any
+    kernel: Kernel[Any, Any]
+    context: Pytree
+    flags: Pytree
     anchor: Coordinates
-    rows: Any = None  # rows the kernel requests by index (see run.Chains)
+    rows: Batch | Rows | None = None  # those the kernel requests (see run.Chains)
     floats_per_iteration: int = 0  # prepared of the rows an iteration requests
     start_rows: int = 0  # evaluated by each chain before its first iteration
     tuning: Tuning = field(default_factory=dict)
@@ -172,3 +183,9 @@ class Method(ABC):
             f"iterations of {self.name} differ in cost, so that a number of passes does not say "
             "how many there are; give draws instead."
         )
+
+
+def check_memory_limit(limit: int | None) -> None:
+    """Refuse a setting `memory_limit` that is neither None nor a number of bytes."""
+    if limit is not None and not (is_number(limit) and limit >= 0):
+        raise SettingError(f"memory_limit must be a number of bytes, or None, not {limit!r}.")

@@ -13,9 +13,10 @@ import numpy as np
 
 from modicum.errors import ModicumWarning, SettingError, is_number, whole_number
 from modicum.kernels.adaptation import schedule
-from modicum.kernels.full_data import FullDataKernel, ModeStarts
-from modicum.kernels.moves import HMCMove, Move, NUTSMove
-from modicum.methods.base import Method, Plan, Task, Tuning
+from modicum.kernels.base import Move
+from modicum.kernels.full_data import FullDataContext, FullDataKernel, ModeStarts
+from modicum.kernels.moves import HMCMove, NUTSMove
+from modicum.methods.base import Method, Plan, Task, Tuning, check_memory_limit
 from modicum.methods.cost import slow_run
 from modicum.models import Target
 from modicum.passes import Anchor
@@ -62,8 +63,7 @@ class _FullData(Method):
             raise SettingError("target_accept must lie between 0 and 1; 0.8 is usual.")
         if self.step_size is not None and not (is_number(self.step_size) and self.step_size > 0):
             raise SettingError("step_size must be a positive number, or None to tune it.")
-        if self.memory_limit is not None and not is_number(self.memory_limit):
-            raise SettingError("memory_limit must be a number of bytes, or None.")
+        check_memory_limit(self.memory_limit)
 
     @abstractmethod
     def move(self) -> Move:
@@ -84,15 +84,14 @@ class _FullData(Method):
             self.target_accept,
             first_step=self.step_size,
         )
-        context = {
-            "point": jnp.asarray(anchor.point),
-            "factor": jnp.asarray(anchor.factor),
-            "rows": jnp.asarray(len(task.rows)),
-            "data": chunks,
-        }
         spread = anchor.modes is not None and len(anchor.modes) > 1
-        if spread:
-            context["starts"] = _starts(anchor, task)
+        context = FullDataContext(
+            point=jnp.asarray(anchor.point),
+            factor=jnp.asarray(anchor.factor),
+            n=jnp.asarray(len(task.rows)),
+            data=chunks,
+            starts=_starts(anchor, task) if spread else None,
+        )
         tuned = self.step_size is None
         flags = schedule(task.tune, task.draws, adapt_mass=tuned, adapt_step=tuned)
         tuning: Tuning = {"rows held": "in memory" if isinstance(source, Resident) else "on disk"}

@@ -9,19 +9,15 @@ from typing import Literal
 
 import numpy as np
 
+from modicum.designs import DESIGNS
 from modicum.errors import CrudeControlVariateError, SettingError, is_number, whole_number
-from modicum.kernels.moves import Move
-from modicum.methods.base import Method, Plan, Task
+from modicum.kernels.base import Move
+from modicum.methods.base import Method, Plan, Task, check_memory_limit
 from modicum.passes import Anchor, anchor_at
 from modicum.passes.mode import DENSE_LIMIT
 from modicum.run import History
 
-__all__ = ["DESIGNS", "EnergyConserving", "check_blocks", "check_counts", "check_positive"]
-
-DESIGNS = {
-    "weighted": "rows are drawn in proportion to their expected residual over the posterior",
-    "uniform": "every row alike, as in the papers",
-}
+__all__ = ["EnergyConserving", "check_blocks", "check_counts", "check_positive"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +29,7 @@ class EnergyConserving(Method):
 
     blocks: int | None = None
     refreshes: int | None = None
-    design: Literal["weighted", "uniform"] = "weighted"
+    design: str = "weighted"
     order: int = 2
     inner: str | Move = "hmc"
     trajectory: float = 1.2
@@ -43,6 +39,7 @@ class EnergyConserving(Method):
     anchor: str | tuple[float, ...] | np.ndarray = "mode"
     floor: float = 0.1
     precision: Literal["float64", "float32"] = "float64"
+    memory_limit: int | None = None
 
     def __post_init__(self) -> None:
         self._check()
@@ -53,8 +50,12 @@ class EnergyConserving(Method):
     def _check(self) -> None:
         """Refuse settings that cannot work."""
         check_counts({"blocks": self.blocks, "refreshes": self.refreshes})
-        if self.design not in DESIGNS:
-            raise SettingError(f"design must be 'weighted' or 'uniform', not {self.design!r}.")
+        # Blocks are replaced one by one, which designs that fix a whole batch do not allow.
+        usable = [k for k, v in DESIGNS.items() if v.independent and v.needs != "clusters"]
+        if self.design not in usable:
+            names = " or ".join(map(repr, usable))
+            raise SettingError(f"design must be {names}, not {self.design!r}.")
+        check_memory_limit(self.memory_limit)
         if self.order not in (0, 1, 2):
             raise SettingError(f"order must be 0, 1 or 2, not {self.order!r}.")
         if isinstance(self.inner, str) and self.inner not in ("hmc", "nuts"):

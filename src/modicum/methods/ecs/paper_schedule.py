@@ -15,13 +15,13 @@ import numpy as np
 
 from modicum.kernels.adaptation import schedule
 from modicum.methods.base import Task
-from modicum.methods.ecs.pilot import Composition, Study, where_rows_live
+from modicum.methods.ecs.pilot import Composition, Study
 from modicum.methods.ecs.tuning import Choice
 from modicum.methods.full_data import HMC
 from modicum.passes import Anchor, Sums, anchor_at
 from modicum.random import Stream, chain_keys, generator
 from modicum.rows import Rows
-from modicum.run import Chains, History, capacity_for, run
+from modicum.run import Chains, History, capacity_for, place_rows, run
 
 __all__ = ["PAPER_BLOCKS", "BurnIn", "burn_in"]
 
@@ -108,7 +108,7 @@ def _stage(study: Study, parts: Composition, task: Task, length: int, number: in
         chain_keys(task.seed, task.chains, number + 1),
         schedule(length, longest - length, adapt_mass=False),
         capacity_for(task.target.size + study.floats_per_iteration(parts), longest),
-        where_rows_live(task),
+        place_rows(task.rows, study.method.memory_limit),
     )
     history = run(chains, 0, length, progressbar=False)
     task.ledger.add("burn-in", int(history.stats["rows_touched"].sum()), "gradient")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from modicum.errors import ModicumWarning, SettingError
 from modicum.estimators import Perturbed
-from modicum.kernels.delayed import DelayedAcceptanceKernel
+from modicum.kernels.delayed import DelayedAcceptanceContext, DelayedAcceptanceKernel
 from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.methods.base import Chosen, Outcome, Plan, Task, Tuning
 from modicum.methods.cost import slow_run
@@ -64,6 +64,9 @@ class HMCECS(EnergyConserving):
         Share of weighted draws that is uniform.
     precision
         "float64" or "float32": of the subsample's rows and residuals (sums are float64).
+    memory_limit
+        Bytes of rows that may be held in memory; larger data sets are read as the chains need their
+        rows. By default half of the free memory, or 256 MiB for a row store.
     bias
         Largest shift of a posterior mean the perturbation may cause, in posterior standard
         deviations, by the pilot study.
@@ -177,13 +180,13 @@ class HMCECS(EnergyConserving):
     def _with_all_rows(self, plan: Plan, study: Study) -> Plan:
         """Every proposal is judged by all rows: put them beside the subsample."""
         task = study.task
-        source, chunks = hold(task.rows)
+        source, chunks = hold(task.rows, self.memory_limit)
         assert isinstance(plan.kernel, EnergyConservingKernel)
         exact: Chosen = {"value": 0.0, "why": "every proposal is judged by all rows"}
         return replace(
             plan,
             kernel=DelayedAcceptanceKernel(plan.kernel, WholeLogPosterior(task.target, source)),
-            context=plan.context | {"data": chunks, "rows": jnp.asarray(len(task.rows))},
+            context=DelayedAcceptanceContext(plan.context, jnp.asarray(len(task.rows)), chunks),
             start_rows=plan.start_rows + len(task.rows),
             tuning=plan.tuning | {"bias_bound": exact},
         )

@@ -8,34 +8,36 @@ method chooses its subsample, a `Composition`; `Study.plan` makes kernel, contex
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from math import ceil
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.designs import Design, Uniform, Weighted, draw_on_host, weight_tables
+from modicum.designs import DESIGNS, RowFacts, Weighted, WeightTables, draw_on_host
 from modicum.errors import ModicumWarning
-from modicum.estimators import Estimator, LinearTaylor, control_variate, proxy
+from modicum.estimators import LinearTaylor, control_variate, proxy
 from modicum.kernels.adaptation import schedule
-from modicum.kernels.energy_conserving import EnergyConservingKernel
-from modicum.kernels.moves import HMCMove, Move, NUTSMove
+from modicum.kernels.base import Estimator, Move, Pytree
+from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
+from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Chosen, Plan, Task, Tuning
-from modicum.methods.ecs.base import DESIGNS, EnergyConserving
+from modicum.methods.ecs.base import EnergyConserving
 from modicum.methods.ecs.tuning import Pilot, Rehearsal, log_ratios, rehearse, study
-from modicum.methods.weights import expected_residuals
+from modicum.methods.weights import design_tables, expected_residuals
 from modicum.models import LinearPredictorModel
 from modicum.passes import Anchor
-from modicum.passes.full_likelihood import free_memory
 from modicum.passes.mode import prior_hessian, prior_slope
 from modicum.random import Stream, generator, key
+from modicum.run import place_rows
 
-__all__ = ["Composition", "Study", "where_rows_live"]
+__all__ = ["Composition", "Study"]
 
 PILOT_DRAWS, PILOT_ROWS = 32, 20_000
 REHEARSED = 4_096  # pilot rows that stand for all in a rehearsal
 NORMAL = 0.5  # sd of log posterior over normal approximation up to which nothing is rehearsed
-SMALL_STORE = 2**28  # bytes up to which the rows of a store are simply read into memory
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,14 @@ class Composition:
     subsample, blocks, refreshes
         Room for rows, in how many blocks, of which how many are proposed anew per iteration.
     tables
-        Numbers the estimator reads.
+        What the estimator knows of the data.
     """
 
-    estimator: Estimator
+    estimator: Estimator[Any]
     subsample: int
     blocks: int
     refreshes: int
-    tables: dict[str, float] = field(default_factory=dict)
+    tables: Pytree = ()
 
 
 @dataclass
@@ -81,31 +83,28 @@ class Study:
         self.centre = anchor.factor.T @ (anchor.A + prior[0])
         rng = generator(task.seed, Stream.PILOT_DRAWS)
         self.draws = self.centre + rng.standard_normal((PILOT_DRAWS, len(self.centre)))
-        weighted = self._weighted_tables(self.draws)
-        self.design: Design = Weighted() if self.method.design == "weighted" else Uniform()
-        self.pilot = self._study(self.draws, weighted)
-        tables: dict[str, Any] = weighted
-        if self.method.design == "uniform":
-            tables = {"rows": len(task.rows)}
-        self.tables = {name: jnp.asarray(table) for name, table in tables.items()}
+        self.design = DESIGNS[self.method.design]()
+        facts = self._facts(self.draws)
+        weighted = design_tables(task, Weighted(), facts)
+        tables: Pytree = weighted
+        if type(self.design) is not Weighted:
+            tables = design_tables(task, self.design, facts)
+        self.pilot = self._study(self.draws, weighted, tables)
+        self.tables = jax.tree.map(jnp.asarray, tables)
 
-    def _weighted_tables(self, draws: np.ndarray) -> dict[str, np.ndarray]:
-        def compute() -> dict[str, np.ndarray]:
-            expected = expected_residuals(
-                self.task.sums, self.control_variate, self.proxy, draws[:8]
-            )
-            return weight_tables(expected, self.method.floor)
+    def _facts(self, draws: np.ndarray) -> RowFacts:
+        @cache
+        def expected() -> np.ndarray:
+            return expected_residuals(self.task.sums, self.control_variate, self.proxy, draws[:8])
 
-        return self.task.remember("design", compute)
+        return RowFacts(len(self.task.rows), PILOT_ROWS, expected, floor=self.method.floor)
 
-    def _study(self, draws: np.ndarray, tables: dict[str, np.ndarray]) -> Pilot:
+    def _study(self, draws: np.ndarray, weighted: WeightTables, tables: Pytree) -> Pilot:
         rows = self.task.rows
         rng = generator(self.task.seed, Stream.PILOT_ROWS)
-        drawn = draw_on_host(rng, min(len(rows), PILOT_ROWS), tables)
+        drawn = draw_on_host(rng, min(len(rows), PILOT_ROWS), weighted)
         drawn_with = np.asarray(drawn.probability)
-        studied = drawn_with
-        if self.method.design == "uniform":
-            studied = np.full_like(drawn_with, 1 / len(rows))
+        studied = self.design.probability_of(drawn, tables)
         batch = rows.take(np.asarray(drawn.row_ids)) | {"probability": studied}
         self.task.ledger.add("pilot", len(drawn_with) * len(draws), "density")
         self._rows, self._ratio = batch, studied / drawn_with
@@ -147,13 +146,13 @@ class Study:
     def plan(self, parts: Composition, tuning: Tuning, notes: list[ModicumWarning]) -> Plan:
         """All that a run needs, given the subsample that was chosen."""
         task, method = self.task, self.method
-        design: Chosen = {"value": method.design, "why": DESIGNS[method.design]}
+        design: Chosen = {"value": method.design, "why": DESIGNS[method.design].description}
         return Plan(
             kernel=self.kernel(parts),
             context=self.context(parts),
             flags=schedule(task.tune, task.draws, False, adapt_step=method.step_size is None),
             anchor=self.anchor,
-            rows=where_rows_live(task),
+            rows=place_rows(task.rows, method.memory_limit),
             floats_per_iteration=self.floats_per_iteration(parts),
             start_rows=parts.subsample,
             tuning=tuning | {"design": design},
@@ -180,14 +179,14 @@ class Study:
         fields = sum(int(np.prod(shape)) for shape in self.task.rows.fields.values())
         return requested * (self.task.target.size + fields + 12)
 
-    def context(self, parts: Composition) -> dict[str, Any]:
+    def context(self, parts: Composition) -> EnergyConservingContext:
         """What the kernel reads."""
-        return {
-            "proxy": self.proxy,
-            "design": self.tables,
-            "estimator": {name: jnp.asarray(value) for name, value in parts.tables.items()},
-            "constant": jnp.asarray(self.anchor.C + self.folded_prior),
-        }
+        return EnergyConservingContext(
+            proxy=self.proxy,
+            design=self.tables,
+            estimator=jax.tree.map(jnp.asarray, parts.tables),
+            constant=jnp.asarray(self.anchor.C + self.folded_prior),
+        )
 
 
 def _move(method: EnergyConserving) -> Move:
@@ -201,12 +200,3 @@ def _move(method: EnergyConserving) -> Move:
 def _expected_steps(trajectory: float, size: int) -> int:
     """Leapfrog steps: the step size for an acceptance of .8 falls like d^(-1/4)."""
     return max(1, ceil(trajectory / (1.4 * size**-0.25)))
-
-
-def where_rows_live(task: Task) -> Any:
-    """On the device where they fit comfortably; else they are fetched ahead of time."""
-    rows = task.rows
-    comfortable = SMALL_STORE if rows.is_store else free_memory() // 2
-    if rows.nbytes > comfortable:
-        return rows
-    return {name: jnp.asarray(values) for name, values in rows.slice(0, len(rows)).items()}

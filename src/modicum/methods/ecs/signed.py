@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from modicum.errors import CrudeControlVariateError, SettingError, is_number
-from modicum.estimators import BlockPoisson
+from modicum.estimators import BlockPoisson, BlockPoissonTables
 from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.methods.base import Outcome, Plan, Task, Tuning
 from modicum.methods.ecs.base import EnergyConserving, check_blocks, check_counts
@@ -41,7 +41,9 @@ class SignedHMCECS(EnergyConserving):
         Blocks of the subsample, each with an equal share of the products.
     refreshes
         Blocks proposed anew per iteration.
-    design, order, inner, trajectory, jitter, target_accept, step_size, anchor, floor, precision
+    design, order, inner, trajectory, jitter, target_accept, step_size, anchor, floor
+        As for `HMCECS`.
+    precision, memory_limit
         As for `HMCECS`.
 
     Examples
@@ -93,7 +95,11 @@ class SignedHMCECS(EnergyConserving):
         notes = look_ahead_signed(case, study.pilot, choice, self.products is None)
         estimator = BlockPoisson(choice.products, choice.batch, choice.blocks)
         parts = Composition(
-            estimator, estimator.rows, choice.blocks, choice.refreshes, {"centre": choice.centre}
+            estimator,
+            estimator.rows,
+            choice.blocks,
+            choice.refreshes,
+            BlockPoissonTables(choice.centre),
         )
         return study.plan(parts, _explain(choice), notes)
 

@@ -11,14 +11,14 @@ import numpy as np
 from modicum.errors import SettingError, is_number, whole_number
 from modicum.estimators.bounds import bound_of
 from modicum.kernels.adaptation import schedule
+from modicum.kernels.base import Move
 from modicum.kernels.flymc import FlyKernel
-from modicum.kernels.moves import HMCMove, MALAMove, Move, NUTSMove, RandomWalkMove
-from modicum.methods.base import Method, Outcome, Plan, Task
-from modicum.methods.ecs.pilot import where_rows_live
+from modicum.kernels.moves import HMCMove, MALAMove, NUTSMove, RandomWalkMove
+from modicum.methods.base import Method, Outcome, Plan, Task, check_memory_limit
 from modicum.methods.flymc.checks import look_ahead, look_back
 from modicum.methods.flymc.pilot import FlyStudy
 from modicum.passes.mode import DENSE_LIMIT
-from modicum.run import History
+from modicum.run import History, place_rows
 from modicum.runtime import in_double_precision
 
 __all__ = ["FlyMC"]
@@ -55,6 +55,9 @@ class FlyMC(Method):
         .234 for "random-walk".
     step_size
         A fixed step size, in posterior standard deviations; None: tuned during warm-up.
+    memory_limit
+        Bytes of rows that may be held in memory; larger data sets are read as the chains need their
+        rows. By default half of the free memory, or 256 MiB for a row store.
 
     Examples
     --------
@@ -72,6 +75,7 @@ class FlyMC(Method):
     jitter: float = 0.0
     target_accept: float | None = None
     step_size: float | None = None
+    memory_limit: int | None = None
     name: ClassVar[str] = "flymc"
     summary: ClassVar[str] = "Firefly Monte Carlo: exact, reads the bright rows only"
 
@@ -110,7 +114,7 @@ class FlyMC(Method):
             context=study.context,
             flags=schedule(task.tune, task.draws, False, adapt_step=self.step_size is None),
             anchor=anchor,
-            rows=where_rows_live(task),
+            rows=place_rows(task.rows, self.memory_limit),
             floats_per_iteration=study.floats_per_iteration,
             tuning=study.explain(),
             notes=[*anchor.notes, *look_ahead(study)],
@@ -154,6 +158,7 @@ def _expected_steps(method: FlyMC, size: int) -> int:
 
 
 def _check(method: FlyMC) -> None:
+    check_memory_limit(method.memory_limit)
     if not isinstance(method.tuned, bool | np.bool_):
         raise SettingError(f"tuned must be True or False, not {method.tuned!r}.")
     if method.update not in ("implicit", "explicit"):

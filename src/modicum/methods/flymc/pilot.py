@@ -11,8 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.estimators import BoundedRows, bound_context, collapse
-from modicum.estimators.bounds import bound_of
+from modicum.estimators import BoundedRows, collapse, whitened_sums
+from modicum.estimators.bounds import Collapsed, bound_of
+from modicum.kernels.base import BoundSums
+from modicum.kernels.flymc import Candidates, FlyContext
 from modicum.methods.base import Task, Tuning
 from modicum.passes import Anchor
 from modicum.random import Stream, generator
@@ -59,7 +61,7 @@ class FlyStudy:
     anchor: Anchor
     steps: int  # gradients that a move is expected to take
     bounded: BoundedRows = field(init=False)
-    context: dict[str, Any] = field(init=False)
+    context: FlyContext = field(init=False)
 
     def __post_init__(self) -> None:
         target = self.task.target
@@ -68,21 +70,21 @@ class FlyStudy:
         self.n = len(self.task.rows)
         self.bright = float(arrays["bright"])  # expected number of bright rows
         self.most = float(arrays["most"])
-        start = {name: jnp.asarray(arrays[name]) for name in ("row_ids", "number", "chance")}
+        collapsed = Collapsed(*(arrays[name] for name in Collapsed._fields))
         candidates = int(np.sum(arrays["number"] < self.n))
         self.task.ledger.add("start", self.task.chains * candidates, "density")
-        self.context = {
-            "bound": bound_context(self.anchor, arrays),
-            "n": jnp.asarray(self.n),
-            "rate": jnp.asarray(self.rate),
-            "start": start,
-        }
+        self.context = FlyContext(
+            bound=whitened_sums(self.anchor, collapsed),
+            n=jnp.asarray(self.n),
+            rate=jnp.asarray(self.rate),
+            start=Candidates(*(jnp.asarray(arrays[name]) for name in Candidates._fields)),
+        )
 
     def _collapse(self) -> dict[str, np.ndarray]:
         """Two passes: the sum of all bounds, and how bright each row may get."""
         task = self.task
         collapsed = collapse(task.sums, self.bounded, self.anchor)
-        context = bound_context(self.anchor, collapsed)
+        bound = whitened_sums(self.anchor, collapsed)
         rng = generator(task.seed, Stream.BRIGHTNESS)
         pilot = rng.standard_normal((PILOT_DRAWS, task.target.size))
         # Tuned rows are the brighter the farther from the mode: look where chains seldom get to.
@@ -90,17 +92,18 @@ class FlyStudy:
         far *= (sqrt(task.target.size) + FAR) / np.linalg.norm(far, axis=1, keepdims=True)
         task.ledger.add("bright", len(task.rows) * len(far), "density", passes=1)
         brightest = task.sums.engine.map_rows(
-            partial(_brightest, self.bounded), (context, far), task.rows, "bright"
+            partial(_brightest, self.bounded), (bound, far), task.rows, "bright"
         )
         start = _candidates(brightest, rng)
-        expected = self._expected(start, context, pilot)
+        expected = self._expected(start, bound, pilot)
         most = np.sum(brightest, dtype=np.float64)
-        return collapsed | start | {"bright": np.asarray(expected), "most": np.asarray(most)}
+        sums = {name: np.asarray(values) for name, values in collapsed._asdict().items()}
+        return sums | start | {"bright": np.asarray(expected), "most": np.asarray(most)}
 
-    def _expected(self, start: dict[str, np.ndarray], context: Any, pilot: np.ndarray) -> float:
+    def _expected(self, start: dict[str, np.ndarray], bound: BoundSums, pilot: np.ndarray) -> float:
         """Expected number of bright rows, from the candidates, each kept with a known chance."""
         batch = self.task.rows.take(start["row_ids"])
-        bright = np.asarray(_mean_brightness(self.bounded, context, batch, pilot))
+        bright = np.asarray(_mean_brightness(self.bounded, bound, batch, pilot))
         there = start["number"] < len(self.task.rows)
         self.task.ledger.add("bright", int(there.sum()) * len(pilot), "density")
         return float(np.sum(np.where(there, bright / start["chance"], 0.0)))
@@ -182,12 +185,12 @@ def _candidates(brightest: np.ndarray, rng: np.random.Generator) -> dict[str, np
     return {"row_ids": row_ids, "number": number, "chance": chance}
 
 
-def _brightness(bounded: BoundedRows, context: Any, batch: Any, pilot: Any) -> jax.Array:
+def _brightness(bounded: BoundedRows, bound: BoundSums, batch: Any, pilot: Any) -> jax.Array:
     """Chance of each row to be bright at each pilot point: 1 - B/L = 1 - e^-gap."""
-    rows = bounded.cache(batch, context)
+    rows = bounded.cache(batch, bound.point)
 
     def brightness(z: jax.Array) -> jax.Array:
-        return jax.nn.sigmoid(bounded.log_ratio(rows, z, context))
+        return jax.nn.sigmoid(bounded.log_ratio(rows, z, bound))
 
     return jax.lax.map(brightness, pilot)
 
@@ -195,10 +198,10 @@ def _brightness(bounded: BoundedRows, context: Any, batch: Any, pilot: Any) -> j
 @jit(static=0)
 def _brightest(bounded: BoundedRows, arguments: Any, batch: Any, present: Any) -> jax.Array:
     del present
-    context, pilot = arguments
-    return jnp.max(_brightness(bounded, context, batch, pilot), axis=0)
+    bound, pilot = arguments
+    return jnp.max(_brightness(bounded, bound, batch, pilot), axis=0)
 
 
 @jit(static=0)
-def _mean_brightness(bounded: BoundedRows, context: Any, batch: Any, pilot: Any) -> jax.Array:
-    return jnp.mean(_brightness(bounded, context, batch, pilot), axis=0)
+def _mean_brightness(bounded: BoundedRows, bound: BoundSums, batch: Any, pilot: Any) -> jax.Array:
+    return jnp.mean(_brightness(bounded, bound, batch, pilot), axis=0)

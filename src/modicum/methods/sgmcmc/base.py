@@ -14,31 +14,26 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.designs import Uniform
+from modicum.designs import DESIGNS, Uniform
 from modicum.errors import SettingError, is_number, suggestion, whole_number
-from modicum.estimators.gradients import ESTIMATORS, GradientEstimator
+from modicum.estimators.gradients import ESTIMATORS, BaseGradientEstimator, SnapshotEstimator
+from modicum.kernels.base import Pytree, StochasticGradientContext
 from modicum.kernels.integrators import INTEGRATORS, Integrator
 from modicum.kernels.selectors import SELECTORS, Selector
 from modicum.kernels.stochastic_gradient import StepFlags, StochasticGradientKernel
 from modicum.ledger import Ledger
-from modicum.methods.base import Method, Outcome, Plan, Task, Tuning
-from modicum.methods.ecs.pilot import where_rows_live
+from modicum.methods.base import Method, Outcome, Plan, Task, Tuning, check_memory_limit
 from modicum.methods.sgmcmc.checks import look_ahead, look_back
 from modicum.methods.sgmcmc.coordinates import Placement, place_chains
 from modicum.methods.sgmcmc.design import design_of
 from modicum.methods.sgmcmc.step_size import gradient_noise, largest_step, step_sizes
 from modicum.passes import LocalEngine, Sums
 from modicum.random import Stream, generator, key
-from modicum.run import History, PeriodicHook
+from modicum.run import History, PeriodicHook, place_rows
 from modicum.runtime import in_double_precision
 
 __all__ = ["Parts", "StochasticGradient", "StochasticGradientFamily"]
 
-DESIGNS = {
-    "uniform": "every row alike",
-    "weighted": "rows are drawn in proportion to the expected size of their gradient",
-    "stratified": "so many rows of each cluster of like rows",
-}
 PILOT_POINTS = 4
 T = TypeVar("T")
 
@@ -47,7 +42,7 @@ class Parts(NamedTuple):
     """What a stochastic-gradient method is composed of."""
 
     integrator: Integrator
-    estimator: GradientEstimator
+    estimator: BaseGradientEstimator
     selector: Selector
 
     def check(self) -> None:
@@ -96,17 +91,21 @@ class StochasticGradientFamily(Method):
         "float64" or "float32": of state and gradients.
     bias
         Share by which variances may be off, where step_size is None.
+    memory_limit
+        Bytes of rows that may be held in memory; larger data sets are read as the chains need their
+        rows. By default half of the free memory, or 256 MiB for a row store.
     """
 
     step_size: float | Callable[[int], float] | None = None
     batch: int = 100
-    design: Literal["uniform", "weighted", "stratified"] = "uniform"
+    design: str = "uniform"
     clusters: int = 10
     whiten: bool | None = None
     start: str | tuple[float, ...] | np.ndarray | None = None
     spread: float | None = None
     precision: Literal["float64", "float32"] = "float64"
     bias: float = 0.05
+    memory_limit: int | None = None
 
     def __post_init__(self) -> None:
         self._check()
@@ -119,6 +118,7 @@ class StochasticGradientFamily(Method):
         """Refuse settings that cannot work."""
         whole_number("batch", self.batch)
         whole_number("clusters", self.clusters)
+        check_memory_limit(self.memory_limit)
         h = self.step_size
         if h is not None and not callable(h) and not (is_number(h) and h > 0):
             raise SettingError(
@@ -149,9 +149,9 @@ class StochasticGradientFamily(Method):
         parts = self.parts()
         cost = StochasticGradientKernel(*parts, Uniform(), self.batch).cost
         budget = passes * rows
-        if not parts.estimator.needs_snapshots:
+        if not isinstance(parts.estimator, SnapshotEstimator):
             return int(budget / cost + 1e-9)
-        every = parts.estimator.period(rows, self.batch)  # type: ignore[attr-defined]
+        every = parts.estimator.period(rows, self.batch)
         cycle = rows + every * cost
         whole = int(budget / cycle + 1e-9)
         left = budget - whole * cycle - rows
@@ -162,7 +162,7 @@ class StochasticGradientFamily(Method):
         """Coordinates, design, kernel, step size, snapshots."""
         parts = self._checked(task)
         place = place_chains(self, task, parts.estimator.needs_anchor)
-        estimator = parts.estimator.bound(task.target, self.precision)
+        estimator = parts.estimator.bind(task.target, self.precision)
         design, tables = design_of(self, task, place.anchor, estimator.order)
         kernel = StochasticGradientKernel(
             *(parts.integrator, estimator, parts.selector, design, int(self.batch)),
@@ -177,9 +177,10 @@ class StochasticGradientFamily(Method):
             context=context,
             flags=_flags(kernel, step_size, task.tune + task.draws, pause),
             anchor=place.coordinates,
-            rows=where_rows_live(task),
-            floats_per_iteration=_floats_per_iteration(task, kernel),
-            tuning=tuning | {"design": {"value": self.design, "why": DESIGNS[self.design]}},
+            rows=place_rows(task.rows, self.memory_limit),
+            floats_per_iteration=_floats_per_iteration(task, kernel, estimator),
+            tuning=tuning
+            | {"design": {"value": self.design, "why": DESIGNS[self.design].description}},
             notes=[*place.notes, *look_ahead(self.batch, len(task.rows))],
             pause=pause,
         )
@@ -194,19 +195,17 @@ class StochasticGradientFamily(Method):
         return self.parts()
 
     def _context(
-        self, task: Task, place: Placement, estimator: GradientEstimator, tables: Any
-    ) -> dict[str, Any]:
-        own = {
-            "point": place.coordinates.point,
-            "factor": place.coordinates.factor,
-            "start": place.start,
-            "spread": place.spread,
-        }
-        return {name: jnp.asarray(value, self.precision) for name, value in own.items()} | {
-            "rows": jnp.asarray(len(task.rows)),
-            "design": tables,
-            "estimator": estimator.arrays(place.anchor),
-        }
+        self, task: Task, place: Placement, estimator: BaseGradientEstimator, tables: Pytree
+    ) -> StochasticGradientContext:
+        return StochasticGradientContext(
+            point=jnp.asarray(place.coordinates.point, self.precision),
+            factor=jnp.asarray(place.coordinates.factor, self.precision),
+            start=jnp.asarray(place.start, self.precision),
+            spread=jnp.asarray(place.spread, self.precision),
+            n=jnp.asarray(len(task.rows)),
+            design=tables,
+            estimator=estimator.arrays(place.anchor),
+        )
 
     def _step_size(
         self, task: Task, place: Placement, kernel: StochasticGradientKernel, context: Any
@@ -239,7 +238,7 @@ class StochasticGradientFamily(Method):
         self, task: Task, kernel: StochasticGradientKernel, context: Any
     ) -> PeriodicHook | None:
         estimator = kernel.estimator
-        if not estimator.needs_snapshots:
+        if not isinstance(estimator, SnapshotEstimator):
             return None
         # Without a bar of its own: that of the run is on the screen. Without the run's ledger: each
         # chain counts the snapshots among the rows it touched.
@@ -247,7 +246,7 @@ class StochasticGradientFamily(Method):
         sums = Sums(task.target, task.rows, LocalEngine(progressbar=False), uncounted)
 
         def renew(state: Any) -> Any:
-            return state._replace(memory=estimator.snapshot(sums, state.walk.z, context))
+            return state._replace(memory=estimator.snapshot(sums, state.integrator.z, context))
 
         return PeriodicHook(estimator.period(len(task.rows), self.batch), renew)
 
@@ -273,10 +272,12 @@ def _flags(
     )
 
 
-def _floats_per_iteration(task: Task, kernel: StochasticGradientKernel) -> int:
+def _floats_per_iteration(
+    task: Task, kernel: StochasticGradientKernel, estimator: BaseGradientEstimator
+) -> int:
     """How many numbers an iteration holds of the rows it requests."""
     width = sum(int(np.prod(shape)) for shape in task.rows.fields.values()) + 1
-    prepared = task.target.size + 12 if kernel.estimator.needs_anchor else width
+    prepared = task.target.size + 12 if estimator.needs_anchor else width
     return kernel.batches * kernel.batch * (width + prepared)
 
 
@@ -311,7 +312,7 @@ class StochasticGradient(StochasticGradientFamily):
     """
 
     integrator: str | Integrator = "underdamped"
-    estimator: str | GradientEstimator = "minibatch"
+    estimator: str | BaseGradientEstimator = "minibatch"
     selector: str | Selector = "plain"
     name: ClassVar[str] = "stochastic-gradient"
     summary: ClassVar[str] = "any integrator with any gradient estimator and selector"
@@ -320,7 +321,7 @@ class StochasticGradient(StochasticGradientFamily):
         """Those that the settings name."""
         return Parts(
             _part(self.integrator, INTEGRATORS, Integrator, "integrator"),  # type: ignore[type-abstract]
-            _part(self.estimator, ESTIMATORS, GradientEstimator, "estimator"),  # type: ignore[type-abstract]
+            _part(self.estimator, ESTIMATORS, BaseGradientEstimator, "estimator"),  # type: ignore[type-abstract]
             _part(self.selector, SELECTORS, Selector, "selector"),  # type: ignore[type-abstract]
         )
 

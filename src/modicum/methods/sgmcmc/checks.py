@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from modicum.errors import ModicumWarning
+from modicum.estimators.gradients import BaseGradientEstimator
 from modicum.kernels.selectors import Plain
 from modicum.kernels.stochastic_gradient import StochasticGradientKernel
 from modicum.methods.base import Plan, Task
@@ -62,7 +63,7 @@ def look_back(task: Task, plan: Plan, history: History) -> list[ModicumWarning]:
     }
     if ratio <= NOISE_LIMIT:
         return []
-    kernel = _kernel(plan)
+    kernel, estimator = _parts(plan)
     effect = (
         f"so that variances come out about {1 + ratio:.3g} times too large"
         if isinstance(kernel.selector, Plain)
@@ -73,7 +74,7 @@ def look_back(task: Task, plan: Plan, history: History) -> list[ModicumWarning]:
     ]
     if 2 * kernel.batch <= len(task.rows):
         remedies.append("a larger batch")
-    if not kernel.estimator.small_gradients and not kernel.integrator.needs_raw_gradients:
+    if not estimator.small_gradients and not kernel.integrator.needs_raw_gradients:
         remedies.append("control variates")
     return [
         ModicumWarning(
@@ -91,16 +92,17 @@ def _either(remedies: list[str]) -> str:
     return " or ".join(filter(None, [", ".join(remedies[:-1]), remedies[-1]]))
 
 
-def _kernel(plan: Plan) -> StochasticGradientKernel:
+def _parts(plan: Plan) -> tuple[StochasticGradientKernel, BaseGradientEstimator]:
     assert isinstance(plan.kernel, StochasticGradientKernel)
-    return plan.kernel
+    assert isinstance(plan.kernel.estimator, BaseGradientEstimator)
+    return plan.kernel, plan.kernel.estimator
 
 
 def _noise_ratio(task: Task, plan: Plan, position: np.ndarray, h: float) -> float:
-    kernel = _kernel(plan)
+    kernel, estimator = _parts(plan)
     points = position[:LOOKED_AT, -1]
     # A snapshot is half a period old on average; draws between two of them stand for that.
-    back = min(position.shape[1], 2) if kernel.estimator.needs_snapshots else 1
+    back = min(position.shape[1], 2) if estimator.needs_snapshots else 1
     seen = gradient_noise(
         kernel,
         plan.context,

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.designs import DESIGNS
 from modicum.errors import ConvergenceError, ModicumWarning, SettingError
 from modicum.methods.base import Coordinates, Parameters, Task
 from modicum.models import BaseModel, Target
@@ -86,7 +87,7 @@ def place_chains(method: Placed, task: Task, control_variates: bool) -> Placemen
     uses = {
         "whiten=True": whiten,
         "control variates": control_variates,
-        "design='weighted'": method.design == "weighted",
+        f"design={method.design!r}": DESIGNS[method.design].needs == "expected",
         "start='mode'": isinstance(method.start, str) and method.start == "mode",
     }
     reasons = [name for name, asked in uses.items() if asked]

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.designs import Design, Stratified, Uniform, Weighted, strata_tables, weight_tables
+from modicum.designs import DESIGNS, Design, RowFacts
 from modicum.errors import SettingError
 from modicum.estimators import control_variate, proxy
+from modicum.kernels.base import Pytree
 from modicum.methods.base import Task
-from modicum.methods.weights import expected_residuals
+from modicum.methods.weights import design_tables, expected_residuals
 from modicum.passes import Anchor
 from modicum.passes.mode import prior_hessian, prior_slope
 from modicum.random import Stream, generator
@@ -47,20 +48,19 @@ class Designed(Protocol):
 
 def design_of(
     method: Designed, task: Task, anchor: Anchor | None, order: int
-) -> tuple[Design, Any]:
+) -> tuple[Design[Any], Pytree]:
     """The design a method names, and its tables."""
-    if method.design == "uniform":
-        return Uniform(), {"rows": jnp.asarray(len(task.rows))}
-    design: Design = Weighted() if method.design == "weighted" else Stratified()
+    design = DESIGNS[method.design]()
 
-    def compute() -> dict[str, np.ndarray]:
-        if method.design == "weighted":
-            assert anchor is not None
-            return weight_tables(_expected(task, anchor, order), FLOOR)
-        return strata_tables(_clusters(task, int(method.clusters)), method.batch)
+    def expected() -> np.ndarray:
+        assert anchor is not None
+        return _expected(task, anchor, order)
 
-    tables = task.remember("design", compute)
-    return design, {name: jnp.asarray(table) for name, table in tables.items()}
+    def clusters() -> np.ndarray:
+        return _clusters(task, int(method.clusters))
+
+    facts = RowFacts(len(task.rows), int(method.batch), expected, clusters, FLOOR)
+    return design, jax.tree.map(jnp.asarray, design_tables(task, design, facts))
 
 
 def _expected(task: Task, anchor: Anchor, order: int) -> np.ndarray:

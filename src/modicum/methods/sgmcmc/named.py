@@ -36,8 +36,6 @@ __all__ = [
     "SVRGLD",
 ]
 
-Design = Literal["uniform", "weighted", "stratified"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SGLD(StochasticGradientFamily):
@@ -79,7 +77,7 @@ class SGLDCV(StochasticGradientFamily):
     """
 
     order: int = 2
-    design: Design = "weighted"
+    design: str = "weighted"
     name: ClassVar[str] = "sgld-cv"
     summary: ClassVar[str] = "SGLD with control variates about the mode"
 
@@ -206,7 +204,7 @@ class SGHMCCV(SGHMC):
     """
 
     order: int = 2
-    design: Design = "weighted"
+    design: str = "weighted"
     name: ClassVar[str] = "sghmc-cv"
     summary: ClassVar[str] = "SGHMC with control variates about the mode"
 
@@ -228,7 +226,7 @@ class CPSGHMC(SGHMC):
     'stratified'
     """
 
-    design: Design = "stratified"
+    design: str = "stratified"
     name: ClassVar[str] = "cp-sghmc"
     summary: ClassVar[str] = "SGHMC with batches from clusters of like rows"
 

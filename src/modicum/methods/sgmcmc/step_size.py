@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import SettingError, is_number
+from modicum.estimators.gradients import Snapshot
 from modicum.kernels.integrators import Integrator
 from modicum.kernels.stochastic_gradient import StochasticGradientKernel
 from modicum.rows import Rows
@@ -123,7 +124,7 @@ def gradient_noise(
 @jit(static=0)
 def _draw(kernel: StochasticGradientKernel, key: jax.Array, context: Any) -> Any:
     keys = jax.random.split(key, BATCHES)
-    return jax.vmap(lambda k: kernel.design.draw(k, kernel.batch, context["design"]))(keys)
+    return jax.vmap(lambda k: kernel.design.draw(k, kernel.batch, context.design))(keys)
 
 
 @jit(static=0)
@@ -133,8 +134,8 @@ def _moments(
     """Mean and unbiased variance over batches, one batch at a time (Welford)."""
     estimator = kernel.estimator
     memory = estimator.start(point, context)
-    if estimator.needs_snapshots:
-        memory = memory | {"z": reference}
+    if isinstance(memory, Snapshot):
+        memory = memory._replace(z=reference)
 
     def add(carry: Any, batch: Any) -> Any:
         count, mean, squares = carry

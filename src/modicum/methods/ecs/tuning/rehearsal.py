@@ -17,10 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.estimators import ControlVariate
+from modicum.kernels.base import ControlVariate, Proxy
 from modicum.kernels.moves import follow
 from modicum.methods.ecs.tuning.residuals import Pilot
-from modicum.runtime import jit
+from modicum.models.base import Batch
+from modicum.runtime import Array, jit
 
 __all__ = ["Rehearsal", "log_ratios", "rehearse"]
 
@@ -54,9 +55,9 @@ class Rehearsal:
 
 
 def log_ratios(
-    control_variate: ControlVariate,
+    control_variate: ControlVariate[Any],
     pilot: Pilot,
-    proxy: dict[str, Any],
+    proxy: Proxy,
     centre: np.ndarray,
     draws: np.ndarray,
 ) -> np.ndarray:
@@ -70,15 +71,15 @@ def log_ratios(
 
 
 @jit(static=0)
-def _log_proxies(cv: ControlVariate, proxy: Any, draws: Any) -> jax.Array:
+def _log_proxies(cv: ControlVariate[Any], proxy: Proxy, draws: Array) -> jax.Array:
     return jax.vmap(lambda z: cv.log_proxy(z, proxy))(draws)
 
 
 def rehearse(
-    control_variate: ControlVariate,
-    batch: dict[str, Any],
+    control_variate: ControlVariate[Any],
+    batch: Batch,
     ratio: np.ndarray,
-    proxy: dict[str, Any],
+    proxy: Proxy,
     centre: np.ndarray,
     key: jax.Array,
 ) -> Rehearsal:
@@ -95,8 +96,16 @@ def rehearse(
     step = 0.7 * d**-0.25  # half of what an acceptance rate of .8 would allow
     steps = ceil(TRAJECTORY / step)
     weight = ratio / ratio.sum()
-    arguments = (control_variate, steps, batch, weight, proxy, centre, step, key)
-    position, variance = _chains(*arguments)
+    position, variance = _chains(
+        control_variate,
+        steps,
+        batch,
+        jnp.asarray(weight),
+        proxy,
+        jnp.asarray(centre),
+        jnp.asarray(step),
+        key,
+    )
     kept = (slice(None), slice(DROPPED, None))
     return Rehearsal(
         np.asarray(position)[kept],
@@ -108,14 +117,14 @@ def rehearse(
 
 @jit(static=(0, 1))
 def _chains(
-    cv: ControlVariate,
+    cv: ControlVariate[Any],
     steps: int,
-    batch: Any,
-    weight: Any,
-    proxy: Any,
-    centre: Any,
-    step: Any,
-    key: Any,
+    batch: Batch,
+    weight: jax.Array,
+    proxy: Proxy,
+    centre: jax.Array,
+    step: jax.Array,
+    key: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     cached = cv.cache(batch, proxy)
 

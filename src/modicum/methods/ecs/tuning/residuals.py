@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.estimators import ControlVariate
+from modicum.kernels.base import ControlVariate, Proxy
 from modicum.runtime import FASTEST_COMPILE, jit
 
 __all__ = ["Pilot", "study"]
@@ -76,10 +76,10 @@ class Pilot:
 
 
 def study(
-    control_variate: ControlVariate,
+    control_variate: ControlVariate[Any],
     batch: dict[str, Any],
     ratio: np.ndarray,
-    proxy: dict[str, Any],
+    proxy: Proxy,
     pilot: np.ndarray,
 ) -> Pilot:
     """Study the residuals of the rows in `batch` at the draws `pilot` (draws, d).
@@ -97,7 +97,7 @@ def study(
     mean = values @ weight
     centred = values - mean[:, None]
     second, third, fourth = (np.asarray(centred**k @ weight) for k in (2, 3, 4))
-    size = proxy["a"].shape[0]
+    size = proxy.a.shape[0]
     rows = int(np.clip(SLOPE_WORK / size**2, 64, 4096))
     slopes = _slopes(control_variate, rows, cached, proxy, pilot[:8], weight)
     shares, tails = zip(*(_tail(np.abs(c), weight) for c in centred), strict=True)
@@ -115,14 +115,14 @@ def study(
 
 
 @jit(static=0, options=FASTEST_COMPILE)
-def _values(cv: ControlVariate, batch: Any, proxy: Any, pilot: Any) -> tuple[Any, jax.Array]:
+def _values(cv: ControlVariate[Any], batch: Any, proxy: Any, pilot: Any) -> tuple[Any, jax.Array]:
     cached = cv.cache(batch, proxy)
     return cached, jax.lax.map(lambda z: cv.values(cached, z, proxy), pilot)
 
 
 @jit(static=(0, 1), options=FASTEST_COMPILE)
 def _slopes(
-    cv: ControlVariate, rows: int, cached: Any, proxy: Any, pilot: Any, weight: Any
+    cv: ControlVariate[Any], rows: int, cached: Any, proxy: Any, pilot: Any, weight: Any
 ) -> jax.Array:
     """Largest eigenvalue of the covariance of the first `rows` gradients, one per pilot draw."""
     few = jax.tree.map(lambda a: a[:rows], cached)
