@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import numpy as np
 
 from modicum.errors import ModicumWarning, SettingError, is_number, whole_number
 from modicum.kernels.adaptation import schedule
-from modicum.kernels.base import Move
+from modicum.kernels.base import Move, Pytree
 from modicum.kernels.full_data import FullDataContext, FullDataKernel, ModeStarts
 from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Method, Plan, Task, Tuning, check_memory_limit
@@ -35,7 +35,7 @@ class WholeLogPosterior:
     target: Target
     source: Resident | Streamed
 
-    def __call__(self, t: jax.Array, chunks: Any) -> jax.Array:
+    def __call__(self, t: jax.Array, chunks: Pytree) -> jax.Array:
         return log_likelihood(self.target, self.source, t, chunks) + self.target.log_prior(t)
 
 

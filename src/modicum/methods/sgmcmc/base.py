@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +20,11 @@ from modicum.estimators.gradients import ESTIMATORS, BaseGradientEstimator, Snap
 from modicum.kernels.base import Pytree, StochasticGradientContext
 from modicum.kernels.integrators import INTEGRATORS, Integrator
 from modicum.kernels.selectors import SELECTORS, Selector
-from modicum.kernels.stochastic_gradient import StepFlags, StochasticGradientKernel
+from modicum.kernels.stochastic_gradient import (
+    StepFlags,
+    StochasticGradientKernel,
+    StochasticGradientState,
+)
 from modicum.ledger import Ledger
 from modicum.methods.base import Method, Outcome, Plan, Task, Tuning, check_memory_limit
 from modicum.methods.sgmcmc.checks import look_ahead, look_back
@@ -208,7 +212,11 @@ class StochasticGradientFamily(Method):
         )
 
     def _step_size(
-        self, task: Task, place: Placement, kernel: StochasticGradientKernel, context: Any
+        self,
+        task: Task,
+        place: Placement,
+        kernel: StochasticGradientKernel,
+        context: StochasticGradientContext,
     ) -> tuple[float | Callable[[int], float], Tuning]:
         """The step size, and why."""
         if self.step_size is not None:
@@ -235,7 +243,7 @@ class StochasticGradientFamily(Method):
         return h, {"step_size": {"value": h, "why": why}}
 
     def _pause(
-        self, task: Task, kernel: StochasticGradientKernel, context: Any
+        self, task: Task, kernel: StochasticGradientKernel, context: StochasticGradientContext
     ) -> PeriodicHook | None:
         estimator = kernel.estimator
         if not isinstance(estimator, SnapshotEstimator):
@@ -245,7 +253,7 @@ class StochasticGradientFamily(Method):
         uncounted = Ledger(rows=len(task.rows))
         sums = Sums(task.target, task.rows, LocalEngine(progressbar=False), uncounted)
 
-        def renew(state: Any) -> Any:
+        def renew(state: StochasticGradientState) -> StochasticGradientState:
             return state._replace(memory=estimator.snapshot(sums, state.integrator.z, context))
 
         return PeriodicHook(estimator.period(len(task.rows), self.batch), renew)
