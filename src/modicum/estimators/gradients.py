@@ -63,7 +63,6 @@ class BaseGradientEstimator(ABC):
     precision: str = "float64"
 
     needs_anchor: ClassVar[bool] = False
-    needs_snapshots: ClassVar[bool] = False
     evaluations: ClassVar[int] = 1  # gradients of each row of a batch
     small_gradients: ClassVar[bool] = False  # made small near the mode by control variates
     order: ClassVar[int] = 0  # of the Taylor proxy whose residuals have a size like the gradients'
@@ -188,8 +187,6 @@ class Snapshot(NamedTuple):
 @dataclass(frozen=True)
 class SnapshotEstimator(BaseGradientEstimator):
     """An estimator whose memory is a snapshot, renewed by passes over all rows."""
-
-    needs_snapshots: ClassVar[bool] = True
 
     @abstractmethod
     def period(self, rows: int, batch: int) -> int:

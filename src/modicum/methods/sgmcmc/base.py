@@ -183,8 +183,7 @@ class StochasticGradientFamily(Method):
             anchor=place.coordinates,
             rows=place_rows(task.rows, self.memory_limit),
             floats_per_iteration=_floats_per_iteration(task, kernel, estimator),
-            tuning=tuning
-            | {"design": {"value": self.design, "why": DESIGNS[self.design].description}},
+            tuning=tuning | {"design": {"value": self.design, "why": design.description}},
             notes=[*place.notes, *look_ahead(self.batch, len(task.rows))],
             pause=pause,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from modicum.errors import ModicumWarning
-from modicum.estimators.gradients import BaseGradientEstimator
+from modicum.estimators.gradients import BaseGradientEstimator, SnapshotEstimator
 from modicum.kernels.selectors import Plain
 from modicum.kernels.stochastic_gradient import StochasticGradientKernel
 from modicum.methods.base import Plan, Task
@@ -102,7 +102,7 @@ def _noise_ratio(task: Task, plan: Plan, position: np.ndarray, h: float) -> floa
     kernel, estimator = _parts(plan)
     points = position[:LOOKED_AT, -1]
     # A snapshot is half a period old on average; draws between two of them stand for that.
-    back = min(position.shape[1], 2) if estimator.needs_snapshots else 1
+    back = min(position.shape[1], 2) if isinstance(estimator, SnapshotEstimator) else 1
     seen = gradient_noise(
         kernel,
         plan.context,

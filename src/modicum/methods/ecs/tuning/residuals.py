@@ -116,14 +116,14 @@ def study(
 
 
 @jit(static=0, options=FASTEST_COMPILE)
-def _values(cv: ControlVariate[Any], batch: Any, proxy: Any, pilot: Any) -> tuple[Any, jax.Array]:
+def _values(cv: ControlVariate[Any], batch: Any, proxy: Proxy, pilot: Any) -> tuple[Any, jax.Array]:
     cached = cv.cache(batch, proxy)
     return cached, jax.lax.map(lambda z: cv.values(cached, z, proxy), pilot)
 
 
 @jit(static=(0, 1), options=FASTEST_COMPILE)
 def _slopes(
-    cv: ControlVariate[Any], rows: int, cached: Any, proxy: Any, pilot: Any, weight: Any
+    cv: ControlVariate[Any], rows: int, cached: Any, proxy: Proxy, pilot: Any, weight: Any
 ) -> jax.Array:
     """Largest eigenvalue of the covariance of the first `rows` gradients, one per pilot draw."""
     few = jax.tree.map(lambda a: a[:rows], cached)
