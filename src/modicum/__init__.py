@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from modicum import datasets, diagnostics, models, rows
+from modicum import datasets, diagnostics, methods, models, rows
 from modicum.errors import (
     ConvergenceError,
     DataError,
@@ -70,6 +70,7 @@ __all__ = [
     "StochasticGradient",
     "datasets",
     "diagnostics",
+    "methods",
     "models",
     "rows",
     "sample",

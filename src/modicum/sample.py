@@ -15,7 +15,6 @@ import numpy as np
 
 from modicum.diagnostics.convergence import load_soon
 from modicum.errors import (
-    CrudeControlVariateError,
     ModicumWarning,
     SettingError,
     is_number,
@@ -23,7 +22,7 @@ from modicum.errors import (
     whole_number,
 )
 from modicum.ledger import Ledger
-from modicum.methods import Method, resolve
+from modicum.methods import DEFAULT, Method, default_plan, resolve
 from modicum.methods.base import Plan, Task
 from modicum.models import BaseModel, Target
 from modicum.models.prediction import ModelPredictor
@@ -76,8 +75,9 @@ def sample(
         The data: `mo.Rows(...)`, `mo.Rows.from_table(...)` or `mo.Rows.open(...)`.
     method
         A name ("hmc-ecs", "flymc", "nuts", "hmc", "sgld", "ewsg" ...) or an object with settings
-        (`mo.HMCECS(design="uniform")`). By default HMC-ECS, which touches a few hundred rows a
-        step, or NUTS on all rows where these are too few for subsampling to make sense.
+        (`mo.HMCECS(design="uniform")`). By default HMC-ECS, which touches a few hundred rows per
+        step, or NUTS on all rows where these are too few for subsampling to make sense, or where a
+        pilot study shows that subsampling would give a wrong answer.
     draws, tune
         Draws to keep and warm-up iterations before them, in each chain; 1,000 of both.
     chains
@@ -121,7 +121,7 @@ def sample(
     """
     refuse_forked()
     _check_arguments(model, rows, parallel)
-    chosen = resolve("hmc-ecs" if method is None else method)
+    chosen = resolve(DEFAULT if method is None else method)
     tune, draws = _lengths(chosen, rows, draws, tune, chains, passes, thin)
     started = time.monotonic()
     seed = _seed(random_seed, checkpoint)
@@ -137,26 +137,13 @@ def sample(
         length = (draws * thin, tune * thin, chains)
         task = Task(target, start, rows, sums, names, *length, seed, folder)
         with phase("mode", None, progressbar):
-            chosen, plan = _planned(chosen, task, may_fall_back=method is None)
-        told = [warn(note) for note in plan.notes]
+            chosen, plan = default_plan(task) if method is None else (chosen, chosen.plan(task))
+        doubts = [warn(note) for note in plan.notes]
         load_soon()  # it takes as long as compiling does, and can go on beside it
         ready = _chains(plan, task, parallel, thin)
         history = run(ready, tune, draws, progressbar, folder, plan.pause, partial=True)
         with phase("checks", None, progressbar):
-            return _posterior(task, chosen, plan, history, told, time.monotonic() - started, thin)
-
-
-def _planned(chosen: Method, task: Task, may_fall_back: bool) -> tuple[Method, Plan]:
-    """What the method, or NUTS where it was not asked for and cannot be used, plans to do."""
-    try:
-        return chosen, chosen.plan(task)
-    except CrudeControlVariateError as crude:
-        if not may_fall_back:
-            raise
-        chosen = resolve("nuts")
-        plan = chosen.plan(task)
-        plan.tuning["method"] = f"NUTS on all rows, since {crude}"
-        return chosen, plan
+            return _posterior(task, chosen, plan, history, doubts, time.monotonic() - started, thin)
 
 
 def _check_arguments(model: Any, rows: Any, parallel: Any) -> None:
@@ -291,7 +278,7 @@ def _posterior(
     method: Method,
     plan: Plan,
     history: History,
-    told: list[ModicumWarning],
+    doubts: list[ModicumWarning],
     seconds: float,
     thin: int,
 ) -> Posterior:
@@ -306,7 +293,8 @@ def _posterior(
     found = convergence_warnings(
         draws, history.stats, outcome.weights, labels, outcome.target_accept
     )
-    told += [warn(doubt, stacklevel=5) for doubt in [*history.notes, *outcome.warnings, *found]]
+    doubts += [warn(doubt, stacklevel=5) for doubt in [*history.notes, *outcome.warnings, *found]]
+    method.doubted(plan, doubts)
     settings = {
         "method": method.name,
         "settings": repr(method),
@@ -331,7 +319,7 @@ def _posterior(
         ledger=task.ledger,
         labels=labels,
         weights=outcome.weights,
-        warnings=Warnings(told),
+        warnings=Warnings(doubts),
         tuning=mode | plan.tuning,
         settings=settings,
         predictor=ModelPredictor(task.target.model),

@@ -51,7 +51,7 @@ from modicum.cli.messages import (
     tell_warnings,
 )
 from modicum.errors import DataError
-from modicum.methods import METHODS
+from modicum.methods import DEFAULT, METHODS
 from modicum.run import Checkpoint
 from modicum_command import after_a_stop, stop_line, watch
 
@@ -165,7 +165,7 @@ def fit(
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(help=f"One of {', '.join(METHODS)}; default: hmc-ecs."),
+        typer.Option(help=f"One of {', '.join(METHODS)}; default: {DEFAULT}."),
     ] = None,
     draws: Annotated[int, typer.Option(help="Draws to keep, in each chain.")] = 1000,
     tune: Annotated[int, typer.Option(help="Warm-up before them, in each chain.")] = 1000,

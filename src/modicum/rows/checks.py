@@ -116,7 +116,7 @@ def require_exact(values: Array, dtype: DType, label: Callable[[int], str], star
     advice = f"pass {wider} or rescale it" if dtype.itemsize == 4 else "rescale it"
     raise DataError(
         f"column {label(at)!r} holds the integer {flat[at]} in row {row}, which {dtype.name} "
-        f"cannot hold exactly: {advice} (an identifier should not be a predictor)."
+        f"cannot hold exactly: {advice} (or leave it out, if it is an identifier)."
     )
 
 
@@ -164,7 +164,7 @@ def reads_as_number(value: object) -> bool:
     """Whether a value, or the text it is given as, is a number."""
     try:
         float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
     return True
 
@@ -177,3 +177,15 @@ def names_like(name: object, names: Iterable[object]) -> str:
         return "did you mean " + " or ".join(map(repr, near)) + "?"
     shown = ", ".join(map(repr, known[:8])) + (", ..." if len(known) > 8 else "")
     return f"there are {shown}."
+
+
+def name_list(part: str, names: object) -> list[object]:
+    """Return the names an argument holds; refuse what is no sequence of them."""
+    if isinstance(names, str):
+        raise SettingError(f"{part} must be a sequence of names: pass [{names!r}].")
+    try:
+        return list(names)  # type: ignore[call-overload]
+    except TypeError:
+        raise SettingError(
+            f"{part} must be a sequence of names, not {type(names).__name__}."
+        ) from None

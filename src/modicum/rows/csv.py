@@ -44,8 +44,9 @@ class CsvSource:
         import pyarrow as pa
 
         try:
+            "a".encode(encoding)  # refuses codecs that are no encodings of text, too
             self._encoding = codecs.lookup(encoding).name
-        except (LookupError, TypeError):
+        except (LookupError, TypeError, ValueError):
             raise SettingError(
                 f"encoding must be one that Python knows, such as 'latin-1', not {encoding!r}."
             ) from None
@@ -98,7 +99,7 @@ class CsvSource:
     ) -> arrow_csv.CSVStreamingReader:
         from pyarrow import csv as arrow_csv
 
-        tab = ".tsv" in path.suffixes
+        tab = ".tsv" in [suffix.lower() for suffix in path.suffixes]
         return arrow_csv.open_csv(
             path,
             read_options=arrow_csv.ReadOptions(block_size=BLOCK_BYTES, encoding=self._encoding),
