@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from hashlib import blake2b
 from importlib.metadata import version
 from math import ceil
-from typing import Any
 
 import jax
 import numpy as np
@@ -25,8 +25,10 @@ from modicum.ledger import Ledger
 from modicum.methods import Method, resolve
 from modicum.methods.base import Plan, Task
 from modicum.models import BaseModel, Target
+from modicum.models.base import Params
 from modicum.models.prediction import ModelPredictor
-from modicum.passes import LocalEngine, Sums
+from modicum.passes import LocalEngine, ModeRecord, Starts, Sums
+from modicum.passes.mode import DENSE_LIMIT
 from modicum.posterior import Posterior, convergence_warnings
 from modicum.posterior.labels import scalar_names, tidy_labels
 from modicum.random import chain_keys, fresh_seed
@@ -45,6 +47,8 @@ from modicum.runtime import in_double_precision, jit
 
 __all__ = ["sample"]
 
+CAPTURED = 64 * 2**20  # bytes of arrays in a model's functions from which compiling is slow
+
 
 @in_double_precision
 def sample(
@@ -61,6 +65,7 @@ def sample(
     progressbar: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
     parallel: Parallel | None = None,
+    starts: int | Sequence[Params] | None = None,
 ) -> Posterior:
     """Draw from the posterior of `model` given `rows`.
 
@@ -72,8 +77,9 @@ def sample(
         The data: `mo.Rows(...)`, `mo.Rows.from_table(...)` or `mo.Rows.open(...)`.
     method
         A name ("hmc-ecs", "flymc", "nuts", "hmc", "sgld", "ewsg" ...) or an object with settings
-        (`mo.HMCECS(design="uniform")`). By default HMC-ECS, which touches a few hundred rows a
-        step, or NUTS on all rows where these are too few for subsampling to make sense.
+        (`mo.HMCECS(design="uniform")`). By default HMC-ECS, which touches a few hundred rows
+        per step, or NUTS on all rows where these are too few for subsampling to make sense, or
+        where the posterior of a model of your own has several modes.
     draws, tune
         Draws to keep and warm-up iterations before them, in each chain; 1,000 of both.
     chains
@@ -93,8 +99,14 @@ def sample(
         A folder: state and draws are saved there as the run goes on, and the same call made again
         after a crash resumes from it, to the same draws.
     parallel
-        "threads" (a thread a chain, the default for a few chains on a CPU) or "stacked" (chains
+        "threads" (a thread per chain, the default for a few chains on a CPU) or "stacked" (chains
         as one axis of arrays, the default for many chains, and on an accelerator).
+    starts
+        From how many dispersed points modes of the posterior are looked for, on about a thousand
+        rows: 10 for a model of your own, of which nothing is known, and 1 for a family. Or points
+        of your own, a list of parameters in the layout of the model's `init`. HMC and NUTS start
+        chains at every mode that holds at least 1% of the posterior, by Laplace's approximation;
+        for the other methods a warning says what they leave out.
 
     Returns
     -------
@@ -120,37 +132,33 @@ def sample(
     started = time.monotonic()
     seed = _seed(random_seed, checkpoint)
     target, start = Target.of(model, rows)
+    where = _starts(target, rows, starts)
     folder = None
     if checkpoint is not None:
-        identity = _identity(target, start, rows, chosen, draws, tune * thin, chains, seed, thin)
         _check_tracer(target, checkpoint)
-        folder = Checkpoint(checkpoint, identity)
+        run_length = (draws, tune * thin, chains, thin)
+        folder = Checkpoint(
+            checkpoint, _identity(target, start, where, rows, chosen, *run_length, seed)
+        )
     sums = Sums(target, rows, LocalEngine(progressbar=progressbar), Ledger(rows=len(rows)))
     names = _flat_names(target, rows)
-    task = Task(target, start, rows, sums, names, draws * thin, tune * thin, chains, seed, folder)
-    try:
-        plan = chosen.plan(task)
-    except CrudeControlVariateError as crude:
-        if method is not None:
-            raise
-        chosen = resolve("nuts")
-        plan = chosen.plan(task)
-        plan.tuning["method"] = f"NUTS on all rows, since {crude}"
-    told = [warn(note) for note in plan.notes]
+    lengths = (draws * thin, tune * thin, chains)
+    task = Task(target, start, rows, sums, names, *lengths, seed, folder, where)
+    chosen, plan = _plan(task, chosen, may_change=method is None)
+    said = [warn(note) for note in (*_captured(target), *plan.notes)]
     load_soon()  # it takes as long as compiling does, and can go on beside it
     history = run(_chains(plan, task, parallel, thin), tune, draws, progressbar, folder, plan.pause)
-    return _posterior(task, chosen, plan, history, told, time.monotonic() - started, thin)
+    return _posterior(task, chosen, plan, history, said, time.monotonic() - started, thin)
 
 
-def _check_arguments(model: Any, rows: Any, parallel: Any) -> None:
+def _check_arguments(model: object, rows: object, parallel: object) -> None:
     if not isinstance(model, BaseModel):
         raise SettingError(
-            f"the first argument must be a model such as mo.models.Logistic(), not "
-            f"{_called(model)}."
+            f"the first argument must be a model such as mo.models.Logistic(), not {_kind(model)}."
         )
     if not isinstance(rows, Rows):
         raise SettingError(
-            f"the second argument must be mo.Rows, not {_called(rows)}; wrap arrays as "
+            f"the second argument must be mo.Rows, not {_kind(rows)}; wrap arrays as "
             "mo.Rows(x=X, y=y), a table as mo.Rows.from_table(table, outcome='y'), and open a "
             "store with mo.Rows.open(folder)."
         )
@@ -159,9 +167,15 @@ def _check_arguments(model: Any, rows: Any, parallel: Any) -> None:
 
 
 def _lengths(
-    method: Method, rows: Rows, draws: Any, tune: Any, chains: Any, passes: Any, thin: Any
+    method: Method,
+    rows: Rows,
+    draws: int | None,
+    tune: int | None,
+    chains: int,
+    passes: float | None,
+    thin: int,
 ) -> tuple[int, int]:
-    """Warm-up and draws of a chain, both in iterations that are recorded."""
+    """Warm-up and draws per chain, both in iterations that are recorded."""
     if passes is not None and draws is not None:
         raise SettingError("give either draws or passes: each says how long the chains are.")
     tune = (1000 if passes is None else 0) if tune is None else tune
@@ -184,8 +198,59 @@ def _lengths(
     return before, number
 
 
-def _called(thing: Any) -> str:
-    return f"the class {thing.__name__}" if isinstance(thing, type) else type(thing).__name__
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def _starts(target: Target, rows: Rows, starts: int | Sequence[Params] | None) -> Starts:
+    """Where modes are looked for: points of the user's, and how many dispersed ones."""
+    model = target.model
+    points = tuple(target.ravel(theta) for theta in model.other_starts(rows))
+    searchable = model.has_mode and target.size <= DENSE_LIMIT
+    if starts is None:
+        starts = model.dispersed_starts if searchable else 1
+    elif isinstance(starts, Sequence) and not isinstance(starts, str):
+        points, starts = tuple(target.ravel(theta) for theta in starts), 1
+    where = Starts(points, whole_number("starts, unless it is a list of points,", starts))
+    if where.several and not searchable:
+        raise SettingError(
+            f"modes are looked for from several starts in models of up to {DENSE_LIMIT:,} "
+            "parameters that are no networks, whose modes are too many; leave `starts` out."
+        )
+    return where
+
+
+def _plan(task: Task, method: Method, may_change: bool) -> tuple[Method, Plan]:
+    """The plan of the method; where it was not asked for, of NUTS if it does not suit."""
+    if not may_change:
+        return method, method.plan(task)
+    try:
+        modes = task.anchor_at_mode().modes if task.starts and task.starts.several else None
+        if modes is None or len(modes) == 1:
+            return method, method.plan(task)
+        reason = f"the posterior has {len(modes)} modes and HMC-ECS expands about one"
+    except CrudeControlVariateError as crude:
+        reason = str(crude)
+    method = resolve("nuts")
+    plan = method.plan(task)
+    plan.tuning["method"] = f"NUTS on all rows, since {reason}"
+    return method, plan
+
+
+def _captured(target: Target) -> list[ModicumWarning]:
+    """Say so if a model's functions hold large arrays, which are compiled as constants."""
+    size = 0 if target.trace is None else target.trace.captured_bytes
+    if size < CAPTURED:
+        return []
+    return [
+        ModicumWarning(
+            "captured-arrays",
+            f"the model's functions have captured {size / 2**20:,.0f} MB of arrays, which are "
+            "compiled into every function as constants and may take minutes to compile",
+            "put what belongs to a row into a field of mo.Rows, which functions get as `batch`",
+            bytes=size,
+        )
+    ]
 
 
 def _seed(random_seed: int | None, checkpoint: str | os.PathLike[str] | None) -> int:
@@ -202,13 +267,14 @@ def _seed(random_seed: int | None, checkpoint: str | os.PathLike[str] | None) ->
 def _identity(
     target: Target,
     start: np.ndarray,
+    starts: Starts,
     rows: Rows,
     method: Method,
     draws: int,
     tune: int,
     chains: int,
+    thin: int,
     seed: int,
-    thin: int = 1,
 ) -> dict[str, str | int]:
     """What makes a run the one it is: a checkpoint of another is refused."""
     identity: dict[str, str | int] = {
@@ -223,8 +289,9 @@ def _identity(
         "version": version("modicum"),
     }
     if target.trace is not None:
-        identity |= {"init": blake2b(start.tobytes(), digest_size=8).hexdigest()}
-        identity |= {"jax": jax.__version__}
+        points = b"".join(point.tobytes() for point in (start, *starts.points))
+        init = blake2b(points, digest_size=8).hexdigest()
+        identity |= {"init": init, "starts": starts.dispersed, "jax": jax.__version__}
     return identity
 
 
@@ -258,8 +325,8 @@ def _chains(plan: Plan, task: Task, parallel: Parallel | None, thin: int) -> Cha
     # Rows that are fetched are there for the whole of a call, others for a block of it.
     fetched = isinstance(plan.rows, Rows)
     capacity = both if fetched else capacity_for(recorded, total, together)
-    given = (plan.kernel, plan.context, keys, plan.flags, capacity, plan.rows, how, thin)
-    return Chains(*given, block=min(both, BLOCK))
+    parts = (plan.kernel, plan.context, keys, plan.flags, capacity, plan.rows, how, thin)
+    return Chains(*parts, block=min(both, BLOCK))
 
 
 def _posterior(
@@ -267,7 +334,7 @@ def _posterior(
     method: Method,
     plan: Plan,
     history: History,
-    told: list[ModicumWarning],
+    said: list[ModicumWarning],
     seconds: float,
     thin: int,
 ) -> Posterior:
@@ -279,10 +346,11 @@ def _posterior(
     outcome = method.finish(task, plan, history)
     draws = _named_draws(task.target, plan.anchor.point, plan.anchor.factor, history.position)
     labels = task.target.model.labels(task.rows)
-    found = convergence_warnings(
+    convergence = convergence_warnings(
         draws, history.stats, outcome.weights, labels, outcome.target_accept
     )
-    told += [warn(doubt, stacklevel=5) for doubt in [*history.notes, *outcome.warnings, *found]]
+    doubts = [*history.notes, *outcome.warnings, *convergence]
+    said += [warn(doubt, stacklevel=5) for doubt in doubts]
     settings = {
         "method": method.name,
         "settings": repr(method),
@@ -307,7 +375,7 @@ def _posterior(
         ledger=task.ledger,
         labels=labels,
         weights=outcome.weights,
-        warnings=told,
+        warnings=said,
         tuning=mode | plan.tuning,
         settings=settings,
         predictor=ModelPredictor(task.target.model),
@@ -318,7 +386,7 @@ def _rows_touched(stats: dict[str, np.ndarray]) -> int:
     return int(stats["rows_touched"].sum()) if "rows_touched" in stats else 0
 
 
-def _mode_text(record: Any) -> str:
+def _mode_text(record: ModeRecord) -> str:
     return (
         f"found in {record.passes} passes from a subset of {record.subset:,} rows; whitened "
         f"gradient norm {record.gradient_norm:.1e}"

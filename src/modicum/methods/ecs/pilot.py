@@ -14,14 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.designs import Design, Uniform, Weighted, draw_on_host, weight_tables
+from modicum.errors import ConvergenceError
 from modicum.estimators import Estimator, Perturbed, control_variate, proxy
 from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.kernels.moves import HMCMove, Move, NUTSMove
 from modicum.methods.base import Task
 from modicum.methods.ecs.tuning import Choice, Pilot, choose, study
-from modicum.methods.weights import expected_residuals
+from modicum.methods.weights import ends_near_the_mode, expected_residuals
 from modicum.models import LinearPredictorModel
 from modicum.passes import Anchor
+from modicum.passes.faults import first_bad_row
 from modicum.passes.full_likelihood import free_memory
 from modicum.passes.mode import prior_hessian, prior_slope
 from modicum.random import Stream, generator
@@ -102,7 +104,12 @@ class Study:
             studied = np.full_like(drawn_with, 1 / len(rows))
         batch = rows.take(np.asarray(drawn.row_ids)) | {"probability": studied}
         self.task.ledger.add("pilot", len(drawn_with) * len(draws), "density")
-        return study(self.control_variate, batch, studied / drawn_with, self.proxy, draws)
+        pilot = study(self.control_variate, batch, studied / drawn_with, self.proxy, draws)
+        bad = np.flatnonzero(~np.isfinite(pilot.variance))
+        if len(bad):
+            t = self.anchor.point + self.anchor.factor @ draws[bad[0]]
+            raise ConvergenceError(ends_near_the_mode(first_bad_row(self.task.sums, t)))
+        return pilot
 
     @property
     def steps(self) -> int:
