@@ -7,6 +7,7 @@ import pytest
 import statsmodels.api as sm
 
 import modicum as mo
+from helpers.ported import RUBIN, eight_schools
 from helpers.targets import (
     Conjugate,
     all_of,
@@ -219,32 +220,9 @@ def test_a_prior_that_is_too_tight_is_named():
     assert note.numbers["data_sd"] > 0.01
 
 
-SCHOOLS = {
-    "y": np.array([28.0, 8, -3, 7, -1, 1, 18, 12]),
-    "sigma": np.array([15.0, 10, 16, 11, 9, 11, 10, 18]),
-}
-
-
-def eight_schools():
-    """Rubin's (1981), in its non-centred form."""
-
-    def log_prior(th):
-        tau = jnp.exp(th["log_tau"])
-        return (
-            -0.5 * jnp.sum(th["z"] ** 2) - 0.5 * (th["mu"] / 5) ** 2
-            - jnp.log1p((tau / 5) ** 2) + th["log_tau"]
-        )  # fmt: skip
-
-    def log_likelihood(th, b):
-        effect = th["mu"] + jnp.exp(th["log_tau"]) * (b["school"] @ th["z"])
-        return -0.5 * ((b["y"] - effect) / b["sigma"]) ** 2
-
-    init = {"mu": 0.0, "log_tau": 0.0, "z": np.zeros(8)}
-    return mo.Model(log_prior, log_likelihood, init), mo.Rows(school=np.eye(8), **SCHOOLS)
-
-
 def test_a_hierarchy_has_no_columns():
-    note = note_of(*eight_schools())
+    port = eight_schools(RUBIN)
+    note = note_of(port.model, port.rows)
     assert note.code == "prior-decides"
     assert "column" not in str(note)
     assert "the prior says about" in str(note)
