@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from modicum import datasets, diagnostics, models, rows
+from modicum import datasets, diagnostics, methods, models, rows
 from modicum.errors import (
     ConvergenceError,
     DataError,
@@ -11,6 +11,7 @@ from modicum.errors import (
     SettingError,
 )
 from modicum.ledger import Ledger
+from modicum.log_posterior import LogPosterior, Mode
 from modicum.methods import HMC, HMCECS, NUTS, FlyMC, SignedHMCECS, StochasticGradient
 from modicum.methods.sgmcmc.named import (
     BAOAB,
@@ -53,6 +54,8 @@ __all__ = [
     "Decay",
     "FlyMC",
     "Ledger",
+    "LogPosterior",
+    "Mode",
     "Model",
     "ModicumError",
     "ModicumWarning",
@@ -63,6 +66,7 @@ __all__ = [
     "StochasticGradient",
     "datasets",
     "diagnostics",
+    "methods",
     "models",
     "rows",
     "sample",

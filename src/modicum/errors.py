@@ -40,7 +40,22 @@ class ConvergenceError(ModicumError, RuntimeError):
 
 
 class CrudeControlVariateError(SettingError):
-    """No affordable subsample would do: the rows' Taylor proxies are too far off."""
+    """No affordable subsample would do: the rows' Taylor proxies are too far off.
+
+    Parameters
+    ----------
+    sentence
+        What is wrong, and why.
+    remedy
+        What to do about it.
+    """
+
+    def __init__(self, sentence: str, remedy: str) -> None:
+        super().__init__(sentence, remedy)
+        self.sentence, self.remedy = sentence, remedy
+
+    def __str__(self) -> str:
+        return f"{self.sentence}; {self.remedy}."
 
 
 class ModicumWarning(UserWarning):

@@ -1,11 +1,8 @@
-"""Double precision where the work is done, without touching the user's global JAX settings.
+"""How functions are compiled, and in which precision they run.
 
-JAX keeps the switch per thread, so every thread that computes enters the scope by itself.
-
-How functions are compiled: `jax.jit`, with options that suit the device.
-
-A run's first draw waits for the compiler. On a CPU its newer code generator and its last level of
-optimisation take more than half of that time, and the loops made here run no faster for them.
+A run's first draw waits for the compiler, so `jit` is `jax.jit` with options that suit the device.
+Double precision is switched on where the work is done, without touching the user's global JAX
+settings: JAX keeps the switch per thread, so every thread that computes enters the scope by itself.
 """
 
 from __future__ import annotations
@@ -16,13 +13,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import jax
+import numpy as np
 
 __all__ = [
     "FASTEST_COMPILE",
+    "FAST_COMPILE",
     "GPU_GRAPHS",
+    "Array",
     "in_double_precision",
     "jit",
     "make_room",
@@ -31,6 +31,10 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
+Array: TypeAlias = jax.Array | np.ndarray  # what compiled functions take
+
+
+# Precision ------------------------------------------------------------------------------
 
 
 def in_double_precision(function: Callable[P, R]) -> Callable[P, R]:
@@ -44,19 +48,19 @@ def in_double_precision(function: Callable[P, R]) -> Callable[P, R]:
     return scoped
 
 
-FAST_COMPILE = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
-MAPS, MOST = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
-ROOM = 0.7  # share of the maps that may be in use before a run
+# Compilation ----------------------------------------------------------------------------
 
+# The CPU compiler's newer code generator and its last level of optimisation take more than half of
+# its time, and the loops made here run no faster for them.
+FAST_COMPILE = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
+# For what is run once: slow code.
+FASTEST_COMPILE = FAST_COMPILE | {"xla_backend_optimization_level": 0}
 # Loops whose length the device decides stay on it, as part of one graph.
 GPU_GRAPHS = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CONDITIONAL,WHILE,"
     "DYNAMIC_SLICE_FUSION",
     "xla_gpu_graph_min_graph_size": 1,
 }
-FASTEST_COMPILE = FAST_COMPILE | {
-    "xla_backend_optimization_level": 0
-}  # slow code, for what is run once
 
 
 class Compiled(Protocol[P, R]):
@@ -127,6 +131,12 @@ def _are_known(*options: tuple[str, Any]) -> bool:
     except Exception:  # what is raised depends on the version
         return False
     return True
+
+
+# Memory ---------------------------------------------------------------------------------
+
+MAPS, MOST = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
+ROOM = 0.7  # share of the maps that may be in use before a run
 
 
 @contextmanager

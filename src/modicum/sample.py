@@ -14,7 +14,6 @@ import numpy as np
 
 from modicum.diagnostics.convergence import load_soon
 from modicum.errors import (
-    CrudeControlVariateError,
     ModicumWarning,
     SettingError,
     is_number,
@@ -22,14 +21,14 @@ from modicum.errors import (
     whole_number,
 )
 from modicum.ledger import Ledger
-from modicum.methods import Method, resolve
+from modicum.methods import DEFAULT, Method, default_plan, resolve
 from modicum.methods.base import Plan, Task
 from modicum.models import BaseModel, Target
 from modicum.models.base import Params
 from modicum.models.prediction import ModelPredictor
 from modicum.passes import LocalEngine, ModeRecord, Starts, Sums
 from modicum.passes.mode import DENSE_LIMIT
-from modicum.posterior import Posterior, convergence_warnings
+from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
 from modicum.posterior.labels import scalar_names, tidy_labels
 from modicum.random import chain_keys, fresh_seed
 from modicum.rows import Rows
@@ -77,9 +76,10 @@ def sample(
         The data: `mo.Rows(...)`, `mo.Rows.from_table(...)` or `mo.Rows.open(...)`.
     method
         A name ("hmc-ecs", "flymc", "nuts", "hmc", "sgld", "ewsg" ...) or an object with settings
-        (`mo.HMCECS(design="uniform")`). By default HMC-ECS, which touches a few hundred rows
-        per step, or NUTS on all rows where these are too few for subsampling to make sense, or
-        where the posterior of a model of your own has several modes.
+        (`mo.HMCECS(design="uniform")`). By default HMC-ECS, which touches a few hundred rows per
+        step, or NUTS on all rows where these are too few for subsampling to make sense, or where a
+        pilot study shows that subsampling would give a wrong answer, or where the posterior of a
+        model of your own has several modes.
     draws, tune
         Draws to keep and warm-up iterations before them, in each chain; 1,000 of both.
     chains
@@ -127,7 +127,7 @@ def sample(
     ['beta[dose]', 'beta[age]', 'intercept']
     """
     _check_arguments(model, rows, parallel)
-    chosen = resolve("hmc-ecs" if method is None else method)
+    chosen = resolve(DEFAULT if method is None else method)
     tune, draws = _lengths(chosen, rows, draws, tune, chains, passes, thin)
     started = time.monotonic()
     seed = _seed(random_seed, checkpoint)
@@ -144,14 +144,21 @@ def sample(
     names = _flat_names(target, rows)
     lengths = (draws * thin, tune * thin, chains)
     task = Task(target, start, rows, sums, names, *lengths, seed, folder, where)
-    chosen, plan = _plan(task, chosen, may_change=method is None)
-    said = [warn(note) for note in (*_captured(target), *plan.notes)]
+    chosen, plan = default_plan(task) if method is None else (chosen, chosen.plan(task))
+    doubts = [warn(note) for note in (*_captured(target), *plan.notes)]
     load_soon()  # it takes as long as compiling does, and can go on beside it
     history = run(_chains(plan, task, parallel, thin), tune, draws, progressbar, folder, plan.pause)
-    return _posterior(task, chosen, plan, history, said, time.monotonic() - started, thin)
+    return _posterior(task, chosen, plan, history, doubts, time.monotonic() - started, thin)
 
 
 def _check_arguments(model: object, rows: object, parallel: object) -> None:
+    check_model_and_rows(model, rows)
+    if parallel not in (None, "threads", "stacked"):
+        raise SettingError(f"parallel must be 'threads' or 'stacked', not {parallel!r}.")
+
+
+def check_model_and_rows(model: object, rows: object) -> None:
+    """Refuse what is not a model, or not `mo.Rows`, with a sentence that says what to pass."""
     if not isinstance(model, BaseModel):
         raise SettingError(
             f"the first argument must be a model such as mo.models.Logistic(), not {_kind(model)}."
@@ -162,8 +169,6 @@ def _check_arguments(model: object, rows: object, parallel: object) -> None:
             "mo.Rows(x=X, y=y), a table as mo.Rows.from_table(table, outcome='y'), and open a "
             "store with mo.Rows.open(folder)."
         )
-    if parallel not in (None, "threads", "stacked"):
-        raise SettingError(f"parallel must be 'threads' or 'stacked', not {parallel!r}.")
 
 
 def _lengths(
@@ -218,23 +223,6 @@ def _starts(target: Target, rows: Rows, starts: int | Sequence[Params] | None) -
             "parameters that are no networks, whose modes are too many; leave `starts` out."
         )
     return where
-
-
-def _plan(task: Task, method: Method, may_change: bool) -> tuple[Method, Plan]:
-    """The plan of the method; where it was not asked for, of NUTS if it does not suit."""
-    if not may_change:
-        return method, method.plan(task)
-    try:
-        modes = task.anchor_at_mode().modes if task.starts and task.starts.several else None
-        if modes is None or len(modes) == 1:
-            return method, method.plan(task)
-        reason = f"the posterior has {len(modes)} modes and HMC-ECS expands about one"
-    except CrudeControlVariateError as crude:
-        reason = str(crude)
-    method = resolve("nuts")
-    plan = method.plan(task)
-    plan.tuning["method"] = f"NUTS on all rows, since {reason}"
-    return method, plan
 
 
 def _captured(target: Target) -> list[ModicumWarning]:
@@ -334,7 +322,7 @@ def _posterior(
     method: Method,
     plan: Plan,
     history: History,
-    said: list[ModicumWarning],
+    doubts: list[ModicumWarning],
     seconds: float,
     thin: int,
 ) -> Posterior:
@@ -349,8 +337,10 @@ def _posterior(
     convergence = convergence_warnings(
         draws, history.stats, outcome.weights, labels, outcome.target_accept
     )
-    doubts = [*history.notes, *outcome.warnings, *convergence]
-    said += [warn(doubt, stacklevel=5) for doubt in doubts]
+    doubts += [
+        warn(doubt, stacklevel=5) for doubt in [*history.notes, *outcome.warnings, *convergence]
+    ]
+    method.doubted(plan, doubts)
     settings = {
         "method": method.name,
         "settings": repr(method),
@@ -375,10 +365,11 @@ def _posterior(
         ledger=task.ledger,
         labels=labels,
         weights=outcome.weights,
-        warnings=said,
+        warnings=Warnings(doubts),
         tuning=mode | plan.tuning,
         settings=settings,
         predictor=ModelPredictor(task.target.model),
+        fit_rows=FitRows.of(task.rows),
     )
 
 

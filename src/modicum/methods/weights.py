@@ -14,18 +14,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.designs import Design, RowFacts, Tables
 from modicum.errors import ConvergenceError
-from modicum.estimators import ControlVariate, LinearTaylor
+from modicum.estimators import LinearTaylor
+from modicum.kernels.base import ControlVariate, Proxy
+from modicum.methods.base import Task
 from modicum.passes import Sums
 from modicum.passes.blocks import map_in_blocks
 from modicum.passes.faults import describe_row
 from modicum.runtime import jit
 
-__all__ = ["ends_near_the_mode", "expected_residuals"]
+__all__ = ["design_tables", "ends_near_the_mode", "expected_residuals"]
+
+
+def design_tables(task: Task, design: Design[Tables], facts: RowFacts) -> Tables:
+    """The tables of a design; those that take a pass are remembered by the checkpoint."""
+    if design.needs == "nothing":
+        return design.tables(facts)
+    name = f"design-{type(design).__name__.lower()}"
+    arrays = task.remember(name, lambda: design.tables(facts)._asdict())
+    tables: Tables = design.layout(**arrays)
+    return tables
 
 
 def expected_residuals(
-    sums: Sums, control_variate: ControlVariate, proxy: dict[str, Any], pilot: np.ndarray
+    sums: Sums, control_variate: ControlVariate[Any], proxy: Proxy, pilot: np.ndarray
 ) -> np.ndarray:
     """Root mean square over the posterior of every row's residual, by one pass.
 
@@ -40,7 +53,7 @@ def expected_residuals(
     """
     n = len(sums.rows)
     if isinstance(control_variate, LinearTaylor):
-        centre = pilot.mean(axis=0) if len(pilot) else np.zeros(len(proxy["a"]))
+        centre = pilot.mean(axis=0) if len(pilot) else np.zeros(len(proxy.a))
         chunk_map: Any = partial(_from_leverage, control_variate)
         arguments: Any = (proxy, centre)
         sums.ledger.add("design", n, "gradient", passes=1)
@@ -79,18 +92,18 @@ def _of_block(control_variate: LinearTaylor, arguments: Any, batch: Any, present
     proxy, centre = arguments
     # A probability of one: `scale` is then the frequency weight alone.
     cached = control_variate.cache(dict(batch) | {"probability": jnp.ones(())}, proxy)
-    h = jnp.sum(cached["rows"] ** 2, axis=1) + (cached["rows"] @ centre) ** 2
+    h = jnp.sum(cached.rows**2, axis=1) + (cached.rows @ centre) ** 2
     first = control_variate.order + 1
     total = jnp.zeros_like(h)
     for j in (first, first + 1):
-        coefficient = cached["taylor"][:, j]  # f^(j) / j!
+        coefficient = cached.taylor[:, j]  # f^(j) / j!
         total += _EVEN_MOMENTS[j] * h**j * coefficient**2
-    return cached["scale"] * jnp.sqrt(total)
+    return cached.scale * jnp.sqrt(total)
 
 
 @jit(static=0)
 def _from_pilot(
-    control_variate: ControlVariate, arguments: Any, batch: Any, present: Any
+    control_variate: ControlVariate[Any], arguments: Any, batch: Any, present: Any
 ) -> jax.Array:
     proxy, pilot = arguments
     cached = control_variate.cache(dict(batch) | {"probability": jnp.ones(present.shape)}, proxy)

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from modicum.datasets.dataset import Dataset
-from modicum.datasets.encoding import splines
+from modicum.datasets import Dataset, splines
 from modicum.models import Logistic
-from modicum.rows import Rows
+from modicum.rows import Rows, ingest
 
 __all__ = ["plain", "plain_blocks", "plain_store", "spline_shaped"]
 
@@ -42,8 +41,6 @@ def plain_store(n: int, folder: Path, columns: int = 28) -> Path:
     """Write the same rows as a row store, without ever holding them; return its path."""
     import pyarrow as pa
 
-    from modicum.rows import ingest
-
     raw, names = folder / "raw.arrow", [f"x{j}" for j in range(columns)]
     schema = pa.schema([(name, pa.float32()) for name in [*names, "y"]])
     with pa.OSFile(str(raw), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
@@ -66,4 +63,10 @@ def spline_shaped(n: int, seed: int = 1) -> Dataset:
 
 
 def _dataset(name: str, rows: Rows, description: str) -> Dataset:
-    return Dataset(name, rows, Logistic(), f"{description} (a stand-in)", "generated")
+    return Dataset(
+        name,
+        rows,
+        Logistic(prior_scale=2.5, intercept_scale=10.0),
+        f"{description} (a stand-in)",
+        "generated",
+    )

@@ -1,4 +1,4 @@
-"""The same model by HMC on all rows, to see whether a few hundred rows a step were enough."""
+"""The same model by HMC on all rows, to see whether a few hundred rows per step were enough."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from modicum.posterior import Posterior
-from modicum.rows import Rows
+from modicum import Posterior, Rows, sample
+from modicum.models import Logistic
 from modicum_lab.demo.flights import Flights
 
 __all__ = ["Comparison", "compare"]
@@ -50,14 +50,12 @@ def compare(rows: Rows, post: Posterior, flights: Flights, draws: int, seed: int
     """
     from modicum.errors import ModicumWarning
     from modicum.methods import HMC
-    from modicum.models import Logistic
-    from modicum.sample import sample
 
     step: Any = post.tuning["step_size"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ModicumWarning)  # it is short on purpose
         full = sample(
-            Logistic(prior_scale=2.5),
+            Logistic(prior_scale=2.5, intercept_scale=10.0),
             rows,
             method=HMC(trajectory=1.4, step_size=step["value"]),
             draws=draws,

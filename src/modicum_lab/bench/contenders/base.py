@@ -1,4 +1,4 @@
-"""What a contender is, and how the one asked for is found."""
+"""What a contender is, and how one is looked up by name."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from modicum.errors import SettingError, suggestion
-from modicum_lab.bench.problem_data import Given
-from modicum_lab.bench.run_result import Budget, Found
+from modicum_lab.bench.problems import ProblemData
+from modicum_lab.bench.runs import Budget, RunResult
 
 __all__ = ["CONTENDERS", "Contender", "contender", "find_contender"]
 
-Run = Callable[[Given, Budget], Found]
+Run = Callable[[ProblemData, Budget], RunResult]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Contender:
     title
         What tables call it.
     run
-        From a problem and a budget to what was found.
+        From a problem and a budget to the result of a run.
     package
         What must be installed.
     copies

@@ -7,23 +7,33 @@ from typing import Any
 
 import numpy as np
 
+from modicum import Rows
 from modicum.plots import pyplot
-from modicum_lab.papers.experiment import Figure, Result, Scale, experiment
+from modicum_lab.papers.experiments import Figure, Result, Scale, experiment
 from modicum_lab.papers.fits import Contender, Fit, ledger_of, settings_of, warnings_of
-from modicum_lab.papers.hmc_ecs import notes
-from modicum_lab.papers.hmc_ecs.contenders import (
+from modicum_lab.papers.hmc_ecs.comparison import (
+    BANKRUPTCY_ROWS,
     DEFAULT,
     PERTURBED,
     SIGNED,
     TRUTH,
     Problem,
     Size,
+    bankruptcy_rows,
     full_hmc,
     run_problem,
 )
-from modicum_lab.papers.hmc_ecs.data import BANKRUPTCY_ROWS, bankruptcy_rows
 from modicum_lab.papers.hmc_ecs.pictures import draw_marginals, draw_moments, some_parameters
-from modicum_lab.papers.hmc_ecs.tables import accuracy_table, efficiency_table, relative_table
+from modicum_lab.papers.hmc_ecs.tables import (
+    accuracy_table,
+    charged,
+    efficiency_table,
+    full_cost,
+    monte_carlo_error,
+    relative_table,
+    stochastic_gradients_cost,
+    too_large,
+)
 
 __all__ = ["BANKRUPTCY", "figures_4_6", "tables_3_4"]
 
@@ -50,7 +60,7 @@ BANKRUPTCY = Problem(
 )  # fmt: skip
 
 SIZES: dict[Scale, Size] = {  # both experiments share their runs, full HMC among them
-    "smoke": Size(20_000, 2, 60, 40),
+    "smoke": Size(10_000, 2, 60, 40, to_see_that_it_runs=True),
     "laptop": Size(BANKRUPTCY_ROWS // 40, 2, 1_000, 500, 20_000),
     "paper": Size(BANKRUPTCY_ROWS, 4, 2_000, 1_000),
 }
@@ -65,7 +75,8 @@ def _fit(one: Contender, size: Size, seed: int) -> Fit:
 
 
 def _fits(size: Size, seed: int) -> dict[str, Fit]:
-    return run_problem(BANKRUPTCY, size, lambda one: _fit(one, size, seed), schedule=False)
+    problem = size.part_of(BANKRUPTCY)
+    return run_problem(problem, size, lambda one: _fit(one, size, seed), schedule=False)
 
 
 @experiment("hmc-ecs", "tables-3-4", "Bankruptcy: relative computational time, and efficiencies")
@@ -113,7 +124,7 @@ def figures_4_6(scale: Scale, seed: int) -> Result:
         ],
         settings=settings_of(data, every, size.chains),
         ledger=ledger_of(every),
-        notes=[*NOTES, notes.monte_carlo_error(truth), *warnings_of(every)],
+        notes=[*NOTES, monte_carlo_error(truth), *warnings_of(every)],
     )  # fmt: skip
 
 
@@ -127,16 +138,16 @@ NOTES = [
 
 def _notes(size: Size, fits: dict[str, Fit]) -> list[str]:
     return [
-        notes.charged(BANKRUPTCY, size),
+        charged(BANKRUPTCY, size),
         "The paper's costs of full HMC, 478.7 and 311.5, agree with about 40 passes charged to "
         "both methods; its 9.5 for SG-HMC with L = 60 then means an IF of about 36.",
-        notes.stochastic_gradients_cost(BANKRUPTCY, fits),
-        notes.too_large(BANKRUPTCY, size, fits),
-        notes.full_cost(BANKRUPTCY, fits),
+        stochastic_gradients_cost(size.part_of(BANKRUPTCY), fits),
+        too_large(BANKRUPTCY, size, fits),
+        full_cost(BANKRUPTCY, fits),
     ]
 
 
-def _draw_prediction(fits: list[Fit], rows: Any) -> Any:
+def _draw_prediction(fits: list[Fit], rows: Rows) -> Any:
     order, frequency = _groups(rows)
     figure, axes = pyplot().subplots(
         1, len(fits), figsize=(3.6 * len(fits), 3.6), sharey=True, layout="constrained"
@@ -155,7 +166,7 @@ def _draw_prediction(fits: list[Fit], rows: Any) -> Any:
     return figure
 
 
-def _groups(rows: Any) -> tuple[np.ndarray, np.ndarray]:
+def _groups(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     """Rows by group of the ratio, (group, row), and the frequency of bankruptcy in each.
 
     Spline functions are what is at hand; their mean place along the knots orders the rows as the
@@ -169,15 +180,15 @@ def _groups(rows: Any) -> tuple[np.ndarray, np.ndarray]:
     return order, everything["y"][order].mean(axis=1)
 
 
-def _predicted(fit: Fit, rows: Any, order: np.ndarray) -> np.ndarray:
+def _predicted(fit: Fit, rows: Rows, order: np.ndarray) -> np.ndarray:
     """Quantiles .05, mean and .95 over draws of the mean probability in each group."""
     theta = fit.draws.reshape(-1, fit.draws.shape[2])
     theta = theta[:: max(1, len(theta) // 200)]
-    found = []
+    lines = []
     for group in order:
         some = group[:: max(1, len(group) // 500)]  # firms enough for the mean of a group
         x = rows.take(np.sort(some))["x"]
         chance = 1 / (1 + np.exp(-(x @ theta[:, :-1].T + theta[:, -1])))
         mean = chance.mean(axis=0)
-        found.append([np.quantile(mean, 0.05), mean.mean(), np.quantile(mean, 0.95)])
-    return np.asarray(found).T
+        lines.append([np.quantile(mean, 0.05), mean.mean(), np.quantile(mean, 0.95)])
+    return np.asarray(lines).T

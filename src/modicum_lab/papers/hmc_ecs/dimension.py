@@ -14,9 +14,9 @@ from modicum.methods import HMC, HMCECS
 from modicum.models import Gaussian
 from modicum.plots import METHOD_COLOURS, pyplot
 from modicum.rows import Rows
-from modicum_lab.papers.experiment import Figure, Result, Scale, Table, experiment
+from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment
 from modicum_lab.papers.fits import Contender, Fit, ledger_of
-from modicum_lab.papers.hmc_ecs.contenders import DEFAULT, TRUTH
+from modicum_lab.papers.hmc_ecs.comparison import DEFAULT, TRUTH
 from modicum_lab.papers.hmc_ecs.pictures import ORDER_COLOURS
 
 __all__ = ["figure_7"]
@@ -107,7 +107,7 @@ def _contenders(d: int, size: Size) -> list[Contender]:
 
 
 def _table(fits: dict[int, list[Fit]]) -> Table:
-    columns = ["d", "method", "rows an evaluation", "step size", "acceptance", "L", "IF",
+    columns = ["d", "method", "rows per evaluation", "step size", "acceptance", "L", "IF",
                "variance of lhat"]  # fmt: skip
     rows = [
         [d, fit.label, _rows_held(fit), fit.stat("step_size"), fit.stat("acceptance_rate"),
@@ -128,12 +128,12 @@ def _slopes(fits: dict[int, list[Fit]]) -> list[str]:
     ds = [d for d in fits if d >= SLOPES_FROM]
     if len(ds) < 3:
         return []
-    found = []
+    powers = []
     for k, label in enumerate(STYLES):
         steps = [fits[d][k].stat("step_size") for d in ds]
         slope = np.polyfit(np.log(ds), np.log(np.asarray(steps, float)), 1)[0]
-        found.append(f"{label}: {slope:.2f}")
-    return [f"Step size as a power of d, from d = {SLOPES_FROM}: {', '.join(found)}; HMC -.25."]
+        powers.append(f"{label}: {slope:.2f}")
+    return [f"Step size as a power of d, from d = {SLOPES_FROM}: {', '.join(powers)}; HMC -.25."]
 
 
 def _ledger(fits: dict[int, list[Fit]]) -> dict[str, int]:
