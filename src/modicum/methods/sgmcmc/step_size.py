@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.designs import Drawn
 from modicum.errors import SettingError, is_number
 from modicum.estimators.gradients import Snapshot
+from modicum.kernels.base import Pytree, StochasticGradientContext
 from modicum.kernels.integrators import Integrator
 from modicum.kernels.stochastic_gradient import StochasticGradientKernel
+from modicum.models.base import Batch
 from modicum.rows import Rows
 from modicum.runtime import jit
 
@@ -100,7 +102,7 @@ class GradientNoise:
 
 def gradient_noise(
     kernel: StochasticGradientKernel,
-    context: Any,
+    context: StochasticGradientContext,
     rows: Rows,
     points: np.ndarray,
     references: np.ndarray,
@@ -122,22 +124,28 @@ def gradient_noise(
 
 
 @jit(static=0)
-def _draw(kernel: StochasticGradientKernel, key: jax.Array, context: Any) -> Any:
+def _draw(
+    kernel: StochasticGradientKernel, key: jax.Array, context: StochasticGradientContext
+) -> Drawn:
     keys = jax.random.split(key, BATCHES)
     return jax.vmap(lambda k: kernel.design.draw(k, kernel.batch, context.design))(keys)
 
 
 @jit(static=0)
 def _moments(
-    kernel: StochasticGradientKernel, point: Any, reference: Any, batches: Any, context: Any
-) -> Any:
+    kernel: StochasticGradientKernel,
+    point: jax.Array,
+    reference: jax.Array,
+    batches: Batch,
+    context: StochasticGradientContext,
+) -> tuple[jax.Array, jax.Array]:
     """Mean and unbiased variance over batches, one batch at a time (Welford)."""
     estimator = kernel.estimator
     memory = estimator.start(point, context)
     if isinstance(memory, Snapshot):
         memory = memory._replace(z=reference)
 
-    def add(carry: Any, batch: Any) -> Any:
+    def add(carry: Pytree, batch: Batch) -> Pytree:
         count, mean, squares = carry
         g = estimator.gradient(point, estimator.prepare(batch, context), memory, context)
         g = g.astype(jnp.float64)
