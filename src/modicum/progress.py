@@ -6,7 +6,7 @@ neither gives a function in place of `progressbar=True`: it is called with a `Pr
 whenever there is news.
 
 Lines go to the logger "modicum" at level INFO, so a program that configures logging has them in its
-own log; where nobody has, they are written to standard error.
+own log; where no log takes them, they are written to standard error.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class _Lines:
     def begin(self, phase: Phase) -> None:
         total = "" if phase.total is None else f", {phase.total:,} {phase.unit or 'iterations'}"
         detail = f" ({phase.detail})" if phase.detail else ""
-        if logger.hasHandlers():
+        if logger.hasHandlers() and logger.isEnabledFor(logging.INFO):
             logger.info("%s%s%s", phase.name, total, detail)
         else:
             sys.stderr.write(f"modicum: {phase.name}{total}{detail}\n")
