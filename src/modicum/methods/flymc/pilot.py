@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, sqrt
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +16,10 @@ from modicum.estimators.bounds import Collapsed, bound_of
 from modicum.kernels.base import BoundSums
 from modicum.kernels.flymc import Candidates, FlyContext
 from modicum.methods.base import Task, Tuning
+from modicum.models.base import Batch
 from modicum.passes import Anchor
 from modicum.random import Stream, generator
-from modicum.runtime import jit
+from modicum.runtime import Array, jit
 
 __all__ = ["FlyStudy"]
 
@@ -185,7 +186,7 @@ def _candidates(brightest: np.ndarray, rng: np.random.Generator) -> dict[str, np
     return {"row_ids": row_ids, "number": number, "chance": chance}
 
 
-def _brightness(bounded: BoundedRows, bound: BoundSums, batch: Any, pilot: Any) -> jax.Array:
+def _brightness(bounded: BoundedRows, bound: BoundSums, batch: Batch, pilot: Array) -> jax.Array:
     """Chance of each row to be bright at each pilot point: 1 - B/L = 1 - e^-gap."""
     rows = bounded.cache(batch, bound.point)
 
@@ -196,12 +197,16 @@ def _brightness(bounded: BoundedRows, bound: BoundSums, batch: Any, pilot: Any) 
 
 
 @jit(static=0)
-def _brightest(bounded: BoundedRows, arguments: Any, batch: Any, present: Any) -> jax.Array:
+def _brightest(
+    bounded: BoundedRows, arguments: tuple[BoundSums, Array], batch: Batch, present: Array
+) -> jax.Array:
     del present
     bound, pilot = arguments
     return jnp.max(_brightness(bounded, bound, batch, pilot), axis=0)
 
 
 @jit(static=0)
-def _mean_brightness(bounded: BoundedRows, bound: BoundSums, batch: Any, pilot: Any) -> jax.Array:
+def _mean_brightness(
+    bounded: BoundedRows, bound: BoundSums, batch: Batch, pilot: Array
+) -> jax.Array:
     return jnp.mean(_brightness(bounded, bound, batch, pilot), axis=0)

@@ -15,10 +15,11 @@ from modicum.estimators import control_variate, proxy
 from modicum.kernels.base import Pytree
 from modicum.methods.base import Task
 from modicum.methods.weights import design_tables, expected_residuals
+from modicum.models.base import Batch
 from modicum.passes import Anchor
 from modicum.passes.mode import prior_hessian, prior_slope
 from modicum.random import Stream, generator
-from modicum.runtime import jit
+from modicum.runtime import Array, jit
 
 __all__ = ["design_of"]
 
@@ -95,13 +96,13 @@ def _clusters(task: Task, count: int) -> np.ndarray:
     return nearest.astype(np.int64)
 
 
-def _columns(batch: Any) -> jax.Array:
+def _columns(batch: Batch) -> jax.Array:
     kept = [values for name, values in sorted(batch.items()) if name not in UNCLUSTERED]
     return jnp.concatenate([jnp.reshape(v, (len(v), -1)) for v in kept], axis=1)
 
 
 @jit()
-def _nearest(arguments: Any, batch: Any, present: Any) -> jax.Array:
+def _nearest(arguments: tuple[Array, Array], batch: Batch, present: Array) -> jax.Array:
     del present
     centres, scale = arguments
     at = _columns(batch) / scale
