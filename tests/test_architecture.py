@@ -56,7 +56,7 @@ ONLY_SOME_RUNS = (  # what `import modicum` must not wait for
     *("arviz_stats", "numpyro", "statsmodels", "sklearn", "flax", "equinox", "modicum_lab"),
 )
 
-BROUGHT = {"modicum", "blackjax", "optax", "absl", "scipy"}  # by `import modicum`, besides JAX's
+BROUGHT = {"modicum", "blackjax", "optax", "absl", "scipy", "numpy", "jax", "jaxlib", "ml_dtypes"}
 
 SRC = Path(__file__).resolve().parents[1] / "src"
 
