@@ -118,12 +118,13 @@ def sample(
     tune, draws = _lengths(chosen, rows, draws, tune, chains, passes, thin)
     started = time.monotonic()
     seed = _seed(random_seed, checkpoint)
-    target, start = Target.of(model, rows)
+    ledger = Ledger(rows=len(rows))
+    target, start = Target.of(model, rows, ledger)
     folder = None
     if checkpoint is not None:
-        identity = _identity(model, rows, chosen, draws, tune * thin, chains, seed, thin)
+        identity = _identity(target.model, rows, chosen, draws, tune * thin, chains, seed, thin)
         folder = Checkpoint(checkpoint, identity)
-    sums = Sums(target, rows, LocalEngine(progressbar=progressbar), Ledger(rows=len(rows)))
+    sums = Sums(target, rows, LocalEngine(progressbar=progressbar), ledger)
     names = _flat_names(target, rows)
     task = Task(target, start, rows, sums, names, draws * thin, tune * thin, chains, seed, folder)
     try:
@@ -288,10 +289,16 @@ def _posterior(
         labels=labels,
         weights=outcome.weights,
         warnings=told,
-        tuning=mode | plan.tuning,
+        tuning=mode | plan.tuning | _priors_text(task),
         settings=settings,
         predictor=ModelPredictor(task.target.model),
     )
+
+
+def _priors_text(task: Task) -> dict[str, dict[str, str]]:
+    """The priors in numbers, for those who want to know what they were."""
+    text = task.target.model.describe_priors(task.rows)
+    return {"priors": text} if text else {}
 
 
 def _rows_touched(stats: dict[str, np.ndarray]) -> int:

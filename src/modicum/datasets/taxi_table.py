@@ -83,7 +83,7 @@ def _build(raw: Arrays) -> Dataset:
     return Dataset(
         name="taxi",
         rows=Rows(x=x, y=raw["tip"].astype(np.float32), columns=names),
-        model=Logistic(),
+        model=Logistic(prior_scale=2.5, intercept_scale=10.0),
         description="taxi trips paid by card, a tip of a fifth of the fare or more",
         source="https://www.nyc.gov/site/tlc/about/tlc-trip-record-data.page",
     )

@@ -173,7 +173,7 @@ def proxy(anchor: Anchor, target: Target, order: int, prior: tuple[Any, ...]) ->
 
 def control_variate(target: Target, order: int, precision: str = "float64") -> ControlVariate:
     """The cheapest form of the control variate that fits the model."""
-    model = target.model
+    model, target = target.model, target.likelihood  # priors of families are part of the proxy
     if isinstance(model, LinearPredictorModel) and len(target.shapes[0]) == 1 and not model.extras:
         return LinearTaylor(target, order, precision)
     return AutodiffTaylor(target, order)

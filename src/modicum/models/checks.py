@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,15 +13,10 @@ if TYPE_CHECKING:
     from modicum.models.base import BaseModel
     from modicum.rows import Rows
 
-__all__ = ["check_outcomes", "class_fault", "count_classes", "is_positive"]
+__all__ = ["check_outcomes", "class_fault", "count_classes"]
 
 Fault = Callable[[np.ndarray], tuple[np.ndarray, str]]
 CHUNK = 262_144
-
-
-def is_positive(value: Any) -> bool:
-    """Whether `value` is a finite number above zero."""
-    return isinstance(value, Real) and 0 < float(value) < np.inf
 
 
 def class_fault(y: np.ndarray, classes: int | None) -> tuple[np.ndarray, str]:

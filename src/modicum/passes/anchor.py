@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 from scipy.linalg import cholesky, eigh, solve_triangular
 
 from modicum.errors import ModicumWarning
-from modicum.models import BaseModel, Logistic, Softmax
+from modicum.models import BaseModel, Logistic, Softmax, Target
+from modicum.models.priors import prior_warnings
 from modicum.passes.mode import (
     DENSE_LIMIT,
     TOLERANCE,
@@ -24,6 +25,7 @@ from modicum.passes.sums import Sums
 __all__ = ["Anchor", "anchor_at", "anchor_at_mode"]
 
 SEPARATED = -0.5  # log-likelihood of all rows together, at the mode, above which none surprises
+COLLINEAR = 1e-6  # below this share no prior is to blame: the data say nothing at all
 DULL = 0.1  # a direction with less information from the data than this share of the prior's
 
 
@@ -113,7 +115,8 @@ def anchor_at_mode(
     at, record = find_mode(sums, start, seed, within=within)
     anchor = _from_curvature(at, record, names)
     anchor.notes.extend(_separation(sums.target.model, at))
-    return anchor
+    far = _prior_far(sums.target, anchor, names)
+    return replace(anchor, notes=_blame_the_prior(anchor.notes, far) if far else anchor.notes)
 
 
 def _from_curvature(at: Curvature, record: ModeRecord | None, names: tuple[str, ...]) -> Anchor:
@@ -167,6 +170,28 @@ def _dull_direction(at: Curvature, names: tuple[str, ...]) -> ModicumWarning | N
         "drop a column, merge levels, or choose that prior with care",
         information=float(ratios[0]),
     )
+
+
+def _prior_far(target: Target, anchor: Anchor, names: tuple[str, ...]) -> list[ModicumWarning]:
+    """Say so where data and prior disagree, by the normal approximation at the mode."""
+    distances = target.prior_distances(anchor.point)
+    if distances is None:
+        return []
+    away, slope = distances
+    spread = np.sqrt(np.sum((slope @ anchor.factor) ** 2, axis=1))
+    called = names or tuple(f"parameter {i}" for i in range(len(away)))
+    return prior_warnings(called, away, spread)
+
+
+def _blame_the_prior(
+    notes: list[ModicumWarning], far: list[ModicumWarning]
+) -> list[ModicumWarning]:
+    """Where a tight prior outweighs the data, it is not the columns that are at fault."""
+    return far + [
+        note
+        for note in notes
+        if note.code != "prior-decides" or note.numbers["information"] < COLLINEAR
+    ]
 
 
 def _separation(model: BaseModel, at: Curvature) -> list[ModicumWarning]:

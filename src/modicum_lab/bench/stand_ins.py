@@ -66,4 +66,5 @@ def spline_shaped(n: int, seed: int = 1) -> Dataset:
 
 
 def _dataset(name: str, rows: Rows, description: str) -> Dataset:
-    return Dataset(name, rows, Logistic(), f"{description} (a stand-in)", "generated")
+    model = Logistic(prior_scale=2.5, intercept_scale=10.0)
+    return Dataset(name, rows, model, f"{description} (a stand-in)", "generated")

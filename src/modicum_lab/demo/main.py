@@ -57,7 +57,7 @@ def fit(rows: Rows, quick: bool = False, progressbar: bool = False) -> Posterior
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ModicumWarning)  # told in words afterwards
         return sample(
-            Logistic(prior_scale=2.5),
+            Logistic(prior_scale=2.5, intercept_scale=10.0),
             rows,
             method="hmc-ecs",
             draws=250 if quick else 1000,

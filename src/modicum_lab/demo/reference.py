@@ -57,7 +57,7 @@ def compare(rows: Rows, post: Posterior, flights: Flights, draws: int, seed: int
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ModicumWarning)  # it is short on purpose
         full = sample(
-            Logistic(prior_scale=2.5),
+            Logistic(prior_scale=2.5, intercept_scale=10.0),
             rows,
             method=HMC(trajectory=1.4, step_size=step["value"]),
             draws=draws,

@@ -27,7 +27,7 @@ def in_numpy(x, y, beta):
 
 
 def a_pass(rows):
-    model = mo.models.Logistic(intercept=False)
+    model = mo.models.Logistic(prior_scale=2.5, intercept=False)
     target, _ = Target.of(model, rows)
     sums = Sums(target, rows, LocalEngine(progressbar=False), Ledger(rows=len(rows)))
     return lambda beta: sums.hessian(beta, "bench")

@@ -32,7 +32,7 @@ def ours(x, y, method, steps):
     """Seconds of `steps` steps."""
     import modicum as mo
 
-    rows, model = mo.Rows(x=x, y=y), mo.models.Logistic(intercept=False)
+    rows, model = mo.Rows(x=x, y=y), mo.models.Logistic(prior_scale=2.5, intercept=False)
 
     def run():
         with warnings.catch_warnings():
