@@ -2,18 +2,24 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 STAMP  := .venv/.installed
-# A worker a core; tests of one file share what they sampled, so a file stays with one worker.
+# One worker per core; tests of one file share what they sampled, so a file stays with one worker.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+LIBRARY := tests src/modicum
+LAB     := src/modicum_lab
 
-.PHONY: help install demo test test-slow lint format bench parts docs clean
+.PHONY: help install demo test test-unit test-lab test-slow test-lowest coverage lint format bench parts docs clean
 
 help:
-	@echo "make demo       fit real flights data and write a picture"
-	@echo "make test       run the tests"
-	@echo "make test-slow  run the longer statistical checks too"
-	@echo "make lint       ruff and strict types;  make format to fix the layout"
-	@echo "make bench      Modicum beside its peers (QUICK=1: a couple of minutes)"
-	@echo "make parts      timings of Modicum's parts; make docs to build the pages"
+	@echo "make demo         fit real flights data and write a picture"
+	@echo "make test         run the tests of the library"
+	@echo "make test-unit    only those that run no chain (two minutes)"
+	@echo "make test-lab     run the tests of the laboratory: papers, benchmarks, demo"
+	@echo "make test-slow    run the longer statistical checks too"
+	@echo "make test-lowest  run the unit tests on the oldest versions pyproject.toml allows"
+	@echo "make coverage     run the tests and print which lines they reach"
+	@echo "make lint         ruff and strict types;  make format to fix the layout"
+	@echo "make bench        Modicum beside its peers (QUICK=1: a couple of minutes)"
+	@echo "make parts        timings of Modicum's parts; make docs to build the pages"
 
 install: $(STAMP)
 
@@ -28,10 +34,28 @@ demo: $(STAMP)
 	$(BIN)/modicum demo
 
 test: $(STAMP)
-	$(PYTEST)
+	$(PYTEST) $(LIBRARY)
+
+test-unit: $(STAMP)
+	$(PYTEST) -m unit $(LIBRARY)
+
+test-lab: $(STAMP)
+	$(PYTEST) $(LAB)
 
 test-slow: $(STAMP)
-	$(PYTEST) -m "slow or not slow"
+	$(PYTEST) -m "slow or not slow" $(LIBRARY) $(LAB)
+
+test-lowest: pyproject.toml
+	rm -rf .venv-lowest
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --upgrade pip
+	.venv-lowest/bin/python tests/helpers/lowest.py > .venv-lowest/lowest.txt
+	.venv-lowest/bin/python -m pip install --quiet -r .venv-lowest/lowest.txt
+	.venv-lowest/bin/python -m pip install --quiet --no-deps -e .
+	.venv-lowest/bin/python -m pytest -m unit -n auto --maxprocesses 4 --dist loadfile tests
+
+coverage: $(STAMP)
+	$(PYTEST) --cov=modicum --cov-report=term:skip-covered $(LIBRARY)
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests
@@ -53,4 +77,4 @@ docs: $(STAMP)
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf .venv build dist site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-lowest build dist site .pytest_cache .mypy_cache .ruff_cache .coverage

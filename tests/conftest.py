@@ -1,5 +1,29 @@
+import gc
+from pathlib import Path
+
 import jax
 import pytest
+
+HERE = Path(__file__).parent
+CHAINS = ("kernels", "methods", "run", "traps", "test_sample.py", "test_cli.py", "test_readme.py")
+"""Where tests run chains, which takes compilation; all others are unit tests."""
+
+
+def pytest_collection_modifyitems(items):
+    """Mark what runs no chain as `unit`."""
+    for item in items:
+        if not item.path.is_relative_to(HERE) or item.get_closest_marker("slow"):
+            continue
+        if item.path.relative_to(HERE).parts[0] not in CHAINS:
+            item.add_marker(pytest.mark.unit)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def let_compiled_code_go():
+    """Each file compiles what it needs: kept for the whole run, it would fill the memory."""
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture

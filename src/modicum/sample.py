@@ -239,7 +239,7 @@ def _chains(plan: Plan, task: Task, parallel: Parallel | None, thin: int) -> Cha
     # Rows that are fetched are there for the whole of a call, others for a block of it.
     fetched = isinstance(plan.rows, Rows)
     capacity = both if fetched else capacity_for(recorded, total, together)
-    given = (plan.kernel, plan.context, keys, plan.signals, capacity, plan.rows, how, thin)
+    given = (plan.kernel, plan.context, keys, plan.flags, capacity, plan.rows, how, thin)
     return Chains(*given, block=min(both, BLOCK))
 
 

@@ -90,9 +90,9 @@ def _simulate(kernel, steps, step_size, context, data, keys):
             drawn = kernel.row_request(rows_key, context)
             batch = {"c": data["c"][drawn.row_ids], "probability": drawn.probability}
             fresh = (k % period == 0) if period else jnp.zeros((), bool)
-            signal = StepFlags(jnp.asarray(step_size, float), fresh, jnp.zeros((), bool))
+            flags = StepFlags(jnp.asarray(step_size, float), fresh, jnp.zeros((), bool))
             ready = kernel.prepare(batch, context)
-            state, _ = kernel.step(step_key, state, signal, ready, context)
+            state, _ = kernel.step(step_key, state, flags, ready, context)
             late = k >= steps // 2
             away = state.walk.z - start
             r = state.walk.memory

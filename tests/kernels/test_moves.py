@@ -115,28 +115,28 @@ def test_jitter_varies_the_length_of_trajectories(x64):
 
 @pytest.mark.parametrize("tune", [0, 1, 5, 20, 150, 1_000])
 def test_schedule_adapts_in_warm_up_only(tune):
-    signals = schedule(tune, 30, adapt_mass=True)
-    for part in signals:
+    flags = schedule(tune, 30, adapt_mass=True)
+    for part in flags:
         assert len(part) == tune + 30
         assert not part[tune:].any()
-    assert signals.adapting[:tune].all()
-    assert signals.last.sum() == (tune > 0)
+    assert flags.adapting[:tune].all()
+    assert flags.last.sum() == (tune > 0)
     fixed = schedule(tune, 30, adapt_mass=False)
     assert not fixed.slow.any()
     assert not fixed.window_end.any()
 
 
 def test_step_size_and_mass_are_learned_and_then_left_alone(x64):
-    signals = schedule(1_000, 50, adapt_mass=True)
+    flags = schedule(1_000, 50, adapt_mass=True)
     rng = np.random.default_rng(1)
     learn = jax.jit(partial(adapt, target_accept=0.8))
     state = start_adaptation(2, 1.0)
     for i in range(1_050):
-        signal = jax.tree.map(lambda a, i=i: a[i], signals)
+        now = jax.tree.map(lambda a, i=i: a[i], flags)
         rate = np.exp(-0.4 * float(state.step_size))  # equals 0.8 at a step of 0.56
         if i == 1_000:
             settled = state
-        state = learn(state, signal, rng.normal(size=2) * [1.0, 10.0], jnp.asarray(rate))
+        state = learn(state, now, rng.normal(size=2) * [1.0, 10.0], jnp.asarray(rate))
     assert abs(float(settled.step_size) - 0.558) < 0.06
     ratio = settled.inverse_mass[1] / settled.inverse_mass[0]
     assert 60 < float(ratio) < 160

@@ -283,9 +283,9 @@ def _compiled(kernel):
     def step(key, state, context, data):
         drawn = kernel.row_request(key, context)
         batch = {"c": data[drawn.row_ids], "probability": drawn.probability}
-        signal = StepFlags(jnp.asarray(0.01), jnp.zeros((), bool), jnp.zeros((), bool))
+        flags = StepFlags(jnp.asarray(0.01), jnp.zeros((), bool), jnp.zeros((), bool))
         again = jax.random.fold_in(key, 1)
-        return kernel.step(again, state, signal, kernel.prepare(batch, context), context)
+        return kernel.step(again, state, flags, kernel.prepare(batch, context), context)
 
     # quickly compiled rather than fast: here only composition is at stake
     return jax.jit(step, compiler_options={"xla_backend_optimization_level": 0})

@@ -40,8 +40,8 @@ class Accumulate:
     def init(self, key, batch, context):
         return batch["x"].sum(0) if self.at_start else jnp.zeros(3, context["like"].dtype)
 
-    def step(self, key, state, signal, batch, context):
-        state = 0.5 * state + (batch["x"] * batch["y"][:, None]).sum(0) + signal
+    def step(self, key, state, flags, batch, context):
+        state = 0.5 * state + (batch["x"] * batch["y"][:, None]).sum(0) + flags
         noise = jax.random.normal(key, (3,))
         drawn = {"position": state, "noise": noise[0], "chance": batch["probability"].sum()}
         return state, drawn
@@ -58,10 +58,10 @@ def sources(tmp_path):
 def records(rows, counts, parallel="threads", kernel=None, capacity=8, **more):
     with jax.enable_x64(True):
         context = {"rows": jnp.asarray(ROWS), "like": jnp.zeros(1, jnp.float32)}
-        signals = jnp.asarray(np.linspace(0, 1, LENGTH), jnp.float32)
+        flags = jnp.asarray(np.linspace(0, 1, LENGTH), jnp.float32)
         keys = chain_keys(7, 3)
         kernel = kernel or Accumulate()
-        chains = Chains(kernel, context, keys, signals, capacity, rows, parallel, **more)
+        chains = Chains(kernel, context, keys, flags, capacity, rows, parallel, **more)
         chains.begin()
         done, parts = 0, []
         for count, after in zip(counts, [*counts[1:], 0], strict=True):
@@ -138,8 +138,8 @@ def test_a_guess_that_was_wrong_is_fetched_again(tmp_path):
     truth = records(given["device"], [8, 8, 8, 1])
     with jax.enable_x64(True):
         context = {"rows": jnp.asarray(ROWS), "like": jnp.zeros(1, jnp.float32)}
-        signals = jnp.asarray(np.linspace(0, 1, LENGTH), jnp.float32)
-        chains = Chains(Accumulate(), context, chain_keys(7, 3), signals, 8, given["store"])
+        flags = jnp.asarray(np.linspace(0, 1, LENGTH), jnp.float32)
+        chains = Chains(Accumulate(), context, chain_keys(7, 3), flags, 8, given["store"])
         chains.begin()
         for count in (3, 7, 2):
             part = chains.advance(done, count, next_count=5)  # never what comes next
@@ -160,9 +160,9 @@ def test_state_saved_and_restored_goes_on_the_same(tmp_path):
         truth = records(rows, [8, 8], parallel)
         with jax.enable_x64(True):
             context = {"rows": jnp.asarray(ROWS), "like": jnp.zeros(1, jnp.float32)}
-            signals = jnp.asarray(np.linspace(0, 1, LENGTH), jnp.float32)
+            flags = jnp.asarray(np.linspace(0, 1, LENGTH), jnp.float32)
             first, second = (
-                Chains(Accumulate(), context, chain_keys(7, 3), signals, 8, rows, parallel)
+                Chains(Accumulate(), context, chain_keys(7, 3), flags, 8, rows, parallel)
                 for _ in range(2)
             )
             first.begin()
@@ -177,8 +177,8 @@ def test_the_runner_feeds_it_too(tmp_path):
     for name in ("device", "store"):
         with jax.enable_x64(True):
             context = {"rows": jnp.asarray(ROWS), "like": jnp.zeros(1, jnp.float32)}
-            signals = jnp.asarray(np.linspace(0, 1, LENGTH), jnp.float32)
-            chains = Chains(Accumulate(), context, chain_keys(7, 3), signals, 8, given[name])
+            flags = jnp.asarray(np.linspace(0, 1, LENGTH), jnp.float32)
+            chains = Chains(Accumulate(), context, chain_keys(7, 3), flags, 8, given[name])
             histories.append(run(chains, tune=10, draws=15, progressbar=False))
     device, store = histories
     assert device.complete
@@ -192,9 +192,9 @@ def test_runs_that_differ_in_length_share_compiled_code(tmp_path):
     traced = []
 
     class Watched(Accumulate):
-        def step(self, key, state, signal, batch, context):
-            traced.append(signal)
-            return super().step(key, state, signal, batch, context)
+        def step(self, key, state, flags, batch, context):
+            traced.append(flags)
+            return super().step(key, state, flags, batch, context)
 
     rows, kernel = sources(tmp_path)["device"], Watched()
     steps, drawn = np.linspace(0, 1, 40, dtype=np.float32), []

@@ -1,6 +1,6 @@
 """Warm-up of Hamiltonian moves: BlackJAX's dual averaging and diagonal mass, one step at a time.
 
-The schedule travels as per-iteration signals, so that warm-up and sampling are one compiled step
+The schedule travels as per-iteration flags, so that warm-up and sampling are one compiled step
 and a run can stop and resume anywhere in either.
 """
 
@@ -37,7 +37,7 @@ class Adaptation(NamedTuple):
 
 
 def schedule(tune: int, draws: int, adapt_mass: bool, adapt_step: bool = True) -> AdaptationFlags:
-    """Signals of `tune` warm-up iterations in Stan's windows, then `draws` without any."""
+    """Flags of `tune` warm-up iterations in Stan's windows, then `draws` without any."""
     if not adapt_step:
         return AdaptationFlags(*(np.zeros(tune + draws, bool) for _ in AdaptationFlags._fields))
     windows = build_schedule(tune) if tune else np.zeros((0, 2))
@@ -67,22 +67,22 @@ def start_adaptation(
 
 def adapt(
     state: Adaptation,
-    signal: AdaptationFlags,
+    flags: AdaptationFlags,
     position: jax.Array,
     acceptance_rate: jax.Array,
     target_accept: float,
 ) -> Adaptation:
-    """Learn from one iteration as `signal` says."""
+    """Learn from one iteration as `flags` says."""
     return jax.lax.cond(
-        signal.adapting,
-        lambda: _learn(state, signal, position, acceptance_rate, target_accept),
+        flags.adapting,
+        lambda: _learn(state, flags, position, acceptance_rate, target_accept),
         lambda: state,
     )
 
 
 def _learn(
     state: Adaptation,
-    signal: AdaptationFlags,
+    flags: AdaptationFlags,
     position: jax.Array,
     acceptance_rate: jax.Array,
     target_accept: float,
@@ -92,12 +92,12 @@ def _learn(
     inverse_mass = state.inverse_mass
     if mass is not None:
         _, collect, renew = mass_matrix_adaptation(True)
-        mass = jax.lax.cond(signal.slow, lambda: collect(mass, position), lambda: mass)
+        mass = jax.lax.cond(flags.slow, lambda: collect(mass, position), lambda: mass)
         averaging, mass = jax.lax.cond(
-            signal.window_end,
+            flags.window_end,
             lambda: (restart(average(averaging)), renew(mass)),
             lambda: (averaging, mass),
         )
         inverse_mass = mass.inverse_mass_matrix
-    settled = jnp.where(signal.last, average(averaging), jnp.exp(averaging.log_step_size))
+    settled = jnp.where(flags.last, average(averaging), jnp.exp(averaging.log_step_size))
     return Adaptation(settled, inverse_mass, averaging, mass)

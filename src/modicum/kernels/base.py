@@ -74,7 +74,7 @@ class Kernel(Protocol):
         ...
 
     def step(
-        self, key: jax.Array, state: Any, signal: Any, batch: Any, context: Context
+        self, key: jax.Array, state: Any, flags: Any, batch: Any, context: Context
     ) -> tuple[Any, Draw]:
         """Return the next state and what to record of it."""
         ...

@@ -78,7 +78,7 @@ class DelayedAcceptanceKernel:
         self,
         key: jax.Array,
         state: DelayedAcceptanceState,
-        signal: AdaptationFlags,
+        flags: AdaptationFlags,
         batch: Any,
         context: Context,
     ) -> tuple[DelayedAcceptanceState, Draw]:
@@ -106,7 +106,7 @@ class DelayedAcceptanceKernel:
         accept = jnp.log(jax.random.uniform(accept_key)) < log_ratio
         z = jnp.where(accept, point.position, state.z)
         exact = jnp.where(accept, exact, state.exact)
-        adaptation = adapt(learned, signal, z, rates, kernel.target_accept)
+        adaptation = adapt(learned, flags, z, rates, kernel.target_accept)
         values = kernel.control_variate.values(subsample, z, context["proxy"])
         draw = {
             "position": z,

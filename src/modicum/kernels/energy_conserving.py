@@ -120,7 +120,7 @@ class EnergyConservingKernel:
         self,
         key: jax.Array,
         state: EnergyConservingState,
-        signal: AdaptationFlags,
+        flags: AdaptationFlags,
         batch: Any,
         context: Context,
     ) -> tuple[EnergyConservingState, Draw]:
@@ -134,7 +134,7 @@ class EnergyConservingKernel:
             self.move, move_key, state.z, density, learned.step_size, learned.inverse_mass
         )
         rate, values = info.acceptance_rate, point.by_product
-        adaptation = adapt(learned, signal, point.position, rate, self.target_accept)
+        adaptation = adapt(learned, flags, point.position, rate, self.target_accept)
         draw = {
             "position": point.position,
             "lp": point.logdensity + context["constant"],

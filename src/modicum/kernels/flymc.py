@@ -288,7 +288,7 @@ class FlyKernel:
         return density
 
     def step(
-        self, key: jax.Array, state: FlyState, signal: AdaptationFlags, batch: Any, context: Context
+        self, key: jax.Array, state: FlyState, flags: AdaptationFlags, batch: Any, context: Context
     ) -> tuple[FlyState, Draw]:
         """Update the lights, then move the parameters."""
         light_key, move_key = jax.random.split(key)
@@ -297,9 +297,7 @@ class FlyKernel:
         learned = state.adaptation
         before = at_point(state.z, density)
         point, info = self.move(move_key, before, density, learned.step_size, learned.inverse_mass)
-        adaptation = adapt(
-            learned, signal, point.position, info.acceptance_rate, self.target_accept
-        )
+        adaptation = adapt(learned, flags, point.position, info.acceptance_rate, self.target_accept)
         count = jnp.sum(bright.number < context["n"])
         draw = {
             "position": point.position,

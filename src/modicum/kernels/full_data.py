@@ -74,7 +74,7 @@ class FullDataKernel:
         self,
         key: jax.Array,
         state: FullDataState,
-        signal: AdaptationFlags,
+        flags: AdaptationFlags,
         batch: Any,
         context: Context,
     ) -> tuple[FullDataState, Draw]:
@@ -84,9 +84,7 @@ class FullDataKernel:
         point, info = self.move(
             key, state.point, self._density(context), learned.step_size, learned.inverse_mass
         )
-        adaptation = adapt(
-            learned, signal, point.position, info.acceptance_rate, self.target_accept
-        )
+        adaptation = adapt(learned, flags, point.position, info.acceptance_rate, self.target_accept)
         draw = {
             "position": point.position,
             "lp": point.logdensity,

@@ -105,7 +105,7 @@ class StochasticGradientKernel:
         self,
         key: jax.Array,
         state: StochasticGradientState,
-        signal: StepFlags,
+        flags: StepFlags,
         batch: Any,
         context: Context,
     ) -> tuple[StochasticGradientState, Draw]:
@@ -114,10 +114,10 @@ class StochasticGradientKernel:
         plain = self.batches == 1 and self.integrator.period is None
         refresh_key, select_key, kick_key = (key,) * 3 if plain else jax.random.split(key, 3)
         walk, memory = state
-        h = signal.step_size.astype(walk.z.dtype)
+        h = flags.step_size.astype(walk.z.dtype)
         if self.integrator.period is not None:
             fresh = self.integrator.refresh(refresh_key, walk)
-            walk = jax.tree.map(partial(jnp.where, signal.refreshed), fresh, walk)
+            walk = jax.tree.map(partial(jnp.where, flags.refreshed), fresh, walk)
         walk = self.integrator.drift(walk, h)
         gradients = self.gradients(walk.z, batch, memory, context)
         gradient, info = self.selector.select(
@@ -129,7 +129,7 @@ class StochasticGradientKernel:
             return jnp.diagonal(jacobian(walk.z))
 
         walk = self.integrator.kick(kick_key, walk, gradient, h, context, diagonal)
-        touched = self.cost + jnp.where(signal.renewed, context["rows"], 0)
+        touched = self.cost + jnp.where(flags.renewed, context["rows"], 0)
         draw = {"position": walk.z, "step_size": h, "rows_touched": touched, **info}
         return StochasticGradientState(walk, memory), draw
 

@@ -112,7 +112,7 @@ class Plan:
 
     kernel: Kernel
     context: Any
-    signals: Any
+    flags: Any
     anchor: Coordinates
     rows: Any = None  # rows the kernel wants by index (see run.Chains)
     floats_per_iteration: int = 0  # prepared of the rows an iteration wants

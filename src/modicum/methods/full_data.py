@@ -81,11 +81,11 @@ class _FullData(Method):
             "data": chunks,
         }
         tuned = self.step_size is None
-        signals = schedule(task.tune, task.draws, adapt_mass=tuned, adapt_step=tuned)
+        flags = schedule(task.tune, task.draws, adapt_mass=tuned, adapt_step=tuned)
         tuning = {"rows held": "in memory" if isinstance(source, Resident) else "on disk"}
         notes = list(anchor.notes)
         start = len(task.rows)
-        return Plan(kernel, context, signals, anchor, start_rows=start, tuning=tuning, notes=notes)
+        return Plan(kernel, context, flags, anchor, start_rows=start, tuning=tuning, notes=notes)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from modicum.errors import DataError
+
 Array: TypeAlias = npt.NDArray[Any]
 Level: TypeAlias = str | int | float | bool
 # Types that rows are held in; bytes are for images, which networks read as they are.
@@ -28,6 +30,80 @@ class Field:
     def width(self) -> int:
         """How many numbers the field takes in a packed row."""
         return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class RowsSchema:
+    """What another data set must match for its rows to mean the same.
+
+    Parameters
+    ----------
+    columns : tuple of str
+        Names of the columns of ``x``, in order; empty without a two-dimensional ``x``.
+    fields : mapping of str to tuple of int
+        Every field's shape per row: () for a scalar, (d,) for ``x``.
+    outcome : str or None
+        The name ``y`` had in the user's table.
+    levels : mapping of str to tuple of str
+        All levels of each categorical column, the reference first, the others in the order of
+        their columns in ``x``. A level that is a number stands here as it does in the column's
+        name: 6 as "6" in ``hour[6]``.
+    reference : mapping of str to str
+        The reference level of each categorical column, which has no column of its own.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from modicum.rows import Rows
+    >>> flights = pd.DataFrame({"late": [1, 0, 1], "hour": [6, 5, 7]})
+    >>> schema = Rows.from_table(flights, outcome="late", categorical=["hour"]).schema
+    >>> schema.columns, schema.levels, schema.reference
+    (('hour[6]', 'hour[7]'), {'hour': ('5', '6', '7')}, {'hour': '5'})
+    >>> RowsSchema.from_dict(schema.to_dict()) == schema
+    True
+    """
+
+    columns: tuple[str, ...]
+    fields: Mapping[str, tuple[int, ...]]
+    outcome: str | None = None
+    levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    reference: Mapping[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the schema as plain JSON values."""
+        return {
+            "columns": list(self.columns),
+            "fields": {name: list(shape) for name, shape in self.fields.items()},
+            "outcome": self.outcome,
+            "levels": {name: list(levels) for name, levels in self.levels.items()},
+            "reference": dict(self.reference),
+        }
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> RowsSchema:
+        """Undo `to_dict`; what it did not write is a `DataError`."""
+        try:
+            outcome = saved["outcome"]
+            made = cls(
+                columns=tuple(map(_text, saved["columns"])),
+                fields={_text(k): tuple(map(int, v)) for k, v in saved["fields"].items()},
+                outcome=None if outcome is None else _text(outcome),
+                levels={_text(k): tuple(map(_text, v)) for k, v in saved["levels"].items()},
+                reference={_text(k): _text(v) for k, v in saved["reference"].items()},
+            )
+            if any(made.reference[name] not in levels for name, levels in made.levels.items()):
+                raise ValueError("a reference that is no level")
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise DataError(
+                "the saved schema of the rows is damaged: read the rows again to make a new one."
+            ) from None
+        return made
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"text expected, not {type(value).__name__}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -69,6 +145,18 @@ class Description:
     def width(self) -> int:
         """How many numbers a packed row has."""
         return sum(f.width for f in self.fields)
+
+    @property
+    def schema(self) -> RowsSchema:
+        """What another data set must match for its rows to mean the same."""
+        levels = {name: tuple(map(str, values)) for name, values in self.levels.items()}
+        return RowsSchema(
+            columns=self.columns,
+            fields={f.name: f.shape for f in self.fields},
+            outcome=self.outcome,
+            levels=levels,
+            reference={name: values[0] for name, values in levels.items()},
+        )
 
     @property
     def row_bytes(self) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from modicum.errors import SettingError
 from modicum.rows.checks import RowIndexError
-from modicum.rows.description import Array, Description, Level
+from modicum.rows.description import Array, Description, Level, RowsSchema
 from modicum.rows.given import GivenFields
 from modicum.rows.memory import Backend, fill
 from modicum.rows.tables import read_table
@@ -224,6 +224,11 @@ class Rows:
     def levels(self) -> dict[str, tuple[Level, ...]]:
         """Levels of each categorical column, the reference first."""
         return dict(self._description.levels)
+
+    @property
+    def schema(self) -> RowsSchema:
+        """Columns, fields, outcome and levels: what a later table must match."""
+        return self._description.schema
 
     @property
     def row_bytes(self) -> int:

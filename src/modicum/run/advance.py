@@ -1,6 +1,6 @@
 """The compiled inner loop: advance chains by up to `capacity` iterations in one call.
 
-The number of iterations is an argument, not a shape, and signals come a call's worth at a time:
+The number of iterations is an argument, not a shape, and flags come a call's worth at a time:
 warm-up, sampling and the last short chunk run the same compiled code, and so do runs that differ
 in length only. The key of an iteration depends on its number alone, so draws do not
 depend on how a run is cut into chunks.
@@ -95,7 +95,7 @@ def _advance(
     extent: Extent,
     context: Any,
     rows: Any,
-    signals: Any,
+    flags: Any,
     span: tuple[Any, Any],
     batches: Any,
     progress: Progress,
@@ -129,8 +129,8 @@ def _advance(
 
     @jax.jit
     def one(i: Any, state: Any, step_key: jax.Array, batch: Any) -> tuple[Any, Any]:
-        signal = jax.tree.map(lambda a: a[i], signals)
-        return kernel.step(step_key, state, signal, batch, context)
+        now = jax.tree.map(lambda a: a[i], flags)
+        return kernel.step(step_key, state, now, batch, context)
 
     def body(i: Any, step_key: jax.Array, batch: Any, carry: Any) -> Any:
         (state, touched), record = carry
@@ -193,14 +193,14 @@ def advance_together(
     extent: Extent,
     context: Any,
     rows: Any,
-    signals: Any,
+    flags: Any,
     span: tuple[Any, Any],
     batches: Any,
     progress: Progress,
     chain_keys: Any,
 ) -> tuple[Any, Any]:
     """`advance` for chains stacked along a leading axis."""
-    one = partial(_advance, kernel, extent, context, rows, signals, span)
+    one = partial(_advance, kernel, extent, context, rows, flags, span)
     return jax.vmap(one)(batches, progress, chain_keys)
 
 

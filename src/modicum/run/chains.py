@@ -29,7 +29,7 @@ __all__ = ["Chains", "Parallel", "default_parallel"]
 Parallel = Literal["threads", "stacked"]
 WINDOWS = 8  # of a call, on an accelerator: while one is computed, others are copied
 COPIERS = 4  # threads that copy them
-CHAINS_A_CORE = 8  # more than these, and stacking them beats a thread each
+CHAINS_PER_CORE = 8  # more than these, and stacking them beats a thread each
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Chains:
         The Markov step and the arrays it reads.
     keys
         One key a chain.
-    signals
+    flags
         One entry an iteration, warm-up and sampling together.
     capacity
         The most iterations of one call.
@@ -60,7 +60,7 @@ class Chains:
     kernel: Kernel
     context: Any
     keys: np.ndarray
-    signals: Any
+    flags: Any
     capacity: int
     rows: dict[str, Any] | Rows | None = None
     parallel: Parallel | None = None
@@ -72,7 +72,7 @@ class Chains:
         if self.parallel is None:
             self.parallel = default_parallel(len(self.keys))
         self.capacity = _whole(self.capacity, self.block)
-        self._signals = jax.tree.map(np.asarray, self.signals)
+        self._flags = jax.tree.map(np.asarray, self.flags)
         self._stacked = self.parallel == "stacked"
         number = len(self.keys)
         size = number // _groups(number) if self._stacked else 1
@@ -180,14 +180,14 @@ class Chains:
     def _arguments(self, g: int, span: Any, batches: Any, state: Any) -> tuple[Any, ...]:
         """What the loop is called with for group `g`."""
         fixed = (self.kernel, self._extent, self.context, self._on_device)
-        signals = self._signals_of(int(span[0]))
-        return (*fixed, signals, span, self._of_group(batches, g), state, self._group_keys[g])
+        flags = self._flags_of(int(span[0]))
+        return (*fixed, flags, span, self._of_group(batches, g), state, self._group_keys[g])
 
-    def _signals_of(self, first: int) -> Any:
-        """Signals of a call that begins at iteration `first`, as many as any call can use."""
+    def _flags_of(self, first: int) -> Any:
+        """Flags of a call that begins at iteration `first`, as many as any call can use."""
         size = self._extent.capacity
         window = slice(first, first + size)
-        return jax.tree.map(lambda all_: lengthened(all_[window], size), self._signals)
+        return jax.tree.map(lambda all_: lengthened(all_[window], size), self._flags)
 
     def close(self) -> None:
         """Let the threads go."""
@@ -250,7 +250,7 @@ class Chains:
 
 def default_parallel(chains: int = 1) -> Parallel:
     """Threads for a few chains on a CPU; stacked for many, and on an accelerator."""
-    few = chains <= CHAINS_A_CORE * (os.cpu_count() or 1)
+    few = chains <= CHAINS_PER_CORE * (os.cpu_count() or 1)
     return "threads" if few and jax.default_backend() == "cpu" else "stacked"
 
 

@@ -164,7 +164,7 @@ class EnergyConserving(Method):
         return Plan(
             kernel=study.kernel(parts),
             context=study.context(parts),
-            signals=schedule(task.tune, task.draws, False, adapt_step=self.step_size is None),
+            flags=schedule(task.tune, task.draws, False, adapt_step=self.step_size is None),
             anchor=study.anchor,
             rows=where_rows_live(task),
             floats_per_iteration=study.floats_per_iteration(parts),

@@ -84,7 +84,7 @@ def _burn_in(method: Any, task: Task) -> BurnIn:
 
 
 def _stage(study: Study, parts: Composition, task: Task, length: int, number: int) -> History:
-    longest = max(STAGES)  # signals and capacity of the same shape: compiled once for all stages
+    longest = max(STAGES)  # flags and capacity of the same shape: compiled once for all stages
     chains = Chains(
         study.kernel(parts),
         study.context(parts),
@@ -109,7 +109,7 @@ def _subset_mean(task: Task) -> np.ndarray:
     plan = HMC().plan(small)
     keys = chain_keys(task.seed, 2, 0)
     capacity = capacity_for(task.target.size, 400)
-    chains = Chains(plan.kernel, plan.context, keys, plan.signals, capacity)
+    chains = Chains(plan.kernel, plan.context, keys, plan.flags, capacity)
     history = run(chains, small.tune, small.draws, progressbar=False)
     for stats in (history.warmup, history.stats):
         task.ledger.add("subset", int(stats["rows_touched"].sum()), "gradient")

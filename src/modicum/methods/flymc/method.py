@@ -107,7 +107,7 @@ class FlyMC(Method):
         return Plan(
             kernel=kernel,
             context=study.context,
-            signals=schedule(task.tune, task.draws, False, adapt_step=self.step_size is None),
+            flags=schedule(task.tune, task.draws, False, adapt_step=self.step_size is None),
             anchor=anchor,
             rows=where_rows_live(task),
             floats_per_iteration=study.floats_per_iteration,

@@ -121,7 +121,7 @@ class StochasticGradientFamily(Method):
         return Plan(
             kernel=kernel,
             context=context,
-            signals=_signals(kernel, step_size, task.tune + task.draws, pause),
+            flags=_flags(kernel, step_size, task.tune + task.draws, pause),
             anchor=place.coordinates,
             rows=where_rows_live(task),
             floats_per_iteration=_floats_per_iteration(task, kernel),
@@ -203,7 +203,7 @@ class StochasticGradientFamily(Method):
         return Outcome(warnings=look_back(self, task, plan, history))
 
 
-def _signals(
+def _flags(
     kernel: StochasticGradientKernel, step_size: Any, total: int, pause: PeriodicHook | None
 ) -> StepFlags:
     number = np.arange(total)
