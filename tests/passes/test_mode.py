@@ -204,7 +204,7 @@ def test_a_stationary_point_that_is_no_maximum_is_told():
 
 @pytest.mark.parametrize("where", ["mode", "elsewhere"])
 def test_anchor_holds_sums_and_whitens(where, x64):
-    rows, model = poisson_rows(300), M.Poisson(prior_scale=0.8)
+    rows, model = poisson_rows(300), M.Poisson(prior_scale=0.8, intercept_scale=10.0)
     sums, start = sums_of(model, rows)
     if where == "mode":
         anchor = anchor_at_mode(sums, start)

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.models import Gaussian, LinearPredictorModel, StudentT, Target
+from modicum.models import LinearPredictorModel, Target
 from modicum.passes import Anchor
 
 __all__ = [
@@ -88,18 +88,8 @@ def _remainder_slope(
 
 def _large(model: LinearPredictorModel, e: jax.Array) -> jax.Array:
     """Where the plain difference is more accurate than the seven-term series."""
-    return jnp.abs(e) > _unit(model) * (0.1 if e.dtype == jnp.float64 else 0.3)
-
-
-def _unit(model: LinearPredictorModel) -> float:
-    """The unit in which e is large or small: the series' radius of convergence over pi.
-
-    Pi is the radius of the logistic family; the Student-t's depends on the unit of y, and the
-    Gaussian's series ends by itself.
-    """
-    if isinstance(model, Gaussian):
-        return math.inf
-    return model.known_scale() * math.sqrt(model.df) / math.pi if isinstance(model, StudentT) else 1
+    unit = model.series_radius() / math.pi
+    return jnp.abs(e) > unit * (0.1 if e.dtype == jnp.float64 else 0.3)
 
 
 def _series(e: jax.Array, taylor: jax.Array, order: int) -> tuple[jax.Array, jax.Array]:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError, ModicumWarning, SettingError
 from modicum.rows import Rows
 
 __all__ = ["BaseModel", "Batch", "Model", "Params"]
@@ -78,6 +78,11 @@ class BaseModel(ABC):
         """
         del theta
         return None
+
+    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
+        """Say so if the likelihood has no maximum, seen from the mode; and the passes it took."""
+        del rows, theta
+        return None, 0
 
     def report(self, theta: Params) -> dict[str, jax.Array]:
         """Name the parameters the way draws and summaries show them."""

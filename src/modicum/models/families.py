@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import factorial
+from math import factorial, inf, sqrt
 from typing import Any, Self
 
 import jax
@@ -12,17 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln
 
-from modicum.errors import SettingError, whole_number
+from modicum.errors import DataError, ModicumWarning, SettingError, whole_number
 from modicum.models.base import Labels, Params
-from modicum.models.checks import class_fault, count_classes
+from modicum.models.checks import CHUNK, class_fault, count_classes
 from modicum.models.functions import softplus, with_reference
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors import Moments, NormalPrior, is_positive
+from modicum.models.separation import find_separation
 from modicum.rows import Rows
 
 __all__ = ["Gaussian", "Logistic", "Poisson", "Softmax", "StudentT"]
 
 Derivatives = tuple[jax.Array, ...]
+LARGEST_OFFSET = 700.0  # of which the exponential is still a number
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,6 +61,13 @@ class Logistic(LinearPredictorModel):
         """One where its chance is above a half."""
         return np.asarray(expected > 0.5)
 
+    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
+        """Whether columns give the outcome away, ones against zeros."""
+        intercept = np.atleast_1d(theta["intercept"]) if self.intercept else None
+        beta = np.asarray(theta["beta"])[None]
+        found, passes = find_separation(rows, beta, intercept, reversed=True)
+        return None if found is None else found.warning(), passes
+
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Only 0 and 1."""
         return (y != 0) & (y != 1), "outcomes that are 0 or 1"
@@ -93,6 +102,21 @@ class Poisson(LinearPredictorModel):
     def mean(self, eta: jax.Array) -> jax.Array:
         """Rate."""
         return jnp.exp(eta[0])
+
+    def check_offset(self, rows: Rows) -> None:
+        """Refuse, besides offsets of the wrong shape, those that overflow as exposures."""
+        super().check_offset(rows)
+        start = 0
+        for chunk in rows.chunks(CHUNK) if "offset" in rows.fields else ():
+            offset = np.asarray(chunk["offset"])
+            if offset.max() > LARGEST_OFFSET:
+                first = int(np.argmax(offset > LARGEST_OFFSET))
+                raise DataError(
+                    f"the offset is {offset[first]:g} in row {start + first}, and the exposure it "
+                    f"stands for, exp({offset[first]:g}), is more than a number can hold; an "
+                    "offset is the logarithm of the exposure: give np.log(exposure)."
+                )
+            start += len(offset)
 
     def intercept_prior(self, of: Moments) -> NormalPrior:
         """Return a wide prior about the logarithm of outcomes over exposures.
@@ -217,6 +241,10 @@ class Gaussian(_ScaleFamily):
         f = -0.5 * r**2 - np.log(s) - 0.5 * np.log(2 * np.pi)
         return f, r / s, constant, jnp.zeros_like(eta)
 
+    def series_radius(self) -> float:
+        """Infinite: the series ends by itself."""
+        return inf
+
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """Zero: the log-density is quadratic."""
         return jnp.zeros_like(eta), jnp.zeros_like(eta), jnp.zeros_like(eta)
@@ -264,6 +292,10 @@ class StudentT(_ScaleFamily):
         f3 = 2 * (nu + 1) * r * (r**2 - 3 * v) / (v + r**2) ** 3
         return f, f1, f2, f3
 
+    def series_radius(self) -> float:
+        """To the poles at r = +- i s sqrt(nu), for the row with the smallest residual."""
+        return self.known_scale() * sqrt(self.df)
+
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """The k-th derivative is (nu + 1) (k - 1)! Re (r + i s sqrt(nu))^-k."""
         s, nu = self.known_scale(), self.df
@@ -275,8 +307,8 @@ class StudentT(_ScaleFamily):
 class Softmax(LinearPredictorModel):
     """Multinomial logistic regression: classes 0, 1, ..., K - 1, the last one the reference.
 
-    `classes` may be left out: it is then one more than the largest outcome. Draws are called
-    `beta` (K - 1 classes by columns) and `intercept` (K - 1 classes).
+    `classes` may be left out: it is then one more than the largest outcome, and every class has
+    to occur. Draws are called `beta` (K - 1 classes by columns) and `intercept` (K - 1 classes).
 
     Examples
     --------
@@ -294,7 +326,7 @@ class Softmax(LinearPredictorModel):
             whole_number("classes", self.classes, 2)
 
     def predictors(self, rows: Rows) -> int:
-        """One a class but the reference."""
+        """One per class but the reference."""
         if self.classes is not None:
             return self.classes - 1
         return count_classes(rows) - 1
@@ -331,6 +363,13 @@ class Softmax(LinearPredictorModel):
     def decide(self, expected: np.ndarray) -> np.ndarray:
         """The most probable class."""
         return np.argmax(expected, axis=-1)
+
+    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
+        """Whether columns give the class away, each against the others."""
+        intercept = np.asarray(theta["intercept"]) if self.intercept else None
+        beta = np.asarray(theta["beta"])
+        found, passes = find_separation(rows, beta, intercept, reversed=False)
+        return None if found is None else found.warning(), passes
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Whole numbers from 0 to K - 1."""

@@ -1,8 +1,8 @@
 """Models in which a row enters through a linear predictor eta = x @ beta + intercept + offset.
 
-Knowing this buys cheap Hessians (X' diag(f'') X) and control variates of O(d) per row. A family says
-only what the log-likelihood f is as a function of its *predictors*: the q linear ones, followed by
-the model's other parameters (a log-scale), the same for every row.
+Knowing this buys cheap Hessians (X' diag(f'') X) and control variates of O(d) per row. A family
+says only what the log-likelihood f is as a function of its *predictors*: the q linear ones,
+followed by the model's other parameters (a log-scale), the same for every row.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from math import pi
 from typing import Any, ClassVar, Self
 
 import jax
@@ -86,6 +87,14 @@ class LinearPredictorModel(BaseModel):
     @abstractmethod
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
         """Derivatives 4, 5 and 6 of f in the linear predictor, elementwise over rows."""
+
+    def series_radius(self) -> float:
+        """Return the radius within which the Taylor series of f in eta converges.
+
+        Pi is that of the logistic family. The Poisson's series converges everywhere, but within
+        pi its terms fall about as fast.
+        """
+        return pi
 
     @abstractmethod
     def mean(self, eta: jax.Array) -> jax.Array:
@@ -276,8 +285,8 @@ class LinearPredictorModel(BaseModel):
                 f"the priors are those of {len(self.priors.coefficients)} columns, and x has "
                 f"{columns}; make the model anew for these rows."
             )
-        self.check_offset(rows)
         self.check_outcome(rows)
+        self.check_offset(rows)
 
     def check_offset(self, rows: Rows) -> None:
         """Refuse an offset that does not add to the linear predictor."""

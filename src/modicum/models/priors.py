@@ -251,11 +251,11 @@ def prior_warnings(
         ModicumWarning(
             "prior-far",
             f"the prior of {called} and the data disagree: the posterior mean lies "
-            f"{abs(distance[worst]):.2g} prior standard deviations from the prior's centre, a shift "
-            f"that is {score[worst]:.2g} standard deviations out under that prior, so the prior "
-            "holds the estimate back from what the data say",
-            "widen that prior (prior_scale, intercept_scale or scale_prior), or leave the setting "
-            "out for a prior in the units of the data",
+            f"{abs(distance[worst]):.2g} prior standard deviations from the prior's centre, which "
+            f"is {score[worst]:.2g} standard deviations further than that prior expects, so the "
+            "prior holds the estimate back from what the data say",
+            "widen that prior (prior_scale, intercept_scale or scale_prior; None puts it in the "
+            "units of the data)",
             distance=float(distance[worst]),
             score=float(score[worst]),
         )

@@ -9,7 +9,6 @@ import numpy as np
 from scipy.linalg import cholesky, eigh, solve_triangular
 
 from modicum.errors import ModicumWarning
-from modicum.models import BaseModel, Logistic, Softmax, Target
 from modicum.models.priors import prior_warnings
 from modicum.passes.mode import (
     DENSE_LIMIT,
@@ -24,7 +23,9 @@ from modicum.passes.sums import Sums
 
 __all__ = ["Anchor", "anchor_at", "anchor_at_mode"]
 
-SEPARATED = -0.5  # log-likelihood of all rows together, at the mode, above which none surprises
+# Separation is looked for, at the cost of a pass, where the mode gives a reason to:
+LIKELY = -0.5  # log-likelihood per row above which outcomes are told well
+VAGUE = 0.1  # posterior sd, in prior sds, that data leave along a direction that is separated
 COLLINEAR = 1e-6  # below this share no prior is to blame: the data say nothing at all
 DULL = 0.1  # a direction with less information from the data than this share of the prior's
 
@@ -114,9 +115,33 @@ def anchor_at_mode(
         return _absolute(sums, start, seed)
     at, record = find_mode(sums, start, seed, within=within)
     anchor = _from_curvature(at, record, names)
-    anchor.notes.extend(_separation(sums.target.model, at))
-    far = _prior_far(sums.target, anchor, names)
-    return replace(anchor, notes=_blame_the_prior(anchor.notes, far) if far else anchor.notes)
+    return replace(anchor, notes=_notes_of_mode(sums, anchor, names))
+
+
+def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[ModicumWarning]:
+    """What is known at the mode: who is to blame where data and prior disagree, or data are silent.
+
+    Separation explains a prior that decides, and a prior that disagrees; a prior that disagrees
+    explains data that seem to say nothing. Only the cause is told.
+    """
+    distances = sums.target.prior_distances(anchor.point)
+    if distances is None:
+        return anchor.notes
+    away, slope = distances
+    spread = np.sqrt(np.sum((slope @ anchor.factor) ** 2, axis=1))  # in prior sds
+    called = names or tuple(f"parameter {i}" for i in range(len(away)))
+    causes = prior_warnings(called, away, spread)
+    per_row = anchor.C / len(sums.rows)
+    if causes or per_row > LIKELY or np.any(spread > VAGUE):
+        theta = sums.target.unravel(anchor.point)  # type: ignore[arg-type]
+        separated, passes = sums.target.model.separation(sums.rows, theta)
+        sums.ledger.add("separation", passes * len(sums.rows), "density", passes=passes)
+        causes = causes if separated is None else [separated]
+    if not causes:
+        return anchor.notes
+    silent = [n for n in anchor.notes if n.code == "prior-decides"]
+    kept = [n for n in silent if abs(n.numbers["information"]) < COLLINEAR]
+    return causes + [n for n in anchor.notes if n not in silent] + kept
 
 
 def _from_curvature(at: Curvature, record: ModeRecord | None, names: tuple[str, ...]) -> Anchor:
@@ -170,44 +195,6 @@ def _dull_direction(at: Curvature, names: tuple[str, ...]) -> ModicumWarning | N
         "drop a column, merge levels, or choose that prior with care",
         information=float(ratios[0]),
     )
-
-
-def _prior_far(target: Target, anchor: Anchor, names: tuple[str, ...]) -> list[ModicumWarning]:
-    """Say so where data and prior disagree, by the normal approximation at the mode."""
-    distances = target.prior_distances(anchor.point)
-    if distances is None:
-        return []
-    away, slope = distances
-    spread = np.sqrt(np.sum((slope @ anchor.factor) ** 2, axis=1))
-    called = names or tuple(f"parameter {i}" for i in range(len(away)))
-    return prior_warnings(called, away, spread)
-
-
-def _blame_the_prior(
-    notes: list[ModicumWarning], far: list[ModicumWarning]
-) -> list[ModicumWarning]:
-    """Where a tight prior outweighs the data, it is not the columns that are at fault."""
-    return far + [
-        note
-        for note in notes
-        if note.code != "prior-decides" or note.numbers["information"] < COLLINEAR
-    ]
-
-
-def _separation(model: BaseModel, at: Curvature) -> list[ModicumWarning]:
-    """Say so if every outcome is foretold: the likelihood then only rises along some direction."""
-    if not isinstance(model, Logistic | Softmax) or at.C < SEPARATED:
-        return []
-    return [
-        ModicumWarning(
-            "separation",
-            "the columns of x foretell every outcome (perfect separation), so how large the "
-            "coefficients are is decided by the prior and not by the data",
-            "give a tighter prior_scale (2.5 is usual), or drop the column that gives the outcome "
-            "away",
-            log_likelihood=at.C,
-        )
-    ]
 
 
 def _absolute(sums: Sums, start: np.ndarray, seed: int) -> Anchor:
