@@ -1,4 +1,4 @@
-"""Every Python snippet of the README and of the docs runs as it stands, most pages as slow tests."""
+"""Python snippets of README and docs run as they stand; those of most pages are slow tests."""
 
 from __future__ import annotations
 

@@ -237,10 +237,10 @@ def test_store_and_memory_give_the_same_draws(small, first, tmp_path):
 
 
 def test_streamed_and_resident_rows_give_the_same_draws(small, first, monkeypatch):
-    from modicum.passes import engine, whole
+    from modicum.passes import engine, full_likelihood
 
     model, rows = small
-    for module in (engine, whole):
+    for module in (engine, full_likelihood):
         monkeypatch.setattr(module, "chunk_rows", lambda rows: 64)  # three chunks, one partial
     resident, streamed = quick(model, rows), quick(model, rows, method=mo.HMC(memory_limit=0))
     assert resident.tuning["rows held"] == "in memory"

@@ -11,6 +11,7 @@ from modicum.errors import (
     SettingError,
 )
 from modicum.ledger import Ledger
+from modicum.log_posterior import LogPosterior, Mode
 from modicum.methods import HMC, HMCECS, NUTS, FlyMC, SignedHMCECS, StochasticGradient
 from modicum.methods.sgmcmc.named import (
     BAOAB,
@@ -53,6 +54,8 @@ __all__ = [
     "Decay",
     "FlyMC",
     "Ledger",
+    "LogPosterior",
+    "Mode",
     "Model",
     "ModicumError",
     "ModicumWarning",

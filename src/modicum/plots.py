@@ -13,7 +13,7 @@ from modicum.posterior.labels import scalar_names
 if TYPE_CHECKING:
     from modicum.posterior import Posterior
 
-__all__ = ["METHOD_COLOURS", "colour_of", "forest", "marginal", "new_axes"]
+__all__ = ["METHOD_COLOURS", "colour_of", "forest", "marginal", "new_axes", "pyplot"]
 
 METHOD_COLOURS = {
     "hmc": "#0b5fa5",
@@ -160,9 +160,9 @@ def _chosen(post: Posterior, names: Sequence[str] | str | None) -> dict[str, tup
         elif name in post.draws:
             found |= {k: v for k, v in known.items() if v[0] == name}
         else:
-            from modicum.rows.roles import close_to
+            from modicum.rows.checks import names_like
 
-            raise SettingError(f"there is no parameter {name!r}: {close_to(name, known)}")
+            raise SettingError(f"there is no parameter {name!r}: {names_like(name, known)}")
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from hashlib import blake2b
 from importlib.metadata import version
 from math import ceil
 from typing import Any
@@ -26,7 +27,7 @@ from modicum.methods.base import Plan, Task
 from modicum.models import BaseModel, Target
 from modicum.models.prediction import ModelPredictor
 from modicum.passes import LocalEngine, Sums
-from modicum.posterior import Posterior, convergence_warnings
+from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
 from modicum.posterior.labels import scalar_names, tidy_labels
 from modicum.random import chain_keys, fresh_seed
 from modicum.rows import Rows
@@ -122,7 +123,8 @@ def sample(
     target, start = Target.of(model, rows, ledger)
     folder = None
     if checkpoint is not None:
-        identity = _identity(target.model, rows, chosen, draws, tune * thin, chains, seed, thin)
+        identity = _identity(target, start, rows, chosen, draws, tune * thin, chains, seed, thin)
+        _check_tracer(target, checkpoint)
         folder = Checkpoint(checkpoint, identity)
     sums = Sums(target, rows, LocalEngine(progressbar=progressbar), ledger)
     names = _flat_names(target, rows)
@@ -142,6 +144,13 @@ def sample(
 
 
 def _check_arguments(model: Any, rows: Any, parallel: Any) -> None:
+    check_model_and_rows(model, rows)
+    if parallel not in (None, "threads", "stacked"):
+        raise SettingError(f"parallel must be 'threads' or 'stacked', not {parallel!r}.")
+
+
+def check_model_and_rows(model: object, rows: object) -> None:
+    """Refuse what is not a model, or not `mo.Rows`, with a sentence that says what to pass."""
     if not isinstance(model, BaseModel):
         raise SettingError(
             f"the first argument must be a model such as mo.models.Logistic(), not "
@@ -153,8 +162,6 @@ def _check_arguments(model: Any, rows: Any, parallel: Any) -> None:
             "mo.Rows(x=X, y=y), a table as mo.Rows.from_table(table, outcome='y'), and open a "
             "store with mo.Rows.open(folder)."
         )
-    if parallel not in (None, "threads", "stacked"):
-        raise SettingError(f"parallel must be 'threads' or 'stacked', not {parallel!r}.")
 
 
 def _lengths(
@@ -199,7 +206,8 @@ def _seed(random_seed: int | None, checkpoint: str | os.PathLike[str] | None) ->
 
 
 def _identity(
-    model: BaseModel,
+    target: Target,
+    start: np.ndarray,
     rows: Rows,
     method: Method,
     draws: int,
@@ -207,9 +215,10 @@ def _identity(
     chains: int,
     seed: int,
     thin: int = 1,
-) -> dict[str, Any]:
-    return {
-        "model": model.identity(),
+) -> dict[str, str | int]:
+    """What makes a run the one it is: a checkpoint of another is refused."""
+    identity: dict[str, str | int] = {
+        "model": target.identity,
         "rows": rows.fingerprint(),
         "method": repr(method),
         "draws": int(draws),
@@ -219,6 +228,22 @@ def _identity(
         "seed": seed,
         "version": version("modicum"),
     }
+    if target.trace is not None:
+        identity |= {"init": blake2b(start.tobytes(), digest_size=8).hexdigest()}
+        identity |= {"jax": jax.__version__}
+    return identity
+
+
+def _check_tracer(target: Target, checkpoint: str | os.PathLike[str]) -> None:
+    """Refuse to compare a user's functions with what another version of JAX traced of them."""
+    saved = Checkpoint.saved_identity(checkpoint).get("jax", jax.__version__)
+    if target.trace is not None and saved != jax.__version__:
+        raise SettingError(
+            f"the checkpoint in '{checkpoint}' was made with JAX {saved} and this is JAX "
+            f"{jax.__version__}, so that whether the model's functions are the same cannot be "
+            "told: they are compared as JAX traces them; resume with that version, or delete the "
+            "folder to start anew."
+        )
 
 
 def _flat_names(target: Target, rows: Rows) -> tuple[str, ...]:
@@ -267,7 +292,7 @@ def _posterior(
     settings = {
         "method": method.name,
         "settings": repr(method),
-        "model": task.target.model.identity(),
+        "model": task.target.identity,
         "rows": len(task.rows),
         "tune": task.tune,
         "thin": thin,
@@ -288,10 +313,11 @@ def _posterior(
         ledger=task.ledger,
         labels=labels,
         weights=outcome.weights,
-        warnings=told,
+        warnings=Warnings(told),
         tuning=mode | plan.tuning | _priors_text(task),
         settings=settings,
         predictor=ModelPredictor(task.target.model),
+        fit_rows=FitRows.of(task.rows),
     )
 
 

@@ -116,7 +116,7 @@ def own(**changes):
     ("changes", "words"),
     [
         ({"log_likelihood": lambda th, b: jnp.sum(b["y"] - th["a"])}, "do not sum over rows"),
-        ({"log_likelihood": lambda th, b: b["y"][:, None] - th["a"]}, "one value a row"),
+        ({"log_likelihood": lambda th, b: b["y"][:, None] - th["a"]}, "one value per row"),
         ({"log_likelihood": lambda th, b: b["dose"]}, "'dose'"),
         ({"log_likelihood": lambda th, b: b["x"] @ jnp.ones(9)}, "fail on the first rows"),
         ({"log_prior": lambda th: th["b"]}, "'b'"),
@@ -152,13 +152,16 @@ def test_a_flat_prior_may_be_the_integer_zero():
 
 def test_identity_knows_code_and_what_it_closes_over():
     def with_scale(s, power=2):
-        return own(log_prior=lambda th, power=power: -((th["a"] / s) ** power))
+        return own(log_prior=lambda th, power=power: -jnp.sum((th["a"] / s) ** power))
 
-    assert with_scale(1.0).identity() == with_scale(1.0).identity()
-    assert with_scale(1.0).identity() != with_scale(2.0).identity()
-    assert with_scale(1.0).identity() != with_scale(1.0, 4).identity()
-    assert with_scale(np.ones(3)).identity() != with_scale(np.zeros(3)).identity()
-    assert own().identity() != own(log_prior=lambda th: -0.7 * th["a"] ** 2).identity()
+    def identity(model):
+        return Target.of(model, gaussian_rows(5))[0].identity
+
+    assert identity(with_scale(1.0)) == identity(with_scale(1.0))
+    assert identity(with_scale(1.0)) != identity(with_scale(2.0))
+    assert identity(with_scale(1.0)) != identity(with_scale(1.0, 4))
+    assert identity(with_scale(np.ones(3))) != identity(with_scale(2 * np.ones(3)))
+    assert identity(own()) != identity(own(log_prior=lambda th: -0.7 * th["a"] ** 2))
 
 
 def test_predict_must_be_said():

@@ -3,28 +3,27 @@
 import numpy as np
 import pytest
 
+import modicum as mo
 from modicum.errors import SettingError
 from modicum.ledger import Ledger
 from modicum.posterior import Posterior, prediction
+from modicum.posterior.draws import thinned
 
 
 def linear(draws, batch):
     return draws["beta"] @ batch["x"].T
 
 
-class Rows:
+class Rows(mo.Rows):
     """Rows that remember how they were asked for."""
 
     def __init__(self, x):
-        self.x, self.sizes = x, []
-
-    def __len__(self):
-        return len(self.x)
+        super().__init__(x=x)
+        self.sizes = []
 
     def chunks(self, size):
         self.sizes.append(size)
-        for start in range(0, len(self.x), size):
-            yield {"x": self.x[start : start + size]}
+        return super().chunks(size)
 
 
 def make(weights=None, predictor=linear):
@@ -62,7 +61,7 @@ def test_chunks_change_nothing_and_bound_the_memory(monkeypatch):
 
 def test_thinning_is_even():
     post = make()
-    subset, weights = prediction.thinned(post, 4)
+    subset, weights = thinned(post, 4)
     at = [125, 375, 625, 875]
     np.testing.assert_array_equal(subset["beta"], post["beta"].reshape(-1, 2)[at])
     assert weights.tolist() == [[1, 1, 1, 1]]
@@ -113,7 +112,7 @@ def test_refusals():
         make().predict(X)
     with pytest.raises(SettingError, match="no rows"):
         make().predict({"x": X[:0]})
-    with pytest.raises(SettingError, match="at least one draw"):
+    with pytest.raises(SettingError, match="at least 1"):
         make().predict({"x": X}, draws=0)
     with pytest.raises(SettingError, match="one value per draw and row"):
         make(predictor=lambda d, b: np.zeros(3)).predict({"x": X})

@@ -131,5 +131,5 @@ def test_refusals():
         make().score({"x": X})
     with pytest.raises(mo.SettingError, match="has no model"):
         Posterior({"a": np.zeros((1, 4))}, {}, Ledger(rows=1)).score(ROWS)
-    with pytest.raises(mo.SettingError, match="at least one draw"):
+    with pytest.raises(mo.SettingError, match="at least 1"):
         make().score(ROWS, draws=0)

@@ -77,9 +77,9 @@ def test_refusals():
     loaded = Posterior({"beta": np.zeros((1, 5, 3))}, {}, Ledger(rows=1))
     with pytest.raises(mo.SettingError, match="without its model"):
         measure(loaded)
-    with pytest.raises(mo.SettingError, match="two at least"):
+    with pytest.raises(mo.SettingError, match="at least 2"):
         posterior().stein_discrepancy(TARGET.rows, draws=1)
-    with pytest.raises(mo.SettingError, match="whole number of rows"):
+    with pytest.raises(mo.SettingError, match="subsample must be a whole number"):
         measure(posterior(), subsample=0)
     with pytest.raises(mo.SettingError, match="never move"):
         measure(posterior(scale=0.0))

@@ -14,7 +14,7 @@ import pytest
 
 from modicum.errors import DataError, SettingError
 from modicum.rows import Rows, ingest
-from modicum.rows import csv_source as csv_module
+from modicum.rows import csv as csv_module
 
 N = 5000
 SETTINGS = {"outcome": "y", "categorical": ["g"], "progressbar": False}
@@ -180,7 +180,7 @@ def test_sources_that_are_none(tmp_path):
     refuse(write(tmp_path / "a.parquet", ["x"]), "cannot be read as a Parquet file", DataError)
     refuse(
         write(tmp_path / "a.feather", ["x"]),
-        "cannot be read as a Arrow/Feather file",
+        "cannot be read as an Arrow .Feather. file",
         DataError,
     )
     refuse(write(tmp_path / "empty.csv", [""]), "cannot be read as CSV", DataError)

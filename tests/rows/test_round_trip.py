@@ -36,7 +36,7 @@ def dtype(request):
 def pair(request, dtype, tmp_path):
     shard_rows = request.param
     fields = make_fields(dtype)
-    if shard_rows == 1:  # a file a row: keep it to a few
+    if shard_rows == 1:  # one file per row: keep it to a few
         fields = {name: array[:7] for name, array in fields.items()}
     memory = Rows(**fields)
     store = ingest(memory, tmp_path / "s", dtype=dtype, shard_rows=shard_rows, progressbar=False)
@@ -122,7 +122,7 @@ def test_outside_is_refused(pair):
         with pytest.raises(SettingError, match="integers, not float64"):
             rows.take([0.5])
         for size in (0, -1, 2.5, True):
-            with pytest.raises(SettingError, match="positive integer"):
+            with pytest.raises(SettingError, match="the size of chunks must be a whole number"):
                 rows.chunks(size)
 
 
@@ -201,7 +201,7 @@ def test_import_is_light():
     heavy = ("jax", "pandas", "polars", "pyarrow", "rich")
     code = f"""
 import importlib.machinery, importlib.util, sys, types
-# The package itself may bring more; this room alone must not.
+# The whole library may bring more; this package alone must not.
 spec = importlib.util.find_spec("modicum")
 package = types.ModuleType("modicum"); package.__path__ = spec.submodule_search_locations
 sys.modules["modicum"] = package

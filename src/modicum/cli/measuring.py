@@ -50,7 +50,7 @@ def reproduce(
         say = console(quiet)
         failed = reproduce_all(experiments, scale, out, seed, say)  # type: ignore[arg-type]
         if gallery is not None:
-            from modicum_lab.papers.gallery import write_gallery
+            from modicum_lab.papers.pages import write_gallery
 
             say.print(f"The gallery is {write_gallery(out, gallery)}.", highlight=False)
         if failed:

@@ -21,8 +21,7 @@ __all__ = ["chosen", "list_experiments", "reproduce_all"]
 def chosen(paper: str | None, name: str | None, scale: str) -> list[Experiment]:
     """The experiments asked for; a paper, a name or a scale that is not known is refused."""
     from modicum.errors import SettingError
-    from modicum_lab.papers.catalogue import PAPERS, experiments_of
-    from modicum_lab.papers.experiment import Scale
+    from modicum_lab.papers.experiments import PAPERS, Scale, experiments_of
 
     if scale not in get_args(Scale):
         raise SettingError(f"scale must be one of {', '.join(get_args(Scale))}, not {scale!r}.")
@@ -42,7 +41,7 @@ def reproduce_all(
     experiments: list[Experiment], scale: Scale, out: Path, seed: int, say: Console
 ) -> int:
     """Run each, write its files, and bring the page up to date; return how many failed."""
-    from modicum_lab.papers.page import write_page
+    from modicum_lab.papers.pages import write_page
 
     failed = 0
     for number, one in enumerate(experiments, 1):

@@ -4,6 +4,7 @@ from modicum.datasets.bankruptcy_table import bankruptcy, bankruptcy_shaped
 from modicum.datasets.claims_table import claims
 from modicum.datasets.covertype_table import covertype
 from modicum.datasets.dataset import Dataset
+from modicum.datasets.encoding import splines, standardised
 from modicum.datasets.flights_table import flights
 from modicum.datasets.higgs_table import higgs, higgs_shaped
 from modicum.datasets.mnist_digits import mnist
@@ -21,5 +22,7 @@ __all__ = [
     "higgs",
     "higgs_shaped",
     "mnist",
+    "splines",
+    "standardised",
     "taxi",
 ]

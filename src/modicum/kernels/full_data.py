@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt, start_adaptation
 from modicum.kernels.base import Context, Draw, unwhiten
 from modicum.kernels.moves import Move, Point, at_point
 
-__all__ = ["FullDataKernel", "FullDataState"]
+__all__ = ["FullDataKernel", "FullDataState", "ModeStarts"]
 
 LogPosterior = Callable[[jax.Array, Any], jax.Array]
 
@@ -22,6 +23,15 @@ class FullDataState(NamedTuple):
 
     point: Point  # in whitened coordinates z
     adaptation: Adaptation
+
+
+class ModeStarts(NamedTuple):
+    """Where chains start that are spread over several modes, in whitened coordinates."""
+
+    keys: jax.Array  # (chains, 2): the words of the key with which each chain begins
+    mode: jax.Array  # (chains,)
+    centre: jax.Array  # (modes, d)
+    spread: jax.Array  # (modes, d, d): times a standard normal, a draw about the mode
 
 
 @dataclass(frozen=True)
@@ -63,10 +73,15 @@ class FullDataKernel:
         return lambda z: self.log_posterior(unwhiten(z, context), context["data"])
 
     def init(self, key: jax.Array, batch: Any, context: Context) -> FullDataState:
-        """Start at a draw about the anchor."""
+        """Start at a draw about the anchor, or about the mode that is this chain's."""
         del batch
         size = context["point"].shape[0]
         z = self.spread * jax.random.normal(key, (size,))
+        if "starts" in context:
+            starts: ModeStarts = context["starts"]
+            chain = jnp.argmax(jnp.all(starts.keys == jax.random.key_data(key), axis=1))
+            mode = starts.mode[chain]
+            z = starts.centre[mode] + starts.spread[mode] @ z
         point = at_point(z, self._density(context))
         return FullDataState(point, start_adaptation(size, self.first_step))
 

@@ -6,6 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ from modicum.errors import ModicumWarning, SettingError
 from modicum.kernels.base import Kernel
 from modicum.ledger import Ledger
 from modicum.models import Target
-from modicum.passes import NEAR, Anchor, ModeRecord, Sums, anchor_at_mode
+from modicum.passes import NEAR, Anchor, ModeRecord, Starts, Sums, anchor_at_mode
 from modicum.rows import Rows
 from modicum.run import Checkpoint, History, PeriodicHook
 
@@ -37,6 +38,7 @@ class Task:
     chains: int
     seed: int
     checkpoint: Checkpoint | None = None
+    starts: Starts | None = None  # where other modes are looked for
 
     @property
     def ledger(self) -> Ledger:
@@ -69,11 +71,14 @@ class Task:
         return arrays
 
     def anchor_at_mode(self) -> Anchor:
-        """Find the mode, or a point next to it, and what is known there, once a run."""
+        """Find the mode, or a point next to it, and what is known there, once per run."""
+        return self._anchor
 
+    @cached_property
+    def _anchor(self) -> Anchor:
         def compute() -> Arrays:
-            given = (self.sums, self.start, self.names, self.seed)
-            return anchor_at_mode(*given, within=NEAR).to_arrays()
+            where = (self.sums, self.start, self.names, self.seed)
+            return anchor_at_mode(*where, within=NEAR, starts=self.starts).to_arrays()
 
         return Anchor.from_arrays(self.remember("anchor", compute))
 

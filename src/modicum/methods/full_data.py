@@ -8,14 +8,18 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from modicum.errors import SettingError, is_number, whole_number
 from modicum.kernels.adaptation import schedule
-from modicum.kernels.full_data import FullDataKernel
+from modicum.kernels.full_data import FullDataKernel, ModeStarts
 from modicum.kernels.moves import HMCMove, Move, NUTSMove
 from modicum.methods.base import Method, Plan, Task
 from modicum.models import Target
+from modicum.passes import Anchor
 from modicum.passes.full_likelihood import Resident, Streamed, hold, log_likelihood
+from modicum.random import chain_keys
+from modicum.run import first_keys
 from modicum.runtime import in_double_precision
 
 __all__ = ["HMC", "NUTS"]
@@ -80,12 +84,32 @@ class _FullData(Method):
             "rows": jnp.asarray(len(task.rows)),
             "data": chunks,
         }
+        spread = anchor.modes is not None and len(anchor.modes) > 1
+        if spread:
+            context["starts"] = _starts(anchor, task)
         tuned = self.step_size is None
         flags = schedule(task.tune, task.draws, adapt_mass=tuned, adapt_step=tuned)
         tuning = {"rows held": "in memory" if isinstance(source, Resident) else "on disk"}
         notes = list(anchor.notes)
+        if anchor.modes is not None and spread:
+            notes = [note for note in notes if note.code != "other-modes"]
+            notes += anchor.modes.ignored(task.chains, task.names)
+            tuning["modes"] = anchor.modes.text(task.chains)
         start = len(task.rows)
         return Plan(kernel, context, flags, anchor, start_rows=start, tuning=tuning, notes=notes)
+
+
+def _starts(anchor: Anchor, task: Task) -> ModeStarts:
+    """Chains over all modes that are not negligible; each is known by its key."""
+    modes = anchor.modes
+    assert modes is not None
+    into = np.linalg.inv(anchor.factor)
+    return ModeStarts(
+        keys=first_keys(chain_keys(task.seed, task.chains)),
+        mode=jnp.asarray(modes.chains_at(task.chains)),
+        centre=jnp.asarray((modes.points - anchor.point) @ into.T),
+        spread=jnp.asarray(into @ modes.factors),
+    )
 
 
 @dataclass(frozen=True)

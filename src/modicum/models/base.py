@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass
-from hashlib import blake2b
-from types import CellType, CodeType
 from typing import Any, ClassVar, TypeAlias
 
 import jax
@@ -15,24 +11,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError, ModicumWarning, SettingError
+from modicum.models.tracing import Trace, trace_of, uncompiled
 from modicum.rows import Rows
 
 __all__ = ["BaseModel", "Batch", "Model", "Params"]
 
 Params: TypeAlias = Any  # a pytree of arrays: the unconstrained parameters
-Batch: TypeAlias = Mapping[str, Any]  # field name -> one entry a row
+Batch: TypeAlias = Mapping[str, Any]  # field name -> one entry per row
 Labels: TypeAlias = dict[str, tuple[tuple[str, ...], ...]]
-ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in a repr: differs from process to process
+DISPERSED = 8  # starts for a model of which nothing is known: two modes of equal reach are both met
 
 
 class BaseModel(ABC):
-    """A log-prior, a log-likelihood a row, and the names by which parameters are reported.
+    """A log-prior, a log-likelihood per row, and the names by which parameters are reported.
 
     Models are immutable and hashable, so that compiled functions are shared between runs.
     """
 
     has_mode: ClassVar[bool] = True  # one that Newton's method can find, and that stands for all
     reads_bytes: ClassVar[bool] = False  # whether rows may be held as uint8, which wraps around
+    users_functions: ClassVar[bool] = False  # known by what it computes, not by its settings
+    dispersed_starts: ClassVar[int] = 1  # from which modes are looked for, unless asked otherwise
 
     @abstractmethod
     def log_prior(self, theta: Params) -> jax.Array:
@@ -53,6 +52,11 @@ class BaseModel(ABC):
         """
         del key
         return self.start(rows)
+
+    def other_starts(self, rows: Rows) -> list[Params]:
+        """Return further points to start from, where the user gave several."""
+        del rows
+        return []
 
     def check(self, rows: Rows) -> None:  # noqa: B027 - a model without demands need not override
         """Refuse rows the model cannot describe, with a `DataError` that says why."""
@@ -110,8 +114,19 @@ class BaseModel(ABC):
         return None
 
     def identity(self) -> str:
-        """Return a text that differs where models differ, so that checkpoints are not mixed up."""
+        """Return a text that differs where the settings of models differ."""
         return repr(self)
+
+    def trace(self, rows: Rows) -> Trace | None:
+        """Return what the model computes, where its settings do not say so; else None.
+
+        It is traced anew at every call: a global that a user's function reads may have changed.
+        """
+        if not self.users_functions:
+            return None
+        apart = type(self).random_start is not BaseModel.random_start
+        start = (lambda key: self.random_start(rows, key)) if apart else None
+        return trace_of(self, self.start(rows), rows, start)
 
     def require(self, rows: Rows, *fields: str) -> None:
         """Refuse rows that lack one of `fields`."""
@@ -131,50 +146,6 @@ def named_leaves(theta: Params) -> dict[str, jax.Array]:
     return dict(zip(names, (leaf for _, leaf in leaves), strict=True))
 
 
-def _code_bytes(code: CodeType) -> bytes:
-    constants = [
-        _code_bytes(c) if isinstance(c, CodeType) else _plain_bytes(c) for c in code.co_consts
-    ]
-    return code.co_code + b"".join(constants) + repr(code.co_names).encode()
-
-
-def function_bytes(function: Any) -> bytes:
-    """Code, defaults and the values a function has closed over: another of any is another model.
-
-    Of a bound method also the object it is bound to.
-    """
-    if not hasattr(function, "__code__"):
-        return _plain_bytes(function)
-    bound = _plain_bytes(getattr(function, "__self__", None))
-    held = [cell.cell_contents for cell in function.__closure__ or () if not _is_empty(cell)]
-    held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    return _code_bytes(function.__code__) + bound + b"".join(_plain_bytes(v) for v in held)
-
-
-def _is_empty(cell: CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - reading an empty cell raises
-    except ValueError:
-        return True
-    return False
-
-
-def _plain_bytes(value: Any) -> bytes:
-    """Return what tells plain values and arrays apart, the same in every process."""
-    if hasattr(value, "__code__"):
-        return _code_bytes(value.__code__)  # not what it holds in turn: it may hold itself
-    if isinstance(value, tuple | list):
-        return b"".join(_plain_bytes(item) for item in value)
-    if isinstance(value, frozenset):  # its order differs from process to process
-        return b"".join(sorted(repr(item).encode() for item in value))
-    if isinstance(value, np.ndarray | jax.Array):
-        return np.asarray(value).tobytes()
-    if is_dataclass(value):  # a module of Flax or Equinox says all its settings
-        return ADDRESS.sub("", repr(value)).encode()
-    plain = isinstance(value, int | float | str | bytes | None)
-    return repr(value).encode() if plain else type(value).__name__.encode()
-
-
 def _floating(value: Any) -> jax.Array:
     """As a floating array: a flat prior may well be written as the integer 0."""
     array = jnp.asarray(value)
@@ -188,6 +159,66 @@ def _step_name(step: Any) -> str:
     return str(step)
 
 
+def _as_floats(init: Params) -> Params:
+    """A point to start from as arrays of float64; a sentence for what is none."""
+    if not jax.tree.leaves(init):
+        raise SettingError("`init` holds no parameters; give the values to start from.")
+    for name, leaf in named_leaves(init).items():
+        value = np.asarray(leaf)
+        if value.dtype.kind not in "fiub" or not np.all(np.isfinite(value)):
+            raise SettingError(
+                f"`init` must hold finite real numbers, and '{name}' does not; "
+                "give each parameter a value to start from."
+            )
+    return jax.tree.map(lambda leaf: np.asarray(leaf, dtype=np.float64), init)
+
+
+def _points(init: Params, log_prior: Callable[[Params], Any]) -> tuple[Params, ...]:
+    """The points that `init` holds: several, where it is a list of what `log_prior` accepts.
+
+    A list may as well be the parameters themselves (layers of a network), which `log_prior` then
+    accepts as a whole.
+    """
+    if not isinstance(init, list) or not init or not _alike(init) or _accepts(log_prior, init):
+        return (init,)
+    return tuple(init) if _accepts(log_prior, init[0]) else (init,)
+
+
+def _alike(points: list[Params]) -> bool:
+    """Whether all points have the names and shapes of the first, and are no bare numbers."""
+    if any(jax.tree_util.all_leaves([point]) for point in points):
+        return False
+    layouts = [
+        (jax.tree.structure(point), [np.shape(leaf) for leaf in jax.tree.leaves(point)])
+        for point in points
+    ]
+    return all(layout == layouts[0] for layout in layouts)
+
+
+def _accepts(function: Callable[[Params], Any], theta: Params) -> bool:
+    try:
+        jax.eval_shape(lambda t: jnp.asarray(function(t)), theta)
+    except Exception:  # whatever a function raises that is given something else than it takes
+        return False
+    return True
+
+
+def _why_failed(fault: Exception, init: Params) -> str:
+    """Say why the functions failed on the first rows."""
+    message = str(fault).splitlines()
+    said = f"{type(fault).__name__}: {message[0] if message else 'no message'}"
+    if isinstance(fault, jax.errors.JAXTypeError):  # of Python on what is traced
+        remedy = (
+            "they are traced by JAX, so that `if`, `while`, float() and NumPy cannot be used on "
+            "parameters or rows: use jnp.where and jax.numpy"
+        )
+    else:
+        remedy = "check the shapes they expect"
+    if isinstance(init, list):
+        remedy += ", and if `init` is meant as several points, pass them as mo.sample(starts=[...])"
+    return f"the model's functions fail on the first rows ({said}); {remedy}."
+
+
 class Model(BaseModel):
     """A model of your own: any JAX functions over a pytree of parameters.
 
@@ -196,11 +227,13 @@ class Model(BaseModel):
     log_prior
         `log_prior(theta)`: a scalar.
     log_likelihood
-        `log_likelihood(theta, batch)`: one value a row; `batch` maps the field names of the rows
+        `log_likelihood(theta, batch)`: one value per row; `batch` maps the field names of the rows
         to arrays. Rows with a `weight` field are weighted by Modicum, not by this function.
     init
         Parameters to start from: a pytree (a dict, say) of numbers and arrays. It fixes the names
-        and shapes that draws and summaries show.
+        and shapes that draws and summaries show. A list of several such points, alike in names and
+        shapes, starts the search for modes from each; a list that `log_prior` itself accepts is a
+        pytree, so that for a flat prior several points are given as `mo.sample(starts=[...])`.
     predict
         Optional `predict(theta, batch)`: the expected outcome of each row, for
         `Posterior.predict`.
@@ -220,6 +253,9 @@ class Model(BaseModel):
     (3,)
     """
 
+    users_functions: ClassVar[bool] = True
+    dispersed_starts: ClassVar[int] = DISPERSED
+
     def __init__(
         self,
         log_prior: Callable[[Params], Any],
@@ -227,42 +263,45 @@ class Model(BaseModel):
         init: Params,
         predict: Callable[[Params, Batch], Any] | None = None,
     ) -> None:
-        self._functions = (log_prior, log_likelihood, predict)
-        self.init = init
-        for name, function in (("log_prior", log_prior), ("log_likelihood", log_likelihood)):
+        functions: dict[str, Callable[..., Any]] = {
+            "log_prior": log_prior,
+            "log_likelihood": log_likelihood,
+        }
+        if predict is not None:
+            functions["predict"] = predict
+        for name, function in functions.items():
             if not callable(function):
                 raise SettingError(f"{name} must be a function, not {type(function).__name__}.")
+        self._functions = {name: uncompiled(function) for name, function in functions.items()}
+        self.points = _points(init, self._functions["log_prior"])
+        self.init = self.points[0]
 
     def log_prior(self, theta: Params) -> jax.Array:
         """Return the log-prior the user gave."""
-        return _floating(self._functions[0](theta))
+        return _floating(self._functions["log_prior"](theta))
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
-        """Return the log-likelihoods the user gave, one a row."""
-        return _floating(self._functions[1](theta, batch))
+        """Return the log-likelihoods the user gave, one per row."""
+        return _floating(self._functions["log_likelihood"](theta, batch))
 
     def start(self, rows: Rows) -> Params:
         """Return `init` as arrays of floating numbers."""
         del rows
-        leaves = jax.tree.leaves(self.init)
-        if not leaves:
-            raise SettingError("`init` holds no parameters; give the values to start from.")
-        for name, leaf in named_leaves(self.init).items():
-            value = np.asarray(leaf)
-            if value.dtype.kind not in "fiub" or not np.all(np.isfinite(value)):
-                raise SettingError(
-                    f"`init` must hold finite real numbers, and '{name}' does not; "
-                    "give each parameter a value to start from."
-                )
-        return jax.tree.map(lambda leaf: np.asarray(leaf, dtype=np.float64), self.init)
+        return _as_floats(self.init)
+
+    def other_starts(self, rows: Rows) -> list[Params]:
+        """Return the points of `init` after the first."""
+        del rows
+        return [_as_floats(point) for point in self.points[1:]]
 
     def check(self, rows: Rows) -> None:
         """Try the functions on the first rows, so that mistakes surface before any long work."""
         theta, batch = self.start(rows), rows.slice(0, min(len(rows), 8))
         count = len(next(iter(batch.values())))
         try:
-            prior = jax.eval_shape(self.log_prior, theta).shape
-            likelihood = jax.eval_shape(self.log_likelihood, theta, batch).shape
+            # Wrapped anew: JAX remembers what it has traced of a function.
+            prior = jax.eval_shape(lambda t: self.log_prior(t), theta).shape
+            likelihood = jax.eval_shape(lambda t, b: self.log_likelihood(t, b), theta, batch).shape
         except KeyError as missing:
             held = ", ".join(sorted(rows.fields))
             raise SettingError(
@@ -270,24 +309,19 @@ class Model(BaseModel):
                 f"(the rows hold {held})."
             ) from missing
         except Exception as fault:
-            raise SettingError(
-                f"the model's functions fail on the first rows ({type(fault).__name__}: "
-                f"{str(fault).splitlines()[0] if str(fault) else 'no message'}); check the shapes "
-                "they expect."
-            ) from fault
+            raise SettingError(_why_failed(fault, self.init)) from fault
         if prior != ():
             raise SettingError(f"log_prior must return one number, but its shape is {prior}.")
         if likelihood != (count,):
             raise SettingError(
-                "log_likelihood must return one value a row: for 8 rows or fewer it returned shape "
-                f"{likelihood} where {(count,)} was expected; do not sum over rows."
+                "log_likelihood must return one value per row: for 8 rows or fewer it returned "
+                f"shape {likelihood} where {(count,)} was expected; do not sum over rows."
             )
 
     def identity(self) -> str:
-        """Name the functions by what they do: their code, not where they lie in memory."""
-        code = b"".join(function_bytes(f) for f in self._functions[:2])
+        """Name the parameters; what is computed of them, `trace` says."""
         shapes = {name: np.shape(leaf) for name, leaf in named_leaves(self.init).items()}
-        return f"Model({shapes}, {blake2b(code, digest_size=8).hexdigest()})"
+        return f"Model({shapes})"
 
     def restore(self, named: Mapping[str, Any]) -> Params:
         """Put named draws back into the structure of `init`."""
@@ -296,5 +330,5 @@ class Model(BaseModel):
 
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
         """Return what `predict` says of each row."""
-        predict = self._functions[2]
+        predict = self._functions.get("predict")
         return super().expected(theta, batch) if predict is None else predict(theta, batch)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from math import ceil
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
-from modicum.errors import SettingError
+from modicum.errors import DataError, ModicumError, SettingError
 from modicum.models import families, networks
 from modicum.models.base import BaseModel, Batch
+from modicum.models.linear import LinearPredictorModel
+from modicum.models.tracing import digest_of
 from modicum.runtime import in_double_precision, jit
 
 __all__ = ["ModelPredictor", "rebuild"]
 
 BUDGET = 2**25  # numbers that draws evaluated together may hold at their widest
-SAVED = {name: getattr(room, name) for room in (families, networks) for name in room.__all__}
+SAVED: dict[str, type[BaseModel]] = {
+    name: getattr(module, name) for module in (families, networks) for name in module.__all__
+}
+Draws: TypeAlias = dict[str, np.ndarray]
+Question: TypeAlias = Callable[[BaseModel, Mapping[str, Any], Batch], tuple[jax.Array, ...]]
+"""What is asked of one draw and a batch of rows."""
 
 
 @dataclass(frozen=True)
@@ -27,48 +33,44 @@ class ModelPredictor:
     """What rows and draws say of each other, by the model that made the draws.
 
     Draws have a leading axis. As many draws, or as few rows, are evaluated together as memory
-    allows: a convolutional network holds a hundred thousand numbers a row on the way.
+    allows: a convolutional network holds a hundred thousand numbers per row on the way.
     """
 
     model: BaseModel
 
-    def __call__(self, draws: dict[str, np.ndarray], batch: Batch) -> np.ndarray:
-        """Expected outcomes: one value (or line of values) a draw and row."""
+    def __call__(self, draws: Draws, batch: Batch) -> np.ndarray:
+        """Expected outcomes: one value (or line of values) per draw and row."""
         known = {k: v for k, v in batch.items() if k not in ("y", "weight")}
-        return self._evaluate(_expected, draws, known)
+        (expected,) = self._evaluate(_expected, draws, known)
+        return expected
 
-    def outcome(
-        self, draws: dict[str, np.ndarray], batch: Batch
-    ) -> tuple[np.ndarray | None, np.ndarray]:
+    def outcome(self, draws: Draws, batch: Batch) -> tuple[np.ndarray | None, np.ndarray]:
         """Expected outcomes (None where the model has none) and log-densities of those seen."""
         known = {k: v for k, v in batch.items() if k != "weight"}
         try:
-            return self._evaluate(_expected_and_log_density, draws, known)
-        except SettingError:
-            # a model of one's own need not say what it predicts
-            return None, self._evaluate(_log_density, draws, known)
+            expected, density = self._evaluate(_expected_and_log_density, draws, known)
+        except SettingError:  # a model of one's own need not say what it predicts
+            (density,) = self._evaluate(_log_density, draws, known)
+            return None, density
+        return expected, density
 
     @in_double_precision
-    def _evaluate(self, what: Callable[..., Any], draws: Any, batch: Batch) -> Any:
+    def _evaluate(self, what: Question, draws: Draws, batch: Batch) -> tuple[np.ndarray, ...]:
         fields = {k: np.asarray(v) for k, v in batch.items()}
-        try:
-            widest = _widest(what, self.model, draws, fields)
-            pieces = ceil(widest / BUDGET)
-            if pieces == 1 or _length(fields) == 1:
-                together = min(_length(draws), max(1, BUDGET // widest))
-                found = _over_draws(what, self.model, together, draws, fields)
-                return jax.tree.map(np.asarray, found)
-        except KeyError as missing:
-            held = ", ".join(sorted(batch))
-            raise SettingError(
-                f"prediction needs the field {missing}, but the rows hold {held}."
-            ) from missing
+        _check_width(draws, fields, self.model)
+        widest, digest = _traced(what, self.model, draws, fields)
+        pieces = ceil(widest / BUDGET)
+        if pieces == 1 or _length(fields) == 1:
+            together = min(_length(draws), max(1, BUDGET // widest))
+            as_traced = _AsTraced(self.model, digest)
+            answers = _over_draws(what, as_traced, together, draws, fields)
+            return tuple(np.asarray(answer) for answer in answers)
         step = ceil(_length(fields) / pieces)
         parts = [
             self._evaluate(what, draws, {k: v[i : i + step] for k, v in fields.items()})
             for i in range(0, _length(fields), step)
         ]
-        return jax.tree.map(lambda *part: np.concatenate(part, axis=1), *parts)
+        return tuple(np.concatenate(answers, axis=1) for answers in zip(*parts, strict=True))
 
     def to_dict(self) -> dict[str, Any] | None:
         """Describe a model of Modicum's by name and settings; one's own is not saved."""
@@ -78,36 +80,96 @@ class ModelPredictor:
         return {"family": type(self.model).__name__, "settings": settings}
 
 
-def rebuild(description: dict[str, Any]) -> ModelPredictor | None:
+def rebuild(description: Mapping[str, Any]) -> ModelPredictor | None:
     """Undo `ModelPredictor.to_dict`; None for what is no model of Modicum's."""
-    made = SAVED.get(description.get("family", ""))
-    return None if made is None else ModelPredictor(made(**description["settings"]))
+    try:
+        model_class = SAVED.get(description.get("family", ""))
+        return (
+            None if model_class is None else ModelPredictor(model_class(**description["settings"]))
+        )
+    except (TypeError, ValueError, KeyError, AttributeError) as fault:
+        raise DataError(
+            f"the posterior's file describes no model that can be rebuilt ({fault}): it is "
+            "damaged, or of another version of Modicum."
+        ) from fault
 
 
-def _expected(model: BaseModel, named: Any, fields: Any) -> Any:
-    return model.expected(model.restore(named), fields)
+def _expected(model: BaseModel, named: Mapping[str, Any], fields: Batch) -> tuple[jax.Array]:
+    return (model.expected(model.restore(named), fields),)
 
 
-def _log_density(model: BaseModel, named: Any, fields: Any) -> Any:
-    return model.log_likelihood(model.restore(named), fields)
+def _log_density(model: BaseModel, named: Mapping[str, Any], fields: Batch) -> tuple[jax.Array]:
+    return (model.log_likelihood(model.restore(named), fields),)
 
 
-def _expected_and_log_density(model: BaseModel, named: Any, fields: Any) -> Any:
-    return _expected(model, named, fields), _log_density(model, named, fields)
+def _expected_and_log_density(
+    model: BaseModel, named: Mapping[str, Any], fields: Batch
+) -> tuple[jax.Array, ...]:
+    return _expected(model, named, fields) + _log_density(model, named, fields)
+
+
+def _check_width(draws: Draws, fields: Batch, model: BaseModel) -> None:
+    """Refuse a number of columns that is not that of the coefficients."""
+    if isinstance(model, LinearPredictorModel) and "x" in fields and "beta" in draws:
+        needed, shape = draws["beta"].shape[-1], fields["x"].shape
+        if len(shape) != 2 or shape[1] != needed:
+            columns = "1 column" if needed == 1 else f"{needed} columns"
+            raise DataError(
+                f"the field 'x' has shape {shape}, but this posterior was fitted to {columns}: "
+                f"give an array of shape (rows, {needed})."
+            )
+
+
+@dataclass(frozen=True)
+class _AsTraced:
+    """A model as of now: a user's function may read a global that has changed since."""
+
+    model: BaseModel
+    digest: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _AsTraced) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
 
 @jit(static=(0, 1, 2))
-def _over_draws(what: Any, model: BaseModel, together: int, draws: Any, fields: Any) -> Any:
-    return jax.lax.map(lambda one: what(model, one, fields), draws, batch_size=together)
+def _over_draws(
+    what: Question, traced: _AsTraced, together: int, draws: Draws, fields: Batch
+) -> tuple[jax.Array, ...]:
+    answers: tuple[jax.Array, ...] = jax.lax.map(
+        lambda draw: what(traced.model, draw, fields), draws, batch_size=together
+    )
+    return answers
 
 
-def _widest(what: Any, model: BaseModel, draws: Any, fields: Any) -> int:
-    """Size of the largest array that evaluating one draw makes on the way."""
-    one = {name: x[0] for name, x in draws.items()}
-    return max(1, *_sizes(jax.make_jaxpr(partial(what, model))(one, fields).jaxpr))
+def _traced(what: Question, model: BaseModel, draws: Draws, fields: Batch) -> tuple[int, str]:
+    """Size of the largest array that evaluating one draw makes on the way, and what it computes.
+
+    It is also the first time the model sees these rows: what fails, fails here.
+    """
+    first = {name: x[0] for name, x in draws.items()}
+    try:
+        expression = jax.make_jaxpr(lambda draw, fields: what(model, draw, fields))(first, fields)
+    except KeyError as missing:
+        held = ", ".join(sorted(fields))
+        raise SettingError(
+            f"prediction needs the field {missing}, but the rows hold {held}."
+        ) from missing
+    except ModicumError:
+        raise
+    except Exception as fault:
+        shapes = ", ".join(f"{name} {x.shape}" for name, x in fields.items())
+        reason = str(fault).splitlines()[0] if str(fault) else "no message"
+        raise DataError(
+            f"the model fails on these rows ({type(fault).__name__}: {reason}); check their "
+            f"shapes, which are {shapes}."
+        ) from fault
+    return max(1, *_sizes(expression.jaxpr)), digest_of(expression)[0]
 
 
-def _length(arrays: Any) -> int:
+def _length(arrays: Mapping[str, Any]) -> int:
     return len(next(iter(arrays.values())))
 
 
@@ -115,8 +177,8 @@ def _sizes(jaxpr: Any) -> Iterator[int]:
     """Sizes of all arrays a traced function makes, also inside functions it calls."""
     for step in jaxpr.eqns:
         yield from (int(out.aval.size) for out in step.outvars if hasattr(out.aval, "size"))
-        for given in step.params.values():
-            for value in given if isinstance(given, tuple) else (given,):
+        for parameter in step.params.values():
+            for value in parameter if isinstance(parameter, tuple) else (parameter,):
                 inner = getattr(value, "jaxpr", value)
                 if hasattr(inner, "eqns"):
                     yield from _sizes(inner)

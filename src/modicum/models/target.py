@@ -5,31 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import PyTreeDef
 
-from modicum.errors import DataError
+from modicum.errors import DataError, SettingError
 from modicum.ledger import Ledger
-from modicum.models.base import BaseModel, Batch, Params
+from modicum.models.base import BaseModel, Batch, Params, named_leaves
+from modicum.models.tracing import Trace
 from modicum.rows import Rows
 from modicum.runtime import in_double_precision, jit
 
 __all__ = ["Target"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Target:
     """A model together with the layout of its parameters in a flat vector t.
 
-    Hashable by value: two runs with equal models and layouts share their compiled functions.
+    Hashable by value: two runs with equal models and layouts share their compiled functions. A
+    model of the user's functions is equal to one that computes the same, as of when `Target.of`
+    traced it: a global that changed since makes another target.
     """
 
     model: BaseModel
-    structure: Any  # the parameters' tree structure
+    structure: PyTreeDef  # of the parameters
     shapes: tuple[tuple[int, ...], ...]
+    trace: Trace | None = None
 
     @classmethod
     def of(
@@ -46,13 +50,50 @@ class Target:
             )
         model.check(rows)
         if "weight" in rows.fields and rows.fields["weight"] != ():
-            raise DataError("the field 'weight' must hold one number a row: a frequency weight.")
+            raise DataError("the field 'weight' must hold one number per row: a frequency weight.")
         given, model = model, model.resolved(rows)
         if model is not given and ledger is not None:
             ledger.add("priors", len(rows), "density", passes=1)
         leaves, structure = jax.tree.flatten(model.start(rows))
-        start = np.concatenate([np.ravel(leaf) for leaf in leaves]).astype(np.float64)
-        return cls(model, structure, tuple(np.shape(leaf) for leaf in leaves)), start
+        shapes = tuple(np.shape(leaf) for leaf in leaves)
+        return cls(model, structure, shapes, model.trace(rows)), _flat(leaves)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Target) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[object, ...]:
+        computes = self.model if self.trace is None else (type(self.model), self.trace.digest)
+        return computes, self.structure, self.shapes
+
+    @property
+    def identity(self) -> str:
+        """A text that differs where targets differ, so that checkpoints are not mixed up."""
+        computes = "" if self.trace is None else f" computing {self.trace.digest}"
+        return self.model.identity() + computes
+
+    def ravel(self, theta: Params) -> np.ndarray:
+        """Return the flat vector of parameters in the model's layout; a sentence for others."""
+        leaves, structure = jax.tree.flatten(theta)
+        shapes = tuple(np.shape(leaf) for leaf in leaves)
+        if structure != self.structure or shapes != self.shapes:
+            raise SettingError(
+                "a point to start from must have the names and shapes of the model's parameters "
+                f"({self._layout(self.structure, self.shapes)}), and one has "
+                f"{self._layout(structure, shapes)}."
+            )
+        point = _flat(leaves)
+        if not np.all(np.isfinite(point)):
+            raise SettingError("a point to start from must hold finite numbers.")
+        return point
+
+    @staticmethod
+    def _layout(structure: PyTreeDef, shapes: tuple[tuple[int, ...], ...]) -> str:
+        named = named_leaves(jax.tree.unflatten(structure, [np.empty(s) for s in shapes]))
+        return ", ".join(f"{name}: {np.shape(leaf)}" for name, leaf in named.items())
 
     @cached_property
     def likelihood(self) -> Target:
@@ -112,6 +153,10 @@ class Target:
         return self.model.report(self.unravel(t))
 
 
+def _flat(leaves: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.ravel(leaf) for leaf in leaves]).astype(np.float64)
+
+
 @jit(static=0)
-def _log_priors(target: Target, points: Any) -> jax.Array:
-    return jax.vmap(target.log_prior)(points)
+def _log_priors(target: Target, points: jax.typing.ArrayLike) -> jax.Array:
+    return jax.vmap(target.log_prior)(jnp.asarray(points))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from hashlib import blake2b
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError, SettingError
-from modicum.models.base import Params, function_bytes, named_leaves
+from modicum.models.base import Params, named_leaves
 from modicum.models.checks import largest_class
 from modicum.models.neural import NeuralModel
+from modicum.models.tracing import uncompiled
 from modicum.rows import Rows
 
 __all__ = ["Network"]
@@ -61,6 +61,8 @@ class Network(NeuralModel):
     (5, 3)
     """
 
+    users_functions: ClassVar[bool] = True
+
     def __init__(
         self,
         apply: Callable[[Params, jax.Array], jax.Array],
@@ -75,7 +77,7 @@ class Network(NeuralModel):
             raise SettingError(
                 f"apply must be a function of (params, x), not {type(apply).__name__}."
             )
-        self.apply, self.params, self.init = apply, params, init
+        self.apply, self.params, self.init = uncompiled(apply), params, init
         self.likelihood, self.noise_scale = likelihood, noise_scale
         self.prior_scale, self.scale = prior_scale, scale
         self.check_settings()
@@ -107,11 +109,10 @@ class Network(NeuralModel):
         return jax.tree.unflatten(jax.tree.structure(self.params), leaves)
 
     def identity(self) -> str:
-        """Name the network by what it does: code and settings, not where it lies in memory."""
+        """Name weights and settings; what `apply` computes of them, `trace` says."""
         shapes = {name: np.shape(leaf) for name, leaf in self.report(self.params).items()}
         settings = (self.likelihood, self.noise_scale, self.prior_scale, self.scale)
-        code = blake2b(function_bytes(self.apply), digest_size=8).hexdigest()
-        return f"Network({shapes}, {settings}, {code})"
+        return f"Network({shapes}, {settings})"
 
     def check(self, rows: Rows) -> None:
         """Try the network on the first rows, so that mistakes surface before any long work."""

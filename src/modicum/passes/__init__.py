@@ -3,6 +3,7 @@
 from modicum.passes.anchor import Anchor, anchor_at, anchor_at_mode
 from modicum.passes.engine import Engine, LocalEngine
 from modicum.passes.mode import NEAR, ModeRecord, find_mode
+from modicum.passes.modes import Modes, Starts
 from modicum.passes.sums import Sums
 
 __all__ = [
@@ -11,6 +12,8 @@ __all__ = [
     "Engine",
     "LocalEngine",
     "ModeRecord",
+    "Modes",
+    "Starts",
     "Sums",
     "anchor_at",
     "anchor_at_mode",

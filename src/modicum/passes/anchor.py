@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
-from scipy.linalg import cholesky, eigh, solve_triangular
+from scipy.linalg import cho_factor, cho_solve, eigh
 
-from modicum.errors import ModicumWarning
+from modicum.errors import ConvergenceError, ModicumWarning
+from modicum.models import LinearPredictorModel
 from modicum.models.priors import prior_warnings
 from modicum.passes.mode import (
     DENSE_LIMIT,
@@ -17,8 +19,10 @@ from modicum.passes.mode import (
     ModeRecord,
     curvature,
     find_mode,
+    whitening_factor,
 )
 from modicum.passes.mode import quasi_newton_on_subset as near_mode
+from modicum.passes.modes import Modes, Starts, find_modes
 from modicum.passes.sums import Sums
 
 __all__ = ["Anchor", "anchor_at", "anchor_at_mode"]
@@ -27,6 +31,7 @@ __all__ = ["Anchor", "anchor_at", "anchor_at_mode"]
 LIKELY = -0.5  # log-likelihood per row above which outcomes are told well
 VAGUE = 0.1  # posterior sd, in prior sds, that data leave along a direction that is separated
 COLLINEAR = 1e-6  # below this share no prior is to blame: the data say nothing at all
+CANCELS = 0.1  # of the columns' own information: what is left along a collinear direction
 DULL = 0.1  # a direction with less information from the data than this share of the prior's
 
 
@@ -47,7 +52,9 @@ class Anchor:
         How the mode was found; None for an anchor elsewhere.
     notes
         What the user should know: directions the data do not inform, a Hessian that had to be
-        mended.
+        mended, other modes.
+    modes
+        All modes that are not negligible, this one first; None where none was looked for.
     """
 
     point: np.ndarray
@@ -57,6 +64,7 @@ class Anchor:
     factor: np.ndarray
     record: ModeRecord | None = None
     notes: list[ModicumWarning] = field(default_factory=list)
+    modes: Modes | None = None
 
     @property
     def sd(self) -> np.ndarray:
@@ -69,11 +77,12 @@ class Anchor:
         """Everything as arrays, for a checkpoint."""
         record = json.dumps(None if self.record is None else asdict(self.record))
         sums = {"point": self.point, "C": np.asarray(self.C), "A": self.A, "B": self.B}
-        told = {
+        texts = {
             "record": np.array(record),
             "notes": np.array(json.dumps([n.to_dict() for n in self.notes])),
         }
-        return sums | {"factor": self.factor} | told
+        modes = {} if self.modes is None else self.modes.to_arrays()
+        return sums | {"factor": self.factor} | texts | modes
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Anchor:
@@ -84,6 +93,7 @@ class Anchor:
             **{name: arrays[name] for name in ("point", "A", "B", "factor")},
             record=None if record is None else ModeRecord(**record),
             notes=[ModicumWarning.from_dict(n) for n in json.loads(str(arrays["notes"]))],
+            modes=Modes.from_arrays(arrays),
         )
 
     def whiten(self, t: np.ndarray) -> np.ndarray:
@@ -93,7 +103,7 @@ class Anchor:
 
 def anchor_at(sums: Sums, t: np.ndarray, purpose: str = "anchor") -> Anchor:
     """Build the anchor at any point, by one pass."""
-    return _from_curvature(curvature(sums, np.asarray(t, np.float64), purpose), None, ())
+    return _from_curvature(curvature(sums, np.asarray(t, np.float64), purpose), None, (), sums)
 
 
 def anchor_at_mode(
@@ -102,8 +112,11 @@ def anchor_at_mode(
     names: tuple[str, ...] = (),
     seed: int = 0,
     within: float = TOLERANCE,
+    starts: Starts | None = None,
 ) -> Anchor:
     """Find the posterior mode, `within` so many standard deviations, and build the anchor there.
+
+    With `starts` other modes are looked for, and the anchor is at the heaviest.
 
     Models of more than 2,000 parameters form no Hessian: their anchor is the point L-BFGS reaches
     on a subset, with a factor that only sets the scale. Networks of fewer have one, of the
@@ -113,9 +126,16 @@ def anchor_at_mode(
         return _scale_only(sums, start, seed)
     if not sums.target.model.has_mode:
         return _absolute(sums, start, seed)
-    at, record = find_mode(sums, start, seed, within=within)
-    anchor = _from_curvature(at, record, names)
-    return replace(anchor, notes=_notes_of_mode(sums, anchor, names))
+    start, (at, record) = _first_mode(sums, start, starts or Starts(), seed, within)
+    modes = None
+    if starts is not None and starts.several:
+        (at, *_), modes = find_modes(sums, at, start, starts, within, seed)
+        record = replace(record, gradient_norm=at.gradient_norm)
+    anchor = replace(_from_curvature(at, record, names, sums), modes=modes)
+    anchor = replace(anchor, notes=_notes_of_mode(sums, anchor, names))
+    if modes is not None:
+        anchor.notes.extend(modes.ignored(1, names))
+    return anchor
 
 
 def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[ModicumWarning]:
@@ -144,7 +164,22 @@ def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[M
     return causes + [n for n in anchor.notes if n not in silent] + kept
 
 
-def _from_curvature(at: Curvature, record: ModeRecord | None, names: tuple[str, ...]) -> Anchor:
+def _first_mode(
+    sums: Sums, start: np.ndarray, starts: Starts, seed: int, within: float
+) -> tuple[np.ndarray, tuple[Curvature, ModeRecord]]:
+    """The mode reached from the first start that reaches one, and that start."""
+    try:
+        return start, find_mode(sums, start, seed, within=within)
+    except ConvergenceError:
+        for other in starts.points:
+            with suppress(ConvergenceError):
+                return other, find_mode(sums, other, seed, within=within)
+        raise
+
+
+def _from_curvature(
+    at: Curvature, record: ModeRecord | None, names: tuple[str, ...], sums: Sums
+) -> Anchor:
     notes: list[ModicumWarning] = []
     factor, mended = whitening_factor(at.precision)
     if mended:
@@ -155,46 +190,97 @@ def _from_curvature(at: Curvature, record: ModeRecord | None, names: tuple[str, 
                 "definite), and the mass matrix was built from the absolute curvature instead",
             )
         )
-    dull = _dull_direction(at, names)
-    if dull:
-        notes.append(dull)
+    notes.extend(_prior_decides(at, names, sums))
     return Anchor(at.point, at.C, at.A, at.B, factor, record, notes)
 
 
-def whitening_factor(precision: np.ndarray, least: float = 0.0) -> tuple[np.ndarray, bool]:
-    """L with L L' the inverse of `precision`; True where it had to be made positive definite.
-
-    What is made so has no curvature below `least`.
-    """
-    try:
-        lower = cholesky(precision, lower=True)
-        return solve_triangular(lower, np.eye(len(lower)), lower=True).T, False
-    except np.linalg.LinAlgError:
-        values, vectors = eigh(precision)
-        clipped = np.maximum(np.abs(values), max(least, 1e-8 * np.abs(values).max()))
-        return vectors / np.sqrt(clipped), True
-
-
-def _dull_direction(at: Curvature, names: tuple[str, ...]) -> ModicumWarning | None:
-    """Say so if along some direction the prior decides and the data do not."""
+def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[ModicumWarning]:
+    """Say so if along some direction the prior decides and the data do not, and why."""
     try:
         ratios, vectors = eigh(-at.B, -at.prior_hessian)
     except np.linalg.LinAlgError:
-        return None  # an improper or non-concave prior: nothing to compare with
+        return []  # an improper or non-concave prior: nothing to compare with
     if ratios[0] > DULL:
-        return None
-    share = np.abs(vectors[:, 0])
+        return []
+    direction = vectors[:, 0]  # one standard deviation of the prior
+    prior_sds = _marginal_sds(-at.prior_hessian)
+    share = np.abs(direction) / prior_sds  # whatever the units of the columns
     order = np.argsort(-share)
     top = [i for i in order[:3] if share[i] > 0.3 * share[order[0]]]
-    called = ", ".join(names[i] if i < len(names) else f"parameter {i}" for i in top)
-    return ModicumWarning(
-        "prior-decides",
-        f"the data say next to nothing about {called} (or a combination of them), so the posterior "
-        "there is the prior: collinear columns, a level without both outcomes, or perfect "
-        "separation",
-        "drop a column, merge levels, or choose that prior with care",
-        information=float(ratios[0]),
-    )
+    about = ", ".join(_name(names, i) for i in top)
+    alone = np.sum(direction**2 * -np.diag(at.B))  # information, if columns did not overlap
+    if not isinstance(sums.target.model, LinearPredictorModel):
+        return _of_own_model(at, about, direction, sums)
+    if len(top) > 1 and ratios[0] < CANCELS * alone:
+        return [
+            ModicumWarning(
+                "prior-decides",
+                f"the data say next to nothing about {about} (or a combination of them), so the "
+                "posterior there is the prior: these columns are collinear, or nearly so",
+                "drop a column, merge levels, or choose that prior with care",
+                information=float(ratios[0]),
+            )
+        ]
+    i = top[0]
+    prior_sd, data_sd = float(prior_sds[i]), float(_marginal_sds(-at.B)[i])
+    return [
+        ModicumWarning(
+            "prior-decides",
+            f"the prior decides about {about}: its standard deviation for {_name(names, i)} is "
+            f"{prior_sd:.2g}, and the data alone would leave {data_sd:.2g}",
+            "if that prior is narrower than what you believe, widen it (prior_scale); else the "
+            "data have little on it: few rows of a level, or a level without both outcomes",
+            information=float(ratios[0]),
+            prior_sd=prior_sd,
+            data_sd=data_sd,
+        )
+    ]
+
+
+def _of_own_model(
+    at: Curvature, about: str, direction: np.ndarray, sums: Sums
+) -> list[ModicumWarning]:
+    """The same for a model without columns, unless the second derivative hides what data say.
+
+    Half the fall of the log-likelihood at one standard deviation of the prior to either side is
+    what a quadratic of that information would have.
+    """
+    ends = sums.values(np.stack([at.point + direction, at.point - direction]), "anchor")
+    information = float(-(ends.sum() - 2 * at.C))
+    if not information < 1:  # NaN: nothing can be said of so far away
+        return [
+            ModicumWarning(
+                "not-quadratic",
+                f"along {about} the log-likelihood has next to no second derivative at the mode "
+                "and falls all the same (it has a kink there, or its curvature changes fast), so "
+                "that Laplace's approximation and Taylor proxies do not hold",
+                "use method='nuts', or write the likelihood with a smooth function",
+                information=information,
+            )
+        ]
+    return [
+        ModicumWarning(
+            "prior-decides",
+            f"the data add next to nothing to what the prior says about {about}, so the posterior "
+            "there is the prior",
+            "choose that prior with care; in a hierarchy, where the prior of an effect has a scale "
+            "of its own, that may be as it should be",
+            information=information,
+        )
+    ]
+
+
+def _marginal_sds(precision: np.ndarray) -> np.ndarray:
+    """Standard deviations of a normal distribution; where it is improper, given all the others."""
+    try:
+        inverse = cho_solve(cho_factor(precision), np.eye(len(precision)))
+        return np.asarray(np.sqrt(np.diag(inverse)))
+    except np.linalg.LinAlgError:
+        return np.asarray(1 / np.sqrt(np.maximum(np.diag(precision), 1e-300)))
+
+
+def _name(names: tuple[str, ...], i: int) -> str:
+    return names[i] if i < len(names) else f"parameter {i}"
 
 
 def _absolute(sums: Sums, start: np.ndarray, seed: int) -> Anchor:

@@ -9,17 +9,18 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, cholesky, eigh
+from scipy.linalg import cho_factor, cho_solve, cholesky, eigh, solve_triangular
 
 from modicum.errors import ConvergenceError
 from modicum.models import LinearPredictorModel, Target
 from modicum.passes.engine import chunk_rows
+from modicum.passes.faults import first_bad_row, point_text
 from modicum.passes.sums import Sums
 from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.runtime import in_double_precision, jit
 
-__all__ = ["NEAR", "Curvature", "ModeRecord", "find_mode"]
+__all__ = ["NEAR", "Curvature", "ModeRecord", "ascend", "find_mode", "whitening_factor"]
 
 TOLERANCE = 1e-6  # whitened gradient norm: distance to the mode in posterior standard deviations
 GOAL = 1e-8  # what Newton aims for: at 1e-7 a small coefficient agrees with a GLM to 1.2e-8 only
@@ -165,7 +166,7 @@ def find_mode(
         subset=len(subset.rows),
     )
     if not record.converged:
-        raise ConvergenceError(_why_not(at, record))
+        raise ConvergenceError(_why_not(sums, at, record))
     return at, record
 
 
@@ -188,7 +189,14 @@ def _climb(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> Curvatur
     """Newton with damping, after L-BFGS where the log-posterior need not be concave."""
     if not isinstance(sums.target.model, LinearPredictorModel):
         start = _quasi_newton(sums, start, purpose)
-    at = _finite(curvature(sums, start, purpose))
+    return ascend(sums, start, purpose, goal)
+
+
+def ascend(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> Curvature:
+    """Newton with damping, until the whitened gradient norm is below `goal` or nothing rises."""
+    at = curvature(sums, start, purpose)
+    if not at.finite:
+        raise ConvergenceError(_not_finite(sums, at))
     damping = 0.0
     for _ in range(MAX_STEPS):
         if at.gradient_norm < goal:
@@ -252,24 +260,71 @@ def _solve_uphill(precision: np.ndarray, gradient: np.ndarray) -> np.ndarray:
         return np.asarray(vectors @ ((vectors.T @ gradient) / np.maximum(np.abs(values), floor)))
 
 
-def _finite(at: Curvature) -> Curvature:
-    if not at.finite:
-        raise ConvergenceError(
-            "the log-posterior or a derivative of it is not finite at the starting point; start "
-            "elsewhere (`init`), rescale the columns of x, or check the model's functions there."
+def whitening_factor(precision: np.ndarray, least: float = 0.0) -> tuple[np.ndarray, bool]:
+    """L with L L' the inverse of `precision`; True where it had to be made positive definite.
+
+    What is made so has no curvature below `least`.
+    """
+    try:
+        lower = cholesky(precision, lower=True)
+        return solve_triangular(lower, np.eye(len(lower)), lower=True).T, False
+    except np.linalg.LinAlgError:
+        values, vectors = eigh(precision)
+        clipped = np.maximum(np.abs(values), max(least, 1e-8 * np.abs(values).max()))
+        return vectors / np.sqrt(clipped), True
+
+
+def _not_finite(sums: Sums, at: Curvature) -> str:
+    """Say what is not finite at a point: the prior, a row's log-likelihood, or a derivative."""
+    own = sums.target.model.users_functions
+    where = f"at {point_text(sums.target, at.point)}"
+    if not np.isfinite(at.log_prior):
+        return f"the log-prior is {at.log_prior} {where}; {_remedy(own)}."
+    if not np.isfinite(at.C):
+        fault = first_bad_row(sums, at.point)
+        return f"the log-likelihood {fault} is not finite {where}; {_remedy(own)}."
+    if not np.all(np.isfinite(at.A)):
+        fault = first_bad_row(sums, at.point, of_gradient=True)
+        return f"the gradient of the log-likelihood {fault} is not finite {where}; {_remedy(own)}."
+    part = "likelihood" if not np.all(np.isfinite(at.B)) else "prior"
+    smooth = (
+        "a kink such as abs(t) ** 1.5 or sqrt(t) at 0 has none: use a smooth function, or start "
+        "elsewhere (`init`)"
+        if own
+        else "rescale the columns of x"
+    )
+    return f"a derivative of the log-{part} is not finite {where}; {smooth}."
+
+
+def _remedy(own: bool) -> str:
+    if own:
+        return (
+            "start elsewhere (`init`), write parameters that must be positive as exponentials, or "
+            "check the model's functions there"
         )
-    return at
+    return "look at that row, and rescale the columns of x and the offset if they are large"
 
 
-def _why_not(at: Curvature, record: ModeRecord) -> str:
-    values = np.linalg.eigvalsh(at.precision)
-    if values[0] <= 0:
+def _why_not(sums: Sums, at: Curvature, record: ModeRecord) -> str:
+    """Why there is no mode where the search stopped, and what to do for a model of this kind."""
+    own = sums.target.model.users_functions
+    if np.linalg.eigvalsh(at.precision)[0] <= 0:
+        remedy = (
+            "give a tighter prior or another `init`"
+            if own
+            else "give a tighter prior (prior_scale)"
+        )
         return (
             "no mode was found: where the search stopped, the log-posterior is not concave "
-            "(its Hessian is not negative definite); give a tighter prior or start nearer."
+            f"(its Hessian is not negative definite); {remedy}."
         )
+    remedy = (
+        "write the parameters in units in which they are of order 1, give a tighter prior, or "
+        "another `init`"
+        if own
+        else "rescale the columns of x (mean 0, sd 1), or give a tighter prior (prior_scale)"
+    )
     return (
         f"no mode was found: after {record.passes} passes the search is still "
-        f"{record.gradient_norm:.2g} posterior standard deviations away; rescale the columns of x "
-        "(mean 0, sd 1), give a tighter prior, or start nearer."
+        f"{record.gradient_norm:.2g} posterior standard deviations away; {remedy}."
     )

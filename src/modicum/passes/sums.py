@@ -58,7 +58,7 @@ class Sums:
 
     def gradient(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray]:
         """Log-likelihood and its gradient at `t` (C and A)."""
-        value, gradient = self._sweep(_gradient_sum, t, purpose, "gradient")
+        value, gradient = self._sweep(chunk_gradient, t, purpose, "gradient")
         return float(value), gradient
 
     def gradients(self, points: np.ndarray, purpose: str) -> np.ndarray:
@@ -118,7 +118,13 @@ def value_and_slope(
     return found
 
 
-_gradient_sum = jit(static=0)(value_and_slope)
+chunk_gradient = jit(static=0)(value_and_slope)
+
+
+@jit(static=0)
+def chunk_values(target: Target, t: Any, batch: Any) -> jax.Array:
+    """Log-likelihood of each row of a chunk."""
+    return target.log_likelihood(t, batch)
 
 
 @jit(static=0)

@@ -1,10 +1,18 @@
 """The result of a run: summaries (signs and weights included), prediction, storage, ArviZ."""
 
-from __future__ import annotations
-
-from modicum.posterior.guards import convergence_warnings
+from modicum.posterior.alignment import FitRows
+from modicum.posterior.guards import Warnings, convergence_warnings
 from modicum.posterior.posterior import Posterior
 from modicum.posterior.prediction import Prediction
 from modicum.posterior.score import Score
+from modicum.posterior.stein import SteinDiscrepancy
 
-__all__ = ["Posterior", "Prediction", "Score", "convergence_warnings"]
+__all__ = [
+    "FitRows",
+    "Posterior",
+    "Prediction",
+    "Score",
+    "SteinDiscrepancy",
+    "Warnings",
+    "convergence_warnings",
+]

@@ -2,122 +2,177 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple
 
 import numpy as np
 
-from modicum.errors import ModicumWarning, SettingError, warn
+from modicum.diagnostics.inefficiency import finite_and_moving
+from modicum.errors import ModicumWarning, SettingError, warn, whole_number
 from modicum.ledger import Ledger
-from modicum.posterior.weighted import kish_share, weighted_mean
+from modicum.models import Target
+from modicum.models.base import BaseModel
+from modicum.passes import LocalEngine, Sums
+from modicum.posterior.alignment import FitRows, require_rows_of_fit
+from modicum.posterior.draws import Draws, require_finite
+from modicum.posterior.weighted import kish_share, weighted_mean, weighted_variance
+from modicum.rows import Rows
 
-if TYPE_CHECKING:
-    from modicum.posterior.posterior import Posterior
-
-__all__ = ["correct"]
+__all__ = ["Correction", "correct", "flat_points", "require_correctable"]
 
 WORST_TAIL = 0.7  # Pareto k above which importance weights are not to be trusted
 
 
-def correct(posterior: Posterior, rows: Any, draws: int, progressbar: bool) -> Posterior:
-    """Weight draws by posterior over sampled density; see `Posterior.correct`."""
-    if "lp" not in posterior.stats or posterior.weights is not None:
+class Correction(NamedTuple):
+    """Draws that were kept, their weights, and what these say of the draws.
+
+    Attributes
+    ----------
+    draws, stats
+        Evenly spaced draws of each chain; `stats` has their `log_weight` besides.
+    weights
+        Pareto-smoothed importance weights (chain, draw), the largest 1.
+    ledger
+        The posterior's, with the pass that was made.
+    report
+        Pareto k, variance of the log-weights, effective share, largest shift, verdict.
+    warning
+        The reason to doubt the weights, if there is one.
+    """
+
+    draws: dict[str, np.ndarray]
+    stats: dict[str, np.ndarray]
+    weights: np.ndarray
+    ledger: Ledger
+    report: dict[str, float | str]
+    warning: ModicumWarning | None
+
+
+def correct(
+    source: Draws, model: BaseModel, rows: Rows, fit: FitRows | None, draws: int, progressbar: bool
+) -> Correction:
+    """Weight draws by posterior over sampled density; see `Posterior.correct`.
+
+    They are draws that `require_correctable` accepts.
+    """
+    whole_number("draws", draws)
+    require_rows_of_fit(rows, fit, source.ledger.rows, "a correction")
+    every = max(1, -(-source.chains * source.num_draws // draws))
+    kept = {name: x[:, ::every] for name, x in source.draws.items()}
+    stats = {name: x[:, ::every] for name, x in source.stats.items()}
+    require_finite(kept | {"lp": stats["lp"]}, "a correction")
+    ledger = Ledger.from_dict(source.ledger.to_dict())
+    log_weights = _exact_log_posterior(ledger, model, rows, kept, progressbar) - stats["lp"]
+    _require_weights(log_weights)
+    smoothed, tail = _smooth(log_weights)
+    weights = np.exp(smoothed - smoothed.max())
+    report = _report(kept, weights, log_weights, tail)
+    # Nearly equal weights correct next to nothing, whatever the shape of their tail.
+    doubt = None
+    if not tail <= WORST_TAIL and kish_share(weights) < 0.9:
+        doubt = warn(
+            ModicumWarning(
+                "weights-uneven",
+                f"the importance weights are too uneven to correct with (Pareto k {tail:.2f})",
+                'sample with more rows (subsample) or exactly (HMCECS(exact="delayed"))',
+                pareto_k=tail,
+            ),
+            stacklevel=4,
+        )
+    return Correction(kept, stats | {"log_weight": log_weights}, weights, ledger, report, doubt)
+
+
+def require_correctable(source: Draws) -> None:
+    """Refuse draws whose log-density is not known, or that have weights already."""
+    if "lp" not in source.stats or source.weights is not None:
         raise SettingError(
             "only unweighted draws of a method that records the log-density it sampled (`lp` in "
             "stats) can be corrected."
         )
-    model = getattr(posterior.restore_predictor(), "model", None)
-    if model is None:
+
+
+def flat_points(
+    model: BaseModel, rows: Rows, draws: dict[str, np.ndarray]
+) -> tuple[Target, np.ndarray]:
+    """Draws ``name -> (S, *shape)`` as flat vectors (S, d) of a target over `rows`."""
+    target, _ = Target.of(model, rows)
+    points = target.ravel_reported(draws)
+    if points.shape[1] != target.size:
         raise SettingError(
-            "this posterior was loaded without its model; sample again, or correct before saving."
+            f"the draws have {points.shape[1]} parameters, but the model has {target.size} for "
+            "these rows; give the rows the posterior was sampled with."
         )
-    every = max(1, -(-posterior.chains * posterior.num_draws // max(1, draws)))
-    kept = {name: x[:, ::every] for name, x in posterior.draws.items()}
-    stats = {name: x[:, ::every] for name, x in posterior.stats.items()}
-    ledger = Ledger.from_dict(posterior.ledger.to_dict())
-    exact = _exact_log_posterior(ledger, model, rows, kept, progressbar)
-    log_weights = exact - stats["lp"]
-    smoothed, tail = _smooth(log_weights)
-    corrected = replace(
-        posterior,
-        ledger=ledger,
-        draws=kept,
-        stats=stats | {"log_weight": log_weights},
-        weights=np.exp(smoothed - smoothed.max()),
-        warnings=list(posterior.warnings),
-        tuning=dict(posterior.tuning),
-    )
-    report = _report(corrected, log_weights, tail)
-    corrected.tuning["correction"] = report
-    # Nearly equal weights correct next to nothing, whatever the shape of their tail.
-    if tail > WORST_TAIL and report["effective_share"] < 0.9:
-        corrected.warnings.append(
-            warn(
-                ModicumWarning(
-                    "weights-uneven",
-                    f"the importance weights are too uneven to correct with (Pareto k {tail:.2f})",
-                    'sample with more rows (subsample) or exactly (HMCECS(exact="delayed"))',
-                    pareto_k=tail,
-                ),
-                stacklevel=4,
-            )
-        )
-    return corrected
+    return target, points
 
 
 def _exact_log_posterior(
-    ledger: Ledger, model: Any, rows: Any, draws: dict[str, np.ndarray], progressbar: bool
+    ledger: Ledger, model: BaseModel, rows: Rows, draws: dict[str, np.ndarray], progressbar: bool
 ) -> np.ndarray:
     """Log-posterior of all rows at each kept draw, (chain, draw), by one pass."""
-    from modicum.models import Target
-    from modicum.passes import LocalEngine, Sums
-
-    if len(rows) != ledger.rows:
-        raise SettingError(
-            f"the posterior was sampled with {ledger.rows:,} rows, but {len(rows):,} "
-            "were given; correct with the same rows."
-        )
-    target, _ = Target.of(model, rows)
     chains, number = next(iter(draws.values())).shape[:2]
     flat = {k: v.reshape(chains * number, *v.shape[2:]) for k, v in draws.items()}
-    points = target.ravel_reported(flat)
+    target, points = flat_points(model, rows, flat)
     sums = Sums(target, rows, LocalEngine(progressbar=progressbar), ledger)
     total = sums.values(points, "correction") + target.log_priors(points)
-    return total.reshape(chains, number)
+    return np.asarray(total.reshape(chains, number))
+
+
+def _require_weights(log_weights: np.ndarray) -> None:
+    """Refuse log-weights that weigh nothing; minus infinity is a draw that cannot be, weight 0."""
+    bad = np.isnan(log_weights) | (log_weights == np.inf)
+    if bad.any():
+        chain, draw = np.argwhere(bad)[0]
+        raise SettingError(
+            f"the log-posterior of all rows is {log_weights[chain, draw]} at draw {draw} of chain "
+            f"{chain} of those used, so the draws cannot be weighted; the model overflows there: "
+            "rescale the columns of the rows or use a tighter prior."
+        )
+    if not (log_weights > -np.inf).any():
+        raise SettingError(
+            "the posterior of all rows is zero at every draw, so the draws cannot be weighted; "
+            "sample again with more rows per step."
+        )
 
 
 def _smooth(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
     from arviz_stats.base import array_stats
 
-    centred = log_weights - log_weights.max()
+    # a weight below e^-700 of the largest is 0, be its logarithm minus infinity or not
+    centred = np.maximum(log_weights - log_weights.max(), -700.0)
     if np.ptp(centred) < 1e-10:
         return centred, 0.0
     smoothed, tail = array_stats.psislw(-centred.reshape(-1))  # it expects minus log-weights
     return np.asarray(smoothed).reshape(log_weights.shape), float(tail)
 
 
-def _report(corrected: Posterior, log_weights: np.ndarray, tail: float) -> dict[str, Any]:
+def _report(
+    draws: dict[str, np.ndarray], weights: np.ndarray, log_weights: np.ndarray, tail: float
+) -> dict[str, float | str]:
     """How far the uncorrected draws were off, in posterior standard deviations."""
-    assert corrected.weights is not None
-    worst, name = 0.0, ""
-    for parameter, x in corrected.draws.items():
-        sd = np.maximum(corrected.sd(parameter), 1e-300)
-        shift = np.abs(weighted_mean(x, corrected.weights) - x.mean(axis=(0, 1))) / sd
-        if shift.max() > worst:
-            worst, name = float(shift.max()), parameter
-    share = float(kish_share(corrected.weights))
-    number = log_weights.size
+    worst, worst_name = 0.0, ""
+    for name, x in draws.items():
+        values = np.asarray(x, dtype=float)
+        sd = np.maximum(np.sqrt(weighted_variance(values, weights)), 1e-300)
+        shift = np.abs(weighted_mean(values, weights) - values.mean(axis=(0, 1))) / sd
+        shift = np.where(finite_and_moving(values), shift, 0.0)  # of a constant, rounding only
+        if not np.isfinite(shift).all():
+            raise SettingError(
+                f"the weighted draws of {name} have no finite mean and sd, so there is nothing to "
+                "compare the sampled draws with; rescale the columns of the rows."
+            )
+        if shift.size and shift.max() > worst:
+            worst, worst_name = float(shift.max()), name
+    share = kish_share(weights)
     # What reweighting alone moves a mean by, were there nothing to correct:
-    by_chance = max(0.01, 4 * np.sqrt(max(1 / share - 1, 0.0) / number))
+    by_chance = max(0.01, 4 * np.sqrt(max(1 / share - 1, 0.0) / log_weights.size))
     verdict = (
         f"the sampled draws were right to within {by_chance:.2g} posterior sd, the noise of this "
         "check"
         if worst < by_chance
-        else f"means of the sampled draws were off by up to {worst:.2g} posterior sd ({name})"
+        else f"means of the sampled draws were off by up to {worst:.2g} posterior sd ({worst_name})"
     )
     return {
         "pareto_k": round(tail, 3),
-        "weight_variance": float(np.var(log_weights)),
+        "weight_variance": float(np.var(log_weights[log_weights > -np.inf])),
         "effective_share": share,
         "largest_shift": worst,
         "verdict": verdict,

@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from modicum.errors import ModicumWarning, warn
+from modicum.posterior.draws import Draws
 from modicum.posterior.labels import axis_labels
 
 if TYPE_CHECKING:
     import xarray as xr
 
-    from modicum.posterior.posterior import Posterior
-
-__all__ = ["to_datatree"]
+__all__ = ["to_datatree", "weight_name"]
 
 
-def to_datatree(posterior: Posterior) -> xr.DataTree:
+def to_datatree(
+    source: Draws, settings: Mapping[str, object], warnings: Sequence[ModicumWarning]
+) -> xr.DataTree:
     """Convert by ArviZ's conventions: groups ``posterior`` and ``sample_stats``."""
     from arviz_base import from_dict
 
     dims: dict[str, list[str]] = {}
-    coords: dict[str, list[Any]] = {}
-    for name, x in posterior.draws.items():
+    coords: dict[str, list[str | int]] = {}
+    for name, x in source.draws.items():
         shape = x.shape[2:]
         dims[name] = [f"{name}_dim_{i}" for i in range(len(shape))]  # ArviZ's own default names
-        labels = axis_labels(name, shape, posterior.labels)
+        labels = axis_labels(name, shape, source.labels)
         coords.update(zip(dims[name], labels, strict=True))
-    stats = dict(posterior.stats)
-    if posterior.weights is not None:
-        name = weight_name(posterior.weights)
-        stats[name] = posterior.weights
-        if posterior.weighted:
+    stats = dict(source.stats)
+    if source.weights is not None:
+        name = weight_name(source.weights)
+        stats[name] = source.weights
+        if source.weighted:
             warn(
                 ModicumWarning(
                     "weights-ignored",
@@ -42,8 +45,8 @@ def to_datatree(posterior: Posterior) -> xr.DataTree:
                 ),
                 stacklevel=4,
             )
-    groups = {"posterior": posterior.draws} | ({"sample_stats": stats} if stats else {})
-    attrs = _attributes(posterior)
+    groups = {"posterior": source.draws} | ({"sample_stats": stats} if stats else {})
+    attrs = _attributes(source, settings, warnings)
     return from_dict(
         groups,
         dims=dims,
@@ -57,24 +60,24 @@ def weight_name(weights: np.ndarray) -> str:
     return "sign" if np.isin(weights, (-1.0, 1.0)).all() else "weight"
 
 
-def _attributes(posterior: Posterior) -> dict[str, Any]:
+def _attributes(
+    source: Draws, settings: Mapping[str, object], warnings: Sequence[ModicumWarning]
+) -> dict[str, str | int | float]:
     """Keep what netCDF can store of the settings, with the ledger's totals."""
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
         modicum_version = version("modicum")
     except PackageNotFoundError:  # run from a source folder that was never installed
         modicum_version = "unknown"
-    known = {k: v for k, v in posterior.settings.items() if isinstance(v, str | int | float)}
+    known = {k: v for k, v in settings.items() if isinstance(v, str | int | float)}
     attrs = {k: int(v) if isinstance(v, bool) else v for k, v in known.items()}
-    ledger = posterior.ledger
+    ledger = source.ledger
     attrs |= {
         "inference_library": "modicum",
         "inference_library_version": modicum_version,
         "row_evaluations": ledger.evaluations,
         "data_passes": ledger.passes,
         "data_rows": ledger.rows,
-        "warnings": "\n".join(map(str, posterior.warnings)),
+        "warnings": "\n".join(map(str, warnings)),
     }
     if ledger.share is not None:
         attrs["share_of_full_data"] = ledger.share

@@ -3,30 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from modicum.diagnostics import r_hat
 from modicum.diagnostics.inefficiency import finite_and_moving
 from modicum.errors import ModicumWarning
-from modicum.posterior.labels import scalar_names, tidy_labels
+from modicum.posterior.labels import AnyLabels, Labels, scalar_names, tidy_labels
 from modicum.posterior.summary import diagnose
 from modicum.posterior.weighted import kish_share, weighted_mcse
 
-__all__ = ["convergence_warnings"]
+__all__ = ["Warnings", "convergence_warnings"]
 
 LARGEST_R_HAT = 1.01
 SMALLEST_ESS = 400  # Vehtari et al. (2021): below it, R-hat and ESS themselves are unreliable
-FEWEST_DRAWS = 20  # a chain; with fewer, R-hat and ESS say nothing
+FEWEST_DRAWS = 20  # per chain; with fewer, R-hat and ESS say nothing
 MOST_CHAINS, MOST_SCALARS = 64, 500  # evenly spaced ones stand for the rest: a guard must be quick
+
+
+class Warnings(list[ModicumWarning]):
+    """Warnings as a list that prints as sentences, one per line.
+
+    Examples
+    --------
+    >>> doubts = Warnings([ModicumWarning("r-hat", "the chains disagree", "draw more")])
+    >>> doubts
+    the chains disagree; draw more.
+    >>> doubts == [ModicumWarning("r-hat", "the chains disagree", "draw more")]
+    True
+    >>> Warnings()
+    no warnings
+    """
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, self)) or "no warnings"
 
 
 def convergence_warnings(
     draws: Mapping[str, np.ndarray],
     stats: Mapping[str, np.ndarray],
     weights: np.ndarray | None = None,
-    labels: Mapping[str, Any] | None = None,
+    labels: AnyLabels | None = None,
     target_accept: float = 0.8,
 ) -> list[ModicumWarning]:
     """List what is wrong with the draws, the gravest first; an empty list is a clean bill.
@@ -52,20 +69,22 @@ def convergence_warnings(
     the chains disagree: R-hat is 1.55 for beta (limit 1.01); draw more, or tune longer.
     """
     arrays = {name: np.asarray(x) for name, x in draws.items()}
-    found = _not_finite(arrays)
-    if found:
-        return found  # nothing else can be measured
-    found = _standing_still(arrays)
-    frozen = bool(found)
+    doubts = _not_finite(arrays)
+    if doubts:
+        return doubts  # nothing else can be measured
+    doubts = _standing_still(arrays)
+    frozen = bool(doubts)
+    usable = True
     if weights is not None:
         weights = np.asarray(weights, dtype=float)
-        found += _signs_and_weights(weights)
+        doubts += _signs_and_weights(weights)
+        usable = bool(weights.sum() > 0)  # else every estimate is nan, as was said
         if weights.min() == weights.max() > 0:
             weights = None  # they all count alike
-    found += _steps({name: np.asarray(x) for name, x in stats.items()}, target_accept)
-    if not frozen:
-        found += _disagreement(arrays, weights, tidy_labels(labels, arrays))
-    return found
+    doubts += _steps({name: np.asarray(x) for name, x in stats.items()}, target_accept)
+    if usable and not frozen:
+        doubts += _disagreement(arrays, weights, tidy_labels(labels, arrays))
+    return doubts
 
 
 def _not_finite(draws: dict[str, np.ndarray]) -> list[ModicumWarning]:
@@ -102,7 +121,7 @@ def _standing_still(draws: dict[str, np.ndarray]) -> list[ModicumWarning]:
             ModicumWarning(
                 "chains-stuck",
                 f"{count} of {chains} chains never moved (the first is chain {worst})",
-                "start nearer to the mode, use a smaller step or more rows per step",
+                "use a smaller step or, where rows are subsampled, more of them per step",
                 chains=count,
             )
         ]
@@ -111,8 +130,8 @@ def _standing_still(draws: dict[str, np.ndarray]) -> list[ModicumWarning]:
             ModicumWarning(
                 "chain-rested",
                 f"chain {worst} stood still for {longest[worst]} of its {number} draws",
-                "use more rows per step, so that the likelihood estimate varies less, or a "
-                "smaller step",
+                "use a smaller step or, where rows are subsampled, more of them per step, so that "
+                "the likelihood estimate varies less",
                 chain=worst,
                 draws=longest[worst],
             )
@@ -127,61 +146,70 @@ def _longest_rest(moved: np.ndarray) -> int:
 
 
 def _signs_and_weights(weights: np.ndarray) -> list[ModicumWarning]:
-    mean = weights.mean()
-    found = []
-    if (weights < 0).any():
-        # its error as an average of its own: signs enter every estimate through this divisor
-        error = float(weighted_mcse(weights, np.ones_like(weights)))
-        if not mean > 0 or mean < 5 * error:
-            found.append(
+    bad = ~np.isfinite(weights)
+    if bad.any():
+        chain, draw = np.argwhere(bad)[0]
+        return [
+            ModicumWarning(
+                "not-finite",
+                f"{int(bad.sum())} of {weights.size} signs or weights are not finite (the first is "
+                f"that of draw {draw} of chain {chain}), and every estimate with them",
+                "rescale the columns of the rows or use more rows per step",
+                weights=int(bad.sum()),
+            )
+        ]
+    doubts = _cancelling_signs(weights) if (weights < 0).any() else _uneven_weights(weights)
+    if _measurable(weights):
+        ratio, limit = float(r_hat(weights)), _largest_r_hat(weights.shape[0], weights.shape[1], 1)
+        if not ratio <= limit:
+            doubts.append(
                 ModicumWarning(
-                    "signs-cancel",
-                    f"the signs cancel: their mean is {mean:.2g} with an error of {error:.2g}, and "
-                    "every estimate is divided by it",
-                    "use more products (lambda) or more rows in each",
-                    mean=mean,
-                    error=error,
+                    "weights-r-hat",
+                    f"the chains disagree about the signs or weights: their R-hat is {ratio:.2f}",
+                    "draw more, or use more rows per step",
+                    r_hat=ratio,
                 )
             )
-        elif mean < 0.5:
-            found.append(
-                ModicumWarning(
-                    "signs-cancel",
-                    f"the mean sign is only {mean:.2f}, so errors are {1 / mean:.1f} times larger",
-                    "use more products (lambda) or more rows in each",
-                    mean=mean,
-                    error=error,
-                )
-            )
-    elif kish_share(weights) < 0.1:
-        found.append(
-            ModicumWarning(
-                "weights-uneven",
-                f"the importance weights rest on {kish_share(weights):.1%} of the draws",
-                "use more rows per step, so that the draws come nearer to the posterior",
-                share=kish_share(weights),
-            )
+    return doubts
+
+
+def _cancelling_signs(weights: np.ndarray) -> list[ModicumWarning]:
+    mean = float(weights.mean())
+    # its error as an average of its own: signs enter every estimate through this divisor
+    error = float(weighted_mcse(weights, np.ones_like(weights)))
+    if np.isnan(error):  # too few draws for batches: as if they were independent
+        error = float(weights.std() / np.sqrt(weights.size))
+    if not mean > 0 or mean < 5 * error:
+        sentence = (
+            f"the signs cancel: their mean is {mean:.2g} with an error of {error:.2g}, and every "
+            "estimate is divided by it"
         )
-    if _measurable(weights) and r_hat(weights) > _largest_r_hat(
-        weights.shape[0], weights.shape[1], 1
-    ):
-        found.append(
-            ModicumWarning(
-                "weights-r-hat",
-                "the chains disagree about the signs or weights: their R-hat is "
-                f"{r_hat(weights):.2f}",
-                "draw more, or use more rows per step",
-                r_hat=float(r_hat(weights)),
-            )
-        )
-    return found
+    elif mean < 0.5:
+        sentence = f"the mean sign is only {mean:.2f}, so errors are {1 / mean:.1f} times larger"
+    else:
+        return []
+    remedy = "use more products (lambda) or more rows in each"
+    return [ModicumWarning("signs-cancel", sentence, remedy, mean=mean, error=error)]
+
+
+def _uneven_weights(weights: np.ndarray) -> list[ModicumWarning]:
+    share = kish_share(weights)
+    if share >= 0.1:
+        return []
+    sentence = (
+        "all importance weights are zero"
+        if np.isnan(share)
+        else f"the importance weights rest on {share:.1%} of the draws"
+    )
+    remedy = "use more rows per step, so that the draws come nearer to the posterior"
+    return [ModicumWarning("weights-uneven", sentence, remedy, share=share)]
 
 
 def _steps(stats: dict[str, np.ndarray], target_accept: float) -> list[ModicumWarning]:
-    found = []
+    doubts = []
     if "diverging" in stats and stats["diverging"].any():
         count = int(stats["diverging"].sum())
-        found.append(
+        doubts.append(
             ModicumWarning(
                 "divergences",
                 f"{count} of {stats['diverging'].size} trajectories diverged, so parts of the "
@@ -191,22 +219,11 @@ def _steps(stats: dict[str, np.ndarray], target_accept: float) -> list[ModicumWa
             )
         )
     if "acceptance_rate" in stats and stats["acceptance_rate"].size:
-        rates = stats["acceptance_rate"].mean(axis=1)
-        worst = int(rates.argmin())
-        if rates[worst] < 0.625 * target_accept:  # a half of the usual 0.8
-            found.append(
-                ModicumWarning(
-                    "acceptance-low",
-                    f"chain {worst} accepted only {rates[worst]:.0%} of its proposals",
-                    "tune longer or use a smaller step",
-                    chain=worst,
-                    rate=rates[worst],
-                )
-            )
-    if "reached_max_treedepth" in stats:
+        doubts += _acceptance(stats["acceptance_rate"].mean(axis=1), target_accept)
+    if "reached_max_treedepth" in stats and stats["reached_max_treedepth"].size:
         share = float(stats["reached_max_treedepth"].mean())
-        if share > 0.05:
-            found.append(
+        if not share <= 0.05:
+            doubts.append(
                 ModicumWarning(
                     "tree-depth",
                     f"{share:.0%} of the trajectories were cut off at the largest tree depth",
@@ -214,10 +231,27 @@ def _steps(stats: dict[str, np.ndarray], target_accept: float) -> list[ModicumWa
                     share=share,
                 )
             )
-    return found
+    return doubts
 
 
-def _disagreement(draws: dict[str, np.ndarray], weights: Any, labels: Any) -> list[ModicumWarning]:
+def _acceptance(rates: np.ndarray, target_accept: float) -> list[ModicumWarning]:
+    """Look at the chain with the lowest rate; to NumPy a NaN is the lowest."""
+    worst = int(rates.argmin())
+    rate = float(rates[worst])
+    if rate >= 0.625 * target_accept:  # a half of the usual 0.8
+        return []
+    if np.isnan(rate):
+        sentence = f"chain {worst} met proposals whose acceptance rate is not a number"
+        remedy = "rescale the columns of the rows or use a proper prior"
+    else:
+        sentence = f"chain {worst} accepted only {rate:.0%} of its proposals"
+        remedy = "tune longer or use a smaller step"
+    return [ModicumWarning("acceptance-low", sentence, remedy, chain=worst, rate=rate)]
+
+
+def _disagreement(
+    draws: dict[str, np.ndarray], weights: np.ndarray | None, labels: Labels
+) -> list[ModicumWarning]:
     """R-hat and effective sample size of the worst parameter."""
     names, values = [], []
     for name, x in draws.items():
@@ -231,25 +265,33 @@ def _disagreement(draws: dict[str, np.ndarray], weights: Any, labels: Any) -> li
     part = _spread(chains, MOST_CHAINS)
     picked = flat[part][:, :, some].astype(float)
     measured = diagnose(picked, None if weights is None else weights[part])
-    found = []
-    rs = np.nan_to_num(measured["r_hat"], nan=0.0, posinf=np.inf)
-    worst, limit = int(rs.argmax()), _largest_r_hat(len(part), number, len(some))
-    if rs[worst] > limit:
-        found.append(
+    # A constant scalar has neither R-hat nor ESS; one that moves must have both.
+    moving = finite_and_moving(picked)
+    ratios = np.where(moving, measured["r_hat"], 0.0)
+    bulk, tail = measured["ess_bulk"], measured["ess_tail"]
+    sizes = np.where(np.isnan(tail), bulk, np.minimum(bulk, tail)) * chains / len(part)
+    sizes = np.where(moving, sizes, np.inf)
+    limit = _largest_r_hat(len(part), number, len(some))
+    unknown = np.isnan(ratios) | (np.isnan(sizes) & ~(ratios > limit))
+    if unknown.any():
+        return [_unmeasured(names[some[int(unknown.argmax())]], weights is not None)]
+    sizes = np.where(np.isnan(sizes), np.inf, sizes)  # chains apart have no ESS: R-hat says it
+    doubts = []
+    worst = int(ratios.argmax())
+    if ratios[worst] > limit:
+        doubts.append(
             ModicumWarning(
                 "r-hat",
-                f"the chains disagree: R-hat is {rs[worst]:.2f} for {names[some[worst]]} "
+                f"the chains disagree: R-hat is {ratios[worst]:.2f} for {names[some[worst]]} "
                 f"(limit {limit:.2f})",
                 "draw more, or tune longer",
-                r_hat=rs[worst],
+                r_hat=ratios[worst],
                 limit=limit,
             )
         )
-    sizes = np.fmin(measured["ess_bulk"], measured["ess_tail"]) * chains / len(part)
-    sizes = np.where(np.isnan(sizes), np.inf, sizes)
     worst = int(sizes.argmin())
     if sizes[worst] < _smallest_ess(chains * number):
-        found.append(
+        doubts.append(
             ModicumWarning(
                 "ess",
                 f"the {chains * number} draws are worth only {sizes[worst]:.0f} independent ones "
@@ -258,7 +300,18 @@ def _disagreement(draws: dict[str, np.ndarray], weights: Any, labels: Any) -> li
                 ess=sizes[worst],
             )
         )
-    return found
+    return doubts
+
+
+def _unmeasured(name: str, weighted: bool) -> ModicumWarning:
+    return ModicumWarning(
+        "not-finite",
+        f"neither R-hat nor ESS can be computed for {name}"
+        + (", whose variance comes out negative under the signs" if weighted else ""),
+        "draw more, or use more rows per step"
+        if weighted
+        else "rescale the columns of the rows, so that squares of draws stay finite",
+    )
 
 
 def _smallest_ess(total: int) -> float:

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
 from modicum.errors import SettingError
 
-__all__ = ["axis_labels", "scalar_names", "tidy_labels"]
+__all__ = ["AnyLabels", "Labels", "axis_labels", "scalar_names", "tidy_labels"]
 
-Labels = dict[str, tuple[tuple[str, ...] | None, ...]]
+Axis: TypeAlias = Sequence[str] | None
+AnyLabels: TypeAlias = Mapping[str, Sequence[str | Axis]]
+"""As a user may write them: for each parameter one sequence per axis, or the labels of its only
+axis."""
+Labels: TypeAlias = dict[str, tuple[tuple[str, ...] | None, ...]]
 
 
-def tidy_labels(labels: Mapping[str, Any] | None, draws: Mapping[str, np.ndarray]) -> Labels:
-    """Check labels against the draws and write them as one tuple (or ``None``) an axis.
+def tidy_labels(labels: AnyLabels | None, draws: Mapping[str, np.ndarray]) -> Labels:
+    """Check labels against the draws and write them as one tuple (or ``None``) per axis.
 
     A flat sequence of strings labels the only axis of a vector.
     """
     tidy: Labels = {}
-    for name, given in (labels or {}).items():
+    for name, value in (labels or {}).items():
         if name not in draws:
             raise SettingError(f"There are labels for {name!r}, which is not among the draws.")
         shape = draws[name].shape[2:]
-        axes: Iterable[Any] = (given,) if _flat(given) else given
+        flat = len(value) > 0 and all(isinstance(label, str) for label in value)
+        axes: Sequence[Sequence[object] | None] = (value,) if flat else value
         tidy[name] = tuple(None if a is None else tuple(str(label) for label in a) for a in axes)
         sizes = tuple(None if a is None else len(a) for a in tidy[name])
         if len(sizes) != len(shape) or any(
@@ -37,15 +42,15 @@ def tidy_labels(labels: Mapping[str, Any] | None, draws: Mapping[str, np.ndarray
     return tidy
 
 
-def axis_labels(name: str, shape: tuple[int, ...], labels: Mapping[str, Any]) -> list[list[Any]]:
+def axis_labels(name: str, shape: tuple[int, ...], labels: AnyLabels) -> list[list[str | int]]:
     """Coordinates of each axis: the labels, or 0, 1, 2 ... where there are none."""
-    given = labels.get(name, (None,) * len(shape))
+    axes = labels.get(name, (None,) * len(shape))
     return [
-        list(range(n)) if axis is None else list(axis) for n, axis in zip(shape, given, strict=True)
+        list(range(n)) if axis is None else list(axis) for n, axis in zip(shape, axes, strict=True)
     ]
 
 
-def scalar_names(name: str, shape: tuple[int, ...], labels: Mapping[str, Any]) -> list[str]:
+def scalar_names(name: str, shape: tuple[int, ...], labels: AnyLabels) -> list[str]:
     """Name every scalar, in the order of ``ravel``.
 
     Examples
@@ -59,7 +64,3 @@ def scalar_names(name: str, shape: tuple[int, ...], labels: Mapping[str, Any]) -
         return [name]
     places = product(*axis_labels(name, shape, labels))
     return [f"{name}[{', '.join(map(str, place))}]" for place in places]
-
-
-def _flat(given: Any) -> bool:
-    return len(given) > 0 and all(isinstance(label, str) for label in given)

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import ArrayLike
-
-from modicum.errors import ModicumWarning, SettingError
-from modicum.ledger import Ledger
-from modicum.posterior import correction, datatree, learning, prediction, storage, summary
+from modicum.errors import DataError, SettingError, is_number
+from modicum.models.base import BaseModel
+from modicum.models.prediction import ModelPredictor, rebuild
+from modicum.posterior import correction, datatree, prediction, stein, storage, summary
 from modicum.posterior import score as scoring
-from modicum.posterior.labels import tidy_labels
-from modicum.posterior.weighted import (
-    weighted_covariance,
-    weighted_mean,
-    weighted_quantile,
-    weighted_variance,
-)
+from modicum.posterior.alignment import FitRows, RowsLike, aligned
+from modicum.posterior.draws import Draws
+from modicum.posterior.guards import Warnings
+from modicum.posterior.summary import Statistic
+from modicum.rows import Rows
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
-    from modicum.posterior import stein
-
 __all__ = ["Posterior"]
 
 
 @dataclass(repr=False, eq=False)
-class Posterior:
+class Posterior(Draws):
     """Draws from a posterior, with their signs or weights, their cost and their warnings.
 
     Every estimate respects the signs of a signed sampler and importance weights.
@@ -50,7 +44,7 @@ class Posterior:
     weights
         Sign or importance weight of each draw (chain, draw); ``None``: all equal.
     warnings
-        Sentences: the reasons to doubt these draws.
+        The reasons to doubt these draws, each a `ModicumWarning`; they print as sentences.
     tuning
         Settings that were chosen by the sampler, each with an explanation.
     settings
@@ -58,12 +52,16 @@ class Posterior:
     predictor
         From draws and a batch of rows to expected outcomes; see `predict`. It is saved with the
         posterior where it has a ``to_dict`` method.
+    fit_rows
+        Names, levels, reference levels and fingerprint of the rows of the fit, which other rows
+        are compared with; ``None``: rows are taken as they are.
 
     Examples
     --------
+    >>> import numpy as np, modicum as mo
     >>> rng = np.random.default_rng(1)
     >>> draws = {"beta": rng.normal([1.0, 2.0], 0.1, size=(4, 250, 2))}
-    >>> post = Posterior(draws, {}, Ledger(rows=1_000), labels={"beta": ("age", "income")})
+    >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=1_000), labels={"beta": ("age", "income")})
     >>> post
     <Posterior: 4 chains of 250 draws; beta (2,); 0.0 passes over 1,000 rows>
     >>> post.summary()[["mean", "sd"]].round(1)
@@ -72,91 +70,19 @@ class Posterior:
     beta[income]   2.0  0.1
     """
 
-    draws: dict[str, np.ndarray]
-    stats: dict[str, np.ndarray]
-    ledger: Ledger
-    labels: Mapping[str, Any] = field(default_factory=dict)
-    weights: np.ndarray | None = None
-    warnings: list[ModicumWarning] = field(default_factory=list)
+    warnings: Warnings = field(default_factory=Warnings)
     tuning: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
-    predictor: Any = None
+    predictor: prediction.Predictor | None = None
     predictor_spec: dict[str, Any] | None = None
+    fit_rows: FitRows | None = None
 
     def __post_init__(self) -> None:
-        self.draws = {name: _plain(x) for name, x in self.draws.items()}
-        self.stats = {name: _plain(x) for name, x in self.stats.items()}
-        if not self.draws:
-            raise SettingError("A posterior needs the draws of at least one parameter.")
-        lead = next(iter(self.draws.values())).shape[:2]
-        for name, x in {**self.draws, **self.stats}.items():
-            if x.shape[:2] != lead or len(lead) != 2:
-                raise SettingError(
-                    f"{name!r} has shape {x.shape}, but draws and stats start with "
-                    f"(chain, draw) = {lead}."
-                )
-        if self.weights is not None:
-            self.weights = np.asarray(self.weights, dtype=float)
-            if self.weights.shape != lead:
-                raise SettingError(
-                    f"The weights have shape {self.weights.shape}, the draws are {lead}."
-                )
-        self.labels = tidy_labels(self.labels, self.draws)
-        if self.predictor_spec is None and hasattr(self.predictor, "to_dict"):
-            self.predictor_spec = self.predictor.to_dict()
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        try:
-            return self.draws[name]
-        except KeyError:
-            raise KeyError(f"No parameter {name!r}; there are {list(self.draws)}.") from None
-
-    @property
-    def chains(self) -> int:
-        """Number of chains."""
-        return len(next(iter(self.draws.values())))
-
-    @property
-    def num_draws(self) -> int:
-        """Number of draws of one chain."""
-        return int(next(iter(self.draws.values())).shape[1])
-
-    @property
-    def weighted(self) -> bool:
-        """Whether the weights differ, so that draws do not count alike."""
-        w = self.weights
-        return w is not None and w.size > 0 and bool((w != w.flat[0]).any() or w.flat[0] <= 0)
-
-    def mean(self, name: str) -> np.ndarray:
-        """Posterior mean; with signs or weights the ratio estimate."""
-        x = self[name]
-        if self.weights is None or not self.weighted:
-            return np.asarray(x.mean(axis=(0, 1), dtype=float))
-        return weighted_mean(x, self.weights)
-
-    def sd(self, name: str) -> np.ndarray:
-        """Posterior standard deviation."""
-        x = np.asarray(self[name], dtype=float)
-        if self.weights is not None and self.weighted:
-            return np.sqrt(weighted_variance(x, self.weights))
-        if x.shape[0] * x.shape[1] < 2:
-            return np.full(x.shape[2:], np.nan)
-        return np.asarray(x.std(axis=(0, 1), ddof=1))
-
-    def quantile(self, name: str, q: ArrayLike) -> np.ndarray:
-        """Posterior quantiles, of shape (*q.shape, *shape)."""
-        x = self[name]
-        if self.weights is None or not self.weighted:
-            return np.asarray(np.quantile(x, np.asarray(q, float), axis=(0, 1)))
-        return weighted_quantile(x, self.weights, q)
-
-    def covariance(self, name: str) -> np.ndarray:
-        """Posterior covariance matrix of the scalars of one parameter, flattened."""
-        x = np.asarray(self[name], dtype=float)
-        if self.weights is not None and self.weighted:
-            return weighted_covariance(x, self.weights)
-        flat = x.reshape(x.shape[0] * x.shape[1], -1)
-        return np.atleast_2d(np.cov(flat, rowvar=False))
+        super().__post_init__()
+        self.warnings = Warnings(self.warnings)
+        describe = getattr(self.predictor, "to_dict", None)
+        if self.predictor_spec is None and describe is not None:
+            self.predictor_spec = describe()
 
     def summary(self, names: Sequence[str] | str | None = None, prob: float = 0.9) -> pd.DataFrame:
         """Tabulate every scalar: mean, sd, interval, Monte Carlo error, ESS, R-hat.
@@ -170,9 +96,9 @@ class Posterior:
 
     def to_datatree(self) -> xr.DataTree:
         """Convert to an ArviZ DataTree, with dimensions named and labelled."""
-        return datatree.to_datatree(self)
+        return datatree.to_datatree(self, self.settings, self.warnings)
 
-    def predict(self, rows: Any, draws: int = 200, prob: float = 0.9) -> prediction.Prediction:
+    def predict(self, rows: RowsLike, draws: int = 200, prob: float = 0.9) -> prediction.Prediction:
         """Predict the expected outcome of each row, with an interval of probability `prob`.
 
         Rows are visited a chunk at a time, and an evenly spaced subset of `draws` draws is used,
@@ -181,16 +107,24 @@ class Posterior:
         Parameters
         ----------
         rows
-            Modicum rows, or a dict of arrays such as ``{"x": X}``.
+            Modicum rows, whose columns are matched with those of the fit by name; a pandas, polars
+            or Arrow table, which is encoded as the rows of the fit were; or a dict of arrays such
+            as ``{"x": X}`` with the columns in the fit's order.
         draws
             Posterior draws to use.
         prob
             Posterior probability of the equal-tailed interval of the expected outcome.
         """
-        self.restore_predictor()
-        return prediction.predict(self, rows, draws, prob)
+        predictor = self.restore_predictor()
+        if predictor is None:
+            raise SettingError(
+                "This posterior cannot predict because it has no model: it was made without one, "
+                "or its file, which keeps no model of one's own, was loaded without it; use "
+                "Posterior.load(path, model=...), or compute from posterior.draws."
+            )
+        return prediction.predict(self, predictor, aligned(rows, self.fit_rows, False), draws, prob)
 
-    def score(self, rows: Any, draws: int = 200) -> scoring.Score:
+    def score(self, rows: RowsLike, draws: int = 200) -> scoring.Score:
         """Score predictions of outcomes that were seen: accuracy and log predictive density.
 
         Both are given for the averaged prediction of the draws of all chains, and for draws by
@@ -200,22 +134,37 @@ class Posterior:
         Parameters
         ----------
         rows
-            Modicum rows, or a dict of arrays such as ``{"x": X, "y": y}``.
+            Modicum rows, whose columns are matched with those of the fit by name; a pandas, polars
+            or Arrow table, which is encoded as the rows of the fit were; or a dict of arrays such
+            as ``{"x": X, "y": y}`` with the columns in the fit's order.
         draws
             Posterior draws to use, evenly spaced: as many of each chain, and at least one.
         """
-        self.restore_predictor()
-        return scoring.score(self, rows, draws)
+        predictor = self.restore_predictor()
+        if not isinstance(predictor, ModelPredictor):
+            raise SettingError(
+                "this posterior cannot score outcomes because it has no model: it was made without "
+                "one, or its file, which keeps no model of one's own, was loaded without it; use "
+                "Posterior.load(path, model=...), or compute from posterior.draws."
+            )
+        return scoring.score(self, predictor, aligned(rows, self.fit_rows, True), draws)
 
-    def restore_predictor(self) -> Any:
+    def restore_predictor(self) -> prediction.Predictor | None:
         """Return the predictor, rebuilt from its description where the posterior was loaded."""
         if self.predictor is None and self.predictor_spec is not None:
-            from modicum.models.prediction import rebuild
-
             self.predictor = rebuild(self.predictor_spec)
         return self.predictor
 
-    def correct(self, rows: Any, draws: int = 1000, progressbar: bool = True) -> Posterior:
+    def _model(self) -> BaseModel:
+        predictor = self.restore_predictor()
+        if not isinstance(predictor, ModelPredictor):
+            raise SettingError(
+                "this posterior was made or loaded without its model, and a file keeps no model of "
+                "one's own; use Posterior.load(path, model=...)."
+            )
+        return predictor.model
+
+    def correct(self, rows: Rows, draws: int = 1000, progressbar: bool = True) -> Posterior:
         """Make the draws of a subsampling method exact by importance weights, in one pass.
 
         A perturbed chain samples a density close to the posterior; the ratio of the two at each
@@ -226,17 +175,28 @@ class Posterior:
         Parameters
         ----------
         rows
-            The rows the posterior was sampled with.
+            The rows the posterior was sampled with; others are refused.
         draws
             The most draws to keep.
         progressbar
             Whether to show progress on a long pass.
         """
-        return correction.correct(self, rows, draws, progressbar)
+        correction.require_correctable(self)
+        weighted = correction.correct(self, self._model(), rows, self.fit_rows, draws, progressbar)
+        doubts = self.warnings if weighted.warning is None else [*self.warnings, weighted.warning]
+        return replace(
+            self,
+            draws=weighted.draws,
+            stats=weighted.stats,
+            weights=weighted.weights,
+            ledger=weighted.ledger,
+            warnings=Warnings(doubts),
+            tuning=self.tuning | {"correction": weighted.report},
+        )
 
     def stein_discrepancy(
         self,
-        rows: Any,
+        rows: Rows,
         draws: int = 500,
         subsample: int | None = None,
         random_seed: int = 0,
@@ -245,13 +205,13 @@ class Posterior:
         """Measure how far the draws are from the posterior, without a reference to compare with.
 
         The kernel Stein discrepancy (Gorham and Mackey 2017) needs the gradient of the
-        log-posterior at each draw. From all rows that is one pass with `draws` gradients a row;
-        from a subsample it is one pass for control variates, and `subsample` rows a draw.
+        log-posterior at each draw. From all rows that is one pass with `draws` gradients per row;
+        from a subsample it is one pass for control variates, and `subsample` rows per draw.
 
         Parameters
         ----------
         rows
-            The rows the posterior was sampled with.
+            The rows the posterior was sampled with; others are refused.
         draws
             The most draws to use, evenly spaced.
         subsample
@@ -261,14 +221,13 @@ class Posterior:
         progressbar
             Whether to show progress on a long pass.
         """
-        from modicum.posterior import stein
-
-        self.restore_predictor()
-        return stein.stein_discrepancy(self, rows, draws, subsample, random_seed, progressbar)
+        return stein.stein_discrepancy(
+            self, self._model(), rows, self.fit_rows, draws, subsample, random_seed, progressbar
+        )
 
     def learning_curve(
         self,
-        statistic: Callable[[dict[str, np.ndarray]], Any],
+        statistic: Statistic,
         at: Sequence[float] | None = None,
     ) -> pd.DataFrame:
         """Follow a statistic of the chains, taken as independent realisations, along the run.
@@ -289,29 +248,57 @@ class Posterior:
 
         Examples
         --------
+        >>> import numpy as np, modicum as mo
         >>> rng = np.random.default_rng(1)
         >>> draws = {"beta": np.cumsum(rng.normal(size=(200, 30)), axis=1)}
-        >>> post = Posterior(draws, {"rows_touched": np.full((200, 30), 50)}, Ledger(rows=100))
+        >>> stats = {"rows_touched": np.full((200, 30), 50)}
+        >>> post = mo.Posterior(draws, stats, mo.Ledger(rows=100))
         >>> post.learning_curve(lambda now: now["beta"].var(), at=[0.5, 15]).round(1)
                 value
         passes
         0.5       1.0
         15.0     30.7
         """
-        return learning.learning_curve(self, statistic, at)
+        before = self.settings.get("warmup_rows", 0)
+        return summary.learning_curve(self, statistic, at, before if is_number(before) else 0)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save to one file, whole or not at all; nothing in it is executable."""
-        storage.save(self, path)
+        contents = storage.Contents(
+            self.draws, self.stats, self.weights, self.labels, self.ledger, self.warnings,
+            self.tuning, self.settings, self.predictor_spec, self.fit_rows,
+        )  # fmt: skip
+        storage.save(contents, path)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Posterior:
-        """Load what `save` saved; a damaged or foreign file is a `DataError`."""
-        values = storage.load(path)
-        return cls(
-            **{k: v for k, v in values.items() if k != "predictor"},
-            predictor_spec=values["predictor"],
-        )
+    def load(cls, path: str | os.PathLike[str], model: BaseModel | None = None) -> Posterior:
+        """Load what `save` saved; a damaged or foreign file is a `DataError`.
+
+        Parameters
+        ----------
+        path
+            The file.
+        model
+            The model, where it is one of your own: a file keeps Modicum's models only.
+        """
+        contents = storage.load(path)
+        values = dict(vars(contents))
+        try:
+            post = cls(predictor_spec=values.pop("predictor"), **values)
+        except (TypeError, ValueError, AttributeError) as fault:
+            raise DataError(
+                f"{path} is not a posterior saved by Modicum, or it is damaged ({fault})."
+            ) from fault
+        if model is not None:
+            if not isinstance(model, BaseModel):
+                raise SettingError(f"model must be a model, not {type(model).__name__}.")
+            if post.settings.get("model", model.identity()) != model.identity():
+                raise SettingError(
+                    f"{path} is of another model: it was {post.settings['model']}, and this is "
+                    f"{model.identity()}."
+                )
+            post.predictor = ModelPredictor(model)
+        return post
 
     def __repr__(self) -> str:
         chains = f"{self.chains} chain" + "s" * (self.chains != 1)
@@ -324,9 +311,3 @@ class Posterior:
             parts.append(f"{len(self.warnings)} warning" + "s" * (len(self.warnings) != 1))
         method = f" {self.settings['method']}" if "method" in self.settings else ""
         return f"<Posterior{method}: {'; '.join(parts)}>"
-
-
-def _plain(x: Any) -> np.ndarray:
-    array = np.asarray(x)
-    # bfloat16 and its like: neither NumPy's quantiles nor a .npy file know them
-    return array.astype(np.float32) if array.dtype.kind == "V" else array

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from modicum.errors import SettingError
+from modicum.errors import ModicumWarning, SettingError, is_number, warn, whole_number
+from modicum.posterior.alignment import AlignedRows, Batch
+from modicum.posterior.draws import Draws, thinned
 from modicum.posterior.weighted import weighted_mean, weighted_quantile
 
-if TYPE_CHECKING:
-    from modicum.posterior.posterior import Posterior
+__all__ = ["Prediction", "Predictor", "check_interval", "in_pieces", "predict"]
 
-__all__ = ["Prediction", "Predictor", "in_pieces", "predict", "thinned"]
-
-Batch = Mapping[str, Any]
-Predictor = Callable[[dict[str, np.ndarray], Batch], Any]
+Predictor: TypeAlias = Callable[[dict[str, np.ndarray], Batch], ArrayLike]
 """From draws ``name -> (S, *shape)`` and a batch of rows to expected outcomes (S, rows, ...)."""
 
 CHUNK_BYTES = 32 * 2**20  # for the outcomes of a chunk; sorting them needs a few times as much
@@ -34,7 +33,7 @@ class Prediction:
     Parameters
     ----------
     mean, lower, upper
-        Arrays with one entry (or one line of entries) a row.
+        Arrays with one entry (or one line of entries) per row.
     prob
         Posterior probability of the equal-tailed interval from `lower` to `upper`.
     draws
@@ -51,17 +50,13 @@ class Prediction:
         return len(self.mean)
 
 
-def predict(posterior: Posterior, rows: Any, draws: int = 200, prob: float = 0.9) -> Prediction:
+def predict(
+    source: Draws, predictor: Predictor, rows: AlignedRows, draws: int, prob: float
+) -> Prediction:
     """Predict each row's expected outcome from evenly spaced draws, chunk by chunk."""
-    predictor = posterior.predictor
-    if predictor is None:
-        raise SettingError(
-            "This posterior cannot predict because its model gave no predictor; "
-            "compute from posterior.draws instead."
-        )
-    if draws < 1 or not 0 < prob < 1:
-        raise SettingError(f"Ask for at least one draw and 0 < prob < 1, not {draws} and {prob}.")
-    subset, weights = thinned(posterior, draws)
+    whole_number("draws", draws)
+    check_interval(prob)
+    subset, weights = thinned(source, draws)
     used = weights.size
     ends = [(1 - prob) / 2, (1 + prob) / 2]
 
@@ -78,60 +73,67 @@ def predict(posterior: Posterior, rows: Any, draws: int = 200, prob: float = 0.9
         _mean_and_ends(outcome, weights, ends) for _, outcome in in_pieces(rows, used, evaluate)
     ]
     mean, lower, upper = np.concatenate(parts, axis=1)
+    _check_finite(mean, weights)
     return Prediction(mean, lower, upper, prob, used)
 
 
+def check_interval(prob: float) -> None:
+    """Refuse what is no probability of an interval."""
+    if not is_number(prob) or not 0 < prob < 1:
+        raise SettingError(
+            f"prob is the probability of an interval, between 0 and 1, not {prob!r}."
+        )
+
+
 def in_pieces(
-    rows: Any, draws: int, evaluate: Callable[[Batch], np.ndarray]
+    rows: AlignedRows, draws: int, evaluate: Callable[[Batch], np.ndarray]
 ) -> Iterator[tuple[Batch, np.ndarray]]:
     """Visit all rows in order, in pieces whose outcomes (draws, rows, ...) fit in memory."""
     most = max(1, CHUNK_BYTES // (8 * draws))
-    step, seen = min(most, FIRST_ROWS), False
-    for batch in _chunks(rows, most):
+    step = min(most, FIRST_ROWS)
+    for batch in rows.chunks(most):
         size, start = _length(batch), 0
         while start < size:
             piece = {k: v[start : start + step] for k, v in batch.items()}
             start += step
             outcome = evaluate(piece)
-            # an outcome of several classes is wider than one number a row
+            # an outcome of several classes is wider than one number per row
             step = max(1, most // max(1, int(np.prod(outcome.shape[2:], dtype=int))))
-            seen = True
             yield piece, outcome
-    if not seen:
-        raise SettingError("There are no rows to predict.")
-
-
-def thinned(posterior: Posterior, draws: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """At most `draws` draws, evenly spaced over all chains, and their weights (1, draws).
-
-    No chance is involved: the same posterior always predicts the same.
-    """
-    total = posterior.chains * posterior.num_draws
-    used = min(draws, total)
-    at = ((2 * np.arange(used) + 1) * total) // (2 * used)
-    subset = {k: v.reshape(total, *v.shape[2:])[at] for k, v in posterior.draws.items()}
-    weights = np.ones(total) if posterior.weights is None else posterior.weights.reshape(-1)
-    return subset, weights[at][None]
 
 
 def _mean_and_ends(outcome: np.ndarray, weights: np.ndarray, ends: list[float]) -> np.ndarray:
-    if np.ptp(weights) == 0:
+    if np.ptp(weights) == 0 and weights.flat[0] > 0:
         low, high = np.quantile(outcome, ends, axis=0)
         return np.stack([outcome.mean(axis=0), low, high])
     low, high = weighted_quantile(outcome[None], weights, ends)
     return np.stack([weighted_mean(outcome[None], weights), low, high])
 
 
-def _chunks(rows: Any, size: int) -> Iterator[Batch]:
-    if hasattr(rows, "chunks"):
-        yield from cast("Iterator[Batch]", rows.chunks(size))
-    elif isinstance(rows, Mapping):
-        yield {k: np.asarray(v) for k, v in rows.items()}
-    else:
-        raise SettingError(
-            "Rows to predict must be modicum rows or a dict of arrays such as "
-            f"{{'x': X}}, not {type(rows).__name__}."
+def _check_finite(mean: np.ndarray, weights: np.ndarray) -> None:
+    """Say so where predictions are no numbers: from draws, weights or rows that overflow."""
+    bad = ~np.isfinite(mean).reshape(len(mean), -1).all(axis=1)
+    if not bad.any():
+        return
+    if not weights.sum() > 0:
+        reason, remedy = (
+            "the weights of the draws used do not add up to more than 0",
+            ("predict with more draws, or sample again with signs that cancel less"),
         )
+    else:
+        reason, remedy = (
+            f"the first is row {int(np.argmax(bad))}",
+            ("look for draws that are not finite and for rows far from those of the fit"),
+        )
+    warn(
+        ModicumWarning(
+            "not-finite",
+            f"the predictions of {int(bad.sum()):,} of {len(bad):,} rows are not finite ({reason})",
+            remedy,
+            rows=int(bad.sum()),
+        ),
+        stacklevel=5,
+    )
 
 
 def _length(batch: Batch) -> int:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from modicum.errors import ModicumWarning, SettingError, warn
-from modicum.posterior.prediction import Batch, in_pieces, thinned
+from modicum.errors import DataError, ModicumWarning, SettingError, warn, whole_number
+from modicum.models.base import BaseModel
+from modicum.models.checks import class_fault
+from modicum.models.linear import LinearPredictorModel
+from modicum.models.prediction import ModelPredictor
+from modicum.posterior.alignment import AlignedRows, Batch
+from modicum.posterior.draws import Draws, thinned
+from modicum.posterior.prediction import in_pieces
 from modicum.posterior.weighted import normalised, weighted_mean
-
-if TYPE_CHECKING:
-    from modicum.posterior.posterior import Posterior
 
 __all__ = ["Score", "score"]
 
@@ -59,24 +61,17 @@ class Score:
         )
 
 
-def score(posterior: Posterior, rows: Any, draws: int = 200) -> Score:
+def score(source: Draws, predictor: ModelPredictor, rows: AlignedRows, draws: int) -> Score:
     """Score evenly spaced draws on rows with outcomes, chunk by chunk; see `Posterior.score`."""
-    predictor = posterior.predictor
-    if not hasattr(predictor, "outcome"):
-        raise SettingError(
-            "this posterior cannot score outcomes because it has no model; compute from "
-            "posterior.draws instead."
-        )
-    if draws < 1:
-        raise SettingError(f"Ask for at least one draw, not {draws}.")
-    chains = posterior.chains
-    each = min(posterior.num_draws, max(1, draws // chains))
-    subset, weights = thinned(posterior, chains * each)
+    whole_number("draws", draws)
+    if "y" not in rows.fields:
+        raise SettingError("scoring needs outcomes: give rows with the field 'y'.")
+    chains = source.chains
+    each = min(source.num_draws, max(1, draws // chains))
+    subset, weights = thinned(source, chains * each)
     total = _Total(predictor.model, weights.reshape(chains, each))
 
     def evaluate(piece: Batch) -> np.ndarray:
-        if "y" not in piece:
-            raise SettingError("scoring needs outcomes: give rows with the field 'y'.")
         expected, density = predictor.outcome(subset, piece)
         total.add(expected, density, piece)
         return density if expected is None else expected
@@ -89,7 +84,7 @@ def score(posterior: Posterior, rows: Any, draws: int = 200) -> Score:
 class _Total:
     """Sums over rows of what draws score, together and one by one."""
 
-    def __init__(self, model: Any, weights: np.ndarray) -> None:
+    def __init__(self, model: BaseModel, weights: np.ndarray) -> None:
         self.model, self.weights = model, weights
         self.share = normalised(weights).reshape(-1)
         self.right, self.density = 0.0, 0.0
@@ -100,17 +95,35 @@ class _Total:
     def add(self, expected: np.ndarray | None, density: np.ndarray, piece: Batch) -> None:
         """Add a piece of rows: expected outcomes (draws, rows, ...) and log-densities."""
         y = np.asarray(piece["y"])
+        bets = None if expected is None else self.model.decide(expected)
+        several = expected is not None and bets is not None and expected.ndim == 3
+        self._check_outcomes(y, expected.shape[2] if several else None)  # type: ignore[union-attr]
         mass = np.asarray(piece.get("weight", np.ones(len(y))), dtype=float)
+        density = np.where(mass > 0, density, 0.0)  # a row that counts nothing, not 0 times inf
         self.mass, self.rows = self.mass + mass.sum(), self.rows + len(y)
         self.densities += density @ mass
         self.density += float(self._log_mean(density) @ mass)
-        bets = None if expected is None else self.model.decide(expected)
         if expected is None or bets is None:
             self.classes = False
             return
         self.rights += (bets == y) @ mass
         together = self.model.decide(np.tensordot(self.share, expected, axes=1))
         self.right += float((together == y) @ mass)
+
+    def _check_outcomes(self, y: np.ndarray, classes: int | None) -> None:
+        """Refuse outcomes the model gives no density to, naming the first such row."""
+        if classes is not None:
+            bad, support = class_fault(y, classes)  # those there were in the fit
+        elif isinstance(self.model, LinearPredictorModel):
+            bad, support = self.model.outcome_fault(y)
+        else:
+            return
+        if bad.any():
+            at = int(np.argmax(bad))
+            raise DataError(
+                f"the outcome is {y[at]:g} in row {self.rows + at}, but the model of this "
+                f"posterior needs {support}."
+            )
 
     def _log_mean(self, density: np.ndarray) -> np.ndarray:
         """Log of the weighted mean of densities, by row."""
@@ -123,6 +136,17 @@ class _Total:
 
     def score(self) -> Score:
         """Averages over rows, draws and chains."""
+        self._warn()
+        if not self.classes:
+            self.right, self.rights = np.nan, self.rights * np.nan
+        accuracy, accuracies = self._average(self.rights)
+        density, densities = self._average(self.densities)
+        together = (self.right / self.mass, self.density / self.mass)
+        counts = (self.rows, self.weights.size)
+        return Score(*together, accuracy, density, accuracies, densities, *counts)
+
+    def _warn(self) -> None:
+        """Say where the average is no number; minus infinity is one: an outcome ruled out."""
         if self.cancelled:
             warn(
                 ModicumWarning(
@@ -132,15 +156,24 @@ class _Total:
                     "score with more draws",
                     rows=self.cancelled,
                 ),
-                stacklevel=5,
+                stacklevel=6,
             )
-        if not self.classes:
-            self.right, self.rights = np.nan, self.rights * np.nan
-        accuracy, accuracies = self._average(self.rights)
-        density, densities = self._average(self.densities)
-        together = (self.right / self.mass, self.density / self.mass)
-        counts = (self.rows, self.weights.size)
-        return Score(*together, accuracy, density, accuracies, densities, *counts)
+        elif np.isnan(self.density) or np.isnan(self.densities).any():
+            bad = int(np.isnan(self.densities).sum())
+            reason = (
+                f"that of {bad} of {self.densities.size} draws is not"
+                if bad
+                else "the weights of the draws do not add up to more than 0"
+            )
+            warn(
+                ModicumWarning(
+                    "not-finite",
+                    f"the log predictive density is not a number ({reason})",
+                    "look for draws that are not finite, and for signs that cancel",
+                    draws=bad,
+                ),
+                stacklevel=6,
+            )
 
     def _average(self, scores: np.ndarray) -> tuple[float, np.ndarray]:
         """Averages of what draws score by themselves: over all of them, and by chain."""

@@ -1,23 +1,26 @@
-"""Kernel Stein discrepancy of a posterior's draws, from all rows or from a few rows a draw."""
+"""Kernel Stein discrepancy of a posterior's draws, from all rows or a few rows per draw."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from modicum.diagnostics import kernel_stein_discrepancy, squared_stein_discrepancy
 from modicum.diagnostics.inefficiency import finite_and_moving
-from modicum.errors import SettingError
+from modicum.errors import SettingError, whole_number
 from modicum.ledger import Ledger
-from modicum.posterior.prediction import thinned
-
-if TYPE_CHECKING:
-    from modicum.posterior.posterior import Posterior
-    from modicum.rows import Rows
+from modicum.models.base import BaseModel
+from modicum.passes import LocalEngine, Sums
+from modicum.passes.scores import scores as log_posterior_scores
+from modicum.posterior.alignment import FitRows, require_rows_of_fit
+from modicum.posterior.correction import flat_points
+from modicum.posterior.draws import Draws, require_finite, thinned
+from modicum.rows import Rows
 
 __all__ = ["SteinDiscrepancy", "stein_discrepancy"]
+
+PURPOSE = "a Stein discrepancy"
 
 
 @dataclass(frozen=True)
@@ -46,50 +49,47 @@ class SteinDiscrepancy:
 
 
 def stein_discrepancy(
-    posterior: Posterior,
+    source: Draws,
+    model: BaseModel,
     rows: Rows,
+    fit: FitRows | None,
     draws: int,
     subsample: int | None,
     random_seed: int,
     progressbar: bool,
 ) -> SteinDiscrepancy:
     """Measure draws by their scores; see `Posterior.stein_discrepancy`."""
-    model = getattr(posterior.predictor, "model", None)
-    if model is None:
+    whole_number("draws", draws, 2)  # they are compared with each other
+    whole_number("random_seed", random_seed, 0)
+    if subsample is not None:
+        whole_number("subsample", subsample)
+    require_rows_of_fit(rows, fit, None if fit is None else source.ledger.rows, PURPOSE)
+    require_finite(source.draws, PURPOSE)
+    subset, weights = thinned(source, draws)
+    if weights.size < 2:
+        raise SettingError(f"{PURPOSE} compares draws with each other, and there is only one.")
+    if not weights.sum() > 0:
         raise SettingError(
-            "this posterior was loaded without its model; measure it before saving, or give "
-            "scores to mo.diagnostics.kernel_stein_discrepancy."
+            f"{PURPOSE} needs weights that add up to more than 0, and those of these draws do not: "
+            "their signs cancel."
         )
-    if draws < 2:
-        raise SettingError(f"draws are compared with each other: use two at least, not {draws}.")
-    if subsample is not None and subsample < 1:
-        raise SettingError(f"subsample must be a whole number of rows, or None, not {subsample}.")
-    subset, weights = thinned(posterior, draws)
     subsample = None if subsample is None or subsample >= len(rows) else subsample
-    points, scores = _points_and_scores(model, rows, subset, subsample, random_seed, progressbar)
-    scale = points.std(axis=0, ddof=1)
+    target, points = flat_points(model, rows, subset)
     if not finite_and_moving(points[None]).all():
         raise SettingError("some parameters never move; there is no discrepancy to measure.")
-    settings: dict[str, Any] = {"scale": scale, "weights": weights}
-    squared = squared_stein_discrepancy(points, scores, **settings)
+    sums = Sums(target, rows, LocalEngine(progressbar=progressbar), Ledger(rows=len(rows)))
+    scores = log_posterior_scores(sums, points, subsample, random_seed)
+    if not np.isfinite(scores).all():
+        raise SettingError(
+            "the gradient of the log-posterior is not finite at some draws, so there is no "
+            "discrepancy to measure; rescale the columns of the rows or use a tighter prior."
+        )
+    scale = points.std(axis=0, ddof=1)
+    squared = squared_stein_discrepancy(points, scores, scale=scale, weights=weights)
     value = floor = float("nan")
     if subsample is None:
-        value = kernel_stein_discrepancy(points, scores, **settings)
+        value = kernel_stein_discrepancy(points, scores, scale=scale, weights=weights)
         own = np.sum((scores * scale) ** 2, axis=1) + points.shape[1]  # k0(x, x) of the kernel
         share = weights.reshape(-1) / weights.sum()
         floor = float(np.sqrt(np.sum(share**2 * own)))
     return SteinDiscrepancy(squared, value, floor, len(points), subsample)
-
-
-def _points_and_scores(
-    model: Any, rows: Rows, draws: Any, subsample: int | None, seed: int, progressbar: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draws as flat unconstrained vectors, and gradients of the log-posterior there."""
-    from modicum.models import Target
-    from modicum.passes import LocalEngine, Sums
-    from modicum.passes.scores import scores
-
-    target, _ = Target.of(model, rows)
-    points = target.ravel_reported(draws)
-    sums = Sums(target, rows, LocalEngine(progressbar=progressbar), Ledger(rows=len(rows)))
-    return points, scores(sums, points, subsample, seed)

@@ -1,15 +1,17 @@
-"""The table of a posterior: one line a scalar, with its error and its diagnostics."""
+"""Tables of a posterior: its scalars with error and diagnostics, or a statistic along the run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from modicum.diagnostics import ess, ess_tail, mcse, r_hat
 from modicum.errors import SettingError
+from modicum.posterior.draws import Draws
 from modicum.posterior.labels import scalar_names
+from modicum.posterior.prediction import check_interval
 from modicum.posterior.weighted import (
     influence,
     weighted_ess,
@@ -20,40 +22,37 @@ from modicum.posterior.weighted import (
 if TYPE_CHECKING:
     import pandas as pd
 
-    from modicum.posterior.posterior import Posterior
+__all__ = ["Statistic", "diagnose", "learning_curve", "percent", "summarise"]
 
-__all__ = ["diagnose", "percent", "summarise"]
+Statistic: TypeAlias = Callable[[dict[str, np.ndarray]], float | Mapping[str, float]]
+"""From the chains' current draws, name to array (chain, *shape), to a number or some by name."""
+CURVE_POINTS = 50  # of a curve, where none are asked for
 
 
-def summarise(
-    posterior: Posterior, names: Sequence[str] | str | None = None, prob: float = 0.9
-) -> pd.DataFrame:
+def summarise(source: Draws, names: Sequence[str] | str | None, prob: float) -> pd.DataFrame:
     """Tabulate mean, sd, an equal-tailed interval, Monte Carlo error, ESS and R-hat."""
     import pandas as pd
 
-    if not 0 < prob < 1:
-        raise SettingError(f"prob is the probability of an interval, between 0 and 1, not {prob}.")
-    wanted = (
-        [names] if isinstance(names, str) else list(posterior.draws if names is None else names)
-    )
+    check_interval(prob)
+    chosen = [names] if isinstance(names, str) else list(source.draws if names is None else names)
     ends = ((1 - prob) / 2, (1 + prob) / 2)
     parts = []
-    for name in wanted:
-        x = posterior[name]
-        low, high = posterior.quantile(name, ends)
+    for name in chosen:
+        x = source[name]
+        low, high = source.quantile(name, ends)
         columns = {
-            "mean": posterior.mean(name),
-            "sd": posterior.sd(name),
+            "mean": source.mean(name),
+            "sd": source.sd(name),
             percent(ends[0]): low,
             percent(ends[1]): high,
-            **diagnose(x, posterior.weights if posterior.weighted else None),
+            **diagnose(x, source.weights if source.weighted else None),
         }
-        index = scalar_names(name, x.shape[2:], posterior.labels)
+        index = scalar_names(name, x.shape[2:], source.labels)
         parts.append(pd.DataFrame({k: np.ravel(v) for k, v in columns.items()}, index=index))
     table = pd.concat(parts) if parts else pd.DataFrame()
-    if posterior.weighted and posterior.weights is not None:
-        table.attrs["mean_weight"] = float(posterior.weights.mean())
-        table.attrs["r_hat_weight"] = r_hat(posterior.weights)
+    if source.weighted and source.weights is not None:
+        table.attrs["mean_weight"] = float(source.weights.mean())
+        table.attrs["r_hat_weight"] = r_hat(source.weights)
     return table
 
 
@@ -87,3 +86,44 @@ def percent(level: float) -> str:
     ('5%', '97.5%')
     """
     return f"{round(100 * level, 6):g}%"
+
+
+def learning_curve(
+    source: Draws, statistic: Statistic, at: Sequence[float] | None, warmup_rows: float
+) -> pd.DataFrame:
+    """Tabulate a statistic over chains against passes; see `Posterior.learning_curve`."""
+    import pandas as pd
+
+    spent = _passes(source, warmup_rows)
+    moments = _evenly_spread(spent) if at is None else np.asarray(at, dtype=float)
+    if moments.ndim != 1 or not np.isfinite(moments).all():
+        raise SettingError(f"`at` must be a sequence of finite numbers of passes, not {at!r}.")
+    # The last draw each chain had made by then.
+    draws = np.stack([np.searchsorted(s, moments + 1e-9, side="right") - 1 for s in spent], axis=1)
+    early = draws.min(axis=1) < 0
+    if early.any():
+        raise SettingError(
+            f"no draw was made by {moments[early].max():g} passes: the first comes after "
+            f"{spent[:, 0].max():.3g}."
+        )
+    each = np.arange(source.chains)
+    values = [
+        statistic({name: x[each, number] for name, x in source.draws.items()}) for number in draws
+    ]
+    lines = [value if isinstance(value, Mapping) else {"value": value} for value in values]
+    return pd.DataFrame(lines, index=pd.Index(moments, name="passes"))
+
+
+def _passes(source: Draws, warmup_rows: float) -> np.ndarray:
+    """Passes over the rows each chain had taken by each of its draws, (chain, draw)."""
+    if "rows_touched" not in source.stats:
+        raise SettingError("this posterior does not say how many rows each draw touched.")
+    touched = np.cumsum(source.stats["rows_touched"], axis=1, dtype=float)
+    return (touched + warmup_rows) / source.ledger.rows
+
+
+def _evenly_spread(spent: np.ndarray) -> np.ndarray:
+    """Some of the moments at which draws were made, evenly spread."""
+    number = spent.shape[1]
+    some = np.unique(np.linspace(0, number - 1, min(CURVE_POINTS, number)).astype(int))
+    return np.asarray(spent.max(axis=0)[some])

@@ -12,8 +12,6 @@ less, everything is ``nan``: signs that cancel say nothing about the posterior.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -22,6 +20,7 @@ from modicum.diagnostics import batch_means_variance
 __all__ = [
     "influence",
     "kish_share",
+    "normalised",
     "weighted_covariance",
     "weighted_ess",
     "weighted_ess_tail",
@@ -80,7 +79,7 @@ def weighted_quantile(x: Floats, weights: Floats, q: ArrayLike) -> Floats:
     levels = np.asarray(q, dtype=float)
     values = x.reshape(x.shape[0] * x.shape[1], -1)
     share = normalised(weights).reshape(-1)
-    found = np.full((levels.size, values.shape[1]), np.nan)
+    quantiles = np.full((levels.size, values.shape[1]), np.nan)
     if len(values) and np.isfinite(share).all():
         order = np.argsort(values, axis=0, kind="stable")
         values = np.take_along_axis(values, order, axis=0)
@@ -91,8 +90,8 @@ def weighted_quantile(x: Floats, weights: Floats, q: ArrayLike) -> Floats:
         for i, level in enumerate(levels.reshape(-1)):
             # the tolerance is the rounding of the running sum: a median must not slip by one draw
             at = np.argmax(climb >= min(level, 1.0) - 1e-10, axis=0)
-            found[i] = np.take_along_axis(values, at[None], axis=0)[0]
-    return found.reshape((*levels.shape, *x.shape[2:]))
+            quantiles[i] = np.take_along_axis(values, at[None], axis=0)[0]
+    return quantiles.reshape((*levels.shape, *x.shape[2:]))
 
 
 def _isotonic(climb: Floats) -> Floats:
@@ -127,7 +126,7 @@ def weighted_ess_tail(x: Floats, weights: Floats, prob: float = 0.9) -> Floats:
     return np.asarray(np.fmin(*below))
 
 
-def kish_share(weights: Floats) -> Any:
+def kish_share(weights: Floats) -> float:
     """Kish's effective share ``(sum w)^2 / (R sum w^2)``: 1 for equal weights, 1/R for one."""
     with np.errstate(all="ignore"):
         return float(weights.sum() ** 2 / (weights.size * (weights**2).sum()))

@@ -2,6 +2,6 @@
 
 from modicum.rows.description import RowsSchema
 from modicum.rows.ingestion import ingest
-from modicum.rows.rows import Rows
+from modicum.rows.rows import NotFinite, Rows, first_not_finite
 
-__all__ = ["Rows", "RowsSchema", "ingest"]
+__all__ = ["NotFinite", "Rows", "RowsSchema", "first_not_finite", "ingest"]

@@ -1,14 +1,14 @@
-"""Refusing numbers a posterior must not see, block by block, each in one sentence."""
+"""Refusing what rows must not hold, block by block, each in one sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import difflib
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from modicum.errors import DataError, SettingError
-from modicum.rows.description import STORED_TYPES, Array
+from modicum.rows.description import STORED_TYPES, Array, DType
 
 # Numbers looked at together: about a megabyte, so that a check runs from cache.
 BLOCK = 1 << 18
@@ -18,7 +18,7 @@ class RowIndexError(DataError, IndexError):
     """A row was asked for that is not there."""
 
 
-def as_dtype(dtype: Any, floating: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
+def as_dtype(dtype: object, floating: Sequence[DType]) -> DType:
     """Return the type all fields will share: `dtype`, or the one the floating inputs call for.
 
     With nothing floating (only integers and booleans) the answer is float64. Bytes (uint8) are
@@ -28,8 +28,8 @@ def as_dtype(dtype: Any, floating: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
         narrow = bool(floating) and all(kind.itemsize <= 4 for kind in floating)
         return np.dtype(np.float32 if narrow else np.float64)
     try:
-        chosen: np.dtype[Any] = np.dtype(dtype)
-    except TypeError:
+        chosen: DType = np.dtype(dtype)  # type: ignore[call-overload]
+    except (TypeError, ValueError, SyntaxError):  # what NumPy makes of a text it cannot parse
         chosen = np.dtype(object)
     if chosen.name not in STORED_TYPES:
         raise SettingError(f"dtype must be float32, float64, uint8 or None, not {dtype!r}.")
@@ -42,7 +42,7 @@ def block_rows(width: int) -> int:
 
 
 def require_finite(
-    block: Array, labels: Sequence[str], start: int, original: Callable[[int, int], Any]
+    block: Array, labels: Sequence[str], start: int, original: Callable[[int, int], float]
 ) -> None:
     """Refuse NaN and infinity in `block` (rows, width), naming the column and the row.
 
@@ -58,16 +58,16 @@ def require_finite(
     if finite.all():
         return
     row, column = (int(i) for i in np.argwhere(~finite)[0])
-    label, given = labels[column], original(row, column)
-    if np.isfinite(given):
+    label, value = labels[column], original(row, column)
+    if np.isfinite(value):
         raise DataError(
-            f"column {label!r} holds {given} in row {start + row}, too large for "
+            f"column {label!r} holds {value} in row {start + row}, too large for "
             f"{block.dtype.name}: rescale the column or pass dtype='float64'."
         )
-    if np.isnan(given):
+    if np.isnan(value):
         raise DataError(missing(label, start + row, "NaN"))
     raise DataError(
-        f"column {label!r} holds {given} in row {start + row}: "
+        f"column {label!r} holds {value} in row {start + row}: "
         "drop such rows or replace the value before handing the rows over."
     )
 
@@ -80,15 +80,13 @@ def missing(label: str, row: int, what: str = "a missing value") -> str:
     )
 
 
-def require_exact(
-    values: Array, dtype: np.dtype[Any], label: Callable[[int], str], start: int
-) -> None:
+def require_exact(values: Array, dtype: DType, label: Callable[[int], str], start: int) -> None:
     """Refuse numbers that `dtype` must hold exactly and cannot: integers, and all that is a byte.
 
     Parameters
     ----------
     values : array
-        One row an entry of the first axis.
+        One entry of the first axis per row.
     label
         Names the column of a flat index.
     """
@@ -159,3 +157,22 @@ class WeightCheck:
                 f"column {self.label!r} is zero in every row (from row 0 on), so no row counts: "
                 "give some rows a positive weight, or leave the weight out."
             )
+
+
+def reads_as_number(value: object) -> bool:
+    """Whether a value, or the text it is given as, is a number."""
+    try:
+        float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def names_like(name: object, names: Iterable[object]) -> str:
+    """Return a hint: the names nearest to `name`, or the first few there are."""
+    known = [str(n) for n in names]
+    near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.6)
+    if near:
+        return "did you mean " + " or ".join(map(repr, near)) + "?"
+    shown = ", ".join(map(repr, known[:8])) + (", ..." if len(known) > 8 else "")
+    return f"there are {shown}."

@@ -1,4 +1,4 @@
-"""What a row is made of: the names, shapes and places of its fields, and their JSON form."""
+"""What a data set is made of, without its numbers: fields, columns, levels, and their JSON form."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,9 +15,12 @@ import numpy.typing as npt
 from modicum.errors import DataError
 
 Array: TypeAlias = npt.NDArray[Any]
+DType: TypeAlias = np.dtype[Any]
 Level: TypeAlias = str | int | float | bool
 # Types that rows are held in; bytes are for images, which networks read as they are.
 STORED_TYPES = {"float32": np.float32, "float64": np.float64, "uint8": np.uint8}
+# NumPy has no arrays of more axes than 64; the first of them counts the rows.
+MOST_AXES = 32
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class RowsSchema:
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     reference: Mapping[str, str] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the schema as plain JSON values."""
         return {
             "columns": list(self.columns),
@@ -80,30 +84,28 @@ class RowsSchema:
         }
 
     @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> RowsSchema:
+    def from_dict(cls, saved: Mapping[str, object]) -> RowsSchema:
         """Undo `to_dict`; what it did not write is a `DataError`."""
         try:
-            outcome = saved["outcome"]
             made = cls(
-                columns=tuple(map(_text, saved["columns"])),
-                fields={_text(k): tuple(map(int, v)) for k, v in saved["fields"].items()},
-                outcome=None if outcome is None else _text(outcome),
-                levels={_text(k): tuple(map(_text, v)) for k, v in saved["levels"].items()},
-                reference={_text(k): _text(v) for k, v in saved["reference"].items()},
+                columns=tuple(map(text, sequence(saved["columns"]))),
+                fields={name: _shape(value) for name, value in mapping(saved["fields"]).items()},
+                outcome=_text_or_none(saved["outcome"]),
+                levels={
+                    name: tuple(map(text, sequence(value)))
+                    for name, value in mapping(saved["levels"]).items()
+                },
+                reference={
+                    name: text(value) for name, value in mapping(saved["reference"]).items()
+                },
             )
             if any(made.reference[name] not in levels for name, levels in made.levels.items()):
-                raise ValueError("a reference that is no level")
-        except (KeyError, TypeError, ValueError, AttributeError):
+                raise ValueError("a reference is not among the levels")
+        except (KeyError, TypeError, ValueError):
             raise DataError(
                 "the saved schema of the rows is damaged: read the rows again to make a new one."
             ) from None
         return made
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"text expected, not {type(value).__name__}")
-    return value
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class Description:
     """
 
     n: int
-    dtype: np.dtype[Any]
+    dtype: DType
     fields: tuple[Field, ...]
     columns: tuple[str, ...] = ()
     outcome: str | None = None
@@ -138,7 +140,7 @@ class Description:
     @cached_property
     def spans(self) -> dict[str, tuple[int, int]]:
         """First and one-past-last number of each field in a packed row."""
-        ends = np.cumsum([f.width for f in self.fields]).tolist()
+        ends = accumulate(f.width for f in self.fields)
         return {f.name: (e - f.width, e) for f, e in zip(self.fields, ends, strict=True)}
 
     @cached_property
@@ -186,7 +188,7 @@ class Description:
             block[:, first:last] = parts[name].reshape(k, last - first)
         return block
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the description as plain JSON values."""
         return {
             "rows": self.n,
@@ -201,19 +203,94 @@ class Description:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Description:
-        """Read what `to_json` wrote; any exception means that it did not write this."""
+    def from_json(cls, data: Mapping[str, object]) -> Description:
+        """Read what `to_json` wrote.
+
+        Raises KeyError, TypeError or ValueError, in words that name the entry, where it did not
+        write this. Descriptions without levels (of older stores) have no categorical columns.
+        """
+        kind = text(data["dtype"])
+        if kind not in STORED_TYPES:
+            raise ValueError(f"rows have type {kind!r}")
+        fields = [mapping(f) for f in sequence(data["fields"])]
         made = cls(
-            n=int(data["rows"]),
-            dtype=np.dtype(STORED_TYPES[data["dtype"]]),
-            fields=tuple(Field(f["name"], tuple(map(int, f["shape"]))) for f in data["fields"]),
-            columns=tuple(data["columns"]),
-            outcome=data["outcome"],
-            levels={k: tuple(v["levels"]) for k, v in data["levels"].items()},
+            n=whole(data["rows"], 1),
+            dtype=np.dtype(STORED_TYPES[kind]),
+            fields=tuple(Field(text(f["name"]), _shape(f["shape"])) for f in fields),
+            columns=tuple(map(text, sequence(data["columns"]))),
+            outcome=_text_or_none(data["outcome"]),
+            levels={k: _levels(k, v) for k, v in mapping(data.get("levels", {})).items()},
         )
-        if any(tuple(f["span"]) != made.spans[f["name"]] for f in data["fields"]):
+        if not fields or len(made.spans) != len(fields):
+            raise ValueError("the fields have no names of their own")
+        if any(tuple(sequence(f["span"])) != made.spans[text(f["name"])] for f in fields):
             raise ValueError("spans disagree with shapes")
+        x = next((f.shape for f in made.fields if f.name == "x"), ())
+        if len(made.columns) != (x[0] if len(x) == 1 else 0):
+            raise ValueError("x has another number of columns than names")
         return made
+
+
+# What the entries of a JSON object must be. Each returns its argument, or raises a TypeError or
+# ValueError whose words say what was found instead.
+
+
+def text(value: object) -> str:
+    """Return `value`, a text."""
+    if not isinstance(value, str):
+        raise TypeError(f"{_short(value)} is no text")
+    return value
+
+
+def whole(value: object, least: int) -> int:
+    """Return `value`, a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{_short(value)} is no whole number from {least}")
+    return value
+
+
+def sequence(value: object) -> list[object]:
+    """Return `value`, a list."""
+    if not isinstance(value, list):
+        raise TypeError(f"{_short(value)} is no list")
+    return value
+
+
+def mapping(value: object) -> dict[str, object]:
+    """Return `value`, a JSON object."""
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise TypeError(f"{_short(value)} is no object")
+    return value
+
+
+def _text_or_none(value: object) -> str | None:
+    return None if value is None else text(value)
+
+
+def _shape(value: object) -> tuple[int, ...]:
+    shape = tuple(whole(length, 1) for length in sequence(value))
+    if len(shape) > MOST_AXES:
+        raise ValueError(f"a field has {len(shape)} axes")
+    return shape
+
+
+def _levels(name: str, value: object) -> tuple[Level, ...]:
+    entry = mapping(value)
+    levels: list[Level] = []
+    for level in sequence(entry["levels"]):
+        if not isinstance(level, str | int | float) or level != level:
+            raise TypeError(f"{_short(level)} is no level")
+        levels.append(level)
+    if len(levels) < 2 or len(set(levels)) < len(levels) or entry["reference"] != levels[0]:
+        raise ValueError(f"the levels of column {name!r} are not those of a coding")
+    return tuple(levels)
+
+
+def _short(value: object) -> str:
+    """Show a value of unknown size and depth without walking through it."""
+    simple = value is None or isinstance(value, str | int | float)
+    shown = repr(value) if simple else f"a {type(value).__name__}"
+    return shown if len(shown) <= 40 else shown[:37] + "..."
 
 
 def field_labels(f: Field, columns: tuple[str, ...]) -> tuple[str, ...]:

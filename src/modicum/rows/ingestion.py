@@ -2,41 +2,53 @@
 
 from __future__ import annotations
 
+import glob
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
-from modicum.errors import SettingError
+from modicum.errors import DataError, SettingError, whole_number
 from modicum.rows.checks import as_dtype, block_rows, require_exact, require_finite
-from modicum.rows.csv_source import TypesWidened
-from modicum.rows.description import Array, Description
-from modicum.rows.finding import find
-from modicum.rows.given import GivenFields
+from modicum.rows.csv import CsvSource, TypesWidened
+from modicum.rows.description import Array, Description, Level
+from modicum.rows.encoding import ColumnChoice, read_source
+from modicum.rows.fields import FieldSet
+from modicum.rows.fingerprint import RunningFingerprint
 from modicum.rows.progress import row_bar
 from modicum.rows.rows import Rows
-from modicum.rows.shards import SHARD_BYTES, ShardWriter
-from modicum.rows.sources import Source
-from modicum.rows.staging import staged
-from modicum.rows.store import write_description
-from modicum.rows.tables import read_source
+from modicum.rows.sources import FileSource, Source, TableSource, is_table
+from modicum.rows.staging import staged, writing
+from modicum.rows.store import DESCRIPTION, SHARD_BYTES, ShardWriter, StoreDescription
+
+KINDS = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+}
+COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
 
 
 def ingest(
-    source: Any,
+    source: object,
     store: str | Path,
     outcome: str | None = "y",
     predictors: Sequence[str] | None = None,
     offset: str | None = None,
     weight: str | None = None,
-    categorical: Sequence[str] | Mapping[str, Any] = (),
-    dtype: Any = "float32",
+    categorical: Sequence[str] | Mapping[str, Level | None] = (),
+    dtype: object = "float32",
     shard_rows: int | None = None,
     progressbar: bool = True,
     overwrite: bool = False,
+    encoding: str = "utf-8",
 ) -> Rows:
     r"""Write a row store from files, a table or arrays, and open it.
 
@@ -52,14 +64,19 @@ def ingest(
     store : path
         The folder to make.
     outcome, predictors, offset, weight, categorical
-        As in `Rows.from_table`.
+        As in `Rows.from_table`. Categorical columns of CSV files are read as text: "01234" and
+        "1234" are two levels.
     dtype : float32, float64, uint8 or None
         Type of all numbers; None as in `Rows`, or the type the source has if it is `Rows`.
     shard_rows : int, optional
         Rows of one file of the store; by default about a gigabyte of them.
     progressbar : bool
     overwrite : bool
-        Replace an existing store, in one step when the new one is complete.
+        Replace an existing store, in one step when the new one is complete. A folder that holds
+        anything else is never replaced.
+    encoding : str
+        How CSV files are encoded, as Python names it ("latin-1", "utf-16", ...). Other files say
+        so themselves.
 
     Returns
     -------
@@ -74,72 +91,143 @@ def ingest(
     >>> rows.columns, rows.outcome, len(rows), rows.is_store
     (('dose',), 'well', 3, True)
     """
-    if shard_rows is not None and (not isinstance(shard_rows, int) or shard_rows < 1):
-        raise SettingError(f"shard_rows must be a positive integer or None, not {shard_rows!r}.")
-    settings = (outcome, predictors, offset, weight, categorical, dtype)
-    found = find(source, categorical)
-    folder = Path(os.path.abspath(store))
+    if shard_rows is not None:
+        whole_number("shard_rows", shard_rows)
+    if not isinstance(store, str | os.PathLike):
+        raise SettingError(f"the store must be a path, not a {type(store).__name__}.")
+    choice = ColumnChoice(outcome, predictors, offset, weight, categorical)
+    table = _recognise(source, choice, encoding)
+    folder = Path(os.path.realpath(store))  # what a link points to is written, not the link
     while True:
         try:
             with staged(folder, overwrite) as staging:
-                _write(found, settings, staging, f"ingest {folder.name}", shard_rows, progressbar)
+                blocks = _packed(table, choice, dtype)
+                _write(blocks, staging, folder, shard_rows, progressbar)
             return Rows.open(store)
         except TypesWidened:
             continue
 
 
+class PackedBlocks(NamedTuple):
+    """Rows ready to be written: what they are, their blocks, and how many there will be."""
+
+    description: Description
+    blocks: Iterator[Array]
+    total: int | None  # None when only reading to the end would tell
+
+
 def _write(
-    source: Source | Rows | Mapping[str, Any],
-    settings: tuple[Any, ...],
-    folder: Path,
-    title: str,
-    shard_rows: int | None,
-    progressbar: bool,
+    rows: PackedBlocks, staging: Path, store: Path, shard_rows: int | None, progressbar: bool
 ) -> None:
-    description, blocks, total = _packed(source, settings)
-    rows = shard_rows or max(1, SHARD_BYTES // description.row_bytes)
-    writer = ShardWriter(folder, description.width, description.dtype, rows)
+    about = rows.description
+    per_shard = shard_rows or max(1, SHARD_BYTES // about.row_bytes)
+    writer = ShardWriter(staging, about.width, about.dtype, per_shard)
+    fingerprint = RunningFingerprint(about)
     try:
-        with row_bar(title, total, progressbar) as advance:
-            for block in blocks:
-                writer.write(block)
+        with row_bar(f"ingest {store.name}", rows.total, progressbar) as advance:
+            for block in rows.blocks:
+                with writing(store):
+                    writer.write(block)
+                fingerprint.update(block)
                 advance(len(block))
-        shards = writer.finish()
+        with writing(store):
+            shards = tuple(writer.finish())
+            about = replace(about, n=writer.rows)
+            StoreDescription(about, shards, fingerprint.finish(about)).write(staging)
     finally:
         writer.close()
-    write_description(folder, replace(description, n=writer.rows), shards)
 
 
 def _packed(
-    source: Source | Rows | Mapping[str, Any], settings: tuple[Any, ...]
-) -> tuple[Description, Iterator[Array], int | None]:
-    """Return the description, packed blocks, and the number of rows where it is known."""
-    dtype = settings[-1]
+    source: Source | Rows | Mapping[str, object], choice: ColumnChoice, dtype: object
+) -> PackedBlocks:
     if isinstance(source, Rows | Mapping):
-        if settings[:-1] != ("y", None, None, None, ()):
+        if choice != ColumnChoice():
             raise SettingError(
                 "outcome, predictors, offset, weight and categorical name columns of a table, and "
                 "the source already has fields: leave them out."
             )
         if isinstance(source, Mapping):
-            given = GivenFields(source, None, dtype)
-            return given.description, given.blocks(), given.description.n
+            fields = FieldSet(source, None, dtype)
+            return PackedBlocks(fields.description, fields.blocks(), fields.description.n)
         kind = source.dtype if dtype is None else as_dtype(dtype, [])
         about = replace(source._description, dtype=kind)
-        return about, _repacked(source, about), len(source)
-    encoder, blocks = read_source(source, *settings)
-    return encoder.describe(source.rows or 0), blocks, source.rows
+        return PackedBlocks(about, _repacked(source, about), len(source))
+    encoder, blocks = read_source(source, choice, dtype)
+    return PackedBlocks(encoder.describe(source.rows or 0), blocks, source.rows)
 
 
 def _repacked(rows: Rows, about: Description) -> Iterator[Array]:
     """Packed blocks of rows that were checked before, in a type that may be narrower."""
     before, start = rows._description, 0
     for chunk in rows.chunks(block_rows(about.width)):
-        given = before.pack(chunk)
+        original = before.pack(chunk)
         if about.dtype.kind == "u":
-            require_exact(given, about.dtype, lambda at: about.labels[at % about.width], start)
+            require_exact(original, about.dtype, lambda at: about.labels[at % about.width], start)
         with np.errstate(over="ignore"):
-            block = given.astype(about.dtype, copy=False)
-        require_finite(block, about.labels, start, lambda row, col, g=given: g[row, col])  # type: ignore[misc]
+            block = original.astype(about.dtype, copy=False)
+        require_finite(block, about.labels, start, lambda row, col, o=original: o[row, col])  # type: ignore[misc]
         start += len(block)
         yield block
+
+
+def _recognise(
+    source: object, choice: ColumnChoice, encoding: str
+) -> Source | Rows | Mapping[str, object]:
+    """Tell what kind of source it is."""
+    if isinstance(source, Rows | Mapping):
+        return source
+    if is_table(source):
+        return TableSource(source)
+    if not isinstance(source, str | os.PathLike):
+        raise SettingError(
+            f"ingest cannot read a {type(source).__name__}: pass a path, a data frame, a pyarrow "
+            "table, a mapping of arrays, or Rows."
+        )
+    path = Path(source)
+    if (path / DESCRIPTION).is_file():
+        return Rows.open(path)
+    files = _files(path)
+    kinds = {_kind(file) for file in files}
+    if len(kinds) > 1:
+        raise SettingError(
+            f"{source} holds several kinds of files: name one kind, as in '*.parquet'."
+        )
+    kind = kinds.pop()
+    if kind == "csv":
+        names = choice.categorical if isinstance(choice.categorical, Iterable) else ()
+        return CsvSource(files, [name for name in names if isinstance(name, str)], encoding)
+    return FileSource(files, parquet=kind == "parquet")
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        files = sorted(
+            file
+            for file in path.rglob("*")
+            if file.is_file() and not any(p[0] in "._" for p in file.relative_to(path).parts)
+        )
+        for file in files:
+            if any("=" in part for part in file.relative_to(path).parts[:-1]):
+                raise SettingError(
+                    f"{path} keeps columns in the names of its folders ({file.parent.name}): write "
+                    "them into the files first, or pass a glob of the files to do without them."
+                )
+    else:
+        files = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
+        files = [file for file in files if file.is_file()]
+    if not files:
+        raise DataError(f"there is no file at {path}: check the path.")
+    return files
+
+
+def _kind(file: Path) -> str:
+    suffixes = [s.lower() for s in file.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSED:
+        suffixes.pop()
+    kind = KINDS.get(suffixes[-1] if suffixes else "")
+    if kind is None:
+        raise SettingError(f"{file} has no known ending: one of {', '.join(KINDS)} is expected.")
+    return kind

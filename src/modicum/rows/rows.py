@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from modicum.errors import SettingError
-from modicum.rows.checks import RowIndexError
-from modicum.rows.description import Array, Description, Level, RowsSchema
-from modicum.rows.given import GivenFields
-from modicum.rows.memory import Backend, fill
-from modicum.rows.tables import read_table
+from modicum.errors import DataError, SettingError, whole_number
+from modicum.rows.checks import RowIndexError, block_rows
+from modicum.rows.description import Array, Description, DType, Level, RowsSchema
+from modicum.rows.encoding import ColumnChoice, read_table, read_table_like
+from modicum.rows.fields import FieldSet, fill
+from modicum.rows.fingerprint import fingerprint
 
-# Rows whose bytes enter the fingerprint.
-FINGERPRINT_ROWS = 4096
+
+class Backend(Protocol):
+    """What `Rows` asks of the place where rows live; arguments are already checked."""
+
+    where: str
+
+    def take(self, row_ids: Array) -> dict[str, Array]:
+        """Rows at `row_ids`, any shape."""
+
+    def slice(self, start: int, stop: int) -> dict[str, Array]:
+        """Rows from `start` up to `stop`."""
+
+    def chunks(self, size: int) -> Iterator[dict[str, Array]]:
+        """All rows in order, `size` at a time."""
 
 
 class Rows:
@@ -62,37 +73,40 @@ class Rows:
 
     def __init__(
         self,
-        x: Any = None,
-        y: Any = None,
-        offset: Any = None,
-        weight: Any = None,
+        # Not narrower than object: type checkers then accept Rows(**rows.take(row_ids)).
+        x: object = None,
+        y: object = None,
+        offset: object = None,
+        weight: object = None,
         *,
-        columns: Any = None,  # not Sequence[str]: type checkers then accept Rows(**rows.take(i))
-        dtype: Any = None,
-        **fields: Any,
+        columns: object = None,
+        dtype: object = None,
+        **fields: object,
     ) -> None:
         known = {"x": x, "y": y, "offset": offset, "weight": weight}
-        given = GivenFields({**known, **fields}, columns, dtype)
-        self._description: Description = given.description
-        self._backend: Backend = given.in_memory()
+        field_set = FieldSet({**known, **fields}, columns, dtype)
+        self._description: Description = field_set.description
+        self._backend: Backend = field_set.in_memory()
         self._fingerprint: str | None = None
 
     @classmethod
-    def _at(cls, description: Description, backend: Backend) -> Rows:
+    def _at(
+        cls, description: Description, backend: Backend, fingerprint: str | None = None
+    ) -> Rows:
         rows = cls.__new__(cls)
-        rows._description, rows._backend, rows._fingerprint = description, backend, None
+        rows._description, rows._backend, rows._fingerprint = description, backend, fingerprint
         return rows
 
     @classmethod
     def from_table(
         cls,
-        table: Any,
+        table: object,
         outcome: str | None = "y",
         predictors: Sequence[str] | None = None,
         offset: str | None = None,
         weight: str | None = None,
-        categorical: Sequence[str] | Mapping[str, Any] = (),
-        dtype: Any = None,
+        categorical: Sequence[str] | Mapping[str, Level | None] = (),
+        dtype: object = None,
     ) -> Rows:
         """Make rows of a pandas or polars data frame or a pyarrow table.
 
@@ -108,7 +122,8 @@ class Rows:
         categorical : sequence of str, or mapping of str to level
             Predictors that are coded by treatment contrasts: one column of zeros and ones for each
             level but the reference. The mapping gives the reference levels; the default is the
-            first level in sorted order. Only levels that occur count.
+            first level in sorted order (that of numbers, where all levels are numbers or read as
+            such). Only levels that occur count.
         dtype : float32, float64, uint8 or None
 
         Examples
@@ -119,9 +134,35 @@ class Rows:
         >>> rows.columns
         ('carrier[DL]', 'carrier[UA]')
         """
-        description, blocks = read_table(
-            table, outcome, predictors, offset, weight, categorical, dtype
-        )
+        choice = ColumnChoice(outcome, predictors, offset, weight, categorical)
+        description, blocks = read_table(table, choice, dtype)
+        return cls._at(description, fill(description, blocks))
+
+    @classmethod
+    def from_table_like(cls, table: object, schema: RowsSchema, outcome: bool = True) -> Rows:
+        """Make rows of a table with the columns, levels and reference levels of other rows.
+
+        Columns are found by name, in any order, and others are left alone; a level that the other
+        rows did not have is refused.
+
+        Parameters
+        ----------
+        table : DataFrame or Table
+        schema : RowsSchema
+            That of the other rows.
+        outcome : bool
+            Whether the rows get an outcome; else the table need not have that column.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> flights = pd.DataFrame({"late": [1, 0, 1], "carrier": ["UA", "AA", "DL"]})
+        >>> rows = Rows.from_table(flights, outcome="late", categorical=["carrier"])
+        >>> new = pd.DataFrame({"carrier": ["UA"]})
+        >>> Rows.from_table_like(new, rows.schema, outcome=False).slice(0, 1)["x"]
+        array([[0., 1.]])
+        """
+        description, blocks = read_table_like(table, schema, outcome)
         return cls._at(description, fill(description, blocks))
 
     @classmethod
@@ -142,30 +183,34 @@ class Rows:
         """
         from modicum.rows.store import StoreBackend
 
+        if not isinstance(store, str | os.PathLike):
+            raise SettingError(
+                f"Rows.open takes the folder of a store, not a {type(store).__name__}."
+            )
         backend = StoreBackend(Path(store).absolute(), verify)
-        return cls._at(backend.description, backend)
+        return cls._at(backend.description, backend, backend.fingerprint)
 
-    def take(self, indices: Any) -> dict[str, Array]:
-        """Return the rows at `indices`, an integer array of any shape S.
+    def take(self, row_ids: object) -> dict[str, Array]:
+        """Return the rows at `row_ids`, an integer array of any shape S.
 
         Returns
         -------
         dict of str to array
             Arrays of shape S + row shape. They may be strided views of one packed array.
         """
-        wanted = np.asarray(indices)
-        if wanted.size == 0:
-            wanted = wanted.astype(np.intp)
-        if wanted.dtype.kind not in "iu":
-            raise SettingError(f"row numbers must be integers, not {wanted.dtype.name}.")
-        if wanted.size:
-            low, high = wanted.min(), wanted.max()
+        ids = np.asarray(row_ids)
+        if ids.size == 0:
+            ids = ids.astype(np.intp)
+        if ids.dtype.kind not in "iu":
+            raise SettingError(f"row numbers must be integers, not {ids.dtype.name}.")
+        if ids.size:
+            low, high = ids.min(), ids.max()
             if low < 0 or high >= len(self):
                 wrong = low if low < 0 else high
                 raise RowIndexError(
                     f"row {wrong} does not exist: rows are numbered 0 to {len(self) - 1}."
                 )
-        return self._backend.take(wanted.astype(np.intp, copy=False))
+        return self._backend.take(ids.astype(np.intp, copy=False))
 
     def slice(self, start: int, stop: int) -> dict[str, Array]:
         """Return the rows from `start` up to, not including, `stop`: views where possible."""
@@ -177,27 +222,25 @@ class Rows:
 
     def chunks(self, size: int) -> Iterator[dict[str, Array]]:
         """Return an iterator over all rows in order, `size` at a time; the last may be shorter."""
-        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-            raise SettingError(f"the size of chunks must be a positive integer, not {size!r}.")
-        return self._backend.chunks(int(size))
+        return self._backend.chunks(whole_number("the size of chunks", size))
 
     def fingerprint(self) -> str:
         """Return a short hash of the data set, the same in memory and in a store.
 
-        Names, shapes, type and number of rows enter it, and the bytes of up to 4096 rows spread
-        evenly from the first to the last: a change elsewhere goes unnoticed.
+        Every number enters it, with the names, shapes, type and number of rows; names of columns
+        do not. It is computed once: a store keeps the one it was written with (``verify=True``
+        compares a store with its checksums).
+
+        Examples
+        --------
+        >>> rows = Rows(y=[0.0, 1.0, 2.0])
+        >>> rows.fingerprint() == Rows(y=[0.0, 1.0, 2.0]).fingerprint()
+        True
+        >>> rows.fingerprint() == Rows(y=[0.0, 2.0, 1.0]).fingerprint()
+        False
         """
         if self._fingerprint is None:
-            n, about = len(self), self._description
-            count = min(n, FINGERPRINT_ROWS)
-            sample = np.arange(count, dtype=np.int64) * (n - 1) // max(count - 1, 1)
-            shapes = sorted(self.fields.items())
-            digest = hashlib.blake2b(digest_size=8)
-            digest.update(json.dumps([n, about.dtype.name, shapes]).encode())
-            parts = self.take(sample)
-            for name, _ in shapes:
-                digest.update(np.ascontiguousarray(parts[name], about.dtype.newbyteorder("<")).data)
-            self._fingerprint = digest.hexdigest()
+            self._fingerprint = fingerprint(self._description, self._backend.slice)
         return self._fingerprint
 
     @property
@@ -206,7 +249,7 @@ class Rows:
         return {f.name: f.shape for f in self._description.fields}
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> DType:
         """The type of all fields."""
         return self._description.dtype
 
@@ -253,11 +296,61 @@ class Rows:
         size = _size(self.nbytes)
         return f"Rows({len(self):,} rows: {parts}; {self.dtype.name}, {size} {self._backend.where})"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[..., Rows], tuple[object, ...]]:
         folder = getattr(self._backend, "folder", None)
         if folder is not None:  # a map cannot travel, its path can
             return Rows.open, (folder,)
-        return Rows._at, (self._description, self._backend)
+        return Rows._at, (self._description, self._backend, self._fingerprint)
+
+
+class NotFinite(NamedTuple):
+    """A number that is NaN or infinite although rows are checked when they are made."""
+
+    column: str
+    row: int
+    value: float
+    where: str
+
+    def error(self) -> DataError:
+        """Return the error to raise about it."""
+        value = "NaN" if math.isnan(self.value) else str(self.value)
+        return DataError(
+            f"column {self.column!r} holds {value} in row {self.row} {self.where}, and held a "
+            "number when it was checked: it was changed since, so make the rows again from their "
+            "source."
+        )
+
+
+def first_not_finite(rows: Rows) -> NotFinite | None:
+    """Return the first number of `rows` that is NaN or infinite; None if there is none.
+
+    It reads all rows up to that number: to be called when a sum over rows is not finite, to tell
+    a data set that was damaged (a store on a failing disk, an array written to after `Rows` was
+    made) from a model that overflows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.ones((4, 2))
+    >>> rows = Rows(x=x)
+    >>> print(first_not_finite(rows))
+    None
+    >>> x[2, 1] = np.nan  # which the documentation of Rows forbids
+    >>> first_not_finite(rows)
+    NotFinite(column='x1', row=2, value=nan, where='in memory')
+    """
+    about = rows._description
+    if about.dtype.kind != "f":
+        return None
+    start = 0
+    for chunk in rows.chunks(block_rows(about.width)):
+        if not all(np.isfinite(part).all() for part in chunk.values()):
+            block = about.pack(chunk)
+            row, column = (int(i) for i in np.argwhere(~np.isfinite(block))[0])
+            value = float(block[row, column])
+            return NotFinite(about.labels[column], start + row, value, rows._backend.where)
+        start += len(next(iter(chunk.values())))
+    return None
 
 
 def _size(count: int) -> str:

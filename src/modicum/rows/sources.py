@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from modicum.errors import DataError, SettingError
-from modicum.rows.encode import is_number
-from modicum.rows.roles import close_to
+from modicum.rows.checks import names_like, reads_as_number
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 # Rows decoded at once when a file is read: few enough for any sane table, enough to be fast.
 BATCH_ROWS = 1 << 16
@@ -30,18 +30,18 @@ class Source(Protocol):
         """Record batches with (at least) these columns, in the order of the rows."""
 
 
-def library(value: Any) -> str:
+def library(value: object) -> str:
     """Top-level package that the class of `value` comes from; nothing is imported to find out."""
     return type(value).__module__.partition(".")[0]
 
 
-def is_table(value: Any) -> bool:
+def is_table(value: object) -> bool:
     """Whether `value` is a data frame or an Arrow table."""
     kinds = ("DataFrame", "LazyFrame", "Table", "RecordBatch")
     return library(value) in ("pandas", "polars", "pyarrow") and type(value).__name__ in kinds
 
 
-def is_series(value: Any) -> bool:
+def is_series(value: object) -> bool:
     """Whether `value` is one column of a data frame or of an Arrow table."""
     known = library(value) in ("pandas", "polars") and hasattr(value, "to_frame")
     return (known and not is_table(value)) or (library(value) == "pyarrow" and not is_table(value))
@@ -50,7 +50,7 @@ def is_series(value: Any) -> bool:
 class TableSource:
     """A table in memory; only the columns that are asked for are converted to Arrow."""
 
-    def __init__(self, table: Any) -> None:
+    def __init__(self, table: Any) -> None:  # of a library that need not be installed
         if type(table).__name__ == "LazyFrame":
             raise SettingError("a polars LazyFrame has no rows yet: pass frame.collect().")
         self._table = table
@@ -73,12 +73,12 @@ class TableSource:
         """Record batches of the columns, in order."""
         yield from self.table(columns).to_batches(max_chunksize=BATCH_ROWS)
 
-    def _column(self, name: str) -> Any:
+    def _column(self, name: str) -> pa.Array | pa.ChunkedArray:
         values = self._table[self._keys[name]]
         return values if library(values) == "pyarrow" else arrow_column(values, name)
 
 
-def arrow_column(series: Any, name: str) -> Any:
+def arrow_column(series: Any, name: str) -> pa.Array | pa.ChunkedArray:
     """Return a pandas or polars series as an Arrow array."""
     import pyarrow as pa
 
@@ -88,7 +88,7 @@ def arrow_column(series: Any, name: str) -> Any:
         return pa.Array.from_pandas(series)
     except Exception:  # whatever the two libraries raise, the user's question is "which value?"
         values = series.to_list()
-        row = next((i for i, v in enumerate(values) if v is None or not is_number(v)), 0)
+        row = next((i for i, v in enumerate(values) if v is None or not reads_as_number(v)), 0)
         raise DataError(
             f"column {name!r} mixes kinds of values ({values[row]!r} in row {row}): "
             "convert it to numbers, or to text for a categorical column."
@@ -107,7 +107,7 @@ class FileSource:
         if parquet:
             self.rows = sum(self._open(path).metadata.num_rows for path in paths)
 
-    def _open(self, path: Path) -> Any:
+    def _open(self, path: Path) -> pq.ParquetFile | pa.RecordBatchFileReader:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -117,8 +117,11 @@ class FileSource:
                 return pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
             return pa.ipc.open_file(pa.memory_map(str(path)))
         except (pa.ArrowException, OSError) as error:
-            kind = "Parquet" if self._parquet else "Arrow/Feather"
-            raise DataError(f"{path} cannot be read as a {kind} file ({line(error)}).") from None
+            kind = "a Parquet" if self._parquet else "an Arrow (Feather)"
+            raise DataError(
+                f"{path} cannot be read as {kind} file ({line(error)}): check that it is one, "
+                "and whole."
+            ) from None
 
     def types(self, columns: Sequence[str]) -> list[pa.DataType]:
         """Arrow types of the columns in the first file."""
@@ -130,8 +133,8 @@ class FileSource:
 
         for path in self._paths:
             file = self._open(path)
-            has = (file.schema_arrow if self._parquet else file.schema).names
-            require_columns(path, columns, has)
+            names = (file.schema_arrow if self._parquet else file.schema).names
+            require_columns(path, columns, names)
             try:
                 if self._parquet:
                     yield from file.iter_batches(BATCH_ROWS, columns=list(columns))
@@ -142,15 +145,14 @@ class FileSource:
                 raise DataError(f"{path} is damaged ({line(error)}): write it again.") from None
 
 
-def require_columns(path: Path, columns: Sequence[str], has: Sequence[str]) -> None:
+def require_columns(path: Path, columns: Sequence[str], names: Sequence[str]) -> None:
     """Refuse a file that lacks one of the columns."""
     for name in columns:
-        if name not in has:
-            raise DataError(f"column {name!r} is not in {path}: {close_to(name, has)}")
+        if name not in names:
+            raise DataError(f"column {name!r} is not in {path}: {names_like(name, names)}")
 
 
 def line(error: BaseException) -> str:
     """First line of another library's message, to quote inside our sentence."""
-    return (
-        str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else "no reason given"
-    )
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".:") if lines else type(error).__name__

@@ -1,18 +1,18 @@
-"""A folder appears under its name complete, or not at all."""
+"""A store appears under its name complete, or not at all, and replaces nothing unasked."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from modicum.errors import SettingError
-
-DESCRIPTION = "rows.json"
+from modicum.errors import DataError, SettingError
+from modicum.rows.store import DESCRIPTION, SHARD_NAME, read_json
 
 
 @contextlib.contextmanager
@@ -22,21 +22,18 @@ def staged(store: Path, overwrite: bool) -> Iterator[Path]:
     If the block raises, the folder is removed. If the process is killed, the folder stays, and is
     removed by the next call for the same store.
     """
-    refuse_existing(store, overwrite)
     folder = store.parent / f".{store.name}.ingest-{secrets.token_hex(4)}"
-    try:
+    with writing(store):
+        refuse_existing(store, overwrite)
         store.parent.mkdir(parents=True, exist_ok=True)
         _clean(store)
         folder.mkdir()
-    except OSError as error:
-        raise SettingError(
-            f"{store} cannot be written ({error.strerror}): choose another place."
-        ) from None
     lock = _lock(folder)  # held for life: the system lets go of it when the process dies
     try:
         yield folder
         _sync(folder)
-        _replace(folder, store, overwrite)
+        with writing(store):
+            _replace(folder, store, overwrite)
         _sync(store.parent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # the unfinished folder, or the replaced store
@@ -44,16 +41,37 @@ def staged(store: Path, overwrite: bool) -> Iterator[Path]:
             os.close(lock)
 
 
+@contextlib.contextmanager
+def writing(store: Path) -> Iterator[None]:
+    """Say which store the system does not let us write, why, and what helps in that case."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free some space, or choose another place" if full else "choose another place"
+        raise SettingError(f"{store} cannot be written ({error.strerror}): {remedy}.") from None
+
+
 def refuse_existing(store: Path, overwrite: bool) -> None:
-    """Refuse a store that exists, unless it may be replaced and is a store indeed."""
+    """Refuse a name that is taken, unless by a store that may be replaced and nothing else."""
     if not store.exists() or (store.is_dir() and not any(store.iterdir())):
         return
-    if not (store / DESCRIPTION).is_file():
-        raise SettingError(f"{store} exists and is not a row store: choose another name.")
+    try:
+        read_json(store)
+    except DataError:
+        raise SettingError(
+            f"{store} exists and is not a row store: choose another name, or remove it yourself."
+        ) from None
     if not overwrite:
         raise SettingError(
             f"{store} exists: open it with Rows.open, or pass overwrite=True to replace it."
         )
+    for path in store.iterdir():
+        if path.name != DESCRIPTION and not SHARD_NAME.fullmatch(path.name):
+            raise SettingError(
+                f"{store} cannot be replaced, because it also holds {path.name}, which is no part "
+                "of a row store: move that file elsewhere, or choose another name."
+            )
 
 
 def _lock(folder: Path) -> int | None:

@@ -1,25 +1,48 @@
-"""Rows that live in a folder: memory-mapped shards of packed rows."""
+"""Rows that live in a folder: shards of packed rows, written once and memory-mapped.
+
+A store is ``rows.json``, which describes it, and ``rows-00000.npy``, ``rows-00001.npy``, ... Both
+may come from elsewhere, so nothing in them is believed before it has been compared with the files.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import json
 import mmap
 import os
+import re
+import stat
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import numpy as np
+from numpy.lib import format as npy
 
 from modicum.errors import DataError
-from modicum.rows.description import Array, Description
-from modicum.rows.shards import Shard, check_shard, shard_json
-from modicum.rows.staging import DESCRIPTION
+from modicum.rows.description import (
+    Array,
+    Description,
+    DType,
+    mapping,
+    sequence,
+    text,
+    whole,
+)
 
-FORMAT, VERSION = "modicum-rows", 1
+DESCRIPTION, FORMAT, VERSION = "rows.json", "modicum-rows", 1
+# No description is longer than this, whatever its levels.
+MOST_DESCRIPTION_BYTES = 1 << 28
+SHARD_NAME = re.compile(r"rows-[0-9]{5,9}[.]npy")
+SHARD_BYTES = 1 << 30
+# What is read at either end of a shard for the quick check.
+END_BYTES = 1 << 16
+AGAIN = "ingest the source again"
 
 # Advice to the system about mapped pages; 0 (normal) where it has no such advice.
 RANDOM = getattr(mmap, "MADV_RANDOM", 0)
@@ -31,47 +54,256 @@ DONT_NEED = getattr(mmap, "MADV_DONTNEED", 0)
 HELD_BYTES = 1 << 27
 
 
-def write_description(folder: Path, description: Description, shards: Sequence[Shard]) -> None:
-    """Write ``rows.json``, the last file of a store."""
-    about = {"format": FORMAT, "version": VERSION, **description.to_json()}
-    with open(folder / DESCRIPTION, "w", encoding="utf-8") as file:
-        json.dump({**about, "shards": [shard_json(s) for s in shards]}, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+@dataclass(frozen=True)
+class Shard:
+    """What the store knows of one file: its rows, its size, and checksums of its data."""
+
+    file: str
+    rows: int
+    bytes: int
+    checksum: str
+    ends: str
+
+    @classmethod
+    def from_json(cls, data: object) -> Shard:
+        """Read one entry of ``rows.json``; KeyError, TypeError or ValueError if it is odd."""
+        entry = mapping(data)
+        file = text(entry["file"])
+        if not SHARD_NAME.fullmatch(file):  # a bare name: nothing outside the folder is opened
+            raise ValueError(f"{file[:80]!r} is not the name of a shard")
+        return cls(
+            file=file,
+            rows=whole(entry["rows"], 1),
+            bytes=whole(entry["bytes"], 1),
+            checksum=text(entry["checksum"]),
+            ends=text(entry["ends"]),
+        )
 
 
-def read_description(folder: Path) -> tuple[Description, list[Shard]]:
-    """Read ``rows.json`` and refuse what is not a whole description of a store."""
+@dataclass(frozen=True)
+class StoreDescription:
+    """What ``rows.json`` says: the rows, the files they are in, and the hash of all of them."""
+
+    rows: Description
+    shards: tuple[Shard, ...]
+    fingerprint: str | None = None  # stores of before it was kept have none
+
+    def write(self, folder: Path) -> None:
+        """Write ``rows.json``, the last file of a store."""
+        about = {
+            "format": FORMAT,
+            "version": VERSION,
+            **self.rows.to_json(),
+            "fingerprint": self.fingerprint,
+            "shards": [asdict(shard) for shard in self.shards],
+        }
+        with open(folder / DESCRIPTION, "w", encoding="utf-8") as file:
+            json.dump(about, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+
+    @classmethod
+    def read(cls, folder: Path) -> StoreDescription:
+        """Read ``rows.json`` and refuse what is not a whole description of a store."""
+        about = read_json(folder)
+        if about.get("version") != VERSION:
+            raise DataError(
+                f"{folder} has store version {str(about.get('version'))[:40]} and this Modicum "
+                f"reads version {VERSION}: upgrade Modicum, or ingest the source again."
+            )
+        try:
+            rows = Description.from_json(about)
+            shards = tuple(Shard.from_json(entry) for entry in sequence(about["shards"]))
+            if sum(shard.rows for shard in shards) != rows.n:
+                raise ValueError("the shards have another number of rows")
+            if len({shard.file for shard in shards}) < len(shards):
+                raise ValueError("a shard is listed twice")
+            fingerprint = about.get("fingerprint")
+            return cls(rows, shards, None if fingerprint is None else text(fingerprint))
+        except KeyError as error:
+            reason = f"entry {error} is missing"
+        except (TypeError, ValueError) as error:
+            reason = str(error)
+        raise DataError(f"{folder / DESCRIPTION} is damaged ({reason}): ingest the source again.")
+
+
+def read_json(folder: Path) -> dict[str, object]:
+    """Return what ``rows.json`` holds; refuse what no version of Modicum has written."""
+    path = folder / DESCRIPTION
     try:
-        about = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-    except OSError:
+        status = path.stat()
+        # A pipe would keep us waiting, and a folder cannot be read.
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_DESCRIPTION_BYTES:
+            raise ValueError("it is no file of a sensible size")
+        about = json.loads(path.read_bytes().decode("utf-8"))
+        if not isinstance(about, dict) or about.get("format") != FORMAT:
+            raise ValueError(f"it does not say that its format is {FORMAT}")
+        return about
+    except (FileNotFoundError, NotADirectoryError):
         raise DataError(
             f"{folder} is not a row store (it has no {DESCRIPTION}): make one with ingest."
         ) from None
-    except ValueError:
-        about = None
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise DataError(f"{folder / DESCRIPTION} is damaged: ingest the source again.")
-    if about.get("version") != VERSION:
+    except OSError as error:
         raise DataError(
-            f"{folder} has store version {about.get('version')} and this Modicum reads version "
-            f"{VERSION}: upgrade Modicum, or ingest the source again."
+            f"{path} cannot be read ({error.strerror}): check its permissions and its disk."
+        ) from None
+    except UnicodeDecodeError:
+        reason = "it is not UTF-8 text"
+    except json.JSONDecodeError:
+        reason = "it is not JSON"
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except ValueError as error:
+        reason = str(error)
+    raise DataError(f"{path} is damaged ({reason}): ingest the source again.")
+
+
+def _header(file: BinaryIO, rows: int, width: int, dtype: DType) -> int:
+    descr = npy.dtype_to_descr(dtype.newbyteorder("<"))
+    shape = (rows, width)
+    npy.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+    return file.tell()
+
+
+def _ends(file: BinaryIO, data: int, size: int) -> str:
+    """Digest of the first and the last bytes of the data, which begin at `data`."""
+    digest = hashlib.blake2b(digest_size=16)
+    for at in (data, max(data, size - END_BYTES)):
+        file.seek(at)
+        digest.update(file.read(min(END_BYTES, size - at)))
+    return digest.hexdigest()
+
+
+class ShardWriter:
+    """Writes packed rows into ``rows-00000.npy``, ``rows-00001.npy``, ... of a folder."""
+
+    def __init__(self, folder: Path, width: int, dtype: DType, shard_rows: int) -> None:
+        self._folder, self._width, self._dtype = folder, width, dtype
+        self._shard_rows = shard_rows
+        self._file: BinaryIO | None = None
+        self.shards: list[Shard] = []
+        self.rows = 0
+
+    def write(self, block: Array) -> None:
+        """Append packed rows (k, width)."""
+        while len(block):
+            if self._file is None:
+                self._begin()
+            piece, block = np.split(block, [self._shard_rows - self._filled])
+            data = np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
+            assert self._file is not None
+            self._file.write(data)
+            self._digest.update(data)
+            self._filled += len(piece)
+            self.rows += len(piece)
+            if self._filled == self._shard_rows:
+                self._end()
+
+    def finish(self) -> list[Shard]:
+        """Close the last shard and return all of them."""
+        if self._file is not None:
+            self._end()
+        return self.shards
+
+    def close(self) -> None:
+        """Let go of an unfinished file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _begin(self) -> None:
+        self._name = f"rows-{len(self.shards):05d}.npy"
+        self._file = open(self._folder / self._name, "w+b", buffering=0)  # noqa: SIM115
+        self._data = _header(self._file, 0, self._width, self._dtype)
+        self._digest = hashlib.sha256()
+        self._filled = 0
+
+    def _end(self) -> None:
+        file = self._file
+        assert file is not None
+        # NumPy pads headers so that the number of rows can be filled in afterwards.
+        file.seek(0)
+        if _header(file, self._filled, self._width, self._dtype) != self._data:
+            raise AssertionError("the npy header changed its length")
+        size = os.fstat(file.fileno()).st_size
+        ends = _ends(file, self._data, size)
+        os.fsync(file.fileno())
+        self.close()
+        shard = Shard(self._name, self._filled, size, self._digest.hexdigest(), ends)
+        self.shards.append(shard)
+
+
+def open_shard(folder: Path, shard: Shard, width: int, dtype: DType, verify: bool) -> int:
+    """Refuse a truncated or altered shard; return where its data begin.
+
+    The size, the header and both ends of the data are always looked at, the rest with `verify`.
+    """
+    path = folder / shard.file
+    with _named_failures(folder, shard.file):
+        if path.exists() and not path.is_file():  # opening a pipe would wait for ever
+            raise DataError(f"shard {shard.file} of {folder} is not a file: {AGAIN}.")
+        with open(path, "rb") as file:
+            return _check(file, folder, shard, width, dtype, verify)
+
+
+def _check(
+    file: BinaryIO, folder: Path, shard: Shard, width: int, dtype: DType, verify: bool
+) -> int:
+    size = os.fstat(file.fileno()).st_size
+    if size != shard.bytes:
+        state = "truncated" if size < shard.bytes else "too long"
+        raise DataError(
+            f"shard {shard.file} of {folder} is {state} ({size} bytes, not {shard.bytes}): {AGAIN}."
         )
+    altered = DataError(f"shard {shard.file} of {folder} was altered: {AGAIN}.")
     try:
-        description = Description.from_json(about)
-        shards = [Shard(**s) for s in about["shards"]]
-        if sum(s.rows for s in shards) != description.n or description.n < 1:
-            raise ValueError("the shards do not add up")
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise DataError(f"{folder / DESCRIPTION} is damaged: ingest the source again.") from None
-    return description, shards
+        if npy.read_magic(file) != (1, 0):
+            raise altered
+        header = npy.read_array_header_1_0(file)
+    except Exception:  # a damaged header ends in any of NumPy's or Python's parsers
+        raise altered from None
+    data = file.tell()
+    if header != ((shard.rows, width), False, dtype.newbyteorder("<")):
+        raise altered
+    if data + shard.rows * width * dtype.itemsize != size or _ends(file, data, size) != shard.ends:
+        raise altered
+    if verify and _checksum(file, data, shard.checksum) != shard.checksum:
+        raise altered
+    return data
+
+
+def _checksum(file: BinaryIO, data: int, expected: str) -> str:
+    """Checksum of all data, of the same kind as the expected one."""
+    # Older stores have BLAKE2; processors have instructions for SHA-256.
+    digest = hashlib.blake2b(digest_size=16) if len(expected) == 32 else hashlib.sha256()
+    file.seek(data)
+    while piece := file.read(1 << 20):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _named_failures(folder: Path, file: str) -> Iterator[None]:
+    """Say which shard the system does not let us read, why, and what helps in that case."""
+    try:
+        yield
+    except OSError as error:
+        remedy = {
+            errno.ENOENT: AGAIN,
+            errno.EMFILE: "raise the limit of open files (ulimit -n), or ingest with more rows per "
+            "shard (shard_rows)",
+            errno.ENOMEM: "raise the limit of address space (ulimit -v)",
+        }.get(error.errno or 0, "check its permissions and its disk")
+        raise DataError(
+            f"shard {file} of {folder} cannot be read ({error.strerror}): {remedy}."
+        ) from None
 
 
 class Mapped:
     """One shard, mapped read-only; `matrix` is a plain view, three times faster than a memmap."""
 
     def __init__(
-        self, path: Path, data: int, rows: int, width: int, dtype: np.dtype[Any], advice: int
+        self, path: Path, data: int, rows: int, width: int, dtype: DType, advice: int
     ) -> None:
         with open(path, "rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -99,31 +331,33 @@ class StoreBackend:
     """
 
     def __init__(self, folder: Path, verify: bool = False) -> None:
-        self.description, shards = read_description(folder)
-        about = self.description
+        stored = StoreDescription.read(folder)
+        self.description = about = stored.rows
+        self.fingerprint = stored.fingerprint
         self.where = f"in {folder}"
         self.folder = folder
         self._scattered: list[Mapped] = []
         self._swept: list[Mapped] = []
-        for shard in shards:
-            data = check_shard(folder, shard, about.width, about.dtype, verify)
+        for shard in stored.shards:
+            data = open_shard(folder, shard, about.width, about.dtype, verify)
             where = (folder / shard.file, data, shard.rows, about.width, about.dtype)
-            self._scattered.append(Mapped(*where, advice=RANDOM))
-            self._swept.append(Mapped(*where, advice=SEQUENTIAL))
-        self._starts = np.cumsum([0] + [shard.rows for shard in shards])
+            with _named_failures(folder, shard.file):
+                self._scattered.append(Mapped(*where, advice=RANDOM))
+                self._swept.append(Mapped(*where, advice=SEQUENTIAL))
+        self._starts = np.cumsum([0] + [shard.rows for shard in stored.shards])
         self._lock = threading.Lock()
         self._recent: deque[tuple[int, int]] = deque()
         self._held, self._hold = 0, HELD_BYTES // about.row_bytes
 
-    def take(self, indices: Array) -> dict[str, Array]:
-        """Rows at `indices`, any shape."""
+    def take(self, row_ids: Array) -> dict[str, Array]:
+        """Rows at `row_ids`, any shape."""
         if len(self._scattered) == 1:
-            return self.description.split(self._scattered[0].matrix.take(indices, axis=0))
-        block = np.empty((*indices.shape, self.description.width), self.description.dtype)
-        owner = np.searchsorted(self._starts, indices, side="right") - 1
+            return self.description.split(self._scattered[0].matrix.take(row_ids, axis=0))
+        block = np.empty((*row_ids.shape, self.description.width), self.description.dtype)
+        owner = np.searchsorted(self._starts, row_ids, side="right") - 1
         for shard in np.unique(owner):
             mine = owner == shard
-            local = indices[mine] - self._starts[shard]
+            local = row_ids[mine] - self._starts[shard]
             block[mine] = self._scattered[shard].matrix.take(local, axis=0)
         return self.description.split(block)
 

@@ -1,6 +1,6 @@
 """Running chains: chunks, threads, rows fetched ahead, progress, checkpoints."""
 
-from modicum.run.advance import BLOCK
+from modicum.run.advance import BLOCK, first_keys
 from modicum.run.chains import Chains, Parallel, default_parallel
 from modicum.run.checkpoint import Checkpoint
 from modicum.run.runner import History, PeriodicHook, capacity_for, run
@@ -14,5 +14,6 @@ __all__ = [
     "PeriodicHook",
     "capacity_for",
     "default_parallel",
+    "first_keys",
     "run",
 ]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.random import threefry_2x32
 
 from modicum.kernels.base import Kernel, RowRequest, travelling
@@ -31,6 +32,7 @@ __all__ = [
     "advance_together",
     "begin",
     "begin_together",
+    "first_keys",
     "wanted",
     "wanted_at_start",
     "wanted_at_start_together",
@@ -70,6 +72,11 @@ def _keys(chain_key: Any, iteration: Any) -> tuple[jax.Array, jax.Array]:
 
 def _start_keys(chain_key: Any) -> tuple[jax.Array, jax.Array]:
     return _keys(chain_key, 2**32 - 1)
+
+
+def first_keys(chain_keys: np.ndarray) -> jax.Array:
+    """Words of the keys with which chains begin: what a kernel's `init` is handed, (chains, 2)."""
+    return jax.vmap(lambda key: jax.random.key_data(_start_keys(key)[1]))(jnp.asarray(chain_keys))
 
 
 def _read(rows: Any, wanted: RowRequest) -> Any:

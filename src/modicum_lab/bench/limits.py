@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from modicum_lab.bench.measuring import Measured
+from modicum_lab.bench.measurements import Measurements
 from modicum_lab.bench.tables import Table
 
 __all__ = ["HEADLINE", "SIZES", "Limit", "limits_of", "limits_table"]
@@ -43,13 +43,13 @@ class Limit:
         )
 
 
-def limits_of(results: Sequence[Measured]) -> list[Limit]:
+def limits_of(results: Sequence[Measurements]) -> list[Limit]:
     """All ratios that these results speak about."""
     known = {(m.problem, m.contender): m for m in results if m.runs and m.chains is None}
     return [*_against_numpyro(known), *_flat(known), *_disk(known)]
 
 
-Known = dict[tuple[str, str], Measured]
+Known = dict[tuple[str, str], Measurements]
 
 
 def _against_numpyro(known: Known) -> list[Limit]:
@@ -75,8 +75,8 @@ def _against_numpyro(known: Known) -> list[Limit]:
         )
         also = [f"; {ratio:.3g} over {BROUGHT}" for ratio in ratios]
     return [
-        Limit(f"ESS a second over NumPyro HMCECS, {problem}", ours.middle("rate") / fastest, 100.0,
-              "at least", where + also[0]),
+        Limit(f"ESS per second over NumPyro HMCECS, {problem}", ours.middle("rate") / fastest,
+              100.0, "at least", where + also[0]),
         Limit(f"cold start, NumPyro HMCECS over Modicum, {problem}", soonest / ours.middle("cold"),
               8.0, "at least", where + also[1]),
     ]  # fmt: skip
@@ -101,7 +101,7 @@ def _disk(known: Known) -> list[Limit]:
     speed = memory.middle("iteration") / store.middle("iteration")
     other = "" if store.problem == memory.problem else f" (memory: {memory.problem})"
     return [
-        Limit(f"iterations a second, disk over memory, {store.problem}{other}", speed, 0.5,
+        Limit(f"iterations per second, disk over memory, {store.problem}{other}", speed, 0.5,
               "at least"),
         Limit(f"memory of a run from disk in GB, {store.problem}", store.middle("memory") / 1e9,
               MEMORY, "at most", "without the file cache"),
@@ -112,19 +112,19 @@ def limits_table(limits: Sequence[Limit]) -> Table:
     """Limit by limit, with how far off one is that does not hold."""
     rows: list[Sequence[Any]] = [
         [
-            one.what,
-            one.measured,
-            f"{one.sense} {one.limit:g}",
-            "yes" if one.kept else "NO",
-            _off(one),
+            limit.what,
+            limit.measured,
+            f"{limit.sense} {limit.limit:g}",
+            "yes" if limit.kept else "NO",
+            _remark(limit),
         ]
-        for one in limits
+        for limit in limits
     ]
     return Table("Ratios that must hold", ["ratio", "measured", "limit", "kept", ""], rows)
 
 
-def _off(one: Limit) -> str:
-    if one.kept:
-        return one.remark
-    short = f"{one.measured / one.limit:.2g} times the limit"
-    return f"{short}; {one.remark}" if one.remark else short
+def _remark(limit: Limit) -> str:
+    if limit.kept:
+        return limit.remark
+    short = f"{limit.measured / limit.limit:.2g} times the limit"
+    return f"{short}; {limit.remark}" if limit.remark else short

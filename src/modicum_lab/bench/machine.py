@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cores", "describe_machine", "in_words", "total_bytes"]
+__all__ = ["cores", "describe_machine", "free_bytes", "in_words", "total_bytes"]
 
 PACKAGES = ("modicum", "jax", "jaxlib", "numpy", "scipy", "blackjax", "numpyro", "statsmodels")
 
@@ -29,7 +29,7 @@ def describe_machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "device": f"{device.platform}: {device.device_kind}",
         "python": ".".join(str(part) for part in sys.version_info[:3]),
-        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "versions": {name: v for name in PACKAGES if (v := _version(name))},
     }
 
 
@@ -63,6 +63,21 @@ def total_bytes() -> int:
     return _sysconf("SC_PHYS_PAGES")
 
 
+def free_bytes() -> int:
+    """Memory that could be had: of the accelerator, where there is one, else of the machine."""
+    import jax
+
+    statistics = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in statistics:
+        return int(statistics["bytes_limit"] - statistics.get("bytes_in_use", 0))
+    path = Path("/proc/meminfo")
+    if path.exists():
+        for line in path.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return total_bytes() // 2 or 4 * 2**30
+
+
 def _sysconf(name: str) -> int:
     try:
         return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
@@ -77,9 +92,9 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     try:  # ARM names its processors by number; lscpu knows them
-        told = subprocess.run(["lscpu"], capture_output=True, text=True, timeout=10).stdout
+        text = subprocess.run(["lscpu"], capture_output=True, text=True, timeout=10).stdout
         names = [
-            line.split(":", 1)[1].strip() for line in told.splitlines() if "Model name" in line
+            line.split(":", 1)[1].strip() for line in text.splitlines() if "Model name" in line
         ]
     except OSError:
         names = []

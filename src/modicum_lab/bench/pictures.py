@@ -1,4 +1,4 @@
-"""Three pictures: effective draws a second against n, error against time, memory against n."""
+"""Three pictures: effective draws per second against n, error against time, memory against n."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from modicum.errors import SettingError
 from modicum.plots import METHOD_COLOURS, new_axes, pyplot
+from modicum_lab.bench.accuracy import judge_all
 from modicum_lab.bench.contenders import CONTENDERS
-from modicum_lab.bench.judgement import judge_all
 from modicum_lab.bench.limits import SIZES
-from modicum_lab.bench.measuring import Measured
+from modicum_lab.bench.measurements import Measurements
 from modicum_lab.bench.suite import Results
 
 __all__ = ["write_pictures"]
@@ -65,7 +65,7 @@ def _rates(results: Results) -> Any:
     """Samplers only: independent draws of an approximation are as many as one likes."""
     names = [name for name in CONTENDERS if name not in ("laplace", "statsmodels")]
     ax = _against_rows(results, names, lambda m: m.middle("rate"))
-    ax.set_ylabel("effective draws a second")
+    ax.set_ylabel("effective draws per second")
     wrong = [
         (results.problems[m.problem]["rows"], m.middle("rate"))
         for m in results.measured
@@ -86,9 +86,9 @@ def _memory(results: Results) -> Any:
 
 
 def _against_rows(
-    results: Results, names: Sequence[str], value: Callable[[Measured], float]
+    results: Results, names: Sequence[str], value: Callable[[Measurements], float]
 ) -> Any:
-    """One line a contender over the HIGGS-shaped sizes."""
+    """One line per contender over the HIGGS-shaped sizes."""
     ax = new_axes(size=(8.5, 4.8))
     for name in names:
         points = sorted(
@@ -105,9 +105,9 @@ def _against_rows(
 
 
 def _errors(results: Results) -> Any:
-    """Largest error of a mean against the cold start, a panel a problem where several met."""
+    """Largest error of a mean against the cold start, one panel per problem with several."""
     judged = {name: _judged(results, name) for name in results.references}
-    names = [name for name, found in judged.items() if len(found) > 1] or list(judged)[:1]
+    names = [name for name, here in judged.items() if len(here) > 1] or list(judged)[:1]
     columns = min(4, max(1, len(names)))
     rows = -(-max(1, len(names)) // columns)
     figure, axes = pyplot().subplots(
@@ -135,7 +135,7 @@ def _errors(results: Results) -> Any:
 
 
 def _dots(ax: Any, judged: dict[str, tuple[float, float, str]]) -> None:
-    """A dot a contender, a cross if it is wrong, a ring if there is too little to tell."""
+    """A dot per contender, a cross if it is wrong, a ring if there is too little to tell."""
     for contender, (seconds, error, mark) in judged.items():
         style = MARKS.get(mark, {"marker": "o"})
         shown = min(max(error, LEAST), MOST)
@@ -150,22 +150,22 @@ def _key(figure: Any, names: Sequence[str]) -> None:
     from matplotlib.lines import Line2D
 
     dots = [Line2D([], [], linestyle="", marker="o", color=COLOURS[name]) for name in names]
-    told = {"loc": "outside lower center", "ncols": 4, "frameon": False, "fontsize": 8}
+    look = {"loc": "outside lower center", "ncols": 4, "frameon": False, "fontsize": 8}
     title = (
         "dot: right or slightly off; cross: a mean or an sd is wrong; ring: too few draws to tell"
     )
-    figure.legend(dots, [_title(n) for n in names], title=title, title_fontsize=8, **told)
+    figure.legend(dots, [_title(n) for n in names], title=title, title_fontsize=8, **look)
 
 
 def _judged(results: Results, problem: str) -> dict[str, tuple[float, float, str]]:
-    found: dict[str, tuple[float, float, str]] = {}
+    judged: dict[str, tuple[float, float, str]] = {}
     if problem not in results.references:
-        return found
+        return judged
     for m in results.measured:
         if m.problem == problem and m.runs and m.chains is None:
             judgement = judge_all(m.runs, results.references[problem])
-            found[m.contender] = m.middle("cold"), judgement.mean, judgement.mark
-    return found
+            judged[m.contender] = m.middle("cold"), judgement.mean, judgement.mark
+    return judged
 
 
 def _title(name: str) -> str:

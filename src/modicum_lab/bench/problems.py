@@ -7,20 +7,26 @@ Contenders run in processes of their own and read the folder: plain arrays (`x.n
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from modicum import LogPosterior, Rows, models
 from modicum.datasets import Dataset, bankruptcy_shaped, claims, covertype, flights, higgs_shaped
 from modicum.errors import DataError, SettingError, suggestion
-from modicum.models.linear import LinearPredictorModel
+from modicum.models import BaseModel, LinearPredictorModel
+from modicum.rows import ingest
 from modicum_lab.bench import stand_ins
-from modicum_lab.bench.references import KeptReference, by_importance, of_table
+from modicum_lab.bench.accuracy import KeptReference, by_importance, of_table, parameters_at
 
-__all__ = ["PROBLEMS", "Problem", "find_problem"]
+__all__ = ["PROBLEMS", "ModeRun", "Problem", "ProblemData", "find_problem"]
+
+NEAR = 0.01  # posterior sd: a mode near enough to start at and to set a scale by
 
 
 @dataclass(frozen=True)
@@ -73,26 +79,24 @@ class Problem:
         folder: Path,
         n: int,
         d: int,
-        description: str,
+        text: str,
         family: str = "Logistic",
         model: LinearPredictorModel | None = None,
     ) -> None:
-        told = {
+        description = {
             "name": self.name,
             "title": self.title,
             "rows": n,
             "size": d,
-            "description": description,
+            "description": text,
             "family": family,
             "prior_scale": 2.5 if model is None else model.prior_scale,
             "intercept_scale": 10.0 if model is None else model.intercept_scale,
         }
-        (folder / "problem.json").write_text(json.dumps(told))
+        (folder / "problem.json").write_text(json.dumps(description))
 
 
 def _write_arrays(data: Dataset, folder: Path) -> None:
-    from modicum.rows import ingest
-
     arrays = data.rows.slice(0, len(data.rows))
     for name, values in arrays.items():
         np.save(folder / f"{name}.npy", values)
@@ -149,3 +153,87 @@ def find_problem(name: str) -> Problem:
             f"there are {', '.join(PROBLEMS)}."
         )
     return PROBLEMS[name]
+
+
+@dataclass(frozen=True)
+class ModeRun:
+    """The posterior mode, the factor L of the inverse Hessian there, and what it cost to find.
+
+    Coefficients first, the intercept last.
+    """
+
+    point: np.ndarray
+    factor: np.ndarray
+    seconds: float
+    rows: int
+
+    @property
+    def covariance(self) -> np.ndarray:
+        """Inverse of minus the Hessian."""
+        return np.asarray(self.factor @ self.factor.T)
+
+
+class ProblemData:
+    """A problem as a contender reads it from its folder: arrays, rows, a row store, the model."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.description: dict[str, Any] = json.loads((self.folder / "problem.json").read_text())
+        self.size: int = self.description["size"]
+        self.poisson: bool = self.description["family"] == "Poisson"
+
+    def __len__(self) -> int:
+        return int(self.description["rows"])
+
+    @cached_property
+    def x(self) -> np.ndarray:
+        """Predictors, without a column of ones."""
+        return np.asarray(np.load(self.folder / "x.npy"))
+
+    @cached_property
+    def y(self) -> np.ndarray:
+        """Outcomes."""
+        return np.asarray(np.load(self.folder / "y.npy"))
+
+    @cached_property
+    def offset(self) -> np.ndarray | None:
+        """Known part of the linear predictor, where there is one."""
+        path = self.folder / "offset.npy"
+        return np.asarray(np.load(path)) if path.exists() else None
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The arrays as rows."""
+        return Rows(x=self.x, y=self.y, offset=self.offset)
+
+    def store(self) -> Rows:
+        """The rows on disk."""
+        return Rows.open(self.folder / "store")
+
+    @cached_property
+    def model(self) -> BaseModel:
+        """Modicum's model."""
+        scales = self.description["prior_scale"], self.description["intercept_scale"]
+        scale = tuple(scales[0]) if isinstance(scales[0], list) else scales[0]
+        family: Any = getattr(models, self.description["family"])
+        made: BaseModel = family(prior_scale=scale, intercept_scale=scales[1])
+        return made
+
+    @cached_property
+    def prior(self) -> np.ndarray:
+        """Prior standard deviations, the intercept's last."""
+        coefficients = np.broadcast_to(self.description["prior_scale"], self.size - 1)
+        return np.append(coefficients, self.description["intercept_scale"]).astype(np.float64)
+
+    def load(self) -> None:
+        """Read the arrays now, so that no contender's clock runs meanwhile."""
+        if (self.folder / "x.npy").exists():
+            _ = self.rows
+
+    def find_mode(self, within: float = NEAR) -> ModeRun:
+        """Find the mode as Modicum does: peers that need one brought are charged for this."""
+        started = time.perf_counter()
+        posterior = LogPosterior(self.model, self.rows)
+        point, factor = parameters_at(posterior, posterior.mode(within=within))
+        seconds = time.perf_counter() - started
+        return ModeRun(point, factor, seconds, posterior.ledger.evaluations)

@@ -10,13 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from modicum_lab.bench.accuracy import KeptReference, judge_all
 from modicum_lab.bench.contenders import CONTENDERS
-from modicum_lab.bench.judgement import judge_all
 from modicum_lab.bench.limits import OURS, limits_of, limits_table
 from modicum_lab.bench.machine import in_words
-from modicum_lab.bench.measuring import Measured
-from modicum_lab.bench.references import KeptReference
-from modicum_lab.bench.run_result import EFFECTIVE
+from modicum_lab.bench.measurements import Measurements
+from modicum_lab.bench.runs import EFFECTIVE
 from modicum_lab.bench.suite import HUGE, Results
 from modicum_lab.bench.tables import Table
 
@@ -24,7 +23,7 @@ __all__ = ["from_json", "markdown", "to_json", "write_report"]
 
 COLUMNS = (
     "sampler",
-    "ESS a second",
+    "ESS per second",
     "Modicum's over it",
     f"s to {EFFECTIVE:,} effective draws",
     "its over Modicum's",
@@ -36,13 +35,13 @@ COLUMNS = (
     "runs (spread)",
 )
 LEGEND = (
-    "ESS a second: effective draws (the fewest of any parameter, bulk) a second of sampling. "
+    "ESS per second: effective draws (the fewest of any parameter, bulk) per second of sampling. "
     f"Seconds and rows to {EFFECTIVE:,} effective draws: from a cold start after imports, with "
     "mode, compilation and warm-up. A peer that runs one chain is credited with perfect copies of "
     "it on the cores it leaves idle. Errors are the largest of any parameter. An answer is *wrong* "
     "where a mean is off by more than 0.1 posterior sd or an sd by more than 7 %, *slightly off* "
     "where by less, each beyond what Monte Carlo error explains. Spread: (largest - least) / "
-    "median of ESS a second over the runs. Memory includes the data where they are held."
+    "median of ESS per second over the runs. Memory includes the data where they are held."
 )
 
 
@@ -62,8 +61,8 @@ def markdown(results: Results, pictures: Sequence[str] = ()) -> str:
     ]
     left = _left_out(results)
     if left:
-        told = "\n".join(f"- {sentence}" for sentence in left)
-        parts += ["### Notes, and what was left out", told]
+        listed = "\n".join(f"- {sentence}" for sentence in left)
+        parts += ["### Notes, and what was left out", listed]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -74,7 +73,7 @@ def _several(results: Results) -> list[str]:
 
 
 def _problem(name: str, results: Results) -> Table:
-    """One line a contender."""
+    """One line per contender."""
     about, kept = results.problems[name], results.references.get(name)
     here = [m for m in results.measured if m.problem == name and m.chains is None and m.runs]
     here.sort(key=lambda m: list(CONTENDERS).index(m.contender))
@@ -90,21 +89,21 @@ def _source(kept: KeptReference) -> str:
     return f"Reference: {kept.source}; its own error is at most {kept.largest_error:.2g} sd."
 
 
-def _line(m: Measured, ours: Measured | None, kept: KeptReference | None) -> list[Any]:
+def _line(m: Measurements, ours: Measurements | None, kept: KeptReference | None) -> list[Any]:
     rate, cold, spread = m.middle("rate"), m.middle("cold"), m.spread("rate")
     ratios: tuple[Any, Any] = (None, None)
     if ours is not None:
         ratios = ours.middle("rate") / rate, cold / ours.middle("cold")
     judged = None if kept is None else judge_all(m.runs, kept)
     errors = (None, None, "") if judged is None else (judged.mean, 100 * judged.sd, judged.mark)
-    told = f"{len(m.runs)}" + ("" if math.isnan(spread) else f" ({spread:.0%})")
+    runs = f"{len(m.runs)}" + ("" if math.isnan(spread) else f" ({spread:.0%})")
     title, memory = CONTENDERS[m.contender].title, m.middle("memory") / 1e9
-    return [title, rate, ratios[0], cold, ratios[1], m.middle("rows"), memory, *errors, told]
+    return [title, rate, ratios[0], cold, ratios[1], m.middle("rows"), memory, *errors, runs]
 
 
 def _scaling(results: Results) -> list[Table]:
     """Modicum's default as n, d and the number of chains grow."""
-    columns = ["rows", "d", "chains", "microseconds an iteration", "ESS a second",
+    columns = ["rows", "d", "chains", "microseconds per iteration", "ESS per second",
                f"s to {EFFECTIVE:,} effective draws", "memory, GB"]  # fmt: skip
     ours = [m for m in results.measured if m.contender == OURS and m.runs]
     huge = [m for m in results.measured if m.problem in HUGE and m.runs]
@@ -129,35 +128,35 @@ def _scaling(results: Results) -> list[Table]:
 
 def _left_out(results: Results) -> list[str]:
     sentences = [
-        f"{CONTENDERS[m.contender].title} on {m.problem}: {m.left_out}."
+        f"{CONTENDERS[m.contender].title} on {m.problem}: {m.reason}."
         for m in results.measured
-        if m.left_out
+        if m.reason
     ]
     return [*results.notes, *sentences]
 
 
 def to_json(results: Results) -> str:
     """Everything measured, for later comparison."""
-    told = asdict(results) | {"limits": [asdict(one) for one in limits_of(results.measured)]}
-    return json.dumps(_rounded(told)) + "\n"
+    limits = [asdict(limit) for limit in limits_of(results.measured)]
+    return json.dumps(_rounded(asdict(results) | {"limits": limits})) + "\n"
 
 
-def _rounded(told: Any) -> Any:
+def _rounded(value: Any) -> Any:
     """Seven digits of every float: more than was measured, and half the bytes."""
-    if isinstance(told, dict):
-        return {name: _rounded(value) for name, value in told.items()}
-    if isinstance(told, list | tuple):
-        return [_rounded(value) for value in told]
-    return float(f"{told:.7g}") if isinstance(told, float) else told
+    if isinstance(value, dict):
+        return {name: _rounded(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(part) for part in value]
+    return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
 def from_json(text: str) -> Results:
     """Undo `to_json`."""
-    told = json.loads(text)
-    told.pop("limits")
-    told["references"] = {k: KeptReference(**v) for k, v in told["references"].items()}
-    told["measured"] = [Measured.from_dict(m) for m in told["measured"]]
-    return Results(**told)
+    saved = json.loads(text)
+    saved.pop("limits")
+    saved["references"] = {k: KeptReference(**v) for k, v in saved["references"].items()}
+    saved["measured"] = [Measurements.from_dict(m) for m in saved["measured"]]
+    return Results(**saved)
 
 
 def write_report(results: Results, out: Path, name: str = "bench") -> Path:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from modicum.datasets.dataset import Dataset
-from modicum.datasets.encoding import splines
+from modicum.datasets import Dataset, splines
 from modicum.models import Logistic
-from modicum.rows import Rows
+from modicum.rows import Rows, ingest
 
 __all__ = ["plain", "plain_blocks", "plain_store", "spline_shaped"]
 
@@ -41,8 +40,6 @@ def plain(n: int, columns: int = 28) -> Dataset:
 def plain_store(n: int, folder: Path, columns: int = 28) -> Path:
     """Write the same rows as a row store, without ever holding them; return its path."""
     import pyarrow as pa
-
-    from modicum.rows import ingest
 
     raw, names = folder / "raw.arrow", [f"x{j}" for j in range(columns)]
     schema = pa.schema([(name, pa.float32()) for name in [*names, "y"]])

@@ -1,4 +1,4 @@
-"""The order of the day: which contenders meet on which problem, and how often."""
+"""The order of the day: which contenders compete on which problem, and how often."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from modicum.errors import DataError
+from modicum_lab.bench.accuracy import KeptReference
 from modicum_lab.bench.contenders import CONTENDERS, Contender, find_contender
 from modicum_lab.bench.limits import HEADLINE, OURS, PEERS
-from modicum_lab.bench.machine import cores, describe_machine
-from modicum_lab.bench.measuring import Measured, in_turns
-from modicum_lab.bench.problems import PROBLEMS, find_problem
-from modicum_lab.bench.references import KeptReference
-from modicum_lab.bench.run_result import Budget
+from modicum_lab.bench.machine import cores, describe_machine, free_bytes
+from modicum_lab.bench.measurements import Measurements, in_turns
+from modicum_lab.bench.problems import PROBLEMS, ProblemData, find_problem
+from modicum_lab.bench.runs import Budget
 
 __all__ = ["Plan", "Results", "plan", "run_suite"]
 
@@ -47,7 +47,7 @@ class Plan:
 
     Attributes
     ----------
-    meetings
+    contests
         Problem to contenders.
     budget, repeats
         Of each.
@@ -55,7 +55,7 @@ class Plan:
         Numbers of chains to run Modicum with on the headline problem.
     """
 
-    meetings: dict[str, tuple[str, ...]]
+    contests: dict[str, tuple[str, ...]]
     budget: Budget
     repeats: int
     chains: tuple[int, ...] = ()
@@ -69,14 +69,14 @@ class Results:
     budget: dict[str, Any]
     problems: dict[str, dict[str, Any]] = field(default_factory=dict)
     references: dict[str, KeptReference] = field(default_factory=dict)
-    measured: list[Measured] = field(default_factory=list)
+    measured: list[Measurements] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def forget(self, problem: str) -> None:
         """Drop what is there of a problem that was not finished."""
         self.problems.pop(problem, None)
         self.references.pop(problem, None)
-        self.measured = [one for one in self.measured if one.problem != problem]
+        self.measured = [m for m in self.measured if m.problem != problem]
 
 
 def plan(
@@ -90,22 +90,22 @@ def plan(
     """What is asked for; Modicum's default runs on every problem, to compare with."""
     for name in peers:
         find_contender(name)
-    meetings = dict(QUICK if quick else FULL) | (HUGE if huge else {})
+    contests = dict(QUICK if quick else FULL) | (HUGE if huge else {})
     if problems:
         usual = (*LIGHT, *PEERS) if not quick else QUICK["higgs-20k"]
-        meetings = {find_problem(name).name: meetings.get(name, usual) for name in problems}
+        contests = {find_problem(name).name: contests.get(name, usual) for name in problems}
     if peers:
-        wanted = set(peers) | {OURS}
-        meetings = {p: tuple(c for c in CONTENDERS if c in wanted) for p in meetings}
-    meetings |= {p: ("modicum-store",) for p in meetings if PROBLEMS[p].on_disk}
+        names = {*peers, OURS}
+        contests = {p: tuple(c for c in CONTENDERS if c in names) for p in contests}
+    contests |= {p: ("modicum-store",) for p in contests if PROBLEMS[p].on_disk}
     budget = Budget(
         seconds=seconds or (5.0 if quick else 20.0),
         draws=2_000 if quick else 4_000,
         chains=min(cores(), 4),
         cores=cores(),
     )
-    chains = CHAINS if HEADLINE in meetings and not quick and not peers else ()
-    return Plan(meetings, budget, repeats or (1 if quick else 3), chains)
+    chains = CHAINS if HEADLINE in contests and not quick and not peers else ()
+    return Plan(contests, budget, repeats or (1 if quick else 3), chains)
 
 
 def run_suite(todo: Plan, say: Callable[[str], None]) -> Results:
@@ -115,16 +115,16 @@ def run_suite(todo: Plan, say: Callable[[str], None]) -> Results:
     """
     results = Results(describe_machine(), vars(todo.budget).copy())
     absent = {
-        name: CONTENDERS[name].missing() for group in todo.meetings.values() for name in group
+        name: CONTENDERS[name].missing() for group in todo.contests.values() for name in group
     }
     results.notes += [sentence for sentence in absent.values() if sentence]
-    for number, (name, group) in enumerate(todo.meetings.items(), 1):
-        say(f"[{number}/{len(todo.meetings)}] {PROBLEMS[name].title}")
-        here = [CONTENDERS[one] for one in group if absent[one] is None]
+    for number, (name, group) in enumerate(todo.contests.items(), 1):
+        say(f"[{number}/{len(todo.contests)}] {PROBLEMS[name].title}")
+        here = [CONTENDERS[each] for each in group if absent[each] is None]
         try:
             _problem(todo, name, here, results, say)
         except KeyboardInterrupt:
-            done = f"Stopped by hand: {number - 1} of {len(todo.meetings)} problems were run."
+            done = f"Stopped by hand: {number - 1} of {len(todo.contests)} problems were run."
             results.forget(name)
             results.notes.append(done)
             say(done)
@@ -139,7 +139,7 @@ def _problem(
     results: Results,
     say: Callable[[str], None],
 ) -> None:
-    """Make one problem, and let its contenders meet."""
+    """Make one problem, and let its contenders compete."""
     with tempfile.TemporaryDirectory(prefix="modicum-bench-") as folder:
         try:
             kept = PROBLEMS[name].write(Path(folder))
@@ -149,10 +149,10 @@ def _problem(
             return
         if kept is not None:
             results.references[name] = kept
-        _meet(todo, name, here, Path(folder), results, say)
+        _contest(todo, name, here, Path(folder), results, say)
 
 
-def _meet(
+def _contest(
     todo: Plan,
     name: str,
     here: Sequence[Contender],
@@ -160,26 +160,23 @@ def _meet(
     results: Results,
     say: Callable[[str], None],
 ) -> None:
-    from modicum.passes.full_likelihood import free_memory
-    from modicum_lab.bench.problem_data import Given
-
-    given = Given(folder)
-    results.problems[name] = given.told
-    fitting, free = [], free_memory()
-    for one in here:
-        reason = one.too_large(len(given), given.size, free)
+    data = ProblemData(folder)
+    results.problems[name] = data.description
+    feasible, free = [], free_bytes()
+    for contender in here:
+        reason = contender.too_large(len(data), data.size, free)
         if reason is None:
-            fitting.append(one)
+            feasible.append(contender)
         else:
-            results.measured.append(Measured(name, one.name, left_out=reason))
-            say(f"  {one.title}: left out, {reason}")
+            results.measured.append(Measurements(name, contender.name, reason=reason))
+            say(f"  {contender.title}: left out, {reason}")
 
-    def often(measured: Measured) -> int:
-        first = measured.runs[0]
-        matters = name == HEADLINE and measured.contender in (OURS, *PEERS)
+    def repeats(measurements: Measurements) -> int:
+        first = measurements.runs[0]
+        matters = name == HEADLINE and measurements.contender in (OURS, *PEERS)
         return todo.repeats if matters or first.before + first.sampling < SLOW else 1
 
-    results.measured += in_turns(folder, name, fitting, todo.budget, often, say)
+    results.measured += in_turns(folder, name, feasible, todo.budget, repeats, say)
     if name == HEADLINE:
         for number in todo.chains:
             say(f"  {number} chains:")

@@ -96,13 +96,13 @@ def chance_by_destination(
     imagined = pd.DataFrame([typical] * len(there)).assign(
         dest=there.index.to_numpy(), distance=by["distance"].mean().to_numpy()
     )
-    found = there.join(_chance(post, imagined, flights, rows).set_index(there.index))
-    return found.sort_values("mean", ascending=False)
+    chances = there.join(_chance(post, imagined, flights, rows).set_index(there.index))
+    return chances.sort_values("mean", ascending=False)
 
 
 def _chance(post: Posterior, table: pd.DataFrame, flights: Flights, rows: Rows) -> pd.DataFrame:
-    told = post.predict({"x": encode_like(table, flights, rows)}, draws=1000, prob=PROB)
-    return pd.DataFrame({"mean": told.mean, "lower": told.lower, "upper": told.upper})
+    chance = post.predict({"x": encode_like(table, flights, rows)}, draws=1000, prob=PROB)
+    return pd.DataFrame({"mean": chance.mean, "lower": chance.lower, "upper": chance.upper})
 
 
 def calibration(post: Posterior, flights: Flights, rows: Rows, bins: int = 20) -> pd.DataFrame:

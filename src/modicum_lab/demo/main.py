@@ -5,16 +5,18 @@ from __future__ import annotations
 import time
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from modicum import Posterior, Rows, sample
+from modicum.models import Logistic
+from modicum.plots import pyplot
 from modicum_lab.demo import narrative
-from modicum_lab.demo.findings import find
-from modicum_lab.demo.flights import flight_rows, load_flights
-from modicum_lab.demo.reference import compare
+from modicum_lab.demo.findings import Findings, find
+from modicum_lab.demo.flights import Flights, flight_rows, load_flights
+from modicum_lab.demo.reference import Comparison, compare
 
 if TYPE_CHECKING:
-    from modicum.posterior import Posterior
-    from modicum.rows import Rows
+    from rich.console import Console
 
 __all__ = ["fit", "run_demo"]
 
@@ -25,8 +27,6 @@ SEED = 13
 def run_demo(out: Path, quick: bool = False) -> Path:
     """Run the demo, print what it finds and return the path of its picture."""
     from rich.console import Console
-
-    from modicum.plots import pyplot
 
     pyplot()  # say now, not after the fit, that matplotlib is missing
     say = Console(soft_wrap=True, highlight=False)
@@ -41,9 +41,9 @@ def run_demo(out: Path, quick: bool = False) -> Path:
     _tell(say, "What its guards say", narrative.about_warnings(post))
     full = compare(rows, post, flights, draws=20 if quick else 50, seed=SEED)
     _tell(say, "Was it right?", narrative.about_comparison(post, full, flights))
-    found = find(post, flights, rows)
-    _tell(say, "What it found", narrative.about_findings(found, flights, rows))
-    path = _picture(out, post, full, found, flights, rows)
+    findings = find(post, flights, rows)
+    _tell(say, "What it found", narrative.about_findings(findings, flights, rows))
+    path = _picture(out, post, full, findings, flights, rows)
     say.print(f"\nThe picture is in {path} ({time.monotonic() - started:.0f} s in all).")
     return path
 
@@ -51,8 +51,6 @@ def run_demo(out: Path, quick: bool = False) -> Path:
 def fit(rows: Rows, quick: bool = False, progressbar: bool = False) -> Posterior:
     """Draw from the posterior of a logistic regression with Modicum's defaults."""
     from modicum.errors import ModicumWarning
-    from modicum.models import Logistic
-    from modicum.sample import sample
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ModicumWarning)  # told in words afterwards
@@ -68,15 +66,22 @@ def fit(rows: Rows, quick: bool = False, progressbar: bool = False) -> Posterior
         )
 
 
-def _picture(out: Path, post: Posterior, full: Any, found: Any, flights: Any, rows: Rows) -> Path:
+def _picture(
+    out: Path,
+    post: Posterior,
+    full: Comparison,
+    findings: Findings,
+    flights: Flights,
+    rows: Rows,
+) -> Path:
     from modicum_lab.demo.picture import draw
 
     out.mkdir(parents=True, exist_ok=True)
-    draw(post, full, found, flights, rows, out / PICTURE)
+    draw(post, full, findings, flights, rows, out / PICTURE)
     return out / PICTURE
 
 
-def _tell(say: Any, title: str, lines: list[str]) -> None:
+def _tell(say: Console, title: str, lines: list[str]) -> None:
     from rich.markup import escape
 
     say.print(f"\n[bold]{title}[/]")

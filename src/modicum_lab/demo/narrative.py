@@ -60,7 +60,7 @@ def about_tuning(post: Posterior) -> list[str]:
     names = {
         "subsample": "rows in the subsample (m)",
         "blocks": "blocks of it (G)",
-        "refreshes": "blocks proposed anew an iteration (K)",
+        "refreshes": "blocks proposed anew per iteration (K)",
         "design": "design",
         "step_size": "step size",
     }
@@ -86,7 +86,7 @@ def about_comparison(post: Posterior, full: Comparison, flights: Flights) -> lis
     return [
         f"The same model by HMC on all {rows:,} rows, a short run of "
         f"{full.full.chains} x {full.full.num_draws} draws in {full.full.settings['seconds']:.0f} "
-        f"s: {per_draw['full']:,.0f} row evaluations a draw, against {per_draw['ecs']:,.0f}.",
+        f"s: {per_draw['full']:,.0f} row evaluations per draw, against {per_draw['ecs']:,.0f}.",
         f"Of {count} coefficients {beyond} differ by more than two Monte Carlo errors, where "
         f"chance alone gives about {0.05 * count:.0f}; the largest difference of two posterior "
         f"means is {apart:.2f} posterior sd.",
@@ -116,18 +116,18 @@ def about_warnings(post: Posterior) -> list[str]:
     return lines
 
 
-def about_findings(found: Findings, flights: Flights, rows: Rows) -> list[str]:
+def about_findings(findings: Findings, flights: Flights, rows: Rows) -> list[str]:
     """Say what a traveller can take from it."""
     return [
-        *_carrier_lines(found, flights, rows),
-        *_hour_lines(found, flights),
-        *_destination_lines(found, flights),
+        *_carrier_lines(findings, flights, rows),
+        *_hour_lines(findings, flights),
+        *_destination_lines(findings, flights),
     ]
 
 
-def _carrier_lines(found: Findings, flights: Flights, rows: Rows) -> list[str]:
+def _carrier_lines(findings: Findings, flights: Flights, rows: Rows) -> list[str]:
     reference = flights.carriers[str(rows.levels["carrier"][0])]
-    clear = found.carriers
+    clear = findings.carriers
     worse, better = clear[clear["lower"] > 1].head(3), clear[clear["upper"] < 1].tail(3)[::-1]
     lines = [f"Odds of being late, same route, month and hour, against {reference}:"]
     for part in (worse, better):
@@ -139,26 +139,28 @@ def _carrier_lines(found: Findings, flights: Flights, rows: Rows) -> list[str]:
     return lines
 
 
-def _hour_lines(found: Findings, flights: Flights) -> list[str]:
-    t = found.typical
+def _hour_lines(findings: Findings, flights: Flights) -> list[str]:
+    t = findings.typical
     flight = (
         f"{flights.carriers[t['carrier']]} from {t['origin']} to {t['dest']} in "
         f"{MONTHS.split()[int(t['month']) - 1]}"
     )
     return [f"Chance that a typical flight ({flight}) is late:"] + [
-        f"  leaving at {hour:>2}h            {_interval(found.hours.loc[hour])}" for hour in (7, 20)
+        f"  leaving at {hour:>2}h            {_interval(findings.hours.loc[hour])}"
+        for hour in (7, 20)
     ]
 
 
-def _destination_lines(found: Findings, flights: Flights) -> list[str]:
-    regular = found.destinations[found.destinations["flights"] >= min(OFTEN, _busy(found))]
+def _destination_lines(findings: Findings, flights: Flights) -> list[str]:
+    counts = findings.destinations["flights"]
+    regular = findings.destinations[counts >= min(OFTEN, _busy(findings))]
     lines = [
-        f"The same flight at {int(found.typical['hour'])}h, sent elsewhere "
+        f"The same flight at {int(findings.typical['hour'])}h, sent elsewhere "
         f"({len(regular)} regular destinations):"
     ]
     for code, line in [*_lines(regular.head(3)), *_lines(regular.tail(3))]:
         lines.append(f"  {flights.place(code):<24} {_interval(line)}")
-    rarest = found.destinations.sort_values("flights").head(1)
+    rarest = findings.destinations.sort_values("flights").head(1)
     for code, line in _lines(rarest):
         count = int(line.flights)
         lines.append(
@@ -168,9 +170,9 @@ def _destination_lines(found: Findings, flights: Flights) -> list[str]:
     return lines
 
 
-def _busy(found: Findings) -> float:
+def _busy(findings: Findings) -> float:
     """Tell regular destinations apart in a small sample of flights, too."""
-    return float(found.destinations["flights"].quantile(0.75))
+    return float(findings.destinations["flights"].quantile(0.75))
 
 
 def _interval(line: Any) -> str:

@@ -24,7 +24,7 @@ SHOWN = 8  # destinations at either end
 def draw(
     post: Posterior,
     full: Comparison,
-    found: Findings,
+    findings: Findings,
     flights: Flights,
     rows: Rows,
     path: Path,
@@ -33,10 +33,10 @@ def draw(
     plt = plots.pyplot()
     with plt.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure, axes = plt.subplots(2, 3, figsize=(17, 9), layout="constrained")
-        _carriers(axes[0, 0], post, found, flights, rows)
-        _hours(axes[0, 1], post, found, flights)
-        _destinations(axes[1, 0], post, found, flights)
-        _calibration(axes[1, 1], post, found)
+        _carriers(axes[0, 0], post, findings, flights, rows)
+        _hours(axes[0, 1], post, findings, flights)
+        _destinations(axes[1, 0], post, findings, flights)
+        _calibration(axes[1, 1], post, findings)
         _rare(axes[0, 2], post, full, flights)
         _cost(axes[1, 2], post, full)
         figure.suptitle(
@@ -48,8 +48,8 @@ def draw(
         plt.close(figure)
 
 
-def _carriers(ax: Any, post: Posterior, found: Findings, flights: Flights, rows: Rows) -> None:
-    codes = list(found.carriers.index)
+def _carriers(ax: Any, post: Posterior, findings: Findings, flights: Flights, rows: Rows) -> None:
+    codes = list(findings.carriers.index)
     names = [f"beta[carrier[{code}]]" for code in codes]
     flown = flights.table["carrier"].value_counts()
     labels = [f"{flights.carriers[str(code)]} ({flown[code]:,})" for code in codes]
@@ -73,9 +73,9 @@ def _plain_ticks(ax: Any) -> None:
     ax.set_xticklabels([f"{t:g}" for t in ticks])
 
 
-def _hours(ax: Any, post: Posterior, found: Findings, flights: Flights) -> None:
-    hours, colour = found.hours, plots.colour_of(post)
-    t = found.typical
+def _hours(ax: Any, post: Posterior, findings: Findings, flights: Flights) -> None:
+    hours, colour = findings.hours, plots.colour_of(post)
+    t = findings.typical
     route = f"{flights.carriers[t['carrier']]} {t['origin']} to {t['dest']}"
     x = hours.index.to_numpy()
     ax.fill_between(x, hours["lower"], hours["upper"], color=colour, alpha=0.25, linewidth=0)
@@ -91,10 +91,10 @@ def _hours(ax: Any, post: Posterior, found: Findings, flights: Flights) -> None:
     ax.set_title(f"When: the day's delays add up ({PROB:.0%} band)")
 
 
-def _destinations(ax: Any, post: Posterior, found: Findings, flights: Flights) -> None:
-    regular = found.destinations[found.destinations["flights"] >= OFTEN]
+def _destinations(ax: Any, post: Posterior, findings: Findings, flights: Flights) -> None:
+    regular = findings.destinations[findings.destinations["flights"] >= OFTEN]
     if len(regular) < 2 * SHOWN:  # a sample of the flights
-        most = found.destinations.nlargest(2 * SHOWN, "flights")
+        most = findings.destinations.nlargest(2 * SHOWN, "flights")
         regular = most.sort_values("mean", ascending=False)
     ends = min(SHOWN, len(regular) // 2)
     shown = pd.concat([regular.head(ends), regular.tail(ends)])
@@ -112,8 +112,8 @@ def _destinations(ax: Any, post: Posterior, found: Findings, flights: Flights) -
     ax.set_title(f"Where to: the {ends} worst and {ends} best of {len(regular)} destinations")
 
 
-def _calibration(ax: Any, post: Posterior, found: Findings) -> None:
-    table = found.calibration
+def _calibration(ax: Any, post: Posterior, findings: Findings) -> None:
+    table = findings.calibration
     error = 1.645 * np.sqrt(table["observed"] * (1 - table["observed"]) / table["flights"])
     top = 1.1 * float(max(table["predicted"].max(), (table["observed"] + error).max()))
     ax.plot([0, top], [0, top], color=DATA, linewidth=0.8, label="as predicted")

@@ -1,4 +1,4 @@
-"""The same model by HMC on all rows, to see whether a few hundred rows a step were enough."""
+"""The same model by HMC on all rows, to see whether a few hundred rows per step were enough."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from modicum.posterior import Posterior
-from modicum.rows import Rows
+from modicum import Posterior, Rows, sample
+from modicum.models import Logistic
 from modicum_lab.demo.flights import Flights
 
 __all__ = ["Comparison", "compare"]
@@ -50,8 +50,6 @@ def compare(rows: Rows, post: Posterior, flights: Flights, draws: int, seed: int
     """
     from modicum.errors import ModicumWarning
     from modicum.methods import HMC
-    from modicum.models import Logistic
-    from modicum.sample import sample
 
     step: Any = post.tuning["step_size"]
     with warnings.catch_warnings():

@@ -1,6 +1,6 @@
 """The experiments of the two papers, each by one function: `modicum reproduce`."""
 
-from modicum_lab.papers.experiment import (
+from modicum_lab.papers.experiments import (
     EXPERIMENTS,
     Experiment,
     Figure,

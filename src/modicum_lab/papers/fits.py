@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from modicum import sample
 from modicum.datasets import Dataset
 from modicum.diagnostics import computational_time, inefficiency
 from modicum.errors import ModicumWarning
 from modicum.methods import Method
 from modicum.plots import METHOD_COLOURS
 from modicum.posterior import Posterior
-from modicum.sample import sample
 
 __all__ = ["Contender", "Fit", "Length", "ledger_of", "settings_of", "warnings_of"]
 
@@ -102,8 +102,8 @@ class Fit:
     @cached_property
     def weights(self) -> np.ndarray:
         """Sign or weight of each draw, (chain, draw)."""
-        given = self.post.weights
-        return np.ones(self.draws.shape[:2]) if given is None else given
+        weights = self.post.weights
+        return np.ones(self.draws.shape[:2]) if weights is None else weights
 
     @cached_property
     def mean(self) -> np.ndarray:

@@ -15,7 +15,7 @@ from typing import Any
 
 from modicum.plots import pyplot
 from modicum_lab.markdown import table_lines
-from modicum_lab.papers.experiment import Experiment, Figure, Result, Scale, Table
+from modicum_lab.papers.experiments import Experiment, Figure, Result, Scale, Table
 
 __all__ = ["RECORD", "write_failure", "write_result"]
 

@@ -117,7 +117,7 @@ def test_the_picture(post, full, few, rows, tmp_path):
 
 
 def test_without_the_package(monkeypatch):
-    monkeypatch.setattr("modicum.datasets.flights_table.find_spec", lambda name: None)
+    monkeypatch.setattr(flights, "find_spec", lambda name: None)
     with pytest.raises(mo.DataError, match=r"pip install 'modicum\[demo\]'"):
         flights.load_flights()
 

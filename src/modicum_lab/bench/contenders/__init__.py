@@ -1,4 +1,4 @@
-"""The contenders: one small function a sampler, from (problem, budget) to what it found.
+"""The contenders: one small function per sampler, from (problem, budget) to its result.
 
 Peers run at settings their own documentation would choose, and are handed what a careful user
 would bring, at its price: the mode to start at, and where it says so the Hessian there.
@@ -6,9 +6,9 @@ would bring, at its price: the mode to start at, and where it says so the Hessia
 
 # in the order of the tables
 # isort: off
-from modicum_lab.bench.contenders import ours
-from modicum_lab.bench.contenders import numpyros
-from modicum_lab.bench.contenders import blackjaxs
+from modicum_lab.bench.contenders import modicum_samplers
+from modicum_lab.bench.contenders import numpyro_samplers
+from modicum_lab.bench.contenders import blackjax_samplers
 from modicum_lab.bench.contenders import approximations
 
 # isort: on
@@ -18,8 +18,8 @@ __all__ = [
     "CONTENDERS",
     "Contender",
     "approximations",
-    "blackjaxs",
+    "blackjax_samplers",
     "find_contender",
-    "numpyros",
-    "ours",
+    "modicum_samplers",
+    "numpyro_samplers",
 ]

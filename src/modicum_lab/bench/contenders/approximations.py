@@ -13,31 +13,32 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from modicum.passes.mode import TOLERANCE
 from modicum_lab.bench.contenders.base import contender
-from modicum_lab.bench.problem_data import Given
-from modicum_lab.bench.run_result import EFFECTIVE, Budget, Found
+from modicum_lab.bench.problems import ProblemData
+from modicum_lab.bench.runs import EFFECTIVE, Budget, RunResult
+
+EXACTLY = 1e-6  # posterior sd: as near to the mode as Modicum's own search goes
 
 
 @contender("laplace", "Laplace approximation", "modicum")
-def laplace(given: Given, budget: Budget) -> Found:
+def laplace(problem: ProblemData, budget: Budget) -> RunResult:
     """Mode and Hessian, found as Modicum does; there is no sampler to forgive a near miss."""
-    mode = given.find_mode(within=TOLERANCE)
+    mode = problem.find_mode(within=EXACTLY)
     return _normal(mode.point, mode.covariance, mode.seconds, mode.rows, budget)
 
 
 @contender("statsmodels", "statsmodels GLM", "statsmodels", 12.0)
-def glm(given: Given, budget: Budget) -> Found:
+def glm(problem: ProblemData, budget: Budget) -> RunResult:
     """Maximum likelihood, which knows no prior, with its standard errors."""
     import statsmodels.api as sm
 
     started = time.perf_counter()
-    design = np.column_stack([given.x, np.ones(len(given))])
-    family = sm.families.Poisson() if given.poisson else sm.families.Binomial()
+    design = np.column_stack([problem.x, np.ones(len(problem))])
+    family = sm.families.Poisson() if problem.poisson else sm.families.Binomial()
     with _collecting():
-        fit = sm.GLM(given.y, design, family=family, offset=given.offset).fit()
+        fit = sm.GLM(problem.y, design, family=family, offset=problem.offset).fit()
     seconds = time.perf_counter() - started
-    rows = len(given) * int(fit.fit_history["iteration"])
+    rows = len(problem) * int(fit.fit_history["iteration"])
     return _normal(np.asarray(fit.params), np.asarray(fit.cov_params()), seconds, rows, budget)
 
 
@@ -61,12 +62,12 @@ def _collecting() -> Iterator[None]:
 
 def _normal(
     point: np.ndarray, covariance: np.ndarray, seconds: float, rows: int, budget: Budget
-) -> Found:
+) -> RunResult:
     """Time a thousand draws; the moments themselves are known."""
     started = time.perf_counter()
     factor = _factor(covariance)
     _ = point + np.random.default_rng(budget.seed).standard_normal((EFFECTIVE, len(point))) @ factor
-    return Found(
+    return RunResult(
         mean=point.tolist(),
         sd=np.sqrt(np.diag(covariance)).tolist(),
         ess=[float(EFFECTIVE)] * len(point),
@@ -76,6 +77,7 @@ def _normal(
         rows_before=rows,
         rows_sampling=0,
         draws=EFFECTIVE,
+        known_moments=True,
         notes=["no Monte Carlo error: its moments are known"],
     )
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from modicum.errors import SettingError, suggestion
-from modicum_lab.bench.problem_data import Given
-from modicum_lab.bench.run_result import Budget, Found
+from modicum_lab.bench.problems import ProblemData
+from modicum_lab.bench.runs import Budget, RunResult
 
 __all__ = ["CONTENDERS", "Contender", "contender", "find_contender"]
 
-Run = Callable[[Given, Budget], Found]
+Run = Callable[[ProblemData, Budget], RunResult]
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Run every module here that has a `run(quick)`, print tables, write bench-output/parts.json."""
 
+from __future__ import annotations
+
 import argparse
 import importlib
 import json
@@ -8,30 +10,31 @@ from dataclasses import asdict
 from pathlib import Path
 
 from modicum_lab.bench import parts
+from modicum_lab.bench.tables import Table
+
+OUT = Path("bench-output/parts.json")
 
 
-def main():
+def main() -> None:
+    """Run the benchmarks that the command line names, or all of them."""
+    names = sorted(m.name for m in pkgutil.iter_modules(parts.__path__) if m.name[0] != "_")
     parser = argparse.ArgumentParser(prog="python -m modicum_lab.bench.parts", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
-    parser.add_argument("names", nargs="*", help="only these benchmarks (default: all)")
-    chosen = parser.parse_args()
-    found = sorted(m.name for m in pkgutil.iter_modules(parts.__path__))
-    unknown = set(chosen.names) - set(found)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(names)}; all by default")
+    arguments = parser.parse_args()
+    unknown = sorted(set(arguments.names) - set(names))
     if unknown:
-        parser.error(f"there is no benchmark {', '.join(sorted(unknown))}; there are {found}")
-    tables = []
-    for name in chosen.names or found:
-        if name.startswith("__"):
-            continue
+        parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(names)}")
+    tables: list[Table] = []
+    for name in arguments.names or names:
         module = importlib.import_module(f"modicum_lab.bench.parts.{name}")
-        if not hasattr(module, "run"):
+        if not hasattr(module, "run"):  # `gpu` has a command line of its own
             continue
-        for table in module.run(quick=chosen.quick):
+        for table in module.run(quick=arguments.quick):
             print(table.markdown(), flush=True)
             tables.append(table)
-    out = Path("bench-output/parts.json")
-    out.parent.mkdir(exist_ok=True)
-    out.write_text(json.dumps([asdict(table) for table in tables], indent=1))
+    OUT.parent.mkdir(exist_ok=True)
+    OUT.write_text(json.dumps([asdict(table) for table in tables], indent=1))
 
 
 if __name__ == "__main__":

@@ -9,36 +9,58 @@ iteration is from what memory and arithmetic would allow: a row evaluation reads
 4 d + 30 operations (a product forward, one back, a link function). `make bench` leaves it out.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import time
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from scipy.special import ndtri
 
-import modicum as mo
+from modicum import (
+    HMC,
+    HMCECS,
+    SGHMCCV,
+    ModicumWarning,
+    Posterior,
+    SignedHMCECS,
+    sample,
+)
+from modicum.datasets import Dataset
 from modicum.diagnostics import batch_means_inefficiency
-from modicum.posterior.weighted import influence
-from modicum_lab.bench.references import by_importance
+from modicum.methods import Method
+from modicum_lab.bench.accuracy import KeptReference, by_importance
+from modicum_lab.bench.runs import flat_scalars
 from modicum_lab.bench.stand_ins import plain
 from modicum_lab.bench.tables import Table, verdict
 
-METHODS = {
-    "perturbed": (mo.HMCECS, 1),
-    "signed": (mo.SignedHMCECS, 1),
-    "sghmc-cv": (mo.SGHMCCV, 10),  # one position in ten is kept
-}
-GOAL = 1_500_000  # effective draws a second, perturbed, with 1,024 chains or more
+__all__ = ["main"]
+
+
+class Kind(NamedTuple):
+    """A method by its class, and how many iterations lie between kept positions."""
+
+    method: Callable[..., Method]
+    thin: int = 1
+
+
+METHODS = {"perturbed": Kind(HMCECS), "signed": Kind(SignedHMCECS), "sghmc-cv": Kind(SGHMCCV, 10)}
+ALL_ROWS = "hmc, all rows"
+GOAL = 1_500_000  # effective draws per second, perturbed, with 1,024 chains or more
 MANY = 256  # chains from which their spread counts effective draws
 TOGETHER = 256  # chains whose moments are taken at once
 COLUMNS = [
     "method",
     "precision",
     "chains",
-    "ESS a second",
-    "us an iteration",
+    "ESS per second",
+    "us per iteration",
     "s in all",
     "mean off, sd",
     "sd off, %",
@@ -49,172 +71,212 @@ COLUMNS = [
 ]
 
 
-def measure(table, method, thin, chains, draws, tune):
-    """Sample, and return the posterior with the seconds in all."""
-    started = time.perf_counter()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)  # what was said is printed below
-        post = mo.sample(
-            table.model,
-            table.rows,
-            method=method,
-            draws=draws,
-            tune=tune,
-            thin=thin,
-            chains=chains,
-            random_seed=1,
-            progressbar=False,
-            parallel="stacked",
-        )
-    return post, time.perf_counter() - started
+@dataclass(frozen=True)
+class Card:
+    """Limits of the accelerator: TB/s, and TFLOP/s in either precision."""
+
+    bandwidth: float
+    float64: float
+    float32: float
 
 
-def moments(post):
-    """Mean and sd of every chain, (chain, d), and the same of all chains together."""
+@dataclass(frozen=True)
+class Case:
+    """One line of the report: a method with its settings, and how long it runs."""
+
+    name: str
+    method: Method
+    precision: str
+    chains: int
+    draws: int
+    tune: int
+    thin: int = 1
+
+    def run(self, table: Dataset) -> tuple[Posterior, float]:
+        """Sample; return the posterior and the seconds in all."""
+        started = time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ModicumWarning)  # they are printed with the figures
+            post = sample(
+                table.model,
+                table.rows,
+                method=self.method,
+                draws=self.draws,
+                tune=self.tune,
+                thin=self.thin,
+                chains=self.chains,
+                random_seed=1,
+                progressbar=False,
+                parallel="stacked",
+            )
+        return post, time.perf_counter() - started
+
+
+class Moments(NamedTuple):
+    """Mean and sd of every parameter: of each chain, (chain, d), or of all together, (d,)."""
+
+    mean: np.ndarray
+    sd: np.ndarray
+
+    @classmethod
+    def of_sums(cls, first: np.ndarray, second: np.ndarray, weight: np.ndarray) -> Moments:
+        """From weighted sums of x and x^2, and the sum of the weights."""
+        mean = first / weight
+        with np.errstate(invalid="ignore"):  # signs can make a short chain's variance negative
+            return cls(mean, np.sqrt(second / weight - mean**2))
+
+
+def moments(post: Posterior) -> tuple[Moments, Moments]:
+    """Of each chain, and of all chains together."""
     parts = []
-    for first in range(0, post.chains, TOGETHER):
-        some = slice(first, first + TOGETHER)
-        x = np.concatenate([post["beta"][some], post["intercept"][some][..., None]], axis=2)
+    for start in range(0, post.chains, TOGETHER):
+        some = slice(start, start + TOGETHER)
+        x = flat_scalars({name: draws[some] for name, draws in post.draws.items()})
         w = np.ones(x.shape[:2]) if post.weights is None else post.weights[some]
         w = w[..., None]
         parts.append(((w * x).sum(1), (w * x**2).sum(1), w.sum(1)))
-    first, second, weight = (np.concatenate(group) for group in zip(*parts, strict=True))
-
-    def of(first, second, weight):
-        mean = first / weight
-        with np.errstate(invalid="ignore"):  # signs can make a short chain's variance negative
-            return mean, np.sqrt(second / weight - mean**2)
-
-    return of(first, second, weight), of(first.sum(0), second.sum(0), weight.sum(0))
+    sums = [np.concatenate(group) for group in zip(*parts, strict=True)]
+    return Moments.of_sums(*sums), Moments.of_sums(*(each.sum(0) for each in sums))
 
 
-def effective(post, means, sd):
-    """Effective draws of all chains together, a number a parameter.
+def effective(post: Posterior, means: np.ndarray, sd: np.ndarray) -> np.ndarray:
+    """Effective draws of all chains together, one number per parameter.
 
     Many independent chains: Var(chain mean) = sd^2 / ESS of a chain, whatever the autocorrelation.
     """
     if post.chains >= MANY:
-        return post.chains * sd**2 / means.var(0, ddof=1)
-    x = np.concatenate([post["beta"], post["intercept"][..., None]], axis=2)
+        return np.asarray(post.chains * sd**2 / means.var(0, ddof=1))
+    x = flat_scalars(post.draws)
     total = x.shape[0] * x.shape[1]
     if post.weights is None:
-        return total / batch_means_inefficiency(x)
-    series = influence(x, post.weights)
-    return total * sd**2 / (series.var((0, 1)) * batch_means_inefficiency(series))
+        return np.asarray(total / batch_means_inefficiency(x))
+    w = (post.weights / post.weights.mean())[..., None]
+    series = w * (x - (w * x).mean((0, 1)))  # its average has the error of the weighted mean
+    return np.asarray(total * sd**2 / (series.var((0, 1)) * batch_means_inefficiency(series)))
 
 
-def worst_chain(chains, together, ess, number):
-    """The largest distance of a chain's mean or sd from all chains', in its standard errors."""
-    (mean, sd), (all_mean, all_sd) = chains, together
-    error = all_sd / np.sqrt(ess / number)
-    off = np.abs(mean - all_mean) / error
+def worst_chain(each: Moments, together: Moments, ess: np.ndarray) -> tuple[float, int]:
+    """Largest distance of a chain's mean or sd from all chains', in its standard errors.
+
+    With it, how many distances were compared.
+    """
+    number = len(each.mean)
+    error = together.sd / np.sqrt(ess / number)
+    off = np.abs(each.mean - together.mean) / error
     if number < MANY:
         return float(off.max()), off.size
-    spread = sd / all_sd
-    width = np.nanstd(spread, axis=0)
-    off_sd = np.abs(spread - np.nanmean(spread, axis=0)) / width
+    spread = each.sd / together.sd
+    off_sd = np.abs(spread - np.nanmean(spread, axis=0)) / np.nanstd(spread, axis=0)
     return float(np.nanmax([off.max(), np.nanmax(off_sd)])), 2 * off.size
 
 
-def shares(post, seconds, precision, shared, given):
-    """Least time by bytes and by operations, each over the time it took."""
-    d = post["beta"].shape[2] + 1
-    size = 8 if precision == "float64" else 4
+def shares(post: Posterior, seconds: float, case: Case, card: Card) -> tuple[float, float]:
+    """Least time of a draw by bytes and by operations, each over the seconds it took."""
+    d = post.draws["beta"].shape[2] + 1
+    double = case.precision == "float64"
     rows = float(post.stats["rows_touched"].mean())  # of an iteration of a chain
     # on all rows, one read of a row (in float32) serves all chains
-    read = rows * d * (4 if shared else size * post.chains)
+    read = rows * d * (4 if case.name == ALL_ROWS else (8 if double else 4) * post.chains)
     operations = rows * post.chains * (4 * d + 30)
-    peak = given.float64 if precision == "float64" else given.float32
-    return read / (given.bandwidth * 1e12) / seconds, operations / (peak * 1e12) / seconds
+    peak = card.float64 if double else card.float32
+    return read / (card.bandwidth * 1e12) / seconds, operations / (peak * 1e12) / seconds
 
 
-def line(table, reference, name, precision, thin, chains, given, method, draws, tune):
-    """One row of the table, and what a program would want to know."""
-    post, total = measure(table, method, thin, chains, draws, tune)
+def line(case: Case, table: Dataset, reference: KeptReference, card: Card) -> list[Any]:
+    """One row of the report; what a program would want to know is printed as JSON."""
+    post, total = case.run(table)
     each, together = moments(post)
-    ess = effective(post, each[0], together[1])
-    worst, compared = worst_chain(each, together, ess, chains)
+    ess = effective(post, each.mean, together.sd)
+    worst, compared = worst_chain(each, together, ess)
     # the t-like tails of an estimated error are allowed for by a wider bound
     right = worst < 1.5 * -ndtri(1e-3 / (2 * compared))
-    sampling = post.settings["sampling_seconds"]
+    sampling = float(post.settings["sampling_seconds"])
     unit = np.array(reference.sd)
-    mean_off = float(np.max(np.abs(together[0] - reference.mean) / unit))
-    sd_off = float(np.max(np.abs(together[1] / unit - 1)))
-    a_draw = sampling / draws
-    bandwidth, arithmetic = shares(post, a_draw, precision, name == "hmc, all rows", given)
+    mean_off = float(np.max(np.abs(together.mean - reference.mean) / unit))
+    sd_off = float(np.max(np.abs(together.sd / unit - 1)))
+    per_draw = sampling / case.draws
+    bandwidth, arithmetic = shares(post, per_draw, case, card)
     rate = float(ess.min()) / sampling
-    print(json.dumps({"method": name, "chains": chains, "precision": precision, "rate": rate,
-                      "tuning": {k: v["value"] for k, v in post.tuning.items()
-                                 if isinstance(v, dict) and "value" in v},
-                      "warnings": post.warnings}, default=str), flush=True)  # fmt: skip
-    row = [name, precision, chains, rate, 1e6 * a_draw / thin, total, mean_off, 100 * sd_off]
-    return [*row, worst, "yes" if right else "NO", 100 * bandwidth, 100 * arithmetic]
+    _print_record(case, post, rate)
+    return [
+        *(case.name, case.precision, case.chains, rate, 1e6 * per_draw / case.thin, total),
+        *(mean_off, 100 * sd_off, worst, "yes" if right else "NO"),
+        *(100 * bandwidth, 100 * arithmetic),
+    ]
 
 
-def arguments():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", type=int, default=10_500_000)
-    parser.add_argument("--chains", type=int, nargs="+", default=[1, 32, 1024, 8192])
-    parser.add_argument("--hmc-chains", type=int, nargs="*", default=[1, 32])
-    parser.add_argument("--draws", type=int, default=1000)
-    parser.add_argument("--hmc-draws", type=int, default=200)
-    parser.add_argument("--tune", type=int, default=200)
-    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--precision", nargs="+", default=["float64", "float32"])
-    parser.add_argument("--bandwidth", type=float, default=4.8, help="of the card, TB/s")
-    parser.add_argument("--float64", type=float, default=34.0, help="of the card, TFLOP/s")
-    parser.add_argument("--float32", type=float, default=67.0, help="of the card, TFLOP/s")
-    return parser.parse_args()
+def _print_record(case: Case, post: Posterior, rate: float) -> None:
+    choices = {
+        name: choice["value"]
+        for name, choice in post.tuning.items()
+        if isinstance(choice, dict) and "value" in choice
+    }
+    record = {
+        "method": case.name,
+        "chains": case.chains,
+        "precision": case.precision,
+        "rate": rate,
+        "tuning": choices,
+        "warnings": [{"code": doubt.code, "text": str(doubt)} for doubt in post.warnings],
+    }
+    print(json.dumps(record, default=str), flush=True)
 
 
-def main():
-    given = arguments()
-    table = plain(given.rows)
-    reference = by_importance(table.model, table.rows)
-    device = jax.devices()[0].device_kind
-    title = (
-        f"{device}: logistic regression, {given.rows:,} rows, {len(table.columns) + 1} parameters"
-    )
-    note = f"Reference: {reference.source}; its error is at most {reference.largest_error:.2g} sd."
-    report, limits = (
-        Table(title, COLUMNS, note=note),
-        Table("Limit", ["what", "ESS a second", "at least", "kept"]),
-    )
-    for name in given.methods:
-        maker, thin = METHODS[name]
-        for precision in given.precision:
-            for chains in given.chains:
-                method = maker(precision=precision)
-                row = line(
-                    table,
-                    reference,
-                    name,
-                    precision,
-                    thin,
-                    chains,
-                    given,
-                    method,
-                    given.draws,
-                    given.tune,
-                )
-                report.rows.append(row)
-                if name == "perturbed" and chains >= 1024:
-                    kept = [f"{chains:,} chains, {precision}", row[3], GOAL, verdict(GOAL, row[3])]
-                    limits.rows.append(kept)
-    for chains in given.hmc_chains:
-        row = line(
-            table,
-            reference,
-            "hmc, all rows",
-            "float64",
-            1,
-            chains,
-            given,
-            mo.HMC(),
-            given.hmc_draws,
-            100,
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(prog="python -m modicum_lab.bench.parts.gpu")
+    made.add_argument("--rows", type=int, default=10_500_000)
+    made.add_argument("--chains", type=int, nargs="+", default=[1, 32, 1024, 8192])
+    made.add_argument("--hmc-chains", type=int, nargs="*", default=[1, 32])
+    made.add_argument("--draws", type=int, default=1000)
+    made.add_argument("--hmc-draws", type=int, default=200)
+    made.add_argument("--tune", type=int, default=200)
+    made.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    made.add_argument("--precision", nargs="+", default=["float64", "float32"])
+    made.add_argument("--bandwidth", type=float, default=4.8, help="of the card, TB/s")
+    made.add_argument("--float64", type=float, default=34.0, help="of the card, TFLOP/s")
+    made.add_argument("--float32", type=float, default=67.0, help="of the card, TFLOP/s")
+    return made
+
+
+def cases(arguments: argparse.Namespace) -> list[Case]:
+    """What the command line asks for."""
+    subsampled = [
+        Case(
+            *(name, METHODS[name].method(precision=precision), precision, chains),
+            *(arguments.draws, arguments.tune, METHODS[name].thin),
         )
+        for name in arguments.methods
+        for precision in arguments.precision
+        for chains in arguments.chains
+    ]
+    whole = [
+        Case(ALL_ROWS, HMC(), "float64", chains, arguments.hmc_draws, 100)
+        for chains in arguments.hmc_chains
+    ]
+    return subsampled + whole
+
+
+def main() -> None:
+    """Run every case; print the report, and the limit where thousands of chains ran."""
+    arguments = parser().parse_args()
+    card = Card(arguments.bandwidth, arguments.float64, arguments.float32)
+    table = plain(arguments.rows)
+    reference = by_importance(table.model, table.rows)
+    device, d = jax.devices()[0].device_kind, len(table.columns) + 1
+    report = Table(
+        f"{device}: logistic regression, {arguments.rows:,} rows, {d} parameters",
+        COLUMNS,
+        note=f"Reference: {reference.source}; its error is at most "
+        f"{reference.largest_error:.2g} sd.",
+    )
+    limits = Table("Limit", ["what", "ESS per second", "at least", "kept"])
+    for case in cases(arguments):
+        row = line(case, table, reference, card)
         report.rows.append(row)
+        if case.name == "perturbed" and case.chains >= 1024:
+            what, rate = f"{case.chains:,} chains, {case.precision}", row[3]
+            limits.rows.append([what, rate, GOAL, verdict(GOAL, rate)])
     print(report.markdown())
     if limits.rows:
         print(limits.markdown())

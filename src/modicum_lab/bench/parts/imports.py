@@ -1,17 +1,22 @@
 """What `import modicum` costs over `import jax`, in fresh interpreters."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 from statistics import median
 
 from modicum_lab.bench.tables import Table, verdict
 
+__all__ = ["run"]
+
 LIMIT = 1.0  # seconds
 TIMED = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
 
 
-def run(quick=False):
-    seconds = {"jax": [], "modicum": []}
+def run(quick: bool = False) -> list[Table]:
+    """Import both packages in turns; compare the medians."""
+    seconds: dict[str, list[float]] = {"jax": [], "modicum": []}
     for _ in range(3 if quick else 7):
         for name, times in seconds.items():  # in turns
             command = [sys.executable, "-c", TIMED.format(name)]

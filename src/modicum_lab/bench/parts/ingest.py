@@ -3,45 +3,50 @@
 Only anonymous memory counts: pages of the file cache are the system's to give and take.
 """
 
+from __future__ import annotations
+
 import tempfile
 
-from modicum_lab.bench.memory import Peak
-from modicum_lab.bench.process import in_process
+import numpy as np
+
+from modicum import LogPosterior
+from modicum.models import Logistic
+from modicum.rows import ingest
+from modicum_lab.bench.process import Peak, in_process
 from modicum_lab.bench.tables import Table, verdict
+
+__all__ = ["measure", "run"]
 
 COLUMNS, LIMIT = 29, 1.0  # GB
 
 
-def write_parquet(path, n):
-    import numpy as np
+def write_parquet(path: str, n: int) -> None:
+    """Write `n` rows of normal columns and a binary outcome, a quarter million at a time."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rng, writer = np.random.default_rng(1), None
-    for start in range(0, n, 250_000):
-        size = min(250_000, n - start)
-        columns = {f"x{j}": rng.standard_normal(size, dtype=np.float32) for j in range(COLUMNS)}
-        columns["y"] = (rng.random(size) < 0.3).astype(np.float32)
-        table = pa.table(columns)
-        writer = writer or pq.ParquetWriter(path, table.schema, compression="none")
-        writer.write_table(table)
-    writer.close()
+    rng = np.random.default_rng(1)
+    schema = pa.schema([(f"x{j}", pa.float32()) for j in range(COLUMNS)] + [("y", pa.float32())])
+    with pq.ParquetWriter(path, schema, compression="none") as writer:
+        for start in range(0, n, 250_000):
+            size = min(250_000, n - start)
+            columns = {f"x{j}": rng.standard_normal(size, dtype=np.float32) for j in range(COLUMNS)}
+            columns["y"] = (rng.random(size) < 0.3).astype(np.float32)
+            writer.write_table(pa.table(columns, schema=schema))
 
 
-def measure(folder):
-    """In a process of its own: what ingest and a pass need."""
-    import modicum as mo
-    from modicum_lab.bench.parts.passes import a_pass
-
+def measure(folder: str) -> list[list[float]]:
+    """In a process of its own: seconds and GB that ingest takes, and a pass."""
     with Peak() as ingesting:
-        rows = mo.rows.ingest(f"{folder}/rows.parquet", f"{folder}/store", progressbar=False)
-    one = a_pass(rows)
+        rows = ingest(f"{folder}/rows.parquet", f"{folder}/store", progressbar=False)
+    posterior = LogPosterior(Logistic(intercept=False), rows)
     with Peak() as passing:
-        one([0.1] * COLUMNS)
+        posterior.hessian(np.full(COLUMNS, 0.1))
     return [[peak.seconds, peak.bytes / 1e9] for peak in (ingesting, passing)]
 
 
-def run(quick=False):
+def run(quick: bool = False) -> list[Table]:
+    """Ingest a made-up file, and pass over the store."""
     n = 500_000 if quick else 10_000_000
     with tempfile.TemporaryDirectory() as folder:
         write_parquet(f"{folder}/rows.parquet", n)

@@ -1,54 +1,74 @@
-"""What an iteration of HMC-ECS costs: float32, chains a core, and rows fetched from a store.
+"""What an iteration of HMC-ECS costs: float32, chains per core, and rows fetched from a store.
 
 Every line is wall time over iterations and chains, the median of runs in turns in one process, and
 its ratio to that of the first line.
 """
 
+from __future__ import annotations
+
 import tempfile
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-import modicum as mo
+from modicum import HMCECS, Rows, sample
+from modicum.datasets import Dataset
+from modicum.rows import ingest
 from modicum_lab.bench.machine import cores
 from modicum_lab.bench.stand_ins import plain
 from modicum_lab.bench.tables import Table
 
+__all__ = ["run"]
 
-def iteration(table, rows, chains, draws, **settings):
-    """Microseconds an iteration of one chain takes, by the clock of sampling."""
-    post = mo.sample(
+
+class Case(NamedTuple):
+    """One line of the table: where rows are, how many chains, in which precision."""
+
+    rows: Rows
+    chains: int
+    precision: Literal["float64", "float32"] = "float64"
+
+
+def iteration(table: Dataset, case: Case, draws: int) -> float:
+    """Microseconds per iteration of one chain, by the clock of sampling."""
+    settings: dict[str, Any] = {"subsample": 200, "blocks": 20, "refreshes": 2, "step_size": 0.4}
+    post = sample(
         table.model,
-        rows,
-        method=mo.HMCECS(subsample=200, blocks=20, refreshes=2, step_size=0.4, **settings),
+        case.rows,
+        method=HMCECS(precision=case.precision, **settings),
         draws=draws,
         tune=100,
-        chains=chains,
+        chains=case.chains,
         random_seed=1,
         progressbar=False,
     )
-    return 1e6 * post.settings["sampling_seconds"] / draws / chains
+    return 1e6 * float(post.settings["sampling_seconds"]) / draws / case.chains
 
 
-def run(quick=False):
+def run(quick: bool = False) -> list[Table]:
+    """Sample each case in turns; compare the medians with the first."""
     n, draws, repeats = (50_000, 500, 1) if quick else (10_000_000, 5_000, 3)
-    table, a_core = plain(n), cores()
+    table, number = plain(n), cores()
     with tempfile.TemporaryDirectory() as folder:
-        store = mo.rows.ingest(table.rows, f"{folder}/store", progressbar=False)
-        lines = {
-            "float64, a chain a core": (table.rows, a_core, {}),
-            "float32": (table.rows, a_core, {"precision": "float32"}),
-            "one chain alone": (table.rows, 1, {}),
-            "4 chains a core": (table.rows, 4 * a_core, {}),
-            "16 chains a core, stacked": (table.rows, 16 * a_core, {}),
-            "from a row store": (store, a_core, {}),
+        store = ingest(table.rows, f"{folder}/store", progressbar=False)
+        cases = {
+            "float64, one chain per core": Case(table.rows, number),
+            "float32": Case(table.rows, number, "float32"),
+            "one chain alone": Case(table.rows, 1),
+            "4 chains per core": Case(table.rows, 4 * number),
+            "16 chains per core, stacked": Case(table.rows, 16 * number),
+            "from a row store": Case(store, number),
         }
-        times = {name: [] for name in lines}
+        times: dict[str, list[float]] = {name: [] for name in cases}
         for _ in range(1 + repeats):  # the first round compiles, and fills the file cache
-            for name, (rows, chains, settings) in lines.items():
-                times[name].append(iteration(table, rows, chains, draws, **settings))
-    middle = {name: float(np.median(taken[1:])) for name, taken in times.items()}
-    title = f"An iteration with m = 200 of {n:,} rows, d = 29, {a_core} cores"
-    made = Table(title, ["", "microseconds a chain's iteration", "of the first"])
+            for name, case in cases.items():
+                times[name].append(iteration(table, case, draws))
+    middle = {name: float(np.median(values[1:])) for name, values in times.items()}
     first = next(iter(middle.values()))
-    made.rows = [[name, taken, taken / first] for name, taken in middle.items()]
-    return [made]
+    return [
+        Table(
+            f"An iteration with m = 200 of {n:,} rows, d = 29, {number} cores",
+            ["", "microseconds per iteration of a chain", "of the first"],
+            [[name, value, value / first] for name, value in middle.items()],
+        )
+    ]

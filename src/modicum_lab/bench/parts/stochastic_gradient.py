@@ -1,4 +1,4 @@
-"""SGLD and SGHMC beside BlackJAX's: steps a second on the same model, rows and batch.
+"""SGLD and SGHMC beside BlackJAX's: steps per second on the same model, rows and batch.
 
 One chain in float64, a fresh batch for every gradient, every position kept. BlackJAX leaves the
 loop to its user: it gets a compiled scan with the batch drawn inside. Its SGHMC is its diffusion
@@ -7,130 +7,148 @@ reads a tenth of the rows, is shown beside it. Modicum's time is that of its sam
 and chunks included.
 """
 
+from __future__ import annotations
+
 import time
 import warnings
+from collections.abc import Callable
 from statistics import median
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum import SGHMC, SGLD, ModicumWarning, Rows, sample
+from modicum.methods import Method
+from modicum.models import Logistic
 from modicum_lab.bench.tables import Table, verdict
 
+__all__ = ["run"]
+
 COLUMNS, BATCH, INNER = 28, 100, 10
-STEP = 1e-6
+STEP, PRIOR = 1e-6, 2.5
+READY_MADE = "sghmc, ten steps per batch"
+
+Timer = Callable[[], float]  # runs a sampler, and returns the seconds it took
+State = tuple[jax.Array, ...]
+Batch = tuple[jax.Array, jax.Array]
 
 
-def data(n):
+def made_up(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Columns and outcomes of a logistic regression."""
     rng = np.random.default_rng(1)
     x = rng.standard_normal((n, COLUMNS))
     y = (rng.random(n) < 1 / (1 + np.exp(-x @ (0.3 * rng.standard_normal(COLUMNS))))) * 1.0
     return x, y
 
 
-def ours(x, y, method, steps):
-    """Seconds of `steps` steps."""
-    import modicum as mo
+def by_modicum(x: np.ndarray, y: np.ndarray, method: Method, steps: int) -> Timer:
+    """Time `steps` steps of Modicum's sampling loop."""
+    rows, model = Rows(x=x, y=y), Logistic(prior_scale=PRIOR, intercept=False)
 
-    rows, model = mo.Rows(x=x, y=y), mo.models.Logistic(prior_scale=2.5, intercept=False)
-
-    def run():
+    def timed() -> float:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", mo.ModicumWarning)  # it is too short to converge
-            post = mo.sample(
+            warnings.simplefilter("ignore", ModicumWarning)  # it is too short to converge
+            post = sample(
                 model, rows, method=method, draws=steps, tune=200,
                 chains=1, random_seed=1, progressbar=False,
             )  # fmt: skip
-        return post.settings["sampling_seconds"]
+        return float(post.settings["sampling_seconds"])
 
-    return run
+    return timed
 
 
-def blackjaxs(x, y, name, steps):
-    """The same by BlackJAX, compiled."""
-    import blackjax
+class Stepper(NamedTuple):
+    """One call of a sampler of BlackJAX's, the state it starts from, and how often it is called."""
 
+    step: Callable[[jax.Array, State, Batch], State]
+    start: State
+    calls: int
+
+
+def by_blackjax(x: np.ndarray, y: np.ndarray, name: str, steps: int) -> Timer:
+    """Time the same by BlackJAX, compiled."""
     n = len(x)
 
-    def log_prior(t):
-        return -0.5 * jnp.sum((t / 2.5) ** 2)
+    def scan(key: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+        stepper = _stepper(name, n, steps)
 
-    def log_likelihood(t, row):
+        def iteration(state: State, key: jax.Array) -> tuple[State, jax.Array]:
+            rows_key, step_key = jax.random.split(key)
+            row_ids = jax.random.randint(rows_key, (BATCH,), 0, n)
+            state = stepper.step(step_key, state, (x[row_ids], y[row_ids]))
+            return state, state[0]
+
+        return jax.lax.scan(iteration, stepper.start, jax.random.split(key, stepper.calls))[1]
+
+    compiled = jax.jit(scan)
+
+    def timed() -> float:
+        with jax.enable_x64(True):
+            arrays = jax.random.key(1), jnp.asarray(x), jnp.asarray(y)
+            started = time.perf_counter()
+            jax.block_until_ready(compiled(*arrays))
+            return time.perf_counter() - started
+
+    return timed
+
+
+def _stepper(name: str, n: int, steps: int) -> Stepper:
+    import blackjax
+
+    def log_prior(t: jax.Array) -> jax.Array:
+        return -0.5 * jnp.sum((t / PRIOR) ** 2)
+
+    def log_likelihood(t: jax.Array, row: Batch) -> jax.Array:
         eta = row[0] @ t
         return row[1] * eta - jnp.logaddexp(0.0, eta)
 
-    gradient = blackjax.sgmcmc.gradients.grad_estimator(log_prior, log_likelihood, n)
-    step, start, calls = _stepper(blackjax, name, gradient, steps)
+    gradient: Any = blackjax.sgmcmc.gradients.grad_estimator(log_prior, log_likelihood, n)
+    start = jnp.zeros(COLUMNS)
+    if name == "sghmc":
+        diffusion = blackjax.sgmcmc.diffusions.sghmc(alpha=2.0)
 
-    @jax.jit
-    def scan(key, x, y):
-        def one(state, key):
-            rows_key, step_key = jax.random.split(key)
-            some = jax.random.randint(rows_key, (BATCH,), 0, n)
-            state = step(step_key, state, (x[some], y[some]))
-            return state, state[0]
+        def carried(key: jax.Array, state: State, batch: Batch) -> State:
+            return tuple(diffusion(key, *state, gradient(state[0], batch), STEP))
 
-        return jax.lax.scan(one, start(), jax.random.split(key, calls))[1]
-
-    def run():
-        with jax.enable_x64(True):
-            given = jax.random.key(1), jnp.asarray(x), jnp.asarray(y)
-            started = time.perf_counter()
-            jax.block_until_ready(scan(*given))
-            return time.perf_counter() - started
-
-    return run
-
-
-def _stepper(blackjax, name, gradient, steps):
-    """One call of BlackJAX's, the state it starts from, and how many calls make `steps` steps."""
-
-    def zeros():
-        return (jnp.zeros(COLUMNS),)
-
-    if name == "sgld":
-        sampler = blackjax.sgld(gradient)
-        return (lambda key, s, batch: (sampler.step(key, s[0], batch, STEP),)), zeros, steps
-    if name == "sghmc, ten steps a batch":
+        return Stepper(carried, (start, start), steps)
+    if name == READY_MADE:
         sampler = blackjax.sghmc(gradient, num_integration_steps=INNER)
-        return (
-            (lambda key, s, batch: (sampler.step(key, s[0], batch, STEP),)),
-            zeros,
-            steps // INNER,
-        )
-    diffusion = blackjax.sgmcmc.diffusions.sghmc(alpha=2.0)
-
-    def step(key, state, batch):
-        return diffusion(key, *state, gradient(state[0], batch), STEP)
-
-    return step, lambda: 2 * zeros(), steps
+        steps //= INNER
+    else:
+        sampler = blackjax.sgld(gradient)
+    return Stepper(lambda key, s, batch: (sampler.step(key, s[0], batch, STEP),), (start,), steps)
 
 
-def run(quick=False):
-    import modicum as mo
-
+def run(quick: bool = False) -> list[Table]:
+    """Both methods in turns with BlackJAX's."""
     n, steps = (10_000, 2_000) if quick else (100_000, 10_000)
-    x, y = data(n)
-    settings = {"step_size": STEP, "batch": BATCH, "whiten": False, "start": "zero"}
-    methods = {"sgld": mo.SGLD(**settings), "sghmc": mo.SGHMC(**settings)}
+    x, y = made_up(n)
+    settings: dict[str, Any] = {"step_size": STEP, "batch": BATCH, "whiten": False, "start": "zero"}
+    methods: dict[str, Method] = {"sgld": SGLD(**settings), "sghmc": SGHMC(**settings)}
     table = Table(
-        f"Steps a second, logistic, {n:,} x {COLUMNS}, batch {BATCH}",
+        f"Steps per second, logistic, {n:,} x {COLUMNS}, batch {BATCH}",
         ["method", "Modicum", "BlackJAX", "ratio", "at least", "kept"],
     )
     for name, method in methods.items():
-        timed = {"Modicum": ours(x, y, method, steps), name: blackjaxs(x, y, name, steps)}
+        timers = {"Modicum": by_modicum(x, y, method, steps), name: by_blackjax(x, y, name, steps)}
         if name == "sghmc":
-            other = "sghmc, ten steps a batch"
-            timed[other] = blackjaxs(x, y, other, steps)
-        for function in timed.values():
-            function()  # compile
-        times = {who: [] for who in timed}
-        for _ in range(3 if quick else 5):
-            for who, function in timed.items():  # in turns
-                times[who].append(function())
-        rate = {who: steps / median(seconds) for who, seconds in times.items()}
-        for who in list(rate)[1:]:
-            ratio = rate["Modicum"] / rate[who]
-            judged = (1.0, verdict(1.0, ratio)) if who == name else ("", "")
-            table.rows.append([who, rate["Modicum"], rate[who], ratio, *judged])
+            timers[READY_MADE] = by_blackjax(x, y, READY_MADE, steps)
+        rate = _rates(timers, steps, repeats=3 if quick else 5)
+        for peer in list(rate)[1:]:
+            ratio = rate["Modicum"] / rate[peer]
+            limit = (1.0, verdict(1.0, ratio)) if peer == name else ("", "")
+            table.rows.append([peer, rate["Modicum"], rate[peer], ratio, *limit])
     return [table]
+
+
+def _rates(timers: dict[str, Timer], steps: int, repeats: int) -> dict[str, float]:
+    """Steps per second, the median of runs in turns; a first run compiles."""
+    for timed in timers.values():
+        timed()
+    seconds: dict[str, list[float]] = {name: [] for name in timers}
+    for _ in range(repeats):
+        for name, timed in timers.items():
+            seconds[name].append(timed())
+    return {name: steps / median(values) for name, values in seconds.items()}

@@ -1,4 +1,8 @@
-"""EWSG paper, Figures 1a and 1c: divergence from the Gaussian target against data passes."""
+"""EWSG paper, Figures 1a to 1c: divergence from the Gaussian target.
+
+Against data passes, for five methods (1a) and for the choices of x (1c), and at stationarity
+against the autocorrelation time (1b).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from modicum import EWSG
+from modicum.diagnostics import inefficiency
 from modicum.methods import Method
-from modicum.methods.sgmcmc.named import EWSG
 from modicum.plots import colour_of
-from modicum_lab.papers.ewsg.drawing import Line, draw_lines, panels
+from modicum_lab.papers.ewsg.common import LABELS, Line, draw_lines, panels
 from modicum_lab.papers.ewsg.gaussian import (
     AFAR,
     FRICTION,
@@ -21,10 +26,9 @@ from modicum_lab.papers.ewsg.gaussian import (
     Gaussian,
     methods,
 )
-from modicum_lab.papers.ewsg.running import LABELS
-from modicum_lab.papers.experiment import Figure, Result, Scale, Table, experiment
+from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment
 
-__all__ = ["divergences", "figure_1a", "figure_1c"]
+__all__ = ["divergences", "figure_1a", "figure_1b", "figure_1c"]
 
 N = 20
 REALISATIONS = {"smoke": 400, "laptop": 10_000, "paper": 10_000}
@@ -64,23 +68,23 @@ class Divergences:
 
 
 def divergences(
-    result: Result, given: dict[str, Method], scale: Scale, seed: int, n: int = N
+    result: Result, chosen: dict[str, Method], scale: Scale, seed: int, n: int = N
 ) -> Divergences:
     """Run methods on some sets of centres; curves are of the first."""
-    found = Divergences()
+    divergence = Divergences()
     for number in range(SETS[scale]):
         target = Gaussian.drawn(n, seed, number)
-        for name, method in given.items():
+        for name, method in chosen.items():
             post = target.run(
                 *(result, name, method),
                 passes=PASSES,
                 chains=REALISATIONS[scale],
                 random_seed=seed + number,
             )
-            found.last.setdefault(name, []).append(target.kl(post["theta"][:, -1]))
+            divergence.last.setdefault(name, []).append(target.kl(post["theta"][:, -1]))
             if number == 0:
-                found.curves[name] = target.kl_curve(post)
-    return found
+                divergence.curves[name] = target.kl_curve(post)
+    return divergence
 
 
 def _new(scale: Scale, **settings: Any) -> Result:
@@ -109,10 +113,10 @@ def figure_1a(scale: Scale, seed: int) -> Result:
     """EWSG, SGHMC, SGLD, pSGLD and SVRG-LD at the same number of gradients."""
     chosen = methods()
     result = _new(scale, methods={name: repr(method) for name, method in chosen.items()})
-    found = divergences(result, chosen, scale, seed)
+    divergence = divergences(result, chosen, scale, seed)
     floor = FLOOR.format(5 / (2 * REALISATIONS[scale]))
     result.tables.append(
-        found.table(
+        divergence.table(
             "figure-1a",
             "method",
             f"The paper prints no numbers: EWSG ends below SGHMC, SGLD and pSGLD, and SVRG-LD "
@@ -121,7 +125,9 @@ def figure_1a(scale: Scale, seed: int) -> Result:
         )
     )
     caption = "Normal fitted to the realisations against the target; every method's cost counted."
-    result.figures.append(_figure("figure-1a", "Gaussian, n = 20", found.curves, None, caption))
+    result.figures.append(
+        _figure("figure-1a", "Gaussian, n = 20", divergence.curves, None, caption)
+    )
     result.notes.append(
         "The paper's h of SGLD, pSGLD and SVRG-LD is taken as that of t <- t - h g + N(0, 2h); "
         "with half that step, Welling and Teh's reading, SGLD's noise is halved."
@@ -132,23 +138,110 @@ def figure_1a(scale: Scale, seed: int) -> Result:
 @experiment("ewsg", "figure-1c", "EWSG by the choice of x, Gaussian")
 def figure_1c(scale: Scale, seed: int) -> Result:
     """The four guesses at the unknown next momentum."""
-    given: dict[str, Method] = {
+    chosen: dict[str, Method] = {
         f"x = {label}": EWSG(step_size=STEP, friction=FRICTION, x=x, **RAW, **AFAR)
         for label, x in CHOICES.items()
     }
     result = _new(scale, step_size=STEP)
-    found = divergences(result, given, scale, seed)
+    divergence = divergences(result, chosen, scale, seed)
     result.tables.append(
-        found.table(
+        divergence.table(
             "figure-1c",
             "choice of x",
             "The paper prints no numbers: its choice, the first, ends lowest. "
             f"{FLOOR.format(5 / (2 * REALISATIONS[scale]))}.",
         )
     )
-    colours = dict(zip(given, (colour_of("ewsg"), *CHOICE_COLOURS), strict=True))
+    colours = dict(zip(chosen, (colour_of("ewsg"), *CHOICE_COLOURS), strict=True))
     caption = "What stands for the unknown next momentum r' in x."
     result.figures.append(
-        _figure("figure-1c", "EWSG, n = 20, M = 1", found.curves, colours, caption)
+        _figure("figure-1c", "EWSG, n = 20, M = 1", divergence.curves, colours, caption)
     )
     return result
+
+
+STEP_SIZES = {
+    "smoke": (0.01, 0.05),
+    "laptop": (0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1),
+    "paper": (0.005, 0.007, 0.01, 0.014, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1),
+}
+STATIONARY_CHAINS = {"smoke": 400, "laptop": 400, "paper": 2_000}
+STATIONARY_DRAWS = {"smoke": 1_000, "laptop": 3_000, "paper": 10_000}
+TUNE = 1_000  # iterations to reach stationarity; the slowest time is 100 of them
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one method does at one step size."""
+
+    method: str
+    step: float
+    time: float  # autocorrelation time, in iterations
+    passes: float  # the same, in passes over the rows
+    error: float  # KL of the stationary distribution
+
+
+@experiment("ewsg", "figure-1b", "Error against autocorrelation time, EWSG and SGHMC, Gaussian")
+def figure_1b(scale: Scale, seed: int) -> Result:
+    """Larger steps forget faster and are less accurate: which method is better at equal speed."""
+    size = {
+        "chains": STATIONARY_CHAINS[scale],
+        "draws": STATIONARY_DRAWS[scale],
+        "tune": TUNE,
+        "steps": STEP_SIZES[scale],
+    }
+    result = Result(settings=SETTINGS | {"n": N} | size)
+    target = Gaussian.drawn(N, seed)
+    points = [
+        _point(result, target, name, h, scale, seed)
+        for name in ("sghmc", "ewsg")
+        for h in STEP_SIZES[scale]
+    ]
+    columns = ["method", "h", "autocorrelation time", "in data passes", "KL divergence"]
+    rows = [[LABELS[p.method], p.step, p.time, p.passes, p.error] for p in points]
+    note = (
+        "Autocorrelation time is 1 + 2 (rho_1 + rho_2 + ...) of theta, in iterations; the paper's "
+        "footnote prints 1 + rho_0 + rho_1 + .... It prints no numbers and plots EWSG below SGHMC "
+        "at equal time. An iteration of EWSG costs two gradients, one of SGHMC one: the fourth "
+        "column and the right panel count that."
+    )
+    result.tables.append(Table("figure-1b", columns, rows, note))
+    result.figures.append(
+        Figure("figure-1b", lambda: _draw_times(points), "One point per step size h.")
+    )
+    return result
+
+
+def _point(result: Result, target: Gaussian, name: str, h: float, scale: Scale, seed: int) -> Point:
+    method = target.underdamped(name, h)
+    post = target.run(
+        *(result, name, method),
+        draws=STATIONARY_DRAWS[scale],
+        tune=TUNE,
+        chains=STATIONARY_CHAINS[scale],
+        random_seed=seed,
+    )
+    theta = post["theta"]
+    time = float(np.mean(inefficiency(theta)))
+    cost = float(post.stats["rows_touched"].mean()) / N
+    return Point(name, h, time, time * cost, target.kl(theta.reshape(-1, theta.shape[-1])))
+
+
+def _draw_times(points: list[Point]) -> Any:
+    figure, axes = panels(2, size=(5.0, 4.0))
+    names = dict.fromkeys(p.method for p in points)
+    for ax, unit in zip(axes, ("time", "passes"), strict=True):
+        lines = {
+            name: (
+                [getattr(p, unit) for p in points if p.method == name],
+                [p.error for p in points if p.method == name],
+            )
+            for name in names
+        }
+        unit_name = "iterations" if unit == "time" else "data passes"
+        labels: dict[str, Any] = {
+            "x": f"autocorrelation time, {unit_name}",
+            "y": "KL divergence from the target",
+        }
+        draw_lines(ax, lines, **labels, log="xy", marker="o")
+    return figure

@@ -9,14 +9,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from modicum import EWSG, PSGLD, SGHMC, SGLD, SVRGLD
 from modicum.diagnostics import kl_to_gaussian
 from modicum.methods import Method
-from modicum.methods.sgmcmc.named import EWSG, PSGLD, SGHMC, SGLD, SVRGLD
 from modicum.models import Model
 from modicum.posterior import Posterior
 from modicum.rows import Rows
-from modicum_lab.papers.ewsg.running import realisations
-from modicum_lab.papers.experiment import Result
+from modicum_lab.papers.ewsg.common import realisations
+from modicum_lab.papers.experiments import Result
 
 __all__ = ["AFAR", "FRICTION", "PASSES", "RAW", "SETTINGS", "STEP", "D", "Gaussian", "methods"]
 
@@ -102,11 +102,11 @@ def methods(**settings: Any) -> dict[str, Method]:
 
     Its h is taken as that of t <- t - h g + N(0, 2h), which Modicum calls a step of 2h.
     """
-    given = RAW | AFAR | settings
+    shared = RAW | AFAR | settings
     return {
-        "sgld": SGLD(step_size=2 * 5e-3, **given),
-        "psgld": PSGLD(step_size=2 * 5e-3, **given),
-        "svrg-ld": SVRGLD(step_size=2 * 5e-4, **given),
-        "sghmc": SGHMC(step_size=STEP, friction=FRICTION, **given),
-        "ewsg": EWSG(step_size=STEP, friction=FRICTION, **given),
+        "sgld": SGLD(step_size=2 * 5e-3, **shared),
+        "psgld": PSGLD(step_size=2 * 5e-3, **shared),
+        "svrg-ld": SVRGLD(step_size=2 * 5e-4, **shared),
+        "sghmc": SGHMC(step_size=STEP, friction=FRICTION, **shared),
+        "ewsg": EWSG(step_size=STEP, friction=FRICTION, **shared),
     }

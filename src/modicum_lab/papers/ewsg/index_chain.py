@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
-from modicum.kernels.integrators import IntegratorState, Underdamped
-from modicum.methods.sgmcmc.named import EWSG
-from modicum.runtime import in_double_precision
-from modicum_lab.papers.ewsg.drawing import Line, draw_lines, panels, shade
+from modicum import EWSG
+from modicum_lab.papers.ewsg.common import Line, draw_lines, panels, shade
 from modicum_lab.papers.ewsg.gaussian import (
     AFAR,
     FRICTION,
@@ -26,7 +23,7 @@ from modicum_lab.papers.ewsg.gaussian import (
     D,
     Gaussian,
 )
-from modicum_lab.papers.experiment import Figure, Result, Scale, Table, experiment
+from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment
 
 __all__ = ["figure_1d_1i", "local_error"]
 
@@ -38,7 +35,6 @@ LOCAL_LENGTHS = (0, 1, 2, 4, 9, 19, 29)
 PAPER_BEST = {50: "19", 100: "19"}
 
 
-@in_double_precision
 def local_error(
     target: Gaussian, lengths: tuple[int, ...], states: int, seed: int
 ) -> dict[int, tuple[float, float]]:
@@ -66,10 +62,13 @@ def local_error(
 
 
 def _transitions(gradients: np.ndarray, momentum: np.ndarray) -> np.ndarray:
-    """Transition matrix of the index chain at one state (eq. 5)."""
-    r = jnp.asarray(momentum)
-    match = Underdamped(FRICTION).noise_match(IntegratorState(r, r), STEP)
-    shifted = np.asarray(match.x) + float(match.scale) * gradients  # x + n a_i
+    """Transition matrix of the index chain at one state (eq. 5).
+
+    Theorem 2 with r' = r: x = sqrt(h) gamma r / sigma and n a_i = sqrt(h) g_i / sigma, where
+    sigma = sqrt(2 gamma).
+    """
+    scale = np.sqrt(STEP / (2 * FRICTION))
+    shifted = scale * (FRICTION * momentum + gradients)  # x + n a_i
     log_weight = 0.5 * np.sum(shifted**2, axis=1)
     chance = np.exp(np.minimum(0.0, log_weight[None] - log_weight[:, None])) / len(gradients)
     np.fill_diagonal(chance, 0.0)
@@ -98,7 +97,7 @@ def figure_1d_1i(scale: Scale, seed: int) -> Result:
 
 
 def _curves(result: Result, target: Gaussian, scale: Scale, seed: int) -> dict[int, Line]:
-    found = {}
+    curves = {}
     for m in LENGTHS[scale]:
         method = EWSG(step_size=STEP, friction=FRICTION, index_steps=m, **RAW, **AFAR)
         post = target.run(
@@ -107,8 +106,8 @@ def _curves(result: Result, target: Gaussian, scale: Scale, seed: int) -> dict[i
             chains=REALISATIONS[scale],
             random_seed=seed,
         )
-        found[m] = target.kl_curve(post)
-    return found
+        curves[m] = target.kl_curve(post)
+    return curves
 
 
 def _local_table(local: dict[int, tuple[float, float]]) -> Table:

@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from modicum import CPSGHMC, EWSG, PSGLD, SGHMC, SGLD
 from modicum.datasets import mnist
 from modicum.methods import Method
-from modicum.methods.sgmcmc.named import CPSGHMC, EWSG, PSGLD, SGHMC, SGLD
 from modicum.models import CNN, MLP, BaseModel
 from modicum.posterior import Posterior
 from modicum.rows import Rows
-from modicum_lab.papers.ewsg.drawing import draw_lines, panels
-from modicum_lab.papers.ewsg.running import label_of, realisations, states
-from modicum_lab.papers.experiment import Figure, Result, Scale, Table, experiment
+from modicum_lab.papers.ewsg.common import draw_lines, label_of, panels, realisations, states
+from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment
 
 __all__ = ["figure_3"]
 
@@ -49,7 +48,7 @@ The paper prints curves of training accuracy only, no numbers; its text has EWSG
 CP-SGHMC, SGLD and pSGLD after 200 passes with 100 realisations. Accuracy is that of the prediction
 averaged over realisations. The paper does not say how V is scaled. With V the sum over all 60,000
 rows EWSG diverges with the printed h and gamma (the row "EWSG, V the sum"), and pSGLD would move
-every weight by n h a step, 6 for the MLP. They are read as steps for the mean, V / n,
+every weight by n h per step, 6 for the MLP. They are read as steps for the mean, V / n,
 at the posterior's temperature, 1 / n: the posterior's own dynamics with h / sqrt(n) and
 gamma sqrt(n), and with h / n for pSGLD. SGLD's h makes sense for the sum, and is used so. Chains
 start apart, at random weights by He's rule (the paper does not say); every weight has the prior
@@ -69,19 +68,19 @@ def _networks(scale: Scale) -> dict[str, BaseModel]:
 
 
 def _methods(network: str, n: int) -> dict[str, Method]:
-    given: dict[str, Any] = {"batch": BATCH, "whiten": False, "precision": "float32"}
+    settings: dict[str, Any] = {"batch": BATCH, "whiten": False, "precision": "float32"}
     sgld, psgld = LANGEVIN[network]
     root = n**0.5
     gamma = FRICTION[network] * root
     chosen: dict[str, Method] = {
-        "sgld": SGLD(step_size=2 * sgld, **given),
-        "psgld": PSGLD(step_size=2 * psgld / n, **given),
-        "sghmc": SGHMC(step_size=2e-3 / root, friction=gamma, **given),
-        "cp-sghmc": CPSGHMC(step_size=2e-3 / root, friction=gamma, clusters=CLUSTERS, **given),
-        "ewsg": EWSG(step_size=4e-3 / root, friction=gamma, **given),
+        "sgld": SGLD(step_size=2 * sgld, **settings),
+        "psgld": PSGLD(step_size=2 * psgld / n, **settings),
+        "sghmc": SGHMC(step_size=2e-3 / root, friction=gamma, **settings),
+        "cp-sghmc": CPSGHMC(step_size=2e-3 / root, friction=gamma, clusters=CLUSTERS, **settings),
+        "ewsg": EWSG(step_size=4e-3 / root, friction=gamma, **settings),
     }
     if network == "mlp":  # what the printed numbers do if V is the sum
-        chosen[AS_SUM] = EWSG(step_size=4e-3, friction=FRICTION[network], **given)
+        chosen[AS_SUM] = EWSG(step_size=4e-3, friction=FRICTION[network], **settings)
     return chosen
 
 
@@ -97,10 +96,10 @@ def figure_3(scale: Scale, seed: int) -> Result:
         chosen = _methods(network, len(fit))
         result.settings[network] = {name: repr(method) for name, method in chosen.items()}
         curves[network] = {
-            name: _curve(result, f"{name}, {network}", model, method, (fit, test), size, seed)
+            name: _curve(result, (name, network), model, method, (fit, test), size, seed)
             for name, method in chosen.items()
         }
-    result.tables.append(_table(curves, size, _said_of_size(scale)))
+    result.tables.append(_table(curves, size, _size_note(scale)))
     caption = "Accuracy of the prediction averaged over realisations, on some rows of either part."
     result.figures.append(Figure("figure-3", partial(_draw, curves), caption))
     return result
@@ -118,20 +117,19 @@ def _rows(size: Size, seed: int) -> tuple[Rows, Rows]:
 
 def _curve(
     result: Result,
-    name: str,
+    names: tuple[str, str],
     model: BaseModel,
     method: Method,
     parts: tuple[Rows, Rows],
     size: Size,
     seed: int,
 ) -> Any:
-    """Accuracy on training and test rows against data passes."""
-    network = name.rsplit(", ", 1)[1]
-    fit, test = parts
+    """Accuracy on training and test rows against data passes; `names` of method and network."""
+    (name, network), (fit, test) = names, parts
     passes = size.passes[network]
     thin = max(1, method.iterations(passes, len(fit)) // size.points)
     post = realisations(
-        *(result, name, model, fit, method),
+        *(result, f"{name}, {network}", model, fit, method),
         chains=size.realisations[network],
         passes=passes,
         thin=thin,
@@ -143,14 +141,14 @@ def _curve(
 
 def _accuracies(post: Posterior, seen: Any, now: dict[str, np.ndarray]) -> dict[str, float]:
     at = states(post, now)
-    found = {part: at.score(rows, draws=post.chains) for part, rows in seen.items()}
-    return {part: score.accuracy for part, score in found.items()} | {
-        "log_density": found["test"].log_density,
-        "single": found["test"].single_accuracy,
+    scores = {part: at.score(rows, draws=post.chains) for part, rows in seen.items()}
+    return {part: score.accuracy for part, score in scores.items()} | {
+        "log_density": scores["test"].log_density,
+        "single": scores["test"].single_accuracy,
     }
 
 
-def _said_of_size(scale: Scale) -> str:
+def _size_note(scale: Scale) -> str:
     """What is smaller here than in the paper."""
     if scale == "paper":
         return ""
@@ -171,7 +169,7 @@ def _ordered(curves: dict[str, Any]) -> str:
     return ", ".join(label_of(name) for name in sorted(last, key=lambda n: -last[n]))
 
 
-def _table(curves: dict[str, dict[str, Any]], size: Size, said: str) -> Table:
+def _table(curves: dict[str, dict[str, Any]], size: Size, size_note: str) -> Table:
     rows = []
     for network, each in curves.items():
         for name, curve in each.items():
@@ -190,7 +188,7 @@ def _table(curves: dict[str, dict[str, Any]], size: Size, said: str) -> Table:
     ]
     order = "; ".join(f"{network.upper()}: {_ordered(each)}" for network, each in curves.items())
     ends = f"By training accuracy at the end, best first, {order}."
-    note = " ".join(f"{NOTE} {said} {ends}".split())
+    note = " ".join(f"{NOTE} {size_note} {ends}".split())
     return Table("figure-3", columns, rows, note)
 
 
@@ -200,7 +198,7 @@ def _draw(curves: dict[str, dict[str, Any]]) -> Any:
     for ax, (network, part) in zip(axes, places, strict=True):
         shown = {name: curve for name, curve in curves[network].items() if name != AS_SUM}
         lines = {name: (curve.index, curve[part]) for name, curve in shown.items()}
-        said = {"train": "training", "test": "test"}[part]
-        title = f"{PANEL[network]}: {network.upper()}, {said} rows"
-        draw_lines(ax, lines, x="data passes", y=f"{said} accuracy", title=title, marker=".")
+        kind = {"train": "training", "test": "test"}[part]
+        title = f"{PANEL[network]}: {network.upper()}, {kind} rows"
+        draw_lines(ax, lines, x="data passes", y=f"{kind} accuracy", title=title, marker=".")
     return figure

@@ -8,22 +8,31 @@ from typing import Any
 import numpy as np
 
 from modicum.plots import pyplot
-from modicum_lab.papers.experiment import Figure, Result, Scale, experiment
+from modicum_lab.papers.experiments import Figure, Result, Scale, experiment
 from modicum_lab.papers.fits import Contender, Fit, ledger_of, settings_of, warnings_of
-from modicum_lab.papers.hmc_ecs import notes
-from modicum_lab.papers.hmc_ecs.contenders import (
+from modicum_lab.papers.hmc_ecs.comparison import (
+    BANKRUPTCY_ROWS,
     DEFAULT,
     PERTURBED,
     SIGNED,
     TRUTH,
     Problem,
     Size,
+    bankruptcy_rows,
     full_hmc,
     run_problem,
 )
-from modicum_lab.papers.hmc_ecs.data import BANKRUPTCY_ROWS, bankruptcy_rows
 from modicum_lab.papers.hmc_ecs.pictures import draw_marginals, draw_moments, some_parameters
-from modicum_lab.papers.hmc_ecs.tables import accuracy_table, efficiency_table, relative_table
+from modicum_lab.papers.hmc_ecs.tables import (
+    accuracy_table,
+    charged,
+    efficiency_table,
+    full_cost,
+    monte_carlo_error,
+    relative_table,
+    stochastic_gradients_cost,
+    too_large,
+)
 
 __all__ = ["BANKRUPTCY", "figures_4_6", "tables_3_4"]
 
@@ -113,7 +122,7 @@ def figures_4_6(scale: Scale, seed: int) -> Result:
         ],
         settings=settings_of(data, every, size.chains),
         ledger=ledger_of(every),
-        notes=[*NOTES, notes.monte_carlo_error(truth), *warnings_of(every)],
+        notes=[*NOTES, monte_carlo_error(truth), *warnings_of(every)],
     )  # fmt: skip
 
 
@@ -127,12 +136,12 @@ NOTES = [
 
 def _notes(size: Size, fits: dict[str, Fit]) -> list[str]:
     return [
-        notes.charged(BANKRUPTCY, size),
+        charged(BANKRUPTCY, size),
         "The paper's costs of full HMC, 478.7 and 311.5, agree with about 40 passes charged to "
         "both methods; its 9.5 for SG-HMC with L = 60 then means an IF of about 36.",
-        notes.stochastic_gradients_cost(BANKRUPTCY, fits),
-        notes.too_large(BANKRUPTCY, size, fits),
-        notes.full_cost(BANKRUPTCY, fits),
+        stochastic_gradients_cost(BANKRUPTCY, fits),
+        too_large(BANKRUPTCY, size, fits),
+        full_cost(BANKRUPTCY, fits),
     ]
 
 
@@ -173,11 +182,11 @@ def _predicted(fit: Fit, rows: Any, order: np.ndarray) -> np.ndarray:
     """Quantiles .05, mean and .95 over draws of the mean probability in each group."""
     theta = fit.draws.reshape(-1, fit.draws.shape[2])
     theta = theta[:: max(1, len(theta) // 200)]
-    found = []
+    lines = []
     for group in order:
         some = group[:: max(1, len(group) // 500)]  # firms enough for the mean of a group
         x = rows.take(np.sort(some))["x"]
         chance = 1 / (1 + np.exp(-(x @ theta[:, :-1].T + theta[:, -1])))
         mean = chance.mean(axis=0)
-        found.append([np.quantile(mean, 0.05), mean.mean(), np.quantile(mean, 0.95)])
-    return np.asarray(found).T
+        lines.append([np.quantile(mean, 0.05), mean.mean(), np.quantile(mean, 0.95)])
+    return np.asarray(lines).T

@@ -14,9 +14,9 @@ from modicum.methods import HMC, HMCECS
 from modicum.models import Gaussian
 from modicum.plots import METHOD_COLOURS, pyplot
 from modicum.rows import Rows
-from modicum_lab.papers.experiment import Figure, Result, Scale, Table, experiment
+from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment
 from modicum_lab.papers.fits import Contender, Fit, ledger_of
-from modicum_lab.papers.hmc_ecs.contenders import DEFAULT, TRUTH
+from modicum_lab.papers.hmc_ecs.comparison import DEFAULT, TRUTH
 from modicum_lab.papers.hmc_ecs.pictures import ORDER_COLOURS
 
 __all__ = ["figure_7"]
@@ -107,7 +107,7 @@ def _contenders(d: int, size: Size) -> list[Contender]:
 
 
 def _table(fits: dict[int, list[Fit]]) -> Table:
-    columns = ["d", "method", "rows an evaluation", "step size", "acceptance", "L", "IF",
+    columns = ["d", "method", "rows per evaluation", "step size", "acceptance", "L", "IF",
                "variance of lhat"]  # fmt: skip
     rows = [
         [d, fit.label, _rows_held(fit), fit.stat("step_size"), fit.stat("acceptance_rate"),

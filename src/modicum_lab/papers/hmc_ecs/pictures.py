@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from modicum.plots import METHOD_COLOURS, pyplot
-from modicum.posterior.labels import scalar_names
 from modicum_lab.papers.fits import Fit
 
 __all__ = ["ORDER_COLOURS", "density", "draw_marginals", "draw_moments", "some_parameters"]
@@ -37,16 +36,12 @@ def density(values: np.ndarray, weights: np.ndarray, at: np.ndarray) -> np.ndarr
 
 def some_parameters(truth: Fit, seed: int) -> tuple[Sequence[int], list[str]]:
     """Four parameters at random, as in the paper, and all names."""
-    names = [
-        name
-        for parameter, x in truth.post.draws.items()
-        for name in scalar_names(parameter, x.shape[2:], truth.post.labels)
-    ]
+    names = [str(name) for name in truth.post.summary().index]
     return np.sort(np.random.default_rng(seed).choice(len(names), 4, replace=False)).tolist(), names
 
 
 def draw_marginals(fits: Sequence[Fit], truth: Fit, which: Sequence[int], names: Any) -> Any:
-    """A line of panels a method, a column a parameter; full HMC in every panel."""
+    """One line of panels per method, one column per parameter; full HMC in every panel."""
     figure, axes = pyplot().subplots(
         len(fits), len(which), figsize=(PANEL * len(which) + 1.2, 1.3 * len(fits) + 0.8),
         squeeze=False, layout="constrained",
@@ -63,8 +58,7 @@ def draw_marginals(fits: Sequence[Fit], truth: Fit, which: Sequence[int], names:
         row[0].set_ylabel(_two_lines(fit.label), fontsize=8, rotation=0, ha="right", va="center")
     for ax, k in zip(axes[-1], which, strict=True):
         ax.set_xlabel(names[k].removeprefix("beta[").removesuffix("]"), fontsize=7)
-    said = f"solid: {truth.label}; dashed: the method"
-    figure.suptitle(said, fontsize=9)
+    figure.suptitle(f"solid: {truth.label}; dashed: the method", fontsize=9)
     return figure
 
 

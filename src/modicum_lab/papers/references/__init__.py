@@ -1,6 +1,6 @@
 """Posteriors of the four real tables, from 64,000 draws of full-data HMC in float64 each.
 
-Made by `tests/make_references.py`.
+Made by `tests/helpers/make_references.py`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def reference(name: str) -> Reference:
     >>> reference("taxi").draws
     64000
     """
-    told = json.loads((files(__package__) / f"{name}.json").read_text(encoding="utf-8"))
+    saved = json.loads((files(__package__) / f"{name}.json").read_text(encoding="utf-8"))
     parts = {
-        what: np.concatenate([np.ravel(told[p][what]) for p in ("beta", "intercept")])
+        what: np.concatenate([np.ravel(saved[p][what]) for p in ("beta", "intercept")])
         for what in ("mean", "sd", "mcse")
     }
-    return Reference(told["rows"], told["draws"], **parts)
+    return Reference(saved["rows"], saved["draws"], **parts)

@@ -6,24 +6,22 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from modicum.datasets.dataset import Dataset
+from modicum.datasets import Dataset
 from modicum_lab.bench.contenders.approximations import laplace
-from modicum_lab.bench.contenders.scanning import scan_until
-from modicum_lab.bench.contenders.whole import forecast
-from modicum_lab.bench.problem_data import Given
-from modicum_lab.bench.problems import Problem
-from modicum_lab.bench.run_result import Budget, LeftOut
+from modicum_lab.bench.contenders.common import forecast, scan_until
+from modicum_lab.bench.problems import Problem, ProblemData
+from modicum_lab.bench.runs import Budget, Infeasible
 
 SHORT = Budget(seconds=60.0, draws=50, chains=2, cores=2)
 
 
 def counting(state, step):
-    """Positions are 0, 1, 2 ..., ten a call, three gradients each."""
+    """Positions are 0, 1, 2 ..., ten per call, three gradients each."""
 
-    def one(state, _):
+    def iteration(state, _):
         return state + step, (jnp.full(2, state), 3)
 
-    return jax.lax.scan(one, state, None, length=10)
+    return jax.lax.scan(iteration, state, None, length=10)
 
 
 def test_warm_up_is_dropped_and_draws_are_bounded():
@@ -40,7 +38,7 @@ def test_when_time_is_up_what_there_is_counts():
 
 
 def test_a_gradient_too_slow_is_left_out_with_what_it_would_take():
-    with pytest.raises(LeftOut, match="minutes"):
+    with pytest.raises(Infeasible, match="minutes"):
         forecast(2.0, Budget(seconds=20))
 
 
@@ -52,11 +50,12 @@ def test_a_problem_is_handed_over_whole(tmp_path):
     model = mo.models.Poisson(prior_scale=1.5, intercept_scale=10.0)
     problem = Problem("tiny", "a tiny one", lambda: Dataset("t", rows, model, "made up", "here"))
     kept = problem.write(tmp_path)
-    given = Given(tmp_path)
-    assert given.model == model
-    assert len(given) == len(given.rows) == len(given.store()) == 500
-    np.testing.assert_array_equal(given.rows.slice(0, 500)["offset"], np.log(years))
-    np.testing.assert_array_equal(given.prior, [1.5, 1.5, 10.0])
-    found = laplace(given, SHORT)
-    assert np.max(np.abs(np.subtract(found.mean, kept.mean)) / kept.sd) < 0.2
-    assert found.rows_before > 500
+    data = ProblemData(tmp_path)
+    assert data.model == model
+    assert len(data) == len(data.rows) == len(data.store()) == 500
+    np.testing.assert_array_equal(data.rows.slice(0, 500)["offset"], np.log(years))
+    np.testing.assert_array_equal(data.prior, [1.5, 1.5, 10.0])
+    run = laplace(data, SHORT)
+    assert np.max(np.abs(np.subtract(run.mean, kept.mean)) / kept.sd) < 0.2
+    assert run.rows_before > 500
+    assert run.known_moments

@@ -1,18 +1,18 @@
 """The ratios that must hold: kept, not kept, and not spoken of."""
 
-from helpers.made_up_bench import meeting
 from modicum_lab.bench.limits import limits_of, limits_table
-from modicum_lab.bench.measuring import Measured
+from modicum_lab.bench.measurements import Measurements
+from modicum_lab.tests.bench.made_up import measurements
 
 
 def measured(rate, cold_peer, slow, disk, memory):
     return [
-        meeting("higgs-100k", "modicum", rate=1000.0, iteration=1e-3),
-        meeting("higgs-1m", "modicum", rate=rate, before=1.0),
-        meeting("higgs-1m", "numpyro-ecs-200", rate=8.0, before=cold_peer),
-        meeting("higgs-1m", "numpyro-ecs-1300", rate=10.0, before=cold_peer),
-        meeting("higgs-10m", "modicum", rate=1000.0, iteration=slow),
-        meeting("higgs-10m", "modicum-store", rate=1000.0, iteration=disk, memory=memory),
+        measurements("higgs-100k", "modicum", rate=1000.0, iteration=1e-3),
+        measurements("higgs-1m", "modicum", rate=rate, before=1.0),
+        measurements("higgs-1m", "numpyro-ecs-200", rate=8.0, before=cold_peer),
+        measurements("higgs-1m", "numpyro-ecs-1300", rate=10.0, before=cold_peer),
+        measurements("higgs-10m", "modicum", rate=1000.0, iteration=slow),
+        measurements("higgs-10m", "modicum-store", rate=1000.0, iteration=disk, memory=memory),
     ]
 
 
@@ -40,8 +40,8 @@ def test_a_slow_cold_start_is_seen():
 def test_the_huge_table_is_compared_with_a_tenth_of_it_in_memory():
     limits = limits_of(
         [
-            meeting("plain-10m", "modicum", rate=1000.0, iteration=1e-3),
-            meeting("plain-100m", "modicum-store", rate=1000.0, iteration=1.25e-3),
+            measurements("plain-10m", "modicum", rate=1000.0, iteration=1e-3),
+            measurements("plain-100m", "modicum-store", rate=1000.0, iteration=1.25e-3),
         ]
     )
     assert [round(one.measured, 2) for one in limits] == [0.8, 1.0]
@@ -49,4 +49,4 @@ def test_the_huge_table_is_compared_with_a_tenth_of_it_in_memory():
 
 def test_nothing_is_claimed_about_what_was_not_run():
     assert limits_of([]) == []
-    assert limits_of([Measured("higgs-1m", "modicum", left_out="no memory")]) == []
+    assert limits_of([Measurements("higgs-1m", "modicum", reason="no memory")]) == []

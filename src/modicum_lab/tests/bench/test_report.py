@@ -4,20 +4,26 @@ import json
 
 import numpy as np
 
-from helpers.made_up_bench import MACHINE, found, meeting, results
 from modicum_lab.bench.machine import describe_machine, in_words
-from modicum_lab.bench.measuring import Measured
+from modicum_lab.bench.measurements import Measurements
 from modicum_lab.bench.report import from_json, markdown, to_json, write_report
+from modicum_lab.tests.bench.made_up import MACHINE, measurements, results, run_result
 
 
 def usual():
-    left = Measured("higgs-1m", "numpyro-nuts", left_out="it would take a week")
+    left = Measurements("higgs-1m", "numpyro-nuts", reason="it would take a week")
     return results(
         [
-            meeting("higgs-1m", "modicum", found(rate=900), found(rate=1000), found(rate=1200)),
-            meeting("higgs-1m", "numpyro-ecs-200", rate=5.0, before=20.0),
-            meeting("higgs-1m", "blackjax-sgld", rate=50.0, shift=1.0),
-            meeting("higgs-1m", "laplace", rate=50.0),
+            measurements(
+                "higgs-1m",
+                "modicum",
+                run_result(rate=900),
+                run_result(rate=1000),
+                run_result(rate=1200),
+            ),
+            measurements("higgs-1m", "numpyro-ecs-200", rate=5.0, before=20.0),
+            measurements("higgs-1m", "blackjax-sgld", rate=50.0, shift=1.0),
+            measurements("higgs-1m", "laplace", rate=50.0),
             left,
         ]
     )
@@ -30,10 +36,10 @@ def test_a_report_survives_the_way_to_json_and_back():
     assert from_json(to_json(again)) == again  # digits that were never measured are dropped once
     assert vars(again).keys() == vars(first).keys()
     for one, other in zip(again.measured, first.measured, strict=True):
-        assert (one.problem, one.contender, one.left_out) == (
+        assert (one.problem, one.contender, one.reason) == (
             other.problem,
             other.contender,
-            other.left_out,
+            other.reason,
         )
         np.testing.assert_allclose([r.rate for r in one.runs], [r.rate for r in other.runs], 1e-6)
     assert {"machine", "measured", "limits"} <= set(json.loads(to_json(first)))
@@ -72,7 +78,7 @@ def test_the_machine_is_described():
 
 
 def test_a_problem_without_reference_is_told():
-    huge = results([meeting("plain-100m", "modicum-store"), meeting("plain-100m", "modicum")])
+    huge = results([measurements("plain-100m", name) for name in ("modicum-store", "modicum")])
     huge.references.clear()
     page = markdown(huge)
     assert "No reference" in page

@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 
 from modicum_lab.papers.ewsg import divergence, index_chain
-from modicum_lab.papers.ewsg.autocorrelation import figure_1b
 from modicum_lab.papers.ewsg.error_bound import figure_1j_1l
 from modicum_lab.papers.ewsg.gaussian import FRICTION, STEP, Gaussian, methods
-from modicum_lab.papers.experiment import EXPERIMENTS, Result
+from modicum_lab.papers.experiments import EXPERIMENTS, Result
 
 mpl.use("Agg")
 
@@ -83,7 +82,9 @@ def test_ewsg_ends_nearer_to_the_target_than_sghmc():
         assert passes[-1] == pytest.approx(30, abs=0.1)
         assert kl[0] > 5 > kl[-1]  # from N(0, I), twenty times too wide
     assert result.ledger["ewsg"] == pytest.approx(result.ledger["sghmc"], rel=0.01)
-    assert sum("guard on" in note for note in result.notes) == 2
+    assert {doubt.code for doubt in result.doubts.values()} == {"gradient-noise"}
+    assert set(result.doubts) == set(both)
+    assert all(any(str(d) in note for note in result.notes) for d in result.doubts.values())
     table = found.table("t", "method", "")
     assert [row[-1] for row in table.rows] == ["0 of 1", "1 of 1"]
 
@@ -109,7 +110,7 @@ def test_orderings_of_figure_1a_and_1c_at_laptop_scale():
 
 
 def test_smoke_of_figure_1b():
-    result = figure_1b("smoke", 1)
+    result = divergence.figure_1b("smoke", 1)
     rows = result.tables[0].rows
     by = {(row[0], row[1]): row for row in rows}
     for name in ("SGHMC", "EWSG"):  # larger steps forget faster, and are less accurate

@@ -8,10 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helpers import tables
-from modicum.posterior.score import Score
-from modicum_lab.papers.ewsg import covertype, covertype_scores, mnist
-from modicum_lab.papers.experiment import EXPERIMENTS
+from modicum.posterior import Score
+from modicum_lab.papers.ewsg import covertype, mnist
+from modicum_lab.papers.experiments import EXPERIMENTS
 
 mpl.use("Agg")
 
@@ -55,7 +54,7 @@ def made_score(accuracy, density):
 
 def test_table_1_has_the_papers_figures_beside_ours():
     scores = {"psgld, h / n": made_score(0.7, -0.6), "ewsg": made_score(0.7563, -0.5201)}
-    table = covertype_scores.table(scores, 464_810)
+    table = covertype.table(scores, 464_810)
     other, ewsg = table.rows
     assert ewsg == ["EWSG", 75.63, 75.293, -0.5201, -0.523, "66.00 ± 1.00", "-3.000 ± 1.000"]
     assert other[0] == "pSGLD, h / n"
@@ -69,7 +68,7 @@ def test_figures_2_and_3_have_labels():
     curve = pd.DataFrame(
         {part: [0.5, 0.6] for part in parts}, index=pd.Index([0.5, 1.0], name="passes")
     )
-    two = covertype_scores.draw({"ewsg": curve, "psgld, h / n": curve}, made_score(0.76, -0.5))
+    two = covertype.draw({"ewsg": curve, "psgld, h / n": curve}, made_score(0.76, -0.5))
     three = mnist._draw({"mlp": {"ewsg": curve}, "cnn": {"sgld": curve}})
     for ax in two.axes + three.axes:
         assert ax.get_xlabel() == "data passes"
@@ -79,8 +78,8 @@ def test_figures_2_and_3_have_labels():
 
 
 def test_figure_3_says_what_is_smaller_than_in_the_paper():
-    assert mnist._said_of_size("paper") == ""
-    said = mnist._said_of_size("laptop")
+    assert mnist._size_note("paper") == ""
+    said = mnist._size_note("laptop")
     assert "200 passes" in said
     assert "CNN: passes 2, realisations 1" in said
     low, high = (pd.DataFrame({"train": [0.1, last]}) for last in (0.5, 0.9))
@@ -89,18 +88,11 @@ def test_figure_3_says_what_is_smaller_than_in_the_paper():
 
 def test_draws_of_exact_chains_are_said_to_stand_in_for_realisations():
     two = made_score(0.75, -0.52)  # ten rows, two draws of two chains: each a realisation
-    assert "stand in" not in covertype_scores.table({"ewsg": two, "flymc": two}, 100).note
+    assert "stand in" not in covertype.table({"ewsg": two, "flymc": two}, 100).note
     longer = replace(two, draws=40)
-    note = covertype_scores.table({"ewsg": two, "flymc": longer}, 100).note
+    note = covertype.table({"ewsg": two, "flymc": longer}, 100).note
     assert "40 draws of FlyMC stand in for realisations" in note
     assert "-2.0000 and -4.0000" in note
-
-
-@pytest.fixture
-def real_tables(monkeypatch):
-    if not (tables.data_folder() / "covtype").exists():
-        pytest.skip("the real tables are not here")
-    monkeypatch.setenv("MODICUM_DATA", str(tables.data_folder()))
 
 
 @pytest.mark.usefixtures("real_tables")

@@ -7,21 +7,17 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from helpers import tables
-from modicum.datasets.higgs_table import SOURCE
 from modicum.plots import METHOD_COLOURS
 from modicum.posterior import Posterior
 from modicum_lab.papers import report
-from modicum_lab.papers.catalogue import PAPERS, experiments_of
+from modicum_lab.papers.experiments import PAPERS, experiments_of
 from modicum_lab.papers.fits import Contender, Fit, Length
-from modicum_lab.papers.hmc_ecs import dimension, rows
-from modicum_lab.papers.hmc_ecs.accuracy import roc_curves
-from modicum_lab.papers.hmc_ecs.contenders import STEP, stable_step
-from modicum_lab.papers.hmc_ecs.data import higgs_rows
-from modicum_lab.papers.hmc_ecs.higgs import HIGGS, SIZES
+from modicum_lab.papers.hmc_ecs import designs, dimension
+from modicum_lab.papers.hmc_ecs.comparison import STEP, higgs_rows, stable_step
+from modicum_lab.papers.hmc_ecs.higgs import HIGGS, SIZES, roc_curves
 from modicum_lab.papers.hmc_ecs.pictures import density
 from modicum_lab.papers.hmc_ecs.tables import full_data_ratio, relative_table
-from modicum_lab.papers.page import write_page
+from modicum_lab.papers.pages import write_page
 from modicum_lab.papers.references import TABLES, reference
 
 NAMES = {
@@ -117,10 +113,8 @@ def test_missing_data_are_named(monkeypatch, tmp_path):
         higgs_rows.__wrapped__(1_000, 1)
 
 
-def test_stand_in_has_test_rows_in_the_papers_proportion(monkeypatch):
-    if SOURCE.look(tables.data_folder()) is None:
-        pytest.skip("HIGGS is not here")
-    monkeypatch.setenv("MODICUM_DATA", str(tables.data_folder()))
+@pytest.mark.usefixtures("real_tables")
+def test_stand_in_has_test_rows_in_the_papers_proportion():
     data = higgs_rows.__wrapped__(21_000, 1)
     assert (len(data.rows), len(data.test)) == (21_000, 1_000)
     assert "stand-in" in data.description
@@ -138,16 +132,22 @@ def test_a_table_of_another_size_has_no_reference():
     fit = made("a", np.zeros((1, 10, 1)), 1)
     data = replace(dimension.simulated(50, 2, 1), name="claims")
     with pytest.raises(mo.DataError, match="has 50 rows, but its reference"):
-        rows._judge("claims", data, fit)
+        designs._judge("claims", data, fit)
+
+
+class Predictor:
+    """Chances of a logistic regression, (draw, row)."""
+
+    def __call__(self, draws, batch):
+        eta = draws["beta"] @ batch["x"].T + draws["intercept"][:, None]
+        return 1 / (1 + np.exp(-eta))
 
 
 def test_a_perfect_prediction_has_a_perfect_curve():
     x = np.linspace(-3, 3, 400)[:, None]
     rows = mo.Rows(x=x, y=(x[:, 0] > 0).astype(float))
     draws = {"beta": np.full((1, 10, 1), 2.0), "intercept": np.zeros((1, 10))}
-    from modicum.models.prediction import ModelPredictor
-
-    post = Posterior(draws, {}, mo.Ledger(400), predictor=ModelPredictor(mo.models.Logistic()))
+    post = Posterior(draws, {}, mo.Ledger(400), predictor=Predictor())
     (curve,) = roc_curves([Fit(Contender("a", mo.HMCECS(), 10, 0), post)], rows).values()
     assert np.trapezoid(curve[1], curve[0]) > 0.999
 
@@ -177,7 +177,7 @@ def test_a_contender_keeps_its_warnings_and_its_length():
     method = mo.HMCECS(design="uniform", order=1, subsample=20, step_size=0.5)
     data = dimension.simulated(500, 20, 1)
     fit = Contender("a", method, 30, 0, colour="hmc").run(data, 1, 1)  # raises no warning
-    assert any("too few" in text for text in map(str, fit.post.warnings))
+    assert "subsample-small" in {doubt.code for doubt in fit.post.warnings}
     assert fit.draws.shape == (1, 30, 20)
     assert fit.colour == METHOD_COLOURS["hmc"]
 
@@ -204,15 +204,9 @@ def test_step_size_falls_with_the_dimension(tmp_path):
     np.testing.assert_allclose(np.divide(large, small), 0.5, atol=0.13)
 
 
-def data_at_hand(monkeypatch):
-    if SOURCE.look(tables.data_folder()) is None:
-        pytest.skip("the data are not here")
-    monkeypatch.setenv("MODICUM_DATA", str(tables.data_folder()))
-
-
 @pytest.mark.slow
+@pytest.mark.usefixtures("real_tables")
 def test_tables_1_2(tmp_path, monkeypatch):
-    data_at_hand(monkeypatch)
     monkeypatch.setitem(SIZES, "smoke", replace(SIZES["smoke"], rows=100_000, draws=1_000))
     relative, efficiency = run_smoke("tables-1-2", tmp_path).tables
     found = columns_of(relative)
@@ -226,17 +220,17 @@ def test_tables_1_2(tmp_path, monkeypatch):
     assert "stand-in" in relative.note
 
 
+@pytest.mark.usefixtures("real_tables")
 @pytest.mark.parametrize("name", sorted(NAMES - {"figure-7", "figures-8-9", "tables-1-2"}))
-def test_other_experiments_run(name, tmp_path, monkeypatch):
-    data_at_hand(monkeypatch)
+def test_other_experiments_run(name, tmp_path):
     result = run_smoke(name, tmp_path)
     assert all(len(table.rows) > 0 for table in result.tables)
     if name != "rows-compared":  # the one with real outcomes
         assert all("stand-in" in table.note for table in result.tables)
 
 
-def test_order_0_is_flagged_and_order_1_is_right(tmp_path, monkeypatch):
-    data_at_hand(monkeypatch)
+@pytest.mark.usefixtures("real_tables")
+def test_order_0_is_flagged_and_order_1_is_right(tmp_path):
     (table,) = run_smoke("figures-8-9", tmp_path).tables
     found = columns_of(table)
     assert found["warned"][0]

@@ -24,7 +24,7 @@ def picture():
 def toy(monkeypatch):
     """Two experiments in place of the paper's: one that works, one whose data are not there."""
     monkeypatch.setitem(EXPERIMENTS, "hmc-ecs", {})
-    monkeypatch.setattr("modicum_lab.papers.catalogue._modules", lambda paper: [])
+    monkeypatch.setattr("modicum_lab.papers.experiments._modules", lambda paper: [])
 
     @experiment("hmc-ecs", "missing", "An experiment without its data")
     def missing(scale, seed):

@@ -1,0 +1,225 @@
+"""What a user's functions compute: the expression JAX traces of them, and its digest.
+
+Globals and closures are no part of a function's source, yet they are part of a model. The traced
+expression has them as constants: two models are the same if they compute the same, and a model
+whose global has changed since its last fit is another one.
+
+What a host callback (`jax.pure_callback`) does is not seen, and a helper that the user has compiled
+with `jax.jit` is what JAX remembers of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from modicum.errors import SettingError
+from modicum.random import IMPL
+from modicum.rows import Rows
+from modicum.runtime import in_double_precision
+
+__all__ = ["Trace", "digest_of", "expression_digest", "trace_of", "uncompiled"]
+
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in a repr: differs from process to process
+MEANINGLESS = {"name", "debug_info"}  # parameters of an operation that do not change its result
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a model computes.
+
+    Attributes
+    ----------
+    digest
+        Of the traced expressions with their constants: the same in every process with one version
+        of JAX, whatever the functions are called and wherever they lie.
+    captured_bytes
+        Size of the arrays the functions have captured, which are compiled as constants.
+    """
+
+    digest: str
+    captured_bytes: int
+
+
+class Traceable(Protocol):
+    """The functions of a model that are traced."""
+
+    def log_prior(self, theta: Any) -> jax.Array:
+        """Log-density of the prior."""
+        ...
+
+    def log_likelihood(self, theta: Any, batch: Mapping[str, Any]) -> jax.Array:
+        """Log-density of each row."""
+        ...
+
+
+@in_double_precision
+def trace_of(
+    model: Traceable,
+    theta: Any,
+    rows: Rows,
+    random_start: Callable[[jax.Array], Any] | None = None,
+) -> Trace:
+    """Trace a model's functions, with their gradients, on a few rows of the shapes of `rows`.
+
+    Gradients are traced since a function may have a derivative of its own (`jax.custom_jvp`).
+
+    Raises
+    ------
+    SettingError
+        If the functions cannot be traced, or compute something else every time they are.
+    """
+    first = rows.slice(0, min(len(rows), 8))
+    shapes, batch = (jax.tree.map(_abstract, tree) for tree in (theta, first))
+    digest, captured = _digest_once(model, shapes, batch)
+    if _digest_once(model, shapes, batch)[0] != digest:
+        raise SettingError(
+            "the model's functions compute something else each time they are traced, so that there "
+            "is no posterior to sample; take Python's or NumPy's random numbers, the clock and "
+            "counters out of log_prior and log_likelihood."
+        )
+    if random_start is not None:
+        digest = _joined(digest, _start_digest(random_start))
+    return Trace(digest, captured)
+
+
+def _digest_once(model: Traceable, theta: Any, batch: Any) -> tuple[str, int]:
+    """Digest of both functions. They are wrapped anew: JAX remembers the traces of functions."""
+
+    def prior(theta: Any) -> Any:
+        return jax.value_and_grad(lambda t: model.log_prior(t))(theta)
+
+    def likelihood(theta: Any, batch: Any) -> Any:
+        values, pull_back = jax.vjp(lambda t: model.log_likelihood(t, batch), theta)
+        return values, pull_back(jnp.ones_like(values))
+
+    try:
+        parts = (expression_digest(prior, theta), expression_digest(likelihood, theta, batch))
+    except Exception as fault:  # whatever the user's functions raise
+        message = str(fault).splitlines()
+        raise SettingError(
+            f"the model's functions cannot be differentiated ({type(fault).__name__}: "
+            f"{message[0] if message else 'no message'}); write them with jax.numpy, and loops of "
+            "a length that is not fixed with jax.lax.scan."
+        ) from fault
+    return _joined(*(digest for digest, _ in parts)), sum(size for _, size in parts)
+
+
+def _start_digest(random_start: Callable[[jax.Array], Any]) -> str:
+    key = jax.eval_shape(lambda: jax.random.key(0, impl=IMPL))
+    try:
+        return expression_digest(lambda key: random_start(key), key)[0]
+    except Exception:  # a method that uses it will say so
+        return "untraceable"
+
+
+def expression_digest(function: Callable[..., Any], *arguments: Any) -> tuple[str, int]:
+    """Digest of what `function` computes, and bytes of the arrays it has captured.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> def by(scale):
+    ...     return lambda x: jnp.sum(x) / scale
+    >>> expression_digest(by(2.0), 1.0) == expression_digest(by(2.0), 1.0)
+    True
+    >>> expression_digest(by(2.0), 1.0) == expression_digest(by(3.0), 1.0)
+    False
+    """
+    return digest_of(jax.make_jaxpr(function)(*arguments))
+
+
+def digest_of(expression: ClosedJaxpr) -> tuple[str, int]:
+    """Digest of a traced expression, and bytes of the arrays it holds."""
+    writer = _Writer()
+    writer.closed(expression)
+    return writer.hash.hexdigest(), writer.captured
+
+
+class _Writer:
+    """Feeds an expression to a hash: the printed form would leave out what arrays hold."""
+
+    def __init__(self) -> None:
+        self.hash = blake2b(digest_size=12)
+        self.captured = 0
+
+    def text(self, *words: object) -> None:
+        self.hash.update(ADDRESS.sub("", "|".join(map(str, words))).encode() + b"\n")
+
+    def array(self, value: Any) -> None:
+        if jnp.issubdtype(jax.dtypes.result_type(value), jax.dtypes.prng_key):
+            self.text(jax.random.key_impl(value))
+            value = jax.random.key_data(value)
+        plain = np.asarray(value)
+        self.captured += plain.nbytes
+        self.text(plain.dtype, plain.shape)
+        self.hash.update(np.ascontiguousarray(plain).tobytes())
+
+    def closed(self, closed: ClosedJaxpr) -> None:
+        for constant in closed.consts:
+            self.array(constant)
+        self.jaxpr(closed.jaxpr)
+
+    def jaxpr(self, jaxpr: Jaxpr) -> None:
+        numbers: dict[Any, int] = {}
+
+        def variable(atom: Any) -> None:
+            if isinstance(atom, Literal):
+                self.text("literal", atom.aval)
+                self.array(atom.val)
+            else:
+                self.text(numbers.setdefault(atom, len(numbers)), atom.aval)
+
+        for argument in (*jaxpr.constvars, *jaxpr.invars):
+            variable(argument)
+        for equation in jaxpr.eqns:
+            self.text(equation.primitive.name)
+            for name, value in sorted(equation.params.items()):
+                if name not in MEANINGLESS:
+                    self.text(name)
+                    self.parameter(value)
+            for atom in (*equation.invars, *equation.outvars):
+                variable(atom)
+        self.text("out")
+        for result in jaxpr.outvars:
+            variable(result)
+
+    def parameter(self, value: Any) -> None:
+        if isinstance(value, ClosedJaxpr):
+            self.closed(value)
+        elif isinstance(value, Jaxpr):
+            self.jaxpr(value)
+        elif isinstance(value, tuple | list):
+            self.text(len(value))
+            for item in value:
+                self.parameter(item)
+        elif isinstance(value, np.ndarray | jax.Array):
+            self.array(value)
+        elif callable(value) and not isinstance(value, type):
+            self.text(type(value).__name__)  # a rule of differentiation, whose result is traced
+        else:
+            self.text(repr(value))
+
+
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Undo `jax.jit`: what it compiled would go on with the globals of its first call."""
+    while isinstance(function, jax.stages.Wrapped) and hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    array = np.asarray(leaf)
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+
+def _joined(*digests: str) -> str:
+    return blake2b(" ".join(digests).encode(), digest_size=12).hexdigest()

@@ -1,0 +1,323 @@
+"""Other modes of the posterior: dispersed starts on a few rows, Laplace weights on all of them.
+
+Nothing is known of a user's own log-posterior. From the mode that was found first, the search goes
+on from points all over: where two symmetries that models often have would put another mode (all
+signs changed, all components in the opposite order), about draws of the prior, about `init` at unit
+scale, and about the mode at several of its standard deviations. L-BFGS climbs from each on about a
+thousand rows, counted as if they were all. Where all of that ends at the first mode, nothing more
+is done. Else the other places are brought to modes of all rows by Newton's method, and each has
+about the weight exp(log posterior) det(precision)^(-1/2) (Laplace).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, cycle, islice
+from typing import NamedTuple
+
+import numpy as np
+from scipy.linalg import cholesky, solve_triangular
+
+from modicum.errors import ConvergenceError, ModicumWarning
+from modicum.models import Target
+from modicum.passes.blocks import BLOCK
+from modicum.passes.engine import chunk_rows, padded_chunk
+from modicum.passes.mode import Curvature, ascend, prior_slope, whitening_factor
+from modicum.passes.sums import Sums, chunk_gradient, chunk_values
+from modicum.random import Stream, generator
+from modicum.runtime import in_double_precision
+
+__all__ = ["Modes", "Starts", "find_modes"]
+
+APART = 3.0  # posterior standard deviations between two modes that count as two
+NEGLIGIBLE = 0.01  # of the posterior: a mode of less is not spoken of
+MOST = 4  # other modes that are followed on all rows
+ITERATIONS = 100  # of L-BFGS, from each start
+GAP = 30.0  # below the first mode, in log-posterior: exp(-30) is nothing
+
+
+class Starts(NamedTuple):
+    """Where modes are looked for, beside the first start."""
+
+    points: tuple[np.ndarray, ...] = ()  # that the user gave
+    dispersed: int = 1  # starts in all, the first included
+
+    @property
+    def several(self) -> bool:
+        """Whether there is anything to look for."""
+        return bool(self.points) or self.dispersed > 1
+
+
+@dataclass(frozen=True)
+class Modes:
+    """The modes that are not negligible, the heaviest first.
+
+    Attributes
+    ----------
+    points
+        (modes, d).
+    weights
+        Share of the posterior by Laplace's approximation; they sum to 1.
+    factors
+        L of each, with L L' the inverse of its precision: (modes, d, d).
+    """
+
+    points: np.ndarray
+    weights: np.ndarray
+    factors: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """As arrays with names of their own, for a checkpoint."""
+        parts = {"points": self.points, "weights": self.weights, "factors": self.factors}
+        return {f"modes_{name}": part for name, part in parts.items()}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Modes | None:
+        """Undo `to_arrays`; None where no modes are among the arrays."""
+        if "modes_points" not in arrays:
+            return None
+        return cls(*(arrays[f"modes_{name}"] for name in ("points", "weights", "factors")))
+
+    def chains_at(self, chains: int) -> np.ndarray:
+        """Return at which mode each chain starts: at all of them, and more at the heavier."""
+        share = self.weights * chains
+        count = np.maximum(np.floor(share), 1).astype(int)
+        for k in np.argsort(np.floor(share) - share, kind="stable"):  # largest remainder first
+            count[k] += int(count.sum() < chains)
+        return np.repeat(np.arange(len(self)), count)[:chains]
+
+    def text(self, chains: int) -> str:
+        """How many modes there are, how heavy, and how many chains start at each."""
+        shares = ", ".join(f"{weight:.0%}" for weight in self.weights)
+        at = np.bincount(self.chains_at(chains), minlength=len(self))
+        return (
+            f"{len(self)} modes, with {shares} of the posterior by Laplace's approximation; "
+            f"{', '.join(map(str, at))} chains start there"
+        )
+
+    def ignored(self, visited: int, names: tuple[str, ...]) -> list[ModicumWarning]:
+        """Say so if modes after the first `visited` are not where any chain starts."""
+        left = self.weights[visited:]
+        if not len(left):
+            return []
+        where = self._where(visited, names)
+        others = "another mode" if len(left) == 1 else f"{len(left)} other modes, one of them"
+        return [
+            ModicumWarning(
+                "other-modes",
+                f"the posterior has {others} at {where}, with about {left.sum():.0%} of its "
+                "probability by Laplace's approximation, and no chain starts there",
+                "use method='nuts' with at least as many chains as modes, whose R-hat then shows "
+                "whether they go from one to the other, or leave a single mode: order the "
+                "components, fix a sign, give a prior that tells them apart",
+                weight=float(left.sum()),
+                modes=len(self),
+            )
+        ]
+
+    def _where(self, index: int, names: tuple[str, ...]) -> str:
+        """The parameters by which a mode is told from the first, most telling first."""
+        moved = self.points[index] - self.points[0]
+        sd = np.sqrt(np.sum(self.factors[0] ** 2, axis=1))
+        order = np.argsort(-np.abs(moved) / sd, kind="stable")[:3]
+        telling = [i for i in order if abs(moved[i]) > APART / 2 * sd[i]] or order[:1]
+        return ", ".join(
+            f"{names[i] if i < len(names) else f'parameter {i}'} = {self.points[index][i]:.3g} "
+            f"instead of {self.points[0][i]:.3g}"
+            for i in telling
+        )
+
+
+@in_double_precision
+def find_modes(
+    sums: Sums, first: Curvature, init: np.ndarray, starts: Starts, within: float, seed: int = 0
+) -> tuple[list[Curvature], Modes]:
+    """Return the modes that are not negligible, the heaviest first: `first`, where it is alone."""
+    some = _SomeRows.of(sums, first, seed)
+    others = some.other_ends(
+        [*starts.points, *_dispersed(sums.target, first, init, starts.dispersed, seed)]
+    )
+    sums.ledger.add("other modes", some.evaluations * some.count, "gradient")
+    modes = [first]
+    for point in others:
+        at = _mode_of_all_rows(sums, point, within)
+        if at is not None and all(_apart(at, known) for known in modes):
+            modes.append(at)
+    return _weighed(modes)
+
+
+def _mode_of_all_rows(sums: Sums, point: np.ndarray, within: float) -> Curvature | None:
+    try:
+        at = ascend(sums, point, "other modes", within)
+    except ConvergenceError:
+        return None
+    concave = bool(np.linalg.eigvalsh(at.precision)[0] > 0)
+    return at if concave and at.gradient_norm < within else None
+
+
+def _apart(at: Curvature, known: Curvature) -> bool:
+    """Whether two modes are more than a few standard deviations of either apart."""
+    moved = at.point - known.point
+    squares = (moved @ curved.precision @ moved for curved in (at, known))
+    return all(square > APART**2 for square in squares)
+
+
+def _weighed(modes: list[Curvature]) -> tuple[list[Curvature], Modes]:
+    """Laplace weights; those of less than 1% are left out, and what is no maximum beside one."""
+    logs, factors = [], []
+    for at in modes:
+        factor, mended = whitening_factor(at.precision)
+        half_log_det = float(np.linalg.slogdet(factor)[1])
+        logs.append(-np.inf if mended and len(modes) > 1 else at.log_posterior + half_log_det)
+        factors.append(factor)
+    weights = np.exp(np.array(logs) - max(logs))
+    weights /= weights.sum()
+    # The first stays the first among equals.
+    order = [int(k) for k in np.argsort(-np.round(weights, 3), kind="stable")]
+    kept = [k for k in order if weights[k] > NEGLIGIBLE]
+    share = weights[kept] / weights[kept].sum()
+    points = np.stack([modes[k].point for k in kept])
+    return [modes[k] for k in kept], Modes(points, share, np.stack([factors[k] for k in kept]))
+
+
+def _dispersed(
+    target: Target, first: Curvature, init: np.ndarray, count: int, seed: int
+) -> Iterator[np.ndarray]:
+    """Yield `count` - 1 points to start from; where more are asked for, the first are the same."""
+    rng, size = generator(seed, Stream.MODE_STARTS), len(init)
+    at = first.point
+    factor, _ = whitening_factor(first.precision)
+    mirrored = [-at, *_reversed(target, at)]
+
+    def of_the_prior() -> np.ndarray:
+        """A draw of the normal that the prior is about, where it is concave."""
+        noise = rng.standard_normal(size)
+        try:
+            lower = cholesky(-first.prior_hessian, lower=True)
+        except (np.linalg.LinAlgError, ValueError):  # flat, or not concave here
+            return at + noise * (1 + np.abs(at))
+        centre = at + solve_triangular(
+            lower.T, solve_triangular(lower, first.prior_gradient, lower=True)
+        )
+        return np.asarray(centre + solve_triangular(lower.T, noise))
+
+    def about_init() -> np.ndarray:
+        return init + rng.standard_normal(size)
+
+    def about_the_mode() -> np.ndarray:
+        return at + rng.uniform(3, 10) * (factor @ rng.standard_normal(size))
+
+    drawn = (kind() for kind in cycle((of_the_prior, about_init, about_the_mode)))
+    yield from islice(chain(mirrored, drawn), count - 1)
+
+
+def _reversed(target: Target, t: np.ndarray) -> list[np.ndarray]:
+    """Components in the opposite order: every array of parameters turned about its first axis."""
+    parts, first = [], 0
+    for shape in target.shapes:
+        stop = first + int(np.prod(shape))
+        leaf = t[first:stop].reshape(shape)
+        parts.append(np.ravel(leaf[::-1] if leaf.ndim else leaf))
+        first = stop
+    turned = np.concatenate(parts)
+    return [] if np.array_equal(turned, t) else [turned]
+
+
+@dataclass
+class _SomeRows:
+    """About a thousand rows that stand for all, and the climb on them."""
+
+    target: Target
+    batch: dict[str, np.ndarray]
+    present: np.ndarray
+    count: int  # rows that are present
+    rows: int  # all of them
+    centre: np.ndarray
+    factor: np.ndarray
+    evaluations: int = 0
+
+    @classmethod
+    def of(cls, sums: Sums, first: Curvature, seed: int) -> _SomeRows:
+        """Draw the rows; where all are few, take all, in the shape whose pass is compiled."""
+        n = len(sums.rows)
+        size = BLOCK * max(1, -(-4 * sums.target.size // BLOCK))
+        factor, _ = whitening_factor(first.precision)
+        if n <= 2 * size and chunk_rows(sums.rows) >= n:
+            batch, present = padded_chunk(sums.rows, 0, chunk_rows(sums.rows))
+            return cls(sums.target, batch, present, n, n, first.point, factor)
+        size = min(size, n)
+        row_ids = np.sort(generator(seed, Stream.MODE_ROWS).choice(n, size, replace=False))
+        batch = sums.rows.take(row_ids)
+        weight = batch.get("weight", np.ones(size)).astype(np.float64) * (n / size)
+        batch = {**batch, "weight": weight}
+        return cls(sums.target, batch, np.ones(size, bool), size, n, first.point, factor)
+
+    @property
+    def of_all(self) -> bool:
+        """Whether they are all rows."""
+        return self.count == self.rows
+
+    def distance(self, a: np.ndarray, b: np.ndarray) -> float:
+        """Between two points, in standard deviations at the first mode."""
+        return float(np.linalg.norm(np.linalg.solve(self.factor, a - b)))
+
+    def other_ends(self, starts: list[np.ndarray]) -> list[np.ndarray]:
+        """Where climbs end that is neither the first mode nor hopeless, the best first."""
+        # On some of the rows the first mode is a little elsewhere.
+        known = [self.centre if self.of_all else self.climb(self.centre)]
+        for start in starts:
+            end = self.climb(start)
+            if end is not None and all(
+                self.distance(end, k) > APART for k in known if k is not None
+            ):
+                known.append(end)
+        return self._worth_following([end for end in known[1:] if end is not None])
+
+    def climb(self, start: np.ndarray) -> np.ndarray | None:
+        """Where L-BFGS gets from `start`, in whitened coordinates; None where it starts nowhere."""
+        from scipy.optimize import minimize  # slow to import
+
+        def negative(z: np.ndarray) -> tuple[float, np.ndarray]:
+            value, gradient = self._log_posterior(self.centre + self.factor @ z)
+            return -value, -(self.factor.T @ gradient)
+
+        z = np.linalg.solve(self.factor, start - self.centre)
+        if not np.all(np.isfinite(negative(z)[1])):
+            return None
+        options = {"maxiter": ITERATIONS, "maxcor": 20, "ftol": 1e-13, "gtol": 1e-4}
+        with np.errstate(all="ignore"):
+            end = minimize(negative, z, jac=True, method="L-BFGS-B", options=options)
+        finite = np.isfinite(end.fun) and np.all(np.isfinite(end.x))
+        return np.asarray(self.centre + self.factor @ end.x) if finite else None
+
+    def _log_posterior(self, t: np.ndarray) -> tuple[float, np.ndarray]:
+        self.evaluations += 1
+        value, gradient = chunk_gradient(self.target, t, self.batch, self.present)
+        prior, prior_gradient = prior_slope(self.target, t)
+        return float(value) + prior, np.asarray(gradient) + prior_gradient
+
+    def _worth_following(self, points: list[np.ndarray]) -> list[np.ndarray]:
+        """Those that may have a share of the posterior of all rows, the best first.
+
+        The difference in log-posterior to the first mode is known up to the error of a thousand
+        rows.
+        """
+        if not points:
+            return []
+        at_first = self._row_values(self.centre)
+        prior = prior_slope(self.target, self.centre)[0]
+        gaps = []
+        for point in points:
+            moved = self._row_values(point) - at_first
+            error = 0.0 if self.of_all else float(np.std(moved)) * np.sqrt(len(moved))
+            gaps.append(moved.sum() + prior_slope(self.target, point)[0] - prior + 4 * error)
+        least = -(GAP + 2 * len(self.centre))
+        order = [k for k in np.argsort(-np.array(gaps)) if gaps[k] > least]
+        return [points[k] for k in order[:MOST]]
+
+    def _row_values(self, t: np.ndarray) -> np.ndarray:
+        return np.asarray(chunk_values(self.target, t, self.batch), np.float64)[self.present]

@@ -1,0 +1,292 @@
+"""The rows of a fit as its posterior remembers them, and other rows brought into their layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from modicum.errors import DataError, SettingError
+from modicum.rows import Rows, RowsSchema
+from modicum.rows.sources import is_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    import pyarrow as pa
+
+__all__ = ["AlignedRows", "Batch", "FitRows", "RowsLike", "aligned", "require_rows_of_fit"]
+
+Batch: TypeAlias = dict[str, np.ndarray]
+RowsLike: TypeAlias = "Rows | Mapping[str, ArrayLike] | pd.DataFrame | pl.DataFrame | pa.Table"
+SHOWN = 5  # names listed in a sentence; more of them are counted
+
+
+@dataclass(frozen=True)
+class FitRows:
+    """What a posterior remembers of the rows it was fitted to.
+
+    Parameters
+    ----------
+    schema
+        Names, shapes, levels and reference levels.
+    fingerprint
+        Hash of the rows.
+    dtype
+        Type the rows were held in: networks read bytes on another scale than numbers.
+    """
+
+    schema: RowsSchema
+    fingerprint: str
+    dtype: str
+
+    @classmethod
+    def of(cls, rows: Rows) -> FitRows:
+        """Describe `rows`."""
+        return cls(rows.schema, rows.fingerprint(), rows.dtype.name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for a file."""
+        page = {"fingerprint": self.fingerprint, "dtype": self.dtype}
+        return page | {"schema": self.schema.to_dict()}
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> FitRows:
+        """Undo `to_dict`; a `DataError` for what it did not write."""
+        fingerprint, dtype = saved["fingerprint"], saved["dtype"]
+        if not isinstance(fingerprint, str) or dtype not in ("float32", "float64", "uint8"):
+            raise DataError("the saved description of the rows is damaged.")
+        return cls(RowsSchema.from_dict(saved["schema"]), fingerprint, dtype)
+
+
+@dataclass(frozen=True)
+class AlignedRows:
+    """Rows whose fields and columns are those of a fit, chunk by chunk.
+
+    Parameters
+    ----------
+    rows
+        The rows as they are.
+    fields
+        The fields the fit knows.
+    columns
+        For each column of the fit its place in `rows`, -1 for a level that does not occur there;
+        None where they are the same.
+    dtype
+        "uint8" where the fit's rows were bytes and these are not, a floating type where it is the
+        other way round, None otherwise.
+    """
+
+    rows: Rows
+    fields: tuple[str, ...]
+    columns: np.ndarray | None = None
+    dtype: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def chunks(self, size: int) -> Iterator[Batch]:
+        """All rows in order, `size` at a time."""
+        start = 0
+        for chunk in self.rows.chunks(size):
+            batch = {name: chunk[name] for name in self.fields}
+            if self.columns is not None:
+                x = batch["x"]
+                batch["x"] = np.where(self.columns < 0, 0, x[:, np.maximum(self.columns, 0)])
+            if self.dtype is not None:
+                batch = {name: self._cast(name, part, start) for name, part in batch.items()}
+            start += len(next(iter(batch.values())))
+            yield batch
+
+    def _cast(self, name: str, part: np.ndarray, start: int) -> np.ndarray:
+        if self.dtype == "uint8":
+            bad = ~((part >= 0) & (part <= 255) & (part == np.floor(part)))
+            if bad.any():
+                row = int(np.argwhere(bad)[0][0])
+                raise DataError(
+                    f"the rows of the fit were bytes (uint8), but the field {name!r} holds "
+                    f"{part[bad][0]:g} in row {start + row}; give whole numbers from 0 to 255, "
+                    "scaled as they were for the fit."
+                )
+        return part.astype(self.dtype)
+
+
+def aligned(rows: RowsLike, fit: FitRows | None, outcome: bool) -> AlignedRows:
+    """Bring `rows` into the layout of the rows of the fit, or refuse them in a sentence.
+
+    Columns with names go by name; arrays without names are taken in the fit's order. A table is
+    encoded as the fit's rows were, with its outcome if that is asked for. Where nothing is known
+    of the fit's rows (None), rows are taken as they are.
+    """
+    if is_table(rows):
+        if fit is None:
+            raise SettingError(
+                "this posterior does not know the columns of its rows: make rows of the table with "
+                "mo.Rows.from_table."
+            )
+        rows = Rows.from_table_like(rows, fit.schema, outcome)
+    named = isinstance(rows, Rows)
+    if not isinstance(rows, Rows):
+        named = isinstance(rows, Mapping) and is_table(rows.get("x"))
+        rows = _rows_of_arrays(rows)
+    if fit is None:
+        return AlignedRows(rows, tuple(rows.fields))
+    theirs, ours = rows.schema, fit.schema
+    _check_offset(theirs, ours)
+    columns = None
+    if named and ours.columns and theirs.columns:
+        columns = _columns_by_name(theirs, ours)
+    for name in theirs.fields:
+        if name in ours.fields and not (name == "x" and columns is not None):
+            _check_shape(name, theirs, ours)
+    known = tuple(name for name in theirs.fields if name in {*ours.fields, "y", "weight"})
+    if not known:
+        raise DataError(
+            f"the rows hold {_listed(list(theirs.fields))}, and those of the fit "
+            f"{_listed(list(ours.fields))}: they have no field in common."
+        )
+    return AlignedRows(rows, known, columns, _other_dtype(rows.dtype.name, fit.dtype))
+
+
+def require_rows_of_fit(rows: Rows, fit: FitRows | None, number: int | None, purpose: str) -> None:
+    """Refuse rows other than those of the fit (`number` of them, if known), saying why."""
+    if not isinstance(rows, Rows):
+        raise SettingError(
+            f"{purpose} needs the rows the posterior was sampled with, as mo.Rows, not "
+            f"{type(rows).__name__}."
+        )
+    if number is not None and len(rows) != number:
+        raise SettingError(
+            f"the posterior was sampled with {number:,} rows, but {len(rows):,} were given; "
+            f"{purpose} needs the same rows."
+        )
+    if fit is None or rows.fingerprint() == fit.fingerprint:
+        return
+    theirs, ours = rows.schema, fit.schema
+    if rows.dtype.name != fit.dtype:
+        fault = f"are held as {rows.dtype.name}, and those of the fit were {fit.dtype}"
+    elif theirs.columns != ours.columns and set(theirs.columns) == set(ours.columns):
+        fault = "have their columns in another order"
+    elif theirs.columns != ours.columns:
+        fault = _differing(theirs.columns, ours.columns)
+    else:
+        fault = "hold other values"
+    raise DataError(
+        f"these are not the rows the posterior was sampled with: they {fault}; {purpose} needs "
+        "the same rows."
+    )
+
+
+def _rows_of_arrays(batch: object) -> Rows:
+    """Check arrays as all rows are checked: lengths, text, missing values."""
+    if not isinstance(batch, Mapping):
+        raise SettingError(
+            "rows must be mo.Rows, a table, or a dict of arrays such as {'x': X}, not "
+            f"{type(batch).__name__}."
+        )
+    wrong = [name for name in batch if not isinstance(name, str) or name in ("columns", "dtype")]
+    if wrong:
+        raise SettingError(f"{wrong[0]!r} is no name of a field; give arrays such as {{'x': X}}.")
+    if not batch or any(isinstance(v, Sized) and len(v) == 0 for v in batch.values()):
+        raise SettingError("There are no rows to predict.")
+    held_as_bytes = getattr(batch.get("x"), "dtype", None) == np.uint8
+    return Rows(**batch, dtype="uint8" if held_as_bytes else None)
+
+
+def _other_dtype(theirs: str, ours: str) -> str | None:
+    return ours if (theirs == "uint8") != (ours == "uint8") else None
+
+
+def _check_offset(theirs: RowsSchema, ours: RowsSchema) -> None:
+    """An offset left out, or added, would change every prediction."""
+    if "offset" in ours.fields and "offset" not in theirs.fields:
+        raise DataError(
+            "the rows of the fit had an offset and these have none; give the field 'offset', zeros "
+            "for none."
+        )
+    if "offset" in theirs.fields and "offset" not in ours.fields:
+        raise DataError(
+            "these rows have an offset and those of the fit had none; leave the field 'offset' out."
+        )
+
+
+def _check_shape(name: str, theirs: RowsSchema, ours: RowsSchema) -> None:
+    shape, needed = theirs.fields[name], ours.fields[name]
+    if shape == needed:
+        return
+    if name == "x" and len(shape) == len(needed) == 1:
+        raise DataError(
+            f"x has {_count(shape[0], 'column')}, but the rows of the fit had {needed[0]} "
+            f"({_listed(ours.columns)}); give the same columns."
+        )
+    said = [f"shape {s} per row" if s else "one number per row" for s in (shape, needed)]
+    raise DataError(
+        f"the field {name!r} has {said[0]}, but the rows of the fit had {said[1]}; give it the "
+        "same shape."
+    )
+
+
+def _columns_by_name(theirs: RowsSchema, ours: RowsSchema) -> np.ndarray | None:
+    """Place of each column of the fit in these rows; None where they are the same."""
+    absent: set[str] = set()
+    for name, levels in theirs.levels.items():
+        if name in ours.levels:
+            _check_levels(name, theirs, ours)
+            absent |= {f"{name}[{v}]" for v in ours.levels[name] if v not in levels}
+    for name in ours.levels:
+        if name in theirs.columns:
+            raise DataError(
+                f"column {name!r} was categorical in the fit and holds numbers here; make the rows "
+                f"with categorical={{{name!r}: {ours.reference[name]!r}}}."
+            )
+    place = {column: i for i, column in enumerate(theirs.columns)}
+    missing = [c for c in ours.columns if c not in place and c not in absent]
+    if missing or any(c not in ours.columns for c in place):
+        raise DataError(
+            f"the rows {_differing(theirs.columns, [c for c in ours.columns if c not in absent])}; "
+            "name the columns as the fit did, or give a bare array, {'x': X}, whose columns are "
+            "taken in the fit's order."
+        )
+    if theirs.columns == ours.columns:
+        return None
+    return np.array([place.get(column, -1) for column in ours.columns])
+
+
+def _check_levels(name: str, theirs: RowsSchema, ours: RowsSchema) -> None:
+    unseen = [level for level in theirs.levels[name] if level not in ours.levels[name]]
+    if unseen:
+        raise DataError(
+            f"column {name!r} holds {_listed(unseen)}, which the rows of the fit did not; leave "
+            "such rows out, or fit again with rows that have them."
+        )
+    reference, other = ours.reference[name], theirs.reference[name]
+    if other != reference:
+        raise DataError(
+            f"column {name!r} is coded against the reference level {other!r}, but the fit's was "
+            f"{reference!r}; give the table itself, or make the rows with "
+            f"categorical={{{name!r}: {reference!r}}}."
+        )
+
+
+def _differing(theirs: Sequence[str], ours: Sequence[str]) -> str:
+    """What one set of columns lacks of the other, and has besides."""
+    lacking = [c for c in ours if c not in set(theirs)]
+    extra = [c for c in theirs if c not in set(ours)]
+    parts = []
+    if lacking:
+        parts.append(f"lack {_count(len(lacking), 'column')} of the fit ({_listed(lacking)})")
+    if extra:
+        parts.append(f"have {_count(len(extra), 'column')} the fit had not ({_listed(extra)})")
+    return " and ".join(parts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number != 1)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(map(repr, names[:SHOWN])) + more

@@ -1,0 +1,158 @@
+"""Draws with their signs or weights, labels and cost: what all else is computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from modicum.errors import SettingError
+from modicum.ledger import Ledger
+from modicum.posterior.labels import tidy_labels
+from modicum.posterior.weighted import (
+    weighted_covariance,
+    weighted_mean,
+    weighted_quantile,
+    weighted_variance,
+)
+
+__all__ = ["Draws", "require_finite", "thinned"]
+
+
+@dataclass(repr=False, eq=False)
+class Draws:
+    """Draws of named parameters and the estimates they give.
+
+    Every estimate respects the signs of a signed sampler and importance weights.
+
+    Parameters
+    ----------
+    draws
+        Name to array (chain, draw, *shape).
+    stats
+        Name to array (chain, draw), by ArviZ's names: ``acceptance_rate``, ``diverging`` ...
+    ledger
+        Count of the row evaluations.
+    labels
+        Name to one sequence of labels (or ``None``) for each axis of its shape.
+    weights
+        Sign or importance weight of each draw (chain, draw); ``None``: all equal.
+    """
+
+    draws: dict[str, np.ndarray]
+    stats: dict[str, np.ndarray]
+    ledger: Ledger
+    labels: Mapping[str, Any] = field(default_factory=dict)  # as written; then as `Labels`
+    weights: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        self.draws = {name: _plain(x) for name, x in self.draws.items()}
+        self.stats = {name: _plain(x) for name, x in self.stats.items()}
+        if not self.draws:
+            raise SettingError("A posterior needs the draws of at least one parameter.")
+        lead = next(iter(self.draws.values())).shape[:2]
+        for name, x in {**self.draws, **self.stats}.items():
+            if x.shape[:2] != lead or len(lead) != 2:
+                raise SettingError(
+                    f"{name!r} has shape {x.shape}, but draws and stats start with "
+                    f"(chain, draw) = {lead}."
+                )
+            if x.dtype.kind not in "biuf":
+                raise SettingError(f"{name!r} must hold real numbers, not {x.dtype.name}.")
+        if self.weights is not None:
+            self.weights = np.asarray(self.weights, dtype=float)
+            if self.weights.shape != lead:
+                raise SettingError(
+                    f"The weights have shape {self.weights.shape}, the draws are {lead}."
+                )
+        self.labels = tidy_labels(self.labels, self.draws)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        try:
+            return self.draws[name]
+        except KeyError:
+            raise KeyError(f"No parameter {name!r}; there are {list(self.draws)}.") from None
+
+    @property
+    def chains(self) -> int:
+        """Number of chains."""
+        return len(next(iter(self.draws.values())))
+
+    @property
+    def num_draws(self) -> int:
+        """Number of draws per chain."""
+        return int(next(iter(self.draws.values())).shape[1])
+
+    @property
+    def weighted(self) -> bool:
+        """Whether the weights differ, so that draws do not count alike."""
+        w = self.weights
+        # a NaN differs from itself: such weights count as unequal, and every estimate is nan
+        return w is not None and w.size > 0 and bool((w != w.flat[0]).any() or w.flat[0] <= 0)
+
+    def mean(self, name: str) -> np.ndarray:
+        """Posterior mean; with signs or weights the ratio estimate."""
+        x = self[name]
+        if self.weights is None or not self.weighted:
+            return np.asarray(x.mean(axis=(0, 1), dtype=float))
+        return weighted_mean(x, self.weights)
+
+    def sd(self, name: str) -> np.ndarray:
+        """Posterior standard deviation."""
+        x = np.asarray(self[name], dtype=float)
+        if self.weights is not None and self.weighted:
+            return np.sqrt(weighted_variance(x, self.weights))
+        if x.shape[0] * x.shape[1] < 2:
+            return np.full(x.shape[2:], np.nan)
+        return np.asarray(x.std(axis=(0, 1), ddof=1))
+
+    def quantile(self, name: str, q: ArrayLike) -> np.ndarray:
+        """Posterior quantiles, of shape (*q.shape, *shape)."""
+        x, levels = self[name], np.asarray(q, float)
+        if not ((levels >= 0) & (levels <= 1)).all():
+            raise SettingError(f"quantiles are asked for by levels from 0 to 1, not {q!r}.")
+        if self.weights is None or not self.weighted:
+            return np.asarray(np.quantile(x, levels, axis=(0, 1)))
+        return weighted_quantile(x, self.weights, levels)
+
+    def covariance(self, name: str) -> np.ndarray:
+        """Posterior covariance matrix of the scalars of one parameter, flattened."""
+        x = np.asarray(self[name], dtype=float)
+        if self.weights is not None and self.weighted:
+            return weighted_covariance(x, self.weights)
+        flat = x.reshape(x.shape[0] * x.shape[1], -1)
+        return np.atleast_2d(np.cov(flat, rowvar=False))
+
+
+def thinned(source: Draws, number: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """At most `number` draws, evenly spaced over all chains, and their weights (1, draws).
+
+    No chance is involved: the same posterior always predicts the same.
+    """
+    total = source.chains * source.num_draws
+    used = min(number, total)
+    at = ((2 * np.arange(used) + 1) * total) // (2 * used)
+    subset = {k: v.reshape(total, *v.shape[2:])[at] for k, v in source.draws.items()}
+    weights = np.ones(total) if source.weights is None else source.weights.reshape(-1)
+    return subset, weights[at][None]
+
+
+def require_finite(values: Mapping[str, np.ndarray], purpose: str) -> None:
+    """Refuse draws (chain, draw, *shape) with a NaN or an infinity, naming the first."""
+    for name, x in values.items():
+        finite = np.isfinite(x)
+        if not finite.all():
+            chain, draw = (int(i) for i in np.argwhere(~finite)[0][:2])
+            raise SettingError(
+                f"{purpose} needs finite draws, but {name} is not finite from draw {draw} of "
+                f"chain {chain} on; sample again with rescaled columns or a proper prior."
+            )
+
+
+def _plain(x: ArrayLike) -> np.ndarray:
+    array = np.asarray(x)
+    # bfloat16 and its like: neither NumPy's quantiles nor a .npy file know them
+    return array.astype(np.float32) if array.dtype.kind == "V" else array

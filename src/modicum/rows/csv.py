@@ -1,0 +1,220 @@
+"""CSV files as a table: streamed, with types that widen when a later row calls for it."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from modicum.errors import DataError, SettingError
+from modicum.rows.sources import line, require_columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow import csv as arrow_csv
+
+BLOCK_BYTES = 1 << 23
+
+
+class TypesWidened(Exception):  # noqa: N818 - a signal between reader and ingest, not an error
+    """A column needs a wider type than its first rows showed: read again from the beginning."""
+
+
+class CsvSource:
+    """CSV files, one after the other; row numbers count data rows from 0.
+
+    Categorical columns are read as text, so that levels stay as they are written: "01234" and
+    "1234" are two ZIP codes. Arrow takes the type of every other column from its first few
+    megabytes. Where a later value does not fit, the column is read as floats from then on and
+    `TypesWidened` tells the caller to start over.
+
+    Parameters
+    ----------
+    paths : sequence of Path
+    categorical : sequence of str
+        Columns to read as text.
+    encoding : str
+        How the files are encoded, as Python names it.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], categorical: Sequence[str] = (), encoding: str = "utf-8"
+    ) -> None:
+        import pyarrow as pa
+
+        try:
+            self._encoding = codecs.lookup(encoding).name
+        except (LookupError, TypeError):
+            raise SettingError(
+                f"encoding must be one that Python knows, such as 'latin-1', not {encoding!r}."
+            ) from None
+        self._paths = paths
+        texts = dict.fromkeys(categorical, pa.string())
+        self._types: dict[Path, dict[str, pa.DataType]] = {path: dict(texts) for path in paths}
+        self._schema = self._first_rows(paths[0])
+        self.names: tuple[str, ...] = tuple(self._schema.names)
+        self.rows: int | None = None
+
+    def types(self, columns: Sequence[str]) -> list[pa.DataType]:
+        """Arrow types of the columns as the first rows show them."""
+        return [self._schema.field(name).type for name in columns]
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Record batches of the columns, in order."""
+        import pyarrow as pa
+
+        for path in self._paths:
+            require_columns(path, columns, self._first_rows(path).names)
+            try:
+                reader = self._open(path, columns, self._types[path])
+                binary = [f.name for f in reader.schema if pa.types.is_binary(f.type)]
+                if binary:  # what Arrow makes of text it cannot decode
+                    self._require_encoding(path)
+                while True:
+                    yield reader.read_next_batch()
+            except StopIteration:
+                continue
+            except (pa.ArrowException, OSError, UnicodeError) as error:
+                self._widen(path, columns, error)
+
+    def _first_rows(self, path: Path) -> pa.Schema:
+        """Names and types of all columns as the first rows of a file show them."""
+        import pyarrow as pa
+
+        try:
+            schema = self._open(path, None, self._types[path]).schema
+            schema.names  # noqa: B018 - decoded only when they are asked for
+        except (pa.ArrowException, OSError, UnicodeError) as error:
+            self._require_encoding(path)
+            raise DataError(
+                f"{path} cannot be read as CSV ({line(error)}): it should begin with a line of "
+                "column names, and every line after it have a value for each of them."
+            ) from None
+        return schema
+
+    def _open(
+        self, path: Path, columns: Sequence[str] | None, types: Mapping[str, pa.DataType]
+    ) -> arrow_csv.CSVStreamingReader:
+        from pyarrow import csv as arrow_csv
+
+        tab = ".tsv" in path.suffixes
+        return arrow_csv.open_csv(
+            path,
+            read_options=arrow_csv.ReadOptions(block_size=BLOCK_BYTES, encoding=self._encoding),
+            parse_options=arrow_csv.ParseOptions(delimiter="\t" if tab else ","),
+            convert_options=arrow_csv.ConvertOptions(
+                include_columns=None if columns is None else list(columns),
+                column_types=dict(types),
+                strings_can_be_null=True,
+            ),
+        )
+
+    def _widen(self, path: Path, columns: Sequence[str], error: Exception) -> NoReturn:
+        """Widen the columns with values that do not fit and raise `TypesWidened`, or a sentence."""
+        import pyarrow as pa
+
+        self._require_encoding(path)
+        schema = self._first_rows(path)
+        types = {name: self._types[path].get(name, schema.field(name).type) for name in columns}
+        try:
+            misfits = self._misfits(path, types)
+        except (pa.ArrowException, OSError) as malformed:
+            raise DataError(
+                f"{path} is not well-formed CSV ({line(malformed)}): mend it."
+            ) from None
+        if not misfits:
+            raise DataError(f"{path} cannot be read as CSV ({line(error)}): mend it.") from None
+        for name, (row, value) in misfits.items():
+            if types[name] == pa.float64():
+                row += sum(self._count(p) for p in self._paths[: self._paths.index(path)])
+                raise DataError(
+                    f"column {name!r} holds text ({value!r} in row {row}): mend the value, or, if "
+                    f"it is a predictor, pass categorical=[{name!r}] to code the column as levels."
+                ) from None
+            self._types[path][name] = pa.float64()
+        raise TypesWidened
+
+    def _misfits(self, path: Path, types: Mapping[str, pa.DataType]) -> dict[str, tuple[int, str]]:
+        """Read a file as text; return each column's first value that is not of its type.
+
+        Arrow's own message names the column, but messages are words, and words change.
+        """
+        import pyarrow as pa
+
+        misfits: dict[str, tuple[int, str]] = {}
+        start = 0
+        for batch in self._open(path, list(types), dict.fromkeys(types, pa.string())):
+            for name in types.keys() - misfits.keys():
+                values = batch.column(name)
+                row = _first_misfit(values, types[name])
+                if row is not None:
+                    misfits[name] = start + row, values[row].as_py()
+            start += batch.num_rows
+        return misfits
+
+    def _count(self, path: Path) -> int:
+        import pyarrow as pa
+
+        name = self._first_rows(path).names[0]
+        return sum(batch.num_rows for batch in self._open(path, [name], {name: pa.string()}))
+
+    def _require_encoding(self, path: Path) -> None:
+        """Refuse a file that is not encoded as was said, naming the first byte that shows it."""
+        import pyarrow as pa
+
+        decoder = codecs.getincrementaldecoder(self._encoding)()
+        lines, start = 1, b""
+        try:
+            with pa.input_stream(str(path), compression="detect") as stream:
+                while block := stream.read(BLOCK_BYTES):
+                    start = start or block[:4]
+                    lines += decoder.decode(block).count("\n")
+                decoder.decode(b"", final=True)
+        except UnicodeDecodeError as error:
+            before = error.object[: error.start]
+            lines += before.count(b"\n")
+            at = f"byte 0x{error.object[error.start]:02x} in line {lines}"
+            raise DataError(
+                f"{path} is not {self._encoding} text ({at}): {self._remedy(start, before)}"
+            ) from None
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{path} cannot be read ({line(error)}): check the file.") from None
+
+    def _remedy(self, start: bytes, before: bytes) -> str:
+        if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            return "it is UTF-16; pass encoding='utf-16' to ingest, or save it as UTF-8."
+        if b"\0" in start + before:
+            return "it does not look like text at all; check what kind of file it is."
+        if self._encoding == "utf-8":
+            return (
+                "it is probably Latin-1 (or Windows-1252); pass encoding='latin-1' to ingest, or "
+                "convert it to UTF-8 (iconv -f latin1 -t utf-8)."
+            )
+        return "pass the encoding it has, or convert it to UTF-8."
+
+
+def _first_misfit(values: pa.Array, kind: pa.DataType) -> int | None:
+    """Index of the first text that cannot be read as `kind`, found by halving."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    def fits(part: pa.Array) -> bool:
+        if pa.types.is_null(kind):
+            return bool(part.null_count == len(part))
+        try:
+            compute.cast(compute.utf8_trim_whitespace(part), kind)
+        except pa.ArrowException:
+            return False
+        return True
+
+    if fits(values):
+        return None
+    low, high = 0, len(values)  # the first misfit is in values[low:high]
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(values.slice(low, middle - low)):
+            low = middle
+        else:
+            high = middle
+    return low

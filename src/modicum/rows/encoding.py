@@ -1,0 +1,469 @@
+"""Columns of a table become packed rows of numbers: the one place where that happens.
+
+Which column plays which part (`Roles`), which levels the categorical ones have, and how all of
+them are written side by side (`Encoder`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from modicum.errors import DataError, SettingError
+from modicum.rows.checks import (
+    WeightCheck,
+    as_dtype,
+    block_rows,
+    missing,
+    names_like,
+    reads_as_number,
+    require_exact,
+    require_finite,
+)
+from modicum.rows.description import Array, Description, DType, Field, Level, RowsSchema
+from modicum.rows.sources import Source, TableSource, is_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# More columns than this are no treatment coding any more, and would not fit in memory either.
+MOST_LEVELS = 10_000
+
+
+class ColumnChoice(NamedTuple):
+    """The columns the user named, as in `Rows.from_table`; nothing is checked yet."""
+
+    outcome: str | None = "y"
+    predictors: Sequence[str] | None = None
+    offset: str | None = None
+    weight: str | None = None
+    categorical: Sequence[str] | Mapping[str, Level | None] = ()
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The columns that are used, by part; `references` maps a categorical to its reference."""
+
+    outcome: str | None
+    predictors: tuple[str, ...]
+    offset: str | None = None
+    weight: str | None = None
+    references: Mapping[str, Level | None] = field(default_factory=dict)
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Every column that must be read."""
+        others = (self.outcome, self.offset, self.weight)
+        return tuple(dict.fromkeys(self.predictors + tuple(c for c in others if c is not None)))
+
+    @property
+    def categorical(self) -> tuple[str, ...]:
+        """The categorical columns, in the order of the predictors."""
+        return tuple(c for c in self.predictors if c in self.references)
+
+
+def resolve(names: Sequence[str], choice: ColumnChoice) -> Roles:
+    """Check the user's column names against the table's and give each its part."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(f"column {twice[0]!r} occurs more than once: rename one of them.")
+    parts = {"outcome": choice.outcome, "offset": choice.offset, "weight": choice.weight}
+    others = {part: _column(part, name, names) for part, name in parts.items() if name is not None}
+    if len(set(others.values())) < len(others):
+        raise SettingError(f"one column cannot play two parts: {others}.")
+    predictors = _predictors(names, choice.predictors, others)
+    references = _references(choice.categorical)
+    for name in references:
+        if _column("categorical", name, names) not in predictors:
+            raise SettingError(
+                f"categorical column {name!r} is not among the predictors: add it to them, or "
+                "leave it out of categorical."
+            )
+    return Roles(choice.outcome, predictors, choice.offset, choice.weight, references)
+
+
+def _column(part: str, name: object, names: Sequence[str]) -> str:
+    if not isinstance(name, str):
+        raise SettingError(f"{part} must be the name of a column, not {type(name).__name__}.")
+    if name not in names:
+        raise SettingError(f"{part} column {name!r} is not in the data: {names_like(name, names)}")
+    return name
+
+
+def _predictors(
+    names: Sequence[str], predictors: object, others: Mapping[str, str]
+) -> tuple[str, ...]:
+    if predictors is None:
+        chosen = tuple(name for name in names if name not in others.values())
+    else:
+        chosen = tuple(
+            _column("predictor", name, names) for name in _names("predictors", predictors)
+        )
+        for part, name in others.items():
+            if part != "offset" and name in chosen:
+                raise SettingError(
+                    f"the {part} column {name!r} is among the predictors: remove it."
+                )
+    if not chosen:
+        raise SettingError("there are no predictors: name at least one column.")
+    if len(set(chosen)) < len(chosen):
+        again = Counter(chosen).most_common(1)[0][0]
+        raise SettingError(f"predictor {again!r} is named twice: remove one.")
+    return chosen
+
+
+def _references(categorical: object) -> dict[str, Level | None]:
+    if isinstance(categorical, Mapping):
+        return dict(categorical)
+    return dict.fromkeys(_column_name("categorical", n) for n in _names("categorical", categorical))
+
+
+def _names(part: str, names: object) -> list[object]:
+    if isinstance(names, str):
+        raise SettingError(f"{part} must be a sequence of names: pass [{names!r}].")
+    if not isinstance(names, Iterable):
+        raise SettingError(f"{part} must be a sequence of names, not {type(names).__name__}.")
+    return list(names)
+
+
+def _column_name(part: str, name: object) -> str:
+    if not isinstance(name, str):
+        raise SettingError(f"{part} must hold names of columns, not {type(name).__name__}.")
+    return name
+
+
+def _distinct(array: pa.Array, name: str, start: int) -> tuple[list[Level], Array]:
+    """Distinct values and, for each row, which of them it holds."""
+    import pyarrow as pa
+
+    if pa.types.is_string_view(array.type):
+        array = array.cast(pa.large_string())
+    if not pa.types.is_dictionary(array.type):
+        array = array.dictionary_encode()
+    if array.indices.null_count:
+        row = int(np.argmax(array.indices.is_null().to_numpy(zero_copy_only=False)))
+        raise DataError(missing(name, start + row))
+    values, codes = array.dictionary.to_pylist(), array.indices.to_numpy(zero_copy_only=False)
+    for code, value in enumerate(values):
+        unusable = not isinstance(value, str | int | float) or value != value
+        if unusable and (codes == code).any():
+            row = start + int(np.argmax(codes == code))
+            if value is None or value != value:
+                raise DataError(missing(name, row))
+            raise DataError(
+                f"categorical column {name!r} holds a {type(value).__name__} in row {row}: "
+                "convert it to text or to whole numbers first."
+            )
+    return values, codes
+
+
+def collect_levels(
+    batches: Iterable[pa.RecordBatch], references: Mapping[str, Level | None]
+) -> dict[str, tuple[Level, ...]]:
+    """Levels that occur in each categorical column, the reference first, the others sorted."""
+    # Dictionaries without values: sets that remember the order.
+    occurring: dict[str, dict[Level, None]] = {name: {} for name in references}
+    start = 0
+    for batch in batches:
+        for name, levels in occurring.items():
+            values, codes = _distinct(batch.column(name), name, start)
+            levels.update(dict.fromkeys(values[code] for code in np.unique(codes)))
+            if len(levels) > MOST_LEVELS:
+                raise DataError(
+                    f"categorical column {name!r} has more than {MOST_LEVELS} levels by row "
+                    f"{start + batch.num_rows - 1}: group them, or leave the column out."
+                )
+        start += batch.num_rows
+    return {name: _ordered(name, levels, references[name]) for name, levels in occurring.items()}
+
+
+def _ordered(name: str, occurring: Iterable[Level], reference: Level | None) -> tuple[Level, ...]:
+    levels = _sorted(name, occurring)
+    if len(levels) < 2:
+        raise DataError(
+            f"categorical column {name!r} holds one level only ({levels[0]!r} from row 0 on): "
+            "leave it out, the intercept already says it."
+            if levels
+            else f"categorical column {name!r} has no rows: at least one is needed."
+        )
+    if reference is None:
+        return tuple(levels)
+    matches = [v for v in levels if v == reference] or [
+        v for v in levels if str(v) == str(reference)
+    ]
+    if not matches:
+        raise SettingError(
+            f"reference level {reference!r} does not occur in column {name!r}: "
+            f"{names_like(reference, levels)}"
+        )
+    return (matches[0], *(v for v in levels if v is not matches[0]))
+
+
+def _sorted(name: str, levels: Iterable[Level]) -> list[Level]:
+    """Levels in order; text that reads as numbers throughout is ordered as numbers.
+
+    A column of hours then has the same reference level from a CSV file, where levels are text,
+    as from a Parquet file, where they are numbers.
+    """
+    values = list(levels)
+    texts = [v for v in values if isinstance(v, str)]
+    if texts and len(texts) < len(values):
+        raise DataError(
+            f"categorical column {name!r} holds text in some files and numbers in others: "
+            "convert it to one kind first."
+        )
+    if texts and all(re.fullmatch(r"[+-]?[0-9]+([.][0-9]*)?", v) for v in texts):
+        return sorted(texts, key=lambda v: (float(v), v))
+    return sorted(values)  # all are texts, or all are numbers
+
+
+def write_treatment(
+    array: pa.Array, name: str, levels: tuple[Level, ...], out: Array, start: int
+) -> None:
+    """Write the treatment coding of `array` into `out` (rows, levels - 1)."""
+    values, codes = _distinct(array, name, start)
+    place = {level: i for i, level in enumerate(levels)}
+    places = np.array([place.get(value, -1) for value in values] or [-1])[codes]
+    if len(places) and places.min() < 0:
+        row = int(np.argmax(places < 0))
+        raise DataError(
+            f"categorical column {name!r} holds {values[codes[row]]!r} in row {start + row}, which "
+            "was not there on the first reading: the source changed, read it again."
+        )
+    out[:] = 0
+    others = np.flatnonzero(places)
+    out[others, places[others] - 1] = 1
+
+
+def floating(types: Iterable[pa.DataType]) -> list[DType]:
+    """Return the floating types among the columns' types (a decimal counts as float64)."""
+    from pyarrow import types as kinds
+
+    dtypes: list[DType] = []
+    for kind in types:
+        if kinds.is_floating(kind):
+            dtypes.append(np.dtype(kind.to_pandas_dtype()))
+        elif kinds.is_decimal(kind):
+            dtypes.append(np.dtype(np.float64))
+    return dtypes
+
+
+def numbers(array: pa.Array, name: str, start: int, text_remedy: str) -> Array:
+    """Return an arrow column as a NumPy array of integers, booleans or floats; refuse others."""
+    import pyarrow as pa
+
+    kind = array.type
+    if pa.types.is_dictionary(kind) or _is_text(kind):
+        raise DataError(_text_sentence(array, name, start, text_remedy))
+    if array.null_count:
+        row = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
+        raise DataError(missing(name, start + row))
+    if pa.types.is_decimal(kind):
+        array = array.cast(pa.float64())
+    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        raise DataError(
+            f"column {name!r} holds values of type {kind} from row {start} on: "
+            "convert it to a number first, or leave it out."
+        )
+    values: Array = array.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    from pyarrow import types as kinds
+
+    return bool(kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind))
+
+
+def _text_sentence(array: pa.Array, name: str, start: int, remedy: str) -> str:
+    values = array.to_pylist()
+    row = next((i for i, v in enumerate(values) if v is not None and not reads_as_number(v)), None)
+    if row is None:
+        row = next((i for i, v in enumerate(values) if v is not None), 0)
+    kind = "text" if isinstance(values[row], str) else "categories"
+    return f"column {name!r} holds {kind} ({values[row]!r} in row {start + row}): {remedy}."
+
+
+class Encoder:
+    """Turns record batches into packed rows: predictors, outcome, offset, weight.
+
+    Parameters
+    ----------
+    roles : Roles
+        Which column is what.
+    levels : mapping
+        Levels of the categorical columns, the reference first.
+    dtype : numpy.dtype
+    from_table : bool
+        Whether the user could have said that a column is categorical.
+    """
+
+    def __init__(
+        self,
+        roles: Roles,
+        levels: Mapping[str, tuple[Level, ...]],
+        dtype: DType,
+        from_table: bool = True,
+    ) -> None:
+        self.roles, self.levels, self.dtype = roles, levels, dtype
+        self._from_table = from_table
+        columns: list[str] = []
+        self._spans: dict[str, tuple[int, int]] = {}
+        for name in roles.predictors:
+            first = len(columns)
+            columns += [f"{name}[{v}]" for v in levels[name][1:]] if name in levels else [name]
+            self._spans[name] = (first, len(columns))
+        parts = {"y": roles.outcome, "offset": roles.offset, "weight": roles.weight}
+        self._scalars = {part: name for part, name in parts.items() if name is not None}
+        clash = [name for name, count in Counter(columns).items() if count > 1]
+        if clash:
+            raise DataError(
+                f"two columns of x would be named {clash[0]!r}, one of them for a level of a "
+                "categorical column: rename the other."
+            )
+        self.columns = tuple(columns)
+        self.fields = (Field("x", (len(columns),)), *(Field(part) for part in self._scalars))
+        self._labels = self.columns + tuple(self._scalars.values())
+
+    def describe(self, n: int) -> Description:
+        """Describe `n` encoded rows."""
+        outcome = self.roles.outcome
+        return Description(n, self.dtype, self.fields, self.columns, outcome, dict(self.levels))
+
+    def encode(self, batch: pa.RecordBatch | pa.Table, start: int) -> Array:
+        """Packed rows (k, width) of a batch that begins at row `start`, every number checked."""
+        out = np.empty((batch.num_rows, len(self._labels)), self.dtype)
+        originals: dict[int, Array] = {}
+        for name, (first, last) in self._spans.items():
+            column = _joined(batch.column(name))
+            if name in self.levels:
+                write_treatment(column, name, self.levels[name], out[:, first:last], start)
+            else:
+                originals[first] = self._put(
+                    numbers(column, name, start, self._text_remedy(name)),
+                    name,
+                    out[:, first],
+                    start,
+                )
+        for j, name in enumerate(self._scalars.values(), start=len(self.columns)):
+            column = _joined(batch.column(name))
+            values = numbers(column, name, start, "convert it to numbers (such as 0 and 1) first")
+            originals[j] = self._put(values, name, out[:, j], start)
+        require_finite(out, self._labels, start, lambda row, column: originals[column][row])
+        return out
+
+    def _text_remedy(self, name: str) -> str:
+        if self._from_table:
+            return f"pass categorical=[{name!r}] to code it as levels, or convert it to numbers"
+        return f"use Rows.from_table with categorical=[{name!r}], or convert it to numbers"
+
+    def _put(self, values: Array, name: str, out: Array, start: int) -> Array:
+        require_exact(values, self.dtype, lambda _: name, start)
+        with np.errstate(over="ignore"):
+            out[:] = values
+        return values
+
+    def blocks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Array]:
+        """Packed rows of all batches, in blocks that stay in cache."""
+        weight = WeightCheck(self.roles.weight) if self.roles.weight else None
+        start, step = 0, block_rows(len(self._labels))
+        for batch in batches:
+            for at in range(0, batch.num_rows, step):
+                block = self.encode(batch.slice(at, step), start)
+                if weight:
+                    weight.add(block[:, -1], start)
+                start += len(block)
+                yield block
+        if start == 0:
+            raise DataError("there are no rows in the data: at least one is needed.")
+        if weight:
+            weight.finish()
+
+
+def _joined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return a column of a batch or of a table as one array."""
+    return column.combine_chunks() if hasattr(column, "combine_chunks") else column
+
+
+def read_source(
+    source: Source, choice: ColumnChoice, dtype: object
+) -> tuple[Encoder, Iterator[Array]]:
+    """Return the encoder for a source, and the packed blocks of its rows, in order.
+
+    A source with categorical columns is read twice, the first time only those columns.
+    """
+    roles = resolve(source.names, choice)
+    if source.rows == 0:
+        raise DataError("there are no rows in the data: at least one is needed.")
+    plain = [name for name in roles.needed if name not in roles.categorical]
+    kind = as_dtype(dtype, floating(source.types(plain)))
+    levels = {}
+    if roles.categorical:
+        references = {name: roles.references[name] for name in roles.categorical}
+        levels = collect_levels(source.batches(roles.categorical), references)
+    encoder = Encoder(roles, levels, kind)
+    return encoder, encoder.blocks(source.batches(roles.needed))
+
+
+def read_table_like(
+    table: object, schema: RowsSchema, outcome: bool
+) -> tuple[Description, Iterator[Array]]:
+    """Describe and encode a table with the columns, levels and references of other rows."""
+    if not schema.columns:
+        raise SettingError("the other rows have no named columns: give arrays instead of a table.")
+    for part in ("offset", *(["outcome"] if outcome and schema.outcome is None else [])):
+        if part == "outcome" or part in schema.fields:
+            raise SettingError(
+                f"the other rows do not say which column of the table is the {part}: make rows "
+                f"of it with Rows.from_table(table, {part}=...)."
+            )
+    coded = {f"{name}[{v}]": name for name, levels in schema.levels.items() for v in levels[1:]}
+    predictors = list(dict.fromkeys(coded.get(column, column) for column in schema.columns))
+    choice = ColumnChoice(
+        schema.outcome if outcome else None, predictors, categorical=schema.reference
+    )
+    source = TableSource(table)
+    roles = resolve(source.names, choice)
+    if source.rows == 0:
+        raise DataError("there are no rows in the data: at least one is needed.")
+    plain = [name for name in roles.needed if name not in roles.categorical]
+    levels = {name: _levels_like(source, name, schema.levels[name]) for name in roles.categorical}
+    encoder = Encoder(roles, levels, as_dtype(None, floating(source.types(plain))))
+    return encoder.describe(source.rows or 0), encoder.blocks(source.batches(roles.needed))
+
+
+def _levels_like(source: Source, name: str, known: Sequence[str]) -> tuple[Level, ...]:
+    """Levels in a known order, each as this table writes it: 6 or "6"."""
+    as_written: dict[str, Level] = {}
+    start = 0
+    for batch in source.batches([name]):
+        values, codes = _distinct(batch.column(name), name, start)
+        for code in np.unique(codes):
+            if str(values[code]) not in known:
+                raise DataError(
+                    f"column {name!r} holds {values[code]!r} in row "
+                    f"{start + int(np.argmax(codes == code))}, which the rows of the fit did not; "
+                    "leave such rows out, or fit again with rows that have them."
+                )
+            as_written[str(values[code])] = values[code]
+        start += batch.num_rows
+    return tuple(as_written.get(level, level) for level in known)
+
+
+def read_table(
+    table: object, choice: ColumnChoice, dtype: object
+) -> tuple[Description, Iterator[Array]]:
+    """Describe and encode a table in memory."""
+    if not is_table(table):
+        raise SettingError(
+            f"from_table takes a pandas, polars or pyarrow table, not {type(table).__name__}: "
+            "for arrays use Rows(x=..., y=...), for files modicum.rows.ingest."
+        )
+    source = TableSource(table)
+    encoder, blocks = read_source(source, choice, dtype)
+    return encoder.describe(source.rows or 0), blocks

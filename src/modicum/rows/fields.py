@@ -1,0 +1,310 @@
+"""Fields handed over as arrays, series or data frames: described, checked, held in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from os import PathLike
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from modicum.errors import DataError, SettingError
+from modicum.rows.checks import (
+    WeightCheck,
+    as_dtype,
+    block_rows,
+    reads_as_number,
+    require_exact,
+    require_finite,
+)
+from modicum.rows.description import Array, Description, DType, Field, field_labels
+from modicum.rows.encoding import ColumnChoice, Encoder, Roles, floating, resolve
+from modicum.rows.sources import TableSource, arrow_column, is_series, is_table, library
+
+# Fields of one number per row; an offset may also hold one per class.
+SCALARS = ("y", "offset", "weight")
+
+
+class ArrayField:
+    """A field handed over as an array, or as something NumPy makes one of."""
+
+    columns: tuple[str, ...] = ()
+    title: str | None = None
+
+    def __init__(self, name: str, value: object) -> None:
+        self._array = array = _as_array(name, value)
+        self.n, self.shape = array.shape[0], array.shape[1:]
+        self.floating = [array.dtype] if array.dtype.kind == "f" else []
+
+    def squeeze(self) -> None:
+        """Drop a trailing axis of one."""
+        self._array = self._array[:, 0]
+        self.shape = ()
+
+    def part(self, start: int, stop: int, dtype: DType, labels: Sequence[str]) -> Array:
+        """Rows from `start` up to `stop`; a view where type and layout already fit."""
+        original = self._array[start:stop]
+        require_exact(original, dtype, lambda at: labels[at % len(labels)], start)
+        with np.errstate(over="ignore"):
+            made: Array = np.ascontiguousarray(original, dtype=dtype)
+        flat = made.reshape(len(made), len(labels))
+        require_finite(flat, labels, start, lambda row, col: original[row].reshape(-1)[col])
+        return made
+
+    def whole(self, dtype: DType, labels: Sequence[str]) -> Array:
+        """All rows, without a copy where type and layout already fit."""
+        fits = self._array.dtype == dtype and self._array.flags.c_contiguous
+        made = self._array if fits else allocate(self._array.shape, dtype)
+        step = block_rows(len(labels))
+        for start in range(0, self.n, step):
+            part = self.part(start, start + step, dtype, labels)
+            if not fits:
+                made[start : start + step] = part
+        return made
+
+
+class FrameField:
+    """A field handed over as a data frame, or as a series (one number per row)."""
+
+    def __init__(self, name: str, value: Any) -> None:  # of a library that need not be there
+        series = is_series(value)
+        if series:
+            import pyarrow as pa
+
+            self.title = str(value.name) if getattr(value, "name", None) else None
+            column = value if library(value) == "pyarrow" else arrow_column(value, name)
+            value = pa.table({name: column})
+        else:
+            self.title = None
+        source = TableSource(value)
+        # As an outcome, which cannot be categorical, or as predictors.
+        alone = series and name in SCALARS
+        roles = Roles(name, ()) if alone else resolve(source.names, ColumnChoice(outcome=None))
+        self._roles, self._table = roles, source.table(roles.needed)
+        self.floating = floating(self._table.schema.types)
+        self.n, self.columns = self._table.num_rows, source.names
+        self.shape: tuple[int, ...] = () if series else (len(source.names),)
+
+    def squeeze(self) -> None:
+        """Drop a trailing axis of one."""
+        self.title = self.title or self.columns[0]
+        self.shape = ()
+
+    def part(self, start: int, stop: int, dtype: DType, labels: Sequence[str]) -> Array:
+        """Rows from `start` up to `stop`."""
+        piece = self._table.slice(start, stop - start)
+        encoder = Encoder(self._roles, {}, dtype, from_table=False)
+        return encoder.encode(piece, start).reshape(-1, *self.shape)
+
+    def whole(self, dtype: DType, labels: Sequence[str]) -> Array:
+        """All rows."""
+        made = allocate((self.n, *self.shape), dtype)
+        step = block_rows(len(labels))
+        for start in range(0, self.n, step):
+            made[start : start + step] = self.part(start, start + step, dtype, labels)
+        return made
+
+
+RawField: TypeAlias = ArrayField | FrameField
+
+
+class FieldSet:
+    """All fields of a data set as the user has them: described together, converted on demand."""
+
+    def __init__(self, fields: Mapping[str, object], columns: object, dtype: object) -> None:
+        values = {name: value for name, value in fields.items() if value is not None}
+        if not values:
+            raise SettingError("there are no fields: pass at least one, such as Rows(x=X, y=y).")
+        for name in values:
+            if not isinstance(name, str):
+                raise SettingError(f"field names must be text, not {name!r}.")
+        self._raw = {name: _field(name, value) for name, value in values.items()}
+        lengths = {name: raw.n for name, raw in self._raw.items()}
+        n = next(iter(lengths.values()))
+        for name, length in lengths.items():
+            if length != n:
+                first = next(iter(lengths))
+                raise DataError(
+                    f"field {name!r} has {length} rows and {first!r} has {n}: "
+                    "all fields need the same number of rows."
+                )
+        if n == 0:
+            raise DataError(f"field {next(iter(lengths))!r} has no rows: at least one is needed.")
+        made = tuple(Field(name, raw.shape) for name, raw in self._raw.items())
+        kind = as_dtype(dtype, [f for raw in self._raw.values() for f in raw.floating])
+        names = _column_names(self._raw.get("x"), columns)
+        outcome = self._raw["y"].title if "y" in self._raw else None
+        self.description = Description(n, kind, made, names, outcome)
+
+    def _labels(self, f: Field) -> tuple[str, ...]:
+        return field_labels(f, self.description.columns)
+
+    def in_memory(self) -> MemoryBackend:
+        """Convert and check everything at once."""
+        about = self.description
+        arrays = {
+            f.name: self._raw[f.name].whole(about.dtype, self._labels(f)) for f in about.fields
+        }
+        if "weight" in arrays:
+            check = WeightCheck("weight")
+            check.add(arrays["weight"], 0)
+            check.finish()
+        return MemoryBackend(about, arrays)
+
+    def blocks(self) -> Iterator[Array]:
+        """Convert and check a block of packed rows at a time."""
+        about, step = self.description, block_rows(self.description.width)
+        check = WeightCheck("weight") if "weight" in self._raw else None
+        for start in range(0, about.n, step):
+            stop = min(start + step, about.n)
+            parts = {
+                f.name: self._raw[f.name].part(start, stop, about.dtype, self._labels(f))
+                for f in about.fields
+            }
+            if check:
+                check.add(parts["weight"], start)
+            yield about.pack(parts)
+        if check:
+            check.finish()
+
+
+class MemoryBackend:
+    """Fields as read-only arrays; slices are views."""
+
+    where = "in memory"
+
+    def __init__(self, description: Description, arrays: dict[str, Array]) -> None:
+        self._description = description
+        self._arrays = {name: _frozen(array) for name, array in arrays.items()}
+
+    def take(self, row_ids: Array) -> dict[str, Array]:
+        """Rows at `row_ids`, any shape."""
+        return {name: np.take(array, row_ids, axis=0) for name, array in self._arrays.items()}
+
+    def slice(self, start: int, stop: int) -> dict[str, Array]:
+        """Rows from `start` up to `stop`, as views."""
+        return {name: array[start:stop] for name, array in self._arrays.items()}
+
+    def chunks(self, size: int) -> Iterator[dict[str, Array]]:
+        """All rows in order, `size` at a time, as views."""
+        for start in range(0, self._description.n, size):
+            yield self.slice(start, min(start + size, self._description.n))
+
+    def __reduce__(self) -> tuple[type[MemoryBackend], tuple[Description, dict[str, Array]]]:
+        # Through the constructor, so that the copy is read-only too.
+        return MemoryBackend, (self._description, self._arrays)
+
+
+def fill(description: Description, blocks: Iterable[Array]) -> MemoryBackend:
+    """Put packed blocks, which together hold all rows, in memory."""
+    arrays = {
+        f.name: allocate((description.n, *f.shape), description.dtype) for f in description.fields
+    }
+    start = 0
+    for block in blocks:
+        for name, part in description.split(block).items():
+            arrays[name][start : start + len(block)] = part
+        start += len(block)
+    return MemoryBackend(description, arrays)
+
+
+def _frozen(array: Array) -> Array:
+    # A view, so that the user's own array keeps its flag.
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def allocate(shape: tuple[int, ...], dtype: DType) -> Array:
+    """Return memory for some rows, or say how much there would have to be."""
+    try:
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError):  # NumPy raises the latter beyond what an address can be
+        size = np.prod([float(length) for length in shape]) * dtype.itemsize
+        raise DataError(
+            f"{shape[0]:,} rows of {dtype.name} take {size / 1e9:,.3g} GB, and that much memory "
+            "cannot be had: write them to a store with modicum.rows.ingest, or pass "
+            "dtype='float32'."
+        ) from None
+
+
+def _field(name: str, value: object) -> RawField:
+    if isinstance(value, str | PathLike):
+        raise SettingError(
+            f"field {name!r} is a path: use Rows.open for a store, modicum.rows.ingest for files."
+        )
+    framed = is_table(value) or is_series(value)
+    made: RawField = FrameField(name, value) if framed else ArrayField(name, value)
+    if name in SCALARS and made.shape == (1,):
+        made.squeeze()  # (n, 1) can only mean n numbers here; kept, it would broadcast to (n, n)
+    several = name == "offset" and len(made.shape) == 1  # one per class, for softmax
+    if name in SCALARS and made.shape != () and not several:
+        raise DataError(
+            f"field {name!r} has shape {(made.n, *made.shape)}: it must hold one number per row."
+        )
+    return made
+
+
+def _column_names(x: RawField | None, columns: object) -> tuple[str, ...]:
+    if x is None or len(x.shape) != 1:
+        if columns is not None:
+            raise SettingError(
+                "columns names the columns of a two-dimensional x, and there is none."
+            )
+        return ()
+    if columns is None:
+        return x.columns or tuple(f"x{j}" for j in range(x.shape[0]))
+    if isinstance(columns, str) or not isinstance(columns, Iterable):
+        raise SettingError(f"columns must be a sequence of names, not {type(columns).__name__}.")
+    names = tuple(str(name) for name in columns)
+    if len(names) != x.shape[0]:
+        raise SettingError(f"columns has {len(names)} names and x has {x.shape[0]} columns.")
+    if len(set(names)) < len(names):
+        raise SettingError("columns holds the same name twice: give each column its own.")
+    return names
+
+
+def _as_array(name: str, value: object) -> Array:
+    if hasattr(value, "toarray"):
+        raise DataError(f"field {name!r} is a sparse matrix: pass {name}.toarray().")
+    if np.ma.isMaskedArray(value) and np.ma.getmaskarray(value).any():
+        row = int(np.argwhere(np.ma.getmaskarray(value))[0][0])
+        raise DataError(f"column {name!r} holds a masked value in row {row}: drop or fill it.")
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise DataError(_ragged(name, value)) from None
+    if array.dtype.name.startswith(("bfloat16", "float8")):  # of JAX; NumPy does not know them
+        array = array.astype(np.float32)
+    if array.ndim == 0:
+        raise DataError(
+            f"field {name!r} is a single {type(value).__name__}, not rows: pass an array."
+        )
+    if array.dtype.kind not in "fiub":
+        raise DataError(_not_numbers(name, array))
+    if 0 in array.shape[1:]:
+        raise DataError(f"field {name!r} has shape {array.shape}: it has no columns.")
+    return array
+
+
+def _ragged(name: str, value: Any) -> str:
+    shapes = [np.shape(np.asarray(row, dtype=object)) for row in value]
+    row = next(i for i, shape in enumerate(shapes) if shape != shapes[0]) if shapes else 0
+    return f"column {name!r} changes its length in row {row}: all rows need the same length."
+
+
+def _not_numbers(name: str, array: Array) -> str:
+    if array.dtype.kind == "c":
+        return f"column {name!r} holds complex numbers from row 0 on: pass real ones."
+    if array.dtype.kind in "Mm":
+        return f"column {name!r} holds dates or times from row 0 on: convert them to numbers first."
+    flat = array.reshape(array.shape[0], -1)
+    for row, values in enumerate(flat.tolist()):
+        for value in values:
+            if not reads_as_number(value):
+                what = "a missing value (None)" if value is None else repr(value)
+                return f"column {name!r} holds {what} in row {row}: every value must be a number."
+    return (
+        f"column {name!r} holds numbers as text or objects from row 0 on: "
+        f"convert it with {name}.astype(float)."
+    )

@@ -1,0 +1,158 @@
+"""BlackJAX: NUTS on all rows, SGLD and SGHMC with control variates.
+
+All move in z, t = mode + L z, where the posterior is about standard normal and step sizes have a
+meaning: a careful user of BlackJAX would see to that. BlackJAX leaves the loop to its user: it gets
+a compiled scan with the batch drawn inside.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from modicum_lab.bench.contenders.base import contender
+from modicum_lab.bench.contenders.common import (
+    Scan,
+    arrays,
+    forecast,
+    gradient_seconds,
+    log_likelihoods,
+    log_prior,
+    scan_until,
+    whitened,
+)
+from modicum_lab.bench.problems import ModeRun, ProblemData
+from modicum_lab.bench.runs import Budget, RunResult, from_draws
+
+BATCH = 200
+SGLD_STEP, SGLD_THIN = 0.05, 10  # variances of a standard normal come out 2.5 % too large
+SGHMC_STEP, SGHMC_STEPS = 0.12, 10  # a trajectory of 1.2, as in the HMC-ECS paper
+CHUNK, WHOLE_CHUNK = 500, 10
+
+
+@contender("blackjax-nuts", "BlackJAX NUTS, all rows", "blackjax", 3.0)
+def nuts(problem: ProblemData, budget: Budget) -> RunResult:
+    """Step size and diagonal mass matrix by its window adaptation."""
+    import blackjax
+    import jax
+
+    mode = problem.find_mode()
+    with jax.enable_x64(True):
+        tune, _ = forecast(gradient_seconds(problem, mode), budget)
+        data, density = arrays(problem), whitened(problem, mode)
+        start, key = jax.numpy.zeros(problem.size), jax.random.key(budget.seed)
+        started = time.perf_counter()
+
+        def adapt(key: Any, *data: Any) -> Any:
+            warm = blackjax.window_adaptation(blackjax.nuts, lambda z: density(z, *data))
+            (state, settings), info = warm.run(key, start, tune)
+            return state, settings, info.info.num_integration_steps
+
+        state, settings, steps = jax.block_until_ready(jax.jit(adapt)(key, *data))
+        adapting = time.perf_counter() - started
+
+        def chunk(carried: Any, *data: Any) -> Any:
+            kernel = blackjax.nuts(lambda z: density(z, *data), **settings)
+
+            def iteration(carried: Any, _: None) -> Any:
+                key, state = carried
+                key, now = jax.random.split(key)
+                state, info = kernel.step(now, state)
+                return (key, state), (state.position, info.num_integration_steps)
+
+            return jax.lax.scan(iteration, carried, None, length=WHOLE_CHUNK)
+
+        scan = scan_until(chunk, (jax.random.fold_in(key, 1), state), data, 0, budget)
+    n = len(problem)
+    return _result(scan, mode, adapting, mode.rows + n * int(np.sum(steps)), n * scan.gradients)
+
+
+@contender("blackjax-sgld", "BlackJAX SGLD, control variates", "blackjax", 3.0)
+def sgld(problem: ProblemData, budget: Budget) -> RunResult:
+    """A fresh batch per step; one position in ten is kept."""
+    import blackjax
+
+    def make(gradient: Any) -> Callable[..., Any]:
+        sampler = blackjax.sgld(gradient)
+        return lambda key, z, batch: sampler.step(key, z, batch, SGLD_STEP)
+
+    return _stochastic(problem, budget, make, SGLD_THIN, 1)
+
+
+@contender("blackjax-sghmc", "BlackJAX SGHMC, control variates", "blackjax", 3.0)
+def sghmc(problem: ProblemData, budget: Budget) -> RunResult:
+    """Its ready-made sampler: ten steps with one batch, then a fresh momentum."""
+    import blackjax
+
+    def make(gradient: Any) -> Callable[..., Any]:
+        sampler = blackjax.sghmc(gradient, num_integration_steps=SGHMC_STEPS)
+        return lambda key, z, batch: sampler.step(key, z, batch, SGHMC_STEP)
+
+    return _stochastic(problem, budget, make, 1, SGHMC_STEPS)
+
+
+def _stochastic(
+    problem: ProblemData,
+    budget: Budget,
+    make: Callable[[Any], Callable[..., Any]],
+    thin: int,
+    inner: int,
+) -> RunResult:
+    """A scan of `thin` steps per kept position, each with a fresh batch of uniform rows."""
+    import jax
+    import jax.numpy as jnp
+    from blackjax.sgmcmc import gradients
+
+    mode, n = problem.find_mode(), len(problem)
+    each, prior = log_likelihoods(problem.poisson), log_prior(problem)
+    with jax.enable_x64(True):
+        point, factor = jnp.asarray(mode.point), jnp.asarray(mode.factor)
+        data = arrays(problem)
+        estimate = gradients.grad_estimator(
+            lambda z: prior(point + factor @ z),
+            lambda z, row: each(point + factor @ z, *row),
+            n,
+        )
+        centre = jnp.zeros(problem.size)
+        started = time.perf_counter()
+        whole = jax.block_until_ready(jax.jit(estimate)(centre, data))
+        setting_up = time.perf_counter() - started
+
+        def gradient(z: Any, batch: Any) -> Any:
+            # as blackjax's control_variates, whose sum over all rows would be compiled in
+            return whole + estimate(z, batch) - estimate(centre, batch)
+
+        step = make(gradient)
+
+        def chunk(carried: Any, *data: Any) -> Any:
+            def iteration(carried: Any, _: None) -> Any:
+                def again(_: Any, carried: Any) -> Any:
+                    key, z = carried
+                    key, picking, moving = jax.random.split(key, 3)
+                    at = jax.random.randint(picking, (BATCH,), 0, n)
+                    return key, step(moving, z, tuple(a[at] for a in data))
+
+                carried = jax.lax.fori_loop(0, thin, again, carried)
+                return carried, (carried[1], thin * inner * 2)
+
+            return jax.lax.scan(iteration, carried, None, length=CHUNK)
+
+        carried = jax.random.key(budget.seed), centre
+        scan = scan_until(chunk, carried, data, CHUNK, budget)
+    rows = BATCH * scan.gradients
+    return _result(scan, mode, setting_up, mode.rows + n + BATCH * scan.gradients_before, rows)
+
+
+def _result(scan: Scan, mode: ModeRun, before: float, rows_before: int, rows: int) -> RunResult:
+    """Back to the parameters."""
+    return from_draws(
+        mode.point + scan.draws @ mode.factor.T,
+        before=mode.seconds + before + scan.before,
+        sampling=scan.sampling,
+        rows_before=rows_before,
+        rows_sampling=rows,
+        credit=scan.credit,
+    )

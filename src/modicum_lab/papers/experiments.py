@@ -1,0 +1,171 @@
+"""What an experiment is: a function from a scale and a seed to tables and figures.
+
+Adding one is writing one function in a module of the paper's folder, where it is found:
+
+    @experiment("ewsg", "figure-1a", "KL divergence against data passes")
+    def figure_1a(scale: Scale, seed: int) -> Result: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, Literal
+
+from modicum.errors import ModicumWarning, SettingError, suggestion
+
+__all__ = [
+    "EXPERIMENTS",
+    "PAPERS",
+    "Experiment",
+    "Figure",
+    "Result",
+    "Scale",
+    "Table",
+    "experiment",
+    "experiments_of",
+    "find",
+]
+
+Scale = Literal["smoke", "laptop", "paper"]
+"""A few seconds, to see that it runs; minutes on two cores; the size of the paper."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table to be written as CSV and Markdown.
+
+    Attributes
+    ----------
+    name
+        Of its files, such as "table-1".
+    columns
+        Headings; by convention those with the paper's printed figures end in "(paper)".
+    rows
+        One sequence per row, numbers or text; None where there is nothing to say.
+    note
+        What a reader must know: stand-in data, where and why figures differ from the paper's.
+    """
+
+    name: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure to be written as PNG and SVG.
+
+    Attributes
+    ----------
+    name
+        Of its files.
+    draw
+        Makes the matplotlib figure; called once, when it is written.
+    caption
+        What is to be seen.
+    """
+
+    name: str
+    draw: Callable[[], Any]
+    caption: str = ""
+
+
+@dataclass
+class Result:
+    """What came of an experiment.
+
+    Attributes
+    ----------
+    tables, figures
+        What is to be written.
+    settings
+        Data, methods and their settings, in words and numbers.
+    ledger
+        Row evaluations by method.
+    notes
+        Sentences for the page: what differs from the paper, and why as far as it is known.
+    doubts
+        Method to the warning about its draws that is part of the finding, and among the notes.
+    """
+
+    tables: list[Table] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    ledger: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    doubts: dict[str, ModicumWarning] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment of a paper."""
+
+    paper: str
+    name: str
+    title: str
+    run: Callable[[Scale, int], Result]
+
+
+EXPERIMENTS: dict[str, dict[str, Experiment]] = {"hmc-ecs": {}, "ewsg": {}}
+"""Paper, then name, to experiment; filled when the papers' modules are imported."""
+
+
+def experiment(
+    paper: str, name: str, title: str
+) -> Callable[[Callable[[Scale, int], Result]], Callable[[Scale, int], Result]]:
+    """Register a function as an experiment."""
+
+    def register(run: Callable[[Scale, int], Result]) -> Callable[[Scale, int], Result]:
+        EXPERIMENTS[paper][name] = Experiment(paper, name, title, run)
+        return run
+
+    return register
+
+
+def find(paper: str, name: str | None = None) -> list[Experiment]:
+    """Return the experiments of a paper, or the one of this name."""
+    if paper not in EXPERIMENTS:
+        raise SettingError(
+            f"there is no paper {paper!r}{suggestion(paper, EXPERIMENTS)}; "
+            f"the papers are {', '.join(EXPERIMENTS)}."
+        )
+    known = EXPERIMENTS[paper]
+    if name is None:
+        return list(known.values())
+    if name not in known:
+        raise SettingError(
+            f"{paper} has no experiment {name!r}{suggestion(name, known)}; "
+            f"there are {', '.join(known)}."
+        )
+    return [known[name]]
+
+
+PAPERS = {
+    "hmc-ecs": "Hamiltonian Monte Carlo with energy conserving subsampling",
+    "ewsg": "Exponentially weighted stochastic gradient MCMC",
+}
+"""Papers and their titles. The experiments of "hmc-ecs" are in the folder `hmc_ecs`."""
+
+
+def experiments_of(paper: str, name: str | None = None) -> list[Experiment]:
+    """Import the modules of a paper; return its experiments, or the one of this name.
+
+    Examples
+    --------
+    >>> [e.title for e in experiments_of("hmc-ecs", "figure-7")]
+    ['Optimal step size and acceptance as the dimension grows']
+    """
+    if paper in EXPERIMENTS:
+        for module in _modules(paper):
+            import_module(module)
+    return find(paper, name)
+
+
+def _modules(paper: str) -> list[str]:
+    """Return the modules of the paper's folder."""
+    package = import_module(f"modicum_lab.papers.{paper.replace('-', '_')}")
+    return [f"{package.__name__}.{found.name}" for found in iter_modules(package.__path__)]

@@ -1,0 +1,226 @@
+"""What the HMC-ECS paper compares: its data, the methods with the settings of section 6, ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from modicum import SGHMC, SGHMCCV, SGLD, SGLDCV
+from modicum.datasets import Dataset, bankruptcy_shaped, higgs, higgs_shaped
+from modicum.methods import HMC, HMCECS, SignedHMCECS
+from modicum.rows import Rows
+from modicum_lab.papers.fits import Contender, Fit
+
+__all__ = [
+    "BANKRUPTCY_ROWS",
+    "DEFAULT",
+    "HIGGS_ROWS",
+    "PERTURBED",
+    "SCHEDULE",
+    "SIGNED",
+    "TRUTH",
+    "Problem",
+    "Size",
+    "bankruptcy_rows",
+    "by_schedule",
+    "full_hmc",
+    "gradient_step",
+    "higgs_rows",
+    "our_default",
+    "run_problem",
+    "stable_step",
+]
+
+PERTURBED = "HMC-ECS perturbed"
+SIGNED = "HMC-ECS signed"
+SCHEDULE = "HMC-ECS perturbed, paper's schedule"
+DEFAULT = "HMC-ECS weighted (our default)"
+TRUTH = "HMC, all rows"
+STEP, LEAPFROGS, BLOCKS = 0.2, 6, 100  # section 6.3: eps L = 1.2, rho = .99
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A data set of the paper: its size, its settings, and the figures it prints.
+
+    Attributes
+    ----------
+    name
+        Of the data.
+    rows
+        n of the paper.
+    subsample, products
+        m of the perturbed method and of the stochastic gradients; lambda of the signed one.
+    sghmc_step, sghmc_steps
+        eps of SG-HMC, and L of each of its runs.
+    sgld_step
+        eps of SGLD at n rows; the posterior's variance is proportional to 1/n, and so is eps.
+    plain
+        Whether SG-HMC and SGLD are also run without control variates.
+    printed
+        Label to the figures printed for it.
+    """
+
+    name: str
+    rows: int
+    subsample: int
+    products: int
+    sghmc_step: float
+    sghmc_steps: tuple[int, ...]
+    sgld_step: float
+    plain: bool
+    printed: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def sghmc_label(self, steps: int) -> str:
+        """As the tables call it."""
+        return "SG-HMC" if len(self.sghmc_steps) == 1 else f"SG-HMC, L = {steps}"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of a problem is run.
+
+    Attributes
+    ----------
+    rows
+        n.
+    chains, draws, tune
+        Chains, and the draws and warm-up of each.
+    most_steps
+        A chain of SG-HMC, whose draws are one per trajectory, stops after so many steps.
+    """
+
+    rows: int
+    chains: int
+    draws: int
+    tune: int
+    most_steps: int = 1_000_000
+
+
+def run_problem(
+    problem: Problem, size: Size, run: Callable[[Contender], Fit], schedule: bool
+) -> dict[str, Fit]:
+    """Run all contenders on a few rows at a time; `schedule` adds the paper's own burn-in."""
+    contenders = [*_energy_conserving(problem, size), *_stochastic_gradients(problem, size)]
+    if schedule:
+        contenders.append(by_schedule(problem, size, order=2))
+    fits = {contender.label: run(contender) for contender in contenders}
+    stable = SGLDCV(
+        step_size=stable_step(fits[PERTURBED]), **_gradients(problem, in_parameters=True)
+    )
+    extra = Contender("SGLD, stable step", stable, size.draws, 0, LEAPFROGS, training=False)
+    return fits | {extra.label: run(extra)}
+
+
+def by_schedule(problem: Problem, size: Size, order: int) -> Contender:
+    """HMC-ECS with the burn-in of the paper, and control variates of this order."""
+    method = HMCECS(order=order, subsample=problem.subsample, tuning="paper", **_ecs())
+    return Contender(SCHEDULE, method, size.draws, 0, colour="hmc-ecs-uniform")
+
+
+def our_default(size: Size) -> Contender:
+    """Weighted rows, tuned by itself."""
+    return Contender(DEFAULT, HMCECS(), size.draws, size.tune)
+
+
+def full_hmc(size: Size) -> Contender:
+    """HMC on all rows with the paper's trajectory; whitened, it needs little warm-up."""
+    return Contender(TRUTH, HMC(step_size=STEP), size.draws, min(size.tune, 100))
+
+
+def stable_step(fit: Fit) -> float:
+    """1 / (largest eigenvalue of the precision): a quarter of where Langevin steps blow up."""
+    draws = fit.draws.reshape(-1, fit.draws.shape[2])
+    return float(np.linalg.eigvalsh(np.cov(draws, rowvar=False))[0])
+
+
+def gradient_step(problem: Problem, size: Size) -> float:
+    """The paper's step of SGLD for these rows."""
+    return problem.sgld_step * problem.rows / size.rows
+
+
+def _ecs() -> dict[str, Any]:
+    return {"design": "uniform", "blocks": BLOCKS, "refreshes": 1, "step_size": STEP}
+
+
+def _energy_conserving(problem: Problem, size: Size) -> list[Contender]:
+    perturbed = HMCECS(subsample=problem.subsample, **_ecs())
+    signed = SignedHMCECS(products=problem.products, batch=30, **_ecs())
+    return [
+        Contender(PERTURBED, perturbed, size.draws, size.tune, colour="hmc-ecs-uniform"),
+        Contender(SIGNED, signed, size.draws, size.tune),
+        our_default(size),
+    ]
+
+
+def _gradients(problem: Problem, in_parameters: bool) -> dict[str, Any]:
+    return {"batch": problem.subsample, "design": "uniform", "whiten": not in_parameters}
+
+
+def _stochastic_gradients(problem: Problem, size: Size) -> list[Contender]:
+    """SG-HMC whitened (its M is the precision), SGLD in the parameters; one draw per trajectory."""
+    eps = gradient_step(problem, size)
+    kinds: list[tuple[type[SGHMC], Any, str]] = [(SGHMCCV, SGLDCV, "")]
+    if problem.plain:
+        kinds.append((SGHMC, SGLD, ", no control variates"))
+    contenders = []
+    for hamiltonian, langevin, suffix in kinds:
+        for steps in problem.sghmc_steps:
+            method = hamiltonian(
+                form="friction",
+                friction=1.0,  # C = I and B = 0, of the parameters (section 6.2)
+                in_parameters=True,
+                period=steps,
+                step_size=problem.sghmc_step,
+                **_gradients(problem, in_parameters=False),
+            )
+            label = problem.sghmc_label(steps) + suffix
+            draws = min(size.draws, size.most_steps // steps)
+            contenders.append(Contender(label, method, draws, 0, steps, training=False))
+        slow = langevin(step_size=eps, start="mode", **_gradients(problem, in_parameters=True))
+        contenders.append(
+            Contender(f"SGLD{suffix}", slow, size.draws, 0, LEAPFROGS, training=False)
+        )  # as many gradients as HMC-ECS
+    return contenders
+
+
+HIGGS_ROWS, HIGGS_TEST = 10_500_000, 500_000  # of the paper
+BANKRUPTCY_ROWS = 4_748_089
+
+
+@lru_cache(maxsize=1)
+def higgs_rows(n: int, seed: int) -> Dataset:
+    """The first `n` rows of HIGGS, or its stand-in where the whole file is not at hand.
+
+    Test rows are a twentieth of them, as in the paper.
+    """
+    here = higgs(download=False, progressbar=False)
+    if here.test is not None:  # the whole file, whose last rows are for testing
+        return _part(here, n, here.test)
+    test = n * HIGGS_TEST // HIGGS_ROWS
+    return _split(higgs_shaped(n + test, seed=seed, download=False, progressbar=False), n)
+
+
+@lru_cache(maxsize=1)
+def bankruptcy_rows(n: int, seed: int) -> Dataset:
+    """`n` rows of the stand-in for the paper's firms."""
+    return bankruptcy_shaped(n, seed=seed, download=False, progressbar=False)
+
+
+def _split(data: Dataset, n: int) -> Dataset:
+    """The first `n` rows to fit, the rest to test."""
+    test = _rows(data.rows, n, len(data.rows))
+    description = f"{data.description}; {len(test):,} of them kept for testing"
+    return _part(replace(data, description=description), n, test)
+
+
+def _part(data: Dataset, n: int, test: Rows) -> Dataset:
+    return replace(data, rows=_rows(data.rows, 0, n), test=test)
+
+
+def _rows(rows: Rows, first: int, last: int) -> Rows:
+    return Rows(**rows.slice(first, last), columns=rows.columns, dtype=rows.dtype)

@@ -1,0 +1,1 @@
+"""Tests of the laboratory: `python -m pytest src/modicum_lab`."""

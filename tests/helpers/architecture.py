@@ -1,0 +1,187 @@
+"""Which module imports which, read from the source: type-checking and local imports included."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+Sources = Mapping[str, str]  # dotted name of a module to its source
+
+DOTTED = re.compile(r"modicum(\.\w+)+")
+
+
+class Import(NamedTuple):
+    """`from module import name`, or `import module` where `name` is None."""
+
+    module: str
+    name: str | None
+    local: bool  # inside a function, or under `if TYPE_CHECKING`
+
+
+def read_sources(folder: Path) -> dict[str, str]:
+    """Every module below the package `folder`, by its dotted name."""
+    sources = {}
+    for path in sorted(folder.rglob("*.py")):
+        parts = [folder.name, *path.relative_to(folder).with_suffix("").parts]
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        sources[name] = path.read_text(encoding="utf-8")
+    return sources
+
+
+@cache
+def imports_of(source: str) -> list[Import]:
+    """All imports of a module, wherever they stand."""
+    found: list[Import] = []
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+
+    def visit(node: ast.AST, local: bool) -> None:
+        if isinstance(node, ast.Import):
+            found.extend(Import(alias.name, None, local) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports are not used here"
+            found.extend(Import(node.module or "", alias.name, local) for alias in node.names)
+        inner = local or isinstance(node, functions) or _type_checking(node)
+        for child in ast.iter_child_nodes(node):
+            visit(child, inner)
+
+    visit(ast.parse(source), False)
+    return found
+
+
+def _type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def imported_modules(sources: Sources) -> dict[str, set[str]]:
+    """Module to the modules of `sources` that it imports."""
+    graph: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        named = {
+            f"{one.module}.{one.name}" if f"{one.module}.{one.name}" in sources else one.module
+            for one in imports_of(source)
+        }
+        graph[module] = named & set(sources)
+    return graph
+
+
+def circles(sources: Sources) -> list[set[str]]:
+    """Groups of modules that import each other: strongly connected, of two or more."""
+    graph = imported_modules(sources)
+    reach = {module: _reachable(graph, module) for module in graph}
+    groups = {frozenset({m, *(n for n in reach[m] if m in reach[n])}) for m in graph}
+    loops = [set(group) for group in groups if len(group) > 1]
+    return loops + [{m} for m in graph if m in graph[m]]
+
+
+def _reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
+    seen: set[str] = set()
+    waiting = list(graph[start])
+    while waiting:
+        module = waiting.pop()
+        if module not in seen:
+            seen.add(module)
+            waiting += graph[module]
+    return seen
+
+
+def upward_imports(sources: Sources, order: Sequence[Collection[str]]) -> list[str]:
+    """Sentences on packages that use one above them; `order` is from the top down.
+
+    The package of `modicum.kernels.moves` is "kernels"; `modicum` itself, which exports names, is
+    above all. A package that `order` does not know is a sentence too.
+    """
+    level = {name: height for height, group in enumerate(order) for name in group}
+    sentences = []
+    for module, source in sources.items():
+        own = _package(module)
+        if own is None:
+            continue
+        if own not in level:
+            sentences.append(f"{module}: the package {own} has no place in the order")
+            continue
+        for one in imports_of(source):
+            if one.module.split(".")[0] != "modicum":
+                continue
+            other = _package(one.module) or one.name or ""
+            if other != own and level.get(other, -1) < level[own]:
+                sentences.append(f"{module} imports {one.module}, which is above it")
+    return sentences
+
+
+def _package(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else None
+
+
+def uses_of_the_laboratory(sources: Sources) -> list[str]:
+    """Modules of the library that import the laboratory, unless `cli` does so when called."""
+    return [
+        module
+        for module, source in sources.items()
+        for one in imports_of(source)
+        if one.module.split(".")[0] == "modicum_lab"
+        and not (one.local and _package(module) == "cli")
+    ]
+
+
+def deep_uses(sources: Sources, public: Mapping[str, Collection[str]]) -> list[str]:
+    """Sentences on uses of the library that are not public; `public` is module to names.
+
+    Imports, attributes of imported modules (`mo.models.Logistic`), and dotted names in strings,
+    which tests hand to monkeypatch.
+    """
+    sentences = []
+    for module, source in sources.items():
+        for name in _library_names(source):
+            if not _is_public(name, public):
+                sentences.append(f"{module} uses {name}, which is not public")
+    return sentences
+
+
+def _is_public(name: str, public: Mapping[str, Collection[str]]) -> bool:
+    """Whether `name` is a public module, or a public value of one, or an attribute of that."""
+    parts = name.split(".")
+    for length in range(1, len(parts) + 1):
+        module, last = ".".join(parts[: length - 1]), parts[length - 1]
+        if ".".join(parts[:length]) not in public:
+            return last in public.get(module, ())
+    return True
+
+
+def _library_names(source: str) -> set[str]:
+    """Dotted names of what a module uses of the library."""
+    tree = ast.parse(source)
+    bound: dict[str, str] = {}  # local name to the library's module, or what it may be
+    used: set[str] = set()
+    for one in (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)):
+        for alias in one.names:
+            whole = alias.name
+            if isinstance(one, ast.ImportFrom):
+                whole = f"{one.module}.{alias.name}"
+            if whole.split(".")[0] == "modicum":
+                used.add(whole)
+                bound[alias.asname or alias.name.split(".")[0]] = (
+                    whole if alias.asname or isinstance(one, ast.ImportFrom) else "modicum"
+                )
+    resolve = _resolver(bound)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and (dotted := resolve(node)):
+            used.add(dotted)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            used |= {node.value} if DOTTED.fullmatch(node.value) else set()
+    return used
+
+
+def _resolver(bound: Mapping[str, str]) -> Callable[[ast.expr], str | None]:
+    def resolve(node: ast.expr) -> str | None:
+        if isinstance(node, ast.Name):
+            return bound.get(node.id)
+        if isinstance(node, ast.Attribute) and (parent := resolve(node.value)):
+            return f"{parent}.{node.attr}"
+        return None
+
+    return resolve

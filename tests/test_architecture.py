@@ -1,0 +1,247 @@
+"""The order of the packages, no import in a circle, and a laboratory of public names alone.
+
+What is enforced is written as data here. Each check has a made-up tree that breaks it.
+"""
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from helpers.architecture import (
+    circles,
+    deep_uses,
+    imports_of,
+    read_sources,
+    upward_imports,
+    uses_of_the_laboratory,
+)
+
+ORDER = (  # from the top down; packages of one line may use each other
+    ("cli",),
+    ("sample", "log_posterior", "plots"),
+    ("methods",),
+    ("posterior",),
+    ("datasets",),
+    ("estimators",),
+    ("run",),
+    ("passes",),
+    ("kernels",),
+    ("models",),
+    ("designs",),
+    ("diagnostics",),
+    ("rows",),
+    ("random", "runtime", "progress", "errors", "ledger"),
+)
+
+PUBLIC_MODULES = (  # the names in their `__all__` are public, and nothing else is
+    "modicum",
+    "modicum.cli",
+    "modicum.datasets",
+    "modicum.diagnostics",
+    "modicum.errors",
+    "modicum.methods",
+    "modicum.models",
+    "modicum.plots",
+    "modicum.posterior",
+    "modicum.rows",
+)
+
+ONLY_SOME_RUNS = (  # what `import modicum` must not wait for
+    *("matplotlib", "rich", "typer", "pyarrow", "polars", "pandas", "xarray", "arviz"),
+    *("arviz_stats", "numpyro", "statsmodels", "sklearn", "flax", "equinox", "modicum_lab"),
+)
+
+SRC = Path(__file__).resolve().parents[1] / "src"
+
+
+@pytest.fixture(scope="module")
+def library():
+    return read_sources(SRC / "modicum")
+
+
+@pytest.fixture(scope="module")
+def laboratory():
+    return read_sources(SRC / "modicum_lab")
+
+
+@pytest.fixture(scope="module")
+def public():
+    return {name: import_module(name).__all__ for name in PUBLIC_MODULES}
+
+
+# The order ---------------------------------------------------------------------------------
+
+
+def test_each_package_uses_only_those_below_it(library):
+    assert upward_imports(library, ORDER) == []
+
+
+def test_every_package_of_the_order_exists(library):
+    assert {name for group in ORDER for name in group} == {
+        module.split(".")[1] for module in library if "." in module
+    }
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from modicum.methods.base import Method",
+        "def late():\n    from modicum import sample",
+        "if TYPE_CHECKING:\n    from modicum.posterior import Posterior",
+        "import modicum.cli",
+        "from modicum import SettingError",  # the exports are above all
+    ],
+)
+def test_an_import_from_above_is_caught(source):
+    tree = {"modicum.kernels.made_up": source, "modicum.runtime": ""}
+    (sentence,) = upward_imports(tree, ORDER)
+    assert sentence.startswith("modicum.kernels.made_up imports modicum")
+
+
+def test_a_package_without_a_place_is_caught_and_one_from_below_is_not():
+    assert upward_imports({"modicum.news.file": ""}, ORDER) == [
+        "modicum.news.file: the package news has no place in the order"
+    ]
+    below = "from modicum.rows import Rows\nfrom modicum import models\nimport numpy"
+    assert upward_imports({"modicum.passes.made_up": below}, ORDER) == []
+
+
+def test_the_library_imports_the_laboratory_only_when_a_command_is_called(library):
+    assert uses_of_the_laboratory(library) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("modicum.cli.made_up", "from modicum_lab import bench"),
+        ("modicum.sample", "def late():\n    import modicum_lab.demo"),
+    ],
+)
+def test_a_library_that_leans_on_the_laboratory_is_caught(module, source):
+    assert uses_of_the_laboratory({module: source}) == [module]
+    called = "def command():\n    from modicum_lab.demo import run_demo"
+    assert uses_of_the_laboratory({"modicum.cli.made_up": called}) == []
+
+
+# Circles -----------------------------------------------------------------------------------
+
+
+def test_no_file_imports_in_a_circle(library, laboratory):
+    assert [sorted(group) for group in circles(library)] == []
+    assert [sorted(group) for group in circles(laboratory)] == []
+
+
+def test_a_circle_is_caught_whatever_kind_of_import_closes_it():
+    tree = {
+        "p": "",
+        "p.a": "from p.b import f",
+        "p.b": "if TYPE_CHECKING:\n    from p import c",
+        "p.c": "def late():\n    import p.a",
+        "p.d": "from p.a import g",  # uses the circle, and is not in it
+        "p.e": "from p.e import h",
+    }
+    assert sorted(map(sorted, circles(tree))) == [["p.a", "p.b", "p.c"], ["p.e"]]
+    assert circles(tree | {"p.c": "import numpy", "p.e": ""}) == []
+
+
+# The laboratory ----------------------------------------------------------------------------
+
+
+def test_the_laboratory_uses_public_names_alone(laboratory, public):
+    assert deep_uses(laboratory, public) == []
+
+
+def test_the_laboratory_does_use_the_library(laboratory):
+    modules = {one.module for source in laboratory.values() for one in imports_of(source)}
+    assert "modicum" in modules
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from modicum.passes.mode import find_mode",
+        "from modicum.errors import _private",
+        "from modicum import kernels",
+        "import modicum.runtime",
+        "def late():\n    from modicum.run import Chains",
+        "import modicum as mo\nmo.methods.ecs.pilot",
+        "import modicum as mo\nmo.models.target",
+        "import modicum\nmodicum._hidden",
+        "patch('modicum.datasets.source.fetch', None)",
+    ],
+)
+def test_a_deep_name_is_caught(source, public):
+    assert deep_uses({"modicum_lab.made_up": source}, public)
+
+
+def test_public_names_pass(public):
+    source = """
+import modicum as mo
+from modicum import HMCECS, models, plots
+from modicum.errors import SettingError
+mo.Rows.open("store")
+mo.models.Logistic().labels
+models.Logistic
+plots.forest
+"""
+    assert deep_uses({"modicum_lab.made_up": source}, public) == []
+
+
+def test_public_names_are_all_there(public):
+    for name, names in public.items():
+        module = import_module(name)
+        assert [one for one in names if not hasattr(module, one)] == []
+        assert sorted(set(names)) == sorted(names)
+
+
+# What an import costs ----------------------------------------------------------------------
+
+
+def in_child(code):
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def loaded_by(code):
+    """Which of the packages that only some runs need are there after `code`."""
+    told = in_child(
+        f"{code}\nimport sys\nprint(*(m for m in {ONLY_SOME_RUNS} if m in sys.modules))"
+    )
+    return told.splitlines()[-1].split() if told else []
+
+
+def test_import_leaves_out_what_only_some_runs_need():
+    assert loaded_by("import modicum") == []
+
+
+def test_a_needless_import_is_caught():
+    assert "rich" in loaded_by("import modicum, rich.console")
+
+
+def test_help_does_not_import_the_laboratory():
+    ask = "from typer.testing import CliRunner\nfrom modicum.cli import app\n"
+    told = loaded_by(ask + "assert CliRunner().invoke(app, ['--help']).exit_code == 0")
+    assert "typer" in told
+    assert {"modicum_lab", "matplotlib", "pyarrow"}.isdisjoint(told)
+
+
+def test_import_takes_under_a_second_more_than_jax():
+    # processor time, not wall time: a busy machine must not fail the test
+    timed = (
+        "import time; start = time.process_time(); import {}; print(time.process_time() - start)"
+    )
+    times = {"jax": [], "modicum": []}
+    for _ in range(3):  # alternate, so that a busy moment hits both
+        for name in times:
+            times[name].append(float(in_child(timed.format(name))))
+        if min(times["modicum"]) - min(times["jax"]) < 1.0:
+            break
+    assert min(times["modicum"]) - min(times["jax"]) < 1.0
+
+
+def test_import_changes_no_setting_of_jax():
+    assert in_child("import modicum, jax; print(jax.config.jax_enable_x64)") == "False"

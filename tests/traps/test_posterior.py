@@ -1,0 +1,640 @@
+"""Traps around a finished fit: other rows, NaN that passes, files that lie."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import pickle
+import warnings
+import zipfile
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import modicum as mo
+from modicum.models.prediction import ModelPredictor
+from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings, storage
+from modicum.rows import ingest
+
+CARRIERS = np.array(["AA", "DL", "UA", "WN"])
+
+
+def flights(n=600, seed=1):
+    rng = np.random.default_rng(seed)
+    carrier = CARRIERS[np.arange(n) % 4]
+    table = pd.DataFrame({"age": rng.normal(size=n), "dose": 3 * rng.normal(size=n)})
+    eta = 2 * table["age"] - table["dose"] + 3 * (carrier == "UA") - 2 * (carrier == "WN")
+    return table.assign(carrier=carrier, late=(rng.random(n) < 1 / (1 + np.exp(-eta))) * 1)
+
+
+def coded(table, **settings):
+    return mo.Rows.from_table(
+        table, **{"outcome": "late", "categorical": {"carrier": "AA"}, **settings}
+    )
+
+
+TABLE = flights()
+ROWS = coded(TABLE)
+
+
+def posterior(rows=ROWS, model=None, seed=3, fit_rows=True, **draws):
+    """A posterior made by hand, which remembers its rows as `mo.sample` lets it."""
+    rng = np.random.default_rng(seed)
+    if not draws:
+        beta = rng.normal([2.0, -1.0, 0.0, 3.0, -2.0], 0.1, size=(2, 30, 5))
+        draws = {"beta": beta, "intercept": rng.normal(0, 0.1, size=(2, 30))}
+    return Posterior(
+        draws,
+        {"lp": rng.normal(size=(2, 30))},
+        mo.Ledger(rows=len(rows)),
+        predictor=ModelPredictor(model or mo.models.Logistic()),
+        fit_rows=FitRows.of(rows) if fit_rows else None,
+    )
+
+
+@pytest.fixture(scope="module")
+def sampled():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        return mo.sample(
+            mo.models.Logistic(), ROWS, method=mo.HMCECS(subsample=100), draws=60, tune=60,
+            chains=2, random_seed=1, progressbar=False,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["fresh", "loaded"])
+def post(request, sampled, tmp_path_factory):
+    if request.param == "fresh":
+        return sampled
+    path = tmp_path_factory.mktemp("saved") / "p"
+    sampled.save(path)
+    return Posterior.load(path)
+
+
+# Rows that are not those of the fit ----------------------------------------------------------
+
+
+def test_columns_in_another_order_are_aligned_by_name(post):
+    mean = post.predict(ROWS).mean
+    swapped = coded(TABLE[["dose", "carrier", "age", "late"]])
+    assert swapped.columns != ROWS.columns
+    np.testing.assert_allclose(post.predict(swapped).mean, mean)
+    assert post.score(swapped).log_density == pytest.approx(post.score(ROWS).log_density)
+    # negative control: by place they would be other predictions
+    by_place = post.predict({"x": swapped.slice(0, 600)["x"]}).mean
+    assert np.abs(by_place - mean).max() > 0.9
+
+
+def test_a_subset_of_the_levels_is_filled_with_zeros(post):
+    some = TABLE["carrier"].isin(["AA", "UA"]).to_numpy()
+    few = coded(TABLE[some])
+    assert few.columns == ("age", "dose", "carrier[UA]")
+    np.testing.assert_allclose(post.predict(few).mean, post.predict(ROWS).mean[some])
+
+
+def test_other_reference_and_unseen_levels_are_refused(post):
+    other = coded(TABLE, categorical={"carrier": "UA"})
+    with pytest.raises(mo.DataError, match=r"reference level 'UA', but the fit's was 'AA'"):
+        post.predict(other)
+    unseen = TABLE.assign(carrier=TABLE["carrier"].replace("WN", "ZZ"))
+    for ask in (post.predict, post.score):
+        with pytest.raises(mo.DataError, match=r"column 'carrier' holds 'ZZ'.*leave such rows"):
+            ask(coded(unseen))
+
+
+@pytest.mark.parametrize(
+    ("table", "settings", "sentence"),
+    [
+        (TABLE.rename(columns={"age": "years"}), {}, r"lack 1 column .*'age'.* have .*'years'"),
+        (TABLE.drop(columns="dose"), {}, r"lack 1 column of the fit \('dose'\)"),
+        (TABLE.assign(extra=1.0), {}, r"have 1 column the fit had not \('extra'\)"),
+        (TABLE.drop(columns="carrier"), {"categorical": []}, r"lack 3 columns"),
+        (TABLE.assign(carrier=1.0), {"categorical": []}, r"'carrier' was categorical in the fit"),
+        (TABLE.assign(o=1.0), {"offset": "o"}, r"have an offset and those of the fit had none"),
+    ],
+)
+def test_other_columns_are_named(post, table, settings, sentence):
+    for ask in (post.predict, post.score):
+        with pytest.raises(mo.DataError, match=sentence):
+            ask(coded(table, **settings))
+
+
+def test_automatic_names_are_names():
+    x, y = ROWS.slice(0, 600)["x"], ROWS.slice(0, 600)["y"]
+    nameless = mo.Rows(x=x, y=y)
+    with pytest.raises(mo.DataError, match=r"lack 5 columns .*'x0', 'x1'.* in the fit's order"):
+        posterior().predict(nameless)
+    own = posterior(nameless)
+    reversed_names = mo.Rows(x=x[:, ::-1], columns=[f"x{j}" for j in range(5)][::-1])
+    np.testing.assert_allclose(own.predict(reversed_names).mean, own.predict(nameless).mean)
+
+
+def test_bare_arrays_go_by_shape(post):
+    x = ROWS.slice(0, 600)["x"]
+    np.testing.assert_allclose(post.predict({"x": x}).mean, post.predict(ROWS).mean)
+    np.testing.assert_allclose(post.predict({"x": x.tolist()}).mean, post.predict(ROWS).mean)
+    for wrong in (x[:, :4], np.c_[x, x]):
+        with pytest.raises(mo.DataError, match=r"but the rows of the fit had 5 \('age', 'dose'"):
+            post.predict({"x": wrong})
+    with pytest.raises(mo.DataError, match=r"'x' has one number per row"):
+        post.predict({"x": x[:, 0]})
+    frame = pd.DataFrame(x, columns=ROWS.columns)[list(ROWS.columns)[::-1]]
+    np.testing.assert_allclose(post.predict({"x": frame}).mean, post.predict(ROWS).mean)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+def test_tables_are_encoded_as_the_rows_of_the_fit_were(post, library):
+    def as_table(frame):
+        if library == "pyarrow":
+            return pytest.importorskip("pyarrow").Table.from_pandas(frame)
+        return frame if library == "pandas" else pytest.importorskip("polars").from_pandas(frame)
+
+    mean = post.predict(ROWS).mean
+    shuffled = TABLE[["late", "carrier", "dose", "age"]].assign(unused="text")
+    np.testing.assert_allclose(post.predict(as_table(shuffled)).mean, mean)
+    assert post.score(as_table(shuffled)).accuracy == post.score(ROWS).accuracy
+    # one row, whose level is neither the reference nor the first; and no outcome
+    row = shuffled.drop(columns="late").iloc[[2]]
+    np.testing.assert_allclose(post.predict(as_table(row)).mean, mean[[2]])
+    with pytest.raises(mo.DataError, match=r"'carrier' holds 'ZZ' in row 1, which the rows of"):
+        post.predict(as_table(shuffled.assign(carrier=["AA", "ZZ", "UA"] * 200)))
+    with pytest.raises(mo.ModicumError, match=r"'dose' is not in the data: did you mean 'does'"):
+        post.predict(as_table(shuffled.rename(columns={"dose": "does"})))
+    with pytest.raises(mo.ModicumError, match="'late' is not in the data"):
+        post.score(as_table(shuffled.drop(columns="late")))
+    with pytest.raises(mo.DataError, match=r"holds a missing value|holds NaN"):
+        post.predict(as_table(shuffled.assign(age=np.nan)))
+
+
+def test_tables_with_numbers_as_levels_and_with_offsets():
+    table = pd.DataFrame({"hour": [5, 6, 7, 5, 6, 7], "n": [0, 1, 2, 0, 1, 1]})
+    hours = mo.Rows.from_table(table, outcome="n", categorical=["hour"])
+    draws = {"beta": np.full((2, 30, 2), [1.0, 2.0]), "intercept": np.zeros((2, 30))}
+    post = posterior(hours, mo.models.Poisson(), **draws)
+    expected = np.exp([2.0, 0.0])
+    np.testing.assert_allclose(post.predict(pd.DataFrame({"hour": [7, 5]})).mean, expected)
+    np.testing.assert_allclose(post.predict(pd.DataFrame({"hour": ["7", "5"]})).mean, expected)
+    with pytest.raises(mo.DataError, match="'hour' holds 8 in row 1"):
+        post.predict(pd.DataFrame({"hour": [7, 8]}))
+    with pytest.raises(mo.SettingError, match="does not know the columns"):
+        posterior(hours, fit_rows=False, **draws).predict(table)
+    with_offset = mo.Rows.from_table(table.assign(o=1.0), outcome="n", offset="o")
+    draws = {"beta": np.zeros((2, 30, 1)), "intercept": np.zeros((2, 30))}
+    with pytest.raises(mo.SettingError, match="which column of the table is the offset"):
+        posterior(with_offset, mo.models.Poisson(), **draws).predict(table)
+
+
+@pytest.mark.parametrize("fit_rows", [True, False])
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"x": np.zeros((3, 4))},
+        {"x": np.zeros(3)},
+        {"x": np.zeros((3, 5, 1))},
+        {"x": np.full((3, 5), np.nan)},
+        {"x": np.full((3, 5), "a")},
+        {"x": [[1.0, 2.0], [3.0]]},
+        {"x": None},
+        {"x": 5.0},
+        {"x": np.zeros((3, 5)), "offset": np.zeros(2)},
+        {"x": np.zeros((3, 5)), 7: np.zeros(3)},
+        {"x": np.zeros((3, 5)), "columns": list("abcde")},
+        {"z": np.zeros((3, 5))},
+        {},
+        [1, 2],
+        "rows",
+        None,
+    ],
+)
+def test_odd_batches_are_a_sentence(batch, fit_rows):
+    for ask in (posterior(fit_rows=fit_rows).predict, posterior(fit_rows=fit_rows).score):
+        with pytest.raises(mo.ModicumError):
+            ask(batch)
+
+
+def test_an_offset_must_not_be_forgotten():
+    counts = mo.Rows(x=np.ones((20, 1)), y=np.arange(20) % 3, offset=np.arange(20.0) / 10)
+    draws = {"beta": np.zeros((2, 30, 1)), "intercept": np.zeros((2, 30))}
+    post = posterior(counts, mo.models.Poisson(), **draws)
+    with pytest.raises(mo.DataError, match="had an offset and these have none"):
+        post.predict({"x": np.ones((3, 1))})
+    found = post.predict({"x": np.ones((3, 1)), "offset": np.ones(3)})
+    np.testing.assert_allclose(found.mean, np.e)
+
+
+def test_bytes_and_numbers_mean_the_same_pixels():
+    pixels = np.random.default_rng(1).integers(0, 256, size=(12, 9))
+    y = np.arange(12) % 3
+    net = mo.models.MLP(hidden=(3,))
+    as_bytes = mo.Rows(x=pixels, y=y, dtype="uint8")
+    draws = {k: np.asarray(v)[None, None] for k, v in net.report(net.start(as_bytes)).items()}
+    draws = {k: np.broadcast_to(v, (2, 30, *v.shape[2:])) for k, v in draws.items()}
+    post = posterior(as_bytes, net, **draws)
+    mean = post.predict(as_bytes).mean
+    np.testing.assert_allclose(post.predict(mo.Rows(x=pixels, y=y)).mean, mean)
+    np.testing.assert_allclose(post.predict({"x": pixels}).mean, mean)
+    with pytest.raises(mo.DataError, match=r"were bytes .* holds 0\.\d+ in row 0"):
+        post.predict({"x": pixels / 255})
+    as_numbers = posterior(mo.Rows(x=pixels * 1.0, y=y), net, **draws)
+    apart = as_numbers.predict({"x": pixels * 1.0}).mean
+    assert np.abs(apart - mean).max() > 1e-3  # negative control: the scale matters
+    np.testing.assert_allclose(as_numbers.predict({"x": pixels.astype(np.uint8)}).mean, apart)
+
+
+def test_other_shapes_and_models_of_ones_own():
+    model = mo.Model(
+        log_prior=lambda th: -0.5 * th["w"] @ th["w"],
+        log_likelihood=lambda th, batch: -0.5 * (batch["y"] - batch["z"] @ th["w"]) ** 2,
+        init={"w": np.zeros(2)},
+        predict=lambda th, batch: batch["z"] @ th["w"],
+    )
+    rows = mo.Rows(z=np.ones((20, 2)), y=np.zeros(20))
+    for fit_rows, sentence in ((True, "shape"), (False, r"model fails on these rows.*z \(4, 3\)")):
+        post = posterior(rows, model, fit_rows=fit_rows, w=np.ones((2, 30, 2)))
+        np.testing.assert_allclose(post.predict({"z": np.ones((4, 2))}).mean, 2.0)
+        with pytest.raises(mo.DataError, match=sentence):
+            post.predict({"z": np.ones((4, 3))})
+        with pytest.raises(mo.SettingError, match="needs the field 'z'"):
+            post.predict({"y": np.ones(4)})
+
+
+def test_outcomes_the_model_cannot_have_are_not_scored(post):
+    bad = TABLE.assign(late=np.where(np.arange(600) == 7, 2, TABLE["late"]))
+    with pytest.raises(mo.DataError, match=r"outcome is 2 in row 7, .* 0 or 1"):
+        post.score(coded(bad))
+    classes = mo.Rows(x=np.ones((9, 1)), y=np.arange(9) % 3)
+    draws = {"beta": np.zeros((2, 30, 2, 1)), "intercept": np.zeros((2, 30, 2))}
+    softmax = posterior(classes, mo.models.Softmax(), **draws)
+    assert softmax.score(classes).log_density == pytest.approx(-np.log(3))
+    with pytest.raises(mo.DataError, match=r"outcome is 3 in row 0, .* 0 to 2"):
+        softmax.score(mo.Rows(x=np.ones((2, 1)), y=[3, 1]))
+
+
+def test_a_loaded_model_of_ones_own_is_given_again(tmp_path):
+    def model(slope):
+        return mo.Model(
+            log_prior=lambda th: -0.5 * th["t"] ** 2,
+            log_likelihood=lambda th, batch: -0.5 * (batch["y"] - slope * th["t"]) ** 2,
+            init={"t": 0.0},
+            predict=lambda th, batch: th["t"] + 0 * batch["y"],
+        )
+
+    rows = mo.Rows(y=np.ones(6))
+    post = posterior(rows, model(1.0), t=np.random.default_rng(1).normal(size=(2, 30)))
+    post.settings["model"] = model(1.0).identity()
+    post.save(tmp_path / "p")
+    for ask in ("score", "correct", "stein_discrepancy"):
+        with pytest.raises(mo.SettingError, match=r"Posterior.load\(path, model=...\)"):
+            getattr(Posterior.load(tmp_path / "p"), ask)(rows)
+    again = Posterior.load(tmp_path / "p", model=model(1.0))
+    assert again.score(rows).log_density == post.score(rows).log_density
+    fixed = again.correct(rows, progressbar=False)
+    np.testing.assert_array_equal(fixed.weights, post.correct(rows, progressbar=False).weights)
+    with pytest.raises(mo.SettingError, match="is of another model"):
+        Posterior.load(tmp_path / "p", model=mo.models.Logistic())
+    with pytest.raises(mo.SettingError, match="model must be a model"):
+        Posterior.load(tmp_path / "p", model="mine")
+
+
+def test_rows_in_a_store_stream(tmp_path, monkeypatch):
+    from modicum.posterior import prediction
+
+    swapped = TABLE[["dose", "carrier", "age", "late"]]
+    settings = {"outcome": "late", "categorical": {"carrier": "AA"}, "progressbar": False}
+    ingest(swapped, tmp_path / "s", dtype="float64", **settings)
+    stored = mo.Rows.open(tmp_path / "s")
+    sizes = []
+    chunks = mo.Rows.chunks
+
+    def counting(self, size):
+        for chunk in chunks(self, size):
+            sizes.append(len(chunk["x"]))
+            yield chunk
+
+    monkeypatch.setattr(mo.Rows, "chunks", counting)
+    monkeypatch.setattr(prediction, "CHUNK_BYTES", 8 * 60 * 100)
+    found = posterior().predict(stored)
+    assert sizes == [100] * 6
+    monkeypatch.undo()
+    np.testing.assert_allclose(found.mean, posterior().predict(ROWS).mean)
+
+
+# Corrections and discrepancies: the rows of the fit only --------------------------------------
+
+
+def test_the_rows_of_the_fit_are_taken(post, tmp_path):
+    assert post.correct(ROWS, progressbar=False).weights is not None
+    again = coded(TABLE.copy())
+    assert np.isfinite(post.stein_discrepancy(again, draws=30, progressbar=False).squared)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        (coded(TABLE[["dose", "carrier", "age", "late"]]), "columns in another order"),
+        (coded(TABLE.assign(dose=TABLE["dose"] + 1)), "hold other values"),
+        (coded(TABLE.assign(late=1 - TABLE["late"])), "hold other values"),
+        (coded(TABLE.rename(columns={"age": "years"}).assign(dose=0.0)), "lack 1 column"),
+        (coded(TABLE, dtype="float32"), "held as float32"),
+        (coded(TABLE, categorical={"carrier": "UA"}), r"lack 1 column .*'carrier\[UA\]'"),
+        (coded(TABLE[:500]), "600 rows, but 500"),
+        ({"x": np.zeros((600, 5))}, "as mo.Rows, not dict"),
+    ],
+)
+def test_other_rows_are_refused(post, rows, sentence):
+    with pytest.raises(mo.ModicumError, match=sentence):
+        post.correct(rows, progressbar=False)
+    with pytest.raises(mo.ModicumError, match=sentence):
+        post.stein_discrepancy(rows, draws=30, progressbar=False)
+
+
+# NaN passes no comparison ---------------------------------------------------------------------
+
+
+def test_a_correction_with_nan_is_an_error():
+    post = posterior()
+    post.stats["lp"][1, 4] = np.nan
+    with pytest.raises(mo.SettingError, match="lp is not finite from draw 4 of chain 1"):
+        post.correct(ROWS, progressbar=False)
+    post = posterior()
+    post.draws["beta"][0, 3] = np.nan
+    with pytest.raises(mo.SettingError, match="beta is not finite from draw 3 of chain 0"):
+        post.correct(ROWS, progressbar=False)
+    with pytest.raises(mo.SettingError, match="beta is not finite"):
+        post.stein_discrepancy(ROWS, draws=30, progressbar=False)
+    root = mo.Model(
+        log_prior=lambda th: 0.0,
+        log_likelihood=lambda th, batch: -batch["y"] * (th["t"] - 1.0) ** 0.5,
+        init={"t": 2.0},
+    )
+    rows = mo.Rows(y=np.arange(8.0))
+    at = np.linspace(0.9, 3, 60).reshape(2, 30)
+    with pytest.raises(mo.SettingError, match="log-posterior of all rows is nan at draw 0"):
+        posterior(rows, root, t=at).correct(rows, progressbar=False)
+    with pytest.raises(mo.SettingError, match="gradient of the log-posterior is not finite"):
+        posterior(rows, root, t=at).stein_discrepancy(rows, draws=30, progressbar=False)
+
+
+def codes(x, stats=None, weights=None):
+    return [doubt.code for doubt in convergence_warnings({"b": x}, stats or {}, weights)]
+
+
+def test_guards_speak_of_nan():
+    x = np.random.default_rng(1).normal(size=(4, 500))
+    fine, nan = np.ones((4, 500)), np.full((4, 500), np.nan)
+    assert codes(x, {"acceptance_rate": 0.8 * fine}, fine) == []
+    assert codes(x, {"acceptance_rate": nan}) == ["acceptance-low"]
+    assert codes(x, {"reached_max_treedepth": nan}) == ["tree-depth"]
+    one = fine.copy()
+    one[2, 7] = np.nan
+    assert codes(x, weights=one) == ["not-finite"]
+    assert codes(x, weights=0 * fine) == ["weights-uneven"]
+    assert codes(x[:, :3], weights=np.where(x[:, :3] > 0, 1.0, -1.0)) == ["signs-cancel"]
+    signs = np.where(np.arange(500) % 20 == 0, -1.0, 1.0) * fine
+    assert codes(x, weights=signs) == []
+    # large values where signs are negative: a negative variance, and no ESS
+    assert codes(np.where(signs < 0, 10 + x, 0.1 * x), weights=signs) == ["not-finite"]
+
+
+def test_predictions_that_are_no_numbers_are_spoken_of():
+    post = posterior()
+    post.draws["beta"][:, ::2] = np.nan
+    with pytest.warns(mo.ModicumWarning, match="600 of 600 rows are not finite"):
+        post.predict(ROWS)
+    with pytest.warns(mo.ModicumWarning, match="30 of 60 draws is not"):
+        post.score(ROWS)
+    cancelled = posterior()
+    cancelled.weights = np.where(np.arange(60).reshape(2, 30) % 2, 1.0, -1.0)
+    with pytest.warns(mo.ModicumWarning, match="weights .* do not add up to more than 0"):
+        cancelled.predict(ROWS)
+    with pytest.warns(mo.ModicumWarning, match="weights .* do not add up to more than 0"):
+        cancelled.score(ROWS)
+    with pytest.raises(mo.SettingError, match="signs cancel"):
+        cancelled.stein_discrepancy(ROWS, draws=60, progressbar=False)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, np.nan, "ten", None, True])
+def test_odd_numbers_of_draws(value):
+    post = posterior()
+    for ask in (post.predict, post.score, post.correct, post.stein_discrepancy):
+        with pytest.raises(mo.SettingError, match="draws must be a whole number"):
+            ask(ROWS, draws=value)
+    for prob in (0, 1, 90, np.nan, "x"):
+        with pytest.raises(mo.SettingError, match="between 0 and 1"):
+            post.predict(ROWS, prob=prob)
+        with pytest.raises(mo.SettingError, match="between 0 and 1"):
+            post.summary(prob=prob)
+    with pytest.raises(mo.SettingError, match="levels from 0 to 1"):
+        post.quantile("beta", [0.5, np.nan])
+
+
+# Warnings print as sentences ------------------------------------------------------------------
+
+
+def test_warnings_are_a_list_that_prints_as_sentences(tmp_path):
+    doubts = [mo.ModicumWarning("a", "it is odd", "look", x=1.0), mo.ModicumWarning("b", "so")]
+    post = Posterior({"t": np.zeros((1, 2))}, {}, mo.Ledger(rows=1), warnings=doubts)
+    assert repr(post.warnings) == str(post.warnings) == "it is odd; look.\nso."
+    assert post.warnings == doubts
+    assert repr(Posterior({"t": np.zeros((1, 2))}, {}, mo.Ledger(rows=1)).warnings) == "no warnings"
+    post.save(tmp_path / "p")
+    for other in (
+        Posterior.load(tmp_path / "p").warnings,
+        pickle.loads(pickle.dumps(post.warnings)),
+        copy.deepcopy(post.warnings),
+    ):
+        assert isinstance(other, Warnings)
+        assert other == doubts
+        assert other[0].numbers == {"x": 1.0}
+
+
+# Files that lie -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The page of a saved posterior, and its arrays."""
+    path = tmp_path_factory.mktemp("lies") / "p"
+    post = posterior()
+    post.warnings.append(mo.ModicumWarning("a", "it is odd", "look", x=1.0))
+    post.tuning = {"step": {"value": 0.5}, "mass": np.eye(2)}
+    post.ledger.add("mode", 600, "hessian", passes=1)
+    post.save(path)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    return json.loads(members.pop(storage.PAGE)), members
+
+
+def write(path, page, members, compression=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr(storage.PAGE, page if isinstance(page, str) else json.dumps(page))
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return path
+
+
+def places(value, at=()):
+    """Every place of a JSON value, by path."""
+    yield at
+    if isinstance(value, dict | list):
+        for key, inside in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(inside, (*at, key))
+
+
+def replaced(page, at, value):
+    page = copy.deepcopy(page)
+    if not at:
+        return value
+    inner = page
+    for key in at[:-1]:
+        inner = inner[key]
+    inner[at[-1]] = value
+    return page
+
+
+ODD = [None, -1, 1e400, "x", [], {}, [[1, 2]], {"list": 3}, {"array": 99}, {"dict": [[[], 1]]}]
+
+
+def test_any_change_of_the_page_loads_or_is_a_sentence(saved, tmp_path):
+    page, members = saved
+    rng = np.random.default_rng(1)
+    spots = [at for at in places(page) if at]
+    refused = 0
+    for number in rng.permutation(len(spots))[:120]:
+        odd = ODD[int(rng.integers(len(ODD)))]
+        path = write(tmp_path / "odd", replaced(page, spots[number], odd), members)
+        try:
+            post = Posterior.load(path)
+            post.summary()
+            repr(post), repr(post.warnings), repr(post.ledger)
+            post.predict({"x": np.zeros((2, 5))})
+        except mo.ModicumError:
+            refused += 1
+    assert refused > 60
+
+
+@pytest.mark.parametrize(
+    ("at", "odd"),
+    [
+        (("draws",), None),
+        (("draws",), {"dict": []}),
+        (("draws",), {"dict": [["beta", 3.0]]}),
+        (("draws",), {"dict": [["beta", {"array": 0}], ["b", {"array": "0"}]]}),
+        (("draws",), {"dict": [["beta", {"array": "../0"}]]}),
+        (("draws",), {"dict": 5}),
+        (("draws",), {"set": []}),
+        (("draws",), {"dict": [], "list": []}),
+        (("weights",), "heavy"),
+        (("weights",), {"array": 3}),
+        (("labels",), {"dict": [["nothing", {"list": ["a"]}]]}),
+        (("labels",), {"dict": [["beta", 3]]}),
+        (("warnings",), [{"code": 1, "sentence": "s", "remedy": "", "numbers": {}}]),
+        (("warnings",), [{"code": "c", "sentence": "s", "remedy": "", "numbers": {"code": 1}}]),
+        (("warnings",), ["a sentence"]),
+        (("warnings",), 7),
+        (("ledger",), {}),
+        (("ledger", "rows"), 0),
+        (("ledger", "rows"), 1e400),
+        (("ledger", "counts"), [["a"]]),
+        (("predictor",), "Logistic"),
+        (("rows",), {}),
+        (("rows", "schema", "columns"), [1]),
+        (("rows", "dtype"), "object"),
+        (("rows", "fingerprint"), None),
+        (("version",), "2"),
+        (("version",), True),
+        (("version",), 1),
+        (("version",), 3),
+        (("format",), "zip"),
+        ((), []),
+        ((), "text"),
+    ],
+)
+def test_odd_pages_are_refused(saved, tmp_path, at, odd):
+    page, members = saved
+    with pytest.raises(mo.DataError):
+        Posterior.load(write(tmp_path / "odd", replaced(page, at, odd), members))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"dict": [["family", "Logistic"], ["settings", {"dict": [["prior_scale", -1]]}]]},
+        {"dict": [["family", "Logistic"], ["settings", {"dict": [["colour", 1]]}]]},
+        {"dict": [["family", "Logistic"], ["settings", 3]]},
+        {"dict": [["family", {"list": []}], ["settings", {"dict": []}]]},
+        {"dict": [["family", "Logistic"]]},
+    ],
+)
+def test_models_that_cannot_be_rebuilt(saved, tmp_path, spec):
+    page, members = saved
+    post = Posterior.load(write(tmp_path / "odd", replaced(page, ("predictor",), spec), members))
+    with pytest.raises(mo.DataError, match="no model that can be rebuilt"):
+        post.predict(ROWS)
+
+
+def test_deep_pages_are_refused(saved, tmp_path):
+    page, members = saved
+    deep = '{"list":[' * 50_000 + "]}" * 50_000
+    text = json.dumps(replaced(page, ("tuning",), "HERE")).replace('"HERE"', deep)
+    with pytest.raises(mo.DataError, match="damaged"):
+        Posterior.load(write(tmp_path / "deep", text, members))
+
+
+def header(shape, descr="<f8", data=b"", version=b"\x01\x00"):
+    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    return b"\x93NUMPY" + version + len(text).to_bytes(2, "little") + text + data
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        header("(10000000000000,)"),
+        header("(2, 30, 10000000000000)", data=b"0" * 64),
+        header("(-1,)", data=b"0" * 8),
+        header("(1.5,)", data=b"0" * 8),
+        header("(2, 30)", descr="|O", data=b"0" * 480),
+        header("(2, 30)", descr="<M8[s]", data=b"0" * 480),
+        header("(2, 30, 0, 10000000000000000000000)"),
+        header("(" * 4000),
+        header("(2, 30)", data=b"0" * 480, version=b"\x07\x00"),
+        header("(1000000000000000000,)", descr="|S0"),
+        b"",
+        b"\x93NUMPY",
+        pickle.dumps([1, 2]),
+    ],
+)
+def test_odd_arrays_are_refused(saved, tmp_path, array):
+    page, members = saved
+    with pytest.raises(mo.DataError, match="damaged"):
+        Posterior.load(write(tmp_path / "odd", page, members | {"0.npy": array}))
+
+
+def test_bombs_are_not_unpacked(saved, tmp_path):
+    page, members = saved
+    whole = header("(2, 30, 400000)", data=bytes(2 * 30 * 400_000 * 8))
+    path = write(tmp_path / "bomb", page, members | {"0.npy": whole}, zipfile.ZIP_DEFLATED)
+    assert path.stat().st_size < 10**6
+    with pytest.raises(mo.DataError, match="larger than the file"):
+        Posterior.load(path)
+    huge = json.dumps(page)[:-1] + " " * 10**7 + "}"
+    with pytest.raises(mo.DataError, match="larger than the file"):
+        Posterior.load(write(tmp_path / "bomb", huge, members, zipfile.ZIP_DEFLATED))
+
+
+def test_flipped_bytes_load_or_are_a_sentence(saved, tmp_path):
+    page, members = saved
+    buffer = io.BytesIO()
+    write(buffer, page, members)
+    data, rng = buffer.getvalue(), np.random.default_rng(2)
+    for _ in range(150):
+        broken = bytearray(data)
+        for at in rng.integers(len(data), size=3):
+            broken[at] = rng.integers(256)
+        (tmp_path / "broken").write_bytes(broken)
+        try:
+            Posterior.load(tmp_path / "broken")
+        except mo.DataError:
+            continue

@@ -1,0 +1,563 @@
+"""What careless and hostile users did to rows: each ends in a sentence, or the right answer."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import shutil
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from modicum.errors import DataError, ModicumError, SettingError
+from modicum.rows import Rows, first_not_finite, ingest
+
+FIELDS = {"x": np.arange(600.0).reshape(200, 3), "y": np.arange(200) % 2}
+
+
+@pytest.fixture
+def store(tmp_path):
+    ingest(FIELDS, tmp_path / "s", shard_rows=120, progressbar=False)
+    return tmp_path / "s"
+
+
+def write_csv(path, *lines, encoding="utf-8"):
+    path.write_bytes(("\n".join(lines) + "\n").encode(encoding))
+    return path
+
+
+# The fingerprint
+
+
+def test_every_number_enters_the_fingerprint(tmp_path):
+    """A table with 92 % of its outcomes changed once resumed old draws."""
+    n = 100_000
+    x, y = np.ones((n, 2), np.float32), np.zeros(n, np.float32)
+    first = Rows(x=x, y=y).fingerprint()
+    for change in (1, 12_345, n - 2):
+        other = y.copy()
+        other[change] = 1
+        assert Rows(x=x, y=other).fingerprint() != first
+        stored = ingest({"x": x, "y": other}, tmp_path / f"{change}", progressbar=False)
+        assert stored.fingerprint() == Rows(x=x, y=other).fingerprint()
+    swapped = x.copy()
+    swapped[70_000, 1] = -1
+    again = x.copy()
+    again[70_000, 0] = -1
+    assert Rows(x=swapped, y=y).fingerprint() != Rows(x=again, y=y).fingerprint()
+    negated = x.copy()
+    negated[[5, 6]] *= -1  # an even number of signs cancels in simple checksums
+    assert Rows(x=negated, y=y).fingerprint() != first
+    order = np.arange(n, dtype=np.float32)
+    assert Rows(y=order).fingerprint() != Rows(y=order[::-1]).fingerprint()
+
+
+def test_fingerprints_of_blocks_do_not_depend_on_how_rows_came(tmp_path, monkeypatch):
+    monkeypatch.setattr("modicum.rows.fingerprint.BLOCK_BYTES", 160)  # ten rows per block
+    memory = Rows(**FIELDS, dtype="float32")
+    for shard_rows in (7, 10, 200):
+        store = ingest(FIELDS, tmp_path / f"{shard_rows}", shard_rows=shard_rows, progressbar=False)
+        assert store.fingerprint() == memory.fingerprint()
+    assert Rows(**FIELDS).fingerprint() != memory.fingerprint()
+
+
+def test_store_keeps_its_fingerprint_and_older_stores_compute_it(store):
+    path = store / "rows.json"
+    about = json.loads(path.read_text())
+    assert about["fingerprint"] == Rows(**FIELDS, dtype="float32").fingerprint()
+    del about["fingerprint"], about["levels"]
+    path.write_text(json.dumps(about))
+    old = Rows.open(store)
+    assert old.fingerprint() == Rows(**FIELDS, dtype="float32").fingerprint()
+    assert old.schema.levels == {}
+
+
+def test_stores_with_the_checksums_of_before_can_be_verified(store):
+    import hashlib
+
+    path = store / "rows.json"
+    about = json.loads(path.read_text())
+    for shard in about["shards"]:
+        data = np.load(store / shard["file"]).tobytes()
+        shard["checksum"] = hashlib.blake2b(data, digest_size=16).hexdigest()
+    path.write_text(json.dumps(about))
+    assert len(Rows.open(store, verify=True)) == 200
+    about["shards"][0]["checksum"] = "0" * 32
+    path.write_text(json.dumps(about))
+    with pytest.raises(DataError, match=r"rows-00000\.npy of .* was altered"):
+        Rows.open(store, verify=True)
+
+
+# Levels
+
+
+ZIPS = ["01234", "1234", "90210", "01234"]
+
+
+def test_zip_codes_keep_their_zeros(tmp_path):
+    path = write_csv(tmp_path / "z.csv", "zip,y", *(f"{z},{i % 2}" for i, z in enumerate(ZIPS)))
+    table = pa.table({"zip": ZIPS, "y": [0, 1, 0, 1]})
+    pq.write_table(table, tmp_path / "z.parquet")
+    expected = [[0, 0], [1, 0], [0, 1], [0, 0]]
+    for name, source in {
+        "csv": path,
+        "parquet": tmp_path / "z.parquet",
+        "pandas": table.to_pandas(),
+        "category": table.to_pandas().astype({"zip": "category"}),
+        "polars": pl.from_arrow(table),
+    }.items():
+        rows = ingest(source, tmp_path / name, categorical=["zip"], progressbar=False)
+        assert rows.levels == {"zip": ("01234", "1234", "90210")}, name
+        assert rows.columns == ("zip[1234]", "zip[90210]")
+        assert rows.slice(0, 4)["x"].tolist() == expected
+    other = ingest(path, tmp_path / "r", categorical={"zip": "1234"}, progressbar=False)
+    assert other.schema.reference == {"zip": "1234"}
+
+
+def test_numbers_as_levels_have_one_order_whatever_the_file(tmp_path):
+    hours = [10, 9, 0, 23, 9]
+    frame = pd.DataFrame({"hour": hours, "y": [0, 1, 0, 1, 1]})
+    frame.to_csv(tmp_path / "h.csv", index=False)
+    frame.to_parquet(tmp_path / "h.parquet")
+    settings = {"categorical": ["hour"], "progressbar": False}
+    text = ingest(tmp_path / "h.csv", tmp_path / "a", **settings)
+    number = ingest(tmp_path / "h.parquet", tmp_path / "b", **settings)
+    assert text.columns == number.columns == ("hour[9]", "hour[10]", "hour[23]")
+    assert text.schema == number.schema
+    assert text.fingerprint() == number.fingerprint()
+    by_number = ingest(
+        tmp_path / "h.csv", tmp_path / "c", categorical={"hour": 9}, progressbar=False
+    )
+    assert by_number.schema.reference == {"hour": "9"}
+
+
+def test_a_level_and_a_column_of_one_name():
+    frame = pd.DataFrame({"g": ["u", "v"], "g[v]": [1.0, 2.0], "y": [0, 1]})
+    with pytest.raises(DataError, match=r"two columns of x would be named 'g\[v\]'.*rename"):
+        Rows.from_table(frame, categorical=["g"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"categorical": 5}, "categorical must be a sequence of names, not int"),
+        ({"categorical": None}, "categorical must be a sequence of names, not NoneType"),
+        ({"categorical": [["g"]]}, "categorical must hold names of columns, not list"),
+        ({"predictors": 5}, "predictors must be a sequence of names, not int"),
+        ({"dtype": "f4,("}, "dtype must be float32"),
+    ],
+)
+def test_settings_of_other_types(tmp_path, settings, message):
+    frame = pd.DataFrame({"g": ["u", "v"], "y": [0, 1]})
+    frame.to_csv(tmp_path / "d.csv", index=False)
+    with pytest.raises(SettingError, match=message):
+        Rows.from_table(frame, **settings)
+    with pytest.raises(SettingError, match=message):
+        ingest(tmp_path / "d.csv", tmp_path / "s", **settings, progressbar=False)
+    assert not (tmp_path / "s").exists()
+
+
+def test_text_is_answered_by_what_can_be_done():
+    with pytest.raises(DataError, match=r"'y' holds text \('no' in row 0\): convert it to numbers"):
+        Rows(x=[[1.0], [2.0]], y=pd.Series(["no", "yes"]))
+    with pytest.raises(DataError, match=r"use Rows\.from_table with categorical=\['g'\]"):
+        Rows(x=pd.DataFrame({"g": ["u", "v"]}))
+    with pytest.raises(DataError, match=r"pass categorical=\['g'\] to code it"):
+        Rows.from_table(pd.DataFrame({"g": ["u", "v"], "y": [0, 1]}))
+
+
+# Stores from elsewhere
+
+
+def change_entries(**entries):
+    def change(about):
+        about.update(entries)
+
+    return change
+
+
+def change_shard(**entries):
+    def change(about):
+        about["shards"][0].update(entries)
+
+    return change
+
+
+def without(name):
+    def change(about):
+        del about[name]
+
+    return change
+
+
+def change_field(i, **entries):
+    def change(about):
+        about["fields"][i].update(entries)
+
+    return change
+
+
+MUTATIONS = {
+    "rows missing": without("rows"),
+    "dtype missing": without("dtype"),
+    "fields missing": without("fields"),
+    "columns missing": without("columns"),
+    "shards missing": without("shards"),
+    "rows is text": change_entries(rows="200"),
+    "rows is true": change_entries(rows=True),
+    "rows is negative": change_entries(rows=-200),
+    "rows is a fraction": change_entries(rows=200.5),
+    "rows is huge": change_entries(rows=10**30),
+    "rows is zero": change_entries(rows=0, shards=[]),
+    "dtype is object": change_entries(dtype="object"),
+    "dtype is a list": change_entries(dtype=["float32"]),
+    "fields is a number": change_entries(fields=3),
+    "fields is empty": change_entries(fields=[]),
+    "a field is text": change_entries(fields=["x", "y"]),
+    "a field has no name": change_field(0, name=None),
+    "two fields of one name": change_field(1, name="x"),
+    "a shape is negative": change_field(0, shape=[-3]),
+    "a shape is huge": change_field(0, shape=[10**15, 10**15], span=[0, 10**30]),
+    "a shape has many axes": change_field(0, shape=[1] * 70 + [3]),
+    "a shape is text": change_field(0, shape="3"),
+    "a span is wrong": change_field(0, span=[0, 2]),
+    "a span is text": change_field(0, span="03"),
+    "columns are numbers": change_entries(columns=[1, 2, 3]),
+    "columns are too few": change_entries(columns=["x0"]),
+    "outcome is a number": change_entries(outcome=3),
+    "levels is a list": change_entries(levels=["u"]),
+    "levels are nested": change_entries(levels={"g": {"reference": "u", "levels": [["u"], "v"]}}),
+    "a reference is no level": change_entries(
+        levels={"g": {"reference": "w", "levels": ["u", "v"]}}
+    ),
+    "fingerprint is a number": change_entries(fingerprint=3),
+    "shards is a number": change_entries(shards=7),
+    "shards is empty": change_entries(shards=[]),
+    "a shard is null": change_entries(shards=[None]),
+    "a shard has no rows": change_shard(rows=0),
+    "a shard has negative rows": change_shard(rows=-5),
+    "a shard has huge rows": change_shard(rows=10**25),
+    "a shard's size is text": change_shard(bytes="many"),
+    "a shard's file is a number": change_shard(file=0),
+    "a shard lies above": change_shard(file="../rows-00000.npy"),
+    "a shard lies anywhere": change_shard(file="/etc/passwd"),
+    "a shard lies below": change_shard(file="deep/rows-00000.npy"),
+    "a shard is the folder": change_shard(file="."),
+    "a shard has no name": change_shard(file=""),
+    "a shard's name ends early": change_shard(file="rows-00000.npy\0.txt"),
+    "a shard is listed twice": change_shard(file="rows-00001.npy"),
+}
+
+
+@pytest.mark.parametrize("change", MUTATIONS.values(), ids=MUTATIONS)
+def test_odd_descriptions(store, change):
+    path = store / "rows.json"
+    about = json.loads(path.read_text())
+    change(about)
+    path.write_text(json.dumps(about))
+    with pytest.raises(DataError, match=r"rows\.json is damaged \(.+\): ingest the source again"):
+        Rows.open(store)
+
+
+def test_shards_outside_are_not_even_opened(store, tmp_path):
+    shutil.move(store / "rows-00000.npy", tmp_path / "rows-00000.npy")
+    about = json.loads((store / "rows.json").read_text())
+    for place in ("../rows-00000.npy", str(tmp_path / "rows-00000.npy")):
+        about["shards"][0]["file"] = place
+        (store / "rows.json").write_text(json.dumps(about))
+        with pytest.raises(DataError, match="is not the name of a shard"):
+            Rows.open(store)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"\xff\xfe\x00{", "not UTF-8 text"),
+        (b"[" * 200_000, "nested too deeply"),
+        (b'{"format": "modicum-rows", "levels":' + b'{"a":' * 200_000, "nested too deeply"),
+        (b"null", "does not say that its format"),
+        (b"[1, 2]", "does not say that its format"),
+        (b'{"format": "other"}', "does not say that its format"),
+        (b'{"rows": ' + b"9" * 10_000 + b"}", "is damaged"),
+    ],
+    ids=["empty", "cut", "binary", "nested", "nested-objects", "null", "list", "other", "digits"],
+)
+def test_descriptions_that_are_none(store, content, reason):
+    (store / "rows.json").write_bytes(content)
+    with pytest.raises(DataError, match=reason):
+        Rows.open(store)
+    with pytest.raises(SettingError, match="exists and is not a row store"):
+        ingest(FIELDS, store, overwrite=True, progressbar=False)
+
+
+def test_descriptions_that_cannot_be_read(store, monkeypatch):
+    path = store / "rows.json"
+    monkeypatch.setattr("modicum.rows.store.MOST_DESCRIPTION_BYTES", 10)
+    with pytest.raises(DataError, match="no file of a sensible size"):
+        Rows.open(store)
+    monkeypatch.undo()
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(DataError, match="no file of a sensible size"):
+        Rows.open(store)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(DataError, match="no file of a sensible size"):
+        Rows.open(store)
+    for wrong in (3, None, b"s"):
+        with pytest.raises(SettingError, match=r"Rows\.open takes the folder of a store"):
+            Rows.open(wrong)
+
+
+def header(text):
+    body = text.encode("latin-1").ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(body).to_bytes(2, "little") + body
+
+
+HEADERS = {
+    "80 TB": header("{'descr': '<f4', 'fortran_order': False, 'shape': (5000000000000, 4), }"),
+    "too wide": header("{'descr': '<f4', 'fortran_order': False, 'shape': (120, 400000000), }"),
+    "negative": header("{'descr': '<f4', 'fortran_order': False, 'shape': (-120, 4), }"),
+    "three axes": header("{'descr': '<f4', 'fortran_order': False, 'shape': (120, 2, 2), }"),
+    "float64": header("{'descr': '<f8', 'fortran_order': False, 'shape': (120, 4), }"),
+    "integers": header("{'descr': '<i4', 'fortran_order': False, 'shape': (120, 4), }"),
+    "big-endian": header("{'descr': '>f4', 'fortran_order': False, 'shape': (120, 4), }"),
+    "objects": header("{'descr': '|O', 'fortran_order': False, 'shape': (120, 4), }"),
+    "records": header("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (120, 4), }"),
+    "by columns": header("{'descr': '<f4', 'fortran_order': True, 'shape': (120, 4), }"),
+    "no shape": header("{'descr': '<f4', 'fortran_order': False, }"),
+    "no dictionary": header("[1, 2]"),
+    "code": header("__import__('os').abort()"),
+    "nested": header("(" * 116),
+    "version 2": b"\x93NUMPY\x02\x00"
+    + header("{'descr': '<f4', 'fortran_order': False, 'shape': (120, 4), }")[8:],
+    "no magic": b"MUZZY" + header("{}")[5:],
+    "pickle": b"cos\nabort\n(tR.".ljust(128),
+}
+
+
+@pytest.mark.parametrize("head", HEADERS.values(), ids=HEADERS)
+def test_odd_headers_of_shards(store, head):
+    path = store / "rows-00000.npy"
+    whole = path.read_bytes()
+    assert len(head) == 128
+    path.write_bytes(head + whole[128:])
+    with pytest.raises(DataError, match=r"rows-00000\.npy of .* was altered: ingest the source"):
+        Rows.open(store)
+    path.write_bytes(whole)
+    assert len(Rows.open(store)) == 200
+
+
+def test_descriptions_and_headers_that_agree_on_80_tb(store):
+    about = json.loads((store / "rows.json").read_text())
+    about["rows"] = 5 * 10**12 + 80
+    about["shards"][0]["rows"] = 5 * 10**12
+    (store / "rows.json").write_text(json.dumps(about))
+    path = store / "rows-00000.npy"
+    path.write_bytes(HEADERS["80 TB"] + path.read_bytes()[128:])
+    with pytest.raises(DataError, match="was altered"):
+        Rows.open(store)
+    about["shards"][0]["bytes"] = 80 * 10**12 + 128
+    (store / "rows.json").write_text(json.dumps(about))
+    with pytest.raises(DataError, match="is truncated"):
+        Rows.open(store)
+
+
+def test_a_shard_that_is_a_pipe(store):
+    (store / "rows-00001.npy").unlink()
+    os.mkfifo(store / "rows-00001.npy")
+    with pytest.raises(DataError, match=r"rows-00001\.npy of .* is not a file"):
+        Rows.open(store)
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (errno.EMFILE, r"limit of open files \(ulimit -n\)"),
+        (errno.ENOMEM, r"limit of address space \(ulimit -v\)"),
+        (errno.EACCES, "check its permissions"),
+        (errno.EIO, "check its permissions and its disk"),
+    ],
+)
+def test_remedies_fit_the_failure(store, monkeypatch, code, remedy):
+    def refuse(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("modicum.rows.store.mmap.mmap", refuse)
+    with pytest.raises(DataError, match=rf"rows-00000.npy of .* cannot be read .*: .*{remedy}"):
+        Rows.open(store)
+
+
+# Numbers damaged after they were checked
+
+
+@pytest.mark.parametrize(("value", "word"), [(np.nan, "NaN"), (np.inf, "inf"), (-np.inf, "-inf")])
+def test_damage_inside_a_store_is_named(tmp_path, value, word):
+    folder = tmp_path / "s"
+    n = 40_000
+    fields = {"x": np.ones((n, 2)), "y": np.zeros(n), "c": np.ones((n, 2, 2))}
+    assert first_not_finite(ingest(fields, folder, shard_rows=15_000, progressbar=False)) is None
+    shard = np.lib.format.open_memmap(folder / "rows-00001.npy", mode="r+")
+    shard[9_000, 5] = value
+    shard[9_001, 0] = value
+    shard.flush()
+    rows = Rows.open(folder)  # its ends are whole: only verify=True would notice
+    bad = first_not_finite(rows)
+    assert bad[:2] == ("c[1, 0]", 24_000)
+    assert str(bad.error()) == (
+        f"column 'c[1, 0]' holds {word} in row 24000 in {folder}, and held a number when it was "
+        "checked: it was changed since, so make the rows again from their source."
+    )
+    assert isinstance(bad.error(), DataError)
+    with pytest.raises(DataError, match="was altered"):
+        Rows.open(folder, verify=True)
+    with pytest.raises(DataError, match=rf"column 'c\[1, 0\]' holds {word} in row 24000"):
+        ingest(rows, tmp_path / "t", progressbar=False)
+
+
+def test_damage_in_memory_is_named():
+    y = np.zeros(10)
+    rows = Rows(y=y)
+    y[7] = np.inf
+    assert first_not_finite(rows) == ("y", 7, np.inf, "in memory")
+    assert first_not_finite(Rows(x=np.zeros((3, 2)), dtype="uint8")) is None
+    assert first_not_finite(Rows(x=np.full((100, 2), 3e38, np.float32))) is None
+
+
+# Encodings
+
+
+def test_latin_1_is_named_as_such(tmp_path):
+    names = {
+        "header": ("größe,y", "1,0", "2,1"),
+        "level": ("size,g,y", "1,u,0", "2,für,1"),
+        "number": ("size,y", "1,0", "2°,1"),
+    }
+    for name, lines in names.items():
+        path = write_csv(tmp_path / f"{name}.csv", *lines, encoding="latin-1")
+        number = 1 if name == "header" else 3
+        categorical = ["g"] if name == "level" else []
+        with pytest.raises(
+            DataError,
+            match=rf"{name}\.csv is not utf-8 text \(byte 0x\w\w in line {number}\): it is "
+            "probably Latin-1 .*encoding='latin-1'.*iconv",
+        ):
+            ingest(path, tmp_path / "s", categorical=categorical, progressbar=False)
+        with gzip.open(tmp_path / f"{name}.csv.gz", "wb") as file:
+            file.write(path.read_bytes())
+        with pytest.raises(DataError, match=rf"is not utf-8 text .* in line {number}\)"):
+            ingest(
+                tmp_path / f"{name}.csv.gz",
+                tmp_path / "s",
+                categorical=categorical,
+                progressbar=False,
+            )
+    rows = ingest(
+        tmp_path / "level.csv",
+        tmp_path / "s",
+        categorical=["g"],
+        encoding="latin-1",
+        progressbar=False,
+    )
+    assert rows.columns == ("size", "g[u]")
+    assert rows.levels == {"g": ("für", "u")}
+    rows = ingest(tmp_path / "header.csv", tmp_path / "t", encoding="latin-1", progressbar=False)
+    assert rows.columns == ("größe",)
+    with pytest.raises(DataError, match=r"column 'size' holds text \('2°' in row 1\)"):
+        ingest(tmp_path / "number.csv", tmp_path / "u", encoding="latin-1", progressbar=False)
+
+
+def test_latin_1_in_a_column_that_is_not_used(tmp_path):
+    path = write_csv(tmp_path / "d.csv", "a,note,y", "1,für,0", "2,u,1", encoding="latin-1")
+    rows = ingest(path, tmp_path / "s", predictors=["a"], progressbar=False)
+    assert rows.columns == ("a",)
+
+
+def test_other_encodings(tmp_path):
+    wide = write_csv(tmp_path / "w.csv", "a,y", "1,0", "2,1", encoding="utf-16")
+    with pytest.raises(DataError, match="it is UTF-16; pass encoding='utf-16'"):
+        ingest(wide, tmp_path / "s", progressbar=False)
+    assert len(ingest(wide, tmp_path / "s", encoding="utf-16", progressbar=False)) == 2
+    marked = write_csv(tmp_path / "m.csv", "a,y", "1,0", "2,1", encoding="utf-8-sig")
+    assert ingest(marked, tmp_path / "t", progressbar=False).columns == ("a",)
+    (tmp_path / "b.csv").write_bytes(b"PK\x03\x04\x00\x00\xff\xee" * 20)
+    with pytest.raises(DataError, match="does not look like text at all"):
+        ingest(tmp_path / "b.csv", tmp_path / "u", progressbar=False)
+    for wrong in ("latin-99", 3):
+        with pytest.raises(SettingError, match="encoding must be one that Python knows"):
+            ingest(wide, tmp_path / "u", encoding=wrong, progressbar=False)
+
+
+# Where stores are written
+
+
+def test_nothing_else_is_replaced(store, tmp_path):
+    (store / "notes.txt").write_text("mine")
+    with pytest.raises(SettingError, match=r"also holds notes\.txt, which is no part of a row"):
+        ingest(FIELDS, store, overwrite=True, progressbar=False)
+    assert (store / "notes.txt").read_text() == "mine"
+    assert len(Rows.open(store, verify=True)) == 200
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "rows.json").write_text('{"rows": ["of another program"]}')
+    with pytest.raises(SettingError, match="exists and is not a row store"):
+        ingest(FIELDS, tmp_path / "theirs", overwrite=True, progressbar=False)
+    assert "another program" in (tmp_path / "theirs" / "rows.json").read_text()
+    with pytest.raises(SettingError, match="the store must be a path, not a int"):
+        ingest(FIELDS, 3, progressbar=False)
+
+
+def test_a_link_to_a_store_stays_a_link(store, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(store)
+    assert len(ingest({"x": [[1.0]]}, link, overwrite=True, progressbar=False)) == 1
+    assert link.is_symlink()
+    assert len(Rows.open(store)) == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "s"]
+
+
+@pytest.mark.parametrize("moment", ["write", "finish", "description", "rename"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_full_disk(tmp_path, monkeypatch, moment, code):
+    def refuse(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    place = {
+        "write": "modicum.rows.store.ShardWriter.write",
+        "finish": "modicum.rows.store.os.fsync",
+        "description": "modicum.rows.store.json.dump",
+        "rename": "modicum.rows.staging.os.rename",
+    }[moment]
+    monkeypatch.setattr(place, refuse)
+    remedy = "choose another place" if code == errno.EROFS else "free some space, or choose"
+    with pytest.raises(
+        ModicumError, match=rf"{tmp_path}/s cannot be written \({os.strerror(code)}\): {remedy}"
+    ):
+        ingest(FIELDS, tmp_path / "s", progressbar=False)
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(DataError, match="is not a row store"):
+        Rows.open(tmp_path / "s")
+
+
+def test_full_disk_keeps_the_old_store(store, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("modicum.rows.store.ShardWriter.write", refuse)
+    with pytest.raises(SettingError, match="cannot be written"):
+        ingest({"x": [[1.0]]}, store, overwrite=True, progressbar=False)
+    assert len(Rows.open(store, verify=True)) == 200
+
+
+def test_rows_that_no_memory_holds():
+    ones = np.broadcast_to(np.float32(1), (2**57, 2))  # takes four bytes, as float64 far too many
+    with pytest.raises(DataError, match=r"rows of float64 take .* GB, and that much memory cannot"):
+        Rows(x=ones, dtype="float64")
