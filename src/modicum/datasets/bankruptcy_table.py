@@ -32,6 +32,7 @@ SOURCE = Source(
     files=(ARCHIVE,),
     url=f"https://archive.ics.uci.edu/static/public/365/{ARCHIVE}",
     saved=ARCHIVE,
+    digest="sha256:17377929aa0b204bbf957e56462cf827c19fe4e2ce89f27dfbc77f9ea2bb16c9",
 )
 RATIOS = {  # by their numbers in the file
     "profit_to_assets": "Attr1",
