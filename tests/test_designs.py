@@ -1,6 +1,7 @@
 """Rows come with the probability they say, whatever the weights look like."""
 
 import time
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +9,23 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
+import modicum as mo
+from helpers import toy
+from helpers.interrupted import planned
 from modicum import SettingError
-from modicum.designs import BLOCK, CLASSES, Uniform, Weighted, draw_on_host, weight_tables
+from modicum.designs import (
+    BLOCK,
+    CLASSES,
+    DESIGNS,
+    Design,
+    Drawn,
+    RowFacts,
+    Uniform,
+    UniformTables,
+    Weighted,
+    draw_on_host,
+    weight_tables,
+)
 
 pytestmark = pytest.mark.usefixtures("x64")
 RNG = np.random.default_rng(1)
@@ -28,13 +44,13 @@ WEIGHTS = {
 def by_row(tables, n):
     """Probability of every row, read from the tables."""
     probability = np.zeros(n)
-    for start, size, p in zip(tables["start"], tables["size"], tables["probability"], strict=True):
-        probability[tables["order"][start : start + size]] = p
+    for start, size, p in zip(tables.start, tables.size, tables.probability, strict=True):
+        probability[tables.order[start : start + size]] = p
     return probability
 
 
 def draw(design, tables, count, seed=1):
-    tables = {name: jnp.asarray(values) for name, values in tables.items()}
+    tables = jax.tree.map(jnp.asarray, tables)
     drawn = jax.jit(design.draw, static_argnums=1)(jax.random.key(seed), count, tables)
     return np.asarray(drawn.row_ids), np.asarray(drawn.probability)
 
@@ -87,22 +103,26 @@ def test_probabilities_are_close_to_the_weights_and_above_the_floor(name):
 def test_classes_hold_every_row_once():
     weights = RNG.lognormal(0, 3, BLOCK // 512 + 77)
     tables = weight_tables(weights)
-    assert tables["order"].dtype == np.uint32
-    np.testing.assert_array_equal(np.sort(tables["order"]), np.arange(len(weights)))
-    assert tables["size"].sum() == len(weights)
-    assert np.all(np.diff(tables["cumulative"]) >= 0)
-    assert tables["cumulative"][-1] == 1  # a uniform number below one finds a class
-    mass = tables["size"] * tables["probability"]
-    np.testing.assert_allclose(np.cumsum(mass), tables["cumulative"], rtol=1e-12)
+    assert tables.order.dtype == np.uint32
+    np.testing.assert_array_equal(np.sort(tables.order), np.arange(len(weights)))
+    assert tables.size.sum() == len(weights)
+    assert np.all(np.diff(tables.cumulative) >= 0)
+    assert tables.cumulative[-1] == 1  # a uniform number below one finds a class
+    mass = tables.size * tables.probability
+    np.testing.assert_allclose(np.cumsum(mass), tables.cumulative, rtol=1e-12)
     # within a class rows keep their order, and classes go by weight
-    of_class = [weights[tables["order"][s]] for s in tables["start"][tables["size"] > 0]]
+    of_class = [weights[tables.order[s]] for s in tables.start[tables.size > 0]]
     assert np.all(np.diff(of_class) > 0)
 
 
 def test_tables_have_one_shape_whatever_the_weights():
     # so that runs on other rows, as in cross-validation, share one compiled kernel
     shapes = [
-        {name: np.shape(values) for name, values in weight_tables(w).items() if name != "order"}
+        {
+            name: np.shape(values)
+            for name, values in weight_tables(w)._asdict().items()
+            if name != "order"
+        }
         for w in WEIGHTS.values()
     ]
     assert all(shape == shapes[0] for shape in shapes)
@@ -122,8 +142,8 @@ def test_blocks_of_rows_are_joined_seamlessly(monkeypatch):
     whole = weight_tables(weights)
     monkeypatch.setattr("modicum.designs.BLOCK", 64)
     pieces = weight_tables(weights)
-    for name, values in whole.items():
-        np.testing.assert_allclose(pieces[name], values, rtol=1e-12)
+    for by_pieces, at_once in zip(pieces, whole, strict=True):
+        np.testing.assert_allclose(by_pieces, at_once, rtol=1e-12)
 
 
 @pytest.mark.parametrize("bad", [[1.0, np.nan], [1.0, np.inf], [1.0, -0.1]])
@@ -137,7 +157,7 @@ def test_two_million_rows_take_no_time_and_little_memory():
     started = time.process_time()
     tables = weight_tables(weights)
     assert time.process_time() - started < 5
-    assert sum(values.nbytes for values in tables.values()) < 4 * len(weights) + 20_000
+    assert sum(values.nbytes for values in tables) < 4 * len(weights) + 20_000
     rows, probability = draw(Weighted(), tables, 50_000)
     assert rows.min() >= 0
     assert rows.max() < len(weights)
@@ -147,18 +167,18 @@ def test_two_million_rows_take_no_time_and_little_memory():
 
 
 def test_uniform_rows():
-    rows, probability = draw(Uniform(), {"rows": 40}, 40_000)
+    rows, probability = draw(Uniform(), UniformTables(40), 40_000)
     np.testing.assert_array_equal(probability, 1 / 40)
     found, limit = chi_square(rows, np.full(40, 1 / 40))
     assert found < limit
-    assert draw(Uniform(), {"rows": 1}, 5)[0].tolist() == [0] * 5
-    many = draw(Uniform(), {"rows": 2**33}, 1000)[0]
+    assert draw(Uniform(), UniformTables(1), 5)[0].tolist() == [0] * 5
+    many = draw(Uniform(), UniformTables(2**33), 1000)[0]
     assert many.max() > 2**32  # row numbers beyond 32 bits
 
 
 @pytest.mark.parametrize("design", [Uniform(), Weighted()])
 def test_the_key_decides(design):
-    tables = {"rows": 500} if design == Uniform() else weight_tables(WEIGHTS["lognormal"])
+    tables = UniformTables(500) if design == Uniform() else weight_tables(WEIGHTS["lognormal"])
     once, again = (draw(design, tables, 100)[0] for _ in range(2))
     np.testing.assert_array_equal(once, again)
     assert not np.array_equal(once, draw(design, tables, 100, seed=2)[0])
@@ -171,3 +191,74 @@ def test_drawing_on_the_host_is_the_same_design():
     np.testing.assert_allclose(share, [0.1, 0.3, 0.6], atol=4.5 * np.sqrt(0.25 / 100_000))
     by_row = dict(zip(drawn.row_ids.tolist(), drawn.probability.tolist(), strict=True))
     np.testing.assert_allclose([by_row[k] for k in range(3)], [0.1, 0.3, 0.6], rtol=0.02)
+
+
+# The registry --------------------------------------------------------------------------------
+
+FACTS = RowFacts(
+    n=60, count=12, expected=lambda: RNG.random(60), clusters=lambda: np.arange(60) % 4
+)
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_every_design_makes_its_own_tables_and_is_unbiased(name):
+    design = DESIGNS[name]()
+    tables = design.tables(FACTS)
+    assert isinstance(tables, design.layout)
+    assert type(tables)(**tables._asdict()) == tables  # as a checkpoint takes them apart
+    assert design.description
+    values = np.arange(60.0)
+    sums = []
+    for seed in range(40):
+        rows, probability = draw(design, tables, 12, seed)
+        sums.append(np.mean(values[rows] / probability))
+    error = np.std(sums, ddof=1) / np.sqrt(len(sums))
+    assert abs(np.mean(sums) - values.sum()) < 4.5 * error
+    assert abs(np.mean(sums) - values.sum()) + 4.5 * error < 0.5 * values.sum()  # it could fail
+
+
+@dataclass(frozen=True)
+class Alike(Design[UniformTables]):
+    """A design of one's own, as CONTRIBUTING says: one class, and one line of the registry."""
+
+    description = "all alike"
+    layout = UniformTables
+
+    def tables(self, facts):
+        return UniformTables(facts.n)
+
+    def draw(self, key, count, tables):
+        rows = (jax.random.uniform(key, (count,)) * tables.n).astype(int)
+        return Drawn(rows, jnp.full(count, 1.0) / tables.n)
+
+    def probability_of(self, drawn, tables):
+        return np.full(len(drawn.row_ids), 1 / tables.n)
+
+
+class Lopsided(Alike):
+    """A mistake: it says less than a row's probability."""
+
+    def probability_of(self, drawn, tables):
+        return super().probability_of(drawn, tables) / 3
+
+
+def test_a_design_of_ones_own_is_a_class_and_a_line(monkeypatch):
+    monkeypatch.setitem(DESIGNS, "alike", Alike)
+    monkeypatch.setitem(DESIGNS, "lopsided", Lopsided)
+    names = ("uniform", "alike", "lopsided")
+    uniform, alike, lopsided = (
+        planned(toy.MODEL, toy.rows(), mo.HMCECS(design=name))[0] for name in names
+    )
+    assert alike.kernel.design == Alike()
+    assert alike.tuning["design"] == {"value": "alike", "why": "all alike"}
+    assert alike.tuning["subsample"] == uniform.tuning["subsample"]
+    assert lopsided.tuning["subsample"] != uniform.tuning["subsample"]
+    plan, _ = planned(toy.MODEL, toy.rows(), mo.SGLD(design="alike", step_size=0.01))
+    assert plan.kernel.design == Alike()
+
+
+def test_methods_refuse_designs_they_cannot_use():
+    with pytest.raises(SettingError, match="'uniform' or 'weighted', not 'stratified'"):
+        mo.HMCECS(design="stratified")
+    with pytest.raises(SettingError, match="design must be one of"):
+        mo.SGLD(design="clustered")

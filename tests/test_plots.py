@@ -59,6 +59,14 @@ def test_what_cannot_be_drawn_is_explained(post):
         plots.forest(post, "beta", labels=["a"])
     with pytest.raises(mo.SettingError, match="between 0 and 1"):
         plots.forest(post, prob=90)
+    with pytest.raises(mo.SettingError, match="bins must be a whole number"):
+        plots.marginal(post, "beta[age]", bins=0)
+    post.weights = np.where(np.arange(400).reshape(2, 200) % 2, 1.0, -1.0)
+    with pytest.raises(mo.SettingError, match="signs cancel"):
+        plots.marginal(post, "beta[age]")
+    post.draws["beta"][1, 3] = np.nan
+    with pytest.raises(mo.SettingError, match="beta is not finite from draw 3 of chain 1"):
+        plots.marginal(post, "beta[age]")
 
 
 def test_without_matplotlib(monkeypatch):

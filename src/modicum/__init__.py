@@ -2,12 +2,13 @@
 
 from importlib.metadata import version
 
-from modicum import datasets, diagnostics, models, rows
+from modicum import datasets, diagnostics, methods, models, rows
 from modicum.errors import (
     ConvergenceError,
     DataError,
     ModicumError,
     ModicumWarning,
+    ResourceError,
     SettingError,
 )
 from modicum.ledger import Ledger
@@ -29,6 +30,7 @@ from modicum.methods.sgmcmc.named import (
 from modicum.methods.sgmcmc.step_size import Decay
 from modicum.models import Model
 from modicum.posterior import Posterior
+from modicum.progress import ProgressEvent
 from modicum.rows import Rows
 from modicum.sample import sample
 
@@ -60,12 +62,16 @@ __all__ = [
     "ModicumError",
     "ModicumWarning",
     "Posterior",
+    "ProgressEvent",
+    "ResourceError",
     "Rows",
     "SettingError",
     "SignedHMCECS",
     "StochasticGradient",
+    "__version__",
     "datasets",
     "diagnostics",
+    "methods",
     "models",
     "rows",
     "sample",

@@ -1,37 +1,50 @@
-"""How rows are drawn and with what probability.
+"""How rows are drawn, and with what probability: uniformly, by weights, or from strata.
 
-Every row alike: the design of the papers.
-
-Rows drawn in proportion to how large their residual is expected to be.
-
-Weights are sorted into a few hundred classes, evenly spaced on a log scale. A draw picks a class by
-the class's total weight, then one of its rows at random: two table look-ups whatever n is, four
-bytes a row, and probabilities that are known exactly because the classes *are* the design.
-
-Rows drawn a fixed number from each of several groups, such as clusters of like rows.
+A design is a hashable class without arrays; what it reads to draw travels beside it as its tables,
+a named tuple of arrays. Designs that ask something of the data (how large each row's residual is
+expected to be, which cluster a row belongs to) say so in `needs`, and find it in `RowFacts`. To add
+one, write a class like those below and enter it in `DESIGNS`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from types import ModuleType
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import SettingError
+from modicum.runtime import Array
 
 __all__ = [
+    "DESIGNS",
     "Design",
     "Drawn",
+    "RowFacts",
+    "StrataTables",
     "Stratified",
     "Uniform",
+    "UniformTables",
+    "WeightTables",
     "Weighted",
     "draw_on_host",
     "strata_tables",
     "weight_tables",
 ]
+
+
+class NamedArrays(Protocol):
+    """A named tuple of arrays."""
+
+    def _asdict(self) -> dict[str, Any]: ...
+
+
+Tables = TypeVar("Tables", bound=NamedArrays)
 
 
 class Drawn(NamedTuple):
@@ -41,41 +54,123 @@ class Drawn(NamedTuple):
     probability: jax.Array
 
 
-class Design(Protocol):
-    """A distribution over rows. Hashable; its tables travel as `tables`."""
+@dataclass(frozen=True)
+class RowFacts:
+    """What designs may ask about the rows; passes over the data are made when they are asked for.
 
-    def draw(self, key: jax.Array, count: int, tables: Any) -> Drawn:
-        """Draw `count` rows independently, with replacement."""
-        ...
+    Attributes
+    ----------
+    n
+        Rows there are.
+    count
+        Rows that are to be drawn at a time.
+    expected
+        Computes the expected size of each row's residual or gradient.
+    clusters
+        Computes the cluster of each row, whole numbers from 0; None where none can be had.
+    floor
+        Share of weighted draws that is uniform.
+    """
+
+    n: int
+    count: int
+    expected: Callable[[], np.ndarray]
+    clusters: Callable[[], np.ndarray] | None = None
+    floor: float = 0.1
+
+
+class Design(ABC, Generic[Tables]):
+    """A distribution over rows. Frozen dataclasses: hashable, without arrays."""
+
+    description: ClassVar[str]
+    """How rows are drawn, as half a sentence."""
+    needs: ClassVar[Literal["nothing", "expected", "clusters"]] = "nothing"
+    """Which of the `RowFacts` that take a pass the tables are made from."""
+    independent: ClassVar[bool] = True
+    """Whether rows are drawn independently, any number at a time, so that some can be replaced."""
+    layout: ClassVar[Callable[..., Any]]
+    """The named tuple that holds the tables."""
+
+    @abstractmethod
+    def tables(self, facts: RowFacts) -> Tables:
+        """Make what `draw` reads."""
+
+    @abstractmethod
+    def draw(self, key: jax.Array, count: int, tables: Tables) -> Drawn:
+        """Draw `count` rows, with replacement."""
+
+    def probability_of(self, drawn: Drawn, tables: Tables) -> np.ndarray:
+        """The probability this design gives rows that `draw_on_host` drew by their weights.
+
+        Asked of independent designs only.
+        """
+        raise NotImplementedError
+
+
+# Uniform ----------------------------------------------------------------------------------
+
+
+class UniformTables(NamedTuple):
+    """All that drawing uniformly takes."""
+
+    n: int | jax.Array
 
 
 @dataclass(frozen=True)
-class Uniform:
-    """Rows drawn with probability 1/n each; `tables` holds n as `rows`.
+class Uniform(Design[UniformTables]):
+    """Rows drawn with probability 1/n each: the design of the papers.
 
     Examples
     --------
     >>> import jax
-    >>> from modicum.designs import Uniform
-    >>> drawn = Uniform().draw(jax.random.key(1), 3, {"rows": 10})
+    >>> from modicum.designs import Uniform, UniformTables
+    >>> drawn = Uniform().draw(jax.random.key(1), 3, UniformTables(10))
     >>> drawn.row_ids.shape, float(drawn.probability[0]).__round__(3)
     ((3,), 0.1)
     """
 
-    def draw(self, key: jax.Array, count: int, tables: Any) -> Drawn:
-        """Draw `count` rows, with replacement."""
-        n = jnp.asarray(tables["rows"])
-        rows = jax.random.randint(key, (count,), 0, n)
-        return Drawn(rows, jnp.broadcast_to(1.0 / n, (count,)))
+    description: ClassVar[str] = "every row alike, as in the papers"
+    layout: ClassVar[Callable[..., Any]] = UniformTables
 
+    def tables(self, facts: RowFacts) -> UniformTables:
+        """The number of rows."""
+        return UniformTables(facts.n)
+
+    def draw(self, key: jax.Array, count: int, tables: UniformTables) -> Drawn:
+        """Draw `count` rows, with replacement."""
+        n = jnp.asarray(tables.n)
+        row_ids = jax.random.randint(key, (count,), 0, n)
+        return Drawn(row_ids, jnp.broadcast_to(1.0 / n, (count,)))
+
+    def probability_of(self, drawn: Drawn, tables: UniformTables) -> np.ndarray:
+        """1/n, whatever the row."""
+        return np.full_like(np.asarray(drawn.probability), 1 / int(tables.n))
+
+
+# Weighted ---------------------------------------------------------------------------------
 
 CLASSES = 256
 BLOCK = 1 << 20  # rows sorted at a time, so that temporaries stay small
 
 
+class WeightTables(NamedTuple):
+    """Rows sorted by class, and one entry per class."""
+
+    order: Array  # row numbers, class after class
+    start: Array  # where the class begins in `order`
+    size: Array  # rows of the class
+    cumulative: Array  # probability of the class and those before it
+    probability: Array  # of each row of the class
+
+
 @dataclass(frozen=True)
-class Weighted:
-    """Rows drawn with probability close to given weights; see `weight_tables`.
+class Weighted(Design[WeightTables]):
+    """Rows drawn in proportion to how large their residual is expected to be.
+
+    Weights are sorted into a few hundred classes, evenly spaced on a log scale. A draw picks a
+    class by the class's total weight, then one of its rows at random: two table look-ups whatever
+    n is, four bytes per row, and probabilities that are known exactly because the classes *are* the
+    design.
 
     Examples
     --------
@@ -87,34 +182,49 @@ class Weighted:
     True
     """
 
-    def draw(self, key: jax.Array, count: int, tables: Any) -> Drawn:
+    description: ClassVar[str] = (
+        "rows are drawn in proportion to the expected size of their residual or gradient"
+    )
+    needs: ClassVar[Literal["nothing", "expected", "clusters"]] = "expected"
+    layout: ClassVar[Callable[..., Any]] = WeightTables
+
+    def tables(self, facts: RowFacts) -> WeightTables:
+        """See `weight_tables`."""
+        return weight_tables(facts.expected(), facts.floor)
+
+    def draw(self, key: jax.Array, count: int, tables: WeightTables) -> Drawn:
         """Draw `count` rows, with replacement."""
-        uniform = jax.random.uniform(key, (2, count), dtype=tables["cumulative"].dtype)
+        uniform = jax.random.uniform(key, (2, count), dtype=tables.cumulative.dtype)
         return _look_up(uniform, tables, jnp)
 
+    def probability_of(self, drawn: Drawn, tables: WeightTables) -> np.ndarray:
+        """That with which they were drawn."""
+        del tables
+        return np.asarray(drawn.probability)
 
-def draw_on_host(rng: np.random.Generator, count: int, tables: Any) -> Drawn:
+
+def draw_on_host(rng: np.random.Generator, count: int, tables: WeightTables) -> Drawn:
     """Draw `count` rows as `Weighted` does, by NumPy: nothing has to be compiled."""
     return _look_up(rng.random((2, count)), tables, np)
 
 
-def _look_up(uniform: Any, tables: Any, xp: Any) -> Drawn:
+def _look_up(uniform: Array, tables: WeightTables, xp: ModuleType) -> Drawn:
     """Rows at two uniform numbers each: which class, and where in it."""
     which, within = uniform
-    kind = xp.searchsorted(tables["cumulative"], which, side="right")
-    size = tables["size"][kind]
+    kind = xp.searchsorted(tables.cumulative, which, side="right")
+    size = tables.size[kind]
     place = xp.minimum((within * size).astype(size.dtype), size - 1)
-    rows = tables["order"][tables["start"][kind] + place]
-    return Drawn(rows.astype(size.dtype), tables["probability"][kind])
+    row_ids = tables.order[tables.start[kind] + place]
+    return Drawn(row_ids.astype(size.dtype), tables.probability[kind])
 
 
-def weight_tables(expected: np.ndarray, floor: float = 0.1) -> dict[str, np.ndarray]:
+def weight_tables(expected: np.ndarray, floor: float = 0.1) -> WeightTables:
     """Build the tables of a weighted design from the expected size of each row's residual.
 
     Parameters
     ----------
     expected
-        A number from 0 a row, such as the root mean square of its residual over the posterior.
+        One number from 0 per row, such as the root mean square of its residual over the posterior.
     floor
         Share of the draws that is uniform: w = (1 - floor) expected / sum(expected) + floor / n.
         It bounds residual / w, and covers what the expectation misses.
@@ -145,13 +255,13 @@ def weight_tables(expected: np.ndarray, floor: float = 0.1) -> dict[str, np.ndar
     # Classes without rows stay in: tables of one shape share one compiled kernel. They are never
     # drawn, since the sum does not grow there.
     total_mass = np.cumsum(mass)
-    return {
-        "order": _sorted_rows(kinds, size),
-        "start": np.cumsum(size) - size,
-        "size": size,
-        "cumulative": total_mass / total_mass[-1],
-        "probability": mass / total_mass[-1] / np.maximum(size, 1),
-    }
+    return WeightTables(
+        order=_sorted_rows(kinds, size),
+        start=np.cumsum(size) - size,
+        size=size,
+        cumulative=total_mass / total_mass[-1],
+        probability=mass / total_mass[-1] / np.maximum(size, 1),
+    )
 
 
 def _sorted_rows(kinds: np.ndarray, size: np.ndarray) -> np.ndarray:
@@ -164,14 +274,27 @@ def _sorted_rows(kinds: np.ndarray, size: np.ndarray) -> np.ndarray:
         counts = np.bincount(block, minlength=len(size))
         cut = np.cumsum(counts)
         for kind in np.flatnonzero(counts):
-            rows = inside[cut[kind] - counts[kind] : cut[kind]] + first
-            order[place[kind] : place[kind] + counts[kind]] = rows
+            row_ids = inside[cut[kind] - counts[kind] : cut[kind]] + first
+            order[place[kind] : place[kind] + counts[kind]] = row_ids
         place = place + counts
     return order
 
 
+# Stratified -------------------------------------------------------------------------------
+
+
+class StrataTables(NamedTuple):
+    """Rows sorted by group, one entry per group, and the group of each row of a batch."""
+
+    order: Array  # row numbers, group after group
+    start: Array  # where the group begins in `order`
+    size: Array  # rows of the group
+    group: Array  # of each place in a batch
+    probability: Array  # with which a row of the group has a place
+
+
 @dataclass(frozen=True)
-class Stratified:
+class Stratified(Design[StrataTables]):
     """b_c rows from group c of n_c, so that a row has the probability b_c / (b n_c) of a place.
 
     An average of values over these probabilities is sum_c (n_c / b_c) sum of the group's values:
@@ -187,18 +310,28 @@ class Stratified:
     1
     """
 
-    def draw(self, key: jax.Array, count: int, tables: Any) -> Drawn:
+    description: ClassVar[str] = "a fixed number of rows from each cluster of like rows"
+    needs: ClassVar[Literal["nothing", "expected", "clusters"]] = "clusters"
+    independent: ClassVar[bool] = False
+    layout: ClassVar[Callable[..., Any]] = StrataTables
+
+    def tables(self, facts: RowFacts) -> StrataTables:
+        """See `strata_tables`."""
+        assert facts.clusters is not None, "a method without clusters must refuse this design"
+        return strata_tables(facts.clusters(), facts.count)
+
+    def draw(self, key: jax.Array, count: int, tables: StrataTables) -> Drawn:
         """Draw `count` rows, which must be what the tables were made for."""
-        group = tables["group"]
-        assert group.shape == (count,), "strata_tables was told another batch size"
-        size = tables["size"][group]
-        within = jax.random.uniform(key, (count,), tables["probability"].dtype)
+        group = tables.group
+        assert group.shape == (count,), "the tables were made for another batch size"
+        size = tables.size[group]
+        within = jax.random.uniform(key, (count,), tables.probability.dtype)
         place = jnp.minimum((within * size).astype(size.dtype), size - 1)
-        rows = tables["order"][tables["start"][group] + place]
-        return Drawn(rows.astype(size.dtype), tables["probability"][group])
+        row_ids = jnp.asarray(tables.order[tables.start[group] + place], size.dtype)
+        return Drawn(row_ids, jnp.asarray(tables.probability[group]))
 
 
-def strata_tables(group: np.ndarray, batch: int) -> dict[str, np.ndarray]:
+def strata_tables(group: np.ndarray, batch: int) -> StrataTables:
     """Build the tables of a stratified design: places in proportion to the groups' sizes.
 
     Parameters
@@ -223,10 +356,17 @@ def strata_tables(group: np.ndarray, batch: int) -> dict[str, np.ndarray]:
         spare = np.where(places > 1, missing, np.inf)
         places[np.argmax(missing) if more else np.argmin(spare)] += 1 if more else -1
     order = np.argsort(group, kind="stable")
-    return {
-        "order": order.astype(np.uint32 if len(order) < 2**32 else np.int64),
-        "start": np.cumsum(size) - size,
-        "size": size,
-        "group": np.repeat(np.arange(len(size)), places),
-        "probability": places / (batch * size),
-    }
+    return StrataTables(
+        order=order.astype(np.uint32 if len(order) < 2**32 else np.int64),
+        start=np.cumsum(size) - size,
+        size=size,
+        group=np.repeat(np.arange(len(size)), places),
+        probability=places / (batch * size),
+    )
+
+
+DESIGNS: dict[str, type[Design[Any]]] = {
+    "uniform": Uniform,
+    "weighted": Weighted,
+    "stratified": Stratified,
+}

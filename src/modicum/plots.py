@@ -1,17 +1,21 @@
-"""Small pictures of a posterior. They need matplotlib: ``pip install 'modicum[demo]'``."""
+"""Small pictures of a posterior. They need matplotlib: ``pip install 'modicum[plots]'``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from modicum.errors import SettingError
+from modicum.errors import SettingError, whole_number
+from modicum.posterior import Posterior
+from modicum.posterior.draws import check_interval, require_finite
 from modicum.posterior.labels import scalar_names
+from modicum.rows.checks import names_like
 
 if TYPE_CHECKING:
-    from modicum.posterior import Posterior
+    from matplotlib.axes import Axes
 
 __all__ = ["METHOD_COLOURS", "colour_of", "forest", "marginal", "new_axes", "pyplot"]
 
@@ -34,7 +38,7 @@ METHOD_COLOURS = {
     "ewsg-svrg": "#ff7f0e",
     "baoab": "#2ca02c",
 }
-"""One colour a method, the same in every picture."""
+"""One colour per method, the same in every picture."""
 
 OTHER = "#555555"
 
@@ -45,20 +49,23 @@ def colour_of(method: str | Posterior) -> str:
     return METHOD_COLOURS.get(str(name), OTHER)
 
 
-def pyplot() -> Any:
+def pyplot() -> ModuleType:
     """Import matplotlib, or say how to get it."""
     try:
         import matplotlib.pyplot as plt
     except ImportError:
         raise SettingError(
-            "pictures need matplotlib, which is not installed: pip install 'modicum[demo]'."
+            "pictures need matplotlib, which is not installed: pip install 'modicum[plots]'."
         ) from None
     return plt
 
 
-def new_axes(ax: Any = None, size: tuple[float, float] = (6.0, 4.0)) -> Any:
+def new_axes(ax: Axes | None = None, size: tuple[float, float] = (6.0, 4.0)) -> Axes:
     """Return `ax`, or the axes of a new figure."""
-    return ax if ax is not None else pyplot().subplots(figsize=size, layout="constrained")[1]
+    if ax is not None:
+        return ax
+    axes: Axes = pyplot().subplots(figsize=size, layout="constrained")[1]
+    return axes
 
 
 def forest(
@@ -68,9 +75,9 @@ def forest(
     labels: Sequence[str] | None = None,
     transform: Callable[[np.ndarray], np.ndarray] | None = None,
     prob: float = 0.9,
-    ax: Any = None,
-) -> Any:
-    """Draw medians and equal-tailed intervals, one line a scalar, the first on top.
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw medians and equal-tailed intervals, one line per scalar, the first on top.
 
     Parameters
     ----------
@@ -92,8 +99,7 @@ def forest(
     -------
     matplotlib.axes.Axes
     """
-    if not 0 < prob < 1:
-        raise SettingError(f"prob is the probability of an interval, between 0 and 1, not {prob}.")
+    check_interval(prob)
     chosen = _chosen(post, names)
     written = list(chosen) if labels is None else list(labels)
     if len(written) != len(chosen):
@@ -111,7 +117,7 @@ def forest(
     return ax
 
 
-def marginal(post: Posterior, name: str, *, bins: int = 40, ax: Any = None) -> Any:
+def marginal(post: Posterior, name: str, *, bins: int = 40, ax: Axes | None = None) -> Axes:
     """Draw the distribution of one scalar as a histogram that respects signs and weights.
 
     Parameters
@@ -132,8 +138,15 @@ def marginal(post: Posterior, name: str, *, bins: int = 40, ax: Any = None) -> A
     (parameter, index), *more = _chosen(post, name).values()
     if more:
         raise SettingError(f"{name!r} has {len(more) + 1} entries: name one of them.")
+    whole_number("bins", bins)
+    require_finite({parameter: post[parameter]}, "a histogram")
     values = _flat(post, parameter)[:, index]
     weights = np.ones(len(values)) if post.weights is None else post.weights.reshape(-1)
+    if not weights.sum() > 0:
+        raise SettingError(
+            "a histogram needs weights that add up to more than 0, and those of these draws do "
+            "not: their signs cancel."
+        )
     ax = new_axes(ax)
     colour = colour_of(post)
     heights, edges = np.histogram(values, bins, weights=weights / weights.sum(), density=False)
@@ -152,18 +165,15 @@ def _chosen(post: Posterior, names: Sequence[str] | str | None) -> dict[str, tup
         for parameter, x in post.draws.items()
         for i, scalar in enumerate(scalar_names(parameter, x.shape[2:], post.labels))
     }
-    wanted = [names] if isinstance(names, str) else list(post.draws if names is None else names)
-    found: dict[str, tuple[str, int]] = {}
-    for name in wanted:
+    chosen: dict[str, tuple[str, int]] = {}
+    for name in [names] if isinstance(names, str) else post.draws if names is None else names:
         if name in known:
-            found[name] = known[name]
+            chosen[name] = known[name]
         elif name in post.draws:
-            found |= {k: v for k, v in known.items() if v[0] == name}
+            chosen |= {k: v for k, v in known.items() if v[0] == name}
         else:
-            from modicum.rows.checks import names_like
-
             raise SettingError(f"there is no parameter {name!r}: {names_like(name, known)}")
-    return found
+    return chosen
 
 
 def _flat(post: Posterior, parameter: str) -> np.ndarray:

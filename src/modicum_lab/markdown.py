@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
-from typing import Any
 
 __all__ = ["shown", "table_lines"]
 
 
-def shown(value: Any, figures: int = 4) -> str:
+def shown(value: object, figures: int = 4) -> str:
     """Return a cell as a reader wants it: a few figures are enough.
 
     Examples
@@ -32,7 +31,7 @@ def shown(value: Any, figures: int = 4) -> str:
 
 
 def table_lines(
-    columns: Sequence[str], rows: Iterable[Iterable[Any]], figures: int = 4
+    columns: Sequence[str], rows: Iterable[Iterable[object]], figures: int = 4
 ) -> list[str]:
     """Lines of a Markdown table.
 

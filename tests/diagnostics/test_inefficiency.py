@@ -121,4 +121,4 @@ def test_computational_time():
     assert computational_time(2.0, 10, mean_sign=0.8) == pytest.approx(20 / 0.64)
     assert computational_time(2.0, 10, mean_sign=0.0) == np.inf
     # the better algorithm comes first
-    assert relative_computational_time(one=20, other=60) == 3
+    assert relative_computational_time(reference=20, other=60) == 3

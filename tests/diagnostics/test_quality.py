@@ -105,7 +105,7 @@ def test_noisy_scores_leave_the_squared_discrepancy_unbiased():
 def test_stein_refusals():
     x = exact(10)
     for wrong, word in (
-        ({"score": x[:5]}, "one gradient a draw"),
+        ({"score": x[:5]}, "one gradient per draw"),
         ({"score": score, "c": 0}, "kernel needs"),
         ({"score": score, "beta": -1}, "kernel needs"),
         ({"score": x * np.nan}, "finite"),

@@ -9,8 +9,8 @@ import pytest
 from scipy.stats import poisson
 
 from helpers.targets import TIMES
-from modicum.designs import Uniform
-from modicum.estimators import BlockPoisson
+from modicum.designs import Uniform, UniformTables
+from modicum.estimators import BlockPoisson, BlockPoissonTables
 from modicum.estimators.block_poisson import most_factors
 from modicum.methods.ecs.tuning import NormalFactors
 
@@ -41,8 +41,12 @@ def simulate(estimator, count, d, deviation, centre):
         present = estimator.present(present_key, estimator.blocks)
         noise = jax.random.normal(values_key, (estimator.rows,))
         values = d + deviation * np.sqrt(estimator.batch) * noise
-        told = estimator.describe(values, present, {"centre": centre})
-        return estimator.combine(values, present, {"centre": centre}).log, told["sign"], told
+        told = estimator.describe(values, present, BlockPoissonTables(centre))
+        return (
+            estimator.combine(values, present, BlockPoissonTables(centre)).log,
+            told["sign"],
+            told,
+        )
 
     return jax.lax.map(one, jax.random.split(jax.random.key(1), count), batch_size=2000)
 
@@ -81,7 +85,7 @@ def test_combine_is_the_formula_packed_or_not(x64):
     estimator, centre = BlockPoisson(12, batch=3, blocks=4), -1.3
     present = estimator.present(jax.random.key(3), 4)
     values = 20 * np.random.default_rng(2).normal(size=estimator.rows)
-    tables = {"centre": jnp.asarray(centre)}
+    tables = BlockPoissonTables(jnp.asarray(centre))
     right, sign = by_hand(values, np.asarray(present), 12, 3, centre)
     packed, filled = estimator.pack(jnp.asarray(values), present)
     for D, there in ((jnp.asarray(values), present), (packed, filled)):
@@ -100,9 +104,9 @@ def test_absent_rows_do_not_matter(x64):
     present = estimator.present(jax.random.key(3), 4)
     values = jnp.asarray(np.random.default_rng(2).normal(size=estimator.rows))
     spoiled = jnp.where(jnp.repeat(present, 3), values, jnp.nan)
-    one, other = (estimator.combine(D, present, {"centre": 0.0}) for D in (values, spoiled))
+    one, other = (estimator.combine(D, present, BlockPoissonTables(0.0)) for D in (values, spoiled))
     assert float(one.log) == float(other.log)
-    slope = jax.grad(lambda D: estimator.combine(D, present, {"centre": 0.0}).log)(spoiled)
+    slope = jax.grad(lambda D: estimator.combine(D, present, BlockPoissonTables(0.0)).log)(spoiled)
     assert np.isfinite(np.asarray(slope)).all()
 
 
@@ -112,7 +116,7 @@ def test_the_gradient_is_its_slope_on_both_sides_of_zero(x64):
     x, t = rng.normal(size=(estimator.rows, 3)), rng.normal(size=3)
     present = estimator.present(jax.random.key(1), 2)
     values = lambda t: 25 * jnp.sin(jnp.asarray(x) @ t)  # noqa: E731
-    log = lambda t: estimator.combine(values(t), present, {"centre": 0.4}).log  # noqa: E731
+    log = lambda t: estimator.combine(values(t), present, BlockPoissonTables(0.4)).log  # noqa: E731
     d = np.asarray(values(t)).reshape(-1, 4)
     c = (25 * np.cos(x @ t))[:, None] * x
     dhat, slopes = d.mean(1), c.reshape(-1, 4, 3).mean(1)
@@ -139,7 +143,7 @@ def test_refreshing_one_block_leaves_a_correlation_of_one_less_its_share(blocks,
         swapped = present.at[at].set(fresh)
 
         def log(D, there):
-            return estimator.combine(D.reshape(-1), there.reshape(-1), {"centre": 0.0}).log
+            return estimator.combine(D.reshape(-1), there.reshape(-1), BlockPoissonTables(0.0)).log
 
         return log(before, present), log(after, swapped)
 
@@ -172,11 +176,11 @@ def test_a_subsample_with_more_factors_than_fit_is_refused(x64):
     estimator = BlockPoisson(4, batch=1, blocks=2)
     full = jnp.ones(2 * estimator.parts, bool)
     assert 2 * estimator.parts > estimator.packed
-    log = estimator.combine(jnp.zeros(estimator.rows), full, {"centre": 0.0}).log
+    log = estimator.combine(jnp.zeros(estimator.rows), full, BlockPoissonTables(0.0)).log
     assert float(log) == -np.inf
 
 
 def test_a_design_draws_its_rows_like_any_other(x64):
     estimator = BlockPoisson(20, batch=5, blocks=4)
-    drawn = Uniform().draw(jax.random.key(1), estimator.rows, {"rows": 100})
+    drawn = Uniform().draw(jax.random.key(1), estimator.rows, UniformTables(100))
     assert drawn.row_ids.shape == (4 * most_factors(6.25) * 5,)

@@ -5,6 +5,7 @@ import numpy as np
 
 import modicum as mo
 from modicum.estimators.gradients import Minibatch
+from modicum.methods.base import Parameters
 from modicum.models import Target
 
 
@@ -20,8 +21,8 @@ def test_a_batch_of_bytes_is_scaled_as_the_network_says():
     with jax.enable_x64(True):
         for name, rows in held.items():
             target, start = Target.of(net, rows)
-            estimator = Minibatch().bound(target, "float64")
-            context = {"point": np.zeros_like(start), "factor": np.ones_like(start)}
+            estimator = Minibatch().bind(target, "float64")
+            context = Parameters(np.zeros_like(start), np.ones_like(start))
             batch = rows.slice(0, 40) | {"probability": np.full(40, 1 / 40)}
             ready = estimator.prepare(batch, context)
             found[name] = np.asarray(estimator.gradient(start, ready, None, context))

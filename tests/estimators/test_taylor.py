@@ -8,9 +8,9 @@ import pytest
 import modicum as mo
 from helpers.expansion import LINEAR, OTHERS, Expansion, expanded
 from helpers.targets import TIMES, all_of, logistic_rows, poisson_rows, sums_of
-from modicum.designs import Uniform, Weighted, weight_tables
+from modicum.designs import Uniform, UniformTables, Weighted, weight_tables
 from modicum.estimators import AutodiffTaylor, LinearTaylor, Perturbed, control_variate
-from modicum.kernels.energy_conserving import EnergyConservingKernel
+from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove
 from modicum.passes.mode import prior_hessian
 
@@ -71,11 +71,11 @@ def test_residuals_and_proxies_add_up_to_the_log_posterior(family, order):
 def test_where_the_whitened_hessian_is_minus_one_it_is_left_out(family):
     e = expanded(family, 2)
     mended = any("not concave" in note for note in map(str, e.anchor.notes))
-    assert ("B" in e.proxy) is mended
+    assert (e.proxy.B is not None) is mended
     assert not (mended and family in ("logistic", "poisson", "gaussian"))
     size = len(e.anchor.point)
     L, hessian = e.anchor.factor, e.anchor.B + prior_hessian(e.target, e.anchor.point)
-    spelled_out = e.proxy | {"B": jnp.asarray(L.T @ hessian @ L)}
+    spelled_out = e.proxy._replace(B=jnp.asarray(L.T @ hessian @ L))
     for z in (somewhere(size), somewhere(size, seed=4, scale=3.0)):
         one, other = (
             jax.value_and_grad(lambda z, p=p: e.cv.log_proxy(z, p))(jnp.asarray(z))
@@ -87,14 +87,14 @@ def test_where_the_whitened_hessian_is_minus_one_it_is_left_out(family):
 
 def test_where_it_is_not_it_stays():
     for order in (0, 1):  # the prior alone is curved
-        assert "B" in expanded("logistic", order).proxy
+        assert expanded("logistic", order).proxy.B is not None
     rows = poisson_rows(40)
     own = mo.Model(  # its prior may be anything, and is no part of the quadratic
         lambda th: -0.5 * th["rate"] ** 2,
         lambda th, b: -((b["y"] - th["rate"]) ** 2),
         {"rate": 0.0},
     )
-    assert "B" in Expansion(own, mo.Rows(y=all_of(rows)["y"]), 2).proxy
+    assert Expansion(own, mo.Rows(y=all_of(rows)["y"]), 2).proxy.B is not None
 
 
 @linear
@@ -126,7 +126,7 @@ def test_an_offset_moves_the_expansion_point_of_a_row():
     bare = mo.Rows(**{k: v for k, v in all_of(rows).items() if k != "offset"})
     a, b = (Expansion(mo.models.Poisson(), r, 2, form=LinearTaylor) for r in (rows, bare))
     np.testing.assert_allclose(
-        np.asarray(a.cached["eta"]) - np.asarray(b.cached["eta"]),
+        np.asarray(a.cached.eta) - np.asarray(b.cached.eta),
         all_of(rows)["offset"],
         atol=1e-12,
     )
@@ -185,7 +185,7 @@ def test_the_gradient_of_the_density_is_its_slope(family, order):
     @jax.jit
     def both(z, subsample, proxy):
         density = kernel.log_density(
-            subsample, jnp.ones(5, bool), {"proxy": proxy, "estimator": {}}
+            subsample, jnp.ones(5, bool), EnergyConservingContext(proxy, (), (), jnp.zeros(()))
         )
         (value, _), slope = jax.value_and_grad(density, has_aux=True)(z)
         return value, slope
@@ -201,7 +201,7 @@ def test_the_estimate_is_unbiased(design):
     e = Expansion(mo.models.Logistic(), logistic_rows(300), 1, form=LinearTaylor)
     z = somewhere(4)
     d = e.residuals(z)
-    tables = {"rows": e.n}
+    tables = UniformTables(e.n)
     if design == "weighted":
         tables = weight_tables(np.abs(d) + 0.1 * np.abs(d).mean())
     drawn = (Uniform() if design == "uniform" else Weighted()).draw(

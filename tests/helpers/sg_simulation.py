@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from helpers.targets import location
-from modicum.designs import Uniform
+from modicum.designs import Uniform, UniformTables
+from modicum.kernels.base import StochasticGradientContext
 from modicum.kernels.stochastic_gradient import StepFlags, StochasticGradientKernel
 from modicum.models import Target
 
@@ -32,7 +33,7 @@ def composed(method, target=None, kernel=StochasticGradientKernel, design=None, 
     """The kernel of a method for the location model in raw parameters."""
     target = target or location()
     parts = method.parts()
-    estimator = parts.estimator.bound(Target.of(target.model, target.rows)[0], "float64")
+    estimator = parts.estimator.bind(Target.of(target.model, target.rows)[0], "float64")
     whole = kernel(
         parts.integrator, estimator, parts.selector, design or Uniform(), int(method.batch)
     )
@@ -41,15 +42,15 @@ def composed(method, target=None, kernel=StochasticGradientKernel, design=None, 
 
 def context_of(target, tables=None):
     d = target.c.shape[1]
-    return {
-        "point": jnp.zeros(d),
-        "factor": jnp.ones(()),
-        "rows": jnp.asarray(target.n),
-        "start": jnp.asarray(target.mean),
-        "spread": jnp.zeros(()),
-        "design": {"rows": jnp.asarray(target.n)} if tables is None else tables,
-        "estimator": {},
-    }
+    return StochasticGradientContext(
+        point=jnp.zeros(d),
+        factor=jnp.ones(()),
+        start=jnp.asarray(target.mean),
+        spread=jnp.zeros(()),
+        n=jnp.asarray(target.n),
+        design=UniformTables(jnp.asarray(target.n)) if tables is None else tables,
+        estimator=(),
+    )
 
 
 def simulate(kernel, step_size, steps=500, chains=4000, target=None, tables=None, seed=0):
@@ -78,7 +79,7 @@ def _estimate(groups):
 @partial(jax.jit, static_argnums=(0, 1))
 def _simulate(kernel, steps, step_size, context, data, keys):
     """Of each chain: averages over the second half of t - mean, its square, and momentum^2."""
-    start = context["start"]
+    start = context.start
     period = kernel.integrator.period
 
     def one(key):
@@ -94,8 +95,8 @@ def _simulate(kernel, steps, step_size, context, data, keys):
             ready = kernel.prepare(batch, context)
             state, _ = kernel.step(step_key, state, flags, ready, context)
             late = k >= steps // 2
-            away = state.walk.z - start
-            r = state.walk.memory
+            away = state.integrator.z - start
+            r = state.integrator.memory
             r2 = jnp.mean(r**2) if isinstance(r, jax.Array) else jnp.nan
             add = partial(jnp.where, late)
             return (

@@ -13,10 +13,12 @@ from scipy.stats import poisson
 import modicum as mo
 from helpers import toy
 from helpers.targets import TIMES
-from modicum.designs import Uniform, Weighted, weight_tables
-from modicum.estimators import BlockPoisson, Perturbed
+from modicum.designs import Uniform, UniformTables, Weighted, weight_tables
+from modicum.estimators import BlockPoisson, BlockPoissonTables, Perturbed
 from modicum.kernels.adaptation import AdaptationFlags
+from modicum.kernels.base import Proxy
 from modicum.kernels.energy_conserving import (
+    EnergyConservingContext,
     EnergyConservingKernel,
     Refreshed,
     replace_blocks,
@@ -65,14 +67,13 @@ def begin(kernel, key, d, context):
 
 
 def context_of(n, design=Uniform(), weights=None):  # noqa: B008
-    tables = {"rows": n} if design == Uniform() else weight_tables(weights)
-    proxy = {"point": jnp.zeros(1), "factor": jnp.eye(1), "a": jnp.zeros(1), "B": -jnp.eye(1)}
-    return {
-        "proxy": proxy,
-        "design": jax.tree.map(jnp.asarray, tables),
-        "constant": jnp.asarray(7.0),
-        "estimator": {"centre": jnp.asarray(0.2)},
-    }
+    tables = UniformTables(n) if design == Uniform() else weight_tables(weights)
+    return EnergyConservingContext(
+        proxy=Proxy(jnp.zeros(1), jnp.eye(1), jnp.zeros(1), -jnp.eye(1)),
+        design=jax.tree.map(jnp.asarray, tables),
+        estimator=BlockPoissonTables(jnp.asarray(0.2)),
+        constant=jnp.asarray(7.0),
+    )
 
 
 @pytest.mark.parametrize("blocks", [1, 4, 20])
@@ -151,7 +152,7 @@ def test_the_subsample_has_its_conditional_law_exactly(design, x64):
     w = np.full(3, 1 / 3)
     if design == Weighted():
         tables = weight_tables(WEIGHTS)
-        w[tables["order"]] = np.repeat(tables["probability"], tables["size"])
+        w[tables.order] = np.repeat(tables.probability, tables.size)
     D = np.asarray(d) / w * 1.5
     pairs = np.array(list(product(range(3), repeat=2)))
     pair = D[pairs]
@@ -249,7 +250,7 @@ def test_a_step_records_what_it_did_and_leaves_a_consistent_state(x64):
 
 
 @pytest.mark.parametrize("design", [Uniform(), Weighted()])
-def test_wanted_rows_are_a_function_of_the_key(design, x64):
+def test_requested_rows_are_a_function_of_the_key(design, x64):
     kernel = kernel_of(20, 5, 3, design)
     context = context_of(50, design, np.arange(1.0, 51.0))
     wants = jax.jit(kernel.row_request)

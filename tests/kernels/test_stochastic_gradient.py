@@ -81,8 +81,8 @@ class OneKey(StochasticGradientKernel):
     """A mistake: one key for all candidate batches, which then are all the same."""
 
     def row_request(self, key, context):
-        one = self.design.draw(key, self.batch, context["design"])
-        return jax.tree.map(lambda part: jnp.stack([part] * self.batches), one)
+        drawn = self.design.draw(key, self.batch, context.design)
+        return jax.tree.map(lambda part: jnp.stack([part] * self.batches), drawn)
 
 
 def test_a_flipped_sign_and_a_shared_key_are_noticed():
@@ -255,8 +255,12 @@ def context_for(estimator, target):
         from modicum.passes import anchor_at
 
         anchor = anchor_at(sums_of(target.model, target.rows)[0], target.mean)
-        context |= {"point": jnp.asarray(anchor.point), "factor": jnp.asarray(anchor.factor)}
-        context |= {"start": jnp.zeros(2), "estimator": estimator.arrays(anchor)}
+        return context._replace(
+            point=jnp.asarray(anchor.point),
+            factor=jnp.asarray(anchor.factor),
+            start=jnp.zeros(2),
+            estimator=estimator.arrays(anchor),
+        )
     return context
 
 

@@ -71,7 +71,7 @@ def test_reweighted_rows_have_the_moments_of_the_design(small, design, x64):
 def test_the_slope_is_the_gradient_noise(small, x64):
     probability = np.full(small.n, 1 / small.n)
     found = studied(small, np.ones(small.n, int), probability)
-    x = np.asarray(small.cached["rows"])
+    x = np.asarray(small.cached.rows)
     for z, slope in zip(DRAWS, found.slope, strict=True):
         h = 1e-6
         c = np.stack([(small.residuals(z + h * s) - small.residuals(z - h * s)) / (2 * h)
@@ -112,9 +112,9 @@ def test_expected_residuals_follow_the_posterior_away_from_the_anchor(x64):
     centre = np.array([3.0, 0, 0, 0])
     near = expected_residuals(e.sums, e.cv, e.proxy, np.zeros((1, 4)))
     far = expected_residuals(e.sums, e.cv, e.proxy, centre[None])
-    along = np.asarray(e.cached["rows"])[:, 0] ** 2
+    along = np.asarray(e.cached.rows)[:, 0] ** 2
     grown = far / near
-    assert np.corrcoef(grown, along / np.sum(np.asarray(e.cached["rows"]) ** 2, 1))[0, 1] > 0.8
+    assert np.corrcoef(grown, along / np.sum(np.asarray(e.cached.rows) ** 2, 1))[0, 1] > 0.8
 
 
 def test_other_models_are_judged_at_pilot_draws(x64):

@@ -25,7 +25,6 @@ from modicum.estimators.bounds import BOUNDS
 from modicum.kernels import flymc as kernel
 from modicum.kernels.flymc import implicit
 from modicum.methods.base import Task
-from modicum.methods.flymc import method as flymc
 from modicum.methods.flymc.checks import look_back
 from modicum.random import chain_keys
 from modicum.run import History, runner
@@ -72,7 +71,7 @@ def test_the_toy_posterior_at_length(tuned, update):
 @SLOW
 @pytest.mark.parametrize("move", ["mala", "random-walk"])
 def test_other_moves_on_the_toy(move):
-    post = fly_toy(draws=6_000, move=move)
+    post = fly_toy(draws=6_000, inner=move)
     assert toy.faults(post) == []
     target = {"mala": 0.574, "random-walk": 0.234}[move]
     assert post.stats["acceptance_rate"].mean() == pytest.approx(target, abs=0.12)
@@ -84,7 +83,7 @@ def test_a_move_of_ones_own_and_nuts():
     from modicum.kernels.moves import HMCMove
 
     for move in ("nuts", HMCMove(1.5, jitter=0.3)):
-        assert toy.faults(fly_toy(move=move)) == []
+        assert toy.faults(fly_toy(inner=move)) == []
 
 
 def test_a_bound_above_the_likelihood_is_noticed(monkeypatch):
@@ -160,13 +159,12 @@ def first(small):
     return quick(*small, **FLY)
 
 
-def test_store_and_memory_give_the_same_draws(small, first, tmp_path, monkeypatch):
+def test_store_and_memory_give_the_same_draws(small, first, tmp_path):
     model, rows = small
     store = mo.rows.ingest(rows, tmp_path / "store", shard_rows=100, progressbar=False)
     assert same_draws(first, quick(model, store, **FLY))
     # and so do rows that are fetched ahead, as those of a large store are
-    monkeypatch.setattr(flymc, "where_rows_live", lambda task: task.rows)
-    ahead = quick(model, store, **FLY)
+    ahead = quick(model, store, **FLY | {"method": mo.FlyMC(memory_limit=0)})
     assert same_draws(first, ahead)
     for name, values in first.stats.items():
         np.testing.assert_array_equal(ahead.stats[name], values)
@@ -267,15 +265,14 @@ def test_guards_speak_of_refusals_and_slow_lights():
     rng = np.random.default_rng(1)
     slow = np.cumsum(rng.integers(-1, 2, (2, 400)), axis=1) + 1_000
     stats = {"n_bright": slow, "bright_refused": np.zeros((2, 400), bool)}
-    kernel = type("Kernel", (), {"capacity": 7})()
     history = History(np.zeros((2, 400, 1)), stats, {}, True)
-    (told,) = look_back(kernel, history)
-    assert told.code == "lights-slow"
+    (doubt,) = look_back(7, history)
+    assert doubt.code == "lights-slow"
     stats["n_bright"] = rng.poisson(30, (2, 400))
-    assert look_back(kernel, history) == []
+    assert look_back(7, history) == []
     stats["bright_refused"][0, :3] = True
-    (told,) = look_back(kernel, history)
-    assert str(told).startswith("3 of 800 updates")
+    (doubt,) = look_back(7, history)
+    assert str(doubt).startswith("3 of 800 updates")
 
 
 def test_too_many_bright_rows_are_spoken_of():
@@ -289,7 +286,7 @@ def test_too_many_bright_rows_are_spoken_of():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"tuned": "yes"}, {"update": "both"}, {"move": "gibbs"}, {"rate": 0.0}, {"rate": 1.5},
+        {"tuned": "yes"}, {"update": "both"}, {"inner": "gibbs"}, {"rate": 0.0}, {"rate": 1.5},
         {"capacity": 0}, {"capacity": 2.5}, {"trajectory": -1.0}, {"step_size": "big"},
         {"target_accept": 1.0}, {"jitter": 1.0},
     ],

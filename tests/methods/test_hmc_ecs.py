@@ -25,8 +25,8 @@ from helpers.targets import (
     quick,
     same_draws,
 )
-from modicum.methods.ecs import base as ecs_base
-from modicum.methods.ecs.checks import look_back
+from modicum.methods.ecs.checks import Case, look_back
+from modicum.models import Target
 from modicum.run import fetching, runner
 
 M = mo.models
@@ -204,8 +204,7 @@ def test_store_and_memory_give_the_same_draws(small, first, tmp_path, monkeypatc
         return real(self, drawn)
 
     monkeypatch.setattr(fetching.Fetcher, "_read", read)
-    monkeypatch.setattr(ecs_base, "where_rows_live", lambda task: task.rows)
-    ahead = quick(model, store, **ECS)
+    ahead = quick(model, store, **ECS | {"method": mo.HMCECS(memory_limit=0)})
     assert same_draws(first, ahead)
     assert fetched
     for name, values in first.stats.items():
@@ -218,6 +217,7 @@ def test_large_stores_are_fetched_from_and_small_ones_held(small, tmp_path, monk
     assert isinstance(planned(model, store, mo.HMCECS())[0].rows, dict)
     monkeypatch.setattr(mo.Rows, "nbytes", property(lambda self: 2**28 + 1))
     assert planned(model, store, mo.HMCECS())[0].rows is store
+    assert isinstance(planned(model, store, mo.HMCECS(memory_limit=2**29))[0].rows, dict)
 
 
 def test_a_crash_loses_nothing(small, first, tmp_path, monkeypatch):
@@ -280,13 +280,13 @@ def good():
 
 
 def test_every_choice_is_explained(good):
-    for name in ("subsample", "blocks", "refreshes", "design", "step_size"):
+    for name in ("subsample", "blocks", "refreshes", "design", "step_size", "bias_bound"):
         assert set(good.tuning[name]) == {"value", "why"}
         assert good.tuning[name]["why"]
     m, G, K = (good.tuning[name]["value"] for name in ("subsample", "blocks", "refreshes"))
     assert m % G == 0
     assert 1 <= K <= G
-    assert "posterior sd" in good.tuning["bias_bound"]
+    assert 0 < good.tuning["bias_bound"]["value"] <= 0.05
     assert "median" in good.tuning["variance"]
     assert good.tuning["design"]["value"] == "weighted"
     step = good.tuning["step_size"]["value"]
@@ -396,8 +396,10 @@ def history(**changes):
     return runner.History(position, stats | changes, {}, True)
 
 
-class Blocks:
-    refreshes, blocks = 1, 20
+def looked_back(history, rows=10_000, m=100, refreshes=1, **settings):
+    """What is said of a run with m rows in 20 blocks."""
+    case = Case(mo.HMCECS(**settings), Target.of(toy.MODEL, toy.rows())[0], rows)
+    return look_back(case, m, 20, refreshes, history)
 
 
 def slow_walk(length=400):
@@ -409,18 +411,36 @@ def slow_walk(length=400):
     [
         ({"variance_estimate": np.r_["0,2", np.full(400, 0.4), np.full(400, 5.0)]}, "exceeded 3"),
         ({"acceptance_rate_u": np.full((2, 400), 0.05)}, "5% of the subsample refreshes"),
-        ({"position": np.full((2, 400, 3), [0.0, 1.4, 0.0])}, "1.4 posterior sd from the anchor"),
+        ({"position": np.full((2, 400, 3), [0.0, 1.4, 0.0])}, "1.4 posterior sd from the mode"),
         ({"difference_estimate": slow_walk()}, "raise `refreshes`"),
     ],
 )
 def test_each_guard_looks_back_at_the_run(changes, words):
-    (text,) = map(str, look_back(Blocks, history(**changes)))
+    (text,) = map(str, looked_back(history(**changes)))
     assert words in text
     assert text.endswith(".")
 
 
 def test_a_good_run_has_nothing_to_look_back_at():
-    assert look_back(Blocks, history()) == []
+    assert looked_back(history()) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "changes", "settings", "remedy"),
+    [
+        ("variance-high", {"variance_estimate": np.full((2, 400), 6.0)}, {}, "subsample=300"),
+        ("variance-high", {"variance_estimate": np.full((2, 400), 600.0)}, {}, "'nuts' on all"),
+        ("variance-high", {"variance_estimate": np.full((2, 400), 6.0)}, {"m": 71_940}, "'nuts'"),
+        ("refreshes-refused", {"acceptance_rate_u": np.zeros((2, 400))}, {"m": 20}, "=100)"),
+        ("anchor-far", {"position": np.full((2, 400, 3), 1.4)}, {}, "'nuts' on all"),
+        ("anchor-far", {"position": np.full((2, 400, 3), 1.4)}, {"anchor": [0.0]}, 'anchor="mode"'),
+        ("subsample-slow", {"difference_estimate": slow_walk()}, {"refreshes": 20}, "draw more"),
+    ],
+)
+def test_remedies_can_be_followed_where_they_are_given(code, changes, settings, remedy):
+    (doubt,) = looked_back(history(**changes), **settings)
+    assert doubt.code == code
+    assert remedy in doubt.remedy
 
 
 def test_order_zero_is_refused_and_warned_of_when_forced():

@@ -18,7 +18,6 @@ from helpers.targets import (
     same_draws,
 )
 from modicum.methods import METHODS, resolve
-from modicum.methods.ecs import pilot
 from modicum.run import checkpoint as checkpoint_module
 from modicum.run import runner
 
@@ -180,17 +179,17 @@ def test_snapshots_make_gradients_exact_here(whole):
     ids=lambda method: method.name,
 )
 @pytest.mark.parametrize("parallel", ["threads", pytest.param("stacked", marks=pytest.mark.slow)])
-def test_from_disk_as_from_memory(method, parallel, tmp_path, monkeypatch):
+def test_from_disk_as_from_memory(method, parallel, tmp_path):
     rows = logistic_rows(300, dtype="float32")  # as a store holds them
     store = mo.rows.ingest(rows, tmp_path / "store", shard_rows=70, progressbar=False)
-    monkeypatch.setattr(pilot, "SMALL_STORE", 0)  # fetch ahead however few they are
+    ahead = replace(method, memory_limit=0)  # fetched ahead however few they are
     found = []
-    for source in (rows, store):
+    for source, using in ((rows, method), (store, ahead)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", mo.ModicumWarning)
             found.append(
                 mo.sample(
-                    mo.models.Logistic(), source, method=method, draws=40, tune=10, chains=2,
+                    mo.models.Logistic(), source, method=using, draws=40, tune=10, chains=2,
                     random_seed=1, progressbar=False, parallel=parallel,
                 )
             )  # fmt: skip
@@ -298,7 +297,7 @@ def test_many_parameters_in_single_precision():
 @pytest.mark.parametrize(
     ("make", "word"),
     [
-        (lambda: mo.SGLD(batch=0), "batch must be at least 1"),
+        (lambda: mo.SGLD(batch=0), "batch must be a whole number of at least 1"),
         (lambda: mo.SGLD(step_size=-1.0), "step_size must be a positive number"),
         (lambda: mo.SGLD(design="even"), "design must be one of"),
         (lambda: mo.SGLD(start="mean"), "start must be"),

@@ -55,7 +55,7 @@ def test_claims_by_default_in_a_short_run():
     assert np.all(np.abs(side_by_side(post, "mean") - right.mean) < allowed)
     np.testing.assert_allclose(side_by_side(post, "sd"), right.sd, rtol=0.25)
     assert post.tuning["subsample"]["value"] <= 1000
-    assert not any("heavy-tailed" in text for text in doubts(post))
+    assert not any(doubt.code == "heavy-tails" for doubt in doubts(post))
 
 
 @pytest.mark.slow
@@ -116,5 +116,5 @@ def test_too_few_products_on_covertype_are_warned_of():
 def test_weighted_rows_need_far_fewer_products():
     few = sampled("covertype", method="hmc-ecs-signed", draws=50, tune=50)
     assert few.tuning["products"]["value"] <= 30
-    with pytest.raises(mo.ModicumError, match=r"[\d,]{7,} of 581,012 rows .*weighted"):
+    with pytest.raises(mo.ModicumError, match=r"than the 581,012 rows .*weighted"):
         sampled("covertype", method=mo.SignedHMCECS(design="uniform"), draws=50, tune=50)

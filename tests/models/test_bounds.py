@@ -9,7 +9,7 @@ import pytest
 
 import modicum as mo
 from helpers.targets import all_of, class_rows, gaussian_rows, logistic_rows, sums_of
-from modicum.estimators import BoundedRows, bound_context, collapse
+from modicum.estimators import BoundedRows, collapse, whitened_sums
 from modicum.estimators.bounds import (
     BOUNDS,
     LogisticBound,
@@ -165,15 +165,15 @@ def collapsed_error(model, rows, tuned, bound=None, spoil=lambda context: contex
     anchor = anchor_at_mode(sums, start)
     bounded = BoundedRows(sums.target, bound or bound_of(model), tuned)
     before = sums.ledger.evaluations
-    context = spoil(bound_context(anchor, collapse(sums, bounded, anchor)))
+    context = spoil(whitened_sums(anchor, collapse(sums, bounded, anchor)))
     assert sums.ledger.evaluations - before == len(rows)
-    cached = bounded.cache(all_of(rows), context)
+    cached = bounded.cache(all_of(rows), context.point)
     worst = 0.0
     for z in 3 * np.random.default_rng(1).normal(size=(5, len(start))):
         t = anchor.point + anchor.factor @ z
-        predictors = model.predictor_vector(sums.target.unravel(jnp.asarray(t)), cached)
-        each = bounded.bound.log_bound(predictors, cached["y"], cached["tight"])
-        right = jnp.sum(cached.get("weight", 1.0) * each) + sums.target.log_prior(t)
+        predictors = model.predictor_vector(sums.target.unravel(jnp.asarray(t)), cached.fields)
+        each = bounded.bound.log_bound(predictors, cached.fields["y"], cached.tight)
+        right = jnp.sum(cached.fields.get("weight", 1.0) * each) + sums.target.log_prior(t)
         worst = max(worst, abs(float(bounded.log_base(jnp.asarray(z), context) - right)))
         # and log L = log B + gap, weights and all
         total = float(jnp.sum(sums.target.log_likelihood(t, all_of(rows))))
@@ -190,7 +190,7 @@ def test_the_sum_of_all_bounds_collapses(problem, tuned, x64):
 
 def test_a_sum_that_forgets_something_is_caught(x64):
     def spoil(context):
-        return context | {"slope": 0.999 * context["slope"]}
+        return context._replace(slope=0.999 * context.slope)
 
     assert collapsed_error(*PROBLEMS["logistic"], False, spoil=spoil) > 1e-3
 

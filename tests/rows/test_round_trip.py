@@ -119,7 +119,7 @@ def test_outside_is_refused(pair):
                 rows.take(bad)
         with pytest.raises(DataError, match="do not exist"):
             rows.slice(0, n + 1)
-        with pytest.raises(SettingError, match="integers, not float64"):
+        with pytest.raises(SettingError, match="integers, not of float64"):
             rows.take([0.5])
         for size in (0, -1, 2.5, True):
             with pytest.raises(SettingError, match="the size of chunks must be a whole number"):

@@ -9,11 +9,13 @@ import pickle
 import warnings
 import zipfile
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
 
 import modicum as mo
+from modicum.models import Target
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings, storage
 from modicum.rows import ingest
@@ -273,29 +275,49 @@ def test_outcomes_the_model_cannot_have_are_not_scored(post):
 
 
 def test_a_loaded_model_of_ones_own_is_given_again(tmp_path):
-    def model(slope):
-        return mo.Model(
-            log_prior=lambda th: -0.5 * th["t"] ** 2,
-            log_likelihood=lambda th, batch: -0.5 * (batch["y"] - slope * th["t"]) ** 2,
-            init={"t": 0.0},
-            predict=lambda th, batch: th["t"] + 0 * batch["y"],
-        )
-
+    model = mo.Model(
+        log_prior=lambda th: -0.5 * th["t"] ** 2,
+        log_likelihood=lambda th, batch: -0.5 * (batch["y"] - th["t"]) ** 2,
+        init={"t": 0.0},
+        predict=lambda th, batch: th["t"] + 0 * batch["y"],
+    )
     rows = mo.Rows(y=np.ones(6))
-    post = posterior(rows, model(1.0), t=np.random.default_rng(1).normal(size=(2, 30)))
-    post.settings["model"] = model(1.0).identity()
+    post = posterior(rows, model, t=np.random.default_rng(1).normal(size=(2, 30)))
     post.save(tmp_path / "p")
     for ask in ("score", "correct", "stein_discrepancy"):
         with pytest.raises(mo.SettingError, match=r"Posterior.load\(path, model=...\)"):
             getattr(Posterior.load(tmp_path / "p"), ask)(rows)
-    again = Posterior.load(tmp_path / "p", model=model(1.0))
+    again = Posterior.load(tmp_path / "p", model=model)
     assert again.score(rows).log_density == post.score(rows).log_density
     fixed = again.correct(rows, progressbar=False)
     np.testing.assert_array_equal(fixed.weights, post.correct(rows, progressbar=False).weights)
+    other = mo.Model(lambda th: 0.0, lambda th, batch: batch["y"], init={"t": np.zeros(2)})
     with pytest.raises(mo.SettingError, match="is of another model"):
-        Posterior.load(tmp_path / "p", model=mo.models.Logistic())
+        Posterior.load(tmp_path / "p", model=other)
+    posterior().save(tmp_path / "q")
+    with pytest.raises(mo.SettingError, match="leave `model` out"):
+        Posterior.load(tmp_path / "q", model=model)
     with pytest.raises(mo.SettingError, match="model must be a model"):
         Posterior.load(tmp_path / "p", model="mine")
+
+
+def test_a_model_that_has_changed_since_is_refused():
+    scale = {"sd": 1.0}
+    model = mo.Model(
+        log_prior=lambda th: -0.5 * th["t"] ** 2,
+        log_likelihood=lambda th, batch: -0.5 * ((batch["y"] - th["t"]) / scale["sd"]) ** 2,
+        init={"t": 0.0},
+    )
+    rows = mo.Rows(y=np.ones(6))
+    post = posterior(rows, model, t=np.random.default_rng(1).normal(size=(2, 30)))
+    post.settings = {"model": Target.of(model, rows)[0].identity, "jax": jax.__version__}
+    assert post.correct(rows, progressbar=False).weights is not None
+    scale["sd"] = 10.0
+    for ask in (post.correct, post.stein_discrepancy):
+        with pytest.raises(mo.SettingError, match="computes something else than when"):
+            ask(rows, progressbar=False)
+    post.settings["jax"] = "0.0.1"  # another version may write the same expression otherwise
+    assert post.correct(rows, progressbar=False).weights is not None
 
 
 def test_rows_in_a_store_stream(tmp_path, monkeypatch):
@@ -526,6 +548,8 @@ def test_any_change_of_the_page_loads_or_is_a_sentence(saved, tmp_path):
         (("draws",), {"dict": 5}),
         (("draws",), {"set": []}),
         (("draws",), {"dict": [], "list": []}),
+        (("draws",), {"dict": [["\ud800", {"array": 0}]]}),
+        (("settings",), {"dict": [["method", "\ud800"]]}),
         (("weights",), "heavy"),
         (("weights",), {"array": 3}),
         (("labels",), {"dict": [["nothing", {"list": ["a"]}]]}),

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
@@ -148,7 +149,9 @@ def test_a_level_and_a_column_of_one_name():
     [
         ({"categorical": 5}, "categorical must be a sequence of names, not int"),
         ({"categorical": None}, "categorical must be a sequence of names, not NoneType"),
-        ({"categorical": [["g"]]}, "categorical must hold names of columns, not list"),
+        ({"categorical": [["g"]]}, "categorical must be the name of a column, not list"),
+        ({"categorical": {"g": np.ones(2)}}, "reference level of column 'g' must be a text"),
+        ({"predictors": np.array(5)}, "predictors must be a sequence of names, not ndarray"),
         ({"predictors": 5}, "predictors must be a sequence of names, not int"),
         ({"dtype": "f4,("}, "dtype must be float32"),
     ],
@@ -170,6 +173,22 @@ def test_text_is_answered_by_what_can_be_done():
         Rows(x=pd.DataFrame({"g": ["u", "v"]}))
     with pytest.raises(DataError, match=r"pass categorical=\['g'\] to code it"):
         Rows.from_table(pd.DataFrame({"g": ["u", "v"], "y": [0, 1]}))
+
+
+def test_fields_of_other_types():
+    x = [[1.0], [2.0]]
+    with pytest.raises(DataError, match=r"'y' holds 10+ in row 0: every value must be a number"):
+        Rows(x=x, y=[10**400, 1])
+    with pytest.raises(DataError, match=r"convert it with numpy.asarray\(y, dtype=float\)"):
+        Rows(x=x, y=[2**70, 1])
+    with pytest.raises(DataError, match="field 'y' is a single Int64Scalar"):
+        Rows(x=x, y=pa.scalar(3))
+    with pytest.raises(SettingError, match="columns must be a sequence of names, not int"):
+        Rows(x=x, columns=3)
+    with pytest.raises(SettingError, match="slices lie between two row numbers"):
+        Rows(x=x).slice(None, 2)
+    with pytest.raises(SettingError, match="row numbers must be an array of integers"):
+        Rows(x=x).take([[0], [0, 1]])
 
 
 # Stores from elsewhere
@@ -491,9 +510,27 @@ def test_other_encodings(tmp_path):
     (tmp_path / "b.csv").write_bytes(b"PK\x03\x04\x00\x00\xff\xee" * 20)
     with pytest.raises(DataError, match="does not look like text at all"):
         ingest(tmp_path / "b.csv", tmp_path / "u", progressbar=False)
-    for wrong in ("latin-99", 3):
+    for wrong in ("latin-99", "hex", "utf-8\0", 3):
         with pytest.raises(SettingError, match="encoding must be one that Python knows"):
             ingest(wide, tmp_path / "u", encoding=wrong, progressbar=False)
+
+
+def test_endings_in_capitals(tmp_path):
+    path = write_csv(tmp_path / "D.TSV", "a\ty", "1\t0", "2\t1")
+    assert ingest(path, tmp_path / "s", progressbar=False).columns == ("a",)
+
+
+def test_damaged_feather_does_not_end_the_process(tmp_path):
+    """Arrow maps these files without a look: offsets out of bounds were a segmentation fault."""
+    table = pa.table({"g": pa.array(["u", "v", "w", "u"], pa.string()), "y": [0, 1, 0, 1]})
+    pa.feather.write_feather(table, tmp_path / "d.feather", compression="uncompressed")
+    content = (tmp_path / "d.feather").read_bytes()
+    offsets = np.arange(5, dtype=np.int32).tobytes()
+    assert content.count(offsets) == 1
+    wild = np.array([0, 1, 2**30, 3, 4], np.int32).tobytes()
+    (tmp_path / "d.feather").write_bytes(content.replace(offsets, wild))
+    with pytest.raises(DataError, match=r"d\.feather is damaged \(.*offset.*\): write it again"):
+        ingest(tmp_path / "d.feather", tmp_path / "s", categorical=["g"], progressbar=False)
 
 
 # Where stores are written

@@ -1,14 +1,9 @@
-"""Arrays of Markov chains, brought into one shape before they are measured.
+"""How many draws of a chain are worth one independent draw, and what that costs.
 
-Long-run variance by batch means: nothing is assumed about how a chain forgets.
-
-The papers' inefficiency factor: the spectral density at zero of a fitted autoregression.
-
-This is ``spectrum0.ar`` of the R package CODA, which the HMC-ECS paper uses (section 6.1).
-
-Computational time: what one independent draw costs, in row evaluations.
-
-Equation numbers are those of the HMC-ECS paper.
+The inefficiency factor is measured in two ways: by the spectral density at zero of a fitted
+autoregression, as the HMC-ECS paper does, and by batch means, which assume nothing about how a
+chain forgets. Times the row evaluations of a run it is the paper's computational time. Equation
+numbers are those of the HMC-ECS paper.
 """
 
 from __future__ import annotations
@@ -31,6 +26,9 @@ __all__ = [
     "inefficiency",
     "relative_computational_time",
 ]
+
+MOST_BATCHES = 40  # per chain; more would only shorten the batches, and short batches are biased
+Floats = NDArray[np.float64]
 
 
 def as_chains(x: ArrayLike) -> NDArray[np.float64]:
@@ -63,7 +61,82 @@ def finite_and_moving(x: NDArray[np.float64]) -> NDArray[np.bool_]:
     return moving
 
 
-MOST_BATCHES = 40  # a chain; more would only shorten the batches, and short batches are biased
+# By an autoregression -------------------------------------------------------------------
+
+
+def inefficiency(x: ArrayLike) -> Any:
+    """Inefficiency factor IF: draws needed for the worth of one independent draw.
+
+    ``IF = R / ESS`` with ``ESS = R var(x) / spec0``, the variance with divisor R - 1 and `spec0`
+    from `autoregressive_spectrum`. Several chains are measured one by one and the average is
+    returned. A chain that never moves has ESS 0, so IF ``inf``; fewer than four draws, or values
+    that are not finite, give ``nan``.
+
+    The order of the autoregression is capped near 40, so a small component that decays much more
+    slowly is missed; `batch_means_inefficiency` sees it. Report both.
+
+    Parameters
+    ----------
+    x
+        A series, or an array (chain, draw, *shape).
+
+    Examples
+    --------
+    >>> from scipy.signal import lfilter
+    >>> noise = np.random.default_rng(1).normal(size=100_000)
+    >>> round(inefficiency(lfilter([1], [1, -0.5], noise)), 1)  # (1 + .5) / (1 - .5)
+    3.0
+    """
+    chains = as_chains(x)
+    count, draws, shape = chains.shape[0], chains.shape[1], chains.shape[2:]
+    if draws < 4:
+        return np.full(shape, np.nan) if shape else float("nan")
+    # each chain on its own: (draw, chain * scalars) -> one factor per column
+    columns = np.moveaxis(chains, 1, 0).reshape(draws, -1)
+    moving = finite_and_moving(columns[None])
+    factor = np.where(np.isfinite(columns).all(axis=0), np.inf, np.nan)
+    if moving.any():
+        moved = columns[:, moving]
+        with np.errstate(all="ignore"):
+            factor[moving] = autoregressive_spectrum(moved)[0] / moved.var(axis=0, ddof=1)
+    mean = factor.reshape(count, *shape).mean(axis=0)
+    return mean if shape else float(mean)
+
+
+def autoregressive_spectrum(x: Floats) -> tuple[Floats, NDArray[np.int64]]:
+    """Spectral density at frequency zero, and the order chosen, of each column of (draw, series).
+
+    This is ``spectrum0.ar`` of the R package CODA, which the HMC-ECS paper uses (section 6.1).
+    Yule-Walker equations on autocovariances with divisor R, solved order by order (Levinson);
+    the order up to ``min(R - 1, floor(10 log10 R))`` with the least ``R log v + 2 p`` is kept;
+    ``spec0 = v R / (R - p - 1) / (1 - sum phi)^2``.
+    """
+    draws, series = x.shape
+    most = min(draws - 1, floor(10 * log10(draws)))
+    centred = x - x.mean(axis=0)
+    # divisor R at every lag, not R - k: only so is the fitted autoregression stationary
+    r = np.stack(
+        [np.einsum("ts,ts->s", centred[: draws - k], centred[k:]) / draws for k in range(most + 1)]
+    )
+    phi = np.zeros((0, series))
+    v = r[0]
+    order, total, innovation = np.zeros(series, dtype=np.int64), np.zeros(series), v.copy()
+    best = draws * np.log(v)
+    for p in range(1, most + 1):
+        k = (r[p] - np.sum(phi * r[p - 1 : 0 : -1], axis=0)) / v
+        phi = np.concatenate([phi - k * phi[::-1], k[None]])
+        v = v * (1 - k * k)
+        criterion = draws * np.log(v) + 2 * p
+        better = criterion < best
+        best = np.where(better, criterion, best)
+        order = np.where(better, p, order)
+        total = np.where(better, phi.sum(axis=0), total)
+        innovation = np.where(better, v, innovation)
+    spectrum = innovation * draws / (draws - (order + 1)) / (1 - total) ** 2
+    return spectrum, order
+
+
+# By batch means -------------------------------------------------------------------------
 
 
 def batch_means_variance(x: ArrayLike, batches: int | None = None) -> Any:
@@ -78,7 +151,7 @@ def batch_means_variance(x: ArrayLike, batches: int | None = None) -> Any:
     x
         A series, or an array (chain, draw, *shape).
     batches
-        Batches per chain; the square root of its length unless told, at most 40.
+        Batches per chain; by default the square root of its length, at most 40.
     """
     chains = as_chains(x)
     draws, shape = chains.shape[1], chains.shape[2:]
@@ -119,78 +192,7 @@ def batch_means_inefficiency(x: ArrayLike, batches: int | None = None) -> Any:
     return ratio if ratio.shape else float(ratio)
 
 
-Floats = NDArray[np.float64]
-
-
-def inefficiency(x: ArrayLike) -> Any:
-    """Inefficiency factor IF: draws needed for the worth of one independent draw.
-
-    ``IF = R / ESS`` with ``ESS = R var(x) / spec0``, the variance with divisor R - 1 and `spec0`
-    from `autoregressive_spectrum`. Several chains are measured one by one and the average is
-    returned. A chain that never moves has ESS 0, so IF ``inf``; fewer than four draws, or values
-    that are not finite, give ``nan``.
-
-    The order of the autoregression is capped near 40, so a small component that decays much more
-    slowly is missed; `batch_means_inefficiency` sees it. Report both.
-
-    Parameters
-    ----------
-    x
-        A series, or an array (chain, draw, *shape).
-
-    Examples
-    --------
-    >>> from scipy.signal import lfilter
-    >>> noise = np.random.default_rng(1).normal(size=100_000)
-    >>> round(inefficiency(lfilter([1], [1, -0.5], noise)), 1)  # (1 + .5) / (1 - .5)
-    3.0
-    """
-    chains = as_chains(x)
-    count, draws, shape = chains.shape[0], chains.shape[1], chains.shape[2:]
-    if draws < 4:
-        return np.full(shape, np.nan) if shape else float("nan")
-    # each chain on its own: (draw, chain * scalars) -> one factor a column
-    columns = np.moveaxis(chains, 1, 0).reshape(draws, -1)
-    moving = finite_and_moving(columns[None])
-    factor = np.where(np.isfinite(columns).all(axis=0), np.inf, np.nan)
-    if moving.any():
-        moved = columns[:, moving]
-        with np.errstate(all="ignore"):
-            factor[moving] = autoregressive_spectrum(moved)[0] / moved.var(axis=0, ddof=1)
-    mean = factor.reshape(count, *shape).mean(axis=0)
-    return mean if shape else float(mean)
-
-
-def autoregressive_spectrum(x: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """Spectral density at frequency zero, and the order chosen, of each column of (draw, series).
-
-    Yule-Walker equations on autocovariances with divisor R, solved order by order (Levinson);
-    the order up to ``min(R - 1, floor(10 log10 R))`` with the least ``R log v + 2 p`` is kept;
-    ``spec0 = v R / (R - p - 1) / (1 - sum phi)^2``.
-    """
-    draws, series = x.shape
-    most = min(draws - 1, floor(10 * log10(draws)))
-    centred = x - x.mean(axis=0)
-    # divisor R at every lag, not R - k: only so is the fitted autoregression stationary
-    r = np.stack(
-        [np.einsum("ts,ts->s", centred[: draws - k], centred[k:]) / draws for k in range(most + 1)]
-    )
-    phi = np.zeros((0, series))
-    v = r[0]
-    order, total, innovation = np.zeros(series, dtype=np.int64), np.zeros(series), v.copy()
-    best = draws * np.log(v)
-    for p in range(1, most + 1):
-        k = (r[p] - np.sum(phi * r[p - 1 : 0 : -1], axis=0)) / v
-        phi = np.concatenate([phi - k * phi[::-1], k[None]])
-        v = v * (1 - k * k)
-        criterion = draws * np.log(v) + 2 * p
-        better = criterion < best
-        best = np.where(better, criterion, best)
-        order = np.where(better, p, order)
-        total = np.where(better, phi.sum(axis=0), total)
-        innovation = np.where(better, v, innovation)
-    spectrum = innovation * draws / (draws - (order + 1)) / (1 - total) ** 2
-    return spectrum, order
+# What an independent draw costs ---------------------------------------------------------
 
 
 def computational_time(
@@ -221,10 +223,10 @@ def computational_time(
     return time if time.shape else float(time)
 
 
-def relative_computational_time(one: ArrayLike, other: ArrayLike) -> Any:
-    """Give the relative computational time ``CT(other) / CT(one)``; above 1, `one` is better.
+def relative_computational_time(reference: ArrayLike, other: ArrayLike) -> Any:
+    """Give the ratio ``CT(other) / CT(reference)``; above 1, the reference is better.
 
-    The HMC-ECS paper's tables 1 and 3 hold this ratio with perturbed HMC-ECS as `one`.
+    The HMC-ECS paper's tables 1 and 3 hold this ratio with perturbed HMC-ECS as the reference.
 
     Examples
     --------
@@ -232,5 +234,5 @@ def relative_computational_time(one: ArrayLike, other: ArrayLike) -> Any:
     4.0
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.asarray(other, float) / np.asarray(one, float)
+        ratio = np.asarray(other, float) / np.asarray(reference, float)
     return ratio if ratio.shape else float(ratio)

@@ -64,8 +64,8 @@ def mse(
     Examples
     --------
     >>> x = np.random.default_rng(1).normal(size=(2000, 100))
-    >>> found = mse(x, 1.0, np.square)  # the average of 100 squares has variance 2 / 100
-    >>> bool(abs(found.value - 0.02) < 4 * found.error)
+    >>> error = mse(x, 1.0, np.square)  # the average of 100 squares has variance 2 / 100
+    >>> bool(abs(error.value - 0.02) < 4 * error.error)
     True
     >>> mse(x, 1.0, np.square, at=[1, 10, 100]).value.shape
     (3,)

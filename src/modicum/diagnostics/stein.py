@@ -48,7 +48,7 @@ def kernel_stein_discrepancy(
         Gradient of the log-density at each draw, of the shape of `draws`, or a function from
         (n, d) to (n, d) that returns it.
     scale
-        The unit of length: a number, one number a coordinate, or a matrix L with draws = L z.
+        The unit of length: a number, one number per coordinate, or a matrix L with draws = L z.
         Posterior standard deviations (or a Cholesky factor) make the value independent of units.
     c, beta
         Of the kernel; beta lies between -1 and 0.
@@ -103,7 +103,12 @@ def squared_stein_discrepancy(
 
 
 def _prepare(
-    draws: ArrayLike, score: Score, scale: ArrayLike, weights: ArrayLike | None, c: Any, beta: Any
+    draws: ArrayLike,
+    score: Score,
+    scale: ArrayLike,
+    weights: ArrayLike | None,
+    c: float,
+    beta: float,
 ) -> tuple[Floats, Floats, Floats]:
     """Coordinates, scores and weights, in units of `scale`."""
     if not c > 0 or not -1 < beta < 0:
@@ -113,14 +118,17 @@ def _prepare(
     s = np.asarray(score(x) if callable(score) else score, dtype=np.float64)
     if s.size != x.size or (s.ndim > 1 and s.shape[-1] != x.shape[-1]):
         raise SettingError(
-            f"the scores have shape {s.shape} where draws have {x.shape}; give one gradient a draw."
+            f"the scores have shape {s.shape} where draws have {x.shape}; "
+            "give one gradient per draw."
         )
     s = s.reshape(x.shape)
     if not (np.isfinite(x).all() and np.isfinite(s).all()):
         raise SettingError("draws and scores must be finite; leave the draws out that are not.")
     w = np.ones(len(x)) if weights is None else np.asarray(weights, dtype=np.float64).reshape(-1)
     if len(w) != len(x) or not w.sum() > 0:
-        raise SettingError("weights must hold one number a draw, and add up to more than nothing.")
+        raise SettingError(
+            "weights must hold one number per draw, and add up to more than nothing."
+        )
     unit = np.asarray(scale, dtype=np.float64)
     if unit.ndim < 2:
         return x / unit, s * unit, w

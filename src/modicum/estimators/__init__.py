@@ -1,28 +1,19 @@
-"""A log-likelihood from a few rows: control variates and what is made of their residuals."""
+"""A log-likelihood or a gradient from a few rows: control variates and what is made of them."""
 
-from modicum.estimators.block_poisson import BlockPoisson
-from modicum.estimators.bounds import BoundedRows, bound_context, collapse
+from modicum.estimators.block_poisson import BlockPoisson, BlockPoissonTables
+from modicum.estimators.bounds import BoundedRows, collapse, whitened_sums
 from modicum.estimators.perturbed import Perturbed
-from modicum.estimators.taylor import (
-    AutodiffTaylor,
-    ControlVariate,
-    LinearTaylor,
-    control_variate,
-    proxy,
-)
-from modicum.kernels.base import Estimate, Estimator
+from modicum.estimators.taylor import AutodiffTaylor, LinearTaylor, control_variate, proxy
 
 __all__ = [
     "AutodiffTaylor",
     "BlockPoisson",
+    "BlockPoissonTables",
     "BoundedRows",
-    "ControlVariate",
-    "Estimate",
-    "Estimator",
     "LinearTaylor",
     "Perturbed",
-    "bound_context",
     "collapse",
     "control_variate",
     "proxy",
+    "whitened_sums",
 ]

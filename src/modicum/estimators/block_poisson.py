@@ -8,16 +8,16 @@ expectations are put right by the sign of each draw (eq. 5.3).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.special import gammaln, pdtrc, xlogy
 
-from modicum.kernels.base import Estimate
+from modicum.kernels.base import Draw, Estimate, Pytree
 
-__all__ = ["BlockPoisson", "most_factors", "poisson_chance"]
+__all__ = ["BlockPoisson", "BlockPoissonTables", "most_factors", "poisson_chance"]
 
 UNLIKELY = 1e-6  # chance of a Poisson count beyond the places kept for it
 # Along the chain there are lambda + d - centre factors on average: room for a d that is larger
@@ -42,6 +42,12 @@ def poisson_chance(counts: np.ndarray, mean: float) -> np.ndarray:
     return np.asarray(np.exp(xlogy(counts, mean) - mean - gammaln(counts + 1.0)))
 
 
+class BlockPoissonTables(NamedTuple):
+    """What the estimator knows of the data."""
+
+    centre: float | jax.Array  # the difference l - sum q to be expected over the posterior
+
+
 @dataclass(frozen=True)
 class BlockPoisson:
     """A product of lambda blocks of Poisson(1) many factors (dhat - a) / lambda (eq. 5.1).
@@ -49,25 +55,25 @@ class BlockPoisson:
     Only the multiset of factors matters, so that a block of the subsample holds the factors of
     several of the paper's products together: a Poisson(lambda / blocks) number of them. Each is a
     part of `batch` rows. The soft lower bound is a = centre - lambda, which minimises the variance
-    where `centre` is the expected difference l - sum q; `tables` holds it.
+    where `centre`, which the tables hold, is the expected difference l - sum q.
 
     Parameters
     ----------
     products
-        Lambda: the expected number of factors.
+        lambda: the expected number of factors.
     batch
-        Rows a factor.
+        Rows per factor.
     blocks
         Blocks of the subsample.
 
     Examples
     --------
     >>> import jax, jax.numpy as jnp
-    >>> from modicum.estimators import BlockPoisson
+    >>> from modicum.estimators import BlockPoisson, BlockPoissonTables
     >>> estimator = BlockPoisson(products=20, batch=2, blocks=4)
     >>> present = estimator.present(jax.random.key(1), 4)
     >>> values = jnp.zeros(2 * present.size)  # residuals of nothing: factors of one
-    >>> float(estimator.combine(values, present, {"centre": 0.0}).log)
+    >>> float(estimator.combine(values, present, BlockPoissonTables(0.0)).log)
     0.0
     """
 
@@ -77,7 +83,7 @@ class BlockPoisson:
 
     @property
     def parts(self) -> int:
-        """Factors a block has room for."""
+        """Factors that a block has room for."""
         return most_factors(ROOM * self.products / self.blocks)
 
     @property
@@ -91,13 +97,13 @@ class BlockPoisson:
         return min(most_factors(ROOM * self.products), self.blocks * self.parts)
 
     def present(self, key: jax.Array, blocks: int) -> jax.Array:
-        """A Poisson number of factors a block, given that they fit."""
+        """A Poisson number of factors per block, given that they fit."""
         share = poisson_chance(np.arange(self.parts + 1), self.products / self.blocks)
         below = jnp.asarray(np.cumsum(share / share.sum()))
         counts = jnp.searchsorted(below, jax.random.uniform(key, (blocks,)), side="right")
         return (jnp.arange(self.parts) < counts[:, None]).reshape(-1)
 
-    def pack(self, subsample: Any, present: jax.Array) -> tuple[Any, jax.Array]:
+    def pack(self, subsample: Pytree, present: jax.Array) -> tuple[Pytree, jax.Array]:
         """Only the factors that take part, so that no work is spent on empty places."""
         at = jnp.nonzero(present, size=self.packed, fill_value=0)[0]
 
@@ -113,23 +119,27 @@ class BlockPoisson:
         parts = jnp.zeros((present.size, self.batch), values.dtype)
         return parts.at[at].set(values.reshape(self.packed, self.batch), mode="drop").reshape(-1)
 
-    def _factors(self, values: jax.Array, present: jax.Array, tables: Any) -> jax.Array:
-        """F = (dhat - a) / lambda of each factor, and one where there is none."""
+    def _factors(
+        self, values: jax.Array, present: jax.Array, tables: BlockPoissonTables
+    ) -> jax.Array:
+        """f = (dhat - a) / lambda of each factor, and one where there is none."""
         dhat = values.reshape(present.size, self.batch).mean(axis=1)
-        return jnp.where(present, 1 + (dhat - tables["centre"]) / self.products, 1.0)
+        return jnp.where(present, 1 + (dhat - tables.centre) / self.products, 1.0)
 
-    def combine(self, values: jax.Array, present: jax.Array, tables: Any) -> Estimate:
-        """Log |Lhat| - sum q = a + lambda + sum log |f| (eq. 5.1)."""
+    def combine(
+        self, values: jax.Array, present: jax.Array, tables: BlockPoissonTables
+    ) -> Estimate:
+        """log |Lhat| - sum q = a + lambda + sum log |f| (eq. 5.1)."""
         factors = self._factors(values, present, tables)
         logs = jnp.log(jnp.abs(factors))
-        centre, number = tables["centre"], jnp.sum(present)
+        centre, number = tables.centre, jnp.sum(present)
         # More factors than there is room for never take part: a subsample that has them is refused.
         log = jnp.where(number > self.packed, -jnp.inf, centre + logs.sum())
         mean = self.products * (factors - 1).sum() / jnp.maximum(number, 1) + centre
         # A compound Poisson sum: E sum log^2 |f| is the variance of log |Lhat|.
         return Estimate(log, mean, jnp.sum(logs**2))
 
-    def describe(self, values: jax.Array, present: jax.Array, tables: Any) -> dict[str, jax.Array]:
+    def describe(self, values: jax.Array, present: jax.Array, tables: BlockPoissonTables) -> Draw:
         """The sign, and how near to changing it the estimate is."""
         factors = self._factors(values, present, tables)
         estimate = self.combine(values, present, tables)

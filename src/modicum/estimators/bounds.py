@@ -1,32 +1,12 @@
-"""What a lower bound is: below the likelihood everywhere, tight where asked, summed at once.
+"""Lower bounds of rows' likelihoods, and rows seen through them: what FlyMC is made of.
 
 The bound B_k <= L_k of a row is the exponential of a quadratic in its linear predictors, so that
 the sum of log B_k over any number of rows is a quadratic in the coefficients: one pass, and no row
-is looked at again (Maclaurin and Adams 2014, section 2.3).
+is looked at again (Maclaurin and Adams 2014, section 2.3). L_k = B_k + (L_k - B_k), and FlyMC says
+of each row which term it stands for: bright rows add log r_k = log((L_k - B_k) / B_k) (section 2).
 
-The bound of Jaakkola and Jordan (1997) for logistic regression.
-
-With e = (2y - 1) eta and any xi: log B = a e^2 + e/2 + c, a = -tanh(xi/2) / (4 xi),
-c = -a xi^2 + xi/2 - log(1 + e^xi); it touches log L at e = xi and e = -xi.
-
-Boehning's bound (1992) for multinomial logistic regression: a parabola of fixed curvature.
-
--Hessian of log L in the K - 1 predictors is never above A = (I - 11'/K) / 2, so
-log B = log L(h0) + g(h0)'(h - h0) - (h - h0)' A (h - h0) / 2 is below log L and touches it at h0.
-
-The tangent bound of the Student-t density, a normal density.
-
-With u = ((y - eta) / s)^2, log L = K - log s - (nu + 1)/2 log(1 + u/nu) is convex in u; its tangent
-at u0 is the bound: K' - log s - kappa u, kappa = (nu + 1) / (2 (nu + u0)). In *standardised*
-residuals it holds for every scale at once, so the scale may be estimated too.
-
-Which family has which bound.
-
-Rows seen through lower bounds: dark ones by their bound, bright ones by what it leaves out.
-
-L_k = B_k + (L_k - B_k), and FlyMC says of each row which term it stands for. The bounds of *all*
-rows together are a quadratic found in one pass; a bright row adds log r_k = log((L_k - B_k) / B_k)
-(Maclaurin and Adams 2014, section 2).
+What a bound is, and rows seen through one, come first; then the bounds of three families. A family
+gets one by a class at the end of this file and a line in BOUNDS.
 """
 
 from __future__ import annotations
@@ -34,37 +14,46 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from modicum.errors import SettingError
+from modicum.kernels.base import BoundSums, Whitening, unwhiten
 from modicum.models import LinearPredictorModel, Target
-from modicum.models.base import BaseModel
+from modicum.models.base import BaseModel, Batch
 from modicum.models.families import Logistic, Softmax, StudentT
 from modicum.models.functions import with_reference
 from modicum.passes import Anchor, Sums
 from modicum.passes.linear import assemble
-from modicum.runtime import jit
+from modicum.runtime import Array, jit
 
 __all__ = [
     "BOUNDS",
     "Bound",
     "BoundedRows",
+    "CachedRows",
+    "Collapsed",
     "Expansion",
     "LogisticBound",
     "SoftmaxBound",
     "StudentTBound",
-    "bound_context",
     "bound_of",
     "collapse",
+    "whitened_sums",
 ]
+
+SMALLEST_GAP = 1e-300  # log r of a row whose bound is tight to the last bit
+UNTUNED = 1.5  # xi where nothing is known (Maclaurin and Adams 2014, section 3.1)
+Family = TypeVar("Family", bound=LinearPredictorModel)
+
+
+# What a bound is --------------------------------------------------------------------------
 
 
 class Expansion(NamedTuple):
-    """A row's bound at given linear predictors: a constant, and a quadratic with its derivatives.
+    """A row's bound at some linear predictors: a constant, and a quadratic with its derivatives.
 
     Shapes (rows,), (rows,), (rows, q) and (rows, q, q).
     """
@@ -76,7 +65,7 @@ class Expansion(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Bound(ABC):
+class Bound(ABC, Generic[Family]):
     """The bounds of a family. Hashable; all functions take many rows at once.
 
     Predictors are those of `LinearPredictorModel.predictor_vector`: q linear ones, then the
@@ -89,7 +78,7 @@ class Bound(ABC):
         The family with its settings.
     """
 
-    model: Any
+    model: Family
 
     @abstractmethod
     def tight_at(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
@@ -107,7 +96,13 @@ class Bound(ABC):
     def expand(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> Expansion:
         """The quadratic whose sum `collapse` turns into that of log B."""
 
-    def collapse(self, constant: Any, weight: Any, quadratic: Any, extras: jax.Array) -> jax.Array:
+    def collapse(
+        self,
+        constant: jax.Array,
+        weight: jax.Array | float,
+        quadratic: jax.Array,
+        extras: jax.Array,
+    ) -> jax.Array:
         """sum_k log B_k from the sums of constants, weights and quadratics.
 
         `extras` are the model's parameters beside the coefficients, (..., extras).
@@ -122,12 +117,137 @@ class Bound(ABC):
         return self.collapse(at.constant, 1.0, at.value, extras)
 
 
-UNTUNED = 1.5  # xi where nothing is known (Maclaurin and Adams 2014, section 3.1)
+# Rows seen through their bounds -----------------------------------------------------------
+
+
+class CachedRows(NamedTuple):
+    """What is kept of rows, one entry per row."""
+
+    fields: Batch
+    tight: jax.Array  # where their bounds touch the likelihood
 
 
 @dataclass(frozen=True)
-class LogisticBound(Bound):
-    """Jaakkola and Jordan's bound; `tight` is xi, from 0.
+class BoundedRows:
+    """What a chain over bright and dark rows needs of them. Hashable.
+
+    Parameters
+    ----------
+    target
+        The model and its layout.
+    bound
+        Its lower bound.
+    tuned
+        Whether each row's bound is tight at the anchor, or the same for all rows.
+    """
+
+    target: Target
+    bound: Bound[Any]
+    tuned: bool = True
+
+    @property
+    def model(self) -> LinearPredictorModel:
+        """The family."""
+        model = self.target.model
+        assert isinstance(model, LinearPredictorModel)
+        return model
+
+    def cache(self, batch: Batch, point: jax.Array) -> CachedRows:
+        """Keep the rows as they are, and where their bounds are tight, about the anchor t*."""
+        names = ("x", "y", "offset", "weight")
+        fields = {k: jnp.asarray(batch[k], jnp.float64) for k in names if k in batch}
+        place = self.bound.tight_at if self.tuned else self.bound.untuned
+        return CachedRows(fields, place(self.predictors(fields, point), fields["y"]))
+
+    def predictors(self, fields: Batch, t: jax.Array) -> jax.Array:
+        """The predictors of each row at t, as `Bound` takes them."""
+        return self.model.predictor_vector(self.target.unravel(t), fields)
+
+    def gap(self, cached: CachedRows, t: jax.Array) -> jax.Array:
+        """The log of L_k / B_k of each row at t, times its frequency weight."""
+        fields, tight = cached
+        gap = self.bound.gap(self.predictors(fields, t), fields["y"], tight)
+        return fields.get("weight", 1.0) * gap
+
+    def log_ratio(self, cached: CachedRows, z: jax.Array, sums: Whitening) -> jax.Array:
+        """Log-odds of a row to be bright, log r_k = log(e^gap - 1), at whitened coordinates z."""
+        gap = self.gap(cached, unwhiten(z, sums))
+        gap = jnp.maximum(gap, SMALLEST_GAP)
+        # Factored, since e^gap overflows far from where the bound is tight. 1 - e^-gap costs a
+        # tenth of expm1 and is off by less than one part in 10^11.
+        series = gap * (1 - gap / 2 * (1 - gap / 3))
+        return gap + jnp.log(jnp.where(gap < 1e-4, series, 1 - jnp.exp(-gap)))
+
+    def log_base(self, z: jax.Array, sums: BoundSums) -> jax.Array:
+        """sum_k log B_k over all rows plus the log-prior, at whitened coordinates z."""
+        t = unwhiten(z, sums)
+        quadratic = sums.value + z @ (sums.slope + 0.5 * (sums.curvature @ z))
+        extras = t[self.target.size - len(self.model.extras) :]
+        total = self.bound.collapse(sums.constant, sums.weight, quadratic, extras)
+        return total + self.target.log_prior(t)
+
+
+class Collapsed(NamedTuple):
+    """The bounds of all rows, summed: a quadratic in the coefficients about the anchor."""
+
+    constant: Array
+    weight: Array  # the sum of the rows' frequency weights
+    value: Array
+    slope: Array
+    curvature: Array
+
+
+def collapse(sums: Sums, bounded: BoundedRows, anchor: Anchor) -> Collapsed:
+    """Sums over all rows from which `log_base` is made, about the anchor, by one pass."""
+    sums.ledger.add("bound", len(sums.rows), "hessian", passes=1)
+    chunk_sum = partial(_collapse_chunk, bounded)
+    collapsed: Collapsed = sums.engine.map_reduce(chunk_sum, anchor.point, sums.rows, "bound")
+    return collapsed
+
+
+@jit(static=0)
+def _collapse_chunk(
+    bounded: BoundedRows, point: jax.Array, batch: Batch, present: jax.Array
+) -> Collapsed:
+    fields, tight = bounded.cache(batch, point)
+    at = bounded.bound.expand(bounded.predictors(fields, point), fields["y"], tight)
+    weight = jnp.where(present, fields.get("weight", 1.0), 0.0)
+    slope, curvature = weight[:, None] * at.slope, weight[:, None, None] * at.curvature
+    # float64 products whatever the rows' own precision: the collapsed sum is to be exact
+    a, b = assemble(bounded.model, fields["x"], slope, curvature, slope.shape[1])
+    return Collapsed(
+        constant=jnp.sum(weight * at.constant),
+        weight=jnp.sum(weight),
+        value=jnp.sum(weight * at.value),
+        slope=a,
+        curvature=b,
+    )
+
+
+def whitened_sums(anchor: Anchor, collapsed: Collapsed) -> BoundSums:
+    """The anchor and the collapsed sums in whitened coordinates: all that `BoundedRows` reads."""
+    L = anchor.factor[: len(collapsed.slope)]  # coefficients come first in the flat vector
+    curvature = L.T @ collapsed.curvature @ L
+    return BoundSums(
+        point=jnp.asarray(anchor.point),
+        factor=jnp.asarray(anchor.factor),
+        constant=jnp.asarray(collapsed.constant),
+        weight=jnp.asarray(collapsed.weight),
+        value=jnp.asarray(collapsed.value),
+        slope=jnp.asarray(L.T @ collapsed.slope),
+        curvature=jnp.asarray((curvature + curvature.T) / 2),
+    )
+
+
+# The bounds of families -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LogisticBound(Bound[Logistic]):
+    """The bound of Jaakkola and Jordan (1997); `tight` is xi, from 0.
+
+    With e = (2y - 1) eta and any xi: log B = a e^2 + e/2 + c, a = -tanh(xi/2) / (4 xi),
+    c = -a xi^2 + xi/2 - log(1 + e^xi); it touches log L at e = xi and e = -xi.
 
     Examples
     --------
@@ -139,12 +259,12 @@ class LogisticBound(Bound):
     """
 
     def tight_at(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
-        """Xi = |eta|."""
+        """xi = |eta|."""
         del y
         return jnp.abs(predictors[:, 0])
 
     def untuned(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
-        """Xi = 1.5."""
+        """xi = 1.5."""
         del y
         return jnp.full_like(predictors[:, 0], UNTUNED)
 
@@ -181,8 +301,12 @@ def _log_cosh(x: jax.Array) -> jax.Array:
 
 
 @dataclass(frozen=True)
-class SoftmaxBound(Bound):
-    """Boehning's bound; `tight` is h0, the vector of predictors where it touches.
+class SoftmaxBound(Bound[Softmax]):
+    """Boehning's bound (1992), a parabola of fixed curvature; `tight` is h0, where it touches.
+
+    -Hessian of log L in the K - 1 predictors is never above A = (I - 11'/K) / 2, so
+    log B = log L(h0) + g(h0)'(h - h0) - (h - h0)' A (h - h0) / 2 is below log L and touches it at
+    h0.
 
     Examples
     --------
@@ -233,8 +357,12 @@ def _form(away: jax.Array) -> jax.Array:
 
 
 @dataclass(frozen=True)
-class StudentTBound(Bound):
-    """A tangent in the squared standardised residual; `tight` is u0, from 0.
+class StudentTBound(Bound[StudentT]):
+    """A normal density below the Student-t's; `tight` is u0, from 0.
+
+    With u = ((y - eta) / s)^2, log L = K - log s - (nu + 1)/2 log(1 + u/nu) is convex in u; its
+    tangent at u0 is the bound: K' - log s - kappa u, kappa = (nu + 1) / (2 (nu + u0)). In
+    *standardised* residuals it holds for every scale at once, so the scale may be estimated too.
 
     Examples
     --------
@@ -248,7 +376,7 @@ class StudentTBound(Bound):
     def _squared(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
         return ((y - predictors[:, 0]) / self._spread(predictors[:, 1:])) ** 2
 
-    def _spread(self, extras: jax.Array) -> Any:
+    def _spread(self, extras: jax.Array) -> float | jax.Array:
         known = self.model.scale
         return known if known is not None else jnp.exp(extras[..., 0])
 
@@ -275,20 +403,26 @@ class StudentTBound(Bound):
         curvature = jnp.broadcast_to(-2 * kappa, r.shape)[:, None, None]
         return Expansion(constant, -kappa * r**2, (2 * kappa * r)[:, None], curvature)
 
-    def collapse(self, constant: Any, weight: Any, quadratic: Any, extras: jax.Array) -> jax.Array:
+    def collapse(
+        self,
+        constant: jax.Array,
+        weight: jax.Array | float,
+        quadratic: jax.Array,
+        extras: jax.Array,
+    ) -> jax.Array:
         """The scale enters once for all rows."""
         s = self._spread(extras)
         return jnp.asarray(constant - weight * jnp.log(s) + quadratic / s**2)
 
 
-BOUNDS: dict[type[BaseModel], type[Bound]] = {
+BOUNDS: dict[type[BaseModel], type[Bound[Any]]] = {
     Logistic: LogisticBound,
     StudentT: StudentTBound,
     Softmax: SoftmaxBound,
 }
 
 
-def bound_of(model: BaseModel) -> Bound:
+def bound_of(model: BaseModel) -> Bound[Any]:
     """Return the bound of a model's likelihood.
 
     Raises
@@ -303,107 +437,3 @@ def bound_of(model: BaseModel) -> Bound:
             f"not for {type(model).__name__}; use method='hmc-ecs', or method='nuts' on all rows."
         )
     return BOUNDS[type(model)](model)
-
-
-Cached = dict[str, Any]  # arrays with one entry a row
-SMALLEST_GAP = 1e-300  # log r of a row whose bound is tight to the last bit
-
-
-@dataclass(frozen=True)
-class BoundedRows:
-    """What a chain over bright and dark rows needs of them. Hashable.
-
-    Parameters
-    ----------
-    target
-        The model and its layout.
-    bound
-        Its lower bound.
-    tuned
-        Whether each row's bound is tight at the anchor, or the same for all rows.
-    """
-
-    target: Target
-    bound: Bound
-    tuned: bool = True
-
-    @property
-    def model(self) -> LinearPredictorModel:
-        """The family."""
-        model = self.target.model
-        assert isinstance(model, LinearPredictorModel)
-        return model
-
-    def cache(self, batch: Any, context: Any) -> Cached:
-        """Keep the rows as they are, and where their bounds are tight."""
-        names = ("x", "y", "offset", "weight")
-        rows = {k: jnp.asarray(batch[k], jnp.float64) for k in names if k in batch}
-        predictors = self._predictors(rows, context["point"])
-        place = self.bound.tight_at if self.tuned else self.bound.untuned
-        return rows | {"tight": place(predictors, rows["y"])}
-
-    def _predictors(self, rows: Cached, t: jax.Array) -> jax.Array:
-        return self.model.predictor_vector(self.target.unravel(t), rows)
-
-    def gap(self, rows: Cached, t: jax.Array) -> jax.Array:
-        """The log of L_k / B_k of each row at t, times its frequency weight."""
-        gap = self.bound.gap(self._predictors(rows, t), rows["y"], rows["tight"])
-        return rows.get("weight", 1.0) * gap
-
-    def log_ratio(self, rows: Cached, z: jax.Array, context: Any) -> jax.Array:
-        """Log-odds of a row to be bright, log r_k = log(e^gap - 1), at whitened coordinates z."""
-        gap = self.gap(rows, context["point"] + context["factor"] @ z)
-        gap = jnp.maximum(gap, SMALLEST_GAP)
-        # Factored, since e^gap overflows far from where the bound is tight. 1 - e^-gap costs a
-        # tenth of expm1 and is off by less than one part in 10^11.
-        series = gap * (1 - gap / 2 * (1 - gap / 3))
-        return gap + jnp.log(jnp.where(gap < 1e-4, series, 1 - jnp.exp(-gap)))
-
-    def log_base(self, z: jax.Array, context: Any) -> jax.Array:
-        """sum_k log B_k over all rows plus the log-prior, at whitened coordinates z."""
-        t = context["point"] + context["factor"] @ z
-        quadratic = context["value"] + z @ (context["slope"] + 0.5 * (context["curvature"] @ z))
-        extras = t[self.target.size - len(self.model.extras) :]
-        total = self.bound.collapse(context["constant"], context["weight"], quadratic, extras)
-        return total + self.target.log_prior(t)
-
-
-def collapse(sums: Sums, bounded: BoundedRows, anchor: Anchor) -> dict[str, np.ndarray]:
-    """Sums over all rows from which `log_base` is made, about the anchor, by one pass."""
-    sums.ledger.add("bound", len(sums.rows), "hessian", passes=1)
-    parts: dict[str, np.ndarray] = sums.engine.map_reduce(
-        partial(_collapse_chunk, bounded), {"point": anchor.point}, sums.rows, "bound"
-    )
-    return parts
-
-
-@jit(static=0)
-def _collapse_chunk(bounded: BoundedRows, context: Any, batch: Any, present: Any) -> Any:
-    rows = bounded.cache(batch, context)
-    predictors = bounded._predictors(rows, context["point"])
-    at = bounded.bound.expand(predictors, rows["y"], rows["tight"])
-    weight = jnp.where(present, rows.get("weight", 1.0), 0.0)
-    slope, curvature = weight[:, None] * at.slope, weight[:, None, None] * at.curvature
-    # float64 products whatever the rows' own precision: the collapsed sum is to be exact
-    a, b = assemble(bounded.model, rows["x"], slope, curvature, slope.shape[1])
-    return {
-        "constant": jnp.sum(weight * at.constant),
-        "weight": jnp.sum(weight),
-        "value": jnp.sum(weight * at.value),
-        "slope": a,
-        "curvature": b,
-    }
-
-
-def bound_context(anchor: Anchor, collapsed: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-    """The anchor and the collapsed sums in whitened coordinates: all that `BoundedRows` reads."""
-    L = anchor.factor[: len(collapsed["slope"])]  # coefficients come first in the flat vector
-    curvature = L.T @ collapsed["curvature"] @ L
-    whitened = {
-        "point": anchor.point,
-        "factor": anchor.factor,
-        "slope": L.T @ collapsed["slope"],
-        "curvature": (curvature + curvature.T) / 2,
-    }
-    scalars = {name: collapsed[name] for name in ("constant", "weight", "value")}
-    return {name: jnp.asarray(values) for name, values in (whitened | scalars).items()}

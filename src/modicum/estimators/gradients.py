@@ -1,10 +1,8 @@
-"""What a gradient estimator is: the gradient of U = -log posterior from one batch of rows.
+"""The gradient of U = -log posterior from one batch of rows: three estimators of it.
 
-The plain minibatch gradient.
-
-Gradients with Taylor control variates about the anchor (HMC-ECS paper, eq. 4.7).
-
-Gradients about a snapshot that is renewed by full passes: SVRG (Dubey et al. 2016).
+The plain minibatch gradient, gradients with Taylor control variates about the anchor (HMC-ECS
+paper, eq. 4.7), and gradients about a snapshot that is renewed by full passes (SVRG, Dubey et al.
+2016). A new one is a class here and a line in ESTIMATORS.
 """
 
 from __future__ import annotations
@@ -12,25 +10,42 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import SettingError, whole_number
-from modicum.estimators.taylor import ControlVariate, control_variate, proxy
-from modicum.kernels.base import scaled, unwhiten
+from modicum.estimators.taylor import control_variate, proxy
+from modicum.kernels.base import (
+    ControlVariate,
+    Proxy,
+    Pytree,
+    StochasticGradientContext,
+    scaled,
+    unwhiten,
+)
 from modicum.models import Target
+from modicum.models.base import Batch
 from modicum.passes import Anchor, Sums
 from modicum.passes.mode import prior_hessian, prior_slope
 from modicum.runtime import jit
 
-__all__ = ["ESTIMATORS", "SVRG", "GradientEstimator", "Minibatch", "Taylor", "minibatch_gradient"]
+__all__ = [
+    "ESTIMATORS",
+    "SVRG",
+    "BaseGradientEstimator",
+    "Minibatch",
+    "Snapshot",
+    "SnapshotEstimator",
+    "Taylor",
+    "minibatch_gradient",
+]
 
 
 @dataclass(frozen=True)
-class GradientEstimator(ABC):
+class BaseGradientEstimator(ABC):
     """An unbiased estimate of the gradient of U in a chain's coordinates; the prior is exact.
 
     Users give one with its settings; a method binds it to the model it is for. Hashable, without
@@ -39,30 +54,29 @@ class GradientEstimator(ABC):
     Parameters
     ----------
     target
-        The model; set by `bound`.
+        The model; set by `bind`.
     precision
-        Of the rows and gradients; set by `bound`.
+        Of the rows and gradients; set by `bind`.
     """
 
     target: Target | None = None
     precision: str = "float64"
 
     needs_anchor: ClassVar[bool] = False
-    needs_snapshots: ClassVar[bool] = False
     evaluations: ClassVar[int] = 1  # gradients of each row of a batch
     small_gradients: ClassVar[bool] = False  # made small near the mode by control variates
     order: ClassVar[int] = 0  # of the Taylor proxy whose residuals have a size like the gradients'
 
-    def bound(self, target: Target, precision: str) -> Self:
+    def bind(self, target: Target, precision: str) -> Self:
         """The same estimator for this model."""
         return replace(self, target=target, precision=precision)
 
-    def arrays(self, anchor: Anchor | None) -> dict[str, Any]:
-        """What is read in every step, found once: `context["estimator"]`."""
+    def arrays(self, anchor: Anchor | None) -> Pytree:
+        """What is read in every step, computed once: `context.estimator`."""
         del anchor
-        return {}
+        return ()
 
-    def prepare(self, batch: Any, context: Any) -> Any:
+    def prepare(self, batch: Batch, context: StochasticGradientContext) -> Pytree:
         """Make of a batch (with its `probability`) what does not depend on the state."""
         del context
         # Bytes stay bytes: by their type networks know that pixels are to be scaled.
@@ -71,27 +85,38 @@ class GradientEstimator(ABC):
             for name, field in batch.items()
         }
 
-    def start(self, z: jax.Array, context: Any) -> Any:
+    def start(self, z: jax.Array, context: StochasticGradientContext) -> Pytree:
         """What a chain remembers, before it is first renewed; () for nothing."""
         del z, context
         return ()
 
     @abstractmethod
-    def gradient(self, z: jax.Array, batch: Any, memory: Any, context: Any) -> jax.Array:
+    def gradient(
+        self, z: jax.Array, batch: Pytree, memory: Pytree, context: StochasticGradientContext
+    ) -> jax.Array:
         """Estimate the gradient of U at z from one prepared batch."""
 
 
+def _known(target: Target | None) -> Target:
+    assert target is not None, "`bind` comes first"
+    return target
+
+
 @dataclass(frozen=True)
-class Minibatch(GradientEstimator):
+class Minibatch(BaseGradientEstimator):
     """-grad log p(t) - (1/b) sum_i grad l_i(t) / w_i, with w_i = 1/n for uniform rows."""
 
-    def gradient(self, z: jax.Array, batch: Any, memory: Any, context: Any) -> jax.Array:
+    def gradient(
+        self, z: jax.Array, batch: Batch, memory: Pytree, context: StochasticGradientContext
+    ) -> jax.Array:
         """One reverse sweep over the rows of the batch."""
         del memory
-        return minibatch_gradient(self.target, z, batch, context)
+        return minibatch_gradient(_known(self.target), z, batch, context)
 
 
-def minibatch_gradient(target: Any, z: jax.Array, batch: Any, context: Any) -> jax.Array:
+def minibatch_gradient(
+    target: Target, z: jax.Array, batch: Batch, context: StochasticGradientContext
+) -> jax.Array:
     """Gradient of U at z, the batch's rows standing for all."""
 
     def log_posterior(z: jax.Array) -> jax.Array:
@@ -104,7 +129,7 @@ def minibatch_gradient(target: Any, z: jax.Array, batch: Any, context: Any) -> j
 
 
 @dataclass(frozen=True)
-class Taylor(GradientEstimator):
+class Taylor(BaseGradientEstimator):
     """A + B (t - t*) exactly, and the rest, (1/b) sum_i (grad l_i - grad q_i) / w_i, from rows.
 
     Parameters
@@ -122,27 +147,29 @@ class Taylor(GradientEstimator):
             raise SettingError(f"order must be 1 or 2, not {self.order!r}.")
 
     @property
-    def control_variate(self) -> ControlVariate:
+    def control_variate(self) -> ControlVariate[Any]:
         """Residuals of rows about the anchor."""
-        return control_variate(_bound(self.target), self.order, self.precision)
+        return control_variate(_known(self.target), self.order, self.precision)
 
-    def arrays(self, anchor: Anchor | None) -> dict[str, Any]:
+    def arrays(self, anchor: Anchor | None) -> Proxy:
         """The anchor in the chain's coordinates."""
         assert anchor is not None
-        target = _bound(self.target)
+        target = _known(self.target)
         prior = prior_slope(target, anchor.point)[1], prior_hessian(target, anchor.point)
         if anchor.factor.ndim < 2:
             raise SettingError("control variates need the anchor's factor as a matrix.")
         return proxy(anchor, target, self.order, prior)
 
-    def prepare(self, batch: Any, context: Any) -> Any:
+    def prepare(self, batch: Batch, context: StochasticGradientContext) -> Pytree:
         """Whiten and expand the rows."""
-        return self.control_variate.cache(batch, context["estimator"])
+        return self.control_variate.cache(batch, context.estimator)
 
-    def gradient(self, z: jax.Array, batch: Any, memory: Any, context: Any) -> jax.Array:
+    def gradient(
+        self, z: jax.Array, batch: Pytree, memory: Pytree, context: StochasticGradientContext
+    ) -> jax.Array:
         """Differentiate sum q + mean D + log prior, in float64 whatever the state is."""
         del memory
-        arrays, cv = context["estimator"], self.control_variate
+        arrays, cv = context.estimator, self.control_variate
 
         def log_posterior(z: jax.Array) -> jax.Array:
             return cv.log_proxy(z, arrays) + jnp.mean(cv.values(batch, z, arrays))
@@ -150,13 +177,30 @@ class Taylor(GradientEstimator):
         return -jax.grad(log_posterior)(z.astype(np.float64)).astype(z.dtype)
 
 
-def _bound(target: Target | None) -> Target:
-    assert target is not None, "`bound` comes first"
-    return target
+class Snapshot(NamedTuple):
+    """Where a chain's gradient of all rows was last taken, and that gradient."""
+
+    z: jax.Array
+    gradient: jax.Array
 
 
 @dataclass(frozen=True)
-class SVRG(GradientEstimator):
+class SnapshotEstimator(BaseGradientEstimator):
+    """An estimator whose memory is a snapshot, renewed by passes over all rows."""
+
+    @abstractmethod
+    def period(self, rows: int, batch: int) -> int:
+        """Steps from one snapshot to the next."""
+
+    @abstractmethod
+    def snapshot(
+        self, sums: Sums, z: jax.Array | np.ndarray, context: StochasticGradientContext
+    ) -> Snapshot:
+        """Snapshots at the positions of all chains, (chain, d), by one pass."""
+
+
+@dataclass(frozen=True)
+class SVRG(SnapshotEstimator):
     """G_I(z) - G_I(snapshot) + G(snapshot), where G_I is a batch's gradient and G that of all rows.
 
     Parameters
@@ -166,7 +210,6 @@ class SVRG(GradientEstimator):
     """
 
     every: int | None = None
-    needs_snapshots: ClassVar[bool] = True
     evaluations: ClassVar[int] = 2
     small_gradients: ClassVar[bool] = True
     order: ClassVar[int] = 1
@@ -179,41 +222,49 @@ class SVRG(GradientEstimator):
         """Steps from one snapshot to the next."""
         return ceil(rows / batch) if self.every is None else self.every
 
-    def start(self, z: jax.Array, context: Any) -> Any:
+    def start(self, z: jax.Array, context: StochasticGradientContext) -> Snapshot:
         """Room for a snapshot; the first is taken before the first step."""
         del context
-        return {"z": jnp.zeros_like(z), "gradient": jnp.zeros_like(z)}
+        return Snapshot(jnp.zeros_like(z), jnp.zeros_like(z))
 
-    def snapshot(self, sums: Sums, z: Any, context: Any) -> Any:
+    def snapshot(
+        self, sums: Sums, z: jax.Array | np.ndarray, context: StochasticGradientContext
+    ) -> Snapshot:
         """Snapshots at the positions of all chains, (chain, d), by one pass."""
+        z = jnp.asarray(z)
         points = _points(z, context)
         slopes = jnp.asarray(sums.gradients(np.asarray(points), "snapshot"))
-        gradient = _whole_gradients(self.target, slopes, points, context)
-        return {"z": jnp.asarray(z), "gradient": gradient.astype(jnp.asarray(z).dtype)}
+        gradient = _full_gradients(_known(self.target), slopes, points, context)
+        return Snapshot(z, gradient.astype(z.dtype))
 
-    def gradient(self, z: jax.Array, batch: Any, memory: Any, context: Any) -> jax.Array:
+    def gradient(
+        self, z: jax.Array, batch: Batch, memory: Snapshot, context: StochasticGradientContext
+    ) -> jax.Array:
         """Two gradients of the batch."""
-        here = minibatch_gradient(self.target, z, batch, context)
-        there = minibatch_gradient(self.target, memory["z"], batch, context)
-        return here - there + memory["gradient"]
+        target = _known(self.target)
+        here = minibatch_gradient(target, z, batch, context)
+        there = minibatch_gradient(target, memory.z, batch, context)
+        return here - there + memory.gradient
 
 
 @jit()
-def _points(z: jax.Array, context: Any) -> jax.Array:
-    return jax.vmap(lambda one: unwhiten(one, context))(z)
+def _points(z: jax.Array, context: StochasticGradientContext) -> jax.Array:
+    return jax.vmap(lambda of_chain: unwhiten(of_chain, context))(z)
 
 
 @jit(static=0)
-def _whole_gradients(target: Any, slopes: jax.Array, points: jax.Array, context: Any) -> jax.Array:
+def _full_gradients(
+    target: Target, slopes: jax.Array, points: jax.Array, context: StochasticGradientContext
+) -> jax.Array:
     """Gradients of U in the chains' coordinates: -L'(sum_k grad l_k + grad log p)."""
 
-    def one(slope: jax.Array, t: jax.Array) -> jax.Array:
-        return -scaled(context["factor"].T, slope + jax.grad(target.log_prior)(t))
+    def of_chain(slope: jax.Array, t: jax.Array) -> jax.Array:
+        return -scaled(context.factor.T, slope + jax.grad(target.log_prior)(t))
 
-    return jax.vmap(one)(slopes, points)
+    return jax.vmap(of_chain)(slopes, points)
 
 
-ESTIMATORS: dict[str, type[GradientEstimator]] = {
+ESTIMATORS: dict[str, type[BaseGradientEstimator]] = {
     "minibatch": Minibatch,
     "taylor": Taylor,
     "svrg": SVRG,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from modicum.kernels.base import Estimate
+from modicum.kernels.base import Draw, Estimate, Pytree
 
 __all__ = ["Perturbed"]
 
@@ -37,7 +36,7 @@ class Perturbed:
         del key
         return jnp.ones(blocks, bool)
 
-    def pack(self, subsample: Any, present: jax.Array) -> tuple[Any, jax.Array]:
+    def pack(self, subsample: Pytree, present: jax.Array) -> tuple[Pytree, jax.Array]:
         """Nothing is absent."""
         return subsample, present
 
@@ -46,7 +45,7 @@ class Perturbed:
         del present
         return values
 
-    def combine(self, values: jax.Array, present: jax.Array, tables: Any) -> Estimate:
+    def combine(self, values: jax.Array, present: jax.Array, tables: object) -> Estimate:
         """Estimate from the D_i of the current subsample."""
         del present, tables
         m = values.shape[0]
@@ -54,8 +53,8 @@ class Perturbed:
         variance = jnp.sum((values - mean) ** 2) / (m * (m - self.ddof))  # eq. 4.3
         return Estimate(mean - variance / 2, mean, variance)
 
-    def describe(self, values: jax.Array, present: jax.Array, tables: Any) -> dict[str, jax.Array]:
-        """Dhat and its estimated variance."""
+    def describe(self, values: jax.Array, present: jax.Array, tables: object) -> Draw:
+        """dhat and its estimated variance."""
         estimate = self.combine(values, present, tables)
         return {
             "difference_estimate": estimate.difference,

@@ -1,42 +1,236 @@
-"""What a Taylor expansion of f leaves over, to relative precision.
-
-The difference f(eta* + e) - f - f' e - f'' e^2/2 of numbers of order one cannot be formed in
-floating point when e is small: multiplied by n it would be noise. For small e the next terms of
-the series are summed instead.
-
-Control variates: the Taylor proxy q_k of a row about the anchor, and what it leaves over.
+"""Control variates: the Taylor proxy q_k of a row about the anchor, and what it leaves over.
 
 Two forms of the same thing. Where a row enters through one linear predictor, all that is needed of
-it is its whitened row and a few numbers: O(d) an evaluation. Any other model is expanded along the
+it is its whitened row and a few numbers: O(d) per evaluation. Any other model is expanded along the
 direction t - t* by nested forward differentiation; no Hessian of a row is ever formed.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import factorial
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.kernels.base import ControlVariate, Proxy
 from modicum.models import LinearPredictorModel, Target
+from modicum.models.base import Batch
 from modicum.passes import Anchor
 
 __all__ = [
+    "CONTROL_VARIATES",
     "TERMS",
+    "AutodiffRows",
     "AutodiffTaylor",
-    "ControlVariate",
+    "LinearRows",
     "LinearTaylor",
-    "Proxy",
     "coefficients",
     "control_variate",
     "proxy",
     "remainder",
 ]
+
+ROUNDING = 1e-9  # of the whitened Hessian
+
+
+def proxy(
+    anchor: Anchor, target: Target, order: int, prior: tuple[np.ndarray, np.ndarray]
+) -> Proxy:
+    """The anchor's sums in whitened coordinates: sum q = C + a'z + z'Bz/2 (below eq. 4.4).
+
+    `prior` is (gradient, Hessian) of the log-prior at t*; the normal priors of linear-predictor
+    models are folded into the quadratic, since they are one. There B = -I is what whitening means:
+    it is left out then, and with it a product of d^2 operations per evaluation.
+    """
+    L = anchor.factor
+    gradient = anchor.A if order >= 1 else np.zeros_like(anchor.A)
+    hessian = anchor.B if order >= 2 else np.zeros_like(anchor.B)
+    if isinstance(target.model, LinearPredictorModel):
+        gradient, hessian = gradient + prior[0], hessian + prior[1]
+    whitened = L.T @ hessian @ L
+    plain = np.abs(whitened + np.eye(len(L))).max() <= ROUNDING
+    return Proxy(
+        jnp.asarray(anchor.point),
+        jnp.asarray(L),
+        jnp.asarray(L.T @ gradient),
+        None if plain else jnp.asarray((whitened + whitened.T) / 2),
+    )
+
+
+def control_variate(target: Target, order: int, precision: str = "float64") -> ControlVariate[Any]:
+    """The cheapest form of the control variate that fits the model."""
+    target = target.likelihood  # the normal priors of families are part of the proxy
+    forms = (form(target, order, precision) for form in CONTROL_VARIATES)
+    return next(form for form in forms if form is not None)
+
+
+def _quadratic(z: jax.Array, proxy: Proxy) -> jax.Array:
+    curved = -z if proxy.B is None else proxy.B @ z
+    return z @ (proxy.a + 0.5 * curved)
+
+
+# A linear predictor -----------------------------------------------------------------------
+
+
+class LinearRows(NamedTuple):
+    """What is kept of rows with a linear predictor, one entry per row."""
+
+    rows: jax.Array  # whitened: x L
+    eta: jax.Array  # at the anchor, offset included
+    y: jax.Array
+    taylor: jax.Array  # coefficients of f at eta, (rows, 7)
+    scale: jax.Array  # frequency weight over probability
+
+
+@dataclass(frozen=True)
+class LinearTaylor:
+    """Control variates of a model with one linear predictor and no other parameters.
+
+    Parameters
+    ----------
+    target
+        The model and its layout.
+    order
+        0, 1 or 2 (HMC-ECS paper, section 4.2).
+    precision
+        "float64" or "float32": of the cached rows and of the residuals. Sums are float64.
+    """
+
+    target: Target
+    order: int = 2
+    precision: str = "float64"
+
+    @classmethod
+    def fitting(cls, target: Target, order: int, precision: str) -> LinearTaylor | None:
+        """For models of this kind; None for others."""
+        model = target.model
+        if not isinstance(model, LinearPredictorModel) or model.extras:
+            return None
+        return cls(target, order, precision) if len(target.shapes[0]) == 1 else None
+
+    @property
+    def fresh_cost(self) -> float:
+        """Whitening takes d^2 operations against 2 d, and a matrix product does three at once."""
+        return 1 + self.target.size / 6
+
+    def cache(self, batch: Batch, proxy: Proxy) -> LinearRows:
+        """Whiten the rows and expand f at their eta*."""
+        model = self.target.model
+        assert isinstance(model, LinearPredictorModel)
+        x = jnp.asarray(batch["x"], jnp.float64)
+        if model.intercept:
+            x = jnp.concatenate([x, jnp.ones((*x.shape[:-1], 1))], axis=-1)
+        y = jnp.asarray(batch["y"], jnp.float64)
+        eta = x @ proxy.point + batch.get("offset", 0.0)
+        kept = LinearRows(
+            rows=x @ proxy.factor,
+            eta=eta,
+            y=y,
+            taylor=coefficients(model, eta, y).T,
+            scale=batch.get("weight", 1.0) / batch["probability"],
+        )
+        return LinearRows(*(values.astype(self.precision) for values in kept))
+
+    def values(self, cached: LinearRows, z: jax.Array, proxy: Proxy) -> jax.Array:
+        """D of each row: one product of the whitened rows with z."""
+        e = cached.rows @ z.astype(self.precision)
+        d = remainder(self.target.model, self.order, e, cached.eta, cached.y, cached.taylor.T)
+        return (cached.scale * d).astype(jnp.float64)
+
+    def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
+        """A quadratic: the prior is normal and is part of it."""
+        return _quadratic(z, proxy)
+
+
+# Any other model --------------------------------------------------------------------------
+
+
+class AutodiffRows(NamedTuple):
+    """What is kept of the rows of any other model."""
+
+    rows: Batch
+    scale: jax.Array  # one over probability
+
+
+@dataclass(frozen=True)
+class AutodiffTaylor:
+    """Control variates of any model, by nested forward differentiation.
+
+    Parameters
+    ----------
+    target
+        The model and its layout.
+    order
+        0, 1 or 2.
+    """
+
+    target: Target
+    order: int = 2
+
+    @classmethod
+    def fitting(cls, target: Target, order: int, precision: str) -> AutodiffTaylor:
+        """For any model; precision is that of the model's own arithmetic."""
+        del precision
+        return cls(target, order)
+
+    @property
+    def fresh_cost(self) -> float:
+        """A row is kept as it is."""
+        return 1.0
+
+    def cache(self, batch: Batch, proxy: Proxy) -> AutodiffRows:
+        """Keep the rows as they are."""
+        del proxy
+        fields = {k: jnp.asarray(v) for k, v in batch.items() if k != "probability"}
+        return AutodiffRows(fields, 1.0 / jnp.asarray(batch["probability"]))
+
+    def values(self, cached: AutodiffRows, z: jax.Array, proxy: Proxy) -> jax.Array:
+        """l_k(t) - q_k(t) over w_k, with q_k = phi(0) + phi'(0) + phi''(0)/2 along t - t*."""
+        away = proxy.factor @ z
+
+        def phi(s: jax.Array) -> jax.Array:
+            return self.target.log_likelihood(proxy.point + s * away, cached.rows)
+
+        def first(s: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return jax.jvp(phi, (s,), (jnp.ones(()),))
+
+        zero = jnp.zeros(())
+        if self.order == 0:
+            expansion = phi(zero)
+        elif self.order == 1:
+            value, slope = first(zero)
+            expansion = value + slope
+        else:
+            (value, slope), (_, curve) = jax.jvp(first, (zero,), (jnp.ones(()),))
+            expansion = value + slope + curve / 2
+        return (cached.scale * (phi(jnp.ones(())) - expansion)).astype(jnp.float64)
+
+    def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
+        """The quadratic, and the prior itself unless the quadratic holds it already."""
+        total = _quadratic(z, proxy)
+        if isinstance(self.target.model, LinearPredictorModel):
+            return total
+        return total + self.target.log_prior(proxy.point + proxy.factor @ z)
+
+
+# The cheapest first; each returns None for models it does not fit.
+CONTROL_VARIATES: tuple[Callable[[Target, int, str], ControlVariate[Any] | None], ...] = (
+    LinearTaylor.fitting,
+    AutodiffTaylor.fitting,
+)
+
+
+# What a Taylor expansion of f leaves over, to relative precision --------------------------
+#
+# The difference f(eta* + e) - f - f' e - f'' e^2/2 of numbers of order one cannot be formed in
+# floating point when e is small: multiplied by n it would be noise. For small e the next terms of
+# the series are summed instead.
 
 TERMS = 7  # f / 0! ... f^(6) / 6!
 
@@ -72,7 +266,10 @@ def remainder(
 
 @remainder.defjvp
 def _remainder_slope(
-    model: LinearPredictorModel, order: int, at: Any, tangents: Any
+    model: LinearPredictorModel,
+    order: int,
+    at: tuple[jax.Array, ...],
+    tangents: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, jax.Array]:
     e, eta, y, taylor = at
     series = _series(e, taylor, order)
@@ -114,170 +311,3 @@ def _direct(
         slope = slope - (j * taylor[j] * e ** (j - 1) if j else 0.0)
     # A family's NumPy constants may have made them float64.
     return f.astype(e.dtype), slope.astype(e.dtype)
-
-
-Cached = dict[str, Any]  # arrays with one entry a row
-Proxy = dict[str, Any]  # arrays: the anchor in whitened coordinates
-ROUNDING = 1e-9  # of the whitened Hessian
-
-
-class ControlVariate(Protocol):
-    """Residuals of rows about the anchor. Hashable."""
-
-    @property
-    def fresh_cost(self) -> float:
-        """What it costs to read and cache a row, in evaluations of a cached one."""
-        ...
-
-    def cache(self, batch: Any, proxy: Proxy) -> Cached:
-        """Keep of fresh rows (with their `probability`) what later evaluations need."""
-        ...
-
-    def values(self, cached: Cached, z: jax.Array, proxy: Proxy) -> jax.Array:
-        """D_i = d_i / w_i of each cached row at whitened coordinates z."""
-        ...
-
-    def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
-        """sum_k q_k(z) - sum_k l_k(t*) plus the log-prior (up to a constant)."""
-        ...
-
-
-def proxy(anchor: Anchor, target: Target, order: int, prior: tuple[Any, ...]) -> Proxy:
-    """The anchor's sums in whitened coordinates: sum q = C + a'z + z'Bz/2 (below eq. 4.4).
-
-    `prior` is (gradient, Hessian) of the log-prior at t*; the normal priors of linear-predictor
-    models are folded into the quadratic, since they are one. There B = -I is what whitening means:
-    it is left out then, and with it a product of d^2 operations an evaluation.
-    """
-    L = anchor.factor
-    gradient = anchor.A if order >= 1 else np.zeros_like(anchor.A)
-    hessian = anchor.B if order >= 2 else np.zeros_like(anchor.B)
-    if isinstance(target.model, LinearPredictorModel):
-        gradient, hessian = gradient + prior[0], hessian + prior[1]
-    whitened = L.T @ hessian @ L
-    sums = {"point": anchor.point, "factor": L, "a": L.T @ gradient}
-    if np.abs(whitened + np.eye(len(L))).max() > ROUNDING:
-        sums["B"] = (whitened + whitened.T) / 2
-    return {name: jnp.asarray(values) for name, values in sums.items()}
-
-
-def control_variate(target: Target, order: int, precision: str = "float64") -> ControlVariate:
-    """The cheapest form of the control variate that fits the model."""
-    model, target = target.model, target.likelihood  # priors of families are part of the proxy
-    if isinstance(model, LinearPredictorModel) and len(target.shapes[0]) == 1 and not model.extras:
-        return LinearTaylor(target, order, precision)
-    return AutodiffTaylor(target, order)
-
-
-def _quadratic(z: jax.Array, proxy: Proxy) -> jax.Array:
-    curved = proxy["B"] @ z if "B" in proxy else -z
-    return z @ (proxy["a"] + 0.5 * curved)
-
-
-@dataclass(frozen=True)
-class LinearTaylor:
-    """Control variates of a model with one linear predictor and no other parameters.
-
-    Parameters
-    ----------
-    target
-        The model and its layout.
-    order
-        0, 1 or 2 (HMC-ECS paper, section 4.2).
-    precision
-        "float64" or "float32": of the cached rows and of the residuals. Sums are float64.
-    """
-
-    target: Target
-    order: int = 2
-    precision: str = "float64"
-
-    @property
-    def fresh_cost(self) -> float:
-        """Whitening takes d^2 operations against 2 d, and a matrix product does three at once."""
-        return 1 + self.target.size / 6
-
-    def cache(self, batch: Any, proxy: Proxy) -> Cached:
-        """Whiten the rows and expand f at their eta*."""
-        model = self.target.model
-        assert isinstance(model, LinearPredictorModel)
-        x = jnp.asarray(batch["x"], jnp.float64)
-        if model.intercept:
-            x = jnp.concatenate([x, jnp.ones((*x.shape[:-1], 1))], axis=-1)
-        y = jnp.asarray(batch["y"], jnp.float64)
-        eta = x @ proxy["point"] + batch.get("offset", 0.0)
-        kept = {
-            "rows": x @ proxy["factor"],
-            "eta": eta,
-            "y": y,
-            "taylor": coefficients(model, eta, y).T,
-            "scale": batch.get("weight", 1.0) / batch["probability"],
-        }
-        return {name: values.astype(self.precision) for name, values in kept.items()}
-
-    def values(self, cached: Cached, z: jax.Array, proxy: Proxy) -> jax.Array:
-        """D of each row: one product of the whitened rows with z."""
-        e = cached["rows"] @ z.astype(self.precision)
-        d = remainder(
-            self.target.model, self.order, e, cached["eta"], cached["y"], cached["taylor"].T
-        )
-        return (cached["scale"] * d).astype(jnp.float64)
-
-    def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
-        """A quadratic: the prior is normal and is part of it."""
-        return _quadratic(z, proxy)
-
-
-@dataclass(frozen=True)
-class AutodiffTaylor:
-    """Control variates of any model, by nested forward differentiation.
-
-    Parameters
-    ----------
-    target
-        The model and its layout.
-    order
-        0, 1 or 2.
-    """
-
-    target: Target
-    order: int = 2
-
-    @property
-    def fresh_cost(self) -> float:
-        """A row is kept as it is."""
-        return 1.0
-
-    def cache(self, batch: Any, proxy: Proxy) -> Cached:
-        """Keep the rows as they are."""
-        del proxy
-        fields = {k: jnp.asarray(v) for k, v in batch.items() if k != "probability"}
-        return {"rows": fields, "scale": 1.0 / jnp.asarray(batch["probability"])}
-
-    def values(self, cached: Cached, z: jax.Array, proxy: Proxy) -> jax.Array:
-        """l_k(t) - q_k(t) over w_k, with q_k = phi(0) + phi'(0) + phi''(0)/2 along t - t*."""
-        away = proxy["factor"] @ z
-
-        def phi(s: jax.Array) -> jax.Array:
-            return self.target.log_likelihood(proxy["point"] + s * away, cached["rows"])
-
-        def first(s: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return jax.jvp(phi, (s,), (jnp.ones(()),))
-
-        zero = jnp.zeros(())
-        if self.order == 0:
-            expansion = phi(zero)
-        elif self.order == 1:
-            value, slope = first(zero)
-            expansion = value + slope
-        else:
-            (value, slope), (_, curve) = jax.jvp(first, (zero,), (jnp.ones(()),))
-            expansion = value + slope + curve / 2
-        return (cached["scale"] * (phi(jnp.ones(())) - expansion)).astype(jnp.float64)
-
-    def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
-        """The quadratic, and the prior itself unless the quadratic holds it already."""
-        total = _quadratic(z, proxy)
-        if isinstance(self.target.model, LinearPredictorModel):
-            return total
-        return total + self.target.log_prior(proxy["point"] + proxy["factor"] @ z)

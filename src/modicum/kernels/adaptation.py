@@ -6,7 +6,7 @@ and a run can stop and resume anywhere in either.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +15,21 @@ from blackjax.adaptation.mass_matrix import mass_matrix_adaptation
 from blackjax.adaptation.step_size import dual_averaging_adaptation
 from blackjax.adaptation.window_adaptation import build_schedule
 
+from modicum.runtime import Array
+
 __all__ = ["Adaptation", "AdaptationFlags", "adapt", "schedule", "start_adaptation"]
+
+
+BlackJAXState: TypeAlias = Any  # BlackJAX has no types
 
 
 class AdaptationFlags(NamedTuple):
     """What warm-up does at one iteration (all False while sampling)."""
 
-    adapting: Any  # the step size follows the acceptance rate
-    slow: Any  # positions are collected for the mass matrix
-    window_end: Any  # the mass matrix is renewed
-    last: Any  # the averaged step size is fixed for good
+    adapting: Array  # the step size follows the acceptance rate
+    slow: Array  # positions are collected for the mass matrix
+    window_end: Array  # the mass matrix is renewed
+    last: Array  # the averaged step size is fixed for good
 
 
 class Adaptation(NamedTuple):
@@ -32,8 +37,8 @@ class Adaptation(NamedTuple):
 
     step_size: jax.Array
     inverse_mass: jax.Array
-    averaging: Any
-    mass: Any  # None where the mass is not adapted
+    averaging: BlackJAXState
+    mass: BlackJAXState | None  # None where the mass is not adapted
 
 
 def schedule(tune: int, draws: int, adapt_mass: bool, adapt_step: bool = True) -> AdaptationFlags:
@@ -54,7 +59,7 @@ def schedule(tune: int, draws: int, adapt_mass: bool, adapt_step: bool = True) -
 def start_adaptation(
     size: int, step_size: float | None = None, adapt_mass: bool = True
 ) -> Adaptation:
-    """Before anything is known: unit mass, and a step size that is given or guessed.
+    """Before anything is known: unit mass, and a step size that was set or is guessed.
 
     Without `adapt_mass` the mass stays as it is, and nothing is compiled to change it.
     """
@@ -72,7 +77,7 @@ def adapt(
     acceptance_rate: jax.Array,
     target_accept: float,
 ) -> Adaptation:
-    """Learn from one iteration as `flags` says."""
+    """Learn from one iteration as its flags say."""
     return jax.lax.cond(
         flags.adapting,
         lambda: _learn(state, flags, position, acceptance_rate, target_accept),

@@ -1,36 +1,63 @@
-"""The kernel interface: one Markov step, and the rows it wants from its key alone.
+"""What a kernel is, and all that a kernel asks of the parts it is composed of.
 
-From the coordinates a chain moves in to the parameters: t = t* + L z.
-
-What an estimator of the log-likelihood is: residuals of a subsample in, an estimate out.
+A kernel is one Markov step as pure functions of arrays. Moves, estimators, control variates,
+gradient estimators and bounded rows are protocols here, beside the kernels that consume them; who
+implements them need not know a kernel. Whatever a kernel reads and never changes is a named tuple
+of arrays, its context.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import jax
 
+from modicum.models.base import Batch
+
 __all__ = [
-    "Context",
+    "BoundSums",
+    "ControlVariate",
     "Draw",
     "Estimate",
     "Estimator",
+    "GradientEstimator",
     "Kernel",
+    "LogDensity",
+    "LogPosterior",
+    "Move",
+    "MoveInfo",
+    "Point",
+    "Proxy",
+    "Pytree",
+    "RowBounds",
     "RowRequest",
+    "StochasticGradientContext",
+    "Whitening",
+    "carried_fields",
     "scaled",
-    "travelling",
     "unwhiten",
 ]
 
-Context = Any  # a pytree of arrays: everything a step reads and never changes
-Draw = dict[str, jax.Array]  # "position", and one number a statistic
+Pytree: TypeAlias = Any  # nested tuples, lists and dicts of arrays, of whatever structure
+Draw: TypeAlias = dict[str, jax.Array]  # "position", and one number per statistic
+LogDensity: TypeAlias = Callable[[jax.Array], jax.Array]
+LogPosterior: TypeAlias = Callable[[jax.Array, Pytree], jax.Array]  # of t and all rows
+
+State = TypeVar("State")
+Context = TypeVar("Context", contravariant=True)
+Cached = TypeVar("Cached")
+Tables = TypeVar("Tables", contravariant=True)
+Memory = TypeVar("Memory")
+
+
+# Kernels ----------------------------------------------------------------------------------
 
 
 class RowRequest(Protocol):
-    """Rows to read, and arrays that travel with them under their own names: a named tuple.
+    """Rows to read, and arrays that come along under their own names: a named tuple.
 
-    `modicum.designs.Drawn` is one: the probabilities of rows travel with them.
+    `modicum.designs.Drawn` is one: the probabilities of rows come along with them.
     """
 
     @property
@@ -41,32 +68,32 @@ class RowRequest(Protocol):
     def _asdict(self) -> dict[str, Any]: ...
 
 
-def travelling(wanted: RowRequest) -> dict[str, Any]:
-    """What travels with the rows."""
-    return {name: values for name, values in wanted._asdict().items() if name != "row_ids"}
+def carried_fields(request: RowRequest) -> dict[str, Any]:
+    """The arrays that come along with the rows of a request."""
+    return {name: values for name, values in request._asdict().items() if name != "row_ids"}
 
 
-class Kernel(Protocol):
+class Kernel(Protocol[State, Context]):
     """One Markov chain, as pure functions of arrays.
 
     Kernels are hashable by value (frozen dataclasses): they are static arguments of the compiled
-    runner, while `context` travels as an argument. What a step wants to read of the data depends
-    on its key only, so a runner can fetch it ahead of time.
+    runner, while `context` travels as an argument. The rows that a step reads depend on its key
+    only, so a runner can fetch them ahead of time.
     """
 
     def initial_row_request(self, key: jax.Array, context: Context) -> RowRequest | None:
         """Return which rows `init` reads, or None if it reads none."""
         ...
 
-    def prepare(self, batch: Any, context: Context) -> Any:
+    def prepare(self, batch: Batch, context: Context) -> Pytree:
         """Make of the rows that were read all that can be made without the state.
 
         The runner does this for many iterations at once.
         """
         ...
 
-    def init(self, key: jax.Array, batch: Any, context: Context) -> Any:
-        """Return the first state."""
+    def init(self, key: jax.Array, batch: Pytree, context: Context) -> State:
+        """Return the first state; `batch` is what `prepare` returned."""
         ...
 
     def row_request(self, key: jax.Array, context: Context) -> RowRequest | None:
@@ -74,20 +101,106 @@ class Kernel(Protocol):
         ...
 
     def step(
-        self, key: jax.Array, state: Any, flags: Any, batch: Any, context: Context
-    ) -> tuple[Any, Draw]:
-        """Return the next state and what to record of it."""
+        self, key: jax.Array, state: State, flags: Pytree, batch: Pytree, context: Context
+    ) -> tuple[State, Draw]:
+        """Return the next state and what to record of it; `flags` are those of the iteration."""
+        ...
+
+
+# Coordinates ------------------------------------------------------------------------------
+
+
+class Whitening(Protocol):
+    """From the coordinates z a chain moves in to the parameters: t = t* + L z."""
+
+    @property
+    def point(self) -> jax.Array:
+        """t*."""
+        ...
+
+    @property
+    def factor(self) -> jax.Array:
+        """L; a vector where it is diagonal, and a number where it is c times I."""
         ...
 
 
 def scaled(factor: jax.Array, z: jax.Array) -> jax.Array:
-    """L z; where L is diagonal it comes as a vector, and as a number where it is c times I."""
+    """L z, for a factor L of any of the forms that `Whitening` allows."""
     return factor @ z if factor.ndim == 2 else factor * z
 
 
-def unwhiten(z: jax.Array, context: Any) -> jax.Array:
-    """T = t* + L z, with `point` t* and `factor` L from the context."""
-    return context["point"] + scaled(context["factor"], z)
+def unwhiten(z: jax.Array, whitening: Whitening) -> jax.Array:
+    """t = t* + L z."""
+    return whitening.point + scaled(whitening.factor, z)
+
+
+# Moves of the parameters ------------------------------------------------------------------
+
+
+class Point(NamedTuple):
+    """A position with its log-density and gradient, named as in BlackJAX."""
+
+    position: jax.Array
+    logdensity: jax.Array
+    logdensity_grad: jax.Array
+
+
+class MoveInfo(NamedTuple):
+    """What a move reports about itself."""
+
+    acceptance_rate: jax.Array
+    diverging: jax.Array
+    energy: jax.Array
+    n_steps: jax.Array  # gradients it took
+    reached_max_treedepth: jax.Array
+
+
+class Move(Protocol):
+    """Anything that leaves exp(logdensity) invariant. Hashable."""
+
+    def __call__(
+        self,
+        key: jax.Array,
+        point: Point,
+        logdensity: LogDensity,
+        step_size: jax.Array,
+        inverse_mass: jax.Array,
+    ) -> tuple[Point, MoveInfo]:
+        """Return the next point."""
+        ...
+
+
+# A log-likelihood from a few rows ---------------------------------------------------------
+
+
+class Proxy(NamedTuple):
+    """The anchor in whitened coordinates: sum q = C + a'z + z'Bz/2, of which C is left out."""
+
+    point: jax.Array  # t*
+    factor: jax.Array  # L
+    a: jax.Array
+    B: jax.Array | None  # None: -I, which is what whitening with the prior makes of it
+
+
+class ControlVariate(Protocol[Cached]):
+    """Residuals of rows about the anchor. Hashable."""
+
+    @property
+    def fresh_cost(self) -> float:
+        """What it costs to read and cache a row, in evaluations of a cached one."""
+        ...
+
+    def cache(self, batch: Batch, proxy: Proxy) -> Cached:
+        """Keep of fresh rows (with their `probability`) what later evaluations need."""
+        ...
+
+    def values(self, cached: Cached, z: jax.Array, proxy: Proxy) -> jax.Array:
+        """D_i = d_i / w_i of each cached row at whitened coordinates z."""
+        ...
+
+    def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
+        """sum_k q_k(z) - sum_k l_k(t*) plus the log-prior (up to a constant)."""
+        ...
 
 
 class Estimate(NamedTuple):
@@ -98,7 +211,7 @@ class Estimate(NamedTuple):
     variance: jax.Array  # of `log`, estimated
 
 
-class Estimator(Protocol):
+class Estimator(Protocol[Tables]):
     """What turns the residuals of a subsample into a likelihood. Hashable.
 
     The subsample lies in blocks of equal size, and each block in equal parts. Parts may be absent:
@@ -108,25 +221,94 @@ class Estimator(Protocol):
 
     @property
     def parts(self) -> int:
-        """Parts a block."""
+        """Parts per block."""
         ...
 
     def present(self, key: jax.Array, blocks: int) -> jax.Array:
-        """Draw which parts of `blocks` fresh blocks take part: one truth value a part."""
+        """Draw which parts of `blocks` fresh blocks take part: one truth value per part."""
         ...
 
-    def pack(self, subsample: Any, present: jax.Array) -> tuple[Any, jax.Array]:
+    def pack(self, subsample: Pytree, present: jax.Array) -> tuple[Pytree, jax.Array]:
         """Return the parts that take part side by side, and which of those places are filled."""
         ...
 
     def unpack(self, values: jax.Array, present: jax.Array) -> jax.Array:
-        """Put one value a packed row back to where the row lies in the subsample."""
+        """Put one value per packed row back to where the row lies in the subsample."""
         ...
 
-    def combine(self, values: jax.Array, present: jax.Array, tables: Any) -> Estimate:
+    def combine(self, values: jax.Array, present: jax.Array, tables: Tables) -> Estimate:
         """Estimate from the D of every row, packed or not."""
         ...
 
-    def describe(self, values: jax.Array, present: jax.Array, tables: Any) -> dict[str, jax.Array]:
-        """Return what to record of the estimate, one number a name."""
+    def describe(self, values: jax.Array, present: jax.Array, tables: Tables) -> Draw:
+        """Return what to record of the estimate, one number per name."""
+        ...
+
+
+# A gradient from a few rows ---------------------------------------------------------------
+
+
+class StochasticGradientContext(NamedTuple):
+    """What a stochastic-gradient kernel, its integrator and its gradient estimator read."""
+
+    point: jax.Array  # t*
+    factor: jax.Array  # L
+    start: jax.Array  # where chains begin, in the chain's coordinates
+    spread: jax.Array  # times a standard normal vector: how chains are scattered about `start`
+    n: jax.Array  # rows there are
+    design: Pytree  # the design's tables
+    estimator: Pytree  # what the gradient estimator knows of the data
+
+
+class GradientEstimator(Protocol[Memory]):
+    """The gradient of U = -log posterior, in a chain's coordinates, from one batch. Hashable."""
+
+    @property
+    def evaluations(self) -> int:
+        """Gradients of each row of a batch that one estimate takes."""
+        ...
+
+    def prepare(self, batch: Batch, context: StochasticGradientContext) -> Pytree:
+        """Make of a batch (with its `probability`) what does not depend on the state."""
+        ...
+
+    def start(self, z: jax.Array, context: StochasticGradientContext) -> Memory:
+        """What a chain remembers, before it is first renewed; () for nothing."""
+        ...
+
+    def gradient(
+        self, z: jax.Array, batch: Pytree, memory: Memory, context: StochasticGradientContext
+    ) -> jax.Array:
+        """Estimate the gradient of U at z from one prepared batch."""
+        ...
+
+
+# Rows seen through lower bounds -----------------------------------------------------------
+
+
+class BoundSums(NamedTuple):
+    """The lower bounds of all rows, summed about the anchor in whitened coordinates."""
+
+    point: jax.Array  # t*
+    factor: jax.Array  # L
+    constant: jax.Array
+    weight: jax.Array  # the sum of the rows' frequency weights
+    value: jax.Array  # of the quadratic at t*, and its derivatives there
+    slope: jax.Array
+    curvature: jax.Array
+
+
+class RowBounds(Protocol[Cached]):
+    """Rows as FlyMC sees them: dark ones by their bound, bright ones by their ratio to it."""
+
+    def cache(self, batch: Batch, point: jax.Array) -> Cached:
+        """Keep of fresh rows what later evaluations about t* need."""
+        ...
+
+    def log_ratio(self, cached: Cached, z: jax.Array, sums: Whitening) -> jax.Array:
+        """log r_k = log((L_k - B_k) / B_k) of each row at whitened coordinates z."""
+        ...
+
+    def log_base(self, z: jax.Array, sums: BoundSums) -> jax.Array:
+        """sum_k log B_k over all rows plus the log-prior, at whitened coordinates z."""
         ...

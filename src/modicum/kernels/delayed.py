@@ -2,25 +2,38 @@
 
 For a subsample u drawn without regard to the parameters, a few reversible HMC steps on Lhat(.; u)
 propose an end point, accepted with probability min(1, L(t') Lhat(t; u) / (L(t) Lhat(t'; u))). Each
-such kernel leaves the exact posterior invariant whatever u is, at one full-data log-likelihood an
+such kernel leaves the exact posterior invariant whatever u is, at one full-data log-likelihood per
 iteration: delayed acceptance, or the surrogate transition method.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from modicum.designs import Drawn
 from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt
-from modicum.kernels.base import Context, Draw, unwhiten
-from modicum.kernels.energy_conserving import EnergyConservingKernel, replace_blocks
+from modicum.kernels.base import Draw, LogPosterior, Pytree, unwhiten
+from modicum.kernels.energy_conserving import (
+    EnergyConservingContext,
+    EnergyConservingKernel,
+    replace_blocks,
+)
 from modicum.kernels.moves import at_point
+from modicum.models.base import Batch
 
-__all__ = ["DelayedAcceptanceKernel", "DelayedAcceptanceState"]
+__all__ = ["DelayedAcceptanceContext", "DelayedAcceptanceKernel", "DelayedAcceptanceState"]
+
+
+class DelayedAcceptanceContext(NamedTuple):
+    """What the kernel reads."""
+
+    surrogate: EnergyConservingContext
+    n: jax.Array  # rows there are
+    data: Pytree  # the rows, in the form the log-posterior reads
 
 
 class DelayedAcceptanceState(NamedTuple):
@@ -28,7 +41,7 @@ class DelayedAcceptanceState(NamedTuple):
 
     z: jax.Array
     exact: jax.Array
-    subsample: Any
+    subsample: Pytree
     present: jax.Array
     adaptation: Adaptation
 
@@ -44,31 +57,33 @@ class DelayedAcceptanceKernel:
     log_posterior
         `log_posterior(t, data)` of all rows; hashable.
     moves
-        HMC moves a proposal.
+        HMC moves per proposal.
     """
 
     surrogate: EnergyConservingKernel
-    log_posterior: Any
+    log_posterior: LogPosterior
     moves: int = 2
 
-    def initial_row_request(self, key: jax.Array, context: Context) -> Drawn:
+    def initial_row_request(self, key: jax.Array, context: DelayedAcceptanceContext) -> Drawn:
         """A whole subsample."""
-        return self.surrogate.initial_row_request(key, context)
+        return self.surrogate.initial_row_request(key, context.surrogate)
 
-    def row_request(self, key: jax.Array, context: Context) -> Drawn:
+    def row_request(self, key: jax.Array, context: DelayedAcceptanceContext) -> Drawn:
         """The rows that replace some blocks."""
-        return self.surrogate.row_request(key, context)
+        return self.surrogate.row_request(key, context.surrogate)
 
-    def prepare(self, batch: Any, context: Context) -> Any:
+    def prepare(self, batch: Batch, context: DelayedAcceptanceContext) -> Pytree:
         """As the surrogate does."""
-        return self.surrogate.prepare(batch, context)
+        return self.surrogate.prepare(batch, context.surrogate)
 
-    def _exact(self, z: jax.Array, context: Context) -> jax.Array:
-        return self.log_posterior(unwhiten(z, context["proxy"]), context["data"])
+    def _exact(self, z: jax.Array, context: DelayedAcceptanceContext) -> jax.Array:
+        return self.log_posterior(unwhiten(z, context.surrogate.proxy), context.data)
 
-    def init(self, key: jax.Array, batch: Any, context: Context) -> DelayedAcceptanceState:
+    def init(
+        self, key: jax.Array, batch: Pytree, context: DelayedAcceptanceContext
+    ) -> DelayedAcceptanceState:
         """Start as the surrogate does."""
-        state = self.surrogate.init(key, batch, context)
+        state = self.surrogate.init(key, batch, context.surrogate)
         exact = self._exact(state.z, context)
         return DelayedAcceptanceState(
             state.z, exact, state.subsample, state.present, state.adaptation
@@ -79,8 +94,8 @@ class DelayedAcceptanceKernel:
         key: jax.Array,
         state: DelayedAcceptanceState,
         flags: AdaptationFlags,
-        batch: Any,
-        context: Context,
+        batch: Pytree,
+        context: DelayedAcceptanceContext,
     ) -> tuple[DelayedAcceptanceState, Draw]:
         """Replace some rows, propose by the surrogate, decide by all rows."""
         kernel = self.surrogate
@@ -88,7 +103,7 @@ class DelayedAcceptanceKernel:
         blocks = jax.random.randint(block_key, (kernel.refreshes,), 0, kernel.blocks)
         # Never accepted or rejected: u must not know the parameters here.
         subsample = replace_blocks(state.subsample, batch, blocks, kernel.block)
-        surrogate = kernel.log_density(subsample, state.present, context)
+        surrogate = kernel.log_density(subsample, state.present, context.surrogate)
 
         def density(z: jax.Array) -> jax.Array:
             return surrogate(z)[0]
@@ -107,16 +122,16 @@ class DelayedAcceptanceKernel:
         z = jnp.where(accept, point.position, state.z)
         exact = jnp.where(accept, exact, state.exact)
         adaptation = adapt(learned, flags, z, rates, kernel.target_accept)
-        values = kernel.control_variate.values(subsample, z, context["proxy"])
+        values = kernel.control_variate.values(subsample, z, context.surrogate.proxy)
         draw = {
             "position": z,
             "lp": exact,
             "step_size": learned.step_size,
             "acceptance_rate_exact": jnp.minimum(1.0, jnp.exp(jnp.minimum(log_ratio, 0.0))),
-            "rows_touched": context["rows"]
+            "rows_touched": context.n
             + kernel.refreshes * kernel.block
             + kernel.subsample * (steps + 2),
-            **kernel.estimator.describe(values, state.present, context["estimator"]),
+            **kernel.estimator.describe(values, state.present, context.surrogate.estimator),
             **info._asdict(),
             "acceptance_rate": rates,
             "n_steps": steps,

@@ -7,7 +7,6 @@ leaves the conditional density invariant.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,17 +16,32 @@ import jax.numpy as jnp
 
 from modicum.designs import Design, Drawn
 from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt, start_adaptation
-from modicum.kernels.base import Context, Draw
-from modicum.kernels.moves import Move, move_afresh
+from modicum.kernels.base import ControlVariate, Draw, Estimator, Move, Proxy, Pytree
+from modicum.kernels.moves import Density, move_afresh
+from modicum.models.base import Batch
 
-__all__ = ["EnergyConservingKernel", "EnergyConservingState", "replace_blocks"]
+__all__ = [
+    "EnergyConservingContext",
+    "EnergyConservingKernel",
+    "EnergyConservingState",
+    "replace_blocks",
+]
+
+
+class EnergyConservingContext(NamedTuple):
+    """What the kernel reads."""
+
+    proxy: Proxy
+    design: Pytree  # the design's tables
+    estimator: Pytree  # the estimator's tables
+    constant: jax.Array  # what the log-density leaves out
 
 
 class EnergyConservingState(NamedTuple):
     """Where the chain is: parameters, subsample, and what warm-up knows."""
 
     z: jax.Array  # whitened coordinates
-    subsample: Any  # cached rows, in blocks
+    subsample: Pytree  # cached rows, in blocks
     present: jax.Array  # which parts of the blocks take part
     values: jax.Array  # D of each row at z
     adaptation: Adaptation
@@ -49,13 +63,13 @@ class EnergyConservingKernel:
     control_variate
         Residuals of rows about the anchor.
     estimator
-        What turns residuals into a log-likelihood estimate (see `estimators.Estimator`).
+        What turns residuals into a log-likelihood estimate (see `modicum.estimators`).
     design
         How rows are drawn.
     move
         The step in the parameters at a fixed subsample.
     subsample, blocks, refreshes
-        Room for m rows in G blocks, of which K are proposed anew an iteration.
+        Room for m rows in G blocks, of which K are proposed anew per iteration.
     target_accept
         The acceptance rate the step size is tuned for.
     spread
@@ -64,9 +78,9 @@ class EnergyConservingKernel:
         Step size to start from; by default guessed from the number of parameters.
     """
 
-    control_variate: Any
-    estimator: Any
-    design: Design
+    control_variate: ControlVariate[Any]
+    estimator: Estimator[Any]
+    design: Design[Any]
     move: Move
     subsample: int
     blocks: int
@@ -80,35 +94,37 @@ class EnergyConservingKernel:
         """Rows in a block, m/G."""
         return self.subsample // self.blocks
 
-    def initial_row_request(self, key: jax.Array, context: Context) -> Drawn:
+    def initial_row_request(self, key: jax.Array, context: EnergyConservingContext) -> Drawn:
         """A whole subsample."""
-        return self.design.draw(key, self.subsample, context["design"])
+        return self.design.draw(key, self.subsample, context.design)
 
-    def row_request(self, key: jax.Array, context: Context) -> Drawn:
+    def row_request(self, key: jax.Array, context: EnergyConservingContext) -> Drawn:
         """The rows of the blocks to be proposed; they depend on the key alone."""
-        return self.design.draw(key, self.refreshes * self.block, context["design"])
+        return self.design.draw(key, self.refreshes * self.block, context.design)
 
-    def prepare(self, batch: Any, context: Context) -> Any:
+    def prepare(self, batch: Batch, context: EnergyConservingContext) -> Pytree:
         """Whiten and expand the rows that were read."""
-        return self.control_variate.cache(batch, context["proxy"])
+        return self.control_variate.cache(batch, context.proxy)
 
     def log_density(
-        self, subsample: Any, present: jax.Array, context: Context
-    ) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:
-        """Log |Lhat(z; u)| + log prior, up to a constant (minus eq. 3.4), and D of each row."""
-        proxy = context["proxy"]
+        self, subsample: Pytree, present: jax.Array, context: EnergyConservingContext
+    ) -> Density:
+        """log |Lhat(z; u)| + log prior, up to a constant (minus eq. 3.4), and D of each row."""
+        proxy = context.proxy
 
         def density(z: jax.Array) -> tuple[jax.Array, jax.Array]:
             values = self.control_variate.values(subsample, z, proxy)
-            estimate = self.estimator.combine(values, present, context["estimator"])
+            estimate = self.estimator.combine(values, present, context.estimator)
             return self.control_variate.log_proxy(z, proxy) + estimate.log, values
 
         return density
 
-    def init(self, key: jax.Array, batch: Any, context: Context) -> EnergyConservingState:
+    def init(
+        self, key: jax.Array, batch: Pytree, context: EnergyConservingContext
+    ) -> EnergyConservingState:
         """Start at a draw about the anchor with a fresh subsample."""
-        proxy = context["proxy"]
-        size = proxy["point"].shape[0]
+        proxy = context.proxy
+        size = proxy.point.shape[0]
         z_key, present_key = jax.random.split(key)
         z = self.spread * jax.random.normal(z_key, (size,))
         present = self.estimator.present(present_key, self.blocks)
@@ -121,14 +137,14 @@ class EnergyConservingKernel:
         key: jax.Array,
         state: EnergyConservingState,
         flags: AdaptationFlags,
-        batch: Any,
-        context: Context,
+        batch: Pytree,
+        context: EnergyConservingContext,
     ) -> tuple[EnergyConservingState, Draw]:
         """Refresh some blocks of the subsample, then move the parameters."""
         refresh_key, move_key = jax.random.split(key)
         subsample, present, refreshed = self.refresh(refresh_key, state, batch, context)
-        rows, filled = self.estimator.pack(subsample, present)
-        density = self.log_density(rows, filled, context)
+        packed, filled = self.estimator.pack(subsample, present)
+        density = self.log_density(packed, filled, context)
         learned = state.adaptation
         point, info, evaluations = move_afresh(
             self.move, move_key, state.z, density, learned.step_size, learned.inverse_mass
@@ -137,11 +153,11 @@ class EnergyConservingKernel:
         adaptation = adapt(learned, flags, point.position, rate, self.target_accept)
         draw = {
             "position": point.position,
-            "lp": point.logdensity + context["constant"],
+            "lp": point.logdensity + context.constant,
             "step_size": learned.step_size,
             "acceptance_rate_u": refreshed.acceptance_rate,
             "rows_touched": refreshed.rows + self.rows_present(present) * evaluations,
-            **self.estimator.describe(values, filled, context["estimator"]),
+            **self.estimator.describe(values, filled, context.estimator),
             **info._asdict(),
         }
         values = self.estimator.unpack(values, present)
@@ -152,13 +168,17 @@ class EnergyConservingKernel:
         return jnp.sum(present) * (self.block // self.estimator.parts)
 
     def refresh(
-        self, key: jax.Array, state: EnergyConservingState, fresh: Any, context: Context
-    ) -> tuple[Any, jax.Array, Refreshed]:
+        self,
+        key: jax.Array,
+        state: EnergyConservingState,
+        fresh: Pytree,
+        context: EnergyConservingContext,
+    ) -> tuple[Pytree, jax.Array, Refreshed]:
         """Propose K blocks one after the other, each accepted by eq. 3.5.
 
         Return the rows, which parts of them take part, and what it took.
         """
-        fresh_values = self.control_variate.values(fresh, state.z, context["proxy"])
+        fresh_values = self.control_variate.values(fresh, state.z, context.proxy)
         chance_key, present_key = jax.random.split(key)
         place, chance = jax.random.uniform(chance_key, (2, self.refreshes))
         # Every call for random numbers costs compilation: one serves both purposes.
@@ -167,9 +187,9 @@ class EnergyConservingKernel:
         fresh_present = self.estimator.present(present_key, self.refreshes)
 
         def log_of(values: jax.Array, present: jax.Array) -> jax.Array:
-            return self.estimator.combine(values, present, context["estimator"]).log
+            return self.estimator.combine(values, present, context.estimator).log
 
-        def propose(k: Any, carry: Any) -> Any:
+        def propose(k: jax.Array, carry: Pytree) -> Pytree:
             held, log_now, accepted = carry
             swap = partial(self._swap, k, which[k])
             log_then = log_of(*map(swap, held[1:], offered[1:]))
@@ -184,7 +204,14 @@ class EnergyConservingKernel:
         used = self.rows_present(fresh_present)
         return subsample, present, Refreshed(accepted / self.refreshes, used)
 
-    def _swap(self, k: Any, block: Any, all_: jax.Array, new: jax.Array, accept: Any = True) -> Any:
+    def _swap(
+        self,
+        k: jax.Array,
+        block: jax.Array,
+        all_: jax.Array,
+        new: jax.Array,
+        accept: bool | jax.Array = True,
+    ) -> jax.Array:
         """Put the k-th fresh block in the place of a block, if that was accepted."""
         size = new.shape[0] // self.refreshes
         part = _take(new, k * size, size)
@@ -192,20 +219,20 @@ class EnergyConservingKernel:
         return _put(all_, part, block * size)
 
 
-def replace_blocks(subsample: Any, fresh: Any, blocks: jax.Array, size: int) -> Any:
+def replace_blocks(subsample: Pytree, fresh: Pytree, blocks: jax.Array, size: int) -> Pytree:
     """Put `fresh` rows, `size` at a time, in place of the given blocks of the subsample."""
 
-    def one(k: Any, kept: Any) -> Any:
+    def replace_block(k: jax.Array, kept: Pytree) -> Pytree:
         return jax.tree.map(
             lambda all_, new: _put(all_, _take(new, k * size, size), blocks[k] * size), kept, fresh
         )
 
-    return jax.lax.fori_loop(0, blocks.shape[0], one, subsample)
+    return jax.lax.fori_loop(0, blocks.shape[0], replace_block, subsample)
 
 
-def _take(array: jax.Array, place: Any, count: int) -> jax.Array:
+def _take(array: jax.Array, place: jax.Array, count: int) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(array, place, count)
 
 
-def _put(array: jax.Array, part: jax.Array, place: Any) -> jax.Array:
+def _put(array: jax.Array, part: jax.Array, place: jax.Array) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(array, part, place, 0)

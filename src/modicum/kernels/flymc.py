@@ -1,24 +1,16 @@
-"""The bright rows of a FlyMC chain: a sorted list of fixed length, and the rows proposed to it.
-
-Row numbers are kept in ascending order and end in the number n, which stands for "no row": whether
-a row is bright is a binary search, and an update merges two sorted lists.
-
-How the lights of a FlyMC chain change at fixed parameters: implicit and explicit updates.
-
-Row k is bright with odds r_k = (L_k - B_k) / B_k, independently of the others. Both updates leave
-that law invariant, and both see the lights as they were before the update (Maclaurin and Adams
-2014, section 3.2).
-
-Firefly Monte Carlo (Maclaurin and Adams 2014): exact, at the price of the bright rows.
+"""Firefly Monte Carlo (Maclaurin and Adams 2014): exact, at the price of the bright rows.
 
 Each row has a light z_k, on with probability 1 - B_k / L_k given the parameters. One iteration
 updates the lights at fixed parameters, then moves the parameters at fixed lights, where the
 log-density is log p(t) + sum_k log B_k + sum over bright k of log r_k, r_k = (L_k - B_k) / B_k.
+
+The kernel comes first, then how lights change, then the list of bright rows: row numbers in
+ascending order that end in the number n, which stands for "no row". Whether a row is bright is a
+binary search, and an update merges two sorted lists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -26,16 +18,20 @@ import jax
 import jax.numpy as jnp
 
 from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt, start_adaptation
-from modicum.kernels.base import Context, Draw
-from modicum.kernels.moves import Move, at_point
+from modicum.kernels.base import BoundSums, Draw, LogDensity, Move, Pytree, RowBounds
+from modicum.kernels.moves import at_point
+from modicum.models.base import Batch
 
 __all__ = [
     "Bright",
     "Candidates",
     "Change",
+    "FlyContext",
     "FlyKernel",
     "FlyState",
     "Overlap",
+    "PreparedCandidates",
+    "PreparedProposals",
     "Proposed",
     "Seen",
     "explicit",
@@ -47,85 +43,191 @@ __all__ = [
 ]
 
 
-class Proposed(NamedTuple):
-    """Rows to be read, and what travels with them."""
+class FlyContext(NamedTuple):
+    """What the kernel reads."""
 
-    row_ids: jax.Array  # where to read: always a row
-    number: jax.Array  # the same in ascending order, or n where there is no row
-    complete: jax.Array  # False where more rows were drawn than there was room for
+    bound: BoundSums
+    n: jax.Array  # rows there are
+    rate: jax.Array  # the probability q with which an update tries a row
+    start: Candidates
 
 
-class Bright(NamedTuple):
-    """Rows with their numbers; a place without a row has the number n."""
+class Candidates(NamedTuple):
+    """Rows that may be bright at the start, each kept with a known chance."""
 
+    row_ids: jax.Array
     number: jax.Array
-    rows: Any  # a pytree with one entry a row
+    chance: jax.Array
 
 
-def skip_through(key: jax.Array, rate: jax.Array, n: jax.Array, most: int) -> Proposed:
-    """Draw each of n rows with probability `rate`, independently; keep the first `most`.
+class FlyState(NamedTuple):
+    """Where the chain is: parameters, bright rows, and what warm-up knows."""
 
-    The gaps between such rows are geometric, so the cost is that of the rows drawn (Maclaurin and
-    Adams 2014, section 3.2); they come in ascending order.
+    z: jax.Array  # whitened coordinates
+    bright: Bright
+    adaptation: Adaptation
+
+
+class PreparedCandidates(NamedTuple):
+    """The candidates once they were read."""
+
+    rows: Bright
+    chance: jax.Array
+
+
+class PreparedProposals(NamedTuple):
+    """The rows whose lights are to be tried, once they were read."""
+
+    rows: Bright
+    complete: jax.Array
+
+
+class Update(NamedTuple):
+    """What an update of the lights did."""
+
+    bright: Bright
+    touched: jax.Array  # rows evaluated
+    refused: jax.Array  # there was no room for the bright rows
+
+
+@dataclass(frozen=True)
+class FlyKernel:
+    """FlyMC over any bounded rows and any move.
+
+    Parameters
+    ----------
+    bounded
+        `cache`, `log_ratio` and `log_base` of rows (see `modicum.estimators.bounds`); hashable.
+    move
+        The step in the parameters at fixed lights.
+    capacity
+        The most bright rows there is room for.
+    proposals
+        The most rows an update of the lights may read.
+    update
+        "implicit": every bright row may go dark, and each dark row is tried with probability q,
+        the context's `rate`. "explicit": each row's light is drawn anew with that probability.
+    target_accept
+        The acceptance rate the step size is tuned for.
+    spread
+        Chains start at `spread` posterior standard deviations about the anchor.
+    first_step
+        Step size to start from; by default guessed from the number of parameters.
     """
-    u = jax.random.uniform(key, (most + 1,))
-    gap = jnp.floor(jnp.log1p(-u) / jnp.log1p(-rate)).astype(int) + 1
-    number = jnp.minimum(jnp.cumsum(gap) - 1, n)
-    return Proposed(jnp.minimum(number[:-1], n - 1), number[:-1], number[-1] >= n)
+
+    bounded: RowBounds[Any]
+    move: Move
+    capacity: int
+    proposals: int
+    update: Literal["implicit", "explicit"] = "implicit"
+    target_accept: float = 0.8
+    spread: float = 1.0
+    first_step: float | None = None
+
+    def initial_row_request(self, key: jax.Array, context: FlyContext) -> Candidates:
+        """Rows that are likely to be bright, found by a pass before the run."""
+        del key
+        return context.start
+
+    def row_request(self, key: jax.Array, context: FlyContext) -> Proposed:
+        """The rows whose lights are tried; they depend on the key alone."""
+        return skip_through(key, context.rate, context.n, self.proposals)
+
+    def prepare(self, batch: Batch, context: FlyContext) -> PreparedCandidates | PreparedProposals:
+        """Find where the rows' bounds are tight; keep what came along with them."""
+        rows = Bright(batch["number"], self.bounded.cache(batch, context.bound.point))
+        if "chance" in batch:
+            return PreparedCandidates(rows, batch["chance"])
+        return PreparedProposals(rows, batch["complete"])
+
+    def init(self, key: jax.Array, batch: PreparedCandidates, context: FlyContext) -> FlyState:
+        """Start at a draw about the anchor with lights drawn there."""
+        where_key, light_key = jax.random.split(key)
+        n, size = context.n, context.bound.point.shape[0]
+        z = self.spread * jax.random.normal(where_key, (size,))
+        log_r = self.bounded.log_ratio(batch.rows.rows, z, context.bound)
+        # a candidate was kept with a chance of its own, which is taken off here
+        chance = jax.nn.sigmoid(log_r) / batch.chance
+        on = (jax.random.uniform(light_key, chance.shape) < chance) & (batch.rows.number < n)
+        bright = first_lit(batch.rows, on, self.capacity, n)
+        return FlyState(z, bright, start_adaptation(size, self.first_step))
+
+    def log_density(self, bright: Bright, context: FlyContext) -> LogDensity:
+        """Log-density of the parameters given the lights, log prior included."""
+        lit = bright.number < context.n
+
+        def density(z: jax.Array) -> jax.Array:
+            log_r = self.bounded.log_ratio(bright.rows, z, context.bound)
+            return self.bounded.log_base(z, context.bound) + jnp.sum(jnp.where(lit, log_r, 0.0))
+
+        return density
+
+    def step(
+        self,
+        key: jax.Array,
+        state: FlyState,
+        flags: AdaptationFlags,
+        batch: PreparedProposals,
+        context: FlyContext,
+    ) -> tuple[FlyState, Draw]:
+        """Update the lights, then move the parameters."""
+        light_key, move_key = jax.random.split(key)
+        bright, touched, refused = self.update_lights(light_key, state, batch, context)
+        density = self.log_density(bright, context)
+        learned = state.adaptation
+        before = at_point(state.z, density)
+        point, info = self.move(move_key, before, density, learned.step_size, learned.inverse_mass)
+        adaptation = adapt(learned, flags, point.position, info.acceptance_rate, self.target_accept)
+        count = jnp.sum(bright.number < context.n)
+        draw = {
+            "position": point.position,
+            "lp": point.logdensity,
+            "step_size": learned.step_size,
+            "n_bright": count,
+            "bright_refused": refused,
+            # the update of the lights; the density after it, and those of the move
+            "rows_touched": touched + count * (info.n_steps + 1),
+            **info._asdict(),
+            # A bright row has no density where its bound is tight. A trajectory that comes near is
+            # thrown far and rejected, which is no sign that a part of the posterior is missing:
+            # the row goes dark there for certain. What counts are energies that are no numbers.
+            "diverging": ~jnp.isfinite(info.energy),
+        }
+        return FlyState(point.position, bright, adaptation), draw
+
+    def update_lights(
+        self, key: jax.Array, state: FlyState, batch: PreparedProposals, context: FlyContext
+    ) -> Update:
+        """Let the lights change, unless there is no room for the bright rows.
+
+        Refusing then is exact for another law: that of parameters and lights given that no more
+        than `capacity` rows are bright. As long as nothing was refused the two cannot be told
+        apart.
+        """
+        n, bright, tried = context.n, state.bright, batch.rows
+        both = overlap(bright.number, tried.number, n)
+        seen = Seen(
+            bright.number,
+            self.bounded.log_ratio(bright.rows, state.z, context.bound),
+            tried.number,
+            self.bounded.log_ratio(tried.rows, state.z, context.bound),
+            both,
+            batch.complete,
+            context.rate,
+            n,
+        )
+        change = UPDATES[self.update](key, seen)
+        after, count = merge(bright, change.stay, tried, change.join, both, n)
+        refused = count > self.capacity
+        made = change.possible & ~refused
+        kept = jax.tree.map(lambda a, b: jnp.where(made, a, b), after, bright)
+        return Update(kept, change.touched, refused)
 
 
-class Overlap(NamedTuple):
-    """Where rows of two ascending lists, bright and tried, stand in each other."""
-
-    place_in_tried: jax.Array  # of each bright row: how many rows tried come before it
-    is_tried: jax.Array  # which bright rows are tried too
-    place_in_bright: jax.Array
-    is_bright: jax.Array
-
-
-def overlap(bright: jax.Array, tried: jax.Array, n: Any) -> Overlap:
-    """Compare two ascending lists of row numbers by binary search."""
-    return Overlap(*_places(bright, tried, n), *_places(tried, bright, n))
-
-
-def _places(sought: jax.Array, among: jax.Array, n: Any) -> tuple[jax.Array, jax.Array]:
-    place = jnp.searchsorted(among, sought)
-    return place, (among[jnp.minimum(place, len(among) - 1)] == sought) & (sought < n)
-
-
-def first_lit(rows: Bright, on: jax.Array, room: int, n: Any) -> Bright:
-    """Those of `rows` that are `on`, the first `room` of them."""
-    source = jnp.nonzero(on, size=room, fill_value=0)[0]
-    number = jnp.where(jnp.arange(room) < jnp.sum(on), rows.number[source], n)
-    return Bright(number, jax.tree.map(lambda values: values[source], rows.rows))
-
-
-def merge(
-    bright: Bright, stay: jax.Array, tried: Bright, join: jax.Array, both: Overlap, n: Any
-) -> tuple[Bright, jax.Array]:
-    """Rows of `bright` that stay and of `tried` that join, in ascending order, and their count.
-
-    No row may both stay and join. Where there are more than places, the last are left out.
-    """
-    room, size = bright.number.shape[0], tried.number.shape[0]
-    staying, joining = _running(stay), _running(join)
-    # the place of a row: rows before it of its own list, and of the other
-    of_bright = staying[:-1] + joining[both.place_in_tried]
-    of_tried = joining[:-1] + staying[both.place_in_bright]
-    place = jnp.concatenate([jnp.where(stay, of_bright, room), jnp.where(join, of_tried, room)])
-    source = jnp.zeros(room, place.dtype).at[place].set(jnp.arange(room + size), mode="drop")
-    count = staying[-1] + joining[-1]
-
-    def pick(old: jax.Array, new: jax.Array) -> jax.Array:
-        return jnp.concatenate([old, new])[source]
-
-    number = jnp.where(jnp.arange(room) < count, pick(bright.number, tried.number), n)
-    return Bright(number, jax.tree.map(pick, bright.rows, tried.rows)), count
-
-
-def _running(mask: jax.Array) -> jax.Array:
-    """How many are True before each place, and in all."""
-    return jnp.concatenate([jnp.zeros(1, int), jnp.cumsum(mask)])
+# How lights change at fixed parameters ----------------------------------------------------
+#
+# Row k is bright with odds r_k, independently of the others. Both updates leave that law
+# invariant, and both see the lights as they were before the update (section 3.2).
 
 
 class Seen(NamedTuple):
@@ -185,161 +287,97 @@ def explicit(key: jax.Array, seen: Seen) -> Change:
     return Change(stay, on & ~seen.both.is_bright, jnp.asarray(True), jnp.sum(real))
 
 
-def _log_uniform(key: jax.Array, like: Any) -> jax.Array:
+def _log_uniform(key: jax.Array, like: jax.Array) -> jax.Array:
     return jnp.log(jax.random.uniform(key, like.shape))
 
 
 UPDATES = {"implicit": implicit, "explicit": explicit}
 
 
-class FlyState(NamedTuple):
-    """Where the chain is: parameters, bright rows, and what warm-up knows."""
-
-    z: jax.Array  # whitened coordinates
-    bright: Bright
-    adaptation: Adaptation
+# The list of bright rows, and the rows proposed to it --------------------------------------
 
 
-class Candidates(NamedTuple):
-    """Rows that may be bright at the start, each kept with a known chance."""
+class Bright(NamedTuple):
+    """Rows with their numbers; a place without a row has the number n."""
 
-    row_ids: jax.Array
     number: jax.Array
-    chance: jax.Array
+    rows: Pytree  # with one entry per row
 
 
-class Update(NamedTuple):
-    """What an update of the lights did."""
+class Proposed(NamedTuple):
+    """Rows whose lights are to be tried."""
 
-    bright: Bright
-    touched: jax.Array  # rows evaluated
-    refused: jax.Array  # there was no room for the bright rows
+    row_ids: jax.Array  # where to read: always a row
+    number: jax.Array  # the same in ascending order, or n where there is no row
+    complete: jax.Array  # False where more rows were drawn than there was room for
 
 
-@dataclass(frozen=True)
-class FlyKernel:
-    """FlyMC over any bounded rows and any move.
+def skip_through(key: jax.Array, rate: jax.Array, n: jax.Array, most: int) -> Proposed:
+    """Draw each of n rows with probability `rate`, independently; keep the first `most`.
 
-    Parameters
-    ----------
-    bounded
-        `cache`, `log_ratio` and `log_base` of rows (see `estimators.BoundedRows`); hashable.
-    move
-        The step in the parameters at fixed lights.
-    capacity
-        The most bright rows there is room for.
-    proposals
-        The most rows an update of the lights may read.
-    update
-        "implicit": every bright row may go dark, and each dark row is tried with probability q,
-        the context's `rate`. "explicit": each row's light is drawn anew with that probability.
-    target_accept
-        The acceptance rate the step size is tuned for.
-    spread
-        Chains start at `spread` posterior standard deviations about the anchor.
-    first_step
-        Step size to start from; by default guessed from the number of parameters.
+    The gaps between such rows are geometric, so the cost is that of the rows drawn (Maclaurin and
+    Adams 2014, section 3.2); they come in ascending order.
     """
+    u = jax.random.uniform(key, (most + 1,))
+    gap = jnp.floor(jnp.log1p(-u) / jnp.log1p(-rate)).astype(int) + 1
+    number = jnp.minimum(jnp.cumsum(gap) - 1, n)
+    return Proposed(jnp.minimum(number[:-1], n - 1), number[:-1], number[-1] >= n)
 
-    bounded: Any
-    move: Move
-    capacity: int
-    proposals: int
-    update: Literal["implicit", "explicit"] = "implicit"
-    target_accept: float = 0.8
-    spread: float = 1.0
-    first_step: float | None = None
 
-    def initial_row_request(self, key: jax.Array, context: Context) -> Candidates:
-        """Rows that are likely to be bright, found by a pass before the run."""
-        del key
-        return Candidates(**context["start"])
+class Overlap(NamedTuple):
+    """Where rows of two ascending lists, bright and tried, stand in each other."""
 
-    def row_request(self, key: jax.Array, context: Context) -> Proposed:
-        """The rows whose lights are tried; they depend on the key alone."""
-        return skip_through(key, context["rate"], context["n"], self.proposals)
+    place_in_tried: jax.Array  # of each bright row: how many rows tried come before it
+    is_tried: jax.Array  # which bright rows are tried too
+    place_in_bright: jax.Array
+    is_bright: jax.Array
 
-    def prepare(self, batch: Any, context: Context) -> Any:
-        """Find where the rows' bounds are tight; keep what travelled with them."""
-        names = {*Proposed._fields, *Candidates._fields} - {"row_ids"}
-        travelled = {name: batch[name] for name in names if name in batch}
-        return travelled | {"rows": self.bounded.cache(batch, context["bound"])}
 
-    def init(self, key: jax.Array, batch: Any, context: Context) -> FlyState:
-        """Start at a draw about the anchor with lights drawn there."""
-        where_key, light_key = jax.random.split(key)
-        n, size = context["n"], context["bound"]["point"].shape[0]
-        z = self.spread * jax.random.normal(where_key, (size,))
-        log_r = self.bounded.log_ratio(batch["rows"], z, context["bound"])
-        # a candidate was kept with a chance of its own, which is taken off here
-        chance = jax.nn.sigmoid(log_r) / batch["chance"]
-        on = (jax.random.uniform(light_key, chance.shape) < chance) & (batch["number"] < n)
-        bright = first_lit(Bright(batch["number"], batch["rows"]), on, self.capacity, n)
-        return FlyState(z, bright, start_adaptation(size, self.first_step))
+def overlap(bright: jax.Array, tried: jax.Array, n: jax.Array | int) -> Overlap:
+    """Compare two ascending lists of row numbers by binary search."""
+    return Overlap(*_places(bright, tried, n), *_places(tried, bright, n))
 
-    def log_density(self, bright: Bright, context: Context) -> Callable[[jax.Array], jax.Array]:
-        """Log-density of the parameters given the lights, log prior included."""
-        lit = bright.number < context["n"]
 
-        def density(z: jax.Array) -> jax.Array:
-            log_r = self.bounded.log_ratio(bright.rows, z, context["bound"])
-            return self.bounded.log_base(z, context["bound"]) + jnp.sum(jnp.where(lit, log_r, 0.0))
+def _places(sought: jax.Array, among: jax.Array, n: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+    place = jnp.searchsorted(among, sought)
+    return place, (among[jnp.minimum(place, len(among) - 1)] == sought) & (sought < n)
 
-        return density
 
-    def step(
-        self, key: jax.Array, state: FlyState, flags: AdaptationFlags, batch: Any, context: Context
-    ) -> tuple[FlyState, Draw]:
-        """Update the lights, then move the parameters."""
-        light_key, move_key = jax.random.split(key)
-        bright, touched, refused = self.update_lights(light_key, state, batch, context)
-        density = self.log_density(bright, context)
-        learned = state.adaptation
-        before = at_point(state.z, density)
-        point, info = self.move(move_key, before, density, learned.step_size, learned.inverse_mass)
-        adaptation = adapt(learned, flags, point.position, info.acceptance_rate, self.target_accept)
-        count = jnp.sum(bright.number < context["n"])
-        draw = {
-            "position": point.position,
-            "lp": point.logdensity,
-            "step_size": learned.step_size,
-            "n_bright": count,
-            "bright_refused": refused,
-            # the update of the lights; the density after it, and those of the move
-            "rows_touched": touched + count * (info.n_steps + 1),
-            **info._asdict(),
-            # A bright row has no density where its bound is tight. A trajectory that comes near is
-            # thrown far and rejected, which is no sign that a part of the posterior is missing:
-            # the row goes dark there for certain. What counts are energies that are no numbers.
-            "diverging": ~jnp.isfinite(info.energy),
-        }
-        return FlyState(point.position, bright, adaptation), draw
+def first_lit(rows: Bright, on: jax.Array, room: int, n: jax.Array | int) -> Bright:
+    """Those of `rows` that are `on`, the first `room` of them."""
+    source = jnp.nonzero(on, size=room, fill_value=0)[0]
+    number = jnp.where(jnp.arange(room) < jnp.sum(on), rows.number[source], n)
+    return Bright(number, jax.tree.map(lambda values: values[source], rows.rows))
 
-    def update_lights(
-        self, key: jax.Array, state: FlyState, batch: Any, context: Context
-    ) -> Update:
-        """Let the lights change, unless there is no room for the bright rows.
 
-        Refusing then is exact for another law: that of parameters and lights given that no more
-        than `capacity` rows are bright. As long as nothing was refused the two cannot be told
-        apart.
-        """
-        n, bright = context["n"], state.bright
-        tried = Bright(batch["number"], batch["rows"])
-        both = overlap(bright.number, tried.number, n)
-        seen = Seen(
-            bright.number,
-            self.bounded.log_ratio(bright.rows, state.z, context["bound"]),
-            tried.number,
-            self.bounded.log_ratio(tried.rows, state.z, context["bound"]),
-            both,
-            batch["complete"],
-            context["rate"],
-            n,
-        )
-        change = UPDATES[self.update](key, seen)
-        after, count = merge(bright, change.stay, tried, change.join, both, n)
-        refused = count > self.capacity
-        made = change.possible & ~refused
-        kept = jax.tree.map(lambda a, b: jnp.where(made, a, b), after, bright)
-        return Update(kept, change.touched, refused)
+def merge(
+    bright: Bright,
+    stay: jax.Array,
+    tried: Bright,
+    join: jax.Array,
+    both: Overlap,
+    n: jax.Array | int,
+) -> tuple[Bright, jax.Array]:
+    """Rows of `bright` that stay and of `tried` that join, in ascending order, and their count.
+
+    No row may both stay and join. Where there are more than places, the last are left out.
+    """
+    room, size = bright.number.shape[0], tried.number.shape[0]
+    staying, joining = _running(stay), _running(join)
+    # the place of a row: rows before it of its own list, and of the other
+    of_bright = staying[:-1] + joining[both.place_in_tried]
+    of_tried = joining[:-1] + staying[both.place_in_bright]
+    place = jnp.concatenate([jnp.where(stay, of_bright, room), jnp.where(join, of_tried, room)])
+    source = jnp.zeros(room, place.dtype).at[place].set(jnp.arange(room + size), mode="drop")
+    count = staying[-1] + joining[-1]
+
+    def pick(old: jax.Array, new: jax.Array) -> jax.Array:
+        return jnp.concatenate([old, new])[source]
+
+    number = jnp.where(jnp.arange(room) < count, pick(bright.number, tried.number), n)
+    return Bright(number, jax.tree.map(pick, bright.rows, tried.rows)), count
+
+
+def _running(mask: jax.Array) -> jax.Array:
+    """How many are True before each place, and in all."""
+    return jnp.concatenate([jnp.zeros(1, int), jnp.cumsum(mask)])

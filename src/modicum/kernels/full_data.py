@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt, start_adaptation
-from modicum.kernels.base import Context, Draw, unwhiten
-from modicum.kernels.moves import Move, Point, at_point
+from modicum.kernels.base import (
+    Draw,
+    LogDensity,
+    LogPosterior,
+    Move,
+    Point,
+    Pytree,
+    unwhiten,
+)
+from modicum.kernels.moves import at_point
+from modicum.models.base import Batch
 
-__all__ = ["FullDataKernel", "FullDataState", "ModeStarts"]
+__all__ = ["FullDataContext", "FullDataKernel", "FullDataState", "ModeStarts"]
 
-LogPosterior = Callable[[jax.Array, Any], jax.Array]
+
+class FullDataContext(NamedTuple):
+    """What the kernel reads."""
+
+    point: jax.Array  # t*
+    factor: jax.Array  # L
+    n: jax.Array  # rows there are
+    data: Pytree  # the rows, in the form the log-posterior reads
+    starts: ModeStarts | None = None  # where there are several modes
 
 
 class FullDataState(NamedTuple):
@@ -52,33 +68,32 @@ class FullDataKernel:
         Step size to start from; by default guessed from the number of parameters.
     """
 
-    log_posterior: Any
+    log_posterior: LogPosterior
     move: Move
     target_accept: float = 0.8
     spread: float = 1.0
     first_step: float | None = None
 
-    def initial_row_request(self, key: jax.Array, context: Context) -> None:
+    def initial_row_request(self, key: jax.Array, context: FullDataContext) -> None:
         """Full-data kernels read all rows through the context, not by index."""
 
-    def row_request(self, key: jax.Array, context: Context) -> None:
+    def row_request(self, key: jax.Array, context: FullDataContext) -> None:
         """Full-data kernels read all rows through the context, not by index."""
 
-    def prepare(self, batch: Any, context: Context) -> Any:
+    def prepare(self, batch: Batch, context: FullDataContext) -> None:
         """Nothing to prepare."""
-        del context
-        return batch
+        del batch, context
 
-    def _density(self, context: Context) -> Callable[[jax.Array], jax.Array]:
-        return lambda z: self.log_posterior(unwhiten(z, context), context["data"])
+    def _density(self, context: FullDataContext) -> LogDensity:
+        return lambda z: self.log_posterior(unwhiten(z, context), context.data)
 
-    def init(self, key: jax.Array, batch: Any, context: Context) -> FullDataState:
+    def init(self, key: jax.Array, batch: None, context: FullDataContext) -> FullDataState:
         """Start at a draw about the anchor, or about the mode that is this chain's."""
         del batch
-        size = context["point"].shape[0]
+        size = context.point.shape[0]
         z = self.spread * jax.random.normal(key, (size,))
-        if "starts" in context:
-            starts: ModeStarts = context["starts"]
+        if context.starts is not None:
+            starts = context.starts
             chain = jnp.argmax(jnp.all(starts.keys == jax.random.key_data(key), axis=1))
             mode = starts.mode[chain]
             z = starts.centre[mode] + starts.spread[mode] @ z
@@ -90,8 +105,8 @@ class FullDataKernel:
         key: jax.Array,
         state: FullDataState,
         flags: AdaptationFlags,
-        batch: Any,
-        context: Context,
+        batch: None,
+        context: FullDataContext,
     ) -> tuple[FullDataState, Draw]:
         """One trajectory, one lesson for warm-up."""
         del batch
@@ -104,7 +119,7 @@ class FullDataKernel:
             "position": point.position,
             "lp": point.logdensity,
             "step_size": learned.step_size,
-            "rows_touched": info.n_steps * context["rows"],
+            "rows_touched": info.n_steps * context.n,
             **info._asdict(),
         }
         return FullDataState(point, adaptation), draw

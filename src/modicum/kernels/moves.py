@@ -1,41 +1,32 @@
-"""Hamiltonian Monte Carlo with a given number of leapfrog steps, each point evaluated once.
+"""How a kernel moves the parameters at a given step size: HMC, NUTS, MALA and a random walk.
 
-A density may hand back what it computed on the way, and its value at the start need not be known:
-the loop evaluates start, middle and end in one place, which makes it quicker to compile than
-BlackJAX's HMC and spares an evaluation or two of the rows.
-
-How a kernel moves the parameters at a given step size: HMC, and BlackJAX's NUTS.
-
-Both know only a log-density. The same moves serve all rows and a subsample held fixed.
-
-Moves of a single step: BlackJAX's Metropolis-adjusted Langevin algorithm and random walk.
-
-`step_size` is the standard deviation of the proposal's noise in both, in units of the inverse mass.
+Moves know only a log-density, so that the same ones serve all rows and a subsample held fixed.
+NUTS and the moves of a single step are BlackJAX's. HMC is our own: its density may hand back what
+it computed on the way, and its value at the start need not be known. The loop then evaluates start,
+middle and end in one place, which makes it quicker to compile than BlackJAX's HMC and spares an
+evaluation or two of the rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-import blackjax.mcmc.hmc as blackjax_hmc
 import blackjax.mcmc.mala as blackjax_mala
 import blackjax.mcmc.nuts as blackjax_nuts
 import blackjax.mcmc.random_walk as blackjax_walk
 import jax
 import jax.numpy as jnp
 
+from modicum.kernels.base import LogDensity, Move, MoveInfo, Point, Pytree
+
 __all__ = [
     "Density",
     "Evaluated",
     "HMCMove",
-    "LogDensity",
     "MALAMove",
-    "Move",
-    "MoveInfo",
     "NUTSMove",
-    "Point",
     "RandomWalkMove",
     "Trajectory",
     "at_point",
@@ -44,16 +35,106 @@ __all__ = [
 ]
 
 DIVERGENT = 1_000.0  # a rise of the energy that says the integrator has gone astray
-Density = Callable[[jax.Array], tuple[jax.Array, Any]]
+Density: TypeAlias = Callable[[jax.Array], tuple[jax.Array, Pytree]]  # with by-products
+
+
+def at_point(position: jax.Array, logdensity: LogDensity) -> Point:
+    """Evaluate the log-density and its gradient at `position`."""
+    return Point(position, *jax.value_and_grad(logdensity)(position))
 
 
 class Evaluated(NamedTuple):
-    """A point, and all that its density told there."""
+    """A position, and all that its density computed there."""
 
     position: jax.Array
     logdensity: jax.Array
     gradient: jax.Array
-    by_product: Any
+    by_product: Pytree
+
+
+def move_afresh(
+    move: Move,
+    key: jax.Array,
+    position: jax.Array,
+    density: Density,
+    step_size: jax.Array,
+    inverse_mass: jax.Array,
+) -> tuple[Evaluated, MoveInfo, jax.Array]:
+    """Move from a position where the density is not known, keeping its by-products.
+
+    `density(z)` returns the log-density and what else it computed. The last of what is returned
+    is the number of evaluations: HMC needs none but those of its trajectory.
+    """
+    if type(move) is HMCMove:  # a class made of it may move in its own way
+        point, info = move.travel(key, position, density, step_size, inverse_mass)
+        return point, info, info.n_steps + 1
+
+    def plain(z: jax.Array) -> jax.Array:
+        return density(z)[0]
+
+    moved, info = move(key, at_point(position, plain), plain, step_size, inverse_mass)
+    value, by_product = density(moved.position)
+    point = Evaluated(moved.position, value, moved.logdensity_grad, by_product)
+    return point, info, info.n_steps + 2
+
+
+# Hamiltonian Monte Carlo ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HMCMove:
+    """Hamiltonian Monte Carlo with a fixed trajectory length: L = ceil(trajectory / step size).
+
+    Parameters
+    ----------
+    trajectory
+        Step size times the number of leapfrog steps; 1.2 in the HMC-ECS paper (section 6.3).
+    max_steps
+        The most leapfrog steps, however small the step size.
+    jitter
+        Each trajectory is longer or shorter by up to this share, at random: it breaks the
+        resonances a fixed length can have.
+    """
+
+    trajectory: float = 1.2
+    max_steps: int = 100
+    jitter: float = 0.0
+
+    def __call__(
+        self,
+        key: jax.Array,
+        point: Point,
+        logdensity: LogDensity,
+        step_size: jax.Array,
+        inverse_mass: jax.Array,
+    ) -> tuple[Point, MoveInfo]:
+        """Follow one trajectory and accept or reject its end."""
+        start = Evaluated(point.position, point.logdensity, point.logdensity_grad, None)
+
+        def density(z: jax.Array) -> tuple[jax.Array, None]:
+            return logdensity(z), None
+
+        there, info = self.travel(key, start, density, step_size, inverse_mass)
+        return Point(there.position, there.logdensity, there.gradient), info
+
+    def travel(
+        self,
+        key: jax.Array,
+        start: jax.Array | Evaluated,
+        density: Density,
+        step_size: jax.Array,
+        inverse_mass: jax.Array,
+    ) -> tuple[Evaluated, MoveInfo]:
+        """The same from a start that may still have to be evaluated, with by-products."""
+        length: float | jax.Array = self.trajectory
+        if self.jitter:
+            key, length_key = jax.random.split(key)
+            length *= 1 + self.jitter * jax.random.uniform(length_key, minval=-1.0, maxval=1.0)
+        steps = jnp.clip(jnp.ceil(length / step_size), 1, self.max_steps).astype(int)
+        path = follow(key, start, density, step_size, inverse_mass, steps)
+        return path.point, MoveInfo(
+            path.acceptance_rate, path.diverging, path.energy, steps, jnp.asarray(False)
+        )
 
 
 class Trajectory(NamedTuple):
@@ -97,7 +178,7 @@ def follow(
         here = at(here.position + h * inverse_mass * p)
         return here, p + h / 2 * here.gradient
 
-    def leap_or_begin(i: Any, carry: Any) -> Any:
+    def leap_or_begin(i: jax.Array, carry: Pytree) -> Pytree:
         first, here, p = carry
         here, p = leap(here, p, jnp.where(i == 0, 0.0, step_size))
         return jax.tree.map(lambda new, old: jnp.where(i == 0, new, old), here, first), here, p
@@ -121,7 +202,11 @@ def _kinetic(momentum: jax.Array, inverse_mass: jax.Array) -> jax.Array:
 
 
 def _decide(
-    first: Evaluated, last: Evaluated, before: Any, after: Any, log_uniform: jax.Array
+    first: Evaluated,
+    last: Evaluated,
+    before: jax.Array,
+    after: jax.Array,
+    log_uniform: jax.Array,
 ) -> Trajectory:
     """Metropolis on the total energy; what is not a number is never accepted."""
     energy = after - last.logdensity
@@ -137,120 +222,7 @@ def _decide(
     )
 
 
-Point: TypeAlias = Any  # BlackJAX's HMCState: position, log-density and its gradient
-LogDensity: TypeAlias = Callable[[jax.Array], jax.Array]
-
-
-class MoveInfo(NamedTuple):
-    """What a move tells about itself."""
-
-    acceptance_rate: jax.Array
-    diverging: jax.Array
-    energy: jax.Array
-    n_steps: jax.Array  # gradients it took
-    reached_max_treedepth: jax.Array
-
-
-class Move(Protocol):
-    """Anything that leaves exp(logdensity) invariant. Hashable."""
-
-    def __call__(
-        self,
-        key: jax.Array,
-        point: Point,
-        logdensity: LogDensity,
-        step_size: jax.Array,
-        inverse_mass: jax.Array,
-    ) -> tuple[Point, MoveInfo]:
-        """Return the next point."""
-        ...
-
-
-def at_point(position: jax.Array, logdensity: LogDensity) -> Point:
-    """Evaluate the log-density and its gradient at `position`."""
-    return blackjax_hmc.init(position, logdensity)
-
-
-def move_afresh(
-    move: Move,
-    key: jax.Array,
-    position: jax.Array,
-    density: Density,
-    step_size: jax.Array,
-    inverse_mass: jax.Array,
-) -> tuple[Evaluated, MoveInfo, jax.Array]:
-    """Move from a position where the density is not known, keeping its by-products.
-
-    `density(z)` returns the log-density and what else it computed. The last of what is returned
-    is the number of evaluations: HMC needs none but those of its trajectory.
-    """
-    if type(move) is HMCMove:  # a class made of it may move in its own way
-        point, info = move.travel(key, position, density, step_size, inverse_mass)
-        return point, info, info.n_steps + 1
-
-    def plain(z: jax.Array) -> jax.Array:
-        return density(z)[0]
-
-    moved, info = move(key, at_point(position, plain), plain, step_size, inverse_mass)
-    value, by_product = density(moved.position)
-    point = Evaluated(moved.position, value, moved.logdensity_grad, by_product)
-    return point, info, info.n_steps + 2
-
-
-@dataclass(frozen=True)
-class HMCMove:
-    """Hamiltonian Monte Carlo with a fixed trajectory length: L = ceil(trajectory / step size).
-
-    Parameters
-    ----------
-    trajectory
-        Step size times the number of leapfrog steps; 1.2 in the HMC-ECS paper (section 6.3).
-    max_steps
-        The most leapfrog steps, however small the step size.
-    jitter
-        Each trajectory is longer or shorter by up to this share, at random: it breaks the
-        resonances a fixed length can have.
-    """
-
-    trajectory: float = 1.2
-    max_steps: int = 100
-    jitter: float = 0.0
-
-    def __call__(
-        self,
-        key: jax.Array,
-        point: Point,
-        logdensity: LogDensity,
-        step_size: jax.Array,
-        inverse_mass: jax.Array,
-    ) -> tuple[Point, MoveInfo]:
-        """Follow one trajectory and accept or reject its end."""
-        start = Evaluated(point.position, point.logdensity, point.logdensity_grad, None)
-
-        def density(z: jax.Array) -> tuple[jax.Array, None]:
-            return logdensity(z), None
-
-        there, info = self.travel(key, start, density, step_size, inverse_mass)
-        return type(point)(there.position, there.logdensity, there.gradient), info
-
-    def travel(
-        self,
-        key: jax.Array,
-        start: jax.Array | Evaluated,
-        density: Density,
-        step_size: jax.Array,
-        inverse_mass: jax.Array,
-    ) -> tuple[Evaluated, MoveInfo]:
-        """The same from a start that may still have to be evaluated, with by-products."""
-        length: Any = self.trajectory
-        if self.jitter:
-            key, length_key = jax.random.split(key)
-            length *= 1 + self.jitter * jax.random.uniform(length_key, minval=-1.0, maxval=1.0)
-        steps = jnp.clip(jnp.ceil(length / step_size), 1, self.max_steps).astype(int)
-        path = follow(key, start, density, step_size, inverse_mass, steps)
-        return path.point, MoveInfo(
-            path.acceptance_rate, path.diverging, path.energy, steps, jnp.asarray(False)
-        )
+# BlackJAX's moves -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -275,10 +247,10 @@ class NUTSMove:
     ) -> tuple[Point, MoveInfo]:
         """Build one trajectory and draw a point from it."""
         kernel = blackjax_nuts.build_kernel()
-        point, info = kernel(key, point, logdensity, step_size, inverse_mass, self.max_depth)
+        moved, info = kernel(key, point, logdensity, step_size, inverse_mass, self.max_depth)
         full = (info.num_trajectory_expansions >= self.max_depth) & ~info.is_turning
         rate = info.acceptance_rate
-        return point, MoveInfo(
+        return Point(*moved), MoveInfo(
             acceptance_rate=jnp.where(jnp.isfinite(rate), rate, 0.0),
             diverging=info.is_divergent,
             energy=info.energy,
@@ -309,10 +281,10 @@ class MALAMove:
             key, state, lambda y: logdensity(y * scale), step_size**2 / 2
         )
         # A rejected point is handed back as it came, not as scaled there and back.
-        moved = type(point)(state.position * scale, state.logdensity, state.logdensity_grad / scale)
+        moved = Point(state.position * scale, state.logdensity, state.logdensity_grad / scale)
         point = jax.tree.map(lambda a, b: jnp.where(info.is_accepted, a, b), moved, point)
         # no chance at all is what NaN, infinity or a wild leap leads to
-        return point, _told(point, info.acceptance_rate, info.acceptance_rate == 0)
+        return point, _single_step(point, info.acceptance_rate, info.acceptance_rate == 0)
 
 
 @dataclass(frozen=True)
@@ -332,11 +304,11 @@ class RandomWalkMove:
         state = blackjax_walk.RWState(point.position, point.logdensity)
         state, info = blackjax_walk.build_additive_step()(key, state, logdensity, leap)
         # No gradient was asked for: zeros keep the point's shape.
-        point = type(point)(state.position, state.logdensity, jnp.zeros_like(state.position))
-        return point, _told(point, info.acceptance_rate, jnp.asarray(False))
+        point = Point(state.position, state.logdensity, jnp.zeros_like(state.position))
+        return point, _single_step(point, info.acceptance_rate, jnp.asarray(False))
 
 
-def _told(point: Point, rate: jax.Array, diverging: jax.Array) -> MoveInfo:
+def _single_step(point: Point, rate: jax.Array, diverging: jax.Array) -> MoveInfo:
     return MoveInfo(
         acceptance_rate=rate,
         diverging=diverging,

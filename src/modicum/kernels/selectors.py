@@ -1,12 +1,7 @@
-"""What a selector is: which of several drawn batches drives a step.
+"""Selectors: which of several drawn batches drives a step of stochastic-gradient MCMC.
 
-The batch that was drawn.
-
-Exponentially weighted batches: the index chain of EWSG (EWSG paper, section 4.3, Algorithm 1).
-
-Batches are weighted by how well the step they make matches that of the full gradient,
-p_I ~ exp(|x + a_I|^2 / 2). To first order this adds to friction what the batch adds to noise, so
-that the momentum keeps its temperature. It is not a reduction of the gradient's variance.
+`Plain` uses the one batch that was drawn. `Exponential` is the index chain of EWSG. A new selector
+is a class here and a line in SELECTORS.
 """
 
 from __future__ import annotations
@@ -14,13 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from modicum.errors import SettingError, whole_number
-from modicum.kernels.base import Draw
+from modicum.kernels.base import Draw, Pytree
 from modicum.kernels.integrators import Integrator, NoiseMatch
 
 __all__ = ["SELECTORS", "Exponential", "Plain", "Selector"]
@@ -31,7 +26,7 @@ class Selector(ABC):
 
     @abstractmethod
     def batches(self, integrator: Integrator) -> int:
-        """How many batches a step wants; refuses integrators it cannot serve."""
+        """How many batches a step draws; refuses integrators it cannot serve."""
 
     @abstractmethod
     def select(
@@ -42,7 +37,7 @@ class Selector(ABC):
 
 @dataclass(frozen=True)
 class Plain(Selector):
-    """One batch a step, used as it is."""
+    """One batch per step, used as it is."""
 
     def batches(self, integrator: Integrator) -> int:
         """One."""
@@ -59,12 +54,17 @@ class Plain(Selector):
 
 @dataclass(frozen=True)
 class Exponential(Selector):
-    """A Metropolis chain over batches, from a uniform start.
+    """Exponentially weighted batches, by a Metropolis chain over them (EWSG paper, Algorithm 1).
+
+    Batches are weighted by how well the step they make matches that of the full gradient,
+    p_I ~ exp(|x + a_I|^2 / 2) (section 4.3). To first order this adds to friction what the batch
+    adds to noise, so that the momentum keeps its temperature. It is not a reduction of the
+    gradient's variance. The chain starts from a uniform batch.
 
     Parameters
     ----------
     index_steps
-        Length M of the chain; M + 1 batches are drawn a step. From a uniform start one step is
+        Length M of the chain; M + 1 batches are drawn per step. From a uniform start one step is
         exact to first order in the weights.
     x
         What stands for the unknown next momentum r' in x: "current" r' = r, x = sqrt(h) gamma r /
@@ -119,7 +119,7 @@ class Exponential(Selector):
             x = self.guess(match)
         log_uniform = jnp.log(jax.random.uniform(key, (self.index_steps,), gradients.dtype))
 
-        def propose(now: Any, candidate: Any) -> Any:
+        def propose(now: jax.Array, candidate: Pytree) -> tuple[jax.Array, jax.Array]:
             then, limit = candidate
             accept = limit < self.log_ratio(match.scale * now, match.scale * then, x)
             return jnp.where(accept, then, now), accept
@@ -137,7 +137,7 @@ class Exponential(Selector):
         }[self.x]
 
     def log_ratio(self, now: jax.Array, proposed: jax.Array, x: jax.Array) -> jax.Array:
-        """Log p_J - log p_I (eq. 5): (a_J - a_I) . (x + (a_J + a_I) / 2)."""
+        """log p_J - log p_I (eq. 5): (a_J - a_I) . (x + (a_J + a_I) / 2)."""
         about = x if self.weights == "linear" else x + (proposed + now) / 2
         return jnp.sum((proposed - now) * about)
 

@@ -15,9 +15,17 @@ import jax
 import jax.numpy as jnp
 
 from modicum.designs import Design, Drawn
-from modicum.kernels.base import Context, Draw, scaled
+from modicum.kernels.base import (
+    Draw,
+    GradientEstimator,
+    Pytree,
+    StochasticGradientContext,
+    scaled,
+)
 from modicum.kernels.integrators import Integrator, IntegratorState
 from modicum.kernels.selectors import Selector
+from modicum.models.base import Batch
+from modicum.runtime import Array
 
 __all__ = ["StepFlags", "StochasticGradientKernel", "StochasticGradientState"]
 
@@ -25,16 +33,16 @@ __all__ = ["StepFlags", "StochasticGradientKernel", "StochasticGradientState"]
 class StepFlags(NamedTuple):
     """What is known of a step before the run."""
 
-    step_size: Any
-    refreshed: Any  # the momentum is drawn anew before it
-    renewed: Any  # the estimator's memory was renewed by a pass before it
+    step_size: Array
+    refreshed: Array  # the momentum is drawn anew before it
+    renewed: Array  # the estimator's memory was renewed by a pass before it
 
 
 class StochasticGradientState(NamedTuple):
     """Where the chain is, and what its estimator remembers."""
 
-    walk: IntegratorState
-    memory: Any
+    integrator: IntegratorState
+    memory: Pytree
 
 
 @dataclass(frozen=True)
@@ -58,9 +66,9 @@ class StochasticGradientKernel:
     """
 
     integrator: Integrator
-    estimator: Any
+    estimator: GradientEstimator[Any]
     selector: Selector
-    design: Design
+    design: Design[Any]
     batch: int
     precision: Literal["float64", "float32"] = "float64"
     own_start: Callable[[jax.Array], jax.Array] | None = None
@@ -75,30 +83,32 @@ class StochasticGradientKernel:
         """Gradients of single rows a step evaluates, snapshots aside."""
         return self.batches * self.batch * int(self.estimator.evaluations)
 
-    def initial_row_request(self, key: jax.Array, context: Context) -> None:
+    def initial_row_request(self, key: jax.Array, context: StochasticGradientContext) -> None:
         """A chain starts without rows."""
 
-    def row_request(self, key: jax.Array, context: Context) -> Drawn:
+    def row_request(self, key: jax.Array, context: StochasticGradientContext) -> Drawn:
         """All candidate batches, each with a key of its own."""
         keys = jax.random.split(key, self.batches)
-        return jax.vmap(lambda k: self.design.draw(k, self.batch, context["design"]))(keys)
+        return jax.vmap(lambda k: self.design.draw(k, self.batch, context.design))(keys)
 
-    def prepare(self, batch: Any, context: Context) -> Any:
+    def prepare(self, batch: Batch, context: StochasticGradientContext) -> Pytree:
         """What the estimator makes of rows without the state, batch by batch."""
-        return jax.vmap(lambda one: self.estimator.prepare(one, context))(batch)
+        return jax.vmap(lambda each: self.estimator.prepare(each, context))(batch)
 
-    def init(self, key: jax.Array, batch: Any, context: Context) -> StochasticGradientState:
-        """Start at the given point or one of its own, or scattered about it."""
+    def init(
+        self, key: jax.Array, batch: None, context: StochasticGradientContext
+    ) -> StochasticGradientState:
+        """Start at the context's point or one of its own, or scattered about it."""
         del batch
-        place_key, walk_key = jax.random.split(key)
-        start = context["start"]
+        place_key, dynamics_key = jax.random.split(key)
+        start = context.start
         if self.own_start is not None:
             own_key, place_key = jax.random.split(place_key)
-            start = self.own_start(own_key).astype(start.dtype) - context["point"]
+            start = self.own_start(own_key).astype(start.dtype) - context.point
         away = jax.random.normal(place_key, start.shape, start.dtype)
-        z = start + scaled(context["spread"], away)
+        z = start + scaled(context.spread, away)
         return StochasticGradientState(
-            self.integrator.start(walk_key, z), self.estimator.start(z, context)
+            self.integrator.start(dynamics_key, z), self.estimator.start(z, context)
         )
 
     def step(
@@ -106,36 +116,38 @@ class StochasticGradientKernel:
         key: jax.Array,
         state: StochasticGradientState,
         flags: StepFlags,
-        batch: Any,
-        context: Context,
+        batch: Pytree,
+        context: StochasticGradientContext,
     ) -> tuple[StochasticGradientState, Draw]:
         """Drift, gradients, choice, kick."""
         # A plain step uses its key for one thing, and need not split it.
         plain = self.batches == 1 and self.integrator.period is None
         refresh_key, select_key, kick_key = (key,) * 3 if plain else jax.random.split(key, 3)
-        walk, memory = state
-        h = flags.step_size.astype(walk.z.dtype)
+        now, memory = state
+        h = jnp.asarray(flags.step_size, now.z.dtype)
         if self.integrator.period is not None:
-            fresh = self.integrator.refresh(refresh_key, walk)
-            walk = jax.tree.map(partial(jnp.where, flags.refreshed), fresh, walk)
-        walk = self.integrator.drift(walk, h)
-        gradients = self.gradients(walk.z, batch, memory, context)
+            fresh = self.integrator.refresh(refresh_key, now)
+            now = jax.tree.map(partial(jnp.where, flags.refreshed), fresh, now)
+        now = self.integrator.drift(now, h)
+        gradients = self.gradients(now.z, batch, memory, context)
         gradient, info = self.selector.select(
-            select_key, gradients, lambda: self.integrator.noise_match(walk, h)
+            select_key, gradients, lambda: self.integrator.noise_match(now, h)
         )
 
         def diagonal() -> jax.Array:
             jacobian = jax.jacfwd(lambda z: self.gradients(z, batch, memory, context)[0])
-            return jnp.diagonal(jacobian(walk.z))
+            return jnp.diagonal(jacobian(now.z))
 
-        walk = self.integrator.kick(kick_key, walk, gradient, h, context, diagonal)
-        touched = self.cost + jnp.where(flags.renewed, context["rows"], 0)
-        draw = {"position": walk.z, "step_size": h, "rows_touched": touched, **info}
-        return StochasticGradientState(walk, memory), draw
+        after = self.integrator.kick(kick_key, now, gradient, h, context, diagonal)
+        touched = self.cost + jnp.where(flags.renewed, context.n, 0)
+        draw = {"position": after.z, "step_size": h, "rows_touched": touched, **info}
+        return StochasticGradientState(after, memory), draw
 
-    def gradients(self, z: jax.Array, batches: Any, memory: Any, context: Context) -> jax.Array:
+    def gradients(
+        self, z: jax.Array, batches: Pytree, memory: Pytree, context: StochasticGradientContext
+    ) -> jax.Array:
         """The gradient of U at z by each batch, (batches, d)."""
         if self.batches == 1:
             only = jax.tree.map(lambda field: field[0], batches)
             return self.estimator.gradient(z, only, memory, context)[None]
-        return jax.vmap(lambda one: self.estimator.gradient(z, one, memory, context))(batches)
+        return jax.vmap(lambda each: self.estimator.gradient(z, each, memory, context))(batches)

@@ -4,24 +4,45 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypedDict
 
 import numpy as np
 
-from modicum.errors import ModicumWarning, SettingError
-from modicum.kernels.base import Kernel
+from modicum.errors import ModicumWarning, SettingError, is_number
+from modicum.kernels.base import Kernel, Pytree
 from modicum.ledger import Ledger
 from modicum.models import Target
+from modicum.models.base import Batch
 from modicum.passes import NEAR, Anchor, ModeRecord, Starts, Sums, anchor_at_mode
 from modicum.rows import Rows
 from modicum.run import Checkpoint, History, PeriodicHook
 
-__all__ = ["Coordinates", "Method", "Outcome", "Parameters", "Plan", "Task"]
+__all__ = [
+    "Chosen",
+    "Coordinates",
+    "Method",
+    "Outcome",
+    "Parameters",
+    "Plan",
+    "Task",
+    "Tuning",
+    "check_memory_limit",
+]
 
 Arrays = dict[str, np.ndarray]
+
+
+class Chosen(TypedDict):
+    """A setting's value, and the reason for it."""
+
+    value: float | str | None
+    why: str
+
+
+Tuning = dict[str, Chosen | str | float | list[float]]  # what `Posterior.tuning` shows
 
 
 @dataclass(frozen=True)
@@ -115,14 +136,14 @@ class Parameters:
 class Plan:
     """A kernel ready to run, with everything it reads."""
 
-    kernel: Kernel
-    context: Any
-    flags: Any
+    kernel: Kernel[Any, Any]
+    context: Pytree
+    flags: Pytree
     anchor: Coordinates
-    rows: Any = None  # rows the kernel wants by index (see run.Chains)
-    floats_per_iteration: int = 0  # prepared of the rows an iteration wants
+    rows: Batch | Rows | None = None  # those the kernel requests (see run.Chains)
+    floats_per_iteration: int = 0  # prepared of the rows an iteration requests
     start_rows: int = 0  # evaluated by each chain before its first iteration
-    tuning: dict[str, Any] = field(default_factory=dict)
+    tuning: Tuning = field(default_factory=dict)
     notes: list[ModicumWarning] = field(default_factory=list)
     pause: PeriodicHook | None = None  # what is done to the chains between iterations
 
@@ -140,15 +161,20 @@ class Method(ABC):
     """A named composition with its settings: what `method=` accepts."""
 
     name: ClassVar[str]
+    summary: ClassVar[str]  # in a few words, for help texts and lists
 
     @abstractmethod
     def plan(self, task: Task) -> Plan:
         """Find the anchor, tune what is tuned ahead, compose the kernel."""
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
-        """Look back at the run: weights of the draws, and what the user must be told."""
+        """Look back at the run: weights of the draws, and reasons to doubt them."""
         del task, plan, history
         return Outcome()
+
+    def doubted(self, plan: Plan, doubts: Sequence[ModicumWarning]) -> None:
+        """Withdraw from `plan.tuning` what all the `doubts` about the run leave no reason for."""
+        del plan, doubts
 
     def iterations(self, passes: float, rows: int) -> int:
         """How many iterations of one chain `passes` passes over the rows pay for."""
@@ -157,3 +183,9 @@ class Method(ABC):
             f"iterations of {self.name} differ in cost, so that a number of passes does not say "
             "how many there are; give draws instead."
         )
+
+
+def check_memory_limit(limit: int | None) -> None:
+    """Refuse a setting `memory_limit` that is neither None nor a number of bytes."""
+    if limit is not None and not (is_number(limit) and limit >= 0):
+        raise SettingError(f"memory_limit must be a number of bytes, or None, not {limit!r}.")

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from math import ceil
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.errors import SettingError, is_number, whole_number
+from modicum.errors import ModicumWarning, SettingError, is_number, whole_number
 from modicum.kernels.adaptation import schedule
-from modicum.kernels.full_data import FullDataKernel, ModeStarts
-from modicum.kernels.moves import HMCMove, Move, NUTSMove
-from modicum.methods.base import Method, Plan, Task
+from modicum.kernels.base import Move, Pytree
+from modicum.kernels.full_data import FullDataContext, FullDataKernel, ModeStarts
+from modicum.kernels.moves import HMCMove, NUTSMove
+from modicum.methods.base import Method, Outcome, Plan, Task, Tuning, check_memory_limit
+from modicum.methods.cost import slow_run
 from modicum.models import Target
-from modicum.passes import Anchor
+from modicum.passes import Anchor, Modes
 from modicum.passes.full_likelihood import Resident, Streamed, hold, log_likelihood
 from modicum.random import chain_keys
-from modicum.run import first_keys
+from modicum.run import History, first_keys
 from modicum.runtime import in_double_precision
 
 __all__ = ["HMC", "NUTS"]
@@ -32,7 +35,7 @@ class WholeLogPosterior:
     target: Target
     source: Resident | Streamed
 
-    def __call__(self, t: jax.Array, chunks: Any) -> jax.Array:
+    def __call__(self, t: jax.Array, chunks: Pytree) -> jax.Array:
         return log_likelihood(self.target, self.source, t, chunks) + self.target.log_prior(t)
 
 
@@ -60,12 +63,15 @@ class _FullData(Method):
             raise SettingError("target_accept must lie between 0 and 1; 0.8 is usual.")
         if self.step_size is not None and not (is_number(self.step_size) and self.step_size > 0):
             raise SettingError("step_size must be a positive number, or None to tune it.")
-        if self.memory_limit is not None and not is_number(self.memory_limit):
-            raise SettingError("memory_limit must be a number of bytes, or None.")
+        check_memory_limit(self.memory_limit)
 
     @abstractmethod
     def move(self) -> Move:
         """The Hamiltonian move."""
+
+    @abstractmethod
+    def gradients(self, size: int) -> int:
+        """Gradients of all rows that an iteration is expected to take, with `size` parameters."""
 
     @in_double_precision
     def plan(self, task: Task) -> Plan:
@@ -78,25 +84,52 @@ class _FullData(Method):
             self.target_accept,
             first_step=self.step_size,
         )
-        context = {
-            "point": jnp.asarray(anchor.point),
-            "factor": jnp.asarray(anchor.factor),
-            "rows": jnp.asarray(len(task.rows)),
-            "data": chunks,
-        }
         spread = anchor.modes is not None and len(anchor.modes) > 1
-        if spread:
-            context["starts"] = _starts(anchor, task)
+        context = FullDataContext(
+            point=jnp.asarray(anchor.point),
+            factor=jnp.asarray(anchor.factor),
+            n=jnp.asarray(len(task.rows)),
+            data=chunks,
+            starts=_starts(anchor, task) if spread else None,
+        )
         tuned = self.step_size is None
         flags = schedule(task.tune, task.draws, adapt_mass=tuned, adapt_step=tuned)
-        tuning = {"rows held": "in memory" if isinstance(source, Resident) else "on disk"}
-        notes = list(anchor.notes)
+        tuning: Tuning = {"rows held": "in memory" if isinstance(source, Resident) else "on disk"}
+        notes = [*anchor.notes, *self._slow(task, anchor.point)]
         if anchor.modes is not None and spread:
             notes = [note for note in notes if note.code != "other-modes"]
             notes += anchor.modes.ignored(task.chains, task.names)
             tuning["modes"] = anchor.modes.text(task.chains)
         start = len(task.rows)
         return Plan(kernel, context, flags, anchor, start_rows=start, tuning=tuning, notes=notes)
+
+    def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
+        """Say so if chains that were spread over several modes stayed where they began."""
+        modes = task.anchor_at_mode().modes
+        if modes is None or len(modes) < 2 or task.chains < 2:
+            return Outcome(target_accept=self.target_accept)
+        at = plan.anchor.point + history.position @ plan.anchor.factor.T
+        apart = [_apart(modes, task.chains)] if modes.apart(at) else []
+        return Outcome(target_accept=self.target_accept, warnings=apart)
+
+    def _slow(self, task: Task, point: np.ndarray) -> list[ModicumWarning]:
+        evaluations = len(task.rows) * self.gradients(task.target.size)
+        work = f"{self.name.upper()} on all {len(task.rows):,} rows"
+        return slow_run(task, point, evaluations, work, "draw less, or take fewer rows")
+
+
+def _apart(modes: Modes, chains: int) -> ModicumWarning:
+    weights = ", ".join(f"{weight:.0%}" for weight in modes.weights)
+    counts = ", ".join(map(str, np.bincount(modes.chains_at(chains), minlength=len(modes))))
+    return ModicumWarning(
+        "modes-apart",
+        f"no chain went from one of the {len(modes)} modes to another, so that the draws hold each "
+        f"by the number of chains that started there ({counts}) and not by its weight (about "
+        f"{weights} by Laplace's approximation)",
+        "leave a single mode: order the components, fix a sign, give a prior that tells the modes "
+        "apart; or look at the chains of each mode by themselves",
+        modes=len(modes),
+    )
 
 
 def _starts(anchor: Anchor, task: Task) -> ModeStarts:
@@ -125,6 +158,7 @@ class NUTS(_FullData):
 
     max_depth: int = 10
     name: ClassVar[str] = "nuts"
+    summary: ClassVar[str] = "the no-U-turn sampler on all rows: exact"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,6 +167,11 @@ class NUTS(_FullData):
     def move(self) -> Move:
         """BlackJAX's NUTS."""
         return NUTSMove(self.max_depth)
+
+    def gradients(self, size: int) -> int:
+        """Those of a whitened posterior: trees of depth three or so."""
+        del size
+        return int(2 ** min(self.max_depth, 3) - 1)
 
 
 @dataclass(frozen=True)
@@ -145,7 +184,7 @@ class HMC(_FullData):
         Step size times leapfrog steps, in posterior standard deviations; 1.2 as in the HMC-ECS
         paper.
     max_steps
-        The most leapfrog steps an iteration.
+        The most leapfrog steps per iteration.
     jitter
         Share by which each trajectory is randomly longer or shorter.
 
@@ -160,6 +199,7 @@ class HMC(_FullData):
     max_steps: int = 100
     jitter: float = 0.0
     name: ClassVar[str] = "hmc"
+    summary: ClassVar[str] = "Hamiltonian Monte Carlo on all rows: exact"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -170,5 +210,10 @@ class HMC(_FullData):
             raise SettingError("jitter must lie between 0 and 1.")
 
     def move(self) -> Move:
-        """BlackJAX's HMC."""
+        """Trajectories of a fixed length."""
         return HMCMove(self.trajectory, self.max_steps, self.jitter)
+
+    def gradients(self, size: int) -> int:
+        """The trajectory over the step size, which is about 1.4 d^(-1/4) unless it is set."""
+        step = self.step_size or 1.4 * size**-0.25
+        return min(self.max_steps, ceil(self.trajectory / step))

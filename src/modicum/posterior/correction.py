@@ -17,9 +17,27 @@ from modicum.posterior.draws import Draws, require_finite
 from modicum.posterior.weighted import kish_share, weighted_mean, weighted_variance
 from modicum.rows import Rows
 
-__all__ = ["Correction", "correct", "flat_points", "require_correctable"]
+__all__ = ["Correction", "Fit", "correct", "flat_points", "require_correctable"]
 
 WORST_TAIL = 0.7  # Pareto k above which importance weights are not to be trusted
+
+
+class Fit(NamedTuple):
+    """What was fitted to what, as far as a posterior knows.
+
+    Attributes
+    ----------
+    model
+        The model.
+    rows
+        What is remembered of the rows, or None.
+    identity
+        What the model computed then (`Target.identity`), or None.
+    """
+
+    model: BaseModel
+    rows: FitRows | None
+    identity: str | None
 
 
 class Correction(NamedTuple):
@@ -47,21 +65,19 @@ class Correction(NamedTuple):
     warning: ModicumWarning | None
 
 
-def correct(
-    source: Draws, model: BaseModel, rows: Rows, fit: FitRows | None, draws: int, progressbar: bool
-) -> Correction:
+def correct(source: Draws, fit: Fit, rows: Rows, draws: int, progressbar: bool) -> Correction:
     """Weight draws by posterior over sampled density; see `Posterior.correct`.
 
     They are draws that `require_correctable` accepts.
     """
     whole_number("draws", draws)
-    require_rows_of_fit(rows, fit, source.ledger.rows, "a correction")
+    require_rows_of_fit(rows, fit.rows, source.ledger.rows, "a correction")
     every = max(1, -(-source.chains * source.num_draws // draws))
     kept = {name: x[:, ::every] for name, x in source.draws.items()}
     stats = {name: x[:, ::every] for name, x in source.stats.items()}
     require_finite(kept | {"lp": stats["lp"]}, "a correction")
     ledger = Ledger.from_dict(source.ledger.to_dict())
-    log_weights = _exact_log_posterior(ledger, model, rows, kept, progressbar) - stats["lp"]
+    log_weights = _exact_log_posterior(ledger, fit, rows, kept, progressbar) - stats["lp"]
     _require_weights(log_weights)
     smoothed, tail = _smooth(log_weights)
     weights = np.exp(smoothed - smoothed.max())
@@ -90,11 +106,15 @@ def require_correctable(source: Draws) -> None:
         )
 
 
-def flat_points(
-    model: BaseModel, rows: Rows, draws: dict[str, np.ndarray]
-) -> tuple[Target, np.ndarray]:
-    """Draws ``name -> (S, *shape)`` as flat vectors (S, d) of a target over `rows`."""
-    target, _ = Target.of(model, rows)
+def flat_points(fit: Fit, rows: Rows, draws: dict[str, np.ndarray]) -> tuple[Target, np.ndarray]:
+    """Draws ``name -> (S, *shape)`` as flat vectors (S, d) of the fit's target over `rows`."""
+    target, _ = Target.of(fit.model, rows)
+    if fit.identity not in (None, target.identity):
+        raise SettingError(
+            "the model computes something else than when the posterior was sampled: a global "
+            "or an array its functions read has changed, or another model was given to "
+            "Posterior.load; use the model as it was."
+        )
     points = target.ravel_reported(draws)
     if points.shape[1] != target.size:
         raise SettingError(
@@ -105,12 +125,12 @@ def flat_points(
 
 
 def _exact_log_posterior(
-    ledger: Ledger, model: BaseModel, rows: Rows, draws: dict[str, np.ndarray], progressbar: bool
+    ledger: Ledger, fit: Fit, rows: Rows, draws: dict[str, np.ndarray], progressbar: bool
 ) -> np.ndarray:
     """Log-posterior of all rows at each kept draw, (chain, draw), by one pass."""
     chains, number = next(iter(draws.values())).shape[:2]
     flat = {k: v.reshape(chains * number, *v.shape[2:]) for k, v in draws.items()}
-    target, points = flat_points(model, rows, flat)
+    target, points = flat_points(fit, rows, flat)
     sums = Sums(target, rows, LocalEngine(progressbar=progressbar), ledger)
     total = sums.values(points, "correction") + target.log_priors(points)
     return np.asarray(total.reshape(chains, number))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from modicum.errors import SettingError
+from modicum.errors import SettingError, is_number
 from modicum.ledger import Ledger
 from modicum.posterior.labels import tidy_labels
 from modicum.posterior.weighted import (
@@ -19,7 +19,7 @@ from modicum.posterior.weighted import (
     weighted_variance,
 )
 
-__all__ = ["Draws", "require_finite", "thinned"]
+__all__ = ["Draws", "check_interval", "require_finite", "thinned"]
 
 
 @dataclass(repr=False, eq=False)
@@ -138,6 +138,14 @@ def thinned(source: Draws, number: int) -> tuple[dict[str, np.ndarray], np.ndarr
     subset = {k: v.reshape(total, *v.shape[2:])[at] for k, v in source.draws.items()}
     weights = np.ones(total) if source.weights is None else source.weights.reshape(-1)
     return subset, weights[at][None]
+
+
+def check_interval(prob: float) -> None:
+    """Refuse what is no probability of an interval."""
+    if not is_number(prob) or not 0 < prob < 1:
+        raise SettingError(
+            f"prob is the probability of an interval, between 0 and 1, not {prob!r}."
+        )
 
 
 def require_finite(values: Mapping[str, np.ndarray], purpose: str) -> None:

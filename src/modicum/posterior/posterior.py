@@ -7,15 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import jax
+import numpy as np
+
 from modicum.errors import DataError, SettingError, is_number
-from modicum.models.base import BaseModel
+from modicum.models.base import BaseModel, Model, named_leaves
 from modicum.models.prediction import ModelPredictor, rebuild
-from modicum.posterior import correction, datatree, prediction, stein, storage, summary
-from modicum.posterior import score as scoring
 from modicum.posterior.alignment import FitRows, RowsLike, aligned
+from modicum.posterior.correction import Fit, correct, require_correctable
+from modicum.posterior.datatree import to_datatree, weight_name
 from modicum.posterior.draws import Draws
 from modicum.posterior.guards import Warnings
-from modicum.posterior.summary import Statistic
+from modicum.posterior.prediction import Prediction, Predictor, predict
+from modicum.posterior.score import Score, score
+from modicum.posterior.stein import SteinDiscrepancy, stein_discrepancy
+from modicum.posterior.storage import Contents, load, save
+from modicum.posterior.summary import Statistic, learning_curve, summarise
 from modicum.rows import Rows
 
 if TYPE_CHECKING:
@@ -73,7 +80,7 @@ class Posterior(Draws):
     warnings: Warnings = field(default_factory=Warnings)
     tuning: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
-    predictor: prediction.Predictor | None = None
+    predictor: Predictor | None = None
     predictor_spec: dict[str, Any] | None = None
     fit_rows: FitRows | None = None
 
@@ -92,13 +99,13 @@ class Posterior(Draws):
         `ess_bulk`, `ess_tail` and `r_hat` are of the ratio estimate (delta method, batch means),
         and ``attrs`` holds the mean weight and the weights' own R-hat.
         """
-        return summary.summarise(self, names, prob)
+        return summarise(self, names, prob)
 
     def to_datatree(self) -> xr.DataTree:
         """Convert to an ArviZ DataTree, with dimensions named and labelled."""
-        return datatree.to_datatree(self, self.settings, self.warnings)
+        return to_datatree(self, self.settings, self.warnings)
 
-    def predict(self, rows: RowsLike, draws: int = 200, prob: float = 0.9) -> prediction.Prediction:
+    def predict(self, rows: RowsLike, draws: int = 200, prob: float = 0.9) -> Prediction:
         """Predict the expected outcome of each row, with an interval of probability `prob`.
 
         Rows are visited a chunk at a time, and an evenly spaced subset of `draws` draws is used,
@@ -122,9 +129,9 @@ class Posterior(Draws):
                 "or its file, which keeps no model of one's own, was loaded without it; use "
                 "Posterior.load(path, model=...), or compute from posterior.draws."
             )
-        return prediction.predict(self, predictor, aligned(rows, self.fit_rows, False), draws, prob)
+        return predict(self, predictor, aligned(rows, self.fit_rows, False), draws, prob)
 
-    def score(self, rows: RowsLike, draws: int = 200) -> scoring.Score:
+    def score(self, rows: RowsLike, draws: int = 200) -> Score:
         """Score predictions of outcomes that were seen: accuracy and log predictive density.
 
         Both are given for the averaged prediction of the draws of all chains, and for draws by
@@ -147,22 +154,25 @@ class Posterior(Draws):
                 "one, or its file, which keeps no model of one's own, was loaded without it; use "
                 "Posterior.load(path, model=...), or compute from posterior.draws."
             )
-        return scoring.score(self, predictor, aligned(rows, self.fit_rows, True), draws)
+        return score(self, predictor, aligned(rows, self.fit_rows, True), draws)
 
-    def restore_predictor(self) -> prediction.Predictor | None:
+    def restore_predictor(self) -> Predictor | None:
         """Return the predictor, rebuilt from its description where the posterior was loaded."""
         if self.predictor is None and self.predictor_spec is not None:
             self.predictor = rebuild(self.predictor_spec)
         return self.predictor
 
-    def _model(self) -> BaseModel:
+    def _fit(self) -> Fit:
         predictor = self.restore_predictor()
         if not isinstance(predictor, ModelPredictor):
             raise SettingError(
                 "this posterior was made or loaded without its model, and a file keeps no model of "
                 "one's own; use Posterior.load(path, model=...)."
             )
-        return predictor.model
+        # Modicum's own models cannot change; another JAX may write one's own otherwise.
+        comparable = self.predictor_spec is None and self.settings.get("jax") == jax.__version__
+        identity = self.settings.get("model") if comparable else None
+        return Fit(predictor.model, self.fit_rows, identity)
 
     def correct(self, rows: Rows, draws: int = 1000, progressbar: bool = True) -> Posterior:
         """Make the draws of a subsampling method exact by importance weights, in one pass.
@@ -181,8 +191,8 @@ class Posterior(Draws):
         progressbar
             Whether to show progress on a long pass.
         """
-        correction.require_correctable(self)
-        weighted = correction.correct(self, self._model(), rows, self.fit_rows, draws, progressbar)
+        require_correctable(self)
+        weighted = correct(self, self._fit(), rows, draws, progressbar)
         doubts = self.warnings if weighted.warning is None else [*self.warnings, weighted.warning]
         return replace(
             self,
@@ -201,7 +211,7 @@ class Posterior(Draws):
         subsample: int | None = None,
         random_seed: int = 0,
         progressbar: bool = True,
-    ) -> stein.SteinDiscrepancy:
+    ) -> SteinDiscrepancy:
         """Measure how far the draws are from the posterior, without a reference to compare with.
 
         The kernel Stein discrepancy (Gorham and Mackey 2017) needs the gradient of the
@@ -221,8 +231,8 @@ class Posterior(Draws):
         progressbar
             Whether to show progress on a long pass.
         """
-        return stein.stein_discrepancy(
-            self, self._model(), rows, self.fit_rows, draws, subsample, random_seed, progressbar
+        return stein_discrepancy(
+            self, self._fit(), rows, draws, subsample, random_seed, progressbar
         )
 
     def learning_curve(
@@ -260,15 +270,15 @@ class Posterior(Draws):
         15.0     30.7
         """
         before = self.settings.get("warmup_rows", 0)
-        return summary.learning_curve(self, statistic, at, before if is_number(before) else 0)
+        return learning_curve(self, statistic, at, before if is_number(before) else 0)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save to one file, whole or not at all; nothing in it is executable."""
-        contents = storage.Contents(
+        contents = Contents(
             self.draws, self.stats, self.weights, self.labels, self.ledger, self.warnings,
             self.tuning, self.settings, self.predictor_spec, self.fit_rows,
         )  # fmt: skip
-        storage.save(contents, path)
+        save(contents, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: BaseModel | None = None) -> Posterior:
@@ -281,7 +291,7 @@ class Posterior(Draws):
         model
             The model, where it is one of your own: a file keeps Modicum's models only.
         """
-        contents = storage.load(path)
+        contents = load(path)
         values = dict(vars(contents))
         try:
             post = cls(predictor_spec=values.pop("predictor"), **values)
@@ -290,22 +300,33 @@ class Posterior(Draws):
                 f"{path} is not a posterior saved by Modicum, or it is damaged ({fault})."
             ) from fault
         if model is not None:
-            if not isinstance(model, BaseModel):
-                raise SettingError(f"model must be a model, not {type(model).__name__}.")
-            if post.settings.get("model", model.identity()) != model.identity():
-                raise SettingError(
-                    f"{path} is of another model: it was {post.settings['model']}, and this is "
-                    f"{model.identity()}."
-                )
-            post.predictor = ModelPredictor(model)
+            post._take_model(model)
         return post
+
+    def _take_model(self, model: BaseModel) -> None:
+        """Predict by a model that the file did not keep, if its parameters are those drawn."""
+        if not isinstance(model, BaseModel):
+            raise SettingError(
+                f"model must be a model such as mo.Model(...), not {type(model).__name__}."
+            )
+        if self.predictor_spec is not None:
+            raise SettingError("the file keeps the model of this posterior: leave `model` out.")
+        if isinstance(model, Model):
+            needed = {name: np.shape(leaf) for name, leaf in named_leaves(model.init).items()}
+            drawn = {name: x.shape[2:] for name, x in self.draws.items()}
+            if needed != drawn:
+                raise SettingError(
+                    f"the posterior is of another model: its parameters are {drawn}, those of this "
+                    f"model {needed}."
+                )
+        self.predictor = ModelPredictor(model)
 
     def __repr__(self) -> str:
         chains = f"{self.chains} chain" + "s" * (self.chains != 1)
         names = ", ".join(f"{k} {v.shape[2:]}" if v.ndim > 2 else k for k, v in self.draws.items())
         parts = [f"{chains} of {self.num_draws:,} draws", names]
         if self.weights is not None and self.weighted:
-            parts.append(f"mean {datatree.weight_name(self.weights)} {self.weights.mean():.3g}")
+            parts.append(f"mean {weight_name(self.weights)} {self.weights.mean():.3g}")
         parts.append(f"{self.ledger.passes:,.1f} passes over {self.ledger.rows:,} rows")
         if self.warnings:
             parts.append(f"{len(self.warnings)} warning" + "s" * (len(self.warnings) != 1))

@@ -9,12 +9,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from modicum.errors import ModicumWarning, SettingError, is_number, warn, whole_number
+from modicum.errors import ModicumWarning, SettingError, warn, whole_number
 from modicum.posterior.alignment import AlignedRows, Batch
-from modicum.posterior.draws import Draws, thinned
+from modicum.posterior.draws import Draws, check_interval, thinned
 from modicum.posterior.weighted import weighted_mean, weighted_quantile
 
-__all__ = ["Prediction", "Predictor", "check_interval", "in_pieces", "predict"]
+__all__ = ["Prediction", "Predictor", "in_pieces", "predict"]
 
 Predictor: TypeAlias = Callable[[dict[str, np.ndarray], Batch], ArrayLike]
 """From draws ``name -> (S, *shape)`` and a batch of rows to expected outcomes (S, rows, ...)."""
@@ -75,14 +75,6 @@ def predict(
     mean, lower, upper = np.concatenate(parts, axis=1)
     _check_finite(mean, weights)
     return Prediction(mean, lower, upper, prob, used)
-
-
-def check_interval(prob: float) -> None:
-    """Refuse what is no probability of an interval."""
-    if not is_number(prob) or not 0 < prob < 1:
-        raise SettingError(
-            f"prob is the probability of an interval, between 0 and 1, not {prob!r}."
-        )
 
 
 def in_pieces(

@@ -10,11 +10,10 @@ from modicum.diagnostics import kernel_stein_discrepancy, squared_stein_discrepa
 from modicum.diagnostics.inefficiency import finite_and_moving
 from modicum.errors import SettingError, whole_number
 from modicum.ledger import Ledger
-from modicum.models.base import BaseModel
 from modicum.passes import LocalEngine, Sums
 from modicum.passes.scores import scores as log_posterior_scores
-from modicum.posterior.alignment import FitRows, require_rows_of_fit
-from modicum.posterior.correction import flat_points
+from modicum.posterior.alignment import require_rows_of_fit
+from modicum.posterior.correction import Fit, flat_points
 from modicum.posterior.draws import Draws, require_finite, thinned
 from modicum.rows import Rows
 
@@ -50,9 +49,8 @@ class SteinDiscrepancy:
 
 def stein_discrepancy(
     source: Draws,
-    model: BaseModel,
+    fit: Fit,
     rows: Rows,
-    fit: FitRows | None,
     draws: int,
     subsample: int | None,
     random_seed: int,
@@ -63,7 +61,8 @@ def stein_discrepancy(
     whole_number("random_seed", random_seed, 0)
     if subsample is not None:
         whole_number("subsample", subsample)
-    require_rows_of_fit(rows, fit, None if fit is None else source.ledger.rows, PURPOSE)
+    number = None if fit.rows is None else source.ledger.rows
+    require_rows_of_fit(rows, fit.rows, number, PURPOSE)
     require_finite(source.draws, PURPOSE)
     subset, weights = thinned(source, draws)
     if weights.size < 2:
@@ -74,7 +73,7 @@ def stein_discrepancy(
             "their signs cancel."
         )
     subsample = None if subsample is None or subsample >= len(rows) else subsample
-    target, points = flat_points(model, rows, subset)
+    target, points = flat_points(fit, rows, subset)
     if not finite_and_moving(points[None]).all():
         raise SettingError("some parameters never move; there is no discrepancy to measure.")
     sums = Sums(target, rows, LocalEngine(progressbar=progressbar), Ledger(rows=len(rows)))

@@ -184,6 +184,8 @@ def _decode(value: Json, archive: zipfile.ZipFile, depth: int = 0) -> Any:
     """Undo `_encode`."""
     if isinstance(value, list) or depth > DEEPEST:
         raise ValueError("its page is not laid out as a posterior's")
+    if isinstance(value, str):
+        value.encode()  # half a surrogate pair cannot be written anywhere
     if not isinstance(value, dict):
         return value
     ((kind, inside),) = value.items()
@@ -193,8 +195,10 @@ def _decode(value: Json, archive: zipfile.ZipFile, depth: int = 0) -> Any:
         return _read_array(archive, f"{inside}.npy")
     if kind == "dict":
         items = {k: _decode(v, archive, depth + 1) for k, v in inside}
-        if not all(isinstance(name, str) for name in items):
-            raise TypeError("a name is no text")
+        for name in items:
+            if not isinstance(name, str):
+                raise TypeError("a name is no text")
+            name.encode()
         return items
     if kind not in ("list", "tuple"):
         raise ValueError("its page is not laid out as a posterior's")

@@ -9,9 +9,8 @@ import numpy as np
 
 from modicum.diagnostics import ess, ess_tail, mcse, r_hat
 from modicum.errors import SettingError
-from modicum.posterior.draws import Draws
+from modicum.posterior.draws import Draws, check_interval
 from modicum.posterior.labels import scalar_names
-from modicum.posterior.prediction import check_interval
 from modicum.posterior.weighted import (
     influence,
     weighted_ess,

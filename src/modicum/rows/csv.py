@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError, SettingError, argument
 from modicum.rows.sources import line, require_columns
 
 if TYPE_CHECKING:
@@ -44,8 +44,9 @@ class CsvSource:
         import pyarrow as pa
 
         try:
+            "a".encode(encoding)  # refuses codecs that are no encodings of text, too
             self._encoding = codecs.lookup(encoding).name
-        except (LookupError, TypeError):
+        except (LookupError, TypeError, ValueError):
             raise SettingError(
                 f"encoding must be one that Python knows, such as 'latin-1', not {encoding!r}."
             ) from None
@@ -98,7 +99,7 @@ class CsvSource:
     ) -> arrow_csv.CSVStreamingReader:
         from pyarrow import csv as arrow_csv
 
-        tab = ".tsv" in path.suffixes
+        tab = ".tsv" in [suffix.lower() for suffix in path.suffixes]
         return arrow_csv.open_csv(
             path,
             read_options=arrow_csv.ReadOptions(block_size=BLOCK_BYTES, encoding=self._encoding),
@@ -130,7 +131,8 @@ class CsvSource:
                 row += sum(self._count(p) for p in self._paths[: self._paths.index(path)])
                 raise DataError(
                     f"column {name!r} holds text ({value!r} in row {row}): mend the value, or, if "
-                    f"it is a predictor, pass categorical=[{name!r}] to code the column as levels."
+                    f"it is a predictor, pass {argument('categorical', [name])} to code the "
+                    "column as levels."
                 ) from None
             self._types[path][name] = pa.float64()
         raise TypesWidened

@@ -87,6 +87,7 @@ class RowsSchema:
     def from_dict(cls, saved: Mapping[str, object]) -> RowsSchema:
         """Undo `to_dict`; what it did not write is a `DataError`."""
         try:
+            saved = mapping(saved)
             made = cls(
                 columns=tuple(map(text, sequence(saved["columns"]))),
                 fields={name: _shape(value) for name, value in mapping(saved["fields"]).items()},

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError, SettingError, argument
 from modicum.rows.checks import (
     WeightCheck,
     as_dtype,
     block_rows,
     missing,
+    name_list,
     names_like,
     reads_as_number,
     require_exact,
@@ -88,11 +89,10 @@ def resolve(names: Sequence[str], choice: ColumnChoice) -> Roles:
 
 
 def _column(part: str, name: object, names: Sequence[str]) -> str:
-    if not isinstance(name, str):
-        raise SettingError(f"{part} must be the name of a column, not {type(name).__name__}.")
-    if name not in names:
+    column = _text(part, name)
+    if column not in names:
         raise SettingError(f"{part} column {name!r} is not in the data: {names_like(name, names)}")
-    return name
+    return column
 
 
 def _predictors(
@@ -102,7 +102,7 @@ def _predictors(
         chosen = tuple(name for name in names if name not in others.values())
     else:
         chosen = tuple(
-            _column("predictor", name, names) for name in _names("predictors", predictors)
+            _column("predictor", name, names) for name in name_list("predictors", predictors)
         )
         for part, name in others.items():
             if part != "offset" and name in chosen:
@@ -119,21 +119,20 @@ def _predictors(
 
 def _references(categorical: object) -> dict[str, Level | None]:
     if isinstance(categorical, Mapping):
+        for name, level in categorical.items():
+            if level is not None and not isinstance(level, str | int | float | np.generic):
+                raise SettingError(
+                    f"the reference level of column {name!r} must be a text or a number, not a "
+                    f"{type(level).__name__}."
+                )
         return dict(categorical)
-    return dict.fromkeys(_column_name("categorical", n) for n in _names("categorical", categorical))
+    names = name_list("categorical", categorical)
+    return dict.fromkeys(_text("categorical", name) for name in names)
 
 
-def _names(part: str, names: object) -> list[object]:
-    if isinstance(names, str):
-        raise SettingError(f"{part} must be a sequence of names: pass [{names!r}].")
-    if not isinstance(names, Iterable):
-        raise SettingError(f"{part} must be a sequence of names, not {type(names).__name__}.")
-    return list(names)
-
-
-def _column_name(part: str, name: object) -> str:
+def _text(part: str, name: object) -> str:
     if not isinstance(name, str):
-        raise SettingError(f"{part} must hold names of columns, not {type(name).__name__}.")
+        raise SettingError(f"{part} must be the name of a column, not {type(name).__name__}.")
     return name
 
 
@@ -359,7 +358,8 @@ class Encoder:
 
     def _text_remedy(self, name: str) -> str:
         if self._from_table:
-            return f"pass categorical=[{name!r}] to code it as levels, or convert it to numbers"
+            coded = argument("categorical", [name])
+            return f"pass {coded} to code it as levels, or convert it to numbers"
         return f"use Rows.from_table with categorical=[{name!r}], or convert it to numbers"
 
     def _put(self, values: Array, name: str, out: Array, start: int) -> Array:

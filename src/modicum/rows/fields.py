@@ -13,6 +13,7 @@ from modicum.rows.checks import (
     WeightCheck,
     as_dtype,
     block_rows,
+    name_list,
     reads_as_number,
     require_exact,
     require_finite,
@@ -254,9 +255,7 @@ def _column_names(x: RawField | None, columns: object) -> tuple[str, ...]:
         return ()
     if columns is None:
         return x.columns or tuple(f"x{j}" for j in range(x.shape[0]))
-    if isinstance(columns, str) or not isinstance(columns, Iterable):
-        raise SettingError(f"columns must be a sequence of names, not {type(columns).__name__}.")
-    names = tuple(str(name) for name in columns)
+    names = tuple(str(name) for name in name_list("columns", columns))
     if len(names) != x.shape[0]:
         raise SettingError(f"columns has {len(names)} names and x has {x.shape[0]} columns.")
     if len(set(names)) < len(names):
@@ -302,9 +301,9 @@ def _not_numbers(name: str, array: Array) -> str:
     for row, values in enumerate(flat.tolist()):
         for value in values:
             if not reads_as_number(value):
-                what = "a missing value (None)" if value is None else repr(value)
+                what = "a missing value (None)" if value is None else repr(value)[:40]
                 return f"column {name!r} holds {what} in row {row}: every value must be a number."
     return (
         f"column {name!r} holds numbers as text or objects from row 0 on: "
-        f"convert it with {name}.astype(float)."
+        f"convert it with numpy.asarray({name}, dtype=float)."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -198,11 +199,16 @@ class Rows:
         dict of str to array
             Arrays of shape S + row shape. They may be strided views of one packed array.
         """
-        ids = np.asarray(row_ids)
+        try:
+            ids = np.asarray(row_ids)
+        except ValueError:  # lists of several lengths
+            ids = np.asarray(None)
         if ids.size == 0:
             ids = ids.astype(np.intp)
         if ids.dtype.kind not in "iu":
-            raise SettingError(f"row numbers must be integers, not {ids.dtype.name}.")
+            raise SettingError(
+                f"row numbers must be an array of integers, not of {ids.dtype.name}."
+            )
         if ids.size:
             low, high = ids.min(), ids.max()
             if low < 0 or high >= len(self):
@@ -214,6 +220,12 @@ class Rows:
 
     def slice(self, start: int, stop: int) -> dict[str, Array]:
         """Return the rows from `start` up to, not including, `stop`: views where possible."""
+        try:
+            start, stop = operator.index(start), operator.index(stop)
+        except TypeError:
+            raise SettingError(
+                f"slices lie between two row numbers, not {start!r} and {stop!r}."
+            ) from None
         if not 0 <= start <= stop <= len(self):
             raise RowIndexError(
                 f"rows {start} to {stop} do not exist: slices lie within 0 to {len(self)}."

@@ -43,8 +43,8 @@ def is_table(value: object) -> bool:
 
 def is_series(value: object) -> bool:
     """Whether `value` is one column of a data frame or of an Arrow table."""
-    known = library(value) in ("pandas", "polars") and hasattr(value, "to_frame")
-    return (known and not is_table(value)) or (library(value) == "pyarrow" and not is_table(value))
+    methods = {"pandas": "to_frame", "polars": "to_frame", "pyarrow": "to_pylist"}
+    return hasattr(value, methods.get(library(value), " ")) and not is_table(value)
 
 
 class TableSource:
@@ -140,7 +140,9 @@ class FileSource:
                     yield from file.iter_batches(BATCH_ROWS, columns=list(columns))
                 else:
                     for i in range(file.num_record_batches):
-                        yield file.get_batch(i).select(list(columns))
+                        batch = file.get_batch(i).select(list(columns))
+                        batch.validate(full=True)  # mapped, not decoded: nothing looked at it yet
+                        yield batch
             except (pa.ArrowException, OSError) as error:
                 raise DataError(f"{path} is damaged ({line(error)}): write it again.") from None
 

@@ -233,7 +233,7 @@ class ShardWriter:
         self.shards.append(shard)
 
 
-def open_shard(folder: Path, shard: Shard, width: int, dtype: DType, verify: bool) -> int:
+def check_shard(folder: Path, shard: Shard, width: int, dtype: DType, verify: bool) -> int:
     """Refuse a truncated or altered shard; return where its data begin.
 
     The size, the header and both ends of the data are always looked at, the rest with `verify`.
@@ -339,7 +339,7 @@ class StoreBackend:
         self._scattered: list[Mapped] = []
         self._swept: list[Mapped] = []
         for shard in stored.shards:
-            data = open_shard(folder, shard, about.width, about.dtype, verify)
+            data = check_shard(folder, shard, about.width, about.dtype, verify)
             where = (folder / shard.file, data, shard.rows, about.width, about.dtype)
             with _named_failures(folder, shard.file):
                 self._scattered.append(Mapped(*where, advice=RANDOM))

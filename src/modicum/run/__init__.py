@@ -3,6 +3,9 @@
 from modicum.run.advance import BLOCK, first_keys
 from modicum.run.chains import Chains, Parallel, default_parallel
 from modicum.run.checkpoint import Checkpoint
+from modicum.run.fetching import place_rows
+from modicum.run.interrupt import stoppable
+from modicum.run.limits import within_limits
 from modicum.run.runner import History, PeriodicHook, capacity_for, run
 
 __all__ = [
@@ -15,5 +18,8 @@ __all__ = [
     "capacity_for",
     "default_parallel",
     "first_keys",
+    "place_rows",
     "run",
+    "stoppable",
+    "within_limits",
 ]

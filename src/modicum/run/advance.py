@@ -2,8 +2,8 @@
 
 The number of iterations is an argument, not a shape, and flags come a call's worth at a time:
 warm-up, sampling and the last short chunk run the same compiled code, and so do runs that differ
-in length only. The key of an iteration depends on its number alone, so draws do not
-depend on how a run is cut into chunks.
+in length only. The key of an iteration depends on its number alone, so draws do not depend on how
+a run is cut into chunks.
 
 Of every `thin` iterations the last is recorded, with the rows touched by all of them: a window is
 written over and over until it is complete, so what is recorded does not depend on chunks either.
@@ -12,17 +12,18 @@ written over and over until it is complete, so what is recorded does not depend 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry_2x32
 
-from modicum.kernels.base import Kernel, RowRequest, travelling
+from modicum.kernels.base import Draw, Kernel, Pytree, RowRequest, carried_fields
+from modicum.models.base import Batch
 from modicum.random import typed
-from modicum.run.records import packed
-from modicum.runtime import FASTEST_COMPILE, GPU_GRAPHS, jit
+from modicum.run.records import Packed, packed
+from modicum.runtime import FASTEST_COMPILE, GPU_GRAPHS, Array, jit
 
 __all__ = [
     "BLOCK",
@@ -33,13 +34,14 @@ __all__ = [
     "begin",
     "begin_together",
     "first_keys",
-    "wanted",
-    "wanted_at_start",
-    "wanted_at_start_together",
-    "wanted_together",
+    "initial_row_request",
+    "initial_row_requests",
+    "row_requests",
+    "row_requests_together",
 ]
 
-
+ChainKernel: TypeAlias = Kernel[Any, Any]
+Span: TypeAlias = tuple[Array, Array]  # the first iteration, and how many
 BLOCK = 64  # iterations whose rows are read and prepared together, where there is room
 
 
@@ -54,12 +56,12 @@ class Extent(NamedTuple):
 class Progress(NamedTuple):
     """Where a chain is in its run."""
 
-    state: Any  # the kernel's
+    state: Pytree  # the kernel's
     touched: jax.Array  # rows, since the last recorded iteration
 
 
-def _keys(chain_key: Any, iteration: Any) -> tuple[jax.Array, jax.Array]:
-    """Two keys an iteration: which rows it reads, and what it does with them.
+def _keys(chain_key: Array, iteration: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+    """Two keys per iteration: which rows it reads, and what it does with them.
 
     The generator turns the blocks (iteration, 0) and (iteration, 1) into a key each. Folding in
     and splitting would call it twice, and every call takes the compiler some tenths of a second.
@@ -70,7 +72,7 @@ def _keys(chain_key: Any, iteration: Any) -> tuple[jax.Array, jax.Array]:
     return typed(rows_key), typed(step_key)
 
 
-def _start_keys(chain_key: Any) -> tuple[jax.Array, jax.Array]:
+def _start_keys(chain_key: Array) -> tuple[jax.Array, jax.Array]:
     return _keys(chain_key, 2**32 - 1)
 
 
@@ -79,69 +81,81 @@ def first_keys(chain_keys: np.ndarray) -> jax.Array:
     return jax.vmap(lambda key: jax.random.key_data(_start_keys(key)[1]))(jnp.asarray(chain_keys))
 
 
-def _read(rows: Any, wanted: RowRequest) -> Any:
-    """Rows by index, with what travels with them."""
-    return {name: field[wanted.row_ids] for name, field in rows.items()} | travelling(wanted)
+def _read(rows: Batch, request: RowRequest) -> Batch:
+    """Rows by number, with what comes along."""
+    fields = {name: field[request.row_ids] for name, field in rows.items()}
+    return fields | carried_fields(request)
 
 
-def _begin(kernel: Kernel, context: Any, rows: Any, batch: Any, chain_key: Any) -> Progress:
+def _begin(
+    kernel: ChainKernel,
+    context: Pytree,
+    rows: Batch | None,
+    batch: Batch | None,
+    chain_key: Array,
+) -> Progress:
     rows_key, init_key = _start_keys(chain_key)
-    drawn = kernel.initial_row_request(rows_key, context)
-    if drawn is not None and batch is None:
-        batch = _read(rows, drawn)
+    request = kernel.initial_row_request(rows_key, context)
+    if request is not None and batch is None:
+        assert rows is not None
+        batch = _read(rows, request)
+    prepared = None
     if batch is not None:
-        batch = kernel.prepare(jax.lax.optimization_barrier(batch), context)
-    state = kernel.init(init_key, batch, context)
+        prepared = kernel.prepare(jax.lax.optimization_barrier(batch), context)
+    state = kernel.init(init_key, prepared, context)
     # Python numbers in a state are weakly typed, which would compile the loop once more.
     state = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), state)
     return Progress(state, jnp.zeros((), int))
 
 
 def _advance(
-    kernel: Kernel,
+    kernel: ChainKernel,
     extent: Extent,
-    context: Any,
-    rows: Any,
-    flags: Any,
-    span: tuple[Any, Any],
-    batches: Any,
+    context: Pytree,
+    rows: Batch | None,
+    flags: Pytree,
+    span: Span,
+    batches: Batch | None,
     progress: Progress,
-    chain_key: Any,
-) -> tuple[Progress, Any]:
+    chain_key: Array,
+) -> tuple[Progress, Packed]:
     first, count = span
     capacity, block, thin = extent
     block = min(block, capacity)
 
-    def keys(b: Any) -> tuple[jax.Array, jax.Array]:
+    def keys(b: jax.Array | int) -> tuple[jax.Array, jax.Array]:
         """Keys of the iterations of block `b`: all at once, since small operations are dear."""
         return jax.vmap(lambda k: _keys(chain_key, first + b * block + k))(jnp.arange(block))
 
     # Functions that are called in two places are wrapped in `jax.jit`: they are traced once.
     @jax.jit
-    def prepared(b: Any, rows_keys: jax.Array) -> Any:
+    def prepared(b: jax.Array | int, rows_keys: jax.Array) -> Pytree:
         """Rows of block `b`, ready for its iterations: read and prepared all at once."""
         if batches is not None:
             fresh = jax.tree.map(
                 lambda field: jax.lax.dynamic_slice_in_dim(field, b * block, block), batches
             )
         else:
-            drawn = jax.vmap(lambda key: kernel.row_request(key, context))(rows_keys)
-            if drawn is None:
+            requests = jax.vmap(lambda key: kernel.row_request(key, context))(rows_keys)
+            if requests is None:
                 return None
-            fresh = _read(rows, drawn)
+            assert rows is not None
+            fresh = _read(rows, requests)
         # The barrier keeps the compiler from merging this with how the rows came: draws must not
         # depend, in their last bit, on where the rows live.
         fresh = jax.lax.optimization_barrier(fresh)
         return jax.vmap(lambda batch: kernel.prepare(batch, context))(fresh)
 
     @jax.jit
-    def one(i: Any, state: Any, step_key: jax.Array, batch: Any) -> tuple[Any, Any]:
+    def step(
+        i: jax.Array | int, state: Pytree, step_key: jax.Array, batch: Pytree
+    ) -> tuple[Pytree, Draw]:
         now = jax.tree.map(lambda a: a[i], flags)
         return kernel.step(step_key, state, now, batch, context)
 
-    def body(i: Any, step_key: jax.Array, batch: Any, carry: Any) -> Any:
+    def body(i: jax.Array, step_key: jax.Array, batch: Pytree, carry: Pytree) -> Pytree:
         (state, touched), record = carry
-        state, draw = one(i, state, step_key, batch)
+        state, draw = step(i, state, step_key, batch)
         if thin > 1 and "rows_touched" in draw:
             touched = jnp.where((first + i) % thin == 0, 0, touched) + draw["rows_touched"]
             draw = draw | {"rows_touched": touched}
@@ -149,20 +163,20 @@ def _advance(
         record = jax.tree.map(lambda all_, new: all_.at[slot].set(new), record, packed(draw))
         return Progress(state, touched), record
 
-    def through_block(b: Any, carry: Any) -> Any:
+    def through_block(b: jax.Array, carry: Pytree) -> Pytree:
         rows_keys, step_keys = keys(b)
         ready = prepared(b, rows_keys)
 
-        def inside(k: Any, carry: Any) -> Any:
+        def inside(k: jax.Array, carry: Pytree) -> Pytree:
             batch = jax.tree.map(lambda field: field[k], ready)
             return body(b * block + k, step_keys[k], batch, carry)
 
         return jax.lax.fori_loop(0, jnp.minimum(block, count - b * block), inside, carry)
 
-    def shapes(state: Any) -> Any:
+    def shapes(state: Pytree) -> Packed:
         rows_keys, step_keys = keys(0)
         batch = jax.tree.map(lambda field: field[0], prepared(0, rows_keys))
-        return packed(one(0, state, step_keys[0], batch)[1])
+        return packed(step(0, state, step_keys[0], batch)[1])
 
     slots = capacity if thin == 1 else capacity // thin + 2
     record = jax.tree.map(
@@ -172,52 +186,67 @@ def _advance(
     return jax.lax.fori_loop(0, blocks, through_block, (progress, record))
 
 
-def _wanted(kernel: Kernel, context: Any, chain_key: Any, iterations: Any) -> Any:
+def _row_requests(
+    kernel: ChainKernel, context: Pytree, chain_key: Array, iterations: Array
+) -> RowRequest | None:
+    """Rows that iterations read, with a leading axis for these."""
     return jax.vmap(lambda i: kernel.row_request(_keys(chain_key, i)[0], context))(iterations)
 
 
-def _wanted_at_start(kernel: Kernel, context: Any, chain_key: Any) -> Any:
+def _initial_row_request(
+    kernel: ChainKernel, context: Pytree, chain_key: Array
+) -> RowRequest | None:
     return kernel.initial_row_request(_start_keys(chain_key)[0], context)
 
 
 # One chain, for a thread of its own ...
 begin = jit(static=0, options=FASTEST_COMPILE)(_begin)
 advance = jit(static=(0, 1))(_advance)
-wanted = jit(static=0)(_wanted)
-wanted_at_start = jit(static=0)(_wanted_at_start)
+row_requests = jit(static=0)(_row_requests)
+initial_row_request = jit(static=0)(_initial_row_request)
 
 
 # ... and many chains as a leading axis.
 @jit(static=0)
-def begin_together(kernel: Kernel, context: Any, rows: Any, batch: Any, chain_keys: Any) -> Any:
+def begin_together(
+    kernel: ChainKernel,
+    context: Pytree,
+    rows: Batch | None,
+    batch: Batch | None,
+    chain_keys: Array,
+) -> Progress:
     """`begin` for chains stacked along a leading axis."""
     return jax.vmap(partial(_begin, kernel, context, rows))(batch, chain_keys)
 
 
 @jit(static=(0, 1), on_gpu=GPU_GRAPHS)
 def advance_together(
-    kernel: Kernel,
+    kernel: ChainKernel,
     extent: Extent,
-    context: Any,
-    rows: Any,
-    flags: Any,
-    span: tuple[Any, Any],
-    batches: Any,
+    context: Pytree,
+    rows: Batch | None,
+    flags: Pytree,
+    span: Span,
+    batches: Batch | None,
     progress: Progress,
-    chain_keys: Any,
-) -> tuple[Any, Any]:
+    chain_keys: Array,
+) -> tuple[Progress, Packed]:
     """`advance` for chains stacked along a leading axis."""
-    one = partial(_advance, kernel, extent, context, rows, flags, span)
-    return jax.vmap(one)(batches, progress, chain_keys)
+    advance_chain = partial(_advance, kernel, extent, context, rows, flags, span)
+    return jax.vmap(advance_chain)(batches, progress, chain_keys)
 
 
 @jit(static=0)
-def wanted_together(kernel: Kernel, context: Any, chain_keys: Any, iterations: Any) -> Any:
-    """`wanted` for chains stacked along a leading axis."""
-    return jax.vmap(lambda key: _wanted(kernel, context, key, iterations))(chain_keys)
+def row_requests_together(
+    kernel: ChainKernel, context: Pytree, chain_keys: Array, iterations: Array
+) -> RowRequest | None:
+    """`row_requests` for chains stacked along a leading axis."""
+    return jax.vmap(lambda key: _row_requests(kernel, context, key, iterations))(chain_keys)
 
 
 @jit(static=0)
-def wanted_at_start_together(kernel: Kernel, context: Any, chain_keys: Any) -> Any:
-    """`wanted_at_start` for chains stacked along a leading axis."""
-    return jax.vmap(lambda key: _wanted_at_start(kernel, context, key))(chain_keys)
+def initial_row_requests(
+    kernel: ChainKernel, context: Pytree, chain_keys: Array
+) -> RowRequest | None:
+    """`initial_row_request` for chains stacked along a leading axis."""
+    return jax.vmap(lambda key: _initial_row_request(kernel, context, key))(chain_keys)

@@ -1,4 +1,4 @@
-"""All chains of a run, in groups: a thread a group, and within a group one stacked axis.
+"""All chains of a run, in groups: one thread per group, and within a group one stacked axis.
 
 A few chains on a CPU are groups of one. Many are as many groups as there are cores, and on an
 accelerator all chains are one group.
@@ -11,25 +11,41 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.kernels.base import Kernel
+from modicum.errors import DataError
+from modicum.kernels.base import Kernel, Pytree
+from modicum.models.base import Batch
 from modicum.rows import Rows
 from modicum.run import advance as compiled
-from modicum.run.fetching import Fetcher, lengthened
-from modicum.run.records import Record, copy_to, precompile, room_for, unpacked
+from modicum.run.fetching import Batches, Fetcher, lengthened
+from modicum.run.records import HostPacked, Record, copy_to, precompile, room_for, unpacked
 from modicum.runtime import in_double_precision, make_room, uncollected
 
 __all__ = ["Chains", "Parallel", "default_parallel"]
 
 Parallel = Literal["threads", "stacked"]
+Span: TypeAlias = tuple[np.int64, np.int64]  # the first iteration, and how many
 WINDOWS = 8  # of a call, on an accelerator: while one is computed, others are copied
 COPIERS = 4  # threads that copy them
 CHAINS_PER_CORE = 8  # more than these, and stacking them beats a thread each
+
+
+class Lowered(Protocol):
+    """A function that is ready to be compiled, as `jax.jit(...).lower(...)` returns it."""
+
+    @property
+    def out_info(self) -> Pytree:
+        """Shapes and types of what it returns."""
+        ...
+
+    def compile(self) -> object:
+        """Compile it."""
+        ...
 
 
 @dataclass
@@ -41,32 +57,32 @@ class Chains:
     kernel, context
         The Markov step and the arrays it reads.
     keys
-        One key a chain.
+        One key per chain.
     flags
-        One entry an iteration, warm-up and sampling together.
+        One entry per iteration, warm-up and sampling together.
     capacity
         The most iterations of one call.
     rows
-        The rows the kernel wants by index: on the device (a dict of arrays), or a `Rows` to fetch
-        from ahead of time, or None for a kernel that wants none.
+        The rows the kernel requests: on the device (a dict of arrays), or a `Rows` to fetch from
+        ahead of time, or None for a kernel that requests none.
     parallel
-        "threads" (a thread a chain) or "stacked"; by default threads for a few chains on a CPU.
+        "threads" (one thread per chain) or "stacked"; by default threads for a few chains on a CPU.
     thin
         Of so many iterations one is recorded.
     block
         The most iterations whose rows are prepared together.
     """
 
-    kernel: Kernel
-    context: Any
+    kernel: Kernel[Any, Any]
+    context: Pytree
     keys: np.ndarray
-    flags: Any
+    flags: Pytree
     capacity: int
-    rows: dict[str, Any] | Rows | None = None
+    rows: Batch | Rows | None = None
     parallel: Parallel | None = None
     thin: int = 1
     block: int = compiled.BLOCK
-    state: list[Any] = field(default_factory=list, init=False)  # one entry a group
+    state: list[compiled.Progress] = field(default_factory=list, init=False)  # one entry per group
 
     def __post_init__(self) -> None:
         if self.parallel is None:
@@ -82,8 +98,9 @@ class Chains:
         self._copiers = ThreadPoolExecutor(COPIERS)
         self._fetcher: Fetcher | None = None
         if isinstance(self.rows, Rows):
-            given = (self.kernel, self.context, self.keys, self.rows)
-            self._fetcher = Fetcher(*given, self.capacity, self._stacked)
+            self._fetcher = Fetcher(
+                self.kernel, self.context, self.keys, self.rows, self.capacity, self._stacked
+            )
         # Rows that were fetched are those of a whole call.
         parts = WINDOWS if self._through_pinned_pages and not self._fetcher else 1
         window = _whole(max(self.capacity // parts, min(self.block, self.capacity)), self.block)
@@ -109,7 +126,7 @@ class Chains:
             ]
             compiling.result()
 
-    def _lowered(self, start: Callable[..., Any], batches: Any) -> Any:
+    def _lowered(self, start: Callable[..., compiled.Progress], batches: Batches | None) -> Lowered:
         """The loop, ready to be compiled."""
         blank = jax.eval_shape(start, self._of_group(batches, 0), self._group_keys[0])
         state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), blank)
@@ -127,7 +144,7 @@ class Chains:
         if self._fetcher and next_count:
             self._fetcher.ask(first + count, next_count)
         span = (np.int64(first), np.int64(count))
-        run = in_double_precision(self._one)
+        run = in_double_precision(self._advance_group)
         futures = [
             self._pool.submit(run, g, span, batches, state) for g, state in enumerate(self.state)
         ]
@@ -138,7 +155,9 @@ class Chains:
             return records[0]
         return {k: np.concatenate([r[k] for r in records]) for k in records[0]}
 
-    def _one(self, g: int, span: Any, batches: Any, state: Any) -> tuple[Any, Record]:
+    def _advance_group(
+        self, g: int, span: Span, batches: Batches | None, state: compiled.Progress
+    ) -> tuple[compiled.Progress, Record]:
         """Move group `g` on; its record has a leading axis for chains and ends where it did."""
         if self._through_pinned_pages:
             return self._in_windows(g, span, batches, state)
@@ -147,11 +166,13 @@ class Chains:
         kept = {names: self._with_axis(values)[:, :ended] for names, values in record.items()}
         return state, unpacked(kept)
 
-    def _in_windows(self, g: int, span: Any, batches: Any, state: Any) -> tuple[Any, Record]:
+    def _in_windows(
+        self, g: int, span: Span, batches: Batches | None, state: compiled.Progress
+    ) -> tuple[compiled.Progress, Record]:
         """The same on an accelerator: what is done is copied while the rest is computed."""
         first, count = map(int, span)
         copy_out = in_double_precision(copy_to)
-        room: Any = None
+        room: HostPacked | None = None
         copies: list[Future[None]] = []
         for start in range(first, first + count, self._extent.capacity):
             part = np.int64(start), np.int64(min(self._extent.capacity, first + count - start))
@@ -163,9 +184,10 @@ class Chains:
                 copies[-COPIERS].result()
         for copy in copies:
             copy.result()
+        assert room is not None, "no iterations"
         return state, unpacked(room)
 
-    def _ended(self, first: Any, count: Any) -> int:
+    def _ended(self, first: np.int64 | int, count: np.int64 | int) -> int:
         """How many of these iterations are recorded."""
         return int((first + count) // self.thin - first // self.thin)
 
@@ -177,13 +199,15 @@ class Chains:
     def _loop(self) -> Any:
         return compiled.advance_together if self._stacked else compiled.advance
 
-    def _arguments(self, g: int, span: Any, batches: Any, state: Any) -> tuple[Any, ...]:
+    def _arguments(
+        self, g: int, span: Span, batches: Batches | None, state: Pytree
+    ) -> tuple[Any, ...]:
         """What the loop is called with for group `g`."""
         fixed = (self.kernel, self._extent, self.context, self._on_device)
         flags = self._flags_of(int(span[0]))
         return (*fixed, flags, span, self._of_group(batches, g), state, self._group_keys[g])
 
-    def _flags_of(self, first: int) -> Any:
+    def _flags_of(self, first: int) -> Pytree:
         """Flags of a call that begins at iteration `first`, as many as any call can use."""
         size = self._extent.capacity
         window = slice(first, first + size)
@@ -197,18 +221,18 @@ class Chains:
         self._copiers.shutdown(wait=False, cancel_futures=True)
 
     @property
-    def _on_device(self) -> Any:
-        return None if self._fetcher else self.rows
+    def _on_device(self) -> Batch | None:
+        return None if isinstance(self.rows, Rows) else self.rows
 
     # Groups -------------------------------------------------------------------------------
 
-    def _of_group(self, batches: Any, g: int) -> Any:
+    def _of_group(self, batches: Batches | None, g: int) -> Batches | None:
         if batches is None:
             return None
         part = self._parts[g]
         return {name: v[part] if self._stacked else v[part][0] for name, v in batches.items()}
 
-    def _with_axis(self, values: Any) -> np.ndarray:
+    def _with_axis(self, values: jax.Array | np.ndarray) -> np.ndarray:
         return np.asarray(values) if self._stacked else np.asarray(values)[None]
 
     # Saving, restoring, renewing ----------------------------------------------------------
@@ -225,10 +249,12 @@ class Chains:
     def restore(self, leaves: Sequence[np.ndarray]) -> None:
         """Take a state back from `leaves`; its structure is that of a freshly begun one."""
         self.begin()
+        if [(a.shape, a.dtype) for a in leaves] != [(a.shape, a.dtype) for a in self.leaves()]:
+            raise DataError("the saved state is not that of such a run; start anew.")
         self._take(leaves)
 
     @in_double_precision
-    def renew(self, function: Callable[[Any], Any]) -> None:
+    def renew(self, function: Callable[[Pytree], Pytree]) -> None:
         """Apply `function` to the kernel's states of all chains, stacked along a leading axis."""
         whole: compiled.Progress = jax.tree.unflatten(self._structure, self.leaves())
         self._take(jax.tree.leaves(whole._replace(state=function(whole.state))))
@@ -260,6 +286,6 @@ def _whole(capacity: int, block: int) -> int:
 
 
 def _groups(chains: int) -> int:
-    """Groups of stacked chains: on a CPU a thread each can have, all of one size."""
+    """Groups of stacked chains, all of one size: on a CPU as many as there are cores, at most."""
     most = (os.cpu_count() or 1) if jax.default_backend() == "cpu" else 1
     return max(g for g in range(1, min(most, chains) + 1) if chains % g == 0)

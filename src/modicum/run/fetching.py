@@ -1,23 +1,41 @@
-"""Rows read ahead of the chains: what a kernel wants depends on its keys alone."""
+"""Where rows live while chains run: on the device, or fetched ahead of the chains.
+
+Rows can be read ahead because the rows that a kernel requests depend on its keys alone.
+"""
 
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from modicum.kernels.base import Kernel, travelling
+from modicum.kernels.base import Kernel, Pytree, RowRequest, carried_fields
+from modicum.passes.full_likelihood import free_memory
 from modicum.rows import Rows
 from modicum.run import advance as compiled
 from modicum.runtime import in_double_precision
 
-__all__ = ["Fetcher", "lengthened"]
+__all__ = ["Fetcher", "lengthened", "place_rows"]
 
-Batches = dict[str, np.ndarray]
+SMALL_STORE = 2**28  # bytes up to which the rows of a store are simply read into memory
+Batches: TypeAlias = dict[str, np.ndarray]
+
+
+def place_rows(rows: Rows, limit: int | None = None) -> dict[str, jax.Array] | Rows:
+    """Put the rows on the device if they fit in `limit` bytes; else they stay, to be fetched from.
+
+    By default the limit is half of the free memory for rows in memory, and 256 MiB for a store.
+    """
+    if limit is None:
+        limit = SMALL_STORE if rows.is_store else free_memory() // 2
+    if rows.nbytes > limit:
+        return rows
+    return {name: jnp.asarray(values) for name, values in rows.slice(0, len(rows)).items()}
 
 
 @dataclass
@@ -29,7 +47,7 @@ class Fetcher:
     Parameters
     ----------
     kernel, context, keys
-        What wants rows, what it reads besides, and a key a chain.
+        What requests rows, what it reads besides, and one key per chain.
     rows
         Where they are.
     capacity
@@ -38,8 +56,8 @@ class Fetcher:
         Whether all chains are asked at once.
     """
 
-    kernel: Kernel
-    context: Any
+    kernel: Kernel[Any, Any]
+    context: Pytree
     keys: np.ndarray
     rows: Rows
     capacity: int
@@ -52,9 +70,9 @@ class Fetcher:
     def at_start(self) -> Batches | None:
         """Rows the chains start with, without an axis for iterations; None if they need none."""
         if self.stacked:
-            drawn = compiled.wanted_at_start_together(self.kernel, self.context, self.keys)
-            return None if drawn is None else self._read(drawn)
-        each = [compiled.wanted_at_start(self.kernel, self.context, key) for key in self.keys]
+            requests = compiled.initial_row_requests(self.kernel, self.context, self.keys)
+            return None if requests is None else self._read(requests)
+        each = [compiled.initial_row_request(self.kernel, self.context, key) for key in self.keys]
         return None if each[0] is None else self._read(_joined(each))
 
     def of(self, first: int, count: int) -> Batches:
@@ -75,22 +93,22 @@ class Fetcher:
     def _fetch(self, first: int, count: int) -> Batches:
         iterations = np.arange(first, first + self.capacity)
         if self.stacked:
-            together = compiled.wanted_together
-            drawn = together(self.kernel, self.context, self.keys, iterations)
+            together = compiled.row_requests_together
+            requests = together(self.kernel, self.context, self.keys, iterations)
         else:
-            wanted = partial(compiled.wanted, self.kernel, self.context)
-            drawn = _joined([wanted(key, iterations) for key in self.keys])
-        read = self._read(jax.tree.map(lambda part: np.asarray(part)[:, :count], drawn))
+            of_chain = partial(compiled.row_requests, self.kernel, self.context)
+            requests = _joined([of_chain(key, iterations) for key in self.keys])
+        read = self._read(jax.tree.map(lambda part: np.asarray(part)[:, :count], requests))
         return {name: lengthened(values, self.capacity, axis=1) for name, values in read.items()}
 
-    def _read(self, drawn: Any) -> Batches:
-        """Rows of all chains in one bulk read, with what travels with them."""
-        wanted = jax.tree.map(np.asarray, drawn)
-        return self.rows.take(wanted.row_ids) | travelling(wanted)
+    def _read(self, requests: RowRequest | None) -> Batches:
+        """Rows of all chains in one bulk read, with what comes along."""
+        on_host = jax.tree.map(np.asarray, requests)
+        return self.rows.take(on_host.row_ids) | carried_fields(on_host)
 
 
-def _joined(each: list[Any]) -> Any:
-    """What each chain wants, with a leading axis for chains."""
+def _joined(each: list[RowRequest | None]) -> RowRequest:
+    """What each chain requests, with a leading axis for chains."""
     return jax.tree.map(lambda *parts: np.stack(parts), *each)
 
 

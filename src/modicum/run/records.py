@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,26 +12,38 @@ import numpy as np
 from modicum.kernels.base import Draw
 from modicum.runtime import jit
 
-__all__ = ["PIECE", "Packed", "Record", "copy_to", "packed", "precompile", "room_for", "unpacked"]
+__all__ = [
+    "PIECE",
+    "HostPacked",
+    "Packed",
+    "Record",
+    "copy_to",
+    "packed",
+    "precompile",
+    "room_for",
+    "unpacked",
+]
 
 PIECE = 64  # slots that are copied from an accelerator at a time
 IN_FLIGHT = 3  # pieces on their way
-Packed = dict[tuple[str, ...], Any]  # the names of what lies side by side, and the array of it
-Record = dict[str, np.ndarray]
+# The names of what lies side by side, and the array of it: where it was made, and on the host.
+Packed: TypeAlias = dict[tuple[str, ...], jax.Array]
+HostPacked: TypeAlias = dict[tuple[str, ...], np.ndarray]
+Record: TypeAlias = dict[str, np.ndarray]
 
 
 def packed(draw: Draw) -> Packed:
-    """Lay numbers of one type side by side: one array to write an iteration, instead of a dozen.
+    """Lay numbers of one type side by side: one array to write per iteration, not a dozen.
 
     Examples
     --------
     >>> import jax.numpy as jnp
     >>> from modicum.run.records import packed
-    >>> one = {"position": jnp.zeros(3), "lp": jnp.asarray(-1.0), "energy": jnp.asarray(2.0)}
-    >>> {names: values.shape for names, values in packed(one).items()}
+    >>> draw = {"position": jnp.zeros(3), "lp": jnp.asarray(-1.0), "energy": jnp.asarray(2.0)}
+    >>> {names: values.shape for names, values in packed(draw).items()}
     {('position',): (3,), ('energy', 'lp'): (2,)}
     """
-    groups: dict[Any, list[str]] = {}
+    groups: dict[np.dtype, list[str]] = {}
     for name in sorted(draw):
         if name != "position":
             groups.setdefault(jnp.asarray(draw[name]).dtype, []).append(name)
@@ -39,7 +51,7 @@ def packed(draw: Draw) -> Packed:
     return {("position",): draw["position"], **together}
 
 
-def unpacked(record: Packed) -> Record:
+def unpacked(record: HostPacked) -> Record:
     """Undo `packed` for whole records, whose leading axes are chains and iterations."""
     apart = {"position": record["position",]}
     for names, values in record.items():
@@ -52,7 +64,7 @@ def unpacked(record: Packed) -> Record:
 
 
 @jit(static=2)
-def _piece(record: Any, start: Any, size: int) -> Any:
+def _piece(record: Packed, start: jax.Array | int, size: int) -> Packed:
     """`size` slots from `start` on of a record of chains stacked along a leading axis."""
     return {
         names: jax.lax.dynamic_slice_in_dim(values, start, size, axis=1)
@@ -65,12 +77,12 @@ def precompile(record: Packed) -> None:
     _piece.lower(record, 0, _size(record)).compile()
 
 
-def room_for(record: Packed, count: int) -> Packed:
+def room_for(record: Packed, count: int) -> HostPacked:
     """Arrays on the host for `count` slots of records like this one."""
     return {k: np.empty((len(v), count, *v.shape[2:]), v.dtype) for k, v in record.items()}
 
 
-def copy_to(room: Packed, at: int, record: Packed, count: int) -> None:
+def copy_to(room: HostPacked, at: int, record: Packed, count: int) -> None:
     """Copy the first `count` slots of a record to `room`, from slot `at` on.
 
     Plain copies from an accelerator go through small buffers, at a thirtieth of the speed that
@@ -84,7 +96,7 @@ def copy_to(room: Packed, at: int, record: Packed, count: int) -> None:
     where = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host" if pinned else None)
     starts = [min(start, slots - size) for start in range(0, count, size)]
 
-    def fetch(start: int) -> Any:
+    def fetch(start: int) -> Packed:
         return jax.device_put(_piece(record, start, size), where)
 
     # Such pages are dear to come by: few are on their way at a time, and draws leave them at once.

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -33,6 +33,7 @@ __all__ = [
     "MARKS",
     "Judgement",
     "KeptReference",
+    "Mark",
     "by_importance",
     "judge",
     "judge_all",
@@ -144,7 +145,8 @@ def _difference(weight: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.
     return estimate, pairs.std(0, ddof=1) / np.sqrt(len(pairs))
 
 
-MARKS = ("right", "too few draws", "slightly off", "wrong")
+Mark = Literal["right", "too few draws", "slightly off", "wrong"]
+MARKS: tuple[Mark, ...] = get_args(Mark)  # from the best to the worst
 MEAN, SD = 0.1, 0.07  # posterior sd, and share of it: beyond them an answer is wrong
 FEW = 300  # effective draws below which an error of a quarter posterior sd would go unseen
 CHANCE = 1e-3
@@ -157,7 +159,7 @@ class Judgement:
 
     mean: float
     sd: float
-    mark: str
+    mark: Mark
 
 
 def judge(run: RunResult, reference: KeptReference) -> Judgement:
@@ -178,7 +180,9 @@ def judge(run: RunResult, reference: KeptReference) -> Judgement:
     sd_noise = bound * np.sqrt(own[1] + np.square(reference.sd_error))
     beyond = bool(np.any(mean > mean_noise) or np.any(sd > sd_noise))
     far = bool(np.any(mean > np.maximum(mean_noise, MEAN)) or np.any(sd > np.maximum(sd_noise, SD)))
-    mark = "wrong" if far else "too few draws" if few else "slightly off" if beyond else "right"
+    mark: Mark = (
+        "wrong" if far else "too few draws" if few else "slightly off" if beyond else "right"
+    )
     return Judgement(float(mean.max()), float(sd.max()), mark)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from modicum.errors import SettingError
 from modicum.plots import METHOD_COLOURS, new_axes, pyplot
-from modicum_lab.bench.accuracy import judge_all
+from modicum_lab.bench.accuracy import Mark, judge_all
 from modicum_lab.bench.contenders import CONTENDERS
 from modicum_lab.bench.limits import SIZES
 from modicum_lab.bench.measurements import Measurements
@@ -34,8 +34,17 @@ COLOURS = {
     "statsmodels": "#111827",
 }
 
+
+class Dot(NamedTuple):
+    """A contender on a problem: seconds of its cold start, largest error of a mean, its mark."""
+
+    seconds: float
+    error: float
+    mark: Mark
+
+
 LEAST, MOST = 1e-4, 1e3  # errors beyond are drawn here: some run away by powers of ten
-MARKS: dict[str, dict[str, Any]] = {
+MARKS: dict[Mark, dict[str, Any]] = {
     "wrong": {"marker": "X", "markersize": 10},
     "too few draws": {"marker": "o", "fillstyle": "none", "markeredgewidth": 1.6},
 }
@@ -69,10 +78,7 @@ def _rates(results: Results) -> Any:
     wrong = [
         (results.problems[m.problem]["rows"], m.middle("rate"))
         for m in results.measured
-        if m.contender in names
-        and m.problem in SIZES
-        and _judged(results, m.problem).get(m.contender, ("", "", ""))[2] == "wrong"
-        and m.chains is None
+        if m.contender in names and m.problem in SIZES and _is_wrong(results, m)
     ]
     if wrong:
         ax.plot(*zip(*wrong, strict=True), "x", color="black", markersize=11, label="wrong answer")
@@ -106,8 +112,8 @@ def _against_rows(
 
 def _errors(results: Results) -> Any:
     """Largest error of a mean against the cold start, one panel per problem with several."""
-    judged = {name: _judged(results, name) for name in results.references}
-    names = [name for name, here in judged.items() if len(here) > 1] or list(judged)[:1]
+    dots = {name: _dots(results, name) for name in results.references}
+    names = [name for name, here in dots.items() if len(here) > 1] or list(dots)[:1]
     columns = min(4, max(1, len(names)))
     rows = -(-max(1, len(names)) // columns)
     figure, axes = pyplot().subplots(
@@ -122,7 +128,7 @@ def _errors(results: Results) -> Any:
         ax.set_axis_off()
     panels = axes.flat[: len(names)]
     for ax, name in zip(panels, names, strict=True):
-        _dots(ax, judged[name])
+        _draw_dots(ax, dots[name])
         ax.set_title(results.problems[name]["title"], fontsize=10)
         ax.set_xlabel("s to 1,000 effective draws", fontsize=9)
     ends = [limit for ax in panels for limit in ax.get_xlim()]
@@ -130,13 +136,13 @@ def _errors(results: Results) -> Any:
         ax.set_xlim(min(ends), max(ends))
     for line in axes:
         line[0].set_ylabel("largest error of a mean, sd", fontsize=9)
-    _key(figure, [name for name in CONTENDERS if any(name in judged[p] for p in names)])
+    _key(figure, [name for name in CONTENDERS if any(name in dots[p] for p in names)])
     return figure
 
 
-def _dots(ax: Any, judged: dict[str, tuple[float, float, str]]) -> None:
+def _draw_dots(ax: Any, dots: dict[str, Dot]) -> None:
     """A dot per contender, a cross if it is wrong, a ring if there is too little to tell."""
-    for contender, (seconds, error, mark) in judged.items():
+    for contender, (seconds, error, mark) in dots.items():
         style = MARKS.get(mark, {"marker": "o"})
         shown = min(max(error, LEAST), MOST)
         ax.plot(seconds, shown, linestyle="", color=COLOURS[contender], **style)
@@ -157,15 +163,23 @@ def _key(figure: Any, names: Sequence[str]) -> None:
     figure.legend(dots, [_title(n) for n in names], title=title, title_fontsize=8, **look)
 
 
-def _judged(results: Results, problem: str) -> dict[str, tuple[float, float, str]]:
-    judged: dict[str, tuple[float, float, str]] = {}
-    if problem not in results.references:
-        return judged
-    for m in results.measured:
-        if m.problem == problem and m.runs and m.chains is None:
-            judgement = judge_all(m.runs, results.references[problem])
-            judged[m.contender] = m.middle("cold"), judgement.mean, judgement.mark
-    return judged
+def _dots(results: Results, problem: str) -> dict[str, Dot]:
+    """Contender to its dot; none where the problem has no reference."""
+    return {
+        m.contender: _dot(results, m)
+        for m in results.measured
+        if m.problem == problem and m.runs and m.chains is None and problem in results.references
+    }
+
+
+def _dot(results: Results, m: Measurements) -> Dot:
+    judgement = judge_all(m.runs, results.references[m.problem])
+    return Dot(m.middle("cold"), judgement.mean, judgement.mark)
+
+
+def _is_wrong(results: Results, m: Measurements) -> bool:
+    dot = _dots(results, m.problem).get(m.contender)
+    return m.chains is None and dot is not None and dot.mark == "wrong"
 
 
 def _title(name: str) -> str:

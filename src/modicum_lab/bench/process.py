@@ -38,14 +38,14 @@ def in_process(module: str, function: str, *arguments: Any, timeout: float | Non
     except subprocess.TimeoutExpired:
         raise ChildError(f"it was stopped after {timeout:,.0f} s") from None
     if done.returncode:
-        said = done.stderr.strip().splitlines()
+        lines = done.stderr.strip().splitlines()
         killed = done.returncode == -signal.SIGKILL
         silent = (
             "the system killed it, as it does when memory runs out"
             if killed
             else (f"it ended with code {done.returncode}")
         )
-        raise ChildError(said[-1][:300] if said and not killed else silent)
+        raise ChildError(lines[-1][:300] if lines and not killed else silent)
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -104,7 +104,7 @@ class Peak:
         while not self._done.wait(EVERY):
             self.bytes = max(self.bytes, anonymous_memory())
 
-    def __exit__(self, *exc: Any) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.seconds = time.perf_counter() - self._start
         self._done.set()
         self._thread.join()

@@ -12,7 +12,7 @@ from typing import Any
 
 from modicum_lab.bench.accuracy import KeptReference, judge_all
 from modicum_lab.bench.contenders import CONTENDERS
-from modicum_lab.bench.limits import OURS, limits_of, limits_table
+from modicum_lab.bench.limits import OURS, SIZES, limits_of, limits_table
 from modicum_lab.bench.machine import in_words
 from modicum_lab.bench.measurements import Measurements
 from modicum_lab.bench.runs import EFFECTIVE
@@ -108,7 +108,7 @@ def _scaling(results: Results) -> list[Table]:
     ours = [m for m in results.measured if m.contender == OURS and m.runs]
     huge = [m for m in results.measured if m.problem in HUGE and m.runs]
     groups = {
-        "As rows grow": [m for m in ours if m.problem.startswith("higgs-") and m.chains is None],
+        "As rows grow": [m for m in ours if m.problem in SIZES and m.chains is None],
         "As parameters grow": [m for m in ours if m.problem.startswith("plain-d")],
         "As chains grow": [m for m in ours if m.chains is not None],
         "A tenth of the rows in memory, and all from disk": huge if len(huge) > 1 else [],

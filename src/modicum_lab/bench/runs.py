@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 __all__ = ["EFFECTIVE", "Budget", "Infeasible", "RunResult", "flat_scalars", "from_draws"]
 
@@ -147,6 +148,6 @@ def from_draws(draws: np.ndarray, **costs: Any) -> RunResult:
     )
 
 
-def _numbers(values: Any) -> list[float]:
+def _numbers(values: ArrayLike) -> list[float]:
     """One effective draw where nothing can be said: a chain that stands still."""
     return np.nan_to_num(np.asarray(values, np.float64), nan=1.0).tolist()

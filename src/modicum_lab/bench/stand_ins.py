@@ -63,5 +63,10 @@ def spline_shaped(n: int, seed: int = 1) -> Dataset:
 
 
 def _dataset(name: str, rows: Rows, description: str) -> Dataset:
-    model = Logistic(prior_scale=2.5, intercept_scale=10.0)
-    return Dataset(name, rows, model, f"{description} (a stand-in)", "generated")
+    return Dataset(
+        name,
+        rows,
+        Logistic(prior_scale=2.5, intercept_scale=10.0),
+        f"{description} (a stand-in)",
+        "generated",
+    )

@@ -15,7 +15,7 @@ __all__ = ["Table", "interleaved", "verdict"]
 
 @dataclass
 class Table:
-    """One table: a row a measurement, and a sentence or two below it.
+    """One table: one row per measurement, and a sentence or two below it.
 
     Examples
     --------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 
 from modicum.posterior import Posterior
@@ -175,7 +173,7 @@ def _busy(findings: Findings) -> float:
     return float(findings.destinations["flights"].quantile(0.75))
 
 
-def _interval(line: Any) -> str:
+def _interval(line: pd.Series | pd.DataFrame) -> str:
     return f"{line['mean']:6.1%}   ({line['lower']:.1%} to {line['upper']:.1%})"
 
 

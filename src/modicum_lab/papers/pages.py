@@ -99,8 +99,8 @@ def _section(folder: Path, record: dict[str, Any]) -> str:
     ]
     if "error" in record:
         return "\n".join([*lines, f'<p class="failed">{escape(record["error"])}</p></section>'])
-    lines += [_table(folder, one) for one in record["tables"]]
-    lines += [_figure(folder, one) for one in record["figures"]]
+    lines += [_table(folder, table) for table in record["tables"]]
+    lines += [_figure(folder, figure) for figure in record["figures"]]
     if record["notes"]:
         notes = "".join(f"<li>{escape(note)}</li>" for note in record["notes"])
         lines.append(f'<ul class="notes">{notes}</ul>')
@@ -176,12 +176,14 @@ def _gallery_section(at: Path, record: dict[str, Any], folder: Path) -> str:
         f"`modicum reproduce {record['paper']} {record['experiment']} --scale {record['scale']}`, "
         f"seed {record['seed']}, {ran}.\n",
     ]
-    for one in record["figures"]:
-        name = f"{record['paper']}-{record['experiment']}-{one['name']}.png"
-        _copy_smaller(at / f"{one['name']}.png", folder / name)
-        lines.append(f"![{one['name']}]({name})\n")
-        lines += [f"*{one['caption']}*\n"] if one["caption"] else []
-    lines += [(at / f"{one['name']}.md").read_text(encoding="utf-8") for one in record["tables"]]
+    for figure in record["figures"]:
+        name = f"{record['paper']}-{record['experiment']}-{figure['name']}.png"
+        _copy_smaller(at / f"{figure['name']}.png", folder / name)
+        lines.append(f"![{figure['name']}]({name})\n")
+        lines += [f"*{figure['caption']}*\n"] if figure["caption"] else []
+    lines += [
+        (at / f"{table['name']}.md").read_text(encoding="utf-8") for table in record["tables"]
+    ]
     lines += [f"- {note}" for note in record["notes"]]
     return "\n".join([*lines, ""])
 

@@ -25,7 +25,7 @@ RECORD = "settings.json"
 def write_result(
     one: Experiment, result: Result, out: Path, scale: Scale, seed: int, seconds: float
 ) -> Path:
-    """Write what an experiment found, in place of what it found before; return the folder."""
+    """Write the result of an experiment in place of an earlier one; return the folder."""
     folder = out / one.paper / one.name
     shutil.rmtree(folder, ignore_errors=True)  # the tables of an earlier version are not ours
     folder.mkdir(parents=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp, sqrt
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.kernels.base import StochasticGradientContext
 from modicum.kernels.integrators.base import (
     Integrator,
     IntegratorState,
@@ -27,7 +27,7 @@ class Baoab(Integrator):
     """Kick, half drift, exact friction and noise, half drift (Leimkuhler and Matthews 2013).
 
     The two half kicks between two steps see the same gradient and are made as one: positions are
-    those of BAOAB, at one gradient a step. On a quadratic U their variance has no error at all.
+    those of BAOAB, at one gradient per step. On a quadratic U their variance has no error at all.
 
     Parameters
     ----------
@@ -47,14 +47,14 @@ class Baoab(Integrator):
     def kick(
         self,
         key: jax.Array,
-        walk: IntegratorState,
+        state: IntegratorState,
         gradient: jax.Array,
         h: jax.Array,
-        context: Any,
+        context: StochasticGradientContext,
         diagonal: Callable[[], jax.Array],
     ) -> IntegratorState:
         """B (whole), A (half), O, A (half)."""
-        z, r = walk
+        z, r = state
         xi = jax.random.normal(key, z.shape, z.dtype)
         kept = jnp.exp(-self.friction * h)
         r = r - h * gradient
@@ -62,9 +62,9 @@ class Baoab(Integrator):
         r = kept * r + jnp.sqrt(-jnp.expm1(-2 * self.friction * h)) * xi
         return IntegratorState(half + h / 2 * r, r)
 
-    def noise_match(self, walk: IntegratorState, h: Any) -> NoiseMatch:
-        """R' = c (r - h g) + sqrt(1 - c^2) xi, c = exp(-gamma h)."""
-        r, kept = walk.memory, jnp.exp(-self.friction * h)
+    def noise_match(self, state: IntegratorState, h: jax.Array | float) -> NoiseMatch:
+        """r' = c (r - h g) + sqrt(1 - c^2) xi, c = exp(-gamma h)."""
+        r, kept = state.memory, jnp.exp(-self.friction * h)
         tau = jnp.sqrt(-jnp.expm1(-2 * self.friction * h))
         return NoiseMatch(kept * h / tau, (r - kept * r) / tau, -kept * r / tau)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import numpy as np
 
 from modicum.errors import SettingError, is_number
+from modicum.kernels.base import Pytree, StochasticGradientContext
 
 __all__ = ["Integrator", "IntegratorState", "NoiseMatch", "Response", "positive"]
 
@@ -18,7 +19,7 @@ class IntegratorState(NamedTuple):
     """Where a chain is."""
 
     z: jax.Array  # its coordinates
-    memory: Any  # its momentum, or what else the integrator carries; () for nothing
+    memory: Pytree  # its momentum, or what else the integrator carries; () for nothing
 
 
 class NoiseMatch(NamedTuple):
@@ -28,7 +29,7 @@ class NoiseMatch(NamedTuple):
     through |x + a|^2, x = (r' - m) / tau.
     """
 
-    scale: Any  # c / tau
+    scale: jax.Array | float  # c / tau
     x: jax.Array  # with r' = r, the paper's choice
     rest: jax.Array  # with r' = 0
 
@@ -82,28 +83,28 @@ class Integrator(ABC):
     def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
         """Begin at `z`."""
 
-    def refresh(self, key: jax.Array, walk: IntegratorState) -> IntegratorState:
+    def refresh(self, key: jax.Array, state: IntegratorState) -> IntegratorState:
         """Draw what `start` draws anew."""
-        return self.start(key, walk.z)
+        return self.start(key, state.z)
 
-    def drift(self, walk: IntegratorState, h: jax.Array) -> IntegratorState:
+    def drift(self, state: IntegratorState, h: jax.Array) -> IntegratorState:
         """Go where the gradient is wanted."""
         del h
-        return walk
+        return state
 
     @abstractmethod
     def kick(
         self,
         key: jax.Array,
-        walk: IntegratorState,
+        state: IntegratorState,
         gradient: jax.Array,
         h: jax.Array,
-        context: Any,
+        context: StochasticGradientContext,
         diagonal: Callable[[], jax.Array],
     ) -> IntegratorState:
         """Use the gradient of U. `diagonal` computes that of its Jacobian, for those who ask."""
 
-    def noise_match(self, walk: IntegratorState, h: Any) -> NoiseMatch:
+    def noise_match(self, state: IntegratorState, h: jax.Array | float) -> NoiseMatch:
         """How the gradient of the coming kick compares with its noise."""
         raise SettingError(self.obstacle or "this integrator has no noise to compare with.")
 
@@ -112,8 +113,14 @@ class Integrator(ABC):
         del h
         return None
 
-    def noise_ratio(self, h: float, mean: Any, variance: Any, context: Any) -> np.ndarray:
-        """Gradient noise over injected noise, one number a coordinate.
+    def noise_ratio(
+        self,
+        h: float,
+        mean: np.ndarray,
+        variance: np.ndarray,
+        context: StochasticGradientContext,
+    ) -> np.ndarray:
+        """Gradient noise over injected noise, one number per coordinate.
 
         `mean` and `variance` are those of the gradient of U over batches. While the ratio S is
         small, plain batches make variances of the posterior 1 + S times too large.
@@ -124,7 +131,7 @@ class Integrator(ABC):
         return np.asarray(variance * (step.kick @ step.kick) / (step.noise @ step.noise))
 
 
-def positive(**settings: Any) -> None:
+def positive(**settings: float) -> None:
     """Refuse settings that are not positive numbers."""
     for name, value in settings.items():
         if not is_number(value) or not value > 0:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import SettingError, is_number, whole_number
-from modicum.kernels.base import scaled
+from modicum.kernels.base import StochasticGradientContext, scaled
 from modicum.kernels.integrators.base import (
     Integrator,
     IntegratorState,
@@ -64,37 +63,37 @@ class Friction(Integrator):
         """A momentum at temperature one."""
         return IntegratorState(z, jax.random.normal(key, z.shape, z.dtype))
 
-    def drift(self, walk: IntegratorState, h: jax.Array) -> IntegratorState:
+    def drift(self, state: IntegratorState, h: jax.Array) -> IntegratorState:
         """The gradient is wanted at the new position."""
-        return IntegratorState(walk.z + h * walk.memory, walk.memory)
+        return IntegratorState(state.z + h * state.memory, state.memory)
 
     def kick(
         self,
         key: jax.Array,
-        walk: IntegratorState,
+        state: IntegratorState,
         gradient: jax.Array,
         h: jax.Array,
-        context: Any,
+        context: StochasticGradientContext,
         diagonal: Callable[[], jax.Array],
     ) -> IntegratorState:
-        """P' = p - e g(z') - e C p + N(0, 2 (C - B) e)."""
-        z, p = walk
+        """p' = p - e g(z') - e C p + N(0, 2 (C - B) e)."""
+        z, p = state
         xi = jax.random.normal(key, z.shape, z.dtype)
         drag = p
         if self.in_parameters:  # C I of the parameters is C L'L of the coordinates
-            factor = context["factor"]
+            factor = context.factor
             drag, xi = scaled(factor.T, scaled(factor, p)), scaled(factor.T, xi)
         noise = jnp.sqrt(2 * (self.friction - self.noise) * h) * xi
         return IntegratorState(z, p - h * gradient - h * self.friction * drag + noise)
 
-    def noise_match(self, walk: IntegratorState, h: Any) -> NoiseMatch:
+    def noise_match(self, state: IntegratorState, h: jax.Array | float) -> NoiseMatch:
         """As for underdamped dynamics, with C for gamma."""
         if self.in_parameters:
             raise SettingError(
                 "exponential weights compare gradients with noise that is alike in all directions; "
                 "leave in_parameters out."
             )
-        p, tau = walk.memory, jnp.sqrt(2 * (self.friction - self.noise) * h)
+        p, tau = state.memory, jnp.sqrt(2 * (self.friction - self.noise) * h)
         drag = h * self.friction * p
         return NoiseMatch(h / tau, drag / tau, (drag - p) / tau)
 
@@ -106,10 +105,16 @@ class Friction(Integrator):
         noise = np.array([0.0, sqrt(2 * (self.friction - self.noise) * h)])
         return Response(free, np.array([0.0, h]), np.array([1.0, h]), noise)
 
-    def noise_ratio(self, h: float, mean: Any, variance: Any, context: Any) -> np.ndarray:
-        """E^2 Cov(g) over 2 (C - B) e."""
-        squares: Any = 1.0
+    def noise_ratio(
+        self,
+        h: float,
+        mean: np.ndarray,
+        variance: np.ndarray,
+        context: StochasticGradientContext,
+    ) -> np.ndarray:
+        """e^2 Cov(g) over 2 (C - B) e."""
+        squares: float | np.ndarray = 1.0
         if self.in_parameters:
-            factor = np.asarray(context["factor"])
+            factor = np.asarray(context.factor)
             squares = np.sum(factor**2, axis=0) if factor.ndim == 2 else factor**2
         return np.asarray(variance * h / (2 * (self.friction - self.noise) * squares))

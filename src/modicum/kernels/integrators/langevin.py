@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.kernels.base import StochasticGradientContext
 from modicum.kernels.integrators.base import Integrator, IntegratorState, NoiseMatch, Response
 
 __all__ = ["Langevin"]
+
+Step = TypeVar("Step", float, jax.Array)
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Langevin(Integrator):
     halved: bool = True
     has_momentum: ClassVar[bool] = False
 
-    def _drift(self, h: Any) -> Any:
+    def _drift(self, h: Step) -> Step:
         return h / 2 if self.halved else h
 
     def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
@@ -46,24 +49,24 @@ class Langevin(Integrator):
     def kick(
         self,
         key: jax.Array,
-        walk: IntegratorState,
+        state: IntegratorState,
         gradient: jax.Array,
         h: jax.Array,
-        context: Any,
+        context: StochasticGradientContext,
         diagonal: Callable[[], jax.Array],
     ) -> IntegratorState:
-        """Z' = z - (e/2) g + sqrt(e) xi."""
-        xi = jax.random.normal(key, walk.z.shape, walk.z.dtype)
+        """z' = z - (e/2) g + sqrt(e) xi."""
+        xi = jax.random.normal(key, state.z.shape, state.z.dtype)
         c = self._drift(h)
-        return IntegratorState(walk.z - c * gradient + jnp.sqrt(2 * c) * xi, ())
+        return IntegratorState(state.z - c * gradient + jnp.sqrt(2 * c) * xi, ())
 
-    def noise_match(self, walk: IntegratorState, h: Any) -> NoiseMatch:
-        """X = (z' - z) / sqrt(2h), a = sqrt(h/2) g; z' = z is the natural guess."""
-        zero = jnp.zeros_like(walk.z)
-        return NoiseMatch(jnp.sqrt(self._drift(h) / 2), zero, zero)
+    def noise_match(self, state: IntegratorState, h: jax.Array | float) -> NoiseMatch:
+        """x = (z' - z) / sqrt(2h), a = sqrt(h/2) g; z' = z is the natural guess."""
+        zero = jnp.zeros_like(state.z)
+        return NoiseMatch(jnp.sqrt(self._drift(jnp.asarray(h)) / 2), zero, zero)
 
     def response(self, h: float) -> Response:
         """One number: the position."""
         c = self._drift(h)
-        one = np.ones(1)
-        return Response(np.eye(1), c * one, one, np.sqrt(2 * c) * one)
+        unit = np.ones(1)
+        return Response(np.eye(1), c * unit, unit, np.sqrt(2 * c) * unit)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import SettingError, is_number
+from modicum.kernels.base import StochasticGradientContext
 from modicum.kernels.integrators.base import Integrator, IntegratorState, positive
 
 __all__ = ["Preconditioned"]
@@ -20,7 +21,7 @@ __all__ = ["Preconditioned"]
 class Preconditioned(Integrator):
     """z - (e/2) (P g - Gamma) + N(0, e P), P = 1 / (floor + sqrt V), V a running mean square.
 
-    V <- decay V + (1 - decay) gbar^2, with gbar = g / n the batch's mean gradient a row (the
+    V <- decay V + (1 - decay) gbar^2, with gbar = g / n the batch's mean gradient per row (the
     prior's share, a row's worth at most, is left in).
 
     Parameters
@@ -32,7 +33,7 @@ class Preconditioned(Integrator):
     gamma
         Whether to add Gamma_i = dP_i / dz_i, without which even small steps sample a density that
         differs from the posterior. It is left out in the paper's practice; its cost is d
-        derivatives of the gradient a step.
+        derivatives of the gradient per step.
     """
 
     decay: float = 0.99
@@ -58,17 +59,17 @@ class Preconditioned(Integrator):
     def kick(
         self,
         key: jax.Array,
-        walk: IntegratorState,
+        state: IntegratorState,
         gradient: jax.Array,
         h: jax.Array,
-        context: Any,
+        context: StochasticGradientContext,
         diagonal: Callable[[], jax.Array],
     ) -> IntegratorState:
         """RMSprop, then a Langevin step in its metric."""
-        square, begun = walk.memory
-        n = context["rows"].astype(walk.z.dtype)
+        square, begun = state.memory
+        n = context.n.astype(state.z.dtype)
         mean = gradient / n
-        decay = jnp.where(begun, self.decay, 0.0).astype(walk.z.dtype)
+        decay = jnp.where(begun, self.decay, 0.0).astype(state.z.dtype)
         square = decay * square + (1 - decay) * mean**2
         root = jnp.sqrt(square)
         P = 1 / (self.floor + root)
@@ -77,11 +78,17 @@ class Preconditioned(Integrator):
             # dP/dz = -P^2 d(sqrt V)/dz, of which only the newest term of V depends on z.
             slope = (1 - decay) * mean * diagonal() / n / jnp.maximum(root, 1e-30)
             drift = drift + P**2 * slope
-        xi = jax.random.normal(key, walk.z.shape, walk.z.dtype)
-        z = walk.z - h / 2 * drift + jnp.sqrt(h * P) * xi
+        xi = jax.random.normal(key, state.z.shape, state.z.dtype)
+        z = state.z - h / 2 * drift + jnp.sqrt(h * P) * xi
         return IntegratorState(z, (square, jnp.ones((), bool)))
 
-    def noise_ratio(self, h: float, mean: Any, variance: Any, context: Any) -> np.ndarray:
+    def noise_ratio(
+        self,
+        h: float,
+        mean: np.ndarray,
+        variance: np.ndarray,
+        context: StochasticGradientContext,
+    ) -> np.ndarray:
         """(e/2)^2 P^2 Cov(g) over e P, with P from the mean square that V settles at."""
-        root = np.sqrt(mean**2 + variance) / float(context["rows"])
+        root = np.sqrt(mean**2 + variance) / float(context.n)
         return np.asarray(h / 4 * variance / (self.floor + root))

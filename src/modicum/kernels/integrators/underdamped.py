@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.kernels.base import StochasticGradientContext
 from modicum.kernels.integrators.base import (
     Integrator,
     IntegratorState,
@@ -52,7 +52,7 @@ class Underdamped(Integrator):
 
     @property
     def amplitude(self) -> float:
-        """Sigma."""
+        """sigma."""
         return sqrt(2 * self.friction) if self.sigma is None else self.sigma
 
     @property
@@ -67,21 +67,21 @@ class Underdamped(Integrator):
     def kick(
         self,
         key: jax.Array,
-        walk: IntegratorState,
+        state: IntegratorState,
         gradient: jax.Array,
         h: jax.Array,
-        context: Any,
+        context: StochasticGradientContext,
         diagonal: Callable[[], jax.Array],
     ) -> IntegratorState:
         """Both updates use the old momentum."""
-        z, r = walk
+        z, r = state
         xi = jax.random.normal(key, z.shape, z.dtype)
         noise = self.amplitude * jnp.sqrt(h) * xi
         return IntegratorState(z + h * r, r - h * (gradient + self.friction * r) + noise)
 
-    def noise_match(self, walk: IntegratorState, h: Any) -> NoiseMatch:
-        """X = (r' - r + h gamma r) / (sigma sqrt h) and a = sqrt(h) g / sigma (Theorem 2)."""
-        r, tau = walk.memory, self.amplitude * jnp.sqrt(h)
+    def noise_match(self, state: IntegratorState, h: jax.Array | float) -> NoiseMatch:
+        """x = (r' - r + h gamma r) / (sigma sqrt h) and a = sqrt(h) g / sigma (Theorem 2)."""
+        r, tau = state.memory, self.amplitude * jnp.sqrt(h)
         drag = h * self.friction * r
         return NoiseMatch(h / tau, drag / tau, (drag - r) / tau)
 

@@ -1,24 +1,109 @@
-"""What the user of HMC-ECS must be told, before the run from the pilot study and after it.
+"""What the user of HMC-ECS must know, before the run from the pilot study and after it.
 
-Each guard is one sentence that names what is wrong and what to do.
+Each guard is one sentence that names what is wrong, and a remedy that can be followed there. First
+the guards of the perturbed method, then those of the signed one, then what they share.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 
 from modicum.diagnostics import ess
 from modicum.errors import CrudeControlVariateError, ModicumWarning
-from modicum.methods.ecs.tuning import Choice, Pilot
+from modicum.methods.base import Tuning
+from modicum.methods.ecs.base import EnergyConserving
+from modicum.methods.ecs.tuning import Choice, Pilot, Products, Rehearsal
+from modicum.methods.ecs.tuning.block_poisson import DEVIATIONS, FEWEST
+from modicum.models import LinearPredictorModel, Target
 from modicum.run import History
 
-__all__ = ["crude", "look_ahead", "look_back", "remedy", "wandering"]
+__all__ = [
+    "UNFIT",
+    "Case",
+    "look_ahead",
+    "look_ahead_signed",
+    "look_back",
+    "look_back_signed",
+    "rehearsed",
+    "withdraw_bound",
+]
+
+# The pilot study itself shows that draws would not be those of the posterior.
+UNFIT = frozenset({"posterior-not-normal", "mode-not-typical", "not-concave", "other-modes"})
+# A bound on the perturbation's bias says nothing once one of these is said.
+BOUND_FALLS = UNFIT | {
+    "subsample-small",
+    "heavy-tails",
+    "variance-high",
+    "refreshes-refused",
+    "anchor-far",
+    "subsample-slow",
+    "not-finite",
+    "chains-stuck",
+    "chain-rested",
+    "divergences",
+    "r-hat",
+}
+NOISY = 3.0  # variance of the log-likelihood estimate from which the perturbed target is off
+NOISY_SHARE = 0.05  # of a rehearsal's draws; the real tables have up to .01
+FAR = 3.0  # posterior sds from the anchor to the mean of a rehearsal; the real tables have .6
+LEAST_SIGN = 0.999  # below it, chains are caught behind sign boundaries
 
 
-def look_ahead(method: Any, pilot: Pilot, choice: Choice, rows: int) -> list[ModicumWarning]:
+@dataclass(frozen=True)
+class Case:
+    """What remedies depend on: the settings, and what they are used for."""
+
+    method: EnergyConserving
+    target: Target
+    rows: int
+
+    @property
+    def all_rows(self) -> str:
+        """The way out that is always there."""
+        return "use method='nuts' on all rows"
+
+    @property
+    def remedy(self) -> str:
+        """The first thing to try where control variates are too crude."""
+        if self.method.design == "uniform":
+            return 'use design="weighted"'
+        if self.method.order < 2:
+            return "use control variates of order 2"
+        if not self.method.at_mode:
+            return 'anchor at the mode (anchor="mode")'
+        if isinstance(self.target.model, LinearPredictorModel):
+            return "give a tighter prior, or drop or merge rare columns"
+        return "give tighter priors, or parameters in which the posterior is nearer to normal"
+
+    def more_rows(self, m: int, factor: float) -> str:
+        """Advice to take `factor` times `m` rows, where there are enough of them."""
+        enough = ceil(m * factor / 100) * 100
+        if 2 * enough > self.rows:
+            return f"{self.remedy}, or {self.all_rows}"
+        return f"use more rows (subsample={enough})"
+
+    @property
+    def nearer(self) -> str:
+        """What to do where chains are far from the anchor."""
+        if not self.method.at_mode:
+            return 'anchor at the mode (anchor="mode")'
+        return self.all_rows
+
+
+# The perturbed method ----------------------------------------------------------------------
+
+
+def look_ahead(
+    case: Case, pilot: Pilot, choice: Choice, bias: float, ddof: int, chosen: bool, advice: str
+) -> list[ModicumWarning]:
     """Judge the choice of rows before any draw is made.
+
+    `chosen` says whether m was left to the pilot study; `advice` what to do about one that was not.
 
     Raises
     ------
@@ -26,121 +111,260 @@ def look_ahead(method: Any, pilot: Pilot, choice: Choice, rows: int) -> list[Mod
         If the control variates are so crude that no affordable subsample would do.
     """
     m = choice.subsample
-    if method.subsample is None and 2 * m > rows:
-        raise CrudeControlVariateError(crude(method, m, rows, 100))
-    found = []
-    largest, bias = float(np.max(pilot.spread(m))), pilot.bias(m, method.ddof)
-    if bias > 2 * method.bias or largest > 10:
-        found.append(
+    if chosen and 2 * m > case.rows:
+        raise _crude(case, m, 100)
+    doubts = _more_than_all(case, m, "a subsample")
+    largest, expected = float(np.max(pilot.spread(m))), pilot.bias(m, ddof)
+    if expected > 2 * bias or largest > 10:
+        doubts.append(
             ModicumWarning(
                 "subsample-small",
                 f"{m:,} rows are too few: the log-likelihood estimate has a variance of up to "
-                f"{largest:.3g}, and posterior means may be off by about {min(bias, 99):.2g} "
+                f"{largest:.3g}, and posterior means may be off by about {min(expected, 99):.2g} "
                 "posterior sd",
-                f"leave `subsample` out to have it chosen, or {remedy(method)}",
+                f"{advice}, or {case.remedy}",
                 rows=m,
                 variance=largest,
-                bias=bias,
+                bias=expected,
             )
         )
     if pilot.tail > 0.7 or pilot.top_share > 0.95:
-        found.append(
+        doubts.append(
             ModicumWarning(
                 "heavy-tails",
                 f"the residuals are heavy-tailed under this design: 1 % of the draws hold "
                 f"{pilot.top_share:.0%} of the variance (Pareto k {pilot.tail:.2f}), so a "
                 "subsample rarely shows how wrong it is",
-                remedy(method),
+                case.remedy,
                 top_share=pilot.top_share,
                 pareto_k=pilot.tail,
             )
         )
-    return found
+    return doubts
 
 
-def crude(method: Any, m: int, rows: int, smallest: int) -> str:
-    """Why these rows are not to be subsampled; `smallest` is what a good control variate needs."""
-    if m <= smallest:
-        return (
-            f"{rows:,} rows are too few for subsampling to make sense ({m:,} would be used at "
-            "every step); use method='nuts' on all rows."
-        )
-    return (
-        f"the control variates are too crude here: {m:,} of {rows:,} rows would be needed at "
-        f"every step; {remedy(method)}, or use method='nuts' on all rows."
-    )
+def rehearsed(case: Case, rehearsal: Rehearsal, m: int) -> list[ModicumWarning]:
+    """Judge whether the posterior is where the pilot study looked, by short chains."""
+    variance = rehearsal.variance / m
+    share, distance = float(np.mean(variance > NOISY)), rehearsal.distance
+    if distance > FAR:
+        return [
+            ModicumWarning(
+                "mode-not-typical",
+                f"short chains on {rehearsal.rows:,} rows went {distance:.1f} posterior sd away "
+                f"from the {'mode' if case.method.at_mode else 'anchor'}, so that what was learned "
+                "there does not hold where the posterior is",
+                case.nearer,
+                distance=distance,
+            )
+        ]
+    if share > NOISY_SHARE:
+        return [
+            ModicumWarning(
+                "posterior-not-normal",
+                f"the posterior is far from normal: with {m:,} rows the log-likelihood estimate "
+                f"had a variance above {NOISY:g} in {share:.0%} of the draws of short chains on "
+                f"{rehearsal.rows:,} rows (up to {variance.max():.3g}), where draws are not those "
+                "of the posterior",
+                f"{case.remedy}, or {case.all_rows}",
+                share=share,
+                largest=float(variance.max()),
+            )
+        ]
+    return []
 
 
-def remedy(method: Any) -> str:
-    """Return the first thing to try."""
-    if method.design == "uniform":
-        return 'use design="weighted"'
-    if method.order < 2:
-        return "use control variates of order 2"
-    if method.anchor != "mode":
-        return 'anchor at the mode (anchor="mode")'
-    return "give a tighter prior, or drop or merge rare columns"
-
-
-def look_back(kernel: Any, history: History) -> list[ModicumWarning]:
+def look_back(
+    case: Case, m: int, blocks: int, refreshes: int, history: History
+) -> list[ModicumWarning]:
     """Judge the run by what it recorded."""
-    stats, found = history.stats, []
-    variance = stats["variance_estimate"]
-    share = float(np.mean(variance > 3))
+    doubts = []
+    variance = history.stats["variance_estimate"]
+    share = float(np.mean(variance > NOISY))
     if share > 0.01:
-        found.append(
+        factor = float(np.quantile(variance, 0.99)) / NOISY
+        doubts.append(
             ModicumWarning(
                 "variance-high",
-                f"the variance of the log-likelihood estimate exceeded 3 in {share:.0%} of the "
-                f"draws (up to {variance.max():.3g}), where the perturbed target is no longer "
+                f"the variance of the log-likelihood estimate exceeded {NOISY:g} in {share:.0%} of "
+                f"the draws (up to {variance.max():.3g}), where the perturbed target is no longer "
                 "close to the posterior",
-                "use more rows (subsample) or a better anchor",
+                case.more_rows(m, 1.2 * factor),
                 share=share,
                 largest=float(variance.max()),
             )
         )
-    return found + wandering(kernel, history)
-
-
-def wandering(kernel: Any, history: History) -> list[ModicumWarning]:
-    """Judge how the subsample mixed, and how far from the anchor the chains went."""
-    stats: dict[str, np.ndarray] = history.stats
-    found = []
-    accepted = float(stats["acceptance_rate_u"].mean())
+    accepted = float(history.stats["acceptance_rate_u"].mean())
     if accepted < 0.2:
-        found.append(
+        advice = case.more_rows(m, 2)
+        doubts.append(_refused(accepted, f"{advice} or more blocks" if blocks < m else advice))
+    return doubts + _wandering(case, blocks, refreshes, history)
+
+
+def withdraw_bound(tuning: Tuning, doubts: Sequence[ModicumWarning]) -> None:
+    """Take the bias bound back where the run gave a reason not to believe it."""
+    reasons = [doubt for doubt in doubts if doubt.code in BOUND_FALLS]
+    if reasons and "bias_bound" in tuning:
+        tuning["bias_bound"] = {
+            "value": None,
+            "why": f"withdrawn, since {reasons[0].sentence}",
+        }
+
+
+# The signed method -------------------------------------------------------------------------
+
+
+def look_ahead_signed(
+    case: Case, pilot: Pilot, choice: Products, chosen: bool
+) -> list[ModicumWarning]:
+    """Judge the choice of products before any draw is made.
+
+    Raises
+    ------
+    CrudeControlVariateError
+        If the control variates are so crude that no affordable number of products would do.
+    """
+    expected = choice.products * choice.batch
+    if chosen and 2 * expected > case.rows:
+        raise _crude(case, expected, FEWEST * choice.batch)
+    doubts = _more_than_all(case, expected, "a subsample")
+    deviation = float(np.quantile(np.sqrt(pilot.variance / choice.batch), 0.9))
+    if choice.products < DEVIATIONS * deviation or choice.chain_sign < LEAST_SIGN:
+        advice = case.remedy if chosen else f"leave `products` out, or {case.remedy}"
+        doubts.append(
             ModicumWarning(
-                "refreshes-refused",
-                f"only {accepted:.0%} of the subsample refreshes were accepted, so rows hardly "
-                "change",
-                "use more rows (subsample) or more blocks",
-                accepted=accepted,
+                "products-few",
+                f"{choice.products} products are too few: factors vary by "
+                f"{deviation / choice.products:.0%} of their size ({choice.positive:.1%} of the "
+                f"estimates are positive, and a mean sign of {choice.chain_sign:.2f} is to be "
+                "expected), so that chains are caught behind sign boundaries",
+                advice,
+                products=choice.products,
+                positive=choice.positive,
+                mean_sign=choice.chain_sign,
             )
         )
+    return doubts
+
+
+def look_back_signed(
+    case: Case, room: int, blocks: int, refreshes: int, history: History
+) -> list[ModicumWarning]:
+    """Judge the run by what it recorded; `room` is how many factors there is room for."""
+    stats, doubts = history.stats, []
+    negative = float(np.mean(stats["sign"] < 0))
+    if negative > 0.005:
+        doubts.append(
+            ModicumWarning(
+                "signs-negative",
+                f"{negative:.1%} of the draws have a negative sign, and the chain crosses sign "
+                "boundaries only when rows are refreshed",
+                "use more products or more rows in each (batch)",
+                negative=negative,
+            )
+        )
+    near = float(np.mean(stats["smallest_factor"] < 0.1))
+    if near > 0.01:
+        doubts.append(
+            ModicumWarning(
+                "sign-boundary",
+                f"{near:.0%} of the draws lie close to a sign boundary (a factor below 0.1), where "
+                "log |Lhat| has no floor and trajectories are turned back",
+                "use more products",
+                share=near,
+            )
+        )
+    full = float(np.mean(stats["factors"] >= 0.9 * room))
+    if full > 0.001:
+        anchor = "" if case.method.at_mode else 'anchor at the mode (anchor="mode") or '
+        doubts.append(
+            ModicumWarning(
+                "factors-full",
+                f"{full:.1%} of the draws used nearly all of the {room} factors there is room for, "
+                "which cuts tails of the posterior short",
+                f"{anchor}use more products",
+                share=full,
+                room=room,
+            )
+        )
+    accepted = float(stats["acceptance_rate_u"].mean())
+    if accepted < 0.2:
+        doubts.append(_refused(accepted, "use more products or more blocks"))
+    return doubts + _wandering(case, blocks, refreshes, history)
+
+
+# Both --------------------------------------------------------------------------------------
+
+
+def _crude(case: Case, m: int, smallest: int) -> CrudeControlVariateError:
+    """Why these rows are not to be subsampled; `smallest` is what a good control variate needs."""
+    if m <= smallest:
+        return CrudeControlVariateError(
+            f"{case.rows:,} rows are too few for subsampling to make sense ({m:,} would be used at "
+            "every step)",
+            case.all_rows,
+        )
+    needed = f"{m:,} of {case.rows:,} rows would be needed at every step"
+    if m > case.rows:
+        needed = f"more would be needed at every step than the {case.rows:,} rows there are"
+    return CrudeControlVariateError(
+        f"the control variates are too crude here: {needed}", f"{case.remedy}, or {case.all_rows}"
+    )
+
+
+def _more_than_all(case: Case, m: int, phrase: str) -> list[ModicumWarning]:
+    if m <= case.rows:
+        return []
+    return [
+        ModicumWarning(
+            "subsample-exceeds-rows",
+            f"{phrase} of {m:,} is larger than the data set of {case.rows:,} rows, so that a step "
+            "costs more than one on all rows, which would be exact",
+            case.all_rows,
+            subsample=m,
+            rows=case.rows,
+        )
+    ]
+
+
+def _refused(accepted: float, remedy: str) -> ModicumWarning:
+    return ModicumWarning(
+        "refreshes-refused",
+        f"only {accepted:.0%} of the subsample refreshes were accepted, so rows hardly change",
+        remedy,
+        accepted=accepted,
+    )
+
+
+def _wandering(case: Case, blocks: int, refreshes: int, history: History) -> list[ModicumWarning]:
+    """Judge how the subsample mixed, and how far from the anchor the chains went."""
+    doubts = []
     distance = float(np.abs(history.position.mean(axis=(0, 1))).max())
     if distance > 1:
-        found.append(
+        doubts.append(
             ModicumWarning(
                 "anchor-far",
-                f"the chains' mean lies {distance:.1f} posterior sd from the anchor, where control "
-                "variates are crude",
-                'anchor at the mode (anchor="mode")',
+                f"the chains' mean lies {distance:.1f} posterior sd from the "
+                f"{'mode' if case.method.at_mode else 'anchor'}, about which control variates are "
+                "expanded: they are crude there",
+                case.nearer,
                 distance=distance,
             )
         )
-    trace = stats["difference_estimate"]
+    trace = history.stats["difference_estimate"]
     # Residuals that vanish (a quadratic log-likelihood) have nothing to mix.
     if history.position.shape[1] >= 100 and np.ptp(trace) > 0:
         effective = float(np.nanmin(ess(trace[..., None])))
         if effective < 50:
-            found.append(
+            doubts.append(
                 ModicumWarning(
                     "subsample-slow",
                     f"the subsample mixes slowly: {trace.size} draws saw the equivalent of "
                     f"{effective:.0f} independent subsamples",
-                    f"raise `refreshes` (now {kernel.refreshes} of {kernel.blocks} blocks per "
-                    "iteration)",
+                    f"raise `refreshes` (now {refreshes} of {blocks} blocks per iteration)"
+                    if refreshes < blocks
+                    else "draw more (every block is refreshed at every iteration already)",
                     ess=effective,
                 )
             )
-    return found
+    return doubts

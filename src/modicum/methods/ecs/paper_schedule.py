@@ -2,36 +2,53 @@
 
 The anchor starts at the posterior mean of a 1 % subset; through 1,000 burn-in iterations it is
 moved to the mean of recent draws every 200, each time at the cost of a pass; m is recalibrated
-after the first 100. G = 100 blocks, one refreshed an iteration.
+after the first 100. G = 100 blocks, one refreshed per iteration.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
 from modicum.kernels.adaptation import schedule
 from modicum.methods.base import Task
-from modicum.methods.ecs.pilot import (
-    PAPER_BLOCKS,
-    Composition,
-    Study,
-    choose_for,
-    perturbed,
-    where_rows_live,
-)
+from modicum.methods.ecs.pilot import Composition, Study
+from modicum.methods.ecs.tuning import Choice
 from modicum.methods.full_data import HMC
 from modicum.passes import Anchor, Sums, anchor_at
 from modicum.random import Stream, chain_keys, generator
 from modicum.rows import Rows
-from modicum.run import Chains, History, capacity_for, run
+from modicum.run import Chains, History, capacity_for, place_rows, run
 
-__all__ = ["BurnIn", "burn_in"]
+__all__ = ["PAPER_BLOCKS", "BurnIn", "burn_in"]
 
+PAPER_BLOCKS = {"blocks": 100, "refreshes": 1}
 STAGES = (100, 100, 200, 200, 200, 200)  # iterations between two moves of the anchor
 SUBSET_SHARE, SMALLEST_SUBSET = 0.01, 1_000
+
+
+class Scheduled(Protocol):
+    """What the schedule asks of a method: `HMCECS` has it."""
+
+    @property
+    def subsample(self) -> int | None:
+        """m, where it is set by hand."""
+        ...
+
+    def study(self, task: Task, anchor: Anchor) -> Study:
+        """The pilot study at an anchor."""
+        ...
+
+    def choose(self, study: Study, settings: Mapping[str, int] | None = None) -> Choice:
+        """Choose m, G and K but for what is in `settings`."""
+        ...
+
+    def composition(self, choice: Choice) -> Composition:
+        """The estimator on the subsample that was chosen."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +70,8 @@ class BurnIn:
     variance: np.ndarray
 
 
-def burn_in(method: Any, task: Task) -> BurnIn:
-    """Run the schedule, once a run."""
+def burn_in(method: Scheduled, task: Task) -> BurnIn:
+    """Run the schedule, once per run."""
 
     def compute() -> dict[str, np.ndarray]:
         done = _burn_in(method, task)
@@ -65,17 +82,17 @@ def burn_in(method: Any, task: Task) -> BurnIn:
     return BurnIn(Anchor.from_arrays(arrays), int(arrays["subsample"]), arrays["variance"])
 
 
-def _burn_in(method: Any, task: Task) -> BurnIn:
+def _burn_in(method: Scheduled, task: Task) -> BurnIn:
     anchor = anchor_at(task.sums, _subset_mean(task))
     m = method.subsample or 0
     # Stages keep no checkpoint of their own: the whole burn-in is remembered at its end.
     staged = replace(task, checkpoint=None)
     variance = []
     for number, length in enumerate(STAGES):
-        study = Study(method, staged, anchor)
+        study = method.study(staged, anchor)
         if number <= 1 and method.subsample is None:  # before, and again after 100 iterations
-            m = min(choose_for(study, PAPER_BLOCKS).subsample, len(task.rows) // 200 * 100)
-        parts = perturbed(method, choose_for(study, PAPER_BLOCKS | {"subsample": m}))
+            m = min(method.choose(study, PAPER_BLOCKS).subsample, len(task.rows) // 200 * 100)
+        parts = method.composition(method.choose(study, PAPER_BLOCKS | {"subsample": m}))
         history = _stage(study, parts, staged, length, number)
         variance.append(history.stats["variance_estimate"].mean(axis=0))
         recent = history.position[:, length // 2 :].mean(axis=(0, 1))
@@ -91,7 +108,7 @@ def _stage(study: Study, parts: Composition, task: Task, length: int, number: in
         chain_keys(task.seed, task.chains, number + 1),
         schedule(length, longest - length, adapt_mass=False),
         capacity_for(task.target.size + study.floats_per_iteration(parts), longest),
-        where_rows_live(task),
+        place_rows(task.rows, study.method.memory_limit),
     )
     history = run(chains, 0, length, progressbar=False)
     task.ledger.add("burn-in", int(history.stats["rows_touched"].sum()), "gradient")

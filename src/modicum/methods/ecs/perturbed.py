@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 
-from modicum.kernels.delayed import DelayedAcceptanceKernel
-from modicum.methods.base import Outcome, Plan, Task
-from modicum.methods.ecs.base import Composed, EnergyConserving, check_perturbed
-from modicum.methods.ecs.checks import look_ahead, look_back
-from modicum.methods.ecs.paper_schedule import burn_in
-from modicum.methods.ecs.pilot import PAPER_BLOCKS, Study, choose_for, perturbed
-from modicum.methods.ecs.tuning import Choice
+from modicum.errors import ModicumWarning, SettingError
+from modicum.estimators import Perturbed
+from modicum.kernels.delayed import DelayedAcceptanceContext, DelayedAcceptanceKernel
+from modicum.kernels.energy_conserving import EnergyConservingKernel
+from modicum.methods.base import Chosen, Outcome, Plan, Task, Tuning
+from modicum.methods.cost import slow_run
+from modicum.methods.ecs.base import EnergyConserving, check_blocks, check_counts, check_positive
+from modicum.methods.ecs.checks import Case, look_ahead, look_back, rehearsed, withdraw_bound
+from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in
+from modicum.methods.ecs.pilot import Composition, Study
+from modicum.methods.ecs.tuning import Choice, choose
 from modicum.methods.full_data import WholeLogPosterior
+from modicum.passes import Anchor
 from modicum.passes.full_likelihood import hold
 from modicum.run import History
 from modicum.runtime import in_double_precision
@@ -36,7 +42,7 @@ class HMCECS(EnergyConserving):
     blocks
         Blocks of the subsample, G; a refresh proposes one block anew.
     refreshes
-        Blocks proposed anew an iteration, K.
+        Blocks proposed anew per iteration, K.
     design
         "weighted": rows drawn in proportion to their expected residual. "uniform": the papers'.
     order
@@ -58,6 +64,9 @@ class HMCECS(EnergyConserving):
         Share of weighted draws that is uniform.
     precision
         "float64" or "float32": of the subsample's rows and residuals (sums are float64).
+    memory_limit
+        Bytes of rows that may be held in memory; larger data sets are read as the chains need their
+        rows. By default half of the free memory, or 256 MiB for a row store.
     bias
         Largest shift of a posterior mean the perturbation may cause, in posterior standard
         deviations, by the pilot study.
@@ -65,7 +74,7 @@ class HMCECS(EnergyConserving):
         1: unbiased variance estimate; 0: the paper's.
     exact
         None: the perturbed method. "delayed": every proposal is accepted or rejected by the
-        log-likelihood of all rows, so that the posterior is exact at one pass an iteration.
+        log-likelihood of all rows, so that the posterior is exact at one pass per iteration.
     tuning
         "auto": anchor at the mode, m, G and K from a pilot study. "paper": the schedule of the
         paper's section 6.3, from the mean of a 1 % subset through 1,000 burn-in iterations.
@@ -83,54 +92,130 @@ class HMCECS(EnergyConserving):
     exact: Literal["delayed"] | None = None
     tuning: Literal["auto", "paper"] = "auto"
     name: ClassVar[str] = "hmc-ecs"
+    summary: ClassVar[str] = "a few hundred rows per step, chosen by themselves; the default"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_perturbed(self)
-
-    def compose(self, task: Task) -> Composed:
-        """A perturbed estimator with m, G and K from the pilot study or the paper's schedule."""
-        told: dict[str, Any] = {}
-        if self.tuning == "paper":
-            done = burn_in(self, task)
-            study = Study(self, task, done.anchor)
-            fixed = PAPER_BLOCKS | {"subsample": done.subsample}
-            choice = choose_for(study, fixed, "as in the paper")
-            told["burn-in variance"] = [float(f"{v:.4g}") for v in done.variance]
-        else:
-            study = Study(self, task, self.find_anchor(task))
-            choice = choose_for(study)
-        notes = look_ahead(self, study.pilot, choice, len(task.rows))
-        return Composed(study, perturbed(self, choice), _explain(choice) | told, notes)
+        check_counts({"subsample": self.subsample}, 2)
+        check_positive({"bias": self.bias})
+        if self.ddof not in (0, 1):
+            raise SettingError("ddof must be 1, or 0 for the paper's divisor.")
+        if self.tuning not in ("auto", "paper"):
+            raise SettingError(f"tuning must be 'auto' or 'paper', not {self.tuning!r}.")
+        if self.tuning == "paper" and not self.at_mode:
+            raise SettingError("tuning='paper' finds its own anchor; leave `anchor` out.")
+        if self.exact not in (None, "delayed"):
+            raise SettingError(f"exact must be None or 'delayed', not {self.exact!r}.")
+        if self.exact and self.inner != "hmc":
+            raise SettingError("exact='delayed' needs a reversible inner kernel: inner='hmc'.")
+        check_blocks(self.subsample, self.blocks, "a subsample of {} rows", "rows")
 
     @in_double_precision
     def plan(self, task: Task) -> Plan:
-        """As every method of its kind; exactness on request puts all rows beside the subsample."""
-        plan = super().plan(task)
-        if self.exact is None:
-            return plan
-        source, chunks = hold(task.rows)
-        kernel: Any = plan.kernel
+        """Anchor, pilot study, choice of the subsample, what to say of it, kernel."""
+        self.check_task(task)
+        tuning: Tuning = {}
+        if self.tuning == "paper":
+            done = burn_in(self, task)
+            study = self.study(task, done.anchor)
+            settings = PAPER_BLOCKS | {"subsample": done.subsample}
+            choice = self.choose(study, settings, "as in the paper")
+            tuning["burn-in variance"] = [float(f"{v:.4g}") for v in done.variance]
+        else:
+            study = self.study(task, self.find_anchor(task))
+            choice = self.choose(study)
+        notes = self._look_ahead(study, choice)
+        plan = study.plan(self.composition(choice), _explain(choice) | tuning, notes)
+        return plan if self.exact is None else self._with_all_rows(plan, study)
+
+    def study(self, task: Task, anchor: Anchor) -> Study:
+        """The pilot study at an anchor."""
+        return Study(self, task, anchor)
+
+    def choose(
+        self,
+        study: Study,
+        settings: Mapping[str, int] | None = None,
+        fixed_by: str = "set by hand",
+    ) -> Choice:
+        """Choose m, G and K; what is in `settings`, or set by the user, stays."""
+        own = {"subsample": self.subsample, "blocks": self.blocks, "refreshes": self.refreshes}
+        by_hand = {name: value for name, value in own.items() if value is not None}
+        fixed = dict(settings or {}) | by_hand
+        return choose(
+            study.pilot,
+            study.steps,
+            self.bias,
+            self.ddof,
+            fixed.get("subsample"),
+            fixed.get("blocks"),
+            fixed.get("refreshes"),
+            fixed_by,
+            study.fresh,
+        )
+
+    def composition(self, choice: Choice) -> Composition:
+        """The perturbed estimator on m rows in G blocks."""
+        return Composition(Perturbed(self.ddof), choice.subsample, choice.blocks, choice.refreshes)
+
+    def _look_ahead(self, study: Study, choice: Choice) -> list[ModicumWarning]:
+        task = study.task
+        case = Case(self, task.target, len(task.rows))
+        paper = self.tuning == "paper" and self.subsample is None
+        advice = 'use tuning="auto"' if paper else "leave `subsample` out to have it chosen"
+        notes = look_ahead(
+            case, study.pilot, choice, self.bias, self.ddof, self.subsample is None, advice
+        )
+        rehearsal = None if self.exact else study.rehearse()
+        if rehearsal is not None:
+            notes += rehearsed(case, rehearsal, choice.subsample)
+        passes = len(task.rows) if self.exact else 0
+        evaluations = choice.subsample * (study.steps + 1) + passes
+        work = f"{choice.subsample:,} rows per step"
+        if self.exact:
+            work = f"exact='delayed' on all {len(task.rows):,} rows"
+        remedy = "draw less" + (", or leave `exact` out" if self.exact else f", or {case.all_rows}")
+        return notes + slow_run(task, study.anchor.point, evaluations, work, remedy)
+
+    def _with_all_rows(self, plan: Plan, study: Study) -> Plan:
+        """Every proposal is judged by all rows: put them beside the subsample."""
+        task = study.task
+        source, chunks = hold(task.rows, self.memory_limit)
+        assert isinstance(plan.kernel, EnergyConservingKernel)
+        exact: Chosen = {"value": 0.0, "why": "every proposal is judged by all rows"}
         return replace(
             plan,
-            kernel=DelayedAcceptanceKernel(kernel, WholeLogPosterior(task.target, source)),
-            context=plan.context | {"data": chunks, "rows": jnp.asarray(len(task.rows))},
+            kernel=DelayedAcceptanceKernel(plan.kernel, WholeLogPosterior(task.target, source)),
+            context=DelayedAcceptanceContext(plan.context, jnp.asarray(len(task.rows)), chunks),
             start_rows=plan.start_rows + len(task.rows),
+            tuning=plan.tuning | {"bias_bound": exact},
         )
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
         """Close the accounts, and look back at the run."""
         self.account(task, plan, history)
-        return Outcome(warnings=[] if self.exact else look_back(plan.kernel, history))
+        if self.exact:
+            return Outcome()
+        kernel = plan.kernel
+        assert isinstance(kernel, EnergyConservingKernel)
+        case = Case(self, task.target, len(task.rows))
+        size = (kernel.subsample, kernel.blocks, kernel.refreshes)
+        return Outcome(warnings=look_back(case, *size, history))
+
+    def doubted(self, plan: Plan, doubts: Sequence[ModicumWarning]) -> None:
+        """Take the bias bound back where the run gave a reason not to believe it."""
+        if not self.exact:
+            withdraw_bound(plan.tuning, doubts)
 
 
-def _explain(choice: Choice) -> dict[str, Any]:
+def _explain(choice: Choice) -> Tuning:
     values = {
         "subsample": choice.subsample,
         "blocks": choice.blocks,
         "refreshes": choice.refreshes,
+        "bias_bound": float(f"{choice.bias_bound:.2g}"),
     }
-    told: dict[str, Any] = {
+    explained: Tuning = {
         name: {"value": value, "why": choice.why[name]} for name, value in values.items()
     }
-    return told | {name: choice.why[name] for name in ("bias_bound", "variance")}
+    return explained | {"variance": choice.why["variance"]}

@@ -1,35 +1,44 @@
-"""The pilot study before an HMC-ECS run: control variates, design, residuals at pilot draws.
+"""The pilot study before an HMC-ECS run, and the plan of the run that follows from it.
 
-The subsample of perturbed HMC-ECS: m, G and K, from a pilot study or set by hand.
+A `Study` has the control variates at the anchor and the design rows are drawn by, and measures the
+residuals of some rows at draws from the posterior's normal approximation. From these moments a
+method chooses its subsample, a `Composition`; `Study.plan` makes kernel, context and all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from math import ceil
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.designs import Design, Uniform, Weighted, draw_on_host, weight_tables
-from modicum.estimators import Estimator, Perturbed, control_variate, proxy
-from modicum.kernels.energy_conserving import EnergyConservingKernel
-from modicum.kernels.moves import HMCMove, Move, NUTSMove
-from modicum.methods.base import Task
-from modicum.methods.ecs.tuning import Choice, Pilot, choose, study
-from modicum.methods.weights import expected_residuals
+from modicum.designs import DESIGNS, RowFacts, Weighted, WeightTables, draw_on_host
+from modicum.errors import ConvergenceError, ModicumWarning
+from modicum.estimators import LinearTaylor, control_variate, proxy
+from modicum.kernels.adaptation import schedule
+from modicum.kernels.base import Estimator, Move, Pytree
+from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
+from modicum.kernels.moves import HMCMove, NUTSMove
+from modicum.methods.base import Chosen, Plan, Task, Tuning
+from modicum.methods.ecs.base import EnergyConserving
+from modicum.methods.ecs.tuning import Pilot, Rehearsal, log_ratios, rehearse, study
+from modicum.methods.weights import design_tables, ends_near_the_mode, expected_residuals
 from modicum.models import LinearPredictorModel
 from modicum.passes import Anchor
-from modicum.passes.full_likelihood import free_memory
+from modicum.passes.faults import first_bad_row
 from modicum.passes.mode import prior_hessian, prior_slope
-from modicum.random import Stream, generator
+from modicum.random import Stream, generator, key
+from modicum.run import place_rows
 
-__all__ = ["PAPER_BLOCKS", "Composition", "Study", "choose_for", "perturbed", "where_rows_live"]
+__all__ = ["Composition", "Study"]
 
 PILOT_DRAWS, PILOT_ROWS = 32, 20_000
-SMALL_STORE = 2**28  # bytes up to which the rows of a store are simply read into memory
+REHEARSED = 4_096  # pilot rows that stand for all in a rehearsal
+NORMAL = 0.5  # sd of log posterior over normal approximation up to which nothing is rehearsed
 
 
 @dataclass(frozen=True)
@@ -41,23 +50,23 @@ class Composition:
     estimator
         What makes a likelihood of residuals.
     subsample, blocks, refreshes
-        Room for rows, in how many blocks, of which how many are proposed anew an iteration.
+        Room for rows, in how many blocks, of which how many are proposed anew per iteration.
     tables
-        Numbers the estimator reads.
+        What the estimator knows of the data.
     """
 
-    estimator: Estimator
+    estimator: Estimator[Any]
     subsample: int
     blocks: int
     refreshes: int
-    tables: dict[str, float] = field(default_factory=dict)
+    tables: Pytree = ()
 
 
 @dataclass
 class Study:
     """The pilot study of one run: control variates, design and residual moments."""
 
-    method: Any  # an EnergyConserving method
+    method: EnergyConserving
     task: Task
     anchor: Anchor
     pilot: Pilot = field(init=False)
@@ -72,47 +81,89 @@ class Study:
         self.proxy = proxy(anchor, task.target, order, prior)
         # One Newton step from t* is where the posterior is: pilot draws about t* itself would
         # flatter the control variates, whose residuals vanish there.
-        centre = anchor.factor.T @ (anchor.A + prior[0])
+        self.centre = anchor.factor.T @ (anchor.A + prior[0])
         rng = generator(task.seed, Stream.PILOT_DRAWS)
-        draws = centre + rng.standard_normal((PILOT_DRAWS, len(centre)))
-        weighted = self._weighted_tables(draws)
-        self.design: Design = Weighted() if self.method.design == "weighted" else Uniform()
-        self.pilot = self._study(draws, weighted)
-        tables: dict[str, Any] = weighted
-        if self.method.design == "uniform":
-            tables = {"rows": len(task.rows)}
-        self.tables = {name: jnp.asarray(table) for name, table in tables.items()}
+        self.draws = self.centre + rng.standard_normal((PILOT_DRAWS, len(self.centre)))
+        self.design = DESIGNS[self.method.design]()
+        facts = self._facts(self.draws)
+        weighted = design_tables(task, Weighted(), facts)
+        tables: Pytree = weighted
+        if type(self.design) is not Weighted:
+            tables = design_tables(task, self.design, facts)
+        self.pilot = self._study(self.draws, weighted, tables)
+        self.tables = jax.tree.map(jnp.asarray, tables)
 
-    def _weighted_tables(self, draws: np.ndarray) -> dict[str, np.ndarray]:
-        def compute() -> dict[str, np.ndarray]:
-            expected = expected_residuals(
-                self.task.sums, self.control_variate, self.proxy, draws[:8]
-            )
-            return weight_tables(expected, self.method.floor)
+    def _facts(self, draws: np.ndarray) -> RowFacts:
+        @cache
+        def expected() -> np.ndarray:
+            return expected_residuals(self.task.sums, self.control_variate, self.proxy, draws[:8])
 
-        return self.task.remember("design", compute)
+        return RowFacts(len(self.task.rows), PILOT_ROWS, expected, floor=self.method.floor)
 
-    def _study(self, draws: np.ndarray, tables: dict[str, np.ndarray]) -> Pilot:
+    def _study(self, draws: np.ndarray, weighted: WeightTables, tables: Pytree) -> Pilot:
         rows = self.task.rows
         rng = generator(self.task.seed, Stream.PILOT_ROWS)
-        drawn = draw_on_host(rng, min(len(rows), PILOT_ROWS), tables)
+        drawn = draw_on_host(rng, min(len(rows), PILOT_ROWS), weighted)
         drawn_with = np.asarray(drawn.probability)
-        studied = drawn_with
-        if self.method.design == "uniform":
-            studied = np.full_like(drawn_with, 1 / len(rows))
+        studied = self.design.probability_of(drawn, tables)
         batch = rows.take(np.asarray(drawn.row_ids)) | {"probability": studied}
         self.task.ledger.add("pilot", len(drawn_with) * len(draws), "density")
-        return study(self.control_variate, batch, studied / drawn_with, self.proxy, draws)
+        self._rows, self._ratio = batch, studied / drawn_with
+        pilot = study(self.control_variate, batch, self._ratio, self.proxy, draws)
+        bad = np.flatnonzero(~np.isfinite(pilot.variance))
+        if len(bad):
+            t = self.anchor.point + self.anchor.factor @ draws[bad[0]]
+            raise ConvergenceError(ends_near_the_mode(first_bad_row(self.task.sums, t)))
+        return pilot
+
+    def rehearse(self) -> Rehearsal | None:
+        """Short chains on some of the pilot rows; None where the posterior is known to be normal.
+
+        With a linear predictor and nothing else, rows are weighted by a pass that knows the
+        posterior's spread, and non-normal posteriors of real tables do no harm: no rehearsal.
+        """
+        if isinstance(self.control_variate, LinearTaylor):
+            return None
+        ratios = log_ratios(self.control_variate, self.pilot, self.proxy, self.centre, self.draws)
+        if np.std(ratios) <= NORMAL:
+            return None
+        some = slice(0, REHEARSED)
+        rehearsal = rehearse(
+            self.control_variate,
+            {name: values[some] for name, values in self._rows.items()},
+            self._ratio[some],
+            self.proxy,
+            self.centre,
+            key(self.task.seed, Stream.REHEARSAL),
+        )
+        self.task.ledger.add("pilot", rehearsal.evaluations, "gradient")
+        return rehearsal
 
     @property
     def steps(self) -> int:
-        """Leapfrog steps to be expected an iteration."""
+        """Leapfrog steps to be expected per iteration."""
         return _expected_steps(self.method.trajectory, self.task.target.size)
 
     @property
     def fresh(self) -> float:
         """What a fresh row costs, in evaluations of a row."""
         return self.control_variate.fresh_cost
+
+    def plan(self, parts: Composition, tuning: Tuning, notes: list[ModicumWarning]) -> Plan:
+        """All that a run needs, given the subsample that was chosen."""
+        task, method = self.task, self.method
+        design: Chosen = {"value": method.design, "why": DESIGNS[method.design].description}
+        return Plan(
+            kernel=self.kernel(parts),
+            context=self.context(parts),
+            flags=schedule(task.tune, task.draws, False, adapt_step=method.step_size is None),
+            anchor=self.anchor,
+            rows=place_rows(task.rows, method.memory_limit),
+            floats_per_iteration=self.floats_per_iteration(parts),
+            start_rows=parts.subsample,
+            tuning=tuning | {"design": design},
+            notes=[*self.anchor.notes, *notes],
+        )
 
     def kernel(self, parts: Composition) -> EnergyConservingKernel:
         """Compose the kernel."""
@@ -129,56 +180,29 @@ class Study:
         )
 
     def floats_per_iteration(self, parts: Composition) -> int:
-        """How many numbers an iteration holds of the rows it wants."""
-        wanted = parts.refreshes * (parts.subsample // parts.blocks)
+        """How many numbers an iteration holds of the rows it requests."""
+        requested = parts.refreshes * (parts.subsample // parts.blocks)
         fields = sum(int(np.prod(shape)) for shape in self.task.rows.fields.values())
-        return wanted * (self.task.target.size + fields + 12)
+        return requested * (self.task.target.size + fields + 12)
 
-    def context(self, parts: Composition) -> dict[str, Any]:
+    def context(self, parts: Composition) -> EnergyConservingContext:
         """What the kernel reads."""
-        return {
-            "proxy": self.proxy,
-            "design": self.tables,
-            "estimator": {name: jnp.asarray(value) for name, value in parts.tables.items()},
-            "constant": jnp.asarray(self.anchor.C + self.folded_prior),
-        }
+        return EnergyConservingContext(
+            proxy=self.proxy,
+            design=self.tables,
+            estimator=jax.tree.map(jnp.asarray, parts.tables),
+            constant=jnp.asarray(self.anchor.C + self.folded_prior),
+        )
 
 
-def _move(method: Any) -> Move:
-    if method.inner == "hmc":
-        return HMCMove(method.trajectory, jitter=method.jitter)
-    return NUTSMove() if method.inner == "nuts" else method.inner
+def _move(method: EnergyConserving) -> Move:
+    if not isinstance(method.inner, str):
+        return method.inner
+    if method.inner == "nuts":
+        return NUTSMove()
+    return HMCMove(method.trajectory, jitter=method.jitter)
 
 
 def _expected_steps(trajectory: float, size: int) -> int:
     """Leapfrog steps: the step size for an acceptance of .8 falls like d^(-1/4)."""
     return max(1, ceil(trajectory / (1.4 * size**-0.25)))
-
-
-def where_rows_live(task: Task) -> Any:
-    """On the device where they fit comfortably; else they are fetched ahead of time."""
-    rows = task.rows
-    comfortable = SMALL_STORE if rows.is_store else free_memory() // 2
-    if rows.nbytes > comfortable:
-        return rows
-    return {name: jnp.asarray(values) for name, values in rows.slice(0, len(rows)).items()}
-
-
-PAPER_BLOCKS = {"blocks": 100, "refreshes": 1}
-
-
-def choose_for(
-    study: Study, fixed: Mapping[str, int] | None = None, fixed_by: str = "set by hand"
-) -> Choice:
-    """Choose m, G and K; what is given in `fixed` or set by the user stays."""
-    method = study.method
-    names = ("subsample", "blocks", "refreshes")
-    settings = {name: getattr(method, name) for name in names if getattr(method, name) is not None}
-    given = dict(fixed or {}) | settings
-    needs = (study.pilot, study.steps, method.bias, method.ddof)
-    return choose(*needs, fixed_by=fixed_by, fresh=study.fresh, **given)
-
-
-def perturbed(method: Any, choice: Choice) -> Composition:
-    """The perturbed estimator on m rows in G blocks."""
-    return Composition(Perturbed(method.ddof), choice.subsample, choice.blocks, choice.refreshes)

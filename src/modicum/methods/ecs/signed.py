@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from modicum.errors import CrudeControlVariateError
-from modicum.estimators import BlockPoisson
-from modicum.methods.base import Outcome, Plan, Task
-from modicum.methods.ecs.base import Composed, EnergyConserving, check_signed
+from modicum.errors import CrudeControlVariateError, SettingError, is_number
+from modicum.estimators import BlockPoisson, BlockPoissonTables
+from modicum.kernels.energy_conserving import EnergyConservingKernel
+from modicum.methods.base import Outcome, Plan, Task, Tuning
+from modicum.methods.ecs.base import EnergyConserving, check_blocks, check_counts
+from modicum.methods.ecs.checks import Case, look_ahead_signed, look_back_signed
 from modicum.methods.ecs.pilot import Composition, Study
-from modicum.methods.ecs.sign_checks import look_ahead, look_back
 from modicum.methods.ecs.tuning import Products, choose_products
 from modicum.run import History
+from modicum.runtime import in_double_precision
 
 __all__ = ["SignedHMCECS"]
 
@@ -31,15 +33,17 @@ class SignedHMCECS(EnergyConserving):
     products
         Lambda: the expected number of factors of the likelihood estimate.
     batch
-        Rows a factor, m_b; 30 as in the paper. None: as many as need the fewest rows in all.
+        Rows per factor, m_b; 30 as in the paper. None: as many as need the fewest rows in all.
     centre
         The difference l - sum q to be expected over the posterior; the soft lower bound of the
         paper's eq. 5.1 is a = centre - lambda.
     blocks
         Blocks of the subsample, each with an equal share of the products.
     refreshes
-        Blocks proposed anew an iteration.
-    design, order, inner, trajectory, jitter, target_accept, step_size, anchor, floor, precision
+        Blocks proposed anew per iteration.
+    design, order, inner, trajectory, jitter, target_accept, step_size, anchor, floor
+        As for `HMCECS`.
+    precision, memory_limit
         As for `HMCECS`.
 
     Examples
@@ -53,20 +57,28 @@ class SignedHMCECS(EnergyConserving):
     batch: int | None = 30
     centre: float | None = None
     name: ClassVar[str] = "hmc-ecs-signed"
+    summary: ClassVar[str] = "HMC-ECS with signs: means that are exact up to Monte Carlo error"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_signed(self)
+        check_counts({"products": self.products, "batch": self.batch})
+        if self.centre is not None and not is_number(self.centre):
+            raise SettingError(
+                f"centre must be a number, or None to have it chosen, not {self.centre!r}."
+            )
+        check_blocks(self.products, self.blocks, "{} products", "products")
 
-    def compose(self, task: Task) -> Composed:
+    @in_double_precision
+    def plan(self, task: Task) -> Plan:
         """A block-Poisson estimator with lambda, a, G and K from the pilot study."""
+        self.check_task(task)
         if self.order < 2:
             # Far out, where D is below -lambda, factors are negative and grow with the distance,
             # and no quadratic is there to outweigh them: |Lhat| has its mass there.
             raise CrudeControlVariateError(
                 f"control variates of order {self.order} are too crude for the signed method: away "
-                "from the anchor its estimate grows without bound, and chains that get there stay; "
-                "use order=2."
+                "from the anchor its estimate grows without bound, and chains that get there stay",
+                "use order=2",
             )
         study = Study(self, task, self.find_anchor(task))
         choice = choose_products(
@@ -79,21 +91,31 @@ class SignedHMCECS(EnergyConserving):
             self.centre,
             study.fresh,
         )
-        notes = look_ahead(self, study.pilot, choice, len(task.rows))
+        case = Case(self, task.target, len(task.rows))
+        notes = look_ahead_signed(case, study.pilot, choice, self.products is None)
         estimator = BlockPoisson(choice.products, choice.batch, choice.blocks)
         parts = Composition(
-            estimator, estimator.rows, choice.blocks, choice.refreshes, {"centre": choice.centre}
+            estimator,
+            estimator.rows,
+            choice.blocks,
+            choice.refreshes,
+            BlockPoissonTables(choice.centre),
         )
-        return Composed(study, parts, _explain(choice), notes)
+        return study.plan(parts, _explain(choice), notes)
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
         """Weight the draws by their signs, close the accounts, and look back at the run."""
         self.account(task, plan, history)
-        found = look_back(plan.kernel, history)
-        return Outcome(weights=history.stats["sign"], warnings=found)
+        kernel = plan.kernel
+        assert isinstance(kernel, EnergyConservingKernel)
+        assert isinstance(kernel.estimator, BlockPoisson)
+        case = Case(self, task.target, len(task.rows))
+        room = kernel.estimator.packed
+        doubts = look_back_signed(case, room, kernel.blocks, kernel.refreshes, history)
+        return Outcome(weights=history.stats["sign"], warnings=doubts)
 
 
-def _explain(choice: Products) -> dict[str, Any]:
+def _explain(choice: Products) -> Tuning:
     values = {
         "products": choice.products,
         "batch": choice.batch,
@@ -101,8 +123,9 @@ def _explain(choice: Products) -> dict[str, Any]:
         "refreshes": choice.refreshes,
         "centre": choice.centre,
     }
-    told: dict[str, Any] = {
+    rows = f"{choice.products * choice.batch:,} on average, {choice.batch} for each of the products"
+    chosen: Tuning = {
         name: {"value": value, "why": choice.why[name]} for name, value in values.items()
     }
-    rows = f"{choice.products * choice.batch:,} on average, {choice.batch} for each of the products"
-    return {"rows an evaluation": rows} | told | {n: choice.why[n] for n in ("variance", "sign")}
+    sentences: Tuning = {name: choice.why[name] for name in ("variance", "sign")}
+    return {"rows per evaluation": rows} | chosen | sentences

@@ -1,8 +1,6 @@
-"""What the user of FlyMC must be told, before the run and after it, each in one sentence."""
+"""What the user of FlyMC must know, before the run and after it, each in one sentence."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
@@ -35,27 +33,27 @@ def look_ahead(study: FlyStudy) -> list[ModicumWarning]:
     ]
 
 
-def look_back(kernel: Any, history: History) -> list[ModicumWarning]:
+def look_back(capacity: int, history: History) -> list[ModicumWarning]:
     """Judge the run by what it recorded."""
-    stats, found = history.stats, []
+    stats, doubts = history.stats, []
     refused = int(stats["bright_refused"].sum())
     if refused:
-        found.append(
+        doubts.append(
             ModicumWarning(
                 "bright-full",
                 f"{refused} of {stats['n_bright'].size} updates of the lights were refused for "
                 f"want of room for bright rows, so that parts of the posterior where more than "
-                f"{kernel.capacity:,} rows are bright are missing",
+                f"{capacity:,} rows are bright are missing",
                 "raise `capacity`",
                 refused=refused,
-                capacity=kernel.capacity,
+                capacity=capacity,
             )
         )
     bright = stats["n_bright"]
     if bright.shape[1] >= 100 and np.ptp(bright) > 0:
         effective = float(np.nanmin(ess(bright[..., None].astype(float))))
         if effective < 50:
-            found.append(
+            doubts.append(
                 ModicumWarning(
                     "lights-slow",
                     f"the lights change slowly: {bright.size} draws saw the equivalent of "
@@ -64,4 +62,4 @@ def look_back(kernel: Any, history: History) -> list[ModicumWarning]:
                     ess=effective,
                 )
             )
-    return found
+    return doubts

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from modicum.errors import SettingError, is_number, whole_number
 from modicum.estimators.bounds import bound_of
 from modicum.kernels.adaptation import schedule
+from modicum.kernels.base import Move
 from modicum.kernels.flymc import FlyKernel
-from modicum.kernels.moves import HMCMove, MALAMove, Move, NUTSMove, RandomWalkMove
-from modicum.methods.base import Method, Outcome, Plan, Task
-from modicum.methods.ecs.pilot import where_rows_live
+from modicum.kernels.moves import HMCMove, MALAMove, NUTSMove, RandomWalkMove
+from modicum.methods.base import Method, Outcome, Plan, Task, check_memory_limit
 from modicum.methods.flymc.checks import look_ahead, look_back
 from modicum.methods.flymc.pilot import FlyStudy
 from modicum.passes.mode import DENSE_LIMIT
-from modicum.run import History
+from modicum.run import History, place_rows
 from modicum.runtime import in_double_precision
 
 __all__ = ["FlyMC"]
@@ -40,7 +40,7 @@ class FlyMC(Method):
     update
         "implicit": bright rows may all go dark, some dark rows are tried. "explicit": the lights of
         a random share of the rows are drawn anew.
-    move
+    inner
         What moves the parameters: "hmc", "nuts", "mala", "random-walk", or any `Move`.
     rate
         Probability with which an update tries a row. By default an update tries as many rows as a
@@ -55,6 +55,9 @@ class FlyMC(Method):
         .234 for "random-walk".
     step_size
         A fixed step size, in posterior standard deviations; None: tuned during warm-up.
+    memory_limit
+        Bytes of rows that may be held in memory; larger data sets are read as the chains need their
+        rows. By default half of the free memory, or 256 MiB for a row store.
 
     Examples
     --------
@@ -65,14 +68,16 @@ class FlyMC(Method):
 
     tuned: bool = True
     update: Literal["implicit", "explicit"] = "implicit"
-    move: Any = "hmc"
+    inner: str | Move = "hmc"
     rate: float | None = None
     capacity: int | None = None
     trajectory: float = 1.2
     jitter: float = 0.0
     target_accept: float | None = None
     step_size: float | None = None
+    memory_limit: int | None = None
     name: ClassVar[str] = "flymc"
+    summary: ClassVar[str] = "Firefly Monte Carlo: exact, reads the bright rows only"
 
     def __post_init__(self) -> None:
         _check(self)
@@ -82,7 +87,7 @@ class FlyMC(Method):
         """The acceptance rate the step size is tuned for."""
         if self.target_accept is not None:
             return self.target_accept
-        return ACCEPT.get(self.move, 0.8) if isinstance(self.move, str) else 0.8
+        return ACCEPT.get(self.inner, 0.8) if isinstance(self.inner, str) else 0.8
 
     @in_double_precision
     def plan(self, task: Task) -> Plan:
@@ -109,7 +114,7 @@ class FlyMC(Method):
             context=study.context,
             flags=schedule(task.tune, task.draws, False, adapt_step=self.step_size is None),
             anchor=anchor,
-            rows=where_rows_live(task),
+            rows=place_rows(task.rows, self.memory_limit),
             floats_per_iteration=study.floats_per_iteration,
             tuning=study.explain(),
             notes=[*anchor.notes, *look_ahead(study)],
@@ -124,42 +129,43 @@ class FlyMC(Method):
             "value": float(np.mean(history.stats["step_size"])),
             "why": why if self.step_size is None else "set by hand",
         }
-        return Outcome(warnings=look_back(plan.kernel, history), target_accept=self.accept)
+        assert isinstance(plan.kernel, FlyKernel)
+        return Outcome(warnings=look_back(plan.kernel.capacity, history), target_accept=self.accept)
 
 
 def _move(method: FlyMC) -> Move:
-    if method.move == "hmc":
+    if method.inner == "hmc":
         return HMCMove(method.trajectory, jitter=method.jitter)
     named: dict[str, Move] = {
         "nuts": NUTSMove(),
         "mala": MALAMove(),
         "random-walk": RandomWalkMove(),
     }
-    move: Move = named[method.move] if isinstance(method.move, str) else method.move
-    return move
+    return named[method.inner] if isinstance(method.inner, str) else method.inner
 
 
 def _first_step(method: FlyMC, size: int) -> float | None:
-    if method.step_size is None and method.move == "random-walk":
+    if method.step_size is None and method.inner == "random-walk":
         return float(2.38 * size**-0.5)  # the best for a normal target in many dimensions
     return method.step_size
 
 
 def _expected_steps(method: FlyMC, size: int) -> int:
     """Gradients a move takes, at the step size usual for the acceptance rate."""
-    if method.move in ("mala", "random-walk"):
+    if method.inner in ("mala", "random-walk"):
         return 1
     return max(1, ceil(method.trajectory / (1.4 * size**-0.25)))
 
 
 def _check(method: FlyMC) -> None:
+    check_memory_limit(method.memory_limit)
     if not isinstance(method.tuned, bool | np.bool_):
         raise SettingError(f"tuned must be True or False, not {method.tuned!r}.")
     if method.update not in ("implicit", "explicit"):
         raise SettingError(f"update must be 'implicit' or 'explicit', not {method.update!r}.")
-    if not callable(method.move) and method.move not in ACCEPT:
+    if not callable(method.inner) and method.inner not in ACCEPT:
         raise SettingError(
-            f"move must be one of {', '.join(ACCEPT)} or a Move, not {method.move!r}."
+            f"inner must be one of {', '.join(ACCEPT)} or a Move, not {method.inner!r}."
         )
     for name in ("rate", "target_accept"):
         value = getattr(method, name)

@@ -5,18 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, sqrt
-from typing import Any
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.estimators import BoundedRows, bound_context, collapse
-from modicum.estimators.bounds import bound_of
-from modicum.methods.base import Task
+from modicum.estimators import BoundedRows, collapse, whitened_sums
+from modicum.estimators.bounds import Collapsed, bound_of
+from modicum.kernels.base import BoundSums
+from modicum.kernels.flymc import Candidates, FlyContext
+from modicum.methods.base import Task, Tuning
+from modicum.models.base import Batch
 from modicum.passes import Anchor
 from modicum.random import Stream, generator
-from modicum.runtime import jit
+from modicum.runtime import Array, jit
 
 __all__ = ["FlyStudy"]
 
@@ -26,39 +29,63 @@ FEWEST_TRIED = 32  # rows an update tries at least: fewer would save nothing
 MARGIN = 8  # standard deviations of a count by which there is more room
 
 
+class Lit(Protocol):
+    """The settings of FlyMC that a study depends on."""
+
+    @property
+    def tuned(self) -> bool:
+        """Whether bounds are tight at the mode."""
+        ...
+
+    @property
+    def update(self) -> str:
+        """How lights are updated."""
+        ...
+
+    @property
+    def rate(self) -> float | None:
+        """With what probability an update tries a row, where it is set by hand."""
+        ...
+
+    @property
+    def capacity(self) -> int | None:
+        """Room for bright rows, where it is set by hand."""
+        ...
+
+
 @dataclass
 class FlyStudy:
     """The bounds of one run and the brightness of its rows."""
 
-    method: Any  # FlyMC
+    method: Lit
     task: Task
     anchor: Anchor
-    steps: int  # gradients a move is expected to take
+    steps: int  # gradients that a move is expected to take
     bounded: BoundedRows = field(init=False)
-    context: dict[str, Any] = field(init=False)
+    context: FlyContext = field(init=False)
 
     def __post_init__(self) -> None:
         target = self.task.target
         self.bounded = BoundedRows(target, bound_of(target.model), self.method.tuned)
-        found = self.task.remember("bound", self._find)
+        arrays = self.task.remember("bound", self._collapse)
         self.n = len(self.task.rows)
-        self.bright = float(found["bright"])  # expected number of bright rows
-        self.most = float(found["most"])
-        start = {name: jnp.asarray(found[name]) for name in ("row_ids", "number", "chance")}
-        candidates = int(np.sum(found["number"] < self.n))
+        self.bright = float(arrays["bright"])  # expected number of bright rows
+        self.most = float(arrays["most"])
+        collapsed = Collapsed(*(arrays[name] for name in Collapsed._fields))
+        candidates = int(np.sum(arrays["number"] < self.n))
         self.task.ledger.add("start", self.task.chains * candidates, "density")
-        self.context = {
-            "bound": bound_context(self.anchor, found),
-            "n": jnp.asarray(self.n),
-            "rate": jnp.asarray(self.rate),
-            "start": start,
-        }
+        self.context = FlyContext(
+            bound=whitened_sums(self.anchor, collapsed),
+            n=jnp.asarray(self.n),
+            rate=jnp.asarray(self.rate),
+            start=Candidates(*(jnp.asarray(arrays[name]) for name in Candidates._fields)),
+        )
 
-    def _find(self) -> dict[str, np.ndarray]:
+    def _collapse(self) -> dict[str, np.ndarray]:
         """Two passes: the sum of all bounds, and how bright each row may get."""
         task = self.task
         collapsed = collapse(task.sums, self.bounded, self.anchor)
-        context = bound_context(self.anchor, collapsed)
+        bound = whitened_sums(self.anchor, collapsed)
         rng = generator(task.seed, Stream.BRIGHTNESS)
         pilot = rng.standard_normal((PILOT_DRAWS, task.target.size))
         # Tuned rows are the brighter the farther from the mode: look where chains seldom get to.
@@ -66,17 +93,18 @@ class FlyStudy:
         far *= (sqrt(task.target.size) + FAR) / np.linalg.norm(far, axis=1, keepdims=True)
         task.ledger.add("bright", len(task.rows) * len(far), "density", passes=1)
         brightest = task.sums.engine.map_rows(
-            partial(_brightest, self.bounded), (context, far), task.rows, "bright"
+            partial(_brightest, self.bounded), (bound, far), task.rows, "bright"
         )
         start = _candidates(brightest, rng)
-        expected = self._expected(start, context, pilot)
+        expected = self._expected(start, bound, pilot)
         most = np.sum(brightest, dtype=np.float64)
-        return collapsed | start | {"bright": np.asarray(expected), "most": np.asarray(most)}
+        sums = {name: np.asarray(values) for name, values in collapsed._asdict().items()}
+        return sums | start | {"bright": np.asarray(expected), "most": np.asarray(most)}
 
-    def _expected(self, start: dict[str, np.ndarray], context: Any, pilot: np.ndarray) -> float:
+    def _expected(self, start: dict[str, np.ndarray], bound: BoundSums, pilot: np.ndarray) -> float:
         """Expected number of bright rows, from the candidates, each kept with a known chance."""
         batch = self.task.rows.take(start["row_ids"])
-        bright = np.asarray(_mean_brightness(self.bounded, context, batch, pilot))
+        bright = np.asarray(_mean_brightness(self.bounded, bound, batch, pilot))
         there = start["number"] < len(self.task.rows)
         self.task.ledger.add("bright", int(there.sum()) * len(pilot), "density")
         return float(np.sum(np.where(there, bright / start["chance"], 0.0)))
@@ -104,8 +132,8 @@ class FlyStudy:
     @property
     def capacity(self) -> int:
         """Room for bright rows."""
-        given = self.method.capacity
-        return min(self.n, _with_margin(self.most)) if given is None else int(given)
+        by_hand = self.method.capacity
+        return min(self.n, _with_margin(self.most)) if by_hand is None else int(by_hand)
 
     @property
     def floats_per_iteration(self) -> int:
@@ -113,7 +141,7 @@ class FlyStudy:
         fields = sum(int(np.prod(shape)) for shape in self.task.rows.fields.values())
         return self.proposals * (2 * fields + self.task.target.size + 4)
 
-    def explain(self) -> dict[str, Any]:
+    def explain(self) -> Tuning:
         """Every choice with its reason."""
         by_hand, method = "set by hand", self.method
         rate = "tries as many rows as a move evaluates, and at least 32"
@@ -158,23 +186,27 @@ def _candidates(brightest: np.ndarray, rng: np.random.Generator) -> dict[str, np
     return {"row_ids": row_ids, "number": number, "chance": chance}
 
 
-def _brightness(bounded: BoundedRows, context: Any, batch: Any, pilot: Any) -> jax.Array:
+def _brightness(bounded: BoundedRows, bound: BoundSums, batch: Batch, pilot: Array) -> jax.Array:
     """Chance of each row to be bright at each pilot point: 1 - B/L = 1 - e^-gap."""
-    rows = bounded.cache(batch, context)
+    rows = bounded.cache(batch, bound.point)
 
-    def one(z: jax.Array) -> jax.Array:
-        return jax.nn.sigmoid(bounded.log_ratio(rows, z, context))
+    def brightness(z: jax.Array) -> jax.Array:
+        return jax.nn.sigmoid(bounded.log_ratio(rows, z, bound))
 
-    return jax.lax.map(one, pilot)
+    return jax.lax.map(brightness, pilot)
 
 
 @jit(static=0)
-def _brightest(bounded: BoundedRows, arguments: Any, batch: Any, present: Any) -> jax.Array:
+def _brightest(
+    bounded: BoundedRows, arguments: tuple[BoundSums, Array], batch: Batch, present: Array
+) -> jax.Array:
     del present
-    context, pilot = arguments
-    return jnp.max(_brightness(bounded, context, batch, pilot), axis=0)
+    bound, pilot = arguments
+    return jnp.max(_brightness(bounded, bound, batch, pilot), axis=0)
 
 
 @jit(static=0)
-def _mean_brightness(bounded: BoundedRows, context: Any, batch: Any, pilot: Any) -> jax.Array:
-    return jnp.mean(_brightness(bounded, context, batch, pilot), axis=0)
+def _mean_brightness(
+    bounded: BoundedRows, bound: BoundSums, batch: Batch, pilot: Array
+) -> jax.Array:
+    return jnp.mean(_brightness(bounded, bound, batch, pilot), axis=0)

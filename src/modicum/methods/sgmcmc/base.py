@@ -1,37 +1,65 @@
-"""Stochastic-gradient MCMC: what all its methods share, and the general composition."""
+"""Stochastic-gradient MCMC: what all its methods share, and the general composition.
+
+A method is its `Parts` (integrator, gradient estimator, selector of batches) with the settings of
+`StochasticGradientFamily`; `plan` places the chains, chooses the step size and composes the kernel.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.designs import Uniform
-from modicum.errors import SettingError
-from modicum.estimators.gradients import ESTIMATORS, GradientEstimator
+from modicum.designs import DESIGNS, Uniform
+from modicum.errors import SettingError, is_number, suggestion, whole_number
+from modicum.estimators.gradients import ESTIMATORS, BaseGradientEstimator, SnapshotEstimator
+from modicum.kernels.base import Pytree, StochasticGradientContext
 from modicum.kernels.integrators import INTEGRATORS, Integrator
 from modicum.kernels.selectors import SELECTORS, Selector
-from modicum.kernels.stochastic_gradient import StepFlags, StochasticGradientKernel
+from modicum.kernels.stochastic_gradient import (
+    StepFlags,
+    StochasticGradientKernel,
+    StochasticGradientState,
+)
 from modicum.ledger import Ledger
-from modicum.methods.base import Method, Outcome, Plan, Task
-from modicum.methods.ecs.pilot import where_rows_live
-from modicum.methods.sgmcmc.checks import look_back
-from modicum.methods.sgmcmc.coordinates import Frame, frame
+from modicum.methods.base import Method, Outcome, Plan, Task, Tuning, check_memory_limit
+from modicum.methods.sgmcmc.checks import look_ahead, look_back
+from modicum.methods.sgmcmc.coordinates import Placement, place_chains
 from modicum.methods.sgmcmc.design import design_of
-from modicum.methods.sgmcmc.settings import DESIGNS, Parts, check, check_parts, picked
 from modicum.methods.sgmcmc.step_size import gradient_noise, largest_step, step_sizes
 from modicum.passes import LocalEngine, Sums
 from modicum.random import Stream, generator, key
-from modicum.run import History, PeriodicHook
+from modicum.run import History, PeriodicHook, place_rows
 from modicum.runtime import in_double_precision
 
-__all__ = ["StochasticGradient", "StochasticGradientFamily"]
+__all__ = ["Parts", "StochasticGradient", "StochasticGradientFamily"]
 
 PILOT_POINTS = 4
+T = TypeVar("T")
+
+
+class Parts(NamedTuple):
+    """What a stochastic-gradient method is composed of."""
+
+    integrator: Integrator
+    estimator: BaseGradientEstimator
+    selector: Selector
+
+    def check(self) -> None:
+        """Refuse compositions that sample something else than they say."""
+        batches = self.selector.batches(self.integrator)  # refuses what it cannot serve
+        if getattr(self.integrator, "in_parameters", False) and batches > 1:
+            self.integrator.noise_match(None, None)  # type: ignore[arg-type]  # says why not
+        if self.integrator.needs_raw_gradients and self.estimator.small_gradients:
+            raise SettingError(
+                "pSGLD scales steps by the size of minibatch gradients, which control variates and "
+                'snapshots make vanish near the mode; use estimator="minibatch", or another '
+                "integrator."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,24 +95,54 @@ class StochasticGradientFamily(Method):
         "float64" or "float32": of state and gradients.
     bias
         Share by which variances may be off, where step_size is None.
+    memory_limit
+        Bytes of rows that may be held in memory; larger data sets are read as the chains need their
+        rows. By default half of the free memory, or 256 MiB for a row store.
     """
 
     step_size: float | Callable[[int], float] | None = None
     batch: int = 100
-    design: Literal["uniform", "weighted", "stratified"] = "uniform"
+    design: str = "uniform"
     clusters: int = 10
     whiten: bool | None = None
-    start: Any = None
+    start: str | tuple[float, ...] | np.ndarray | None = None
     spread: float | None = None
     precision: Literal["float64", "float32"] = "float64"
     bias: float = 0.05
+    memory_limit: int | None = None
 
     def __post_init__(self) -> None:
-        check(self)
+        self._check()
         if self.start is not None and not isinstance(self.start, str):
             point = np.asarray(self.start, np.float64)  # hashable and fully shown by repr
             object.__setattr__(self, "start", tuple(float(t) for t in point.ravel()))
-        check_parts(self.parts())
+        self.parts().check()
+
+    def _check(self) -> None:
+        """Refuse settings that cannot work."""
+        whole_number("batch", self.batch)
+        whole_number("clusters", self.clusters)
+        check_memory_limit(self.memory_limit)
+        h = self.step_size
+        if h is not None and not callable(h) and not (is_number(h) and h > 0):
+            raise SettingError(
+                f"step_size must be a positive number, a function of the iteration's number, or "
+                f"None to have it chosen, not {h!r}."
+            )
+        if self.design not in DESIGNS:
+            raise SettingError(f"design must be one of {', '.join(DESIGNS)}, not {self.design!r}.")
+        if self.whiten not in (None, True, False):
+            raise SettingError(f"whiten must be True, False or None, not {self.whiten!r}.")
+        if isinstance(self.start, str) and self.start not in ("mode", "zero", "model"):
+            raise SettingError(
+                f"start must be 'mode', 'zero', 'model' or a point, not {self.start!r}."
+            )
+        if self.spread is not None and not (is_number(self.spread) and self.spread >= 0):
+            raise SettingError(f"spread must be a number from 0, not {self.spread!r}.")
+        if self.precision not in ("float64", "float32"):
+            raise SettingError("precision must be 'float64' or 'float32'.")
+        if not is_number(self.bias) or not 0 < self.bias < 1:
+            raise SettingError("bias must lie between 0 and 1.")
 
     @abstractmethod
     def parts(self) -> Parts:
@@ -95,9 +153,9 @@ class StochasticGradientFamily(Method):
         parts = self.parts()
         cost = StochasticGradientKernel(*parts, Uniform(), self.batch).cost
         budget = passes * rows
-        if not parts.estimator.needs_snapshots:
+        if not isinstance(parts.estimator, SnapshotEstimator):
             return int(budget / cost + 1e-9)
-        every = parts.estimator.period(rows, self.batch)  # type: ignore[attr-defined]
+        every = parts.estimator.period(rows, self.batch)
         cycle = rows + every * cost
         whole = int(budget / cycle + 1e-9)
         left = budget - whole * cycle - rows
@@ -107,8 +165,8 @@ class StochasticGradientFamily(Method):
     def plan(self, task: Task) -> Plan:
         """Coordinates, design, kernel, step size, snapshots."""
         parts = self._checked(task)
-        place = frame(self, task, parts)
-        estimator = parts.estimator.bound(task.target, self.precision)
+        place = place_chains(self, task, parts.estimator.needs_anchor)
+        estimator = parts.estimator.bind(task.target, self.precision)
         design, tables = design_of(self, task, place.anchor, estimator.order)
         kernel = StochasticGradientKernel(
             *(parts.integrator, estimator, parts.selector, design, int(self.batch)),
@@ -123,10 +181,10 @@ class StochasticGradientFamily(Method):
             context=context,
             flags=_flags(kernel, step_size, task.tune + task.draws, pause),
             anchor=place.coordinates,
-            rows=where_rows_live(task),
-            floats_per_iteration=_floats_per_iteration(task, kernel),
-            tuning=tuning | {"design": {"value": self.design, "why": DESIGNS[self.design]}},
-            notes=list(place.notes),
+            rows=place_rows(task.rows, self.memory_limit),
+            floats_per_iteration=_floats_per_iteration(task, kernel, estimator),
+            tuning=tuning | {"design": {"value": self.design, "why": design.description}},
+            notes=[*place.notes, *look_ahead(self.batch, len(task.rows))],
             pause=pause,
         )
 
@@ -140,26 +198,28 @@ class StochasticGradientFamily(Method):
         return self.parts()
 
     def _context(
-        self, task: Task, place: Frame, estimator: GradientEstimator, tables: Any
-    ) -> dict[str, Any]:
-        own = {
-            "point": place.coordinates.point,
-            "factor": place.coordinates.factor,
-            "start": place.start,
-            "spread": place.spread,
-        }
-        return {name: jnp.asarray(value, self.precision) for name, value in own.items()} | {
-            "rows": jnp.asarray(len(task.rows)),
-            "design": tables,
-            "estimator": estimator.arrays(place.anchor),
-        }
+        self, task: Task, place: Placement, estimator: BaseGradientEstimator, tables: Pytree
+    ) -> StochasticGradientContext:
+        return StochasticGradientContext(
+            point=jnp.asarray(place.coordinates.point, self.precision),
+            factor=jnp.asarray(place.coordinates.factor, self.precision),
+            start=jnp.asarray(place.start, self.precision),
+            spread=jnp.asarray(place.spread, self.precision),
+            n=jnp.asarray(len(task.rows)),
+            design=tables,
+            estimator=estimator.arrays(place.anchor),
+        )
 
     def _step_size(
-        self, task: Task, place: Frame, kernel: StochasticGradientKernel, context: Any
-    ) -> tuple[Any, dict[str, Any]]:
+        self,
+        task: Task,
+        place: Placement,
+        kernel: StochasticGradientKernel,
+        context: StochasticGradientContext,
+    ) -> tuple[float | Callable[[int], float], Tuning]:
         """The step size, and why."""
         if self.step_size is not None:
-            shown = self.step_size if not callable(self.step_size) else repr(self.step_size)
+            shown = repr(self.step_size) if callable(self.step_size) else self.step_size
             return self.step_size, {"step_size": {"value": shown, "why": "set by hand"}}
         if not place.whitened or kernel.integrator.response(1.0) is None:
             raise SettingError(
@@ -182,29 +242,32 @@ class StochasticGradientFamily(Method):
         return h, {"step_size": {"value": h, "why": why}}
 
     def _pause(
-        self, task: Task, kernel: StochasticGradientKernel, context: Any
+        self, task: Task, kernel: StochasticGradientKernel, context: StochasticGradientContext
     ) -> PeriodicHook | None:
         estimator = kernel.estimator
-        if not estimator.needs_snapshots:
+        if not isinstance(estimator, SnapshotEstimator):
             return None
         # Without a bar of its own: that of the run is on the screen. Without the run's ledger: each
         # chain counts the snapshots among the rows it touched.
         uncounted = Ledger(rows=len(task.rows))
         sums = Sums(task.target, task.rows, LocalEngine(progressbar=False), uncounted)
 
-        def renew(state: Any) -> Any:
-            return state._replace(memory=estimator.snapshot(sums, state.walk.z, context))
+        def renew(state: StochasticGradientState) -> StochasticGradientState:
+            return state._replace(memory=estimator.snapshot(sums, state.integrator.z, context))
 
         return PeriodicHook(estimator.period(len(task.rows), self.batch), renew)
 
     @in_double_precision
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
-        """Look back at the run: chains that left for infinity, and gradient noise."""
-        return Outcome(warnings=look_back(self, task, plan, history))
+        """Look back at the run: chains that diverged, and gradient noise."""
+        return Outcome(warnings=look_back(task, plan, history))
 
 
 def _flags(
-    kernel: StochasticGradientKernel, step_size: Any, total: int, pause: PeriodicHook | None
+    kernel: StochasticGradientKernel,
+    step_size: float | Callable[[int], float],
+    total: int,
+    pause: PeriodicHook | None,
 ) -> StepFlags:
     number = np.arange(total)
     period = kernel.integrator.period
@@ -216,10 +279,12 @@ def _flags(
     )
 
 
-def _floats_per_iteration(task: Task, kernel: StochasticGradientKernel) -> int:
-    """How many numbers an iteration holds of the rows it wants."""
+def _floats_per_iteration(
+    task: Task, kernel: StochasticGradientKernel, estimator: BaseGradientEstimator
+) -> int:
+    """How many numbers an iteration holds of the rows it requests."""
     width = sum(int(np.prod(shape)) for shape in task.rows.fields.values()) + 1
-    prepared = task.target.size + 12 if kernel.estimator.needs_anchor else width
+    prepared = task.target.size + 12 if estimator.needs_anchor else width
     return kernel.batches * kernel.batch * (width + prepared)
 
 
@@ -254,14 +319,30 @@ class StochasticGradient(StochasticGradientFamily):
     """
 
     integrator: str | Integrator = "underdamped"
-    estimator: str | GradientEstimator = "minibatch"
+    estimator: str | BaseGradientEstimator = "minibatch"
     selector: str | Selector = "plain"
     name: ClassVar[str] = "stochastic-gradient"
+    summary: ClassVar[str] = "any integrator with any gradient estimator and selector"
 
     def parts(self) -> Parts:
-        """As they were given."""
+        """Those that the settings name."""
         return Parts(
-            picked(self.integrator, INTEGRATORS, Integrator, "integrator"),
-            picked(self.estimator, ESTIMATORS, GradientEstimator, "estimator"),
-            picked(self.selector, SELECTORS, Selector, "selector"),
+            _part(self.integrator, INTEGRATORS, Integrator, "integrator"),  # type: ignore[type-abstract]
+            _part(self.estimator, ESTIMATORS, BaseGradientEstimator, "estimator"),  # type: ignore[type-abstract]
+            _part(self.selector, SELECTORS, Selector, "selector"),  # type: ignore[type-abstract]
         )
+
+
+def _part(setting: object, known: Mapping[str, type[T]], base: type[T], kind: str) -> T:
+    """The part that a setting names, or the setting itself where it is one."""
+    if isinstance(setting, base):
+        return setting
+    if isinstance(setting, str) and setting in known:
+        return known[setting]()
+    if isinstance(setting, type) and issubclass(setting, base):
+        return setting()
+    names = ", ".join(repr(name) for name in known)
+    raise SettingError(
+        f"there is no {kind} {setting!r}{suggestion(str(setting), known)}; give {names}, or an "
+        "object."
+    )

@@ -1,25 +1,41 @@
-"""What the user of a stochastic-gradient method must be told after a run."""
+"""What the user of a stochastic-gradient method must know, before a run and after it."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
 from modicum.errors import ModicumWarning
+from modicum.estimators.gradients import BaseGradientEstimator, SnapshotEstimator
 from modicum.kernels.selectors import Plain
+from modicum.kernels.stochastic_gradient import StochasticGradientKernel
 from modicum.methods.base import Plan, Task
 from modicum.methods.sgmcmc.step_size import gradient_noise
 from modicum.random import Stream, key
 from modicum.run import History
 
-__all__ = ["NOISE_LIMIT", "look_back"]
+__all__ = ["NOISE_LIMIT", "look_ahead", "look_back"]
 
 NOISE_LIMIT = 0.25  # gradient noise over injected noise: variances are then a quarter too large
 LOOKED_AT = 4  # chains at whose last positions it is measured
 
 
-def look_back(method: Any, task: Task, plan: Plan, history: History) -> list[ModicumWarning]:
+def look_ahead(batch: int, rows: int) -> list[ModicumWarning]:
+    """Judge the size of a batch before any draw is made."""
+    if batch <= rows:
+        return []
+    return [
+        ModicumWarning(
+            "batch-exceeds-rows",
+            f"a batch of {batch:,} is larger than the data set of {rows:,} rows, so that a step "
+            "costs more than one on all rows, which would be exact",
+            f"use method='nuts' on all rows, or a batch below {rows:,}",
+            batch=batch,
+            rows=rows,
+        )
+    ]
+
+
+def look_back(task: Task, plan: Plan, history: History) -> list[ModicumWarning]:
     """Judge the run by where it ended; enter what was measured in `plan.tuning`."""
     stats, position = history.stats, history.position
     h = float(stats["step_size"][0, -1])
@@ -47,30 +63,46 @@ def look_back(method: Any, task: Task, plan: Plan, history: History) -> list[Mod
     }
     if ratio <= NOISE_LIMIT:
         return []
-    plain = isinstance(plan.kernel.selector, Plain)  # type: ignore[attr-defined]
-    made = (
+    kernel, estimator = _parts(plan)
+    effect = (
         f"so that variances come out about {1 + ratio:.3g} times too large"
-        if plain
+        if isinstance(kernel.selector, Plain)
         else "which is more than exponential weights make up for"
     )
+    remedies = [
+        f"use a smaller step_size (now {h:.3g}, and {0.4 * NOISE_LIMIT / ratio * h:.1g} would do)"
+    ]
+    if 2 * kernel.batch <= len(task.rows):
+        remedies.append("a larger batch")
+    if not estimator.small_gradients and not kernel.integrator.needs_raw_gradients:
+        remedies.append("control variates")
     return [
         ModicumWarning(
             "gradient-noise",
             f"the noise of the stochastic gradient is {ratio:.2g} times the noise of the dynamics, "
-            f"{made}: these are not draws of the posterior",
-            f"use a smaller step_size (now {h:.3g}, and {0.4 * NOISE_LIMIT / ratio * h:.1g} would "
-            "do), a larger batch, or control variates",
+            f"{effect}: these are not draws of the posterior",
+            _either(remedies),
             ratio=ratio,
             step_size=h,
         )
     ]
 
 
+def _either(remedies: list[str]) -> str:
+    return " or ".join(filter(None, [", ".join(remedies[:-1]), remedies[-1]]))
+
+
+def _parts(plan: Plan) -> tuple[StochasticGradientKernel, BaseGradientEstimator]:
+    assert isinstance(plan.kernel, StochasticGradientKernel)
+    assert isinstance(plan.kernel.estimator, BaseGradientEstimator)
+    return plan.kernel, plan.kernel.estimator
+
+
 def _noise_ratio(task: Task, plan: Plan, position: np.ndarray, h: float) -> float:
-    kernel: Any = plan.kernel
+    kernel, estimator = _parts(plan)
     points = position[:LOOKED_AT, -1]
     # A snapshot is half a period old on average; draws between two of them stand for that.
-    back = min(position.shape[1], 2) if kernel.estimator.needs_snapshots else 1
+    back = min(position.shape[1], 2) if isinstance(estimator, SnapshotEstimator) else 1
     seen = gradient_noise(
         kernel,
         plan.context,

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Protocol
 from weakref import ref
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.designs import DESIGNS
 from modicum.errors import ConvergenceError, ModicumWarning, SettingError
 from modicum.methods.base import Coordinates, Parameters, Task
-from modicum.methods.sgmcmc.settings import Parts
 from modicum.models import BaseModel, Target
 from modicum.passes import Anchor
 from modicum.passes.mode import DENSE_LIMIT
 from modicum.rows import Rows
 
-__all__ = ["Frame", "OwnStart", "frame"]
+__all__ = ["OwnStart", "Placement", "place_chains"]
+
+Start = str | tuple[float, ...] | np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,32 @@ class OwnStart:
         return jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
 
 
+class Placed(Protocol):
+    """The settings of a method that say where its chains move and start."""
+
+    @property
+    def design(self) -> str:
+        """How rows are drawn."""
+        ...
+
+    @property
+    def whiten(self) -> bool | None:
+        """Whether chains move in whitened coordinates."""
+        ...
+
+    @property
+    def start(self) -> Start:
+        """Where chains start."""
+        ...
+
+    @property
+    def spread(self) -> float | None:
+        """Scatter of the starts."""
+        ...
+
+
 @dataclass(frozen=True)
-class Frame:
+class Placement:
     """Coordinates of a run, and where its chains begin in them."""
 
     coordinates: Coordinates
@@ -54,33 +80,33 @@ class Frame:
     notes: list[ModicumWarning] = field(default_factory=list)
 
 
-def frame(method: Any, task: Task, parts: Parts) -> Frame:
+def place_chains(method: Placed, task: Task, control_variates: bool) -> Placement:
     """Find the mode where it is of use, and place the chains."""
     d = task.target.size
     whiten = d <= DENSE_LIMIT if method.whiten is None else method.whiten
-    why = {
+    uses = {
         "whiten=True": whiten,
-        "control variates": parts.estimator.needs_anchor,
-        "design='weighted'": method.design == "weighted",
-        "start='mode'": method.start == "mode",
+        "control variates": control_variates,
+        f"design={method.design!r}": DESIGNS[method.design].needs == "expected",
+        "start='mode'": isinstance(method.start, str) and method.start == "mode",
     }
-    wanted = [name for name, is_so in why.items() if is_so]
-    if wanted and d > DENSE_LIMIT:
+    reasons = [name for name, asked in uses.items() if asked]
+    if reasons and d > DENSE_LIMIT:
         raise SettingError(
-            f"{wanted[0]} needs the Hessian of all {d:,} parameters, which is formed up to "
+            f"{reasons[0]} needs the Hessian of all {d:,} parameters, which is formed up to "
             f"{DENSE_LIMIT:,}; do without it, with whiten=False and a start of your own."
         )
-    at_mode = _anchor(task, wanted) if wanted else None
+    at_mode = _anchor(task, reasons[0]) if reasons else None
     coordinates, anchor = _coordinates(at_mode, whiten, d)
     start, scatter = _start(method, task, coordinates, at_mode, whiten)
     own = None if whiten or not _is_models(method.start, at_mode) else _own_start(task)
     notes = [] if at_mode is None else at_mode.notes
-    return Frame(coordinates, anchor, whiten, start, scatter, own, notes)
+    return Placement(coordinates, anchor, whiten, start, scatter, own, notes)
 
 
-def _is_models(given: Any, at_mode: Anchor | None) -> bool:
+def _is_models(start: Start, at_mode: Anchor | None) -> bool:
     """Whether chains start where the model says."""
-    return at_mode is None if given is None else isinstance(given, str) and given == "model"
+    return at_mode is None if start is None else isinstance(start, str) and start == "model"
 
 
 def _own_start(task: Task) -> OwnStart | None:
@@ -90,12 +116,12 @@ def _own_start(task: Task) -> OwnStart | None:
     return OwnStart(task.target, tuple(task.rows.fields.items()), ref(task.rows))
 
 
-def _anchor(task: Task, wanted: list[str]) -> Anchor:
+def _anchor(task: Task, reason: str) -> Anchor:
     try:
         return task.anchor_at_mode()
     except ConvergenceError as fault:
         raise ConvergenceError(
-            f"{fault} ({wanted[0]} asks for the mode; with whiten=False, a step size for the "
+            f"{fault} ({reason} asks for the mode; with whiten=False, a step size for the "
             "parameters themselves and a plain minibatch no mode is needed.)"
         ) from fault
 
@@ -105,24 +131,24 @@ def _coordinates(at_mode: Anchor | None, whiten: bool, d: int) -> tuple[Coordina
         return Parameters(np.zeros(d)), None
     if whiten:
         return at_mode, at_mode
-    # Parameters counted from the mode; the anchor's sums are wanted in these coordinates.
+    # Parameters counted from the mode; the anchor's sums are needed in these coordinates.
     return Parameters(at_mode.point, record=at_mode.record), replace(at_mode, factor=np.eye(d))
 
 
 def _start(
-    method: Any, task: Task, coordinates: Coordinates, at_mode: Anchor | None, whiten: bool
+    method: Placed, task: Task, coordinates: Coordinates, at_mode: Anchor | None, whiten: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Where chains start, and the factor of their scatter."""
-    given = method.start
-    if given is None:
-        given = "model" if _is_models(given, at_mode) else "mode"
-    if isinstance(given, str) and given == "mode":
+    start = method.start
+    if start is None:
+        start = "model" if _is_models(start, at_mode) else "mode"
+    if isinstance(start, str) and start == "mode":
         assert at_mode is not None
         spread = 1.0 if method.spread is None else method.spread
         scatter = np.ones(()) if whiten else at_mode.factor  # a draw about the mode
         return np.zeros(task.target.size), spread * scatter
     named = {"zero": np.zeros(task.target.size), "model": task.start}
-    point = named[given] if isinstance(given, str) else np.asarray(given, np.float64)
+    point = named[start] if isinstance(start, str) else np.asarray(start, np.float64)
     if point.shape != task.start.shape:
         raise SettingError(
             f"the start has {point.size} entries, but the model has {task.start.size} "

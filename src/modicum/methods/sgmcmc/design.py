@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.designs import Design, Stratified, Uniform, Weighted, strata_tables, weight_tables
+from modicum.designs import DESIGNS, Design, RowFacts
 from modicum.errors import SettingError
 from modicum.estimators import control_variate, proxy
+from modicum.kernels.base import Pytree
 from modicum.methods.base import Task
-from modicum.methods.weights import expected_residuals
+from modicum.methods.weights import design_tables, expected_residuals
+from modicum.models.base import Batch
 from modicum.passes import Anchor
 from modicum.passes.mode import prior_hessian, prior_slope
 from modicum.random import Stream, generator
-from modicum.runtime import jit
+from modicum.runtime import Array, jit
 
 __all__ = ["design_of"]
 
@@ -26,20 +28,40 @@ FLOOR = 0.1  # share of weighted draws that is uniform
 UNCLUSTERED = ("weight", "offset", "probability")
 
 
-def design_of(method: Any, task: Task, anchor: Anchor | None, order: int) -> tuple[Design, Any]:
+class Designed(Protocol):
+    """The settings of a method that say how rows are drawn."""
+
+    @property
+    def design(self) -> str:
+        """The design's name."""
+        ...
+
+    @property
+    def clusters(self) -> int:
+        """How many clusters a stratified design has."""
+        ...
+
+    @property
+    def batch(self) -> int:
+        """Rows drawn at a time."""
+        ...
+
+
+def design_of(
+    method: Designed, task: Task, anchor: Anchor | None, order: int
+) -> tuple[Design[Any], Pytree]:
     """The design a method names, and its tables."""
-    if method.design == "uniform":
-        return Uniform(), {"rows": jnp.asarray(len(task.rows))}
-    design: Design = Weighted() if method.design == "weighted" else Stratified()
+    design = DESIGNS[method.design]()
 
-    def compute() -> dict[str, np.ndarray]:
-        if method.design == "weighted":
-            assert anchor is not None
-            return weight_tables(_expected(task, anchor, order), FLOOR)
-        return strata_tables(_clusters(task, int(method.clusters)), method.batch)
+    def expected() -> np.ndarray:
+        assert anchor is not None
+        return _expected(task, anchor, order)
 
-    tables = task.remember("design", compute)
-    return design, {name: jnp.asarray(table) for name, table in tables.items()}
+    def clusters() -> np.ndarray:
+        return _clusters(task, int(method.clusters))
+
+    facts = RowFacts(len(task.rows), int(method.batch), expected, clusters, FLOOR)
+    return design, jax.tree.map(jnp.asarray, design_tables(task, design, facts))
 
 
 def _expected(task: Task, anchor: Anchor, order: int) -> np.ndarray:
@@ -74,13 +96,13 @@ def _clusters(task: Task, count: int) -> np.ndarray:
     return nearest.astype(np.int64)
 
 
-def _columns(batch: Any) -> jax.Array:
+def _columns(batch: Batch) -> jax.Array:
     kept = [values for name, values in sorted(batch.items()) if name not in UNCLUSTERED]
     return jnp.concatenate([jnp.reshape(v, (len(v), -1)) for v in kept], axis=1)
 
 
 @jit()
-def _nearest(arguments: Any, batch: Any, present: Any) -> jax.Array:
+def _nearest(arguments: tuple[Array, Array], batch: Batch, present: Array) -> jax.Array:
     del present
     centres, scale = arguments
     at = _columns(batch) / scale

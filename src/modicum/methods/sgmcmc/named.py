@@ -19,8 +19,7 @@ from modicum.kernels.integrators import (
     Underdamped,
 )
 from modicum.kernels.selectors import Exponential, Plain
-from modicum.methods.sgmcmc.base import StochasticGradientFamily
-from modicum.methods.sgmcmc.settings import Parts
+from modicum.methods.sgmcmc.base import Parts, StochasticGradientFamily
 
 __all__ = [
     "BAOAB",
@@ -37,8 +36,6 @@ __all__ = [
     "SVRGLD",
 ]
 
-Design = Literal["uniform", "weighted", "stratified"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SGLD(StochasticGradientFamily):
@@ -54,6 +51,7 @@ class SGLD(StochasticGradientFamily):
     """
 
     name: ClassVar[str] = "sgld"
+    summary: ClassVar[str] = "stochastic-gradient Langevin dynamics"
 
     def parts(self) -> Parts:
         """Langevin, minibatch, plain."""
@@ -79,8 +77,9 @@ class SGLDCV(StochasticGradientFamily):
     """
 
     order: int = 2
-    design: Design = "weighted"
+    design: str = "weighted"
     name: ClassVar[str] = "sgld-cv"
+    summary: ClassVar[str] = "SGLD with control variates about the mode"
 
     def parts(self) -> Parts:
         """Langevin, Taylor, plain."""
@@ -105,6 +104,7 @@ class PSGLD(StochasticGradientFamily):
     floor: float = 1e-5
     gamma: bool = False
     name: ClassVar[str] = "psgld"
+    summary: ClassVar[str] = "SGLD with an RMSprop preconditioner"
 
     def parts(self) -> Parts:
         """Preconditioned, minibatch, plain."""
@@ -129,6 +129,7 @@ class SVRGLD(StochasticGradientFamily):
 
     every: int | None = None
     name: ClassVar[str] = "svrg-ld"
+    summary: ClassVar[str] = "SGLD with gradients about a snapshot"
 
     def parts(self) -> Parts:
         """Langevin, SVRG, plain."""
@@ -167,6 +168,7 @@ class SGHMC(StochasticGradientFamily):
     period: int | None = None
     in_parameters: bool = False
     name: ClassVar[str] = "sghmc"
+    summary: ClassVar[str] = "stochastic-gradient Hamiltonian Monte Carlo"
 
     def integrator(self) -> Integrator:
         """By the form that was asked for."""
@@ -202,8 +204,9 @@ class SGHMCCV(SGHMC):
     """
 
     order: int = 2
-    design: Design = "weighted"
+    design: str = "weighted"
     name: ClassVar[str] = "sghmc-cv"
+    summary: ClassVar[str] = "SGHMC with control variates about the mode"
 
     def parts(self) -> Parts:
         """Underdamped (or friction), Taylor, plain."""
@@ -223,8 +226,9 @@ class CPSGHMC(SGHMC):
     'stratified'
     """
 
-    design: Design = "stratified"
+    design: str = "stratified"
     name: ClassVar[str] = "cp-sghmc"
+    summary: ClassVar[str] = "SGHMC with batches from clusters of like rows"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,6 +258,7 @@ class EWSG(StochasticGradientFamily):
     x: Literal["current", "zero", "one", "rest"] = "current"
     weights: Literal["exponential", "linear"] = "exponential"
     name: ClassVar[str] = "ewsg"
+    summary: ClassVar[str] = "exponentially weighted batches, underdamped Langevin dynamics"
 
     def parts(self) -> Parts:
         """Underdamped, minibatch, exponential."""
@@ -279,6 +284,7 @@ class EWSGSVRG(EWSG):
 
     every: int | None = None
     name: ClassVar[str] = "ewsg-svrg"
+    summary: ClassVar[str] = "EWSG with gradients about a snapshot"
 
     def parts(self) -> Parts:
         """Underdamped, SVRG, exponential."""
@@ -306,6 +312,7 @@ class EWSGLD(StochasticGradientFamily):
     index_steps: int = 1
     weights: Literal["exponential", "linear"] = "exponential"
     name: ClassVar[str] = "ewsg-ld"
+    summary: ClassVar[str] = "exponentially weighted batches, overdamped Langevin dynamics"
 
     def parts(self) -> Parts:
         """Langevin, minibatch, exponential."""
@@ -331,6 +338,7 @@ class BAOAB(StochasticGradientFamily):
 
     friction: float = 2.0
     name: ClassVar[str] = "baoab"
+    summary: ClassVar[str] = "underdamped Langevin dynamics by the BAOAB splitting"
 
     def parts(self) -> Parts:
         """BAOAB, minibatch, plain."""

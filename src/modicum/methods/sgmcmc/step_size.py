@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.designs import Drawn
 from modicum.errors import SettingError, is_number
+from modicum.estimators.gradients import Snapshot
+from modicum.kernels.base import StochasticGradientContext
 from modicum.kernels.integrators import Integrator
 from modicum.kernels.stochastic_gradient import StochasticGradientKernel
+from modicum.models.base import Batch
 from modicum.rows import Rows
 from modicum.runtime import jit
 
 __all__ = ["Decay", "GradientNoise", "gradient_noise", "largest_step", "step_sizes"]
 
+Moments = tuple[jax.Array, jax.Array, jax.Array]  # count, mean, sum of squares about it
 BATCHES = 32  # batches that the gradient's variance is estimated from, at each point
 
 
@@ -57,7 +61,7 @@ class Decay:
 
 
 def step_sizes(step_size: float | Callable[[int], float], total: int) -> np.ndarray:
-    """One step size an iteration."""
+    """One step size per iteration."""
     if not callable(step_size):
         return np.full(total, float(step_size))
     sizes = np.array([step_size(k) for k in range(total)], np.float64)
@@ -99,7 +103,7 @@ class GradientNoise:
 
 def gradient_noise(
     kernel: StochasticGradientKernel,
-    context: Any,
+    context: StochasticGradientContext,
     rows: Rows,
     points: np.ndarray,
     references: np.ndarray,
@@ -114,29 +118,36 @@ def gradient_noise(
     for draw_key, point, reference in zip(keys, points, references, strict=True):
         drawn = _draw(kernel, draw_key, context)
         batch = rows.take(np.asarray(drawn.row_ids)) | {"probability": drawn.probability}
-        totals.append(_moments(kernel, point, reference, batch, context))
+        at = jnp.asarray(point), jnp.asarray(reference)
+        totals.append(_moments(kernel, *at, batch, context))
     mean, variance = (np.mean(np.asarray(part), axis=0) for part in zip(*totals, strict=True))
     cost = len(points) * BATCHES * kernel.batch * kernel.estimator.evaluations
     return GradientNoise(mean, variance, cost)
 
 
 @jit(static=0)
-def _draw(kernel: StochasticGradientKernel, key: jax.Array, context: Any) -> Any:
+def _draw(
+    kernel: StochasticGradientKernel, key: jax.Array, context: StochasticGradientContext
+) -> Drawn:
     keys = jax.random.split(key, BATCHES)
-    return jax.vmap(lambda k: kernel.design.draw(k, kernel.batch, context["design"]))(keys)
+    return jax.vmap(lambda k: kernel.design.draw(k, kernel.batch, context.design))(keys)
 
 
 @jit(static=0)
 def _moments(
-    kernel: StochasticGradientKernel, point: Any, reference: Any, batches: Any, context: Any
-) -> Any:
+    kernel: StochasticGradientKernel,
+    point: jax.Array,
+    reference: jax.Array,
+    batches: Batch,
+    context: StochasticGradientContext,
+) -> tuple[jax.Array, jax.Array]:
     """Mean and unbiased variance over batches, one batch at a time (Welford)."""
     estimator = kernel.estimator
     memory = estimator.start(point, context)
-    if estimator.needs_snapshots:
-        memory = memory | {"z": reference}
+    if isinstance(memory, Snapshot):
+        memory = memory._replace(z=reference)
 
-    def add(carry: Any, batch: Any) -> Any:
+    def add(carry: Moments, batch: Batch) -> tuple[Moments, None]:
         count, mean, squares = carry
         g = estimator.gradient(point, estimator.prepare(batch, context), memory, context)
         g = g.astype(jnp.float64)
@@ -145,5 +156,5 @@ def _moments(
         return (count + 1, mean, squares + away * (g - mean)), None
 
     zero = jnp.zeros(point.shape, jnp.float64)
-    (_, mean, squares), _ = jax.lax.scan(add, (0.0, zero, zero), batches)
+    (_, mean, squares), _ = jax.lax.scan(add, (jnp.zeros(()), zero, zero), batches)
     return mean, squares / (BATCHES - 1)

@@ -1,4 +1,4 @@
-"""What a contender is, and how the one asked for is found."""
+"""What a contender is, and how one is looked up by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Contender:
     title
         What tables call it.
     run
-        From a problem and a budget to what was found.
+        From a problem and a budget to the result of a run.
     package
         What must be installed.
     copies

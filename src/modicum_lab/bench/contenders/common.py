@@ -37,7 +37,7 @@ TUNE = (40, 200)  # warm-up: at least, and at most
 def log_likelihoods(poisson: bool) -> Callable[..., jax.Array]:
     """Log-likelihood of each row, up to a constant, as a user would write it."""
 
-    def each(t: jax.Array, x: Any, y: Any, offset: Any) -> jax.Array:
+    def each(t: jax.Array, x: jax.Array, y: jax.Array, offset: jax.Array) -> jax.Array:
         eta = x @ t[:-1] + t[-1] + offset
         rate = jnp.exp(eta) if poisson else jax.nn.softplus(eta)
         return y * eta - rate
@@ -62,7 +62,7 @@ def whitened(problem: ProblemData, mode: ModeRun) -> Callable[..., jax.Array]:
     each, prior = log_likelihoods(problem.poisson), log_prior(problem)
     point, factor = jnp.asarray(mode.point), jnp.asarray(mode.factor)
 
-    def log_density(z: jax.Array, x: Any, y: Any, offset: Any) -> jax.Array:
+    def log_density(z: jax.Array, x: jax.Array, y: jax.Array, offset: jax.Array) -> jax.Array:
         t = point + factor @ z
         return jnp.sum(each(t, x, y, offset)) + prior(t)
 

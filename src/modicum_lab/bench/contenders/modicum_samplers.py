@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from modicum import NUTS, SGHMCCV, LogPosterior, Posterior, Rows, SignedHMCECS, sample
+from modicum import HMCECS, NUTS, SGHMCCV, LogPosterior, Posterior, Rows, SignedHMCECS, sample
 from modicum.methods import Method
 from modicum_lab.bench.contenders.base import contender
 from modicum_lab.bench.contenders.common import forecast
@@ -24,10 +24,8 @@ def hmc_ecs(problem: ProblemData, budget: Budget) -> RunResult:
 @contender("modicum-store", "Modicum HMC-ECS, rows on disk", "modicum", 0.0)
 def from_store(problem: ProblemData, budget: Budget) -> RunResult:
     """The default method, rows fetched from a row store however few they are."""
-    from modicum.methods.ecs import pilot
-
-    pilot.SMALL_STORE = 0  # a small store would be read into memory
-    return _sample(problem, problem.store(), "hmc-ecs", budget)
+    everything_fetched = HMCECS(memory_limit=0)  # a small store would be read into memory
+    return _sample(problem, problem.store(), everything_fetched, budget)
 
 
 @contender("modicum-signed", "Modicum HMC-ECS, signed", "modicum")

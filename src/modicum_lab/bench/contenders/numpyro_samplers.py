@@ -82,6 +82,7 @@ def _mass(mode: ModeRun) -> dict[str, Any]:
 
 def _model(problem: ProblemData, m: int | None) -> Any:
     """The regression as a user would write it."""
+    import jax.numpy as jnp
     import numpyro
     import numpyro.distributions as dist
 
@@ -94,16 +95,10 @@ def _model(problem: ProblemData, m: int | None) -> Any:
                 x = numpyro.subsample(x, event_dim=1)
                 y, offset = (numpyro.subsample(a, event_dim=0) for a in (y, offset))
             eta = x @ t[:-1] + t[-1] + offset
-            likelihood = dist.Poisson(rate=_exp(eta)) if poisson else dist.Bernoulli(logits=eta)
+            likelihood = dist.Poisson(rate=jnp.exp(eta)) if poisson else dist.Bernoulli(logits=eta)
             numpyro.sample("y", likelihood, obs=y)
 
     return model
-
-
-def _exp(eta: Any) -> Any:
-    import jax.numpy as jnp
-
-    return jnp.exp(eta)
 
 
 def _run_kernel(

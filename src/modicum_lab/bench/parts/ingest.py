@@ -39,7 +39,7 @@ def measure(folder: str) -> list[list[float]]:
     """In a process of its own: seconds and GB that ingest takes, and a pass."""
     with Peak() as ingesting:
         rows = ingest(f"{folder}/rows.parquet", f"{folder}/store", progressbar=False)
-    posterior = LogPosterior(Logistic(intercept=False), rows)
+    posterior = LogPosterior(Logistic(prior_scale=2.5, intercept=False), rows)
     with Peak() as passing:
         posterior.hessian(np.full(COLUMNS, 0.1))
     return [[peak.seconds, peak.bytes / 1e9] for peak in (ingesting, passing)]

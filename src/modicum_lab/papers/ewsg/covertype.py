@@ -11,7 +11,7 @@ import numpy as np
 from modicum import EWSG, PSGLD, SGHMC, SGLD, LogPosterior
 from modicum.datasets import covertype, standardised
 from modicum.methods import NUTS, FlyMC, Method
-from modicum.models import BaseModel
+from modicum.models import BaseModel, Batch
 from modicum.plots import colour_of
 from modicum.posterior import Posterior, Score
 from modicum.rows import Rows
@@ -23,10 +23,10 @@ __all__ = ["Split", "draw", "table", "table_1"]
 BATCH, FRICTION = 50, 50.0
 REALISATIONS = {"smoke": 20, "laptop": 200, "paper": 200}
 ROWS = {"smoke": 10_000, "laptop": None, "paper": None}  # the first so many; None: all
-POINTS = {"smoke": 4, "laptop": 12, "paper": 40}  # of the learning curves
+POINTS = {"smoke": 2, "laptop": 12, "paper": 40}  # of the learning curves
 SCORED = {"smoke": 2_000, "laptop": 20_000, "paper": 200_000}  # test rows of the curves, at most
 EXACT = {
-    "smoke": {"chains": 2, "draws": 50, "tune": 150},
+    "smoke": {"chains": 2, "draws": 50, "tune": 100},
     "laptop": {"chains": 2, "draws": 100, "tune": 300},
     "paper": {"chains": 4, "draws": 500, "tune": 1_000},
 }
@@ -117,7 +117,7 @@ def _last(post: Posterior) -> Posterior:
     return states(post, {name: x[:, -1] for name, x in post.draws.items()})
 
 
-def _some(split: Split, scale: Scale) -> Any:
+def _some(split: Split, scale: Scale) -> Batch:
     """The test rows that curves are scored on."""
     return split.test.slice(0, min(len(split.test), SCORED[scale]))
 
@@ -161,7 +161,7 @@ def _exact(result: Result, split: Split, scale: Scale, seed: int) -> dict[str, P
     return posteriors
 
 
-def _scored(post: Posterior, rows: Any) -> Score:
+def _scored(post: Posterior, rows: Rows | Batch) -> Score:
     """What all draws score."""
     return post.score(rows, draws=post.chains * post.num_draws)
 

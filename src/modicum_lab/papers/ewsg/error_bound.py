@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from modicum.diagnostics import MeanSquaredError, mse
 from modicum.plots import colour_of
@@ -97,7 +98,7 @@ def _error(
     return mse(values, 1.0, at=counts)
 
 
-def slope(x: Any, y: Any) -> float:
+def slope(x: ArrayLike, y: ArrayLike) -> float:
     """Least-squares slope of log y on log x.
 
     Examples

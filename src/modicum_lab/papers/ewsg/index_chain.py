@@ -139,7 +139,11 @@ def _best_table(last: dict[int, dict[int, float]]) -> Table:
     return Table("figure-1f-1i", columns, rows, note)
 
 
-def _draw(local: Any, curves: dict[int, dict[int, Line]], last: Any) -> Any:
+def _draw(
+    local: dict[int, tuple[float, float]],
+    curves: dict[int, dict[int, Line]],
+    last: dict[int, dict[int, float]],
+) -> Any:
     figure, axes = panels(6)
     lengths = list(local)
     for ax, part, y in zip(axes, (0, 1), ("squared bias", "variance"), strict=False):

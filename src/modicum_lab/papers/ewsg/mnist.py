@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from modicum import CPSGHMC, EWSG, PSGLD, SGHMC, SGLD
 from modicum.datasets import mnist
 from modicum.methods import Method
-from modicum.models import CNN, MLP, BaseModel
+from modicum.models import CNN, MLP, BaseModel, Batch
 from modicum.posterior import Posterior
 from modicum.rows import Rows
 from modicum_lab.papers.ewsg.common import draw_lines, label_of, panels, realisations, states
@@ -34,7 +35,7 @@ class Size:
 
 
 SIZES = {
-    "smoke": Size(2_000, 500, {"mlp": 10, "cnn": 1}, {"mlp": 2, "cnn": 2}, 4),
+    "smoke": Size(1_000, 200, {"mlp": 10, "cnn": 1}, {"mlp": 2, "cnn": 2}, 2),
     "laptop": Size(None, 1_000, {"mlp": 3, "cnn": 2}, {"mlp": 2, "cnn": 1}, 8),
     "paper": Size(None, 10_000, {"mlp": 200, "cnn": 200}, {"mlp": 100, "cnn": 100}, 50),
 }
@@ -139,7 +140,9 @@ def _curve(
     return post.learning_curve(partial(_accuracies, post, seen))
 
 
-def _accuracies(post: Posterior, seen: Any, now: dict[str, np.ndarray]) -> dict[str, float]:
+def _accuracies(
+    post: Posterior, seen: Mapping[str, Batch], now: dict[str, np.ndarray]
+) -> dict[str, float]:
     at = states(post, now)
     scores = {part: at.score(rows, draws=post.chains) for part, rows in seen.items()}
     return {part: score.accuracy for part, score in scores.items()} | {

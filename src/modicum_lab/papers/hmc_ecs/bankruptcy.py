@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from modicum import Rows
 from modicum.plots import pyplot
 from modicum_lab.papers.experiments import Figure, Result, Scale, experiment
 from modicum_lab.papers.fits import Contender, Fit, ledger_of, settings_of, warnings_of
@@ -59,7 +60,7 @@ BANKRUPTCY = Problem(
 )  # fmt: skip
 
 SIZES: dict[Scale, Size] = {  # both experiments share their runs, full HMC among them
-    "smoke": Size(20_000, 2, 60, 40),
+    "smoke": Size(10_000, 2, 60, 40, to_see_that_it_runs=True),
     "laptop": Size(BANKRUPTCY_ROWS // 40, 2, 1_000, 500, 20_000),
     "paper": Size(BANKRUPTCY_ROWS, 4, 2_000, 1_000),
 }
@@ -74,7 +75,8 @@ def _fit(one: Contender, size: Size, seed: int) -> Fit:
 
 
 def _fits(size: Size, seed: int) -> dict[str, Fit]:
-    return run_problem(BANKRUPTCY, size, lambda one: _fit(one, size, seed), schedule=False)
+    problem = size.part_of(BANKRUPTCY)
+    return run_problem(problem, size, lambda one: _fit(one, size, seed), schedule=False)
 
 
 @experiment("hmc-ecs", "tables-3-4", "Bankruptcy: relative computational time, and efficiencies")
@@ -139,13 +141,13 @@ def _notes(size: Size, fits: dict[str, Fit]) -> list[str]:
         charged(BANKRUPTCY, size),
         "The paper's costs of full HMC, 478.7 and 311.5, agree with about 40 passes charged to "
         "both methods; its 9.5 for SG-HMC with L = 60 then means an IF of about 36.",
-        stochastic_gradients_cost(BANKRUPTCY, fits),
+        stochastic_gradients_cost(size.part_of(BANKRUPTCY), fits),
         too_large(BANKRUPTCY, size, fits),
         full_cost(BANKRUPTCY, fits),
     ]
 
 
-def _draw_prediction(fits: list[Fit], rows: Any) -> Any:
+def _draw_prediction(fits: list[Fit], rows: Rows) -> Any:
     order, frequency = _groups(rows)
     figure, axes = pyplot().subplots(
         1, len(fits), figsize=(3.6 * len(fits), 3.6), sharey=True, layout="constrained"
@@ -164,7 +166,7 @@ def _draw_prediction(fits: list[Fit], rows: Any) -> Any:
     return figure
 
 
-def _groups(rows: Any) -> tuple[np.ndarray, np.ndarray]:
+def _groups(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     """Rows by group of the ratio, (group, row), and the frequency of bankruptcy in each.
 
     Spline functions are what is at hand; their mean place along the knots orders the rows as the
@@ -178,7 +180,7 @@ def _groups(rows: Any) -> tuple[np.ndarray, np.ndarray]:
     return order, everything["y"][order].mean(axis=1)
 
 
-def _predicted(fit: Fit, rows: Any, order: np.ndarray) -> np.ndarray:
+def _predicted(fit: Fit, rows: Rows, order: np.ndarray) -> np.ndarray:
     """Quantiles .05, mean and .95 over draws of the mean probability in each group."""
     theta = fit.draws.reshape(-1, fit.draws.shape[2])
     theta = theta[:: max(1, len(theta) // 200)]

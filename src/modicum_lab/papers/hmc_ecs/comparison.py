@@ -92,6 +92,8 @@ class Size:
         Chains, and the draws and warm-up of each.
     most_steps
         A chain of SG-HMC, whose draws are one per trajectory, stops after so many steps.
+    to_see_that_it_runs
+        Run fewer contenders, with fewer rows each: compiling is what takes the time.
     """
 
     rows: int
@@ -99,6 +101,14 @@ class Size:
     draws: int
     tune: int
     most_steps: int = 1_000_000
+    to_see_that_it_runs: bool = False
+
+    def part_of(self, problem: Problem) -> Problem:
+        """The problem as it is run at this size."""
+        if not self.to_see_that_it_runs:
+            return problem
+        shortest = problem.sghmc_steps[-1:]
+        return replace(problem, subsample=200, products=40, sghmc_steps=shortest, plain=False)
 
 
 def run_problem(

@@ -128,12 +128,12 @@ def _slopes(fits: dict[int, list[Fit]]) -> list[str]:
     ds = [d for d in fits if d >= SLOPES_FROM]
     if len(ds) < 3:
         return []
-    found = []
+    powers = []
     for k, label in enumerate(STYLES):
         steps = [fits[d][k].stat("step_size") for d in ds]
         slope = np.polyfit(np.log(ds), np.log(np.asarray(steps, float)), 1)[0]
-        found.append(f"{label}: {slope:.2f}")
-    return [f"Step size as a power of d, from d = {SLOPES_FROM}: {', '.join(found)}; HMC -.25."]
+        powers.append(f"{label}: {slope:.2f}")
+    return [f"Step size as a power of d, from d = {SLOPES_FROM}: {', '.join(powers)}; HMC -.25."]
 
 
 def _ledger(fits: dict[int, list[Fit]]) -> dict[str, int]:

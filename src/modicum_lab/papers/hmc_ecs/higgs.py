@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from modicum import Rows
 from modicum.plots import pyplot
 from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment
 from modicum_lab.papers.fits import Contender, Fit, ledger_of, settings_of, warnings_of
@@ -77,7 +78,7 @@ HIGGS = Problem(
 )  # fmt: skip
 
 SIZES: dict[Scale, Size] = {  # full HMC is run too: a fortieth of the rows is what a laptop bears
-    "smoke": Size(20_000, 2, 100, 50),
+    "smoke": Size(20_000, 2, 100, 50, to_see_that_it_runs=True),
     "laptop": Size(HIGGS_ROWS // 40, 2, 1_000, 500, 20_000),
     "paper": Size(HIGGS_ROWS, 4, 2_000, 1_000),
 }
@@ -89,10 +90,9 @@ def higgs_fit(one: Contender, size: Size, seed: int) -> Fit:
     return one.run(higgs_rows(size.rows, seed), size.chains, seed)
 
 
-def higgs_fits(scale: Scale, size: Size, seed: int, schedule: bool) -> dict[str, Fit]:
+def higgs_fits(size: Size, seed: int, schedule: bool) -> dict[str, Fit]:
     """All contenders on a few rows at a time."""
-    # fewer at the smallest scale, since each has to be compiled
-    problem = HIGGS if scale != "smoke" else replace(HIGGS, plain=False)
+    problem = size.part_of(HIGGS)
     return run_problem(problem, size, lambda one: higgs_fit(one, size, seed), schedule)
 
 
@@ -101,7 +101,7 @@ def tables_1_2(scale: Scale, seed: int) -> Result:
     """Tables 1 and 2, with the weighted default and the paper's schedule beside them."""
     size = SIZES[scale]
     data = higgs_rows(size.rows, seed)
-    fits = higgs_fits(scale, size, seed, schedule=scale != "smoke")
+    fits = higgs_fits(size, seed, schedule=scale != "smoke")
     every = list(fits.values())
     return Result(
         tables=[
@@ -121,7 +121,7 @@ def _notes(size: Size, fits: Mapping[str, Fit]) -> list[str]:
         "The paper's 1.15 for the signed method and its costs of full HMC, 642.8 and 554.1, agree "
         "with about 30 passes charged to both methods; its 2.97 for SG-HMC then means an IF of "
         "about 43.",
-        stochastic_gradients_cost(HIGGS, fits),
+        stochastic_gradients_cost(size.part_of(HIGGS), fits),
         too_large(HIGGS, size, fits),
         full_cost(HIGGS, fits),
         f"Prior N(0, 2.5^2); the paper does not print its lambda. {size.chains} chains, where the "
@@ -144,9 +144,10 @@ def figures_1_3(scale: Scale, seed: int) -> Result:
     """Figures 1, 2 and 3, with the errors they show as a table."""
     size = SIZES[scale]
     data = higgs_rows(size.rows, seed)
-    fits = higgs_fits(scale, size, seed, schedule=False)
+    fits = higgs_fits(size, seed, schedule=False)
     truth = higgs_fit(full_hmc(size), size, seed)
     shown, every = list(fits.values()), [*fits.values(), truth]
+    assert data.test is not None  # a twentieth of the rows
     curves = roc_curves([truth, *(fits[k] for k in (PERTURBED, SIGNED, DEFAULT))], data.test)
     which, names = some_parameters(truth, seed)
     note = f"Data: {data.description}."
@@ -175,7 +176,7 @@ ROC_NOTES = [
 ]
 
 
-def roc_curves(fits: Sequence[Fit], rows: Any) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
+def roc_curves(fits: Sequence[Fit], rows: Rows) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
     """False and true positive rates of the mean prediction, by method."""
     y = rows.slice(0, len(rows))["y"] > 0
     grid = np.linspace(0, 1, 1_001)

@@ -40,7 +40,9 @@ def some_parameters(truth: Fit, seed: int) -> tuple[Sequence[int], list[str]]:
     return np.sort(np.random.default_rng(seed).choice(len(names), 4, replace=False)).tolist(), names
 
 
-def draw_marginals(fits: Sequence[Fit], truth: Fit, which: Sequence[int], names: Any) -> Any:
+def draw_marginals(
+    fits: Sequence[Fit], truth: Fit, which: Sequence[int], names: Sequence[str]
+) -> Any:
     """One line of panels per method, one column per parameter; full HMC in every panel."""
     figure, axes = pyplot().subplots(
         len(fits), len(which), figsize=(PANEL * len(which) + 1.2, 1.3 * len(fits) + 0.8),

@@ -21,9 +21,9 @@ SIGN = 0.9993  # mean sign of the pilot's own mini-batches; .995 let one chain i
 NOISE = 0.25  # gradient noise, in posterior variances
 MOST = 10**6
 SHARES = (1, 2, 4, 5, 8, 10, 16, 20)  # numbers of blocks that are considered
-BATCHES = 4_000  # pilot mini-batches a draw
+BATCHES = 4_000  # pilot mini-batches per draw
 PAPER_BATCH = 30
-SIZES = (2, 3, 5, 8, 12, 20, 30, 50)  # rows a mini-batch that are considered
+SIZES = (2, 3, 5, 8, 12, 20, 30, 50)  # rows per mini-batch that are considered
 
 
 @dataclass(frozen=True)
@@ -80,16 +80,16 @@ def choose_products(
     centre: float | None = None,
     fresh: float = 1.0,
 ) -> Products:
-    """Choose what is not given.
+    """Choose what is not set already.
 
     Parameters
     ----------
     pilot
         Moments and values of the residuals.
     batch
-        Rows a factor, m_b; None: as many as need the fewest rows in all.
+        Rows per factor, m_b; None: as many as need the fewest rows in all.
     steps
-        Leapfrog steps expected an iteration, L.
+        Leapfrog steps expected per iteration, L.
     products, blocks, refreshes
         Lambda, G and K where they are set by hand.
     centre
@@ -99,7 +99,9 @@ def choose_products(
     """
     by_hand = "set by hand"
     why = {
-        "batch": "with this many a factor, the fewest rows do" if batch is None else _whose(batch),
+        "batch": "with this many per factor, the fewest rows do"
+        if batch is None
+        else _whose(batch),
         "centre": by_hand
         if centre is not None
         else "the mean of l - sum q over the pilot draws; a = centre - lambda",
@@ -110,13 +112,13 @@ def choose_products(
     deviation = np.sqrt(pilot.variance / batch)
     needs = _needs(pilot, batch, centre)
     binding = max(needs, key=lambda name: needs[name])
-    wanted = needs[binding] if products is None else products
-    noise = float(np.median(pilot.slope)) / (wanted * batch)
-    spread = float(np.quantile(deviation, 0.9)) ** 2 / wanted
+    least = needs[binding] if products is None else products
+    noise = float(np.median(pilot.slope)) / (least * batch)
+    spread = float(np.quantile(deviation, 0.9)) ** 2 / least
     accept = max(refresh_acceptance(spread, FEWEST), 1e-3)
     sweep = min(1.0, best_sweep(noise, steps, accept, fresh))
-    G, K = _blocks(wanted, sweep, spread, products is not None, blocks, refreshes)
-    number = wanted if products is not None else G * ceil(wanted / G)
+    G, K = _blocks(least, sweep, spread, products is not None, blocks, refreshes)
+    number = least if products is not None else G * ceil(least / G)
     positive, sign = pilot_sign(pilot, batch, number, centre)
     why |= {
         "products": by_hand if products is not None else f"the smallest lambda {_REASON[binding]}",
@@ -194,7 +196,7 @@ def _blocks(
 
     if blocks is not None:
         return blocks, refreshed(blocks)
-    most = 1.0 if fixed else 1.1  # an equal share of the products a block may cost a few more
+    most = 1.0 if fixed else 1.1  # an equal share of the products per block may cost a few more
     good = [G for G in SHARES if most * products >= G * ceil(products / G)]
     easy = [G for G in good if refresh_acceptance(spread, G) > 0.8] or good[-1:]
     best = min(easy, key=lambda G: refreshed(G) * most_factors(ROOM * products / G))

@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.estimators import ControlVariate
+from modicum.kernels.base import ControlVariate, Proxy
+from modicum.models.base import Batch
 from modicum.runtime import FASTEST_COMPILE, jit
 
 __all__ = ["Pilot", "study"]
 
-SLOPE_WORK = 4e7  # numbers in the slopes' covariance products, a draw
+SLOPE_WORK = 4e7  # numbers in the slopes' covariance products, per draw
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class Pilot:
     Attributes
     ----------
     variance, third, fourth
-        Central moments of D_1, one a draw: Var(lhat) = variance / m.
+        Central moments of D_1, one per draw: Var(lhat) = variance / m.
     slope
-        Largest eigenvalue of the covariance of D_1's gradient in whitened coordinates, one a
+        Largest eigenvalue of the covariance of D_1's gradient in whitened coordinates, one per
         draw: the gradient noise in posterior units is slope / m.
     top_share
         Share of the variance that the largest 1 % of |D| hold, the median over draws.
@@ -38,7 +39,7 @@ class Pilot:
         Pareto index k of |D| (Hill's estimate over the largest 1 %), the median over draws: above
         1/2 the variance, above 1/4 the variance of the variance estimate is in doubt.
     mean
-        E D_1 = l - sum q, one a draw.
+        E D_1 = l - sum q, one per draw.
     values, weight
         D of each pilot row, (draws, rows), and the share of the design's draws it stands for.
     """
@@ -58,7 +59,7 @@ class Pilot:
         return self.variance / m
 
     def log_bias(self, m: int, ddof: int) -> np.ndarray:
-        """B of the perturbed target L(t) p(t) e^b(t), at each draw.
+        """b of the perturbed target L(t) p(t) e^b(t), at each draw.
 
         From e^(y - y^2/2) = 1 + y - y^3/3 - y^4/12 + ...; its order m^-2 is that of eq. 4.6.
         """
@@ -76,10 +77,10 @@ class Pilot:
 
 
 def study(
-    control_variate: ControlVariate,
-    batch: dict[str, Any],
+    control_variate: ControlVariate[Any],
+    batch: Batch,
     ratio: np.ndarray,
-    proxy: dict[str, Any],
+    proxy: Proxy,
     pilot: np.ndarray,
 ) -> Pilot:
     """Study the residuals of the rows in `batch` at the draws `pilot` (draws, d).
@@ -92,12 +93,12 @@ def study(
         That probability over the one the row was drawn with: 1 where the designs agree.
     """
     weight = ratio / ratio.sum()
-    cached, found = _values(control_variate, batch, proxy, pilot)
-    values = np.asarray(found)
+    cached, evaluated = _values(control_variate, batch, proxy, pilot)
+    values = np.asarray(evaluated)
     mean = values @ weight
     centred = values - mean[:, None]
     second, third, fourth = (np.asarray(centred**k @ weight) for k in (2, 3, 4))
-    size = proxy["a"].shape[0]
+    size = proxy.a.shape[0]
     rows = int(np.clip(SLOPE_WORK / size**2, 64, 4096))
     slopes = _slopes(control_variate, rows, cached, proxy, pilot[:8], weight)
     shares, tails = zip(*(_tail(np.abs(c), weight) for c in centred), strict=True)
@@ -115,25 +116,25 @@ def study(
 
 
 @jit(static=0, options=FASTEST_COMPILE)
-def _values(cv: ControlVariate, batch: Any, proxy: Any, pilot: Any) -> tuple[Any, jax.Array]:
+def _values(cv: ControlVariate[Any], batch: Any, proxy: Proxy, pilot: Any) -> tuple[Any, jax.Array]:
     cached = cv.cache(batch, proxy)
     return cached, jax.lax.map(lambda z: cv.values(cached, z, proxy), pilot)
 
 
 @jit(static=(0, 1), options=FASTEST_COMPILE)
 def _slopes(
-    cv: ControlVariate, rows: int, cached: Any, proxy: Any, pilot: Any, weight: Any
+    cv: ControlVariate[Any], rows: int, cached: Any, proxy: Proxy, pilot: Any, weight: Any
 ) -> jax.Array:
-    """Largest eigenvalue of the covariance of the first `rows` gradients, one a pilot draw."""
+    """Largest eigenvalue of the covariance of the first `rows` gradients, one per pilot draw."""
     few = jax.tree.map(lambda a: a[:rows], cached)
     share = weight[:rows] / weight[:rows].sum()
 
-    def one(z: jax.Array) -> jax.Array:
+    def largest(z: jax.Array) -> jax.Array:
         jacobian = jax.jacfwd(lambda z: cv.values(few, z, proxy))(z)
         centred = jacobian - share @ jacobian
         return jnp.linalg.eigvalsh((centred * share[:, None]).T @ centred)[-1]
 
-    return jax.lax.map(one, pilot)
+    return jax.lax.map(largest, pilot)
 
 
 def _tail(size: np.ndarray, weight: np.ndarray) -> tuple[float, float]:

@@ -46,7 +46,7 @@ class NormalFactors:
 
     @property
     def mean(self) -> float:
-        """Mu of a factor."""
+        """mu of a factor."""
         return (self.difference - self.lower) / self.products
 
     @property
@@ -85,7 +85,7 @@ class NormalFactors:
 
     @property
     def positive(self) -> float:
-        """Tau = Pr(Lhat >= 0) when the subsample is drawn afresh: (1 + e^(-2 lambda p)) / 2."""
+        """tau = Pr(Lhat >= 0) when the subsample is drawn afresh: (1 + e^(-2 lambda p)) / 2."""
         if self.sd == 0:
             return 1.0 if self.mean >= 0 else float((1 + math.exp(-2 * self.products)) / 2)
         negative = float(ndtr(-self.mean / self.sd))

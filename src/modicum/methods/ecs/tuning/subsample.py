@@ -24,6 +24,8 @@ class Choice:
     ----------
     subsample, blocks, refreshes
         m, G and K.
+    bias_bound
+        On the shift of any posterior mean, in posterior standard deviations, by the pilot study.
     why
         A sentence for each.
     """
@@ -31,6 +33,7 @@ class Choice:
     subsample: int
     blocks: int
     refreshes: int
+    bias_bound: float
     why: dict[str, str] = field(default_factory=dict)
 
 
@@ -40,7 +43,7 @@ def refresh_acceptance(variance: float, blocks: int) -> float:
 
 
 def best_sweep(noise: float, steps: int, accept: float, fresh: float = 1.0) -> float:
-    """The share s = K/G of the subsample to refresh an iteration, at the least cost a draw's worth.
+    """The share s = K/G of the subsample to refresh per iteration, at the least cost per ESS.
 
     An iteration costs m (L + 1 + fresh s) evaluations, a fresh row as much as `fresh` of them, and
     the inefficiency is 1 + 2 v / (s a), with v the gradient noise in posterior variances and a the
@@ -65,14 +68,14 @@ def choose(
     fixed_by: str = "set by hand",
     fresh: float = 1.0,
 ) -> Choice:
-    """Choose what is not given.
+    """Choose what is not set already.
 
     Parameters
     ----------
     pilot
         Moments of the residuals.
     steps
-        Leapfrog steps expected an iteration, L.
+        Leapfrog steps expected per iteration, L.
     bias
         Largest shift of a posterior mean, in posterior standard deviations, that m may allow.
     ddof
@@ -95,20 +98,22 @@ def choose(
     accept = max(refresh_acceptance(variance, G), 1e-3)
     sweep = best_sweep(noise, steps, accept, fresh)
     K = refreshes if refreshes is not None else int(np.clip(ceil(G * sweep), 1, G))
-    given = fixed_by
     why = {
-        "subsample": given if subsample is not None else f"the smallest m with {_REASON[binding]}",
-        "blocks": given
+        "subsample": fixed_by
+        if subsample is not None
+        else f"the smallest m with {_REASON[binding]}",
+        "blocks": fixed_by
         if blocks is not None
         else f"a refresh is then accepted with probability {accept:.2f}",
-        "refreshes": given
+        "refreshes": fixed_by
         if refreshes is not None
         else f"balances refreshing rows against gradient noise of {noise:.2g} posterior variances",
-        "bias_bound": f"{pilot.bias(m, ddof):.2g} posterior sd on any mean, by the pilot study",
+        "bias_bound": "how far, in posterior sd, the perturbation may move any posterior mean, by "
+        "the pilot study",
         "variance": f"sigma^2 of the log-likelihood estimate: median {variance:.2g}, "
         f"largest {np.max(pilot.spread(m)):.2g} over the pilot draws",
     }
-    return Choice(int(m), int(G), int(K), why)
+    return Choice(int(m), int(G), int(K), pilot.bias(m, ddof), why)
 
 
 _REASON = {
@@ -136,8 +141,8 @@ def _needs(pilot: Pilot, bias: float, ddof: int) -> dict[str, int]:
 
 def _blocks(variance: float, m: int, fixed: bool) -> int:
     """G = max(20, 2 sigma^2); for an m set by hand, a divisor of it near that."""
-    wanted = max(FEWEST_BLOCKS, ceil(2 * variance))
+    enough = max(FEWEST_BLOCKS, ceil(2 * variance))
     if not fixed:
-        return min(wanted, m)
+        return min(enough, m)
     divisors = [g for g in range(1, m + 1) if m % g == 0]
-    return next((g for g in divisors if g >= wanted), m)
+    return next((g for g in divisors if g >= enough), m)

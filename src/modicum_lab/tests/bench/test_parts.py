@@ -1,0 +1,72 @@
+"""Timings of Modicum's parts: what they compute, without the clock."""
+
+import numpy as np
+import pytest
+
+import modicum as mo
+from modicum_lab.bench.parts import __main__ as parts
+from modicum_lab.bench.parts import gpu, passes
+
+
+def posterior(draws, weights=None):
+    named = {"beta": draws[..., :-1], "intercept": draws[..., -1]}
+    return mo.Posterior(named, {}, mo.Ledger(100), weights=weights)
+
+
+@pytest.fixture
+def draws():
+    return 2 + 3 * np.random.default_rng(1).normal(size=(4, 2_000, 3))
+
+
+def test_moments_of_each_chain_and_of_all(draws):
+    each, together = gpu.moments(posterior(draws))
+    np.testing.assert_allclose(each.mean, draws.mean(1))
+    np.testing.assert_allclose(together.mean, draws.mean((0, 1)))
+    np.testing.assert_allclose(together.sd, draws.std((0, 1)))
+
+
+def test_signs_count_in_moments_and_effective_draws(draws):
+    weights = np.ones(draws.shape[:2])
+    far = draws.copy()
+    far[:, :200], far[:, 200:400] = 50.0, 50.0
+    weights[:, :200] = -1.0  # what has both signs cancels
+    _, together = gpu.moments(posterior(far, weights))
+    np.testing.assert_allclose(together.mean, draws[:, 400:].mean((0, 1)))
+    plain = gpu.moments(posterior(far))[1]
+    assert abs(plain.mean[0] - 2) > 5  # without signs it would be elsewhere
+
+
+def test_independent_draws_are_all_effective_and_no_chain_is_off(draws):
+    post = posterior(draws)
+    each, together = gpu.moments(post)
+    ess = gpu.effective(post, each.mean, together.sd)
+    np.testing.assert_allclose(ess, 8_000, rtol=0.35)  # batch means of 8,000 draws
+    worst, compared = gpu.worst_chain(each, together, ess)
+    assert worst < 4.5
+    assert compared == 12
+    shifted = each._replace(mean=each.mean + 3.0)  # one posterior sd
+    assert gpu.worst_chain(shifted, together, ess)[0] > 20
+
+
+def test_the_command_line_of_the_accelerator_makes_its_cases():
+    arguments = gpu.parser().parse_args(["--chains", "1", "8", "--hmc-chains", "2"])
+    cases = gpu.cases(arguments)
+    assert len(cases) == 3 * 2 * 2 + 1  # methods, precisions, chains; and HMC on all rows
+    assert {case.thin for case in cases if case.name == "sghmc-cv"} == {10}
+    assert (cases[-1].name, cases[-1].chains) == (gpu.ALL_ROWS, 2)
+
+
+def test_the_pass_is_that_of_numpy():
+    x, y, beta = passes.made_up(500)
+    model = mo.models.Logistic(prior_scale=passes.PRIOR, intercept=False)
+    _, gradient, hessian = mo.LogPosterior(model, mo.Rows(x=x, y=y)).hessian(beta)
+    by_numpy = passes.in_numpy(x.astype(np.float64), y, beta)
+    np.testing.assert_allclose(gradient, by_numpy[0], rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(hessian, by_numpy[1], rtol=1e-4, atol=1e-3)
+
+
+def test_an_unknown_part_is_a_sentence(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["parts", "iteration"])
+    with pytest.raises(SystemExit):
+        parts.main()
+    assert "there is no benchmark iteration; there are gpu, imports" in capsys.readouterr().err

@@ -1,0 +1,40 @@
+"""Where rows live while chains run."""
+
+import numpy as np
+import pytest
+
+import modicum as mo
+from modicum.run import fetching, place_rows
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+@pytest.fixture
+def rows():
+    x = np.arange(40, dtype=np.float32).reshape(20, 2)
+    return mo.Rows(x=x, y=np.zeros(20, np.float32), dtype="float32")
+
+
+def test_rows_that_fit_are_put_on_the_device(rows):
+    for limit in (None, rows.nbytes):
+        placed = place_rows(rows, limit)
+        np.testing.assert_array_equal(placed["x"], np.arange(40).reshape(20, 2))
+    assert place_rows(rows, rows.nbytes - 1) is rows
+    assert place_rows(rows, 0) is rows
+
+
+def test_stores_have_a_limit_of_their_own(rows, tmp_path, monkeypatch):
+    store = mo.rows.ingest(rows, tmp_path / "store", progressbar=False)
+    assert isinstance(place_rows(store), dict)
+    monkeypatch.setattr(fetching, "SMALL_STORE", store.nbytes - 1)
+    assert place_rows(store) is store
+    assert isinstance(place_rows(rows), dict)
+    assert isinstance(place_rows(store, store.nbytes), dict)  # what the user says counts
+
+
+@pytest.mark.parametrize("method", [mo.HMCECS, mo.SignedHMCECS, mo.SGLD, mo.FlyMC, mo.NUTS])
+def test_limits_that_are_no_number_of_bytes_are_refused(method):
+    assert method(memory_limit=0).memory_limit == 0
+    for limit in ("1 GB", -1, float("nan"), True):
+        with pytest.raises(mo.SettingError, match="memory_limit must be a number of bytes"):
+            method(memory_limit=limit)

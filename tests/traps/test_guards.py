@@ -1,0 +1,212 @@
+"""Guards that must speak before a run and after it, and must not contradict each other.
+
+A posterior that is far from normal (a mixture weight at its boundary, the neck of a funnel) once
+came with a reassuring bias bound; the default now goes to all rows there.
+"""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import modicum as mo
+from helpers import toy
+from helpers.interrupted import planned
+from helpers.targets import logistic_rows, quick, sums_of
+from modicum.errors import ModicumWarning
+from modicum.methods import default_plan
+from modicum.methods.base import Task
+from modicum.methods.ecs.checks import BOUND_FALLS, UNFIT, withdraw_bound
+
+M = mo.models
+
+
+def zero_inflated_log_likelihood(p, batch):
+    eta = batch["x"] @ p["beta"] + p["intercept"]
+    inflated, not_inflated = jax.nn.log_sigmoid(p["logit"]), jax.nn.log_sigmoid(-p["logit"])
+    y = batch["y"]
+    poisson = y * eta - jnp.exp(eta) - jax.scipy.special.gammaln(y + 1)
+    zero = jnp.logaddexp(inflated, not_inflated - jnp.exp(eta))
+    return jnp.where(y == 0, zero, not_inflated + poisson)
+
+
+@cache
+def zero_inflated(inflation, n=5_000):
+    """Counts with a share of extra zeros; with none, the share's posterior piles up at zero."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(n, 2))
+    y = rng.poisson(np.exp(1 + x @ [0.3, -0.2])) * (rng.random(n) >= inflation)
+
+    def log_prior(p):
+        slopes = jnp.sum(p["beta"] ** 2) + p["intercept"] ** 2
+        return -0.5 * slopes / 2.5**2 - 0.5 * (p["logit"] / 5) ** 2
+
+    start = {"beta": np.zeros(2), "intercept": 0.0, "logit": -2.0}
+    model = mo.Model(log_prior=log_prior, log_likelihood=zero_inflated_log_likelihood, init=start)
+    return model, mo.Rows(x=x, y=y.astype(float))
+
+
+@cache
+def centred_hierarchy(spread, n=1_000, groups=8):
+    """Group means about a common one; without a `spread`, the joint mode is at none."""
+    rng = np.random.default_rng(1)
+    group = rng.integers(0, groups, n)
+    y = (rng.normal(size=groups) * spread)[group] + 2 * rng.normal(size=n)
+
+    def log_likelihood(p, batch):
+        mean = p["theta"][batch["group"].astype(int)]
+        return jax.scipy.stats.norm.logpdf(batch["y"], mean, jnp.exp(p["log_sigma"]))
+
+    def log_prior(p):
+        tau = jnp.exp(p["log_tau"])
+        means = jax.scipy.stats.norm.logpdf(p["theta"], p["mu"], tau).sum() + p["log_tau"]
+        rest = (p["mu"] / 5) ** 2 + (tau / 5) ** 2 + (p["log_sigma"] / 2) ** 2
+        return means - 0.5 * rest
+
+    start = {"theta": 0.01 * np.arange(groups), "mu": 0.0, "log_tau": 0.0, "log_sigma": 0.0}
+    model = mo.Model(log_prior=log_prior, log_likelihood=log_likelihood, init=start)
+    return model, mo.Rows(y=y, group=group.astype(float))
+
+
+def by_default(model, rows):
+    """What the default plans for these rows: the method, and the plan."""
+    sums, start = sums_of(model, rows)
+    names = tuple(f"t{i}" for i in range(len(start)))
+    return default_plan(Task(sums.target, start, rows, sums, names, 100, 100, 2, 1))
+
+
+# What the pilot study shows ----------------------------------------------------------------
+
+
+def test_a_share_at_its_boundary_goes_to_all_rows():
+    method, plan = by_default(*zero_inflated(0.0))
+    assert method.name == "nuts"
+    assert "far from normal" in plan.tuning["method"]
+
+
+def test_a_share_away_from_its_boundary_is_subsampled():
+    method, plan = by_default(*zero_inflated(0.3))
+    assert method.name == "hmc-ecs"
+    assert plan.notes == []
+
+
+def test_a_hierarchy_whose_mode_is_a_singularity_is_not_subsampled():
+    # towards tau = 0 the density of a centred hierarchy grows without bound
+    try:
+        method, plan = by_default(*centred_hierarchy(0.01))
+    except mo.ConvergenceError:
+        return  # refused, since there is no mode
+    assert method.name == "nuts"
+    assert plan.tuning["method"].startswith("NUTS on all rows, since")
+
+
+def test_the_neck_of_a_funnel_is_no_place_to_learn_about_the_posterior():
+    model, rows = centred_hierarchy(1.0)
+    log_sigma, log_tau, mu = np.log(2.0), -12.0, 0.0
+    theta = mu + np.exp(log_tau) * np.array([1.0, -1.0] * 4)
+    plan, _ = planned(model, rows, mo.HMCECS(anchor=[log_sigma, log_tau, mu, *theta]))
+    assert {note.code for note in plan.notes} & UNFIT
+
+
+def test_groups_that_differ_are_subsampled():
+    method, _ = by_default(*centred_hierarchy(1.0))
+    assert method.name == "hmc-ecs"
+
+
+def test_the_mode_is_looked_for_once_when_the_default_changes():
+    model, rows = logistic_rows_of_too_few()
+    sums, start = sums_of(model, rows)
+    task = Task(sums.target, start, rows, sums, ("a", "b", "c", "d"), 100, 100, 2, 1)
+    assert default_plan(task)[0].name == "nuts"
+    together = sums.ledger.by_purpose["mode"]
+    _, alone = planned(model, rows, mo.NUTS())
+    assert together == alone.by_purpose["mode"]
+
+
+def logistic_rows_of_too_few():
+    return M.Logistic(), logistic_rows(50)
+
+
+# A bound that reassures --------------------------------------------------------------------
+
+
+def test_the_bias_bound_is_withdrawn_when_a_guard_speaks():
+    crude = mo.HMCECS(order=0, subsample=100)
+    post = quick(toy.MODEL, toy.rows(), method=crude, draws=20, tune=20, chains=1)
+    assert {doubt.code for doubt in post.warnings} & BOUND_FALLS
+    assert post.tuning["bias_bound"]["value"] is None
+    assert post.tuning["bias_bound"]["why"].startswith("withdrawn, since")
+
+
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [("variance-high", None), ("anchor-far", None), ("r-hat", None), ("ess", 0.01)],
+)
+def test_some_doubts_take_the_bound_back_and_some_do_not(code, value):
+    tuning = {"bias_bound": {"value": 0.01, "why": "by the pilot study"}}
+    withdraw_bound(tuning, [ModicumWarning(code, "it went wrong")])
+    assert tuning["bias_bound"]["value"] == value
+
+
+# Said before it starts ---------------------------------------------------------------------
+
+
+def test_a_subsample_larger_than_the_data_set_is_said():
+    rows = logistic_rows(400)
+    plan, _ = planned(M.Logistic(), rows, mo.HMCECS(subsample=1_000))
+    (note,) = [note for note in plan.notes if note.code == "subsample-exceeds-rows"]
+    assert note.numbers == {"subsample": 1_000, "rows": 400}
+    plan, _ = planned(M.Logistic(), rows, mo.SignedHMCECS(products=40, batch=20))
+    assert any(note.code == "subsample-exceeds-rows" for note in plan.notes)
+    plan, _ = planned(M.Logistic(), rows, mo.HMCECS(subsample=400))
+    assert not any(note.code == "subsample-exceeds-rows" for note in plan.notes)
+
+
+def test_a_batch_larger_than_the_data_set_is_said():
+    rows = logistic_rows(60)
+    plan, _ = planned(M.Logistic(), rows, mo.SGLD(step_size=0.01))
+    (note,) = [note for note in plan.notes if note.code == "batch-exceeds-rows"]
+    assert note.numbers == {"batch": 100, "rows": 60}
+    plan, _ = planned(M.Logistic(), rows, mo.SGLD(step_size=0.01, batch=60))
+    assert not any(note.code == "batch-exceeds-rows" for note in plan.notes)
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (mo.NUTS(), "NUTS on all 3,000 rows"),
+        (mo.HMC(), "HMC on all 3,000 rows"),
+        (mo.HMCECS(exact="delayed"), "exact='delayed' on all 3,000 rows"),
+        (mo.HMCECS(subsample=2_000), "2,000 rows per step"),
+    ],
+)
+def test_a_run_of_minutes_is_announced(method, words, monkeypatch):
+    # as if a row took a millisecond, and no run were too short to be timed
+    monkeypatch.setattr("modicum.methods.cost.QUICK", 0.0)
+    monkeypatch.setattr("modicum.methods.cost.seconds_per_row", lambda task, point: 1e-3)
+    plan, _ = planned(M.Logistic(), logistic_rows(3_000), method)
+    (note,) = [note for note in plan.notes if note.code == "slow"]
+    assert words in note.sentence
+    assert "minutes" in note.sentence
+    monkeypatch.setattr("modicum.methods.cost.seconds_per_row", lambda task, point: 1e-8)
+    plan, _ = planned(M.Logistic(), logistic_rows(3_000), method)
+    assert not any(note.code == "slow" for note in plan.notes)
+
+
+def test_a_row_is_timed():
+    from modicum.methods.cost import seconds_per_row
+
+    rows = logistic_rows(500)
+    sums, start = sums_of(M.Logistic(), rows)
+    task = Task(sums.target, start, rows, sums, tuple("abcd"), 10, 10, 1, 1)
+    assert 0 < seconds_per_row(task, start) < 0.1
+    assert sums.ledger.evaluations == 0
+
+
+def test_more_rows_than_there_are_is_never_asked_for():
+    x = np.random.default_rng(3).normal(size=(600, 2)) * 30
+    y = (np.random.default_rng(4).random(600) < 0.5) * 1.0
+    with pytest.raises(mo.SettingError, match=r"than the 600 rows there are; use design=.weighted"):
+        planned(M.Logistic(), mo.Rows(x=x, y=y), mo.HMCECS(order=0, design="uniform"))
