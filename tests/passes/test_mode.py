@@ -289,7 +289,7 @@ def test_families_are_not_told_to_change_init(monkeypatch):
 
 @pytest.mark.parametrize("where", ["mode", "elsewhere"])
 def test_anchor_holds_sums_and_whitens(where, x64):
-    rows, model = poisson_rows(300), M.Poisson(prior_scale=0.8)
+    rows, model = poisson_rows(300), M.Poisson(prior_scale=0.8, intercept_scale=10.0)
     sums, start = sums_of(model, rows)
     if where == "mode":
         anchor = anchor_at_mode(sums, start)
