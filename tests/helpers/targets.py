@@ -120,9 +120,10 @@ def disagreements(ours, theirs, times=TIMES):
 def quick(model, rows, **kwargs):
     """A short run: enough to compare draws, too short to be free of warnings."""
     settings = {"method": "hmc", "draws": 40, "tune": 100, "chains": 2, "random_seed": 5}
+    settings |= {"progressbar": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", mo.ModicumWarning)
-        return mo.sample(model, rows, progressbar=False, **(settings | kwargs))
+        return mo.sample(model, rows, **(settings | kwargs))
 
 
 def same_draws(a, b):

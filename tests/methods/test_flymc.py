@@ -265,15 +265,14 @@ def test_guards_speak_of_refusals_and_slow_lights():
     rng = np.random.default_rng(1)
     slow = np.cumsum(rng.integers(-1, 2, (2, 400)), axis=1) + 1_000
     stats = {"n_bright": slow, "bright_refused": np.zeros((2, 400), bool)}
-    kernel = type("Kernel", (), {"capacity": 7})()
     history = History(np.zeros((2, 400, 1)), stats, {}, True)
-    (told,) = look_back(kernel, history)
-    assert told.code == "lights-slow"
+    (doubt,) = look_back(7, history)
+    assert doubt.code == "lights-slow"
     stats["n_bright"] = rng.poisson(30, (2, 400))
-    assert look_back(kernel, history) == []
+    assert look_back(7, history) == []
     stats["bright_refused"][0, :3] = True
-    (told,) = look_back(kernel, history)
-    assert str(told).startswith("3 of 800 updates")
+    (doubt,) = look_back(7, history)
+    assert str(doubt).startswith("3 of 800 updates")
 
 
 def test_too_many_bright_rows_are_spoken_of():

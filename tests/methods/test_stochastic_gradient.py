@@ -297,7 +297,7 @@ def test_many_parameters_in_single_precision():
 @pytest.mark.parametrize(
     ("make", "word"),
     [
-        (lambda: mo.SGLD(batch=0), "batch must be at least 1"),
+        (lambda: mo.SGLD(batch=0), "batch must be a whole number of at least 1"),
         (lambda: mo.SGLD(step_size=-1.0), "step_size must be a positive number"),
         (lambda: mo.SGLD(design="even"), "design must be one of"),
         (lambda: mo.SGLD(start="mean"), "start must be"),

@@ -15,15 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.designs import Design, RowFacts, Tables
+from modicum.errors import ConvergenceError
 from modicum.estimators import LinearTaylor
 from modicum.kernels.base import ControlVariate, Proxy, Pytree
 from modicum.methods.base import Task
 from modicum.models.base import Batch
 from modicum.passes import Sums
 from modicum.passes.blocks import map_in_blocks
+from modicum.passes.faults import describe_row
 from modicum.runtime import jit
 
-__all__ = ["design_tables", "expected_residuals"]
+__all__ = ["design_tables", "ends_near_the_mode", "expected_residuals"]
 
 
 def design_tables(task: Task, design: Design[Tables], facts: RowFacts) -> Tables:
@@ -59,7 +61,20 @@ def expected_residuals(
     else:
         chunk_map, arguments = partial(_from_pilot, control_variate), (proxy, pilot)
         sums.ledger.add("design", n * len(pilot), "density", passes=1)
-    return sums.engine.map_rows(chunk_map, arguments, sums.rows, "design")
+    expected = sums.engine.map_rows(chunk_map, arguments, sums.rows, "design")
+    bad = np.flatnonzero(~np.isfinite(expected))
+    if len(bad):
+        raise ConvergenceError(ends_near_the_mode(describe_row(sums.rows, int(bad[0]))))
+    return expected
+
+
+def ends_near_the_mode(row: str) -> str:
+    """Say that a row, as `describe_row` names it, has no log-likelihood where chains would go."""
+    return (
+        f"the log-likelihood {row} is not finite at points within a few posterior standard "
+        "deviations of the mode, so that chains would meet them; write parameters that must be "
+        "positive as exponentials, or check the model's log_likelihood there."
+    )
 
 
 # E e^k for e ~ N(0, 1) of the squared terms: (order + 1)-th and (order + 2)-th of the expansion.

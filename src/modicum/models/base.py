@@ -19,7 +19,7 @@ __all__ = ["BaseModel", "Batch", "Model", "Params"]
 Params: TypeAlias = Any  # a pytree of arrays: the unconstrained parameters
 Batch: TypeAlias = Mapping[str, Any]  # field name -> one entry per row
 Labels: TypeAlias = dict[str, tuple[tuple[str, ...], ...]]
-DISPERSED = 8  # starts for a model of which nothing is known: two modes of equal reach are both met
+DISPERSED = 10  # starts for a model of which nothing is known
 
 
 class BaseModel(ABC):

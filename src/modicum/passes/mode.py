@@ -307,6 +307,12 @@ def _why_not(sums: Sums, at: Curvature, record: ModeRecord) -> str:
             "no mode was found: where the search stopped, the log-posterior is not concave "
             f"(its Hessian is not negative definite); {remedy}."
         )
+    if own and _step(sums, at, "mode", 0.0)[0] is None:
+        return (
+            "no mode was found: the search stopped where the gradient is not zero and nothing "
+            f"rises from there ({point_text(sums.target, at.point)}), so that the log-posterior "
+            "has a kink there (abs, max, a jump) or too few digits; write it with smooth functions."
+        )
     remedy = (
         "write the parameters in units in which they are of order 1, give a tighter prior, or "
         "another `init`"

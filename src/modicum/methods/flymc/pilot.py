@@ -13,7 +13,7 @@ import numpy as np
 
 from modicum.estimators import BoundedRows, collapse, whitened_sums
 from modicum.estimators.bounds import Collapsed, bound_of
-from modicum.kernels.base import BoundSums, Pytree
+from modicum.kernels.base import BoundSums
 from modicum.kernels.flymc import Candidates, FlyContext
 from modicum.methods.base import Task, Tuning
 from modicum.models.base import Batch
@@ -198,7 +198,7 @@ def _brightness(bounded: BoundedRows, bound: BoundSums, batch: Batch, pilot: Arr
 
 @jit(static=0)
 def _brightest(
-    bounded: BoundedRows, arguments: Pytree, batch: Batch, present: jax.Array
+    bounded: BoundedRows, arguments: tuple[BoundSums, Array], batch: Batch, present: Array
 ) -> jax.Array:
     del present
     bound, pilot = arguments

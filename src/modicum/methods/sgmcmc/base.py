@@ -20,7 +20,11 @@ from modicum.estimators.gradients import ESTIMATORS, BaseGradientEstimator, Snap
 from modicum.kernels.base import Pytree, StochasticGradientContext
 from modicum.kernels.integrators import INTEGRATORS, Integrator
 from modicum.kernels.selectors import SELECTORS, Selector
-from modicum.kernels.stochastic_gradient import StepFlags, StochasticGradientKernel
+from modicum.kernels.stochastic_gradient import (
+    StepFlags,
+    StochasticGradientKernel,
+    StochasticGradientState,
+)
 from modicum.ledger import Ledger
 from modicum.methods.base import Method, Outcome, Plan, Task, Tuning, check_memory_limit
 from modicum.methods.sgmcmc.checks import look_ahead, look_back
@@ -248,7 +252,7 @@ class StochasticGradientFamily(Method):
         uncounted = Ledger(rows=len(task.rows))
         sums = Sums(task.target, task.rows, LocalEngine(progressbar=False), uncounted)
 
-        def renew(state: Pytree) -> Pytree:
+        def renew(state: StochasticGradientState) -> StochasticGradientState:
             return state._replace(memory=estimator.snapshot(sums, state.integrator.z, context))
 
         return PeriodicHook(estimator.period(len(task.rows), self.batch), renew)

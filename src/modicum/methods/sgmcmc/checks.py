@@ -63,7 +63,7 @@ def look_back(task: Task, plan: Plan, history: History) -> list[ModicumWarning]:
     }
     if ratio <= NOISE_LIMIT:
         return []
-    kernel = _kernel(plan)
+    kernel, estimator = _parts(plan)
     effect = (
         f"so that variances come out about {1 + ratio:.3g} times too large"
         if isinstance(kernel.selector, Plain)
@@ -74,8 +74,6 @@ def look_back(task: Task, plan: Plan, history: History) -> list[ModicumWarning]:
     ]
     if 2 * kernel.batch <= len(task.rows):
         remedies.append("a larger batch")
-    estimator = kernel.estimator
-    assert isinstance(estimator, BaseGradientEstimator)
     if not estimator.small_gradients and not kernel.integrator.needs_raw_gradients:
         remedies.append("control variates")
     return [
@@ -94,16 +92,17 @@ def _either(remedies: list[str]) -> str:
     return " or ".join(filter(None, [", ".join(remedies[:-1]), remedies[-1]]))
 
 
-def _kernel(plan: Plan) -> StochasticGradientKernel:
+def _parts(plan: Plan) -> tuple[StochasticGradientKernel, BaseGradientEstimator]:
     assert isinstance(plan.kernel, StochasticGradientKernel)
-    return plan.kernel
+    assert isinstance(plan.kernel.estimator, BaseGradientEstimator)
+    return plan.kernel, plan.kernel.estimator
 
 
 def _noise_ratio(task: Task, plan: Plan, position: np.ndarray, h: float) -> float:
-    kernel = _kernel(plan)
+    kernel, estimator = _parts(plan)
     points = position[:LOOKED_AT, -1]
     # A snapshot is half a period old on average; draws between two of them stand for that.
-    back = min(position.shape[1], 2) if isinstance(kernel.estimator, SnapshotEstimator) else 1
+    back = min(position.shape[1], 2) if isinstance(estimator, SnapshotEstimator) else 1
     seen = gradient_noise(
         kernel,
         plan.context,

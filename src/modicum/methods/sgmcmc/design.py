@@ -102,7 +102,7 @@ def _columns(batch: Batch) -> jax.Array:
 
 
 @jit()
-def _nearest(arguments: Pytree, batch: Batch, present: Array) -> jax.Array:
+def _nearest(arguments: tuple[Array, Array], batch: Batch, present: Array) -> jax.Array:
     del present
     centres, scale = arguments
     at = _columns(batch) / scale

@@ -12,7 +12,7 @@ import numpy as np
 from modicum.designs import Drawn
 from modicum.errors import SettingError, is_number
 from modicum.estimators.gradients import Snapshot
-from modicum.kernels.base import Pytree, StochasticGradientContext
+from modicum.kernels.base import StochasticGradientContext
 from modicum.kernels.integrators import Integrator
 from modicum.kernels.stochastic_gradient import StochasticGradientKernel
 from modicum.models.base import Batch
@@ -21,6 +21,7 @@ from modicum.runtime import jit
 
 __all__ = ["Decay", "GradientNoise", "gradient_noise", "largest_step", "step_sizes"]
 
+Moments = tuple[jax.Array, jax.Array, jax.Array]  # count, mean, sum of squares about it
 BATCHES = 32  # batches that the gradient's variance is estimated from, at each point
 
 
@@ -117,7 +118,8 @@ def gradient_noise(
     for draw_key, point, reference in zip(keys, points, references, strict=True):
         drawn = _draw(kernel, draw_key, context)
         batch = rows.take(np.asarray(drawn.row_ids)) | {"probability": drawn.probability}
-        totals.append(_moments(kernel, point, reference, batch, context))
+        at = jnp.asarray(point), jnp.asarray(reference)
+        totals.append(_moments(kernel, *at, batch, context))
     mean, variance = (np.mean(np.asarray(part), axis=0) for part in zip(*totals, strict=True))
     cost = len(points) * BATCHES * kernel.batch * kernel.estimator.evaluations
     return GradientNoise(mean, variance, cost)
@@ -145,7 +147,7 @@ def _moments(
     if isinstance(memory, Snapshot):
         memory = memory._replace(z=reference)
 
-    def add(carry: Pytree, batch: Batch) -> Pytree:
+    def add(carry: Moments, batch: Batch) -> tuple[Moments, None]:
         count, mean, squares = carry
         g = estimator.gradient(point, estimator.prepare(batch, context), memory, context)
         g = g.astype(jnp.float64)
@@ -154,5 +156,5 @@ def _moments(
         return (count + 1, mean, squares + away * (g - mean)), None
 
     zero = jnp.zeros(point.shape, jnp.float64)
-    (_, mean, squares), _ = jax.lax.scan(add, (0.0, zero, zero), batches)
+    (_, mean, squares), _ = jax.lax.scan(add, (jnp.zeros(()), zero, zero), batches)
     return mean, squares / (BATCHES - 1)

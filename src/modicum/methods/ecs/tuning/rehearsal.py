@@ -20,7 +20,8 @@ import numpy as np
 from modicum.kernels.base import ControlVariate, Proxy
 from modicum.kernels.moves import follow
 from modicum.methods.ecs.tuning.residuals import Pilot
-from modicum.runtime import jit
+from modicum.models.base import Batch
+from modicum.runtime import Array, jit
 
 __all__ = ["Rehearsal", "log_ratios", "rehearse"]
 
@@ -70,13 +71,13 @@ def log_ratios(
 
 
 @jit(static=0)
-def _log_proxies(cv: ControlVariate[Any], proxy: Proxy, draws: Any) -> jax.Array:
+def _log_proxies(cv: ControlVariate[Any], proxy: Proxy, draws: Array) -> jax.Array:
     return jax.vmap(lambda z: cv.log_proxy(z, proxy))(draws)
 
 
 def rehearse(
     control_variate: ControlVariate[Any],
-    batch: dict[str, Any],
+    batch: Batch,
     ratio: np.ndarray,
     proxy: Proxy,
     centre: np.ndarray,
@@ -95,8 +96,16 @@ def rehearse(
     step = 0.7 * d**-0.25  # half of what an acceptance rate of .8 would allow
     steps = ceil(TRAJECTORY / step)
     weight = ratio / ratio.sum()
-    arguments = (control_variate, steps, batch, weight, proxy, centre, step, key)
-    position, variance = _chains(*arguments)
+    position, variance = _chains(
+        control_variate,
+        steps,
+        batch,
+        jnp.asarray(weight),
+        proxy,
+        jnp.asarray(centre),
+        jnp.asarray(step),
+        key,
+    )
     kept = (slice(None), slice(DROPPED, None))
     return Rehearsal(
         np.asarray(position)[kept],
@@ -110,12 +119,12 @@ def rehearse(
 def _chains(
     cv: ControlVariate[Any],
     steps: int,
-    batch: Any,
-    weight: Any,
+    batch: Batch,
+    weight: jax.Array,
     proxy: Proxy,
-    centre: Any,
-    step: Any,
-    key: Any,
+    centre: jax.Array,
+    step: jax.Array,
+    key: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     cached = cv.cache(batch, proxy)
 

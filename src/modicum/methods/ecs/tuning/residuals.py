@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.kernels.base import ControlVariate, Proxy
+from modicum.models.base import Batch
 from modicum.runtime import FASTEST_COMPILE, jit
 
 __all__ = ["Pilot", "study"]
@@ -77,7 +78,7 @@ class Pilot:
 
 def study(
     control_variate: ControlVariate[Any],
-    batch: dict[str, Any],
+    batch: Batch,
     ratio: np.ndarray,
     proxy: Proxy,
     pilot: np.ndarray,
