@@ -29,7 +29,6 @@ from modicum.cli.columns import (
     Weight,
 )
 from modicum.cli.fitting import (
-    FAMILIES,
     build_model,
     checked_prob,
     ingest_table,
@@ -52,6 +51,7 @@ from modicum.cli.messages import (
 )
 from modicum.errors import DataError
 from modicum.methods import DEFAULT, METHODS
+from modicum.models import FAMILIES
 from modicum.run import Checkpoint
 from modicum_command import after_a_stop, stop_line, watch
 
