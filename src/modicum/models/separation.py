@@ -27,7 +27,6 @@ TOGETHER = 65_536
 HARDEST = 500  # rows that a linear programme begins with, and that are added to it at a time
 ROUNDS = 12
 WIDEST = 500  # coefficients up to which linear programmes are tried
-OVERLAP = 0.02  # share of rows on the wrong side at the mode that rules separation out
 SOLVER = 1e-7  # tolerance of the linear programmes, in columns of scale one
 
 
@@ -127,7 +126,7 @@ def find_separation(
     by_column = ranges.separation(rows.columns, sides.intercept)
     if by_column is not None:
         return by_column, 1
-    if hardest.wrong > max(OVERLAP * hardest.count, 10) or mode.size > WIDEST:
+    if mode.size > WIDEST:
         return None, 1
     found, passes = _by_programmes(sides, hardest)
     return found, 1 + passes
@@ -170,19 +169,16 @@ class _Ranges:
 
 
 class _Hardest:
-    """The rows with the smallest margins under a direction, and how many are on the wrong side."""
+    """The rows with the smallest margins under a direction."""
 
     def __init__(self, sides: _Sides, direction: np.ndarray) -> None:
         self.sides, self.direction = sides, direction
         self.x: np.ndarray | None = None
         self.y = np.zeros(0, int)
         self.margin = np.zeros(0)
-        self.wrong = self.count = 0
 
     def add(self, x: np.ndarray, y: np.ndarray) -> None:
         margin = self.sides.margins(self.direction, x, y)
-        self.wrong += int((margin < 0).sum())
-        self.count += len(y)
         if self.x is not None:
             x, y = np.r_[self.x, x], np.r_[self.y, y]
             margin = np.r_[self.margin, margin]

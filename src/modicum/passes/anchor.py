@@ -149,7 +149,7 @@ def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[M
         return anchor.notes
     away, slope = distances
     spread = np.sqrt(np.sum((slope @ anchor.factor) ** 2, axis=1))  # in prior sds
-    called = names or tuple(f"parameter {i}" for i in range(len(away)))
+    called = tuple(_name(names, i) for i in range(len(away)))
     causes = prior_warnings(called, away, spread)
     per_row = anchor.C / len(sums.rows)
     if causes or per_row > LIKELY or np.any(spread > VAGUE):
