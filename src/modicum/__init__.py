@@ -68,6 +68,7 @@ __all__ = [
     "SettingError",
     "SignedHMCECS",
     "StochasticGradient",
+    "__version__",
     "datasets",
     "diagnostics",
     "methods",

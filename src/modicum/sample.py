@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from hashlib import blake2b
 from importlib.metadata import version
 from math import ceil
-from typing import Any
 
 import jax
 import numpy as np
@@ -25,8 +25,10 @@ from modicum.ledger import Ledger
 from modicum.methods import DEFAULT, Method, default_plan, resolve
 from modicum.methods.base import Plan, Task
 from modicum.models import BaseModel, Target
+from modicum.models.base import Params
 from modicum.models.prediction import ModelPredictor
-from modicum.passes import LocalEngine, Sums
+from modicum.passes import LocalEngine, ModeRecord, Starts, Sums
+from modicum.passes.mode import DENSE_LIMIT
 from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
 from modicum.posterior.labels import scalar_names, tidy_labels
 from modicum.progress import Progressbar, phase
@@ -48,6 +50,8 @@ from modicum.runtime import in_double_precision, jit, refuse_forked
 
 __all__ = ["sample"]
 
+CAPTURED = 64 * 2**20  # bytes of arrays in a model's functions from which compiling is slow
+
 
 @in_double_precision
 def sample(
@@ -64,6 +68,7 @@ def sample(
     progressbar: Progressbar = True,
     checkpoint: str | os.PathLike[str] | None = None,
     parallel: Parallel | None = None,
+    starts: int | Sequence[Params] | None = None,
 ) -> Posterior:
     """Draw from the posterior of `model` given `rows`.
 
@@ -77,7 +82,8 @@ def sample(
         A name ("hmc-ecs", "flymc", "nuts", "hmc", "sgld", "ewsg" ...) or an object with settings
         (`mo.HMCECS(design="uniform")`). By default HMC-ECS, which touches a few hundred rows per
         step, or NUTS on all rows where these are too few for subsampling to make sense, or where a
-        pilot study shows that subsampling would give a wrong answer.
+        pilot study shows that subsampling would give a wrong answer, or where the posterior of a
+        model of your own has several modes.
     draws, tune
         Draws to keep and warm-up iterations before them, in each chain; 1,000 of both.
     chains
@@ -98,8 +104,14 @@ def sample(
         A folder: state and draws are saved there as the run goes on, and the same call made again
         after a crash resumes from it, to the same draws.
     parallel
-        "threads" (a thread a chain, the default for a few chains on a CPU) or "stacked" (chains
+        "threads" (a thread per chain, the default for a few chains on a CPU) or "stacked" (chains
         as one axis of arrays, the default for many chains, and on an accelerator).
+    starts
+        From how many dispersed points modes of the posterior are looked for, on about a thousand
+        rows: 10 for a model of your own, of which nothing is known, and 1 for a family. Or points
+        of your own, a list of parameters in the layout of the model's `init`. HMC and NUTS start
+        chains at every mode that holds at least 1% of the posterior, by Laplace's approximation;
+        for the other methods a warning says what they leave out.
 
     Returns
     -------
@@ -125,20 +137,24 @@ def sample(
     tune, draws = _lengths(chosen, rows, draws, tune, chains, passes, thin)
     started = time.monotonic()
     seed = _seed(random_seed, checkpoint)
-    target, start = Target.of(model, rows)
+    ledger = Ledger(rows=len(rows))
+    target, start = Target.of(model, rows, ledger)
+    where = _starts(target, rows, starts)
     folder = None
     if checkpoint is not None:
-        identity = _identity(target, start, rows, chosen, draws, tune * thin, chains, seed, thin)
         _check_tracer(target, checkpoint)
-        folder = Checkpoint(checkpoint, identity)
+        run_length = (draws, tune * thin, chains, thin)
+        folder = Checkpoint(
+            checkpoint, _identity(target, start, where, rows, chosen, *run_length, seed)
+        )
     with folder or nullcontext(), stoppable(), within_limits():
-        sums = Sums(target, rows, LocalEngine(progressbar=progressbar), Ledger(rows=len(rows)))
+        sums = Sums(target, rows, LocalEngine(progressbar=progressbar), ledger)
         names = _flat_names(target, rows)
         length = (draws * thin, tune * thin, chains)
-        task = Task(target, start, rows, sums, names, *length, seed, folder)
+        task = Task(target, start, rows, sums, names, *length, seed, folder, where)
         with phase("mode", None, progressbar):
             chosen, plan = default_plan(task) if method is None else (chosen, chosen.plan(task))
-        doubts = [warn(note) for note in plan.notes]
+        doubts = [warn(note) for note in (*_captured(target), *plan.notes)]
         load_soon()  # it takes as long as compiling does, and can go on beside it
         ready = _chains(plan, task, parallel, thin)
         history = run(ready, tune, draws, progressbar, folder, plan.pause, partial=True)
@@ -146,7 +162,7 @@ def sample(
             return _posterior(task, chosen, plan, history, doubts, time.monotonic() - started, thin)
 
 
-def _check_arguments(model: Any, rows: Any, parallel: Any) -> None:
+def _check_arguments(model: object, rows: object, parallel: object) -> None:
     check_model_and_rows(model, rows)
     if parallel not in (None, "threads", "stacked"):
         raise SettingError(f"parallel must be 'threads' or 'stacked', not {parallel!r}.")
@@ -156,21 +172,26 @@ def check_model_and_rows(model: object, rows: object) -> None:
     """Refuse what is not a model, or not `mo.Rows`, with a sentence that says what to pass."""
     if not isinstance(model, BaseModel):
         raise SettingError(
-            f"the first argument must be a model such as mo.models.Logistic(), not "
-            f"{_called(model)}."
+            f"the first argument must be a model such as mo.models.Logistic(), not {_kind(model)}."
         )
     if not isinstance(rows, Rows):
         raise SettingError(
-            f"the second argument must be mo.Rows, not {_called(rows)}; wrap arrays as "
+            f"the second argument must be mo.Rows, not {_kind(rows)}; wrap arrays as "
             "mo.Rows(x=X, y=y), a table as mo.Rows.from_table(table, outcome='y'), and open a "
             "store with mo.Rows.open(folder)."
         )
 
 
 def _lengths(
-    method: Method, rows: Rows, draws: Any, tune: Any, chains: Any, passes: Any, thin: Any
+    method: Method,
+    rows: Rows,
+    draws: int | None,
+    tune: int | None,
+    chains: int,
+    passes: float | None,
+    thin: int,
 ) -> tuple[int, int]:
-    """Warm-up and draws of a chain, both in iterations that are recorded."""
+    """Warm-up and draws per chain, both in iterations that are recorded."""
     if passes is not None and draws is not None:
         raise SettingError("give either draws or passes: each says how long the chains are.")
     tune = (1000 if passes is None else 0) if tune is None else tune
@@ -193,8 +214,42 @@ def _lengths(
     return before, number
 
 
-def _called(thing: Any) -> str:
-    return f"the class {thing.__name__}" if isinstance(thing, type) else type(thing).__name__
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def _starts(target: Target, rows: Rows, starts: int | Sequence[Params] | None) -> Starts:
+    """Where modes are looked for: points of the user's, and how many dispersed ones."""
+    model = target.model
+    points = tuple(target.ravel(theta) for theta in model.other_starts(rows))
+    searchable = model.has_mode and target.size <= DENSE_LIMIT
+    if starts is None:
+        starts = model.dispersed_starts if searchable else 1
+    elif isinstance(starts, Sequence) and not isinstance(starts, str):
+        points, starts = tuple(target.ravel(theta) for theta in starts), 1
+    where = Starts(points, whole_number("starts, unless it is a list of points,", starts))
+    if where.several and not searchable:
+        raise SettingError(
+            f"modes are looked for from several starts in models of up to {DENSE_LIMIT:,} "
+            "parameters that are no networks, whose modes are too many; leave `starts` out."
+        )
+    return where
+
+
+def _captured(target: Target) -> list[ModicumWarning]:
+    """Say so if a model's functions hold large arrays, which are compiled as constants."""
+    size = 0 if target.trace is None else target.trace.captured_bytes
+    if size < CAPTURED:
+        return []
+    return [
+        ModicumWarning(
+            "captured-arrays",
+            f"the model's functions have captured {size / 2**20:,.0f} MB of arrays, which are "
+            "compiled into every function as constants and may take minutes to compile",
+            "put what belongs to a row into a field of mo.Rows, which functions get as `batch`",
+            bytes=size,
+        )
+    ]
 
 
 def _seed(random_seed: int | None, checkpoint: str | os.PathLike[str] | None) -> int:
@@ -213,13 +268,14 @@ def _seed(random_seed: int | None, checkpoint: str | os.PathLike[str] | None) ->
 def _identity(
     target: Target,
     start: np.ndarray,
+    starts: Starts,
     rows: Rows,
     method: Method,
     draws: int,
     tune: int,
     chains: int,
+    thin: int,
     seed: int,
-    thin: int = 1,
 ) -> dict[str, str | int]:
     """What makes a run the one it is: a checkpoint of another is refused."""
     identity: dict[str, str | int] = {
@@ -234,8 +290,9 @@ def _identity(
         "version": version("modicum"),
     }
     if target.trace is not None:
-        identity |= {"init": blake2b(start.tobytes(), digest_size=8).hexdigest()}
-        identity |= {"jax": jax.__version__}
+        points = b"".join(point.tobytes() for point in (start, *starts.points))
+        init = blake2b(points, digest_size=8).hexdigest()
+        identity |= {"init": init, "starts": starts.dispersed, "jax": jax.__version__}
     return identity
 
 
@@ -269,8 +326,8 @@ def _chains(plan: Plan, task: Task, parallel: Parallel | None, thin: int) -> Cha
     # Rows that are fetched are there for the whole of a call, others for a block of it.
     fetched = isinstance(plan.rows, Rows)
     capacity = both if fetched else capacity_for(recorded, total, together)
-    given = (plan.kernel, plan.context, keys, plan.flags, capacity, plan.rows, how, thin)
-    return Chains(*given, block=min(both, BLOCK))
+    parts = (plan.kernel, plan.context, keys, plan.flags, capacity, plan.rows, how, thin)
+    return Chains(*parts, block=min(both, BLOCK))
 
 
 def _posterior(
@@ -290,10 +347,12 @@ def _posterior(
     outcome = method.finish(task, plan, history)
     draws = _named_draws(task.target, plan.anchor.point, plan.anchor.factor, history.position)
     labels = task.target.model.labels(task.rows)
-    found = convergence_warnings(
+    convergence = convergence_warnings(
         draws, history.stats, outcome.weights, labels, outcome.target_accept
     )
-    doubts += [warn(doubt, stacklevel=5) for doubt in [*history.notes, *outcome.warnings, *found]]
+    doubts += [
+        warn(doubt, stacklevel=5) for doubt in [*history.notes, *outcome.warnings, *convergence]
+    ]
     method.doubted(plan, doubts)
     settings = {
         "method": method.name,
@@ -320,18 +379,24 @@ def _posterior(
         labels=labels,
         weights=outcome.weights,
         warnings=Warnings(doubts),
-        tuning=mode | plan.tuning,
+        tuning=mode | plan.tuning | _priors_text(task),
         settings=settings,
         predictor=ModelPredictor(task.target.model),
         fit_rows=FitRows.of(task.rows),
     )
 
 
+def _priors_text(task: Task) -> dict[str, dict[str, str]]:
+    """The priors in numbers, for those who want to know what they were."""
+    text = task.target.model.describe_priors(task.rows)
+    return {"priors": text} if text else {}
+
+
 def _rows_touched(stats: dict[str, np.ndarray]) -> int:
     return int(stats["rows_touched"].sum()) if "rows_touched" in stats else 0
 
 
-def _mode_text(record: Any) -> str:
+def _mode_text(record: ModeRecord) -> str:
     return (
         f"found in {record.passes} passes from a subset of {record.subset:,} rows; whitened "
         f"gradient norm {record.gradient_norm:.1e}"

@@ -7,6 +7,7 @@ import pytest
 import statsmodels.api as sm
 
 import modicum as mo
+from helpers.ported import RUBIN, eight_schools
 from helpers.targets import (
     Conjugate,
     all_of,
@@ -145,7 +146,7 @@ def test_a_start_that_is_not_finite_is_refused():
     bad = mo.Model(
         lambda th: 0.0, lambda th, b: jnp.log(th["a"] - 1.0) - b["y"] * th["a"], {"a": 0.0}
     )
-    with pytest.raises(mo.ConvergenceError, match="not finite at the starting point"):
+    with pytest.raises(mo.ConvergenceError, match=r"log-likelihood of row 0 \(x = .*at a = 0"):
         quick(bad, gaussian_rows(20))
 
 
@@ -153,7 +154,7 @@ def test_a_hessian_that_is_not_finite_is_refused():
     kink = mo.Model(
         lambda th: 0.0, lambda th, b: -(jnp.abs(th["a"]) ** 1.5) - 0 * b["y"], {"a": 0.0}
     )
-    with pytest.raises(mo.ConvergenceError, match="not finite at the starting point"):
+    with pytest.raises(mo.ConvergenceError, match=r"derivative of the log-likelihood .* a kink"):
         quick(kink, gaussian_rows(20))
 
 
@@ -199,12 +200,96 @@ def test_a_stationary_point_that_is_no_maximum_is_told():
     assert "not concave at the anchor" in str(anchor_at_mode(sums, start).notes[0])
 
 
+# What is said, and whether it is true -------------------------------------------------------
+
+
+def note_of(model, rows, names=()):
+    sums, start = sums_of(model, rows)
+    (note,) = anchor_at_mode(sums, start, names).notes
+    return note
+
+
+def test_a_prior_that_is_too_tight_is_named():
+    rows = gaussian_rows(200)
+    names = ("beta[a]", "beta[b]", "beta[c]", "intercept")
+    note = note_of(M.Gaussian(scale=0.7, prior_scale=1e-3), rows, names)
+    assert note.code == "prior-decides"
+    assert "collinear" not in str(note)
+    assert "widen it (prior_scale)" in str(note)
+    assert note.numbers["prior_sd"] == pytest.approx(1e-3)
+    assert note.numbers["data_sd"] > 0.01
+
+
+def test_a_hierarchy_has_no_columns():
+    port = eight_schools(RUBIN)
+    note = note_of(port.model, port.rows)
+    assert note.code == "prior-decides"
+    assert "column" not in str(note)
+    assert "the prior says about" in str(note)
+
+
+def with_kinks():
+    """Flat between two heaps of outcomes, and with a corner at each of them."""
+    return mo.Model(
+        lambda th: -0.5 * th["a"] ** 2, lambda th, b: -jnp.abs(b["y"] - th["a"]), {"a": 0.05}
+    )
+
+
+def test_a_kink_is_not_called_silence_of_the_data():
+    note = note_of(with_kinks(), mo.Rows(y=np.r_[np.full(9, -0.1), np.full(9, 0.1)]))
+    assert note.code == "not-quadratic"
+    assert "data" not in str(note)
+
+
+def test_a_mode_at_a_kink_is_refused_as_one():
+    with pytest.raises(mo.ConvergenceError, match=r"nothing rises from there .* kink"):
+        mode_of(with_kinks(), mo.Rows(y=np.r_[np.full(9, 0.1), -1.0, 1.0]))
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (
+            lambda th, b: b["y"] * jnp.log(b["dose"] - 1 - th["a"] ** 2 / 9),
+            r"of row 7 \(y = 1\., dose = 0\.\)",
+        ),
+        (lambda th, b: b["y"] * jnp.sqrt(b["dose"] - 1e9 * (b["dose"] < 1)), "of row 7"),
+        (lambda th, b: b["y"] * jnp.sqrt(jnp.abs(b["dose"] * th["a"])), "gradient .* of row 7"),
+    ],
+)
+def test_a_row_without_a_log_likelihood_is_named(function, words):
+    dose = np.full(30, 2.0)
+    dose[7] = 0.0
+    model = mo.Model(lambda th: -0.5 * (th["a"] - 0.5) ** 2, function, {"a": 0.5})
+    with pytest.raises(mo.ConvergenceError, match=words) as caught:
+        mode_of(model, mo.Rows(y=np.ones(30), dose=dose))
+    assert str(caught.value).endswith(".")
+
+
+def test_a_prior_without_a_value_is_named():
+    model = mo.Model(
+        lambda th: jnp.log(-(th["a"] ** 2)), lambda th, b: -((b["y"] - th["a"]) ** 2), {"a": -1.0}
+    )
+    with pytest.raises(mo.ConvergenceError, match=r"the log-prior is nan at a = -1"):
+        mode_of(model, gaussian_rows(20))
+
+
+def test_families_are_not_told_to_change_init(monkeypatch):
+    from modicum.passes import mode
+
+    monkeypatch.setattr(mode, "MAX_STEPS", 1)
+    with pytest.raises(mo.ConvergenceError) as caught:
+        mode_of(M.Logistic(), separated())
+    assert "init" not in str(caught.value)
+    assert "prior_scale" in str(caught.value)
+
+
 # The anchor --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["mode", "elsewhere"])
 def test_anchor_holds_sums_and_whitens(where, x64):
-    rows, model = poisson_rows(300), M.Poisson(prior_scale=0.8)
+    rows, model = poisson_rows(300), M.Poisson(prior_scale=0.8, intercept_scale=10.0)
     sums, start = sums_of(model, rows)
     if where == "mode":
         anchor = anchor_at_mode(sums, start)

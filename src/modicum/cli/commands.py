@@ -153,8 +153,12 @@ def fit(
     offset: Offset = None,
     weight: Weight = None,
     prior_scale: Annotated[
-        float, typer.Option(help="Prior standard deviation of the coefficients.")
-    ] = 2.5,
+        float | None,
+        typer.Option(
+            help="Prior standard deviation of the coefficients, in raw units; default: 2.5 in the "
+            "units of the data."
+        ),
+    ] = None,
     no_intercept: Annotated[bool, typer.Option("--no-intercept", help="Add no intercept.")] = False,
     scale: Annotated[
         float | None,

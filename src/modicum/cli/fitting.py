@@ -37,7 +37,7 @@ FAMILIES = {
 
 
 def build_model(
-    family: str, prior_scale: float, intercept: bool, scale: float | None, df: float | None
+    family: str, prior_scale: float | None, intercept: bool, scale: float | None, df: float | None
 ) -> BaseModel:
     """Return the family by its name, with settings that apply to it."""
     from modicum import models

@@ -66,15 +66,19 @@ def resolve(method: str | Method | type[Method]) -> Method:
 
 
 def default_plan(task: Task) -> tuple[Method, Plan]:
-    """HMC-ECS, or NUTS on all rows where the pilot study shows that subsampling would not do."""
+    """HMC-ECS, or NUTS on all rows where it would not do: by its pilot, or for several modes."""
     method = resolve(DEFAULT)
-    try:
-        plan = method.plan(task)
-        reasons = [note.sentence for note in plan.notes if note.code in UNFIT]
-    except CrudeControlVariateError as crude:
-        reasons = [crude.sentence]
-    if not reasons:
-        return method, plan
+    modes = task.anchor_at_mode().modes if task.starts and task.starts.several else None
+    if modes is not None and len(modes) > 1:
+        reasons = [f"the posterior has {len(modes)} modes and HMC-ECS expands about one"]
+    else:
+        try:
+            plan = method.plan(task)
+            reasons = [note.sentence for note in plan.notes if note.code in UNFIT]
+        except CrudeControlVariateError as crude:
+            reasons = [crude.sentence]
+        if not reasons:
+            return method, plan
     method = resolve("nuts")
     plan = method.plan(task)
     plan.tuning["method"] = f"NUTS on all rows, since {reasons[0]}."

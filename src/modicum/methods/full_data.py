@@ -16,13 +16,13 @@ from modicum.kernels.adaptation import schedule
 from modicum.kernels.base import Move, Pytree
 from modicum.kernels.full_data import FullDataContext, FullDataKernel, ModeStarts
 from modicum.kernels.moves import HMCMove, NUTSMove
-from modicum.methods.base import Method, Plan, Task, Tuning, check_memory_limit
+from modicum.methods.base import Method, Outcome, Plan, Task, Tuning, check_memory_limit
 from modicum.methods.cost import slow_run
 from modicum.models import Target
-from modicum.passes import Anchor
+from modicum.passes import Anchor, Modes
 from modicum.passes.full_likelihood import Resident, Streamed, hold, log_likelihood
 from modicum.random import chain_keys
-from modicum.run import first_keys
+from modicum.run import History, first_keys
 from modicum.runtime import in_double_precision
 
 __all__ = ["HMC", "NUTS"]
@@ -103,10 +103,33 @@ class _FullData(Method):
         start = len(task.rows)
         return Plan(kernel, context, flags, anchor, start_rows=start, tuning=tuning, notes=notes)
 
+    def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
+        """Say so if chains that were spread over several modes stayed where they began."""
+        modes = task.anchor_at_mode().modes
+        if modes is None or len(modes) < 2 or task.chains < 2:
+            return Outcome(target_accept=self.target_accept)
+        at = plan.anchor.point + history.position @ plan.anchor.factor.T
+        apart = [_apart(modes, task.chains)] if modes.apart(at) else []
+        return Outcome(target_accept=self.target_accept, warnings=apart)
+
     def _slow(self, task: Task, point: np.ndarray) -> list[ModicumWarning]:
         evaluations = len(task.rows) * self.gradients(task.target.size)
         work = f"{self.name.upper()} on all {len(task.rows):,} rows"
         return slow_run(task, point, evaluations, work, "draw less, or take fewer rows")
+
+
+def _apart(modes: Modes, chains: int) -> ModicumWarning:
+    weights = ", ".join(f"{weight:.0%}" for weight in modes.weights)
+    counts = ", ".join(map(str, np.bincount(modes.chains_at(chains), minlength=len(modes))))
+    return ModicumWarning(
+        "modes-apart",
+        f"no chain went from one of the {len(modes)} modes to another, so that the draws hold each "
+        f"by the number of chains that started there ({counts}) and not by its weight (about "
+        f"{weights} by Laplace's approximation)",
+        "leave a single mode: order the components, fix a sign, give a prior that tells the modes "
+        "apart; or look at the chains of each mode by themselves",
+        modes=len(modes),
+    )
 
 
 def _starts(anchor: Anchor, task: Task) -> ModeStarts:

@@ -15,14 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.designs import Design, RowFacts, Tables
+from modicum.errors import ConvergenceError
 from modicum.estimators import LinearTaylor
-from modicum.kernels.base import ControlVariate, Proxy
+from modicum.kernels.base import ControlVariate, Proxy, Pytree
 from modicum.methods.base import Task
+from modicum.models.base import Batch
 from modicum.passes import Sums
 from modicum.passes.blocks import map_in_blocks
+from modicum.passes.faults import describe_row
 from modicum.runtime import jit
 
-__all__ = ["design_tables", "expected_residuals"]
+__all__ = ["design_tables", "ends_near_the_mode", "expected_residuals"]
 
 
 def design_tables(task: Task, design: Design[Tables], facts: RowFacts) -> Tables:
@@ -52,13 +55,26 @@ def expected_residuals(
     n = len(sums.rows)
     if isinstance(control_variate, LinearTaylor):
         centre = pilot.mean(axis=0) if len(pilot) else np.zeros(len(proxy.a))
-        chunk_map: Any = partial(_from_leverage, control_variate)
-        arguments: Any = (proxy, centre)
+        chunk_map: partial[jax.Array] = partial(_from_leverage, control_variate)
+        arguments: Pytree = (proxy, centre)
         sums.ledger.add("design", n, "gradient", passes=1)
     else:
         chunk_map, arguments = partial(_from_pilot, control_variate), (proxy, pilot)
         sums.ledger.add("design", n * len(pilot), "density", passes=1)
-    return sums.engine.map_rows(chunk_map, arguments, sums.rows, "design")
+    expected = sums.engine.map_rows(chunk_map, arguments, sums.rows, "design")
+    bad = np.flatnonzero(~np.isfinite(expected))
+    if len(bad):
+        raise ConvergenceError(ends_near_the_mode(describe_row(sums.rows, int(bad[0]))))
+    return expected
+
+
+def ends_near_the_mode(row: str) -> str:
+    """Say that a row, as `describe_row` names it, has no log-likelihood where chains would go."""
+    return (
+        f"the log-likelihood {row} is not finite at points within a few posterior standard "
+        "deviations of the mode, so that chains would meet them; write parameters that must be "
+        "positive as exponentials, or check the model's log_likelihood there."
+    )
 
 
 # E e^k for e ~ N(0, 1) of the squared terms: (order + 1)-th and (order + 2)-th of the expansion.
@@ -67,12 +83,14 @@ _EVEN_MOMENTS = {1: 1.0, 2: 3.0, 3: 15.0, 4: 105.0}
 
 @jit(static=0)
 def _from_leverage(
-    control_variate: LinearTaylor, arguments: Any, batch: Any, present: Any
+    control_variate: LinearTaylor, arguments: Pytree, batch: Batch, present: jax.Array
 ) -> jax.Array:
     return map_in_blocks(partial(_of_block, control_variate, arguments), batch, present)
 
 
-def _of_block(control_variate: LinearTaylor, arguments: Any, batch: Any, present: Any) -> jax.Array:
+def _of_block(
+    control_variate: LinearTaylor, arguments: Pytree, batch: Batch, present: jax.Array
+) -> jax.Array:
     del present
     proxy, centre = arguments
     # A probability of one: `scale` is then the frequency weight alone.
@@ -88,7 +106,7 @@ def _of_block(control_variate: LinearTaylor, arguments: Any, batch: Any, present
 
 @jit(static=0)
 def _from_pilot(
-    control_variate: ControlVariate[Any], arguments: Any, batch: Any, present: Any
+    control_variate: ControlVariate[Any], arguments: Pytree, batch: Batch, present: jax.Array
 ) -> jax.Array:
     proxy, pilot = arguments
     cached = control_variate.cache(dict(batch) | {"probability": jnp.ones(present.shape)}, proxy)

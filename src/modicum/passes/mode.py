@@ -91,8 +91,19 @@ class Curvature:
         `damping` keeps the step short, in units of the prior, where the data say little: a rare
         level at saturated probabilities would otherwise leap (Levenberg's rule).
         """
-        ridge = damping * np.maximum(np.abs(np.diag(self.prior_hessian)), 0.01)
-        return _solve_uphill(self.precision + np.diag(ridge), self.gradient)
+        ridge = damping * self._prior_unit if damping else 0.0
+        return _solve_uphill(self.precision + ridge, self.gradient)
+
+    @cached_property
+    def _prior_unit(self) -> np.ndarray:
+        """The prior's precision, which a centred intercept makes other than diagonal."""
+        precision = -self.prior_hessian
+        try:
+            cholesky(precision)
+        except (np.linalg.LinAlgError, ValueError):
+            # flat or not concave somewhere: of each parameter by itself, and of 0.01 at least
+            return np.diag(np.maximum(np.abs(np.diag(precision)), 0.01))
+        return precision
 
     @cached_property
     def gradient_norm(self) -> float:
@@ -306,6 +317,12 @@ def _why_not(sums: Sums, at: Curvature, record: ModeRecord) -> str:
         return (
             "no mode was found: where the search stopped, the log-posterior is not concave "
             f"(its Hessian is not negative definite); {remedy}."
+        )
+    if own and _step(sums, at, "mode", 0.0)[0] is None:
+        return (
+            "no mode was found: the search stopped where the gradient is not zero and nothing "
+            f"rises from there ({point_text(sums.target, at.point)}), so that the log-posterior "
+            "has a kink there (abs, max, a jump) or too few digits; write it with smooth functions."
         )
     remedy = (
         "write the parameters in units in which they are of order 1, give a tighter prior, or "

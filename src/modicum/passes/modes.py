@@ -11,7 +11,8 @@ about the weight exp(log posterior) det(precision)^(-1/2) (Laplace).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from typing import NamedTuple
@@ -88,7 +89,21 @@ class Modes:
         count = np.maximum(np.floor(share), 1).astype(int)
         for k in np.argsort(np.floor(share) - share, kind="stable"):  # largest remainder first
             count[k] += int(count.sum() < chains)
+        while count.sum() > max(chains, len(self)):  # small ones were rounded up
+            count[np.argmax(count)] -= 1
         return np.repeat(np.arange(len(self)), count)[:chains]
+
+    def apart(self, position: np.ndarray) -> bool:
+        """Whether no chain of `position`, (chain, draw, d), was nearer first to one, then another.
+
+        Nearness is in the standard deviations of each mode.
+        """
+        flat = position.reshape(-1, position.shape[-1])
+        each = zip(self.points, self.factors, strict=True)
+        away = [np.linalg.solve(factor, (flat - point).T) for point, factor in each]
+        distances = np.stack([np.sum(z**2, axis=0) for z in away])
+        nearest = np.argmin(distances, axis=0).reshape(position.shape[:2])
+        return bool(np.all(nearest == nearest[:, :1]))
 
     def text(self, chains: int) -> str:
         """How many modes there are, how heavy, and how many chains start at each."""
@@ -160,10 +175,10 @@ def _mode_of_all_rows(sums: Sums, point: np.ndarray, within: float) -> Curvature
 
 
 def _apart(at: Curvature, known: Curvature) -> bool:
-    """Whether two modes are more than a few standard deviations of either apart."""
+    """Whether two points are more than a few standard deviations of either apart."""
+    factors = (whitening_factor(curved.precision)[0] for curved in (at, known))
     moved = at.point - known.point
-    squares = (moved @ curved.precision @ moved for curved in (at, known))
-    return all(square > APART**2 for square in squares)
+    return all(float(np.linalg.norm(np.linalg.solve(L, moved))) > APART for L in factors)
 
 
 def _weighed(modes: list[Curvature]) -> tuple[list[Curvature], Modes]:
@@ -279,20 +294,13 @@ class _SomeRows:
 
     def climb(self, start: np.ndarray) -> np.ndarray | None:
         """Where L-BFGS gets from `start`, in whitened coordinates; None where it starts nowhere."""
-        from scipy.optimize import minimize  # slow to import
 
         def negative(z: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = self._log_posterior(self.centre + self.factor @ z)
             return -value, -(self.factor.T @ gradient)
 
-        z = np.linalg.solve(self.factor, start - self.centre)
-        if not np.all(np.isfinite(negative(z)[1])):
-            return None
-        options = {"maxiter": ITERATIONS, "maxcor": 20, "ftol": 1e-13, "gtol": 1e-4}
-        with np.errstate(all="ignore"):
-            end = minimize(negative, z, jac=True, method="L-BFGS-B", options=options)
-        finite = np.isfinite(end.fun) and np.all(np.isfinite(end.x))
-        return np.asarray(self.centre + self.factor @ end.x) if finite else None
+        end = _descend(negative, np.linalg.solve(self.factor, start - self.centre))
+        return None if end is None else np.asarray(self.centre + self.factor @ end)
 
     def _log_posterior(self, t: np.ndarray) -> tuple[float, np.ndarray]:
         self.evaluations += 1
@@ -321,3 +329,70 @@ class _SomeRows:
 
     def _row_values(self, t: np.ndarray) -> np.ndarray:
         return np.asarray(chunk_values(self.target, t, self.batch), np.float64)[self.present]
+
+
+Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
+Pairs = deque[tuple[np.ndarray, np.ndarray]]
+
+
+def _descend(objective: Objective, z: np.ndarray) -> np.ndarray | None:
+    """L-BFGS with a backtracking line search; None where the objective is no number at `z`.
+
+    SciPy's calls a threaded BLAS for matrices of ten by ten, and waits for its threads: on a busy
+    machine that takes ten times as long as the rows.
+    """
+    value, slope = objective(z)
+    if not _is_finite(value, slope):
+        return None
+    pairs: Pairs = deque(maxlen=10)
+    for _ in range(ITERATIONS):
+        if np.linalg.norm(slope) < 1e-3:  # standard deviations from a mode
+            break
+        direction = -_inverse_hessian_times(slope, pairs)
+        if not pairs:
+            direction /= max(1.0, float(np.linalg.norm(direction)))
+        step = _line_search(objective, z, value, slope @ direction, direction)
+        if step is None:
+            break
+        trial, lower, next_slope = step
+        moved, turned = trial - z, next_slope - slope
+        if moved @ turned > 1e-10 * np.linalg.norm(moved) * np.linalg.norm(turned):
+            pairs.append((moved, turned))
+        fell = value - lower
+        z, value, slope = trial, lower, next_slope
+        if fell < 1e-13 * abs(value):
+            break
+    return z
+
+
+def _line_search(
+    objective: Objective, z: np.ndarray, value: float, descent: float, direction: np.ndarray
+) -> tuple[np.ndarray, float, np.ndarray] | None:
+    """The first point that falls enough, at half the length each time; None where none does."""
+    length = 1.0
+    for _ in range(30):
+        trial = z + length * direction
+        lower, slope = objective(trial)
+        if _is_finite(lower, slope) and lower <= value + 1e-4 * length * descent:
+            return trial, lower, slope
+        length /= 2
+    return None
+
+
+def _inverse_hessian_times(slope: np.ndarray, pairs: Pairs) -> np.ndarray:
+    """The two-loop recursion (Nocedal and Wright, Numerical Optimization, algorithm 7.4)."""
+    q, shares = slope.copy(), []
+    for moved, turned in reversed(pairs):
+        share = (moved @ q) / (moved @ turned)
+        q -= share * turned
+        shares.append(share)
+    if pairs:
+        moved, turned = pairs[-1]
+        q *= (moved @ turned) / (turned @ turned)
+    for (moved, turned), share in zip(pairs, reversed(shares), strict=True):
+        q += moved * (share - (turned @ q) / (moved @ turned))
+    return q
+
+
+def _is_finite(value: float, slope: np.ndarray) -> bool:
+    return bool(np.isfinite(value) and np.all(np.isfinite(slope)))

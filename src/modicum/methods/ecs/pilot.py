@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.designs import DESIGNS, RowFacts, Weighted, WeightTables, draw_on_host
-from modicum.errors import ModicumWarning
+from modicum.errors import ConvergenceError, ModicumWarning
 from modicum.estimators import LinearTaylor, control_variate, proxy
 from modicum.kernels.adaptation import schedule
 from modicum.kernels.base import Estimator, Move, Pytree
@@ -26,9 +26,10 @@ from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Chosen, Plan, Task, Tuning
 from modicum.methods.ecs.base import EnergyConserving
 from modicum.methods.ecs.tuning import Pilot, Rehearsal, log_ratios, rehearse, study
-from modicum.methods.weights import design_tables, expected_residuals
+from modicum.methods.weights import design_tables, ends_near_the_mode, expected_residuals
 from modicum.models import LinearPredictorModel
 from modicum.passes import Anchor
+from modicum.passes.faults import first_bad_row
 from modicum.passes.mode import prior_hessian, prior_slope
 from modicum.random import Stream, generator, key
 from modicum.run import place_rows
@@ -108,7 +109,12 @@ class Study:
         batch = rows.take(np.asarray(drawn.row_ids)) | {"probability": studied}
         self.task.ledger.add("pilot", len(drawn_with) * len(draws), "density")
         self._rows, self._ratio = batch, studied / drawn_with
-        return study(self.control_variate, batch, self._ratio, self.proxy, draws)
+        pilot = study(self.control_variate, batch, self._ratio, self.proxy, draws)
+        bad = np.flatnonzero(~np.isfinite(pilot.variance))
+        if len(bad):
+            t = self.anchor.point + self.anchor.factor @ draws[bad[0]]
+            raise ConvergenceError(ends_near_the_mode(first_bad_row(self.task.sums, t)))
+        return pilot
 
     def rehearse(self) -> Rehearsal | None:
         """Short chains on some of the pilot rows; None where the posterior is known to be normal.

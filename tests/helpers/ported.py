@@ -1,0 +1,252 @@
+"""Models of posteriordb (Magnusson and others, stan-dev/posteriordb) written for Modicum.
+
+Each port is a function of the data, as the database's JSON has them, to a model over unconstrained
+parameters, its rows, and what turns draws into the parameters the reference draws have. Priors are
+those of the database; a parameter that is positive there is an exponential here, with the logarithm
+of the derivative as part of the log-prior.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import modicum as mo
+
+
+class Port(NamedTuple):
+    model: mo.Model
+    rows: mo.Rows
+    named: Callable  # draws -> {name in the database: (chain, draw)}
+
+
+def normal(x, mean, sd):
+    return -0.5 * ((x - mean) / sd) ** 2 - jnp.log(sd)
+
+
+def half_cauchy(x, scale):
+    return -jnp.log1p((x / scale) ** 2)
+
+
+def numbered(name, values, axis=-1):
+    return {f"{name}[{i + 1}]": values[..., i] for i in range(values.shape[axis])}
+
+
+def regression(x, y, prior=lambda beta, sigma: 0.0, names=None):
+    """A normal outcome with mean x @ beta and standard deviation sigma.
+
+    The search for the mode begins at the least squares, as any user's would.
+    """
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    beta = np.linalg.lstsq(x, y, rcond=None)[0]
+
+    def log_prior(th):
+        return prior(th["beta"], jnp.exp(th["log_sigma"])) + th["log_sigma"]
+
+    def log_likelihood(th, b):
+        return normal(b["y"], b["x"] @ th["beta"], jnp.exp(th["log_sigma"]))
+
+    def named(draws):
+        coefficients = numbered("beta", draws["beta"])
+        if names:
+            coefficients = dict(zip(names, coefficients.values(), strict=True))
+        return coefficients | {"sigma": np.exp(draws["log_sigma"])}
+
+    init = {"beta": beta, "log_sigma": np.log(np.std(y - x @ beta))}
+    return Port(mo.Model(log_prior, log_likelihood, init), mo.Rows(x=x, y=y), named)
+
+
+def columns(data, *names):
+    return np.c_[np.ones(data["N"]), *(np.asarray(data[name], float) for name in names)]
+
+
+def kidscore_momiq(data):
+    x = columns(data, "mom_iq")
+    return regression(x, data["kid_score"], lambda beta, sigma: half_cauchy(sigma, 2.5))
+
+
+def logearn_interaction(data):
+    x = columns(data, "height", "male")
+    return regression(np.c_[x, x[:, 1] * x[:, 2]], np.log(data["earn"]))
+
+
+def mesquite(data):
+    names = ("diam1", "diam2", "canopy_height", "total_height", "density", "group")
+    return regression(columns(data, *names), data["weight"])
+
+
+def blr(data):
+    def prior(beta, sigma):
+        return jnp.sum(normal(beta, 0, 10.0)) + normal(sigma, 0, 10.0)
+
+    return regression(data["X"], data["y"], prior)
+
+
+def kilpisjarvi(data):
+    def prior(beta, sigma):
+        alpha = normal(beta[0], data["pmualpha"], data["psalpha"])
+        return alpha + normal(beta[1], data["pmubeta"], data["psbeta"])
+
+    return regression(columns(data, "x"), data["y"], prior, names=("alpha", "beta"))
+
+
+def ar_k(data):
+    """An autoregression: the outcomes before a row's are its columns."""
+    y, lags = np.asarray(data["y"]), data["K"]
+    before = np.stack([y[lags - k - 1 : len(y) - k - 1] for k in range(lags)], axis=1)
+
+    def prior(beta, sigma):
+        return jnp.sum(normal(beta, 0, 10.0)) + half_cauchy(sigma, 2.5)
+
+    names = ("alpha", *(f"beta[{k + 1}]" for k in range(lags)))
+    return regression(np.c_[np.ones(len(before)), before], y[lags:], prior, names)
+
+
+def eight_schools(data):
+    """Rubin's (1981), in its non-centred form; every row knows its school by an indicator."""
+
+    def log_prior(th):
+        tau = jnp.exp(th["log_tau"])
+        effects = jnp.sum(normal(th["z"], 0, 1.0)) + normal(th["mu"], 0, 5.0)
+        return effects + half_cauchy(tau, 5.0) + th["log_tau"]
+
+    def log_likelihood(th, b):
+        effect = th["mu"] + jnp.exp(th["log_tau"]) * (b["school"] @ th["z"])
+        return normal(b["y"], effect, b["sigma"])
+
+    def named(draws):
+        tau = np.exp(draws["log_tau"])
+        theta = draws["mu"][..., None] + tau[..., None] * draws["z"]
+        return numbered("theta", theta) | {"mu": draws["mu"], "tau": tau}
+
+    y, sigma = (np.asarray(data[name], float) for name in ("y", "sigma"))
+    init = {"mu": 0.0, "log_tau": 0.0, "z": np.zeros(len(y))}
+    rows = mo.Rows(school=np.eye(len(y)), y=y, sigma=sigma)
+    return Port(mo.Model(log_prior, log_likelihood, init), rows, named)
+
+
+def low_dim_gauss_mix(data):
+    """Two normals in order: the second mean is the first plus an exponential."""
+
+    def parts(th):
+        low = th["low"]
+        mu = jnp.stack([low, low + jnp.exp(th["log_gap"])])
+        return mu, jnp.exp(th["log_sigma"]), jax.nn.log_sigmoid(jnp.stack([1, -1]) * th["logit"])
+
+    def log_prior(th):
+        mu, sigma, log_share = parts(th)
+        derivatives = th["log_gap"] + jnp.sum(th["log_sigma"]) + jnp.sum(log_share)
+        spread = jnp.sum(normal(mu, 0, 2.0)) + jnp.sum(normal(sigma, 0, 2.0))
+        return spread + 4 * jnp.sum(log_share) + derivatives  # beta(5, 5)
+
+    def log_likelihood(th, b):
+        mu, sigma, log_share = parts(th)
+        return jax.nn.logsumexp(log_share + normal(b["y"][:, None], mu, sigma), axis=1)
+
+    def named(draws):
+        mu = np.stack([draws["low"], draws["low"] + np.exp(draws["log_gap"])], axis=-1)
+        share = 1 / (1 + np.exp(-draws["logit"]))
+        return numbered("mu", mu) | numbered("sigma", np.exp(draws["log_sigma"])) | {"theta": share}
+
+    init = {"low": -1.0, "log_gap": 0.0, "log_sigma": np.zeros(2), "logit": 0.0}
+    return Port(mo.Model(log_prior, log_likelihood, init), mo.Rows(y=np.asarray(data["y"])), named)
+
+
+def runge_kutta(slope, state, times, steps):
+    """States at `times`, evenly spaced from 0, `steps` steps of order four between two of them."""
+    h = times[0] / steps
+
+    def step(z, k):
+        t = k * h
+        a = slope(t, z)
+        b = slope(t + h / 2, z + h / 2 * a)
+        c = slope(t + h / 2, z + h / 2 * b)
+        d = slope(t + h, z + h * c)
+        z = z + h / 6 * (a + 2 * b + 2 * c + d)
+        return z, z
+
+    _, path = jax.lax.scan(step, state, jnp.arange(steps * len(times)))
+    return path[steps - 1 :: steps]
+
+
+def lotka_volterra(data):
+    """Hares and lynxes: one row per year, the first without any dynamics."""
+    times = np.asarray(data["ts"], float)
+
+    def log_prior(th):
+        theta, start, sigma = (jnp.exp(th[f"log_{name}"]) for name in ("theta", "start", "sigma"))
+        rates = normal(theta, jnp.array([1, 0.05, 1, 0.05]), jnp.array([0.5, 0.05, 0.5, 0.05]))
+        logs = jnp.sum(normal(th["log_sigma"], -1, 1.0)) + jnp.sum(
+            normal(th["log_start"], jnp.log(10.0), 1.0)
+        )
+        del start, sigma  # log-normal priors: their derivatives cancel
+        return jnp.sum(rates) + logs + jnp.sum(th["log_theta"])
+
+    def log_likelihood(th, b):
+        alpha, beta, gamma, delta = jnp.exp(th["log_theta"])
+
+        def slope(t, z):
+            u, v = z
+            return jnp.stack([(alpha - beta * v) * u, (-gamma + delta * u) * v])
+
+        start = jnp.exp(th["log_start"])
+        path = jnp.concatenate([start[None], runge_kutta(slope, start, times, 25)])
+        here = path[b["year"].astype(int)]
+        return jnp.sum(normal(jnp.log(b["y"]), jnp.log(here), jnp.exp(th["log_sigma"])), axis=1)
+
+    def named(draws):
+        out = {}
+        for name, ours in (("theta", "theta"), ("z_init", "start"), ("sigma", "sigma")):
+            out |= numbered(name, np.exp(draws[f"log_{ours}"]))
+        return out
+
+    init = {
+        "log_theta": np.log([0.5, 0.03, 0.8, 0.03]),
+        "log_start": np.log([30.0, 4.0]),
+        "log_sigma": np.full(2, -1.0),
+    }
+    y = np.concatenate([[data["y_init"]], data["y"]])
+    rows = mo.Rows(year=np.arange(len(y)) * 1.0, y=y)
+    return Port(mo.Model(log_prior, log_likelihood, init), rows, named)
+
+
+def one_comp_mm_elim_abs(data):
+    """Absorption and Michaelis-Menten elimination of a dose, measured at evenly spaced times."""
+    times = np.asarray(data["times"], float)
+    dose, volume = data["D"], data["V"]
+    names = ("k_a", "K_m", "V_m", "sigma")
+
+    def log_prior(th):
+        return jnp.sum(half_cauchy(jnp.exp(th["log"]), 1.0)) + jnp.sum(th["log"])
+
+    def log_likelihood(th, b):
+        k_a, k_m, v_m, sigma = jnp.exp(th["log"])
+
+        def slope(t, c):
+            return jnp.exp(-k_a * t) * dose * k_a / volume - v_m / volume * c / (k_m + c)
+
+        path = runge_kutta(slope, jnp.zeros(()), times, 50)
+        return normal(jnp.log(b["c"]), jnp.log(path[b["index"].astype(int)]), sigma)
+
+    def named(draws):
+        return dict(zip(names, np.moveaxis(np.exp(draws["log"]), -1, 0), strict=True))
+
+    rows = mo.Rows(index=np.arange(len(times)) * 1.0, c=np.asarray(data["C_hat"]))
+    return Port(mo.Model(log_prior, log_likelihood, {"log": np.log([1, 1, 1, 0.3])}), rows, named)
+
+
+PORTS = {
+    "arK-arK": ar_k,
+    "earnings-logearn_interaction": logearn_interaction,
+    "eight_schools-eight_schools_noncentered": eight_schools,
+    "hudson_lynx_hare-lotka_volterra": lotka_volterra,
+    "kidiq-kidscore_momiq": kidscore_momiq,
+    "kilpisjarvi_mod-kilpisjarvi": kilpisjarvi,
+    "low_dim_gauss_mix-low_dim_gauss_mix": low_dim_gauss_mix,
+    "mesquite-mesquite": mesquite,
+    "one_comp_mm_elim_abs-one_comp_mm_elim_abs": one_comp_mm_elim_abs,
+    "sblri-blr": blr,
+}
+RUBIN = {"y": [28, 8, -3, 7, -1, 1, 18, 12], "sigma": [15, 10, 16, 11, 9, 11, 10, 18]}

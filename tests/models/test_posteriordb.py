@@ -1,0 +1,89 @@
+"""Posteriors of posteriordb against its reference draws, and eight schools against quadrature.
+
+The reference draws are not part of this repository. With POSTERIORDB set to a checkout of
+github.com/stan-dev/posteriordb, `pytest -m slow tests/models/test_posteriordb.py` compares all
+ports; without it only what needs no file is run.
+"""
+
+import json
+import os
+import warnings
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import modicum as mo
+from helpers.ported import PORTS, RUBIN, eight_schools
+from helpers.targets import disagreements, mean_and_error
+
+CHECKOUT = os.environ.get("POSTERIORDB")
+RUN = {
+    "method": mo.NUTS(target_accept=0.95), "draws": 1_500, "tune": 1_000, "chains": 4,
+    "random_seed": 3, "progressbar": False,
+}  # fmt: skip
+BROKEN = {"r-hat", "ess", "divergences", "other-modes", "modes-apart"}  # no answer was reached
+
+
+def drawn(port, **changes):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)  # a flat prior, a hierarchy
+        post = mo.sample(port.model, port.rows, **RUN | changes)
+    assert not BROKEN & {warning.code for warning in post.warnings}, post.warnings
+    return port.named(post.draws)
+
+
+def side_by_side(named, names):
+    return np.stack([np.asarray(named[name], float) for name in names], axis=-1)
+
+
+def in_checkout(*parts):
+    path = Path(CHECKOUT, "posterior_database", *parts)
+    with zipfile.ZipFile(path.with_suffix(".json.zip")) as archive:
+        return json.loads(archive.read(archive.namelist()[0]))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHECKOUT is None, reason="POSTERIORDB names no checkout of posteriordb")
+@pytest.mark.parametrize("name", sorted(PORTS))
+def test_draws_agree_with_the_reference(name):
+    data = in_checkout("data", "data", name.split("-")[0])
+    chains = in_checkout("reference_posteriors", "draws", "draws", name)
+    names = list(chains[0])
+    theirs = np.stack([side_by_side(chain, names) for chain in chains])
+    ours = side_by_side(drawn(PORTS[name](data)), names)
+    assert disagreements(ours, theirs) == []
+    # The same comparison notices a mean that is off by a fifth of a standard deviation.
+    assert "mean" in disagreements(ours + 0.2 * theirs.std(axis=(0, 1)), theirs)
+
+
+def marginal_of_mu_and_tau():
+    """Moments of mu and tau: effects are integrated out, and the rest is summed on a grid.
+
+    y_j ~ N(mu, sigma_j^2 + tau^2), mu ~ N(0, 5^2), tau ~ half-Cauchy(0, 5).
+    """
+    y, sigma = (np.array(RUBIN[name], float) for name in ("y", "sigma"))
+    mu = np.linspace(-25, 35, 601)[:, None, None]
+    log_tau = np.linspace(-12, 6, 1_801)[None, :, None]
+    tau = np.exp(log_tau)
+    variance = sigma**2 + tau**2
+    log = -0.5 * ((y - mu) ** 2 / variance + np.log(variance)).sum(axis=-1)
+    log += (-0.5 * (mu / 5) ** 2 - np.log1p((tau / 5) ** 2) + log_tau)[..., 0]
+    weight = np.exp(log - log.max())
+    weight /= weight.sum()
+    mu, tau = mu[..., 0], tau[..., 0]
+    # tau^2 has no moment of use: its tail is Cauchy's but for the data
+    return {"mu": (weight * mu).sum(), "log_tau": (weight * np.log(tau)).sum(),
+            "mu2": (weight * mu**2).sum()}  # fmt: skip
+
+
+def test_eight_schools_agree_with_quadrature():
+    named = drawn(eight_schools(RUBIN), draws=1_000, tune=600)
+    exact = marginal_of_mu_and_tau()
+    ours = {"mu": named["mu"], "log_tau": np.log(named["tau"]), "mu2": named["mu"] ** 2}
+    for name, values in ours.items():
+        mean, error = mean_and_error(values[..., None])
+        assert abs(mean[0] - exact[name]) < 4.5 * error[0], name
+    mean, error = mean_and_error(ours["mu"][..., None])
+    assert abs(mean[0] - (exact["mu"] + 1.0)) > 4.5 * error[0]  # the check can fail
