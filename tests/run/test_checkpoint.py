@@ -97,9 +97,14 @@ def test_other_rows_or_another_model_are_another_run(rows, tmp_path):
 def _begun(rows, folder):
     """A checkpoint that was only begun: enough to know whose it is."""
     from modicum.methods import resolve
+    from modicum.models import Target
+    from modicum.passes import Starts
     from modicum.sample import _identity
 
-    module.Checkpoint(folder, _identity(MODEL, rows, resolve("hmc"), DRAWS, TUNE, 2, 5))
+    target, start = Target.of(MODEL, rows)
+    lengths = {"draws": DRAWS, "tune": TUNE, "chains": 2, "thin": 1}
+    identity = _identity(target, start, Starts(), rows, resolve("hmc"), **lengths, seed=5)
+    module.Checkpoint(folder, identity)
 
 
 def test_a_folder_of_something_else_is_left_alone(rows, tmp_path):
