@@ -279,8 +279,8 @@ def _identity(
 ) -> dict[str, str | int]:
     """What makes a run the one it is: a checkpoint of another is refused."""
     identity: dict[str, str | int] = {
+        "rows": rows.fingerprint(),  # first: of other rows, priors in their units differ too
         "model": target.identity,
-        "rows": rows.fingerprint(),
         "method": repr(method),
         "draws": int(draws),
         "tune": int(tune),

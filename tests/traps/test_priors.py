@@ -16,6 +16,7 @@ from helpers.targets import (
     logistic_rows,
     mean_and_error,
     poisson_rows,
+    quick,
     sums_of,
 )
 from modicum.ledger import Ledger
@@ -304,9 +305,7 @@ def test_priors_without_rows_are_refused_in_a_sentence():
 
 def test_the_priors_used_are_shown_counted_and_kept(tmp_path):
     rows = logistic_rows(300, columns=["age", "dose", "bmi"])
-    post = mo.sample(
-        M.Logistic(), rows, method="hmc", draws=20, tune=20, chains=2, progressbar=False
-    )
+    post = quick(M.Logistic(), rows)
     sd = moments(rows).x_sd
     shown = post.tuning["priors"]
     assert shown["beta[age]"] == f"normal(0, {2.5 / sd[0]:.4g})"

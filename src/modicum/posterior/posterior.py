@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from modicum.errors import DataError, SettingError, is_number
@@ -170,7 +170,7 @@ class Posterior(Draws):
                 "one's own; use Posterior.load(path, model=...)."
             )
         # Modicum's own models cannot change; another JAX may write one's own otherwise.
-        comparable = self.predictor_spec is None and self.settings.get("jax") == jax.__version__
+        comparable = self.predictor_spec is None and self.settings.get("jax") == version("jax")
         identity = self.settings.get("model") if comparable else None
         return Fit(predictor.model, self.fit_rows, identity)
 
