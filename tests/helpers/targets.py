@@ -65,7 +65,7 @@ class Conjugate:
 
     def __init__(self, n=200, d=3, scale=0.7):
         # coefficients that the prior expects, and that it moves all the same
-        self.rows = gaussian_rows(n, d, scale=scale, size=0.25)
+        self.rows = gaussian_rows(n, d, scale=scale, size=0.4)
         self.model = mo.models.Gaussian(scale=scale, prior_scale=0.3, intercept_scale=0.5)
         batch = all_of(self.rows)
         x = np.c_[batch["x"], np.ones(n)]
