@@ -8,6 +8,7 @@ from modicum.errors import (
     DataError,
     ModicumError,
     ModicumWarning,
+    ResourceError,
     SettingError,
 )
 from modicum.ledger import Ledger
@@ -29,6 +30,7 @@ from modicum.methods.sgmcmc.named import (
 from modicum.methods.sgmcmc.step_size import Decay
 from modicum.models import Model
 from modicum.posterior import Posterior
+from modicum.progress import ProgressEvent
 from modicum.rows import Rows
 from modicum.sample import sample
 
@@ -60,10 +62,13 @@ __all__ = [
     "ModicumError",
     "ModicumWarning",
     "Posterior",
+    "ProgressEvent",
+    "ResourceError",
     "Rows",
     "SettingError",
     "SignedHMCECS",
     "StochasticGradient",
+    "__version__",
     "datasets",
     "diagnostics",
     "methods",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import numbers
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, Self
 
@@ -15,7 +16,10 @@ __all__ = [
     "DataError",
     "ModicumError",
     "ModicumWarning",
+    "ResourceError",
     "SettingError",
+    "argument",
+    "as_options",
     "is_number",
     "suggestion",
     "warn",
@@ -56,6 +60,10 @@ class CrudeControlVariateError(SettingError):
 
     def __str__(self) -> str:
         return f"{self.sentence}; {self.remedy}."
+
+
+class ResourceError(ModicumError, RuntimeError):
+    """The machine ran out of something: memory, address space, room on a disk."""
 
 
 class ModicumWarning(UserWarning):
@@ -133,3 +141,36 @@ def suggestion(given: str, known: Iterable[str]) -> str:
     """Return " (did you mean 'x'?)" if `given` looks like a misspelling of something known."""
     close = get_close_matches(given.lower(), list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+_options = False  # whether arguments are called as on a command line
+
+
+@contextmanager
+def as_options() -> Iterator[None]:
+    """Within the block, call arguments as a command line does."""
+    global _options
+    before, _options = _options, True
+    try:
+        yield
+    finally:
+        _options = before
+
+
+def argument(name: str, value: object) -> str:
+    """How the reader of a message gives an argument.
+
+    Examples
+    --------
+    >>> argument("categorical", ["ward"])
+    "categorical=['ward']"
+    >>> with as_options():
+    ...     argument("categorical", ["ward"])
+    '--categorical ward'
+    """
+    if not _options:
+        return f"{name}={value!r}"
+    if value is True:
+        return f"--{name}"
+    parts = value if isinstance(value, list | tuple) else [value]
+    return f"--{name} {','.join(map(str, parts))}"

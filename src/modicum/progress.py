@@ -1,42 +1,264 @@
-"""Progress bars: quiet for what is quick, and never drawn where nobody looks."""
+"""Progress: what is being done, and how much of it is done.
+
+Everything that takes time is a *phase* with a name. On a terminal (or in a notebook) the running
+phases are bars on standard error; in a log file each is one line when it begins. Whoever wants
+neither gives a function in place of `progressbar=True`: it is called with a `ProgressEvent`
+whenever there is news.
+
+Lines go to the logger "modicum" at level INFO, so a program that configures logging has them in its
+own log; where no log takes them, they are written to standard error.
+"""
 
 from __future__ import annotations
 
+import logging
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, TypeAlias
 
-__all__ = ["pass_progress"]
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
 
-PATIENCE = 2.0  # seconds a pass may take before it shows a bar
+__all__ = ["Phase", "ProgressEvent", "Progressbar", "pass_progress", "phase"]
+
+PATIENCE = 2.0  # seconds a pass may take before it is spoken of
+logger = logging.getLogger("modicum")
+
+
+@dataclass(frozen=True)
+class ProgressEvent:
+    """News of a phase, as a callback hears it.
+
+    Attributes
+    ----------
+    phase
+        "mode", "compile", "warm-up", "sampling", or the name of a pass.
+    done, total
+        How much is done (iterations, rows), and of how much; `total` is None where nobody knows.
+    detail
+        What a bar would say beside it, such as "accept 0.83 · 1.2M rows touched".
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> rng = np.random.default_rng(1)
+    >>> rows = mo.Rows(x=rng.normal(size=(200, 2)), y=rng.random(200) < 0.5)
+    >>> heard = []
+    >>> post = mo.sample(mo.models.Logistic(), rows, method="hmc", draws=50, tune=50, chains=1,
+    ...                  random_seed=1, progressbar=heard.append)
+    >>> {event.phase for event in heard} >= {"mode", "compile", "warm-up", "sampling", "checks"}
+    True
+    >>> [event.done for event in heard if event.phase == "sampling"][-1]
+    50
+    """
+
+    phase: str
+    done: int = 0
+    total: int | None = None
+    detail: str = ""
+
+
+Progressbar: TypeAlias = bool | Callable[[ProgressEvent], None]
+
+
+class Phase:
+    """Something that is going on; `update` and `advance` say how far it is."""
+
+    def __init__(
+        self,
+        name: str,
+        total: int | None = None,
+        progressbar: Progressbar = True,
+        unit: str = "",
+        patience: float = 0.0,
+        detail: str = "",
+    ) -> None:
+        self.name, self.total, self.unit = name, total, unit
+        self.done, self.detail = 0, detail
+        self._show = _shown_by(progressbar)
+        self._due = time.monotonic() + patience
+        self._begun = False
+
+    def update(self, done: int, detail: str | None = None) -> None:
+        """Say that `done` of `total` are done."""
+        self.done = done if self.total is None else min(done, self.total)
+        self.detail = self.detail if detail is None else detail
+        if self._show is not None and time.monotonic() >= self._due:
+            if not self._begun:
+                self._begun = True
+                self._show.begin(self)
+            self._show.update(self)
+
+    def advance(self, count: int) -> None:
+        """Say that `count` more are done."""
+        self.update(self.done + count)
+
+    def end(self) -> None:
+        """Say that it is over."""
+        if self._show is not None and self._begun:
+            self._show.end(self)
+            self._begun = False
 
 
 @contextmanager
-def pass_progress(description: str, total: int, enabled: bool) -> Iterator[Callable[[int], None]]:
-    """Yield a function that counts rows; a bar appears once the pass proves to be long."""
-    started = time.monotonic()
-    done = 0
-    bar = None
-    task = None
+def phase(
+    name: str,
+    total: int | None = None,
+    progressbar: Progressbar = True,
+    unit: str = "",
+    patience: float = 0.0,
+) -> Iterator[Phase]:
+    """Show that something is going on while the block runs.
 
-    def advance(count: int) -> None:
-        nonlocal done, bar, task
-        done = min(total, done + count)
-        if not enabled or time.monotonic() - started < PATIENCE:
-            return
-        if bar is None:
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-            from rich.progress import TimeRemainingColumn as Remaining
-
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-            bar = Progress(*columns, TextColumn("rows"), Remaining(), transient=True)
-            bar.start()
-            task = bar.add_task(description, total=total)
-        if task is not None:
-            bar.update(task, completed=done)
-
+    Parameters
+    ----------
+    name
+        What it is called.
+    total
+        How much there is to do, where that is known.
+    progressbar
+        True, False, or a function of a `ProgressEvent`.
+    unit
+        What is counted, such as "rows".
+    patience
+        Seconds before anything is shown: what is over sooner stays silent.
+    """
+    going = Phase(name, total, progressbar, unit, patience)
+    if not patience:
+        going.update(0)
     try:
-        yield advance
+        yield going
     finally:
-        if bar is not None:
-            bar.stop()
+        going.end()
+
+
+@contextmanager
+def pass_progress(
+    description: str, total: int, enabled: Progressbar
+) -> Iterator[Callable[[int], None]]:
+    """Yield a function that counts the rows of a pass, which is shown if it proves to be long."""
+    with phase(description, total, enabled, "rows", PATIENCE) as going:
+        yield going.advance
+
+
+# Where it is shown ------------------------------------------------------------------------
+
+
+class _Callback:
+    """A function of the user's own."""
+
+    def __init__(self, call: Callable[[ProgressEvent], None]) -> None:
+        self.call = call
+
+    def begin(self, phase: Phase) -> None:
+        """Nothing: the update that follows says it."""
+
+    def update(self, phase: Phase) -> None:
+        self.call(ProgressEvent(phase.name, phase.done, phase.total, phase.detail))
+
+    def end(self, phase: Phase) -> None:
+        """Nothing: the last update said it."""
+
+
+class _Lines:
+    """One line per phase, for a log file."""
+
+    def begin(self, phase: Phase) -> None:
+        total = "" if phase.total is None else f", {phase.total:,} {phase.unit or 'iterations'}"
+        detail = f" ({phase.detail})" if phase.detail else ""
+        if logger.hasHandlers() and logger.isEnabledFor(logging.INFO):
+            logger.info("%s%s%s", phase.name, total, detail)
+        else:
+            sys.stderr.write(f"modicum: {phase.name}{total}{detail}\n")
+            sys.stderr.flush()
+
+    def update(self, phase: Phase) -> None:
+        """Nothing: a log wants no more."""
+
+    def end(self, phase: Phase) -> None:
+        """Nothing."""
+
+
+class _Bars:
+    """All running phases of the process as one display, since a terminal has room for one."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._lock = threading.RLock()
+        self._display: Progress | None = None
+        self._tasks: dict[int, TaskID] = {}
+
+    def begin(self, phase: Phase) -> None:
+        logger.debug("%s", phase.name)
+        with self._lock:
+            if self._display is None:
+                self._display = _display(self.console)
+                self._display.start()
+            self._tasks[id(phase)] = self._display.add_task(
+                phase.name, total=phase.total, detail="", unit=phase.unit
+            )
+
+    def update(self, phase: Phase) -> None:
+        with self._lock:
+            if self._display is not None:
+                task = self._tasks[id(phase)]
+                self._display.update(task, completed=phase.done, detail=phase.detail)
+
+    def end(self, phase: Phase) -> None:
+        with self._lock:
+            display = self._display
+            if display is None:
+                return
+            task = self._tasks.pop(id(phase))
+            if phase.total is None or phase.unit == "rows":
+                display.remove_task(task)  # what was only on the way leaves no trace
+            if not self._tasks:
+                display.stop()
+                self._display = None
+
+
+def _display(console: Console) -> Progress:
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+    from rich.progress import TimeElapsedColumn as Elapsed
+    from rich.progress import TimeRemainingColumn as Remaining
+    from rich.text import Text
+
+    class Count(ProgressColumn):
+        """How much of how much; nothing where nothing is counted."""
+
+        def render(self, task: Task) -> Text:
+            if task.total is None and not task.completed:
+                return Text("")
+            of = "" if task.total is None else f"/{int(task.total):,}"
+            unit = f" {task.fields['unit']}" if task.fields["unit"] else ""
+            return Text(f"{int(task.completed):,}{of}{unit}")
+
+    columns = (TextColumn("{task.description:8}"), BarColumn(bar_width=24), Count())
+    detail = TextColumn("{task.fields[detail]}")
+    return Progress(*columns, Elapsed(), Remaining(), detail, console=console)
+
+
+_LINES = _Lines()
+
+
+def _shown_by(progressbar: Progressbar) -> _Callback | _Lines | _Bars | None:
+    if callable(progressbar):
+        return _Callback(progressbar)
+    if not progressbar:
+        return None
+    bars = _bars()
+    return bars if bars.console.is_terminal or bars.console.is_jupyter else _LINES
+
+
+@cache
+def _bars() -> _Bars:
+    """The one display of this process; its console asks for standard error whenever it writes."""
+    from rich.console import Console
+
+    return _Bars(Console(stderr=True))

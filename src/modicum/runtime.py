@@ -7,7 +7,10 @@ settings: JAX keeps the switch per thread, so every thread that computes enters 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +21,8 @@ from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 import jax
 import numpy as np
 
+from modicum.errors import SettingError
+
 __all__ = [
     "FASTEST_COMPILE",
     "FAST_COMPILE",
@@ -26,6 +31,7 @@ __all__ = [
     "in_double_precision",
     "jit",
     "make_room",
+    "refuse_forked",
     "uncollected",
 ]
 
@@ -93,6 +99,7 @@ def jit(
         within = jax.jit(function, static_argnums=static)
 
         def outermost() -> Any:
+            refuse_forked()  # here, since every computation of ours comes this way
             with lock:
                 if not made:
                     wished = {"cpu": options, "gpu": on_gpu}.get(jax.default_backend())
@@ -104,9 +111,11 @@ def jit(
         def compiled(*args: Any) -> Any:
             if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
                 return within(*args)  # options are for the outermost function alone
-            return outermost()(*args)
+            with COMPILED.counted():
+                return outermost()(*args)
 
         def lower(*args: Any) -> Any:
+            COMPILED.since_cleared += 1  # the caller is about to compile it
             return outermost().lower(*args)
 
         compiled.lower = lower  # type: ignore[attr-defined]
@@ -137,6 +146,8 @@ def _are_known(*options: tuple[str, Any]) -> bool:
 
 MAPS, MOST = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 ROOM = 0.7  # share of the maps that may be in use before a run
+MANY = 100  # functions compiled since the last clearing: some thirty runs of different shapes
+COMPILATION = "/jax/core/compile/backend_compile_duration"
 
 
 @contextmanager
@@ -152,19 +163,74 @@ def uncollected() -> Iterator[None]:
 
 
 def make_room(maps: Path = MAPS, most: Path = MOST) -> bool:
-    """Let compiled code go before the system's limit on memory maps is reached.
+    """Let compiled code go before there is too much of it.
 
-    Every compiled function holds some hundreds of maps, and the process dies when there are no
-    more: some hundred runs of different shapes would do. What is still needed is compiled again.
+    Runs of different shapes (folds, groups, another n each) are compiled anew, and what was
+    compiled before stays: some 25 MB per run, and hundreds of memory maps, of which a process may
+    have so many before it dies. What is still needed is compiled again.
     """
-    try:
-        limit = int(most.read_text())
-        with maps.open("rb") as file:
-            held = sum(1 for _ in file)
-    except OSError:  # no Linux
-        return False
-    if held < ROOM * limit:
+    if COMPILED.since_cleared < MANY and _share_of_maps(maps, most) < ROOM:
         return False
     jax.clear_caches()
     gc.collect()
+    _give_back()
+    COMPILED.since_cleared = 0
     return True
+
+
+def _give_back() -> None:
+    """Have the system take back what was freed, where the C library would keep it."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _share_of_maps(maps: Path, most: Path) -> float:
+    """How much of the system's limit on memory maps is used."""
+    try:
+        limit = int(most.read_text())
+        with maps.open("rb") as file:
+            return sum(1 for _ in file) / limit
+    except OSError:  # no Linux
+        return 0.0
+
+
+class _Compiled:
+    """Counts what the compiler makes in this process, and knows whether it is a forked copy."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.since_cleared = 0  # by functions of ours, or about as many
+        self.forked_after = False  # this process is a copy of one in which JAX had been at work
+        jax.monitoring.register_event_duration_secs_listener(self._hear)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._in_child)
+
+    def _hear(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        del duration_secs, kwargs
+        self.total += event == COMPILATION
+
+    def _in_child(self) -> None:
+        self.forked_after = self.total > 0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count what is compiled within the block as ours."""
+        before = self.total
+        yield
+        self.since_cleared += self.total - before
+
+
+COMPILED = _Compiled()
+
+
+def refuse_forked() -> None:
+    """Refuse to compute in a copy of a process in which JAX has computed.
+
+    Its threads were not copied, and whatever waits for one of them waits for ever.
+    """
+    if COMPILED.forked_after:
+        raise SettingError(
+            "this process was forked from one in which JAX had already been used, and JAX would "
+            "hang here; start processes with multiprocessing.get_context('spawn'), or fork before "
+            "anything is sampled."
+        )

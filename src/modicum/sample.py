@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from hashlib import blake2b
 from importlib.metadata import version
 from math import ceil
@@ -30,6 +31,7 @@ from modicum.passes import LocalEngine, ModeRecord, Starts, Sums
 from modicum.passes.mode import DENSE_LIMIT
 from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
 from modicum.posterior.labels import scalar_names, tidy_labels
+from modicum.progress import Progressbar, phase
 from modicum.random import chain_keys, fresh_seed
 from modicum.rows import Rows
 from modicum.run import (
@@ -41,8 +43,10 @@ from modicum.run import (
     capacity_for,
     default_parallel,
     run,
+    stoppable,
+    within_limits,
 )
-from modicum.runtime import in_double_precision, jit
+from modicum.runtime import in_double_precision, jit, refuse_forked
 
 __all__ = ["sample"]
 
@@ -61,7 +65,7 @@ def sample(
     passes: float | None = None,
     thin: int = 1,
     random_seed: int | None = None,
-    progressbar: bool = True,
+    progressbar: Progressbar = True,
     checkpoint: str | os.PathLike[str] | None = None,
     parallel: Parallel | None = None,
     starts: int | Sequence[Params] | None = None,
@@ -94,7 +98,8 @@ def sample(
     random_seed
         The same seed gives the same draws, bit for bit, on one machine.
     progressbar
-        Whether to show progress.
+        Whether to show progress on standard error: bars on a terminal, else one line per phase;
+        or a function, which is called with a `mo.ProgressEvent` whenever there is news.
     checkpoint
         A folder: state and draws are saved there as the run goes on, and the same call made again
         after a crash resumes from it, to the same draws.
@@ -126,12 +131,14 @@ def sample(
     >>> list(post.summary().index)
     ['beta[dose]', 'beta[age]', 'intercept']
     """
+    refuse_forked()
     _check_arguments(model, rows, parallel)
     chosen = resolve(DEFAULT if method is None else method)
     tune, draws = _lengths(chosen, rows, draws, tune, chains, passes, thin)
     started = time.monotonic()
     seed = _seed(random_seed, checkpoint)
-    target, start = Target.of(model, rows)
+    ledger = Ledger(rows=len(rows))
+    target, start = Target.of(model, rows, ledger)
     where = _starts(target, rows, starts)
     folder = None
     if checkpoint is not None:
@@ -140,15 +147,19 @@ def sample(
         folder = Checkpoint(
             checkpoint, _identity(target, start, where, rows, chosen, *run_length, seed)
         )
-    sums = Sums(target, rows, LocalEngine(progressbar=progressbar), Ledger(rows=len(rows)))
-    names = _flat_names(target, rows)
-    lengths = (draws * thin, tune * thin, chains)
-    task = Task(target, start, rows, sums, names, *lengths, seed, folder, where)
-    chosen, plan = default_plan(task) if method is None else (chosen, chosen.plan(task))
-    doubts = [warn(note) for note in (*_captured(target), *plan.notes)]
-    load_soon()  # it takes as long as compiling does, and can go on beside it
-    history = run(_chains(plan, task, parallel, thin), tune, draws, progressbar, folder, plan.pause)
-    return _posterior(task, chosen, plan, history, doubts, time.monotonic() - started, thin)
+    with folder or nullcontext(), stoppable(), within_limits():
+        sums = Sums(target, rows, LocalEngine(progressbar=progressbar), ledger)
+        names = _flat_names(target, rows)
+        length = (draws * thin, tune * thin, chains)
+        task = Task(target, start, rows, sums, names, *length, seed, folder, where)
+        with phase("mode", None, progressbar):
+            chosen, plan = default_plan(task) if method is None else (chosen, chosen.plan(task))
+        doubts = [warn(note) for note in (*_captured(target), *plan.notes)]
+        load_soon()  # it takes as long as compiling does, and can go on beside it
+        ready = _chains(plan, task, parallel, thin)
+        history = run(ready, tune, draws, progressbar, folder, plan.pause, partial=True)
+        with phase("checks", None, progressbar):
+            return _posterior(task, chosen, plan, history, doubts, time.monotonic() - started, thin)
 
 
 def _check_arguments(model: object, rows: object, parallel: object) -> None:
@@ -246,10 +257,12 @@ def _seed(random_seed: int | None, checkpoint: str | os.PathLike[str] | None) ->
     if random_seed is not None:
         whole = isinstance(random_seed, int | np.integer) and not isinstance(random_seed, bool)
         if not whole or not 0 <= random_seed < 2**63:
-            raise SettingError(f"random_seed must be a whole number from 0, not {random_seed!r}.")
+            raise SettingError(
+                f"random_seed must be a whole number from 0 to {2**63 - 1}, not {random_seed!r}."
+            )
         return int(random_seed)
     saved = None if checkpoint is None else Checkpoint.saved_identity(checkpoint).get("seed")
-    return fresh_seed() if saved is None else int(saved)
+    return saved if isinstance(saved, int) and 0 <= saved < 2**63 else fresh_seed()
 
 
 def _identity(
@@ -366,11 +379,17 @@ def _posterior(
         labels=labels,
         weights=outcome.weights,
         warnings=Warnings(doubts),
-        tuning=mode | plan.tuning,
+        tuning=mode | plan.tuning | _priors_text(task),
         settings=settings,
         predictor=ModelPredictor(task.target.model),
         fit_rows=FitRows.of(task.rows),
     )
+
+
+def _priors_text(task: Task) -> dict[str, dict[str, str]]:
+    """The priors in numbers, for those who want to know what they were."""
+    text = task.target.model.describe_priors(task.rows)
+    return {"priors": text} if text else {}
 
 
 def _rows_touched(stats: dict[str, np.ndarray]) -> int:

@@ -467,7 +467,7 @@ def test_an_anchor_from_a_thousandth_of_the_rows_is_not_silent():
         ({"blocks": 0}, "at least 1"),
         ({"refreshes": -3}, "at least 1"),
         ({"subsample": 100, "blocks": 30}, "take 120 rows"),
-        ({"design": "stratified"}, "'weighted' or 'uniform'"),
+        ({"design": "stratified"}, "'uniform' or 'weighted'"),
         ({"order": 3}, "0, 1 or 2"),
         ({"ddof": 2}, "ddof"),
         ({"inner": "gibbs"}, "'hmc', 'nuts' or a Move"),

@@ -196,7 +196,10 @@ def test_sources_that_are_none(tmp_path):
 
 
 def test_progress_bar_counts_rows(table, tmp_path, capsys):
-    ingest(table, tmp_path / "s", outcome="y", categorical=["g"])
-    assert f"{N:,}/{N:,} rows" in capsys.readouterr().err
+    heard = []
+    ingest(table, tmp_path / "s", **(SETTINGS | {"progressbar": heard.append}))
+    assert (heard[-1].done, heard[-1].total) == (N, N)
+    ingest(table, tmp_path / "u", **(SETTINGS | {"progressbar": True}))
+    assert capsys.readouterr().err == f"modicum: ingest u, {N:,} rows\n"  # a log file's line
     ingest(table, tmp_path / "t", **SETTINGS)
     assert capsys.readouterr().err == ""

@@ -104,7 +104,7 @@ def _begun(rows, folder):
     target, start = Target.of(MODEL, rows)
     lengths = {"draws": DRAWS, "tune": TUNE, "chains": 2, "thin": 1}
     identity = _identity(target, start, Starts(), rows, resolve("hmc"), **lengths, seed=5)
-    module.Checkpoint(folder, identity)
+    module.Checkpoint(folder, identity).close()
 
 
 def test_a_folder_of_something_else_is_left_alone(rows, tmp_path):

@@ -3,6 +3,6 @@
 from modicum.cli.columns import ColumnChoice
 from modicum.cli.commands import app, main
 from modicum.cli.fitting import build_model, read_rows
-from modicum.cli.measuring import bench, reproduce
+from modicum.cli.laboratory import bench, demo, reproduce
 
-__all__ = ["ColumnChoice", "app", "bench", "build_model", "main", "read_rows", "reproduce"]
+__all__ = ["ColumnChoice", "app", "bench", "build_model", "demo", "main", "read_rows", "reproduce"]

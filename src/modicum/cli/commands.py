@@ -1,12 +1,15 @@
-"""The commands of a user with a table: `modicum fit`, `ingest`, `summary` and `demo`.
+"""The commands of a user with a table: `modicum fit`, `ingest` and `summary`.
 
-Modicum's own modules are imported inside the commands, so that `--help` waits for as little as
-possible. Every error that Modicum raises on purpose ends as one sentence and exit code 1.
+Every error that Modicum raises on purpose ends as one sentence and exit code 1. Anything else is a
+fault of ours, and one line too, with exit code 2.
 """
 
 from __future__ import annotations
 
-import shutil
+import errno
+import os
+import sys
+import warnings
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -26,9 +29,10 @@ from modicum.cli.columns import (
     Weight,
 )
 from modicum.cli.fitting import (
-    FAMILIES,
     build_model,
+    checked_prob,
     ingest_table,
+    prepare_folder,
     read_rows,
     sample_rows,
     write_results,
@@ -37,15 +41,24 @@ from modicum.cli.messages import (
     LINES,
     console,
     cost_line,
+    debugging,
     described,
+    errors,
     one_sentence,
     show,
     summary_table,
-    tell_interrupted,
     tell_warnings,
 )
+from modicum.errors import DataError
+from modicum.methods import DEFAULT, METHODS
+from modicum.models import FAMILIES
+from modicum.run import Checkpoint
+from modicum_command import after_a_stop, stop_line, watch
 
 __all__ = ["app", "main"]
+
+NOBODY_READS = 128 + 13  # as a shell reports SIGPIPE
+DATA = "Parquet, CSV or Feather: a file, folder or glob"
 
 app = typer.Typer(
     help="Bayesian regression on tall data.",
@@ -59,11 +72,54 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line."""
-    app()
+    watch()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # names of files may hold any bytes
+            stream.reconfigure(errors="backslashreplace")
+    if "--debug" in sys.argv[1:]:
+        debugging(True)
+        sys.argv[1:] = [word for word in sys.argv[1:] if word != "--debug"]
+    if not debugging():
+        warnings.simplefilter("ignore")  # of libraries; Modicum's own are told with the results
+    code = _exit_code()
+    if code:  # threads may still compile what nobody waits for
+        os._exit(code)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _exit_code() -> int:
+    """Run the command; say in one line what it could not end by itself."""
+    try:
+        try:
+            app()
+        except SystemExit as ended:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except KeyboardInterrupt:
+        errors().print(stop_line(), markup=False, highlight=False)
+        return 130
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still to be flushed goes there
+        if error.errno == errno.EPIPE:
+            return NOBODY_READS
+        errors().print(f"Error: standard output: {error.strerror}.", markup=False)
+        return 1
+    except Exception as error:
+        if debugging():
+            raise
+        text = " ".join(str(error).split())
+        errors().print(
+            f"modicum: internal error, please report it: {type(error).__name__}: {text}; run with "
+            "--debug for the traceback",
+            markup=False,
+            highlight=False,
+        )
+        return 2
+    return 0
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
         typer.echo(f"modicum {version('modicum')}")
         raise typer.Exit
 
@@ -74,15 +130,20 @@ def _root(
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show where an error came from; may stand anywhere.")
+    ] = False,
 ) -> None:
     del show_version  # its callback has done the work
+    if debug:
+        debugging(True)
 
 
 @app.command()
 def fit(
     data: Annotated[
         str,
-        typer.Argument(help="Parquet, CSV or Feather: a file, folder or glob; or a row store."),
+        typer.Argument(help=f"{DATA}; or a row store."),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the results.")],
     outcome: Outcome = None,
@@ -92,8 +153,12 @@ def fit(
     offset: Offset = None,
     weight: Weight = None,
     prior_scale: Annotated[
-        float, typer.Option(help="Prior standard deviation of the coefficients.")
-    ] = 2.5,
+        float | None,
+        typer.Option(
+            help="Prior standard deviation of the coefficients, in raw units; default: 2.5 in the "
+            "units of the data."
+        ),
+    ] = None,
     no_intercept: Annotated[bool, typer.Option("--no-intercept", help="Add no intercept.")] = False,
     scale: Annotated[
         float | None,
@@ -104,7 +169,7 @@ def fit(
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(help="hmc-ecs (the default: a few hundred rows a step), nuts, hmc or flymc."),
+        typer.Option(help=f"One of {', '.join(METHODS)}; default: {DEFAULT}."),
     ] = None,
     draws: Annotated[int, typer.Option(help="Draws to keep, in each chain.")] = 1000,
     tune: Annotated[int, typer.Option(help="Warm-up before them, in each chain.")] = 1000,
@@ -113,6 +178,9 @@ def fit(
     checkpoint: Annotated[
         Path | None, typer.Option(help="Folder for checkpoints; default: OUT/checkpoint.")
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the results of an earlier fit in OUT.")
+    ] = False,
     dtype: DType = None,
     prob: Prob = 0.9,
     quiet: Quiet = False,
@@ -124,25 +192,27 @@ def fit(
     as DATA does not change.
     """
     with one_sentence():
+        checked_prob(prob)
         model = build_model(family, prior_scale, not no_intercept, scale, df)
         choice = ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
-        out.mkdir(parents=True, exist_ok=True)
+        prepare_folder(out, overwrite)
+        after_a_stop("the same command goes on where it was.")
         say = console(quiet)
-        rows = read_rows(data, choice, out, say)
+        rows = read_rows(data, choice, out, say, overwrite)
         say.print(escape(described(rows, data)), highlight=False)
         folder = checkpoint or out / "checkpoint"
         settings = {"draws": draws, "tune": tune, "chains": chains, "random_seed": seed}
         post = sample_rows(model, rows, method, settings, folder, say)
         table = write_results(post, out, prob)
-        if checkpoint is None and post.settings["complete"]:
-            shutil.rmtree(folder)  # the posterior is safe, and the next fit may be another one
+        after_a_stop(f"the results are in {out}.")
+        if checkpoint is None:  # the posterior is safe, and the next fit may be another one
+            Checkpoint.delete(folder)
         show(post, table, out, say)
-        tell_interrupted(post, folder)
 
 
 @app.command()
 def ingest(
-    source: Annotated[str, typer.Argument(help="Parquet, CSV or Feather: file, folder or glob.")],
+    source: Annotated[str, typer.Argument(help=f"{DATA}.")],
     store: Annotated[Path, typer.Argument(help="The folder to make.")],
     outcome: Annotated[str, typer.Option(help="Column of the outcome.")],
     predictors: Predictors = None,
@@ -170,9 +240,9 @@ def summary(
 ) -> None:
     """Print the table of a saved posterior."""
     with one_sentence():
-        from modicum.errors import DataError
         from modicum.posterior import Posterior
 
+        checked_prob(prob)
         path = run / "posterior" if run.is_dir() else run
         if not path.is_file():
             raise DataError(f"there is no posterior at {path}: check the path, or finish the fit.")
@@ -184,17 +254,3 @@ def summary(
             say.print(f"{len(table) - LINES} more lines: add --all.", highlight=False)
         say.print(escape(cost_line(post)), highlight=False)
         tell_warnings(post)
-
-
-@app.command()
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("demo-output"),
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A tenth of the flights and fewer draws.")
-    ] = False,
-) -> None:
-    """Find out which flights out of New York arrive late, and draw a picture."""
-    with one_sentence():
-        from modicum_lab.demo import run_demo
-
-        run_demo(out, quick)

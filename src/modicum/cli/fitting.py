@@ -3,64 +3,89 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import json
+import os
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 
 from modicum.cli.columns import ColumnChoice
-from modicum.cli.messages import errors, live
+from modicum.errors import ModicumWarning, SettingError, suggestion
+from modicum.models import FAMILIES, BaseModel
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from modicum.models import BaseModel
     from modicum.posterior import Posterior
     from modicum.rows import Rows
 
-FAMILIES = {
-    "logistic": "Logistic",
-    "gaussian": "Gaussian",
-    "poisson": "Poisson",
-    "student-t": "StudentT",
-    "softmax": "Softmax",
-}
+RESULTS = ("posterior", "summary.csv")
+BEING_MADE = "being made"
 
 
 def build_model(
-    family: str, prior_scale: float, intercept: bool, scale: float | None, df: float | None
+    family: str, prior_scale: float | None, intercept: bool, scale: float | None, df: float | None
 ) -> BaseModel:
     """Return the family by its name, with settings that apply to it."""
-    from modicum import models
-    from modicum.errors import SettingError, suggestion
-
     name = family.lower().replace("_", "-")
     if name not in FAMILIES:
         raise SettingError(
             f"there is no family {family!r}{suggestion(family, FAMILIES)}; "
             f"the families are {', '.join(FAMILIES)}."
         )
-    extra = {k: v for k, v in {"scale": scale, "df": df}.items() if v is not None}
-    takes = {"gaussian": {"scale"}, "student-t": {"scale", "df"}}.get(name, set())
+    options: dict[str, Any] = {"scale": scale, "df": df}  # fields of some families
+    extra = {option: value for option, value in options.items() if value is not None}
+    takes = {field.name for field in fields(FAMILIES[name])}
     for option in extra:
         if option not in takes:
             raise SettingError(f"--{option} does not apply to the family {name}: leave it out.")
-    made: BaseModel = getattr(models, FAMILIES[name])(
-        prior_scale=prior_scale, intercept=intercept, **extra
-    )
-    return made
+    return FAMILIES[name](prior_scale=prior_scale, intercept=intercept, **extra)
 
 
-def read_rows(data: str, choice: ColumnChoice, out: Path, say: Console) -> Rows:
-    """Open a row store, or ingest files into OUT/rows; an ingest is not repeated needlessly."""
-    from modicum.errors import SettingError
+def checked_prob(prob: float) -> None:
+    """Refuse a probability that is none, before hours are spent on draws."""
+    if not 0 < prob < 1:
+        raise SettingError(f"--prob must lie between 0 and 1, not be {prob:g}.")
+
+
+def prepare_folder(out: Path, overwrite: bool) -> None:
+    """Make the folder of results; refuse to replace what a finished fit left there."""
+    if out.exists() and not out.is_dir():
+        raise SettingError(f"'{out}' exists and is not a folder: name another one with --out.")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(
+            f"the folder '{out}' cannot be made ({error.strerror}): name another one with --out."
+        ) from None
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise SettingError(f"'{out}' cannot be written: name another folder with --out.")
+    for name in RESULTS:
+        if (out / name).is_dir():
+            raise SettingError(f"'{out / name}' is a folder, and the results would go there.")
+        if (out / name).exists() and not overwrite:
+            raise SettingError(
+                f"'{out / name}' holds the results of an earlier fit: add --overwrite to replace "
+                "them, or name another folder with --out."
+            )
+
+
+def read_rows(
+    data: str, choice: ColumnChoice, out: Path, say: Console, overwrite: bool = False
+) -> Rows:
+    """Open a row store, or ingest files into OUT/rows; an ingest is not repeated needlessly.
+
+    A store in OUT/rows that `fit` has not made itself is replaced only with `overwrite`.
+    """
     from modicum.rows import Rows
 
+    if not data.strip() or "\0" in data:
+        raise SettingError(f"name the data: {data!r} is no path.")
     if (Path(data) / "rows.json").is_file():
         rows = Rows.open(data)
         if not choice.unused() or choice.outcome not in (None, rows.outcome):
@@ -73,12 +98,43 @@ def read_rows(data: str, choice: ColumnChoice, out: Path, say: Console) -> Rows:
         raise SettingError("name the column of the outcome: --outcome NAME.")
     store, note = out / "rows", out / "rows-source.json"
     origin = json.loads(json.dumps({"files": _files(data), **asdict(choice)}))
-    if store.is_dir() and note.is_file() and json.loads(note.read_text()) == origin:
+    known = _note(note)
+    if store.is_dir() and known.get("origin") == origin and known.get("store") == _digest(store):
         return Rows.open(store)
-    note.unlink(missing_ok=True)
-    rows = ingest_table(data, store, choice, say, overwrite=True)
-    note.write_text(json.dumps(origin, indent=1))
+    made_here = known.get("store") == BEING_MADE or (
+        bool(known) and known.get("store") == _digest(store)
+    )
+    if store.exists() and not made_here and not overwrite:
+        raise SettingError(
+            f"'{store}' is there already and was not made from {data} by this command: add "
+            "--overwrite to replace it, or name another folder with --out."
+        )
+    # A command that is killed now can replace what it has left, without being allowed to again.
+    note.write_text(json.dumps({"origin": origin, "store": BEING_MADE}))
+    try:
+        rows = ingest_table(data, store, choice, say, overwrite=True)
+    except Exception:
+        note.write_text(json.dumps(known)) if known else note.unlink()
+        raise
+    note.write_text(json.dumps({"origin": origin, "store": _digest(store)}, indent=1))
     return rows
+
+
+def _note(path: Path) -> dict[str, Any]:
+    """What was noted of the store that `fit` made; empty where that is nothing."""
+    try:
+        known = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _digest(store: Path) -> str | None:
+    """Of the store's description, which names the checksums of its files."""
+    try:
+        return hashlib.sha256((store / "rows.json").read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 def _files(data: str) -> list[list[Any]]:
@@ -106,7 +162,7 @@ def ingest_table(
         weight=choice.weight,
         categorical=choice.categorical,
         dtype=choice.dtype,
-        progressbar=live(say),
+        progressbar=not say.quiet,
         overwrite=overwrite,
     )
 
@@ -120,7 +176,6 @@ def sample_rows(
     say: Console,
 ) -> Posterior:
     """Sample, going on from the checkpoint if there is one."""
-    from modicum.errors import ModicumWarning
     from modicum.sample import sample
 
     if method is not None:  # else the default of `sample`, whatever that is
@@ -129,11 +184,10 @@ def sample_rows(
         say.print(f"Going on from the checkpoint in {escape(str(checkpoint))}.", highlight=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ModicumWarning)  # the posterior keeps them: told below
-        try:
-            return sample(model, rows, checkpoint=checkpoint, progressbar=live(say), **settings)
-        except KeyboardInterrupt:  # before the first draw; afterwards the draws so far come back
-            errors().print("[yellow]Stopped:[/] the same command goes on where it was.")
-            raise typer.Exit(130) from None
+        post = sample(model, rows, checkpoint=checkpoint, progressbar=not say.quiet, **settings)
+    if not post.settings["complete"]:  # stopped by hand, in a process that hears Ctrl-C itself
+        raise KeyboardInterrupt
+    return post
 
 
 def write_results(post: Posterior, out: Path, prob: float) -> pd.DataFrame:

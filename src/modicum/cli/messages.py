@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import re
+import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from modicum.errors import ModicumError, as_options
+from modicum.run import within_limits
+from modicum_command import stop_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,8 +76,6 @@ def summary_table(table: pd.DataFrame, lines: int = LINES) -> Table:
 
 
 def _decimals(value: float, sd: float) -> str:
-    import math
-
     places = 3
     if math.isfinite(sd) and sd > 0:
         places = min(max(1 - math.floor(math.log10(sd)), 0), 8)
@@ -99,16 +102,6 @@ def tell_warnings(post: Posterior) -> None:
         errors().print(f"[yellow]Warning:[/] {escape(text)}", highlight=False)
 
 
-def tell_interrupted(post: Posterior, checkpoint: Path) -> None:
-    """Say that a run was stopped early, and how it goes on."""
-    if not post.settings["complete"]:
-        errors().print(
-            f"[yellow]Stopped early:[/] these are the first {post.num_draws:,} draws of each "
-            f"chain; the same command goes on from {escape(str(checkpoint))}.",
-            highlight=False,
-        )
-
-
 def count(number: int, noun: str) -> str:
     """A number of things, in words."""
     return f"{number:,} {noun}" + "s" * (number != 1)
@@ -124,39 +117,44 @@ def errors() -> Console:
     return Console(stderr=True, soft_wrap=True)
 
 
-def live(say: Console) -> bool:
-    """Whether someone watches: a bar in a log file is noise."""
-    return say.is_terminal and not say.quiet
-
-
-# Messages speak Python; here the reader types options.
-SPOKEN = (
-    (r"pass categorical=\['([^']*)'\]", r"pass --categorical \1"),
-    (r"pass overwrite=True", "add --overwrite"),
-    (r"dtype='float64'", "--dtype float64"),
-)
-
-
 @contextmanager
 def one_sentence() -> Iterator[None]:
     """Turn the errors a user can mend into one red sentence on standard error."""
-    from modicum.errors import ModicumError
-
     try:
-        yield
-    except (ModicumError, OSError) as error:
-        text = str(error)
-        for said, meant in SPOKEN:
-            text = re.sub(said, meant, text)
-        errors().print(f"[red]Error:[/] [red]{escape(text)}[/]", highlight=False)
-        raise typer.Exit(1) from None
+        with as_options(), within_limits():
+            yield
+    except ModicumError as error:
+        raise _ended(str(error), error) from None
+    except BrokenPipeError:
+        raise  # nobody reads on: `main` ends in silence
+    except OSError as error:
+        raise _ended(_file_sentence(error), error) from None
+    except KeyboardInterrupt:
+        errors().print(f"[yellow]{escape(stop_line())}[/]", highlight=False)
+        raise typer.Exit(130) from None
 
 
-def docs_folder() -> Path:
-    """The documentation's folder of the checkout one stands in."""
-    from modicum.errors import SettingError
+def _ended(text: str, error: Exception) -> BaseException:
+    if debugging():
+        return error
+    line = " ".join(text.split("\n"))
+    errors().print(f"[red]Error:[/] [red]{escape(line)}[/]", highlight=False)
+    return typer.Exit(1)
 
-    folder = Path("docs")
-    if not folder.is_dir():
-        raise SettingError("--docs is for a checkout of Modicum: there is no folder docs here.")
-    return folder
+
+def _file_sentence(error: OSError) -> str:
+    """Name the file and what is wrong with it."""
+    if error.filename is None or error.strerror is None:
+        return f"a file could not be read or written: {error}."
+    path = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
+    return f"'{path}' could not be read or written ({error.strerror}): check the path."
+
+
+_debug = False
+
+
+def debugging(wish: bool | None = None) -> bool:
+    """Whether errors are shown with where they came from; `wish` sets it."""
+    global _debug
+    _debug = _debug if wish is None else wish
+    return _debug

@@ -103,7 +103,12 @@ def squared_stein_discrepancy(
 
 
 def _prepare(
-    draws: ArrayLike, score: Score, scale: ArrayLike, weights: ArrayLike | None, c: Any, beta: Any
+    draws: ArrayLike,
+    score: Score,
+    scale: ArrayLike,
+    weights: ArrayLike | None,
+    c: float,
+    beta: float,
 ) -> tuple[Floats, Floats, Floats]:
     """Coordinates, scores and weights, in units of `scale`."""
     if not c > 0 or not -1 < beta < 0:

@@ -17,8 +17,9 @@ import numpy as np
 from modicum.designs import Design, RowFacts, Tables
 from modicum.errors import ConvergenceError
 from modicum.estimators import LinearTaylor
-from modicum.kernels.base import ControlVariate, Proxy
+from modicum.kernels.base import ControlVariate, Proxy, Pytree
 from modicum.methods.base import Task
+from modicum.models.base import Batch
 from modicum.passes import Sums
 from modicum.passes.blocks import map_in_blocks
 from modicum.passes.faults import describe_row
@@ -54,8 +55,8 @@ def expected_residuals(
     n = len(sums.rows)
     if isinstance(control_variate, LinearTaylor):
         centre = pilot.mean(axis=0) if len(pilot) else np.zeros(len(proxy.a))
-        chunk_map: Any = partial(_from_leverage, control_variate)
-        arguments: Any = (proxy, centre)
+        chunk_map: partial[jax.Array] = partial(_from_leverage, control_variate)
+        arguments: Pytree = (proxy, centre)
         sums.ledger.add("design", n, "gradient", passes=1)
     else:
         chunk_map, arguments = partial(_from_pilot, control_variate), (proxy, pilot)
@@ -82,12 +83,14 @@ _EVEN_MOMENTS = {1: 1.0, 2: 3.0, 3: 15.0, 4: 105.0}
 
 @jit(static=0)
 def _from_leverage(
-    control_variate: LinearTaylor, arguments: Any, batch: Any, present: Any
+    control_variate: LinearTaylor, arguments: Pytree, batch: Batch, present: jax.Array
 ) -> jax.Array:
     return map_in_blocks(partial(_of_block, control_variate, arguments), batch, present)
 
 
-def _of_block(control_variate: LinearTaylor, arguments: Any, batch: Any, present: Any) -> jax.Array:
+def _of_block(
+    control_variate: LinearTaylor, arguments: Pytree, batch: Batch, present: jax.Array
+) -> jax.Array:
     del present
     proxy, centre = arguments
     # A probability of one: `scale` is then the frequency weight alone.
@@ -103,7 +106,7 @@ def _of_block(control_variate: LinearTaylor, arguments: Any, batch: Any, present
 
 @jit(static=0)
 def _from_pilot(
-    control_variate: ControlVariate[Any], arguments: Any, batch: Any, present: Any
+    control_variate: ControlVariate[Any], arguments: Pytree, batch: Batch, present: jax.Array
 ) -> jax.Array:
     proxy, pilot = arguments
     cached = control_variate.cache(dict(batch) | {"probability": jnp.ones(present.shape)}, proxy)

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from modicum.passes.blocks import BLOCK
-from modicum.progress import pass_progress
+from modicum.progress import Progressbar, pass_progress
 from modicum.rows import Rows
 from modicum.runtime import in_double_precision
 
@@ -55,7 +55,7 @@ class LocalEngine:
     same to the last bit, and only a few chunks are in memory at a time.
     """
 
-    def __init__(self, threads: int | None = None, progressbar: bool = True) -> None:
+    def __init__(self, threads: int | None = None, progressbar: Progressbar = True) -> None:
         self.threads = threads or os.cpu_count() or 1
         self.progressbar = progressbar
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError, SettingError, argument
 from modicum.rows.description import STORED_TYPES, Array, DType
 
 # Numbers looked at together: about a megabyte, so that a check runs from cache.
@@ -62,7 +62,7 @@ def require_finite(
     if np.isfinite(value):
         raise DataError(
             f"column {label!r} holds {value} in row {start + row}, too large for "
-            f"{block.dtype.name}: rescale the column or pass dtype='float64'."
+            f"{block.dtype.name}: rescale the column or pass {argument('dtype', 'float64')}."
         )
     if np.isnan(value):
         raise DataError(missing(label, start + row, "NaN"))
@@ -112,7 +112,8 @@ def require_exact(values: Array, dtype: DType, label: Callable[[int], str], star
         return
     at = int(np.argmax(bad))
     row = start + at // (flat.size // len(values))
-    advice = "pass dtype='float64' or rescale it" if dtype.itemsize == 4 else "rescale it"
+    wider = argument("dtype", "float64")
+    advice = f"pass {wider} or rescale it" if dtype.itemsize == 4 else "rescale it"
     raise DataError(
         f"column {label(at)!r} holds the integer {flat[at]} in row {row}, which {dtype.name} "
         f"cannot hold exactly: {advice} (or leave it out, if it is an identifier)."

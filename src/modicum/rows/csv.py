@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError, SettingError, argument
 from modicum.rows.sources import line, require_columns
 
 if TYPE_CHECKING:
@@ -131,7 +131,8 @@ class CsvSource:
                 row += sum(self._count(p) for p in self._paths[: self._paths.index(path)])
                 raise DataError(
                     f"column {name!r} holds text ({value!r} in row {row}): mend the value, or, if "
-                    f"it is a predictor, pass categorical=[{name!r}] to code the column as levels."
+                    f"it is a predictor, pass {argument('categorical', [name])} to code the "
+                    "column as levels."
                 ) from None
             self._types[path][name] = pa.float64()
         raise TypesWidened

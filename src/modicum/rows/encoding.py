@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError, SettingError, argument
 from modicum.rows.checks import (
     WeightCheck,
     as_dtype,
@@ -358,7 +358,8 @@ class Encoder:
 
     def _text_remedy(self, name: str) -> str:
         if self._from_table:
-            return f"pass categorical=[{name!r}] to code it as levels, or convert it to numbers"
+            coded = argument("categorical", [name])
+            return f"pass {coded} to code it as levels, or convert it to numbers"
         return f"use Rows.from_table with categorical=[{name!r}], or convert it to numbers"
 
     def _put(self, values: Array, name: str, out: Array, start: int) -> Array:

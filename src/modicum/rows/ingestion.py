@@ -12,13 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 from modicum.errors import DataError, SettingError, whole_number
+from modicum.progress import Progressbar, phase
 from modicum.rows.checks import as_dtype, block_rows, require_exact, require_finite
 from modicum.rows.csv import CsvSource, TypesWidened
 from modicum.rows.description import Array, Description, Level
 from modicum.rows.encoding import ColumnChoice, read_source
 from modicum.rows.fields import FieldSet
 from modicum.rows.fingerprint import RunningFingerprint
-from modicum.rows.progress import row_bar
 from modicum.rows.rows import Rows
 from modicum.rows.sources import FileSource, Source, TableSource, is_table
 from modicum.rows.staging import staged, writing
@@ -46,7 +46,7 @@ def ingest(
     categorical: Sequence[str] | Mapping[str, Level | None] = (),
     dtype: object = "float32",
     shard_rows: int | None = None,
-    progressbar: bool = True,
+    progressbar: Progressbar = True,
     overwrite: bool = False,
     encoding: str = "utf-8",
 ) -> Rows:
@@ -70,7 +70,8 @@ def ingest(
         Type of all numbers; None as in `Rows`, or the type the source has if it is `Rows`.
     shard_rows : int, optional
         Rows of one file of the store; by default about a gigabyte of them.
-    progressbar : bool
+    progressbar : bool or callable
+        As in `mo.sample`.
     overwrite : bool
         Replace an existing store, in one step when the new one is complete. A folder that holds
         anything else is never replaced.
@@ -117,19 +118,19 @@ class PackedBlocks(NamedTuple):
 
 
 def _write(
-    rows: PackedBlocks, staging: Path, store: Path, shard_rows: int | None, progressbar: bool
+    rows: PackedBlocks, staging: Path, store: Path, shard_rows: int | None, progressbar: Progressbar
 ) -> None:
     about = rows.description
     per_shard = shard_rows or max(1, SHARD_BYTES // about.row_bytes)
     writer = ShardWriter(staging, about.width, about.dtype, per_shard)
     fingerprint = RunningFingerprint(about)
     try:
-        with row_bar(f"ingest {store.name}", rows.total, progressbar) as advance:
+        with phase(f"ingest {store.name}", rows.total, progressbar, "rows") as reading:
             for block in rows.blocks:
                 with writing(store):
                     writer.write(block)
                 fingerprint.update(block)
-                advance(len(block))
+                reading.advance(len(block))
         with writing(store):
             shards = tuple(writer.finish())
             about = replace(about, n=writer.rows)

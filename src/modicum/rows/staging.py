@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError, SettingError, argument
 from modicum.rows.store import DESCRIPTION, SHARD_NAME, read_json
 
 
@@ -64,7 +64,8 @@ def refuse_existing(store: Path, overwrite: bool) -> None:
         ) from None
     if not overwrite:
         raise SettingError(
-            f"{store} exists: open it with Rows.open, or pass overwrite=True to replace it."
+            f"{store} exists: open it with Rows.open, or pass {argument('overwrite', True)} to "
+            "replace it."
         )
     for path in store.iterdir():
         if path.name != DESCRIPTION and not SHARD_NAME.fullmatch(path.name):

@@ -4,6 +4,8 @@ from modicum.run.advance import BLOCK, first_keys
 from modicum.run.chains import Chains, Parallel, default_parallel
 from modicum.run.checkpoint import Checkpoint
 from modicum.run.fetching import place_rows
+from modicum.run.interrupt import stoppable
+from modicum.run.limits import within_limits
 from modicum.run.runner import History, PeriodicHook, capacity_for, run
 
 __all__ = [
@@ -18,4 +20,6 @@ __all__ = [
     "first_keys",
     "place_rows",
     "run",
+    "stoppable",
+    "within_limits",
 ]

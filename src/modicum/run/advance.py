@@ -40,7 +40,7 @@ __all__ = [
     "row_requests_together",
 ]
 
-AnyKernel: TypeAlias = Kernel[Any, Any]
+ChainKernel: TypeAlias = Kernel[Any, Any]
 Span: TypeAlias = tuple[Array, Array]  # the first iteration, and how many
 BLOCK = 64  # iterations whose rows are read and prepared together, where there is room
 
@@ -88,7 +88,7 @@ def _read(rows: Batch, request: RowRequest) -> Batch:
 
 
 def _begin(
-    kernel: AnyKernel,
+    kernel: ChainKernel,
     context: Pytree,
     rows: Batch | None,
     batch: Batch | None,
@@ -109,7 +109,7 @@ def _begin(
 
 
 def _advance(
-    kernel: AnyKernel,
+    kernel: ChainKernel,
     extent: Extent,
     context: Pytree,
     rows: Batch | None,
@@ -187,13 +187,15 @@ def _advance(
 
 
 def _row_requests(
-    kernel: AnyKernel, context: Pytree, chain_key: Array, iterations: Array
+    kernel: ChainKernel, context: Pytree, chain_key: Array, iterations: Array
 ) -> RowRequest | None:
     """Rows that iterations read, with a leading axis for these."""
     return jax.vmap(lambda i: kernel.row_request(_keys(chain_key, i)[0], context))(iterations)
 
 
-def _initial_row_request(kernel: AnyKernel, context: Pytree, chain_key: Array) -> RowRequest | None:
+def _initial_row_request(
+    kernel: ChainKernel, context: Pytree, chain_key: Array
+) -> RowRequest | None:
     return kernel.initial_row_request(_start_keys(chain_key)[0], context)
 
 
@@ -207,7 +209,7 @@ initial_row_request = jit(static=0)(_initial_row_request)
 # ... and many chains as a leading axis.
 @jit(static=0)
 def begin_together(
-    kernel: AnyKernel,
+    kernel: ChainKernel,
     context: Pytree,
     rows: Batch | None,
     batch: Batch | None,
@@ -219,7 +221,7 @@ def begin_together(
 
 @jit(static=(0, 1), on_gpu=GPU_GRAPHS)
 def advance_together(
-    kernel: AnyKernel,
+    kernel: ChainKernel,
     extent: Extent,
     context: Pytree,
     rows: Batch | None,
@@ -236,7 +238,7 @@ def advance_together(
 
 @jit(static=0)
 def row_requests_together(
-    kernel: AnyKernel, context: Pytree, chain_keys: Array, iterations: Array
+    kernel: ChainKernel, context: Pytree, chain_keys: Array, iterations: Array
 ) -> RowRequest | None:
     """`row_requests` for chains stacked along a leading axis."""
     return jax.vmap(lambda key: _row_requests(kernel, context, key, iterations))(chain_keys)
@@ -244,7 +246,7 @@ def row_requests_together(
 
 @jit(static=0)
 def initial_row_requests(
-    kernel: AnyKernel, context: Pytree, chain_keys: Array
+    kernel: ChainKernel, context: Pytree, chain_keys: Array
 ) -> RowRequest | None:
     """`initial_row_request` for chains stacked along a leading axis."""
     return jax.vmap(lambda key: _initial_row_request(kernel, context, key))(chain_keys)

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.errors import DataError
 from modicum.kernels.base import Kernel, Pytree
 from modicum.models.base import Batch
 from modicum.rows import Rows
@@ -248,6 +249,8 @@ class Chains:
     def restore(self, leaves: Sequence[np.ndarray]) -> None:
         """Take a state back from `leaves`; its structure is that of a freshly begun one."""
         self.begin()
+        if [(a.shape, a.dtype) for a in leaves] != [(a.shape, a.dtype) for a in self.leaves()]:
+            raise DataError("the saved state is not that of such a run; start anew.")
         self._take(leaves)
 
     @in_double_precision

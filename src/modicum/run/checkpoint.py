@@ -3,29 +3,49 @@
 A checkpoint is a folder. `run.json` names the files that count and is replaced in one step after
 they are safely written; whatever else lies there is of no account. A run that resumes makes the
 same draws as one that was never stopped.
+
+Nothing in the folder is trusted. Names of files are bare and follow from iteration numbers, arrays
+are read only if the file is as long as their headers say, and nothing is ever unpickled. One
+process at a time holds the folder; the system lets go of the lock when that process dies.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import math
 import os
-from collections.abc import Callable
+import re
+import shutil
+import socket
+import textwrap
+import weakref
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
+from types import TracebackType
+from typing import IO, Any, Self
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError, ResourceError, SettingError
 
 __all__ = ["Checkpoint"]
 
 FORMAT = "modicum-checkpoint-1"
+INDEX, LOCK = "run.json", "run.lock"
+OURS = {".npz", ".tmp", ".lock"}
+LOCKED_BYTE = 1 << 20  # past the text: where locks are mandatory, what is locked cannot be read
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 Arrays = dict[str, np.ndarray]
 
 
 class Checkpoint:
-    """A folder that remembers one run.
+    """A folder that remembers one run, and is held by one process at a time.
 
     Parameters
     ----------
@@ -34,54 +54,96 @@ class Checkpoint:
     identity
         What makes the run this one (model, rows, method, seed ...): a checkpoint of another run
         is refused.
+
+    Examples
+    --------
+    >>> import tempfile, numpy as np
+    >>> folder = tempfile.mkdtemp()
+    >>> with Checkpoint(folder, {"seed": 1}) as checkpoint:
+    ...     checkpoint.append(2, {"position": np.zeros((1, 2, 3))}, [np.zeros(3)])
+    >>> with Checkpoint(folder, {"seed": 1}) as checkpoint:
+    ...     checkpoint.iterations
+    2
     """
 
     def __init__(self, folder: str | os.PathLike[str], identity: dict[str, Any]) -> None:
         self.folder = Path(folder)
-        self.identity = json.loads(json.dumps(identity))
+        self.identity: dict[str, Any] = json.loads(json.dumps(identity))
         if self.folder.exists() and not self.folder.is_dir():
             raise SettingError(f"the checkpoint '{self.folder}' is a file; name a folder.")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.index = self._read_index()
-
-    def _read_index(self) -> dict[str, Any]:
-        path = self.folder / "run.json"
-        if not path.exists():
-            if any(p.suffix not in {".npz", ".tmp"} for p in self.folder.iterdir()):
-                raise SettingError(
-                    f"the checkpoint folder '{self.folder}' holds other files; choose an empty one."
-                )
-            empty = {"format": FORMAT, "identity": self.identity}
-            fresh = empty | {"iterations": 0, "parts": [], "state": None}
-            _replace(path, json.dumps(fresh, indent=1).encode())
-            return fresh
+        with _writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._refuse_other_files()
+            self._lock = _Lock(self.folder)
         try:
-            index = json.loads(path.read_text())
-            if index["format"] != FORMAT:
-                raise KeyError("format")
-        except (ValueError, KeyError, TypeError) as fault:
-            raise DataError(f"'{path}' is not the record of a Modicum checkpoint.") from fault
+            self.index = self._read_index()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let others have the folder."""
+        self._lock.release()
+
+    def _refuse_other_files(self) -> None:
+        if (self.folder / INDEX).exists():
+            return
+        if any(p.suffix not in OURS or p.is_dir() for p in self.folder.iterdir()):
+            raise SettingError(
+                f"the checkpoint folder '{self.folder}' holds other files; choose an empty one."
+            )
+
+    def _read_index(self) -> _Index:
+        path = self.folder / INDEX
+        if not path.exists():
+            fresh = _Index(FORMAT, self.identity, 0, [], None)
+            self._write(INDEX, fresh.to_bytes())
+            return fresh
+        index = _Index.read(path)
         for name, here in self.identity.items():
-            there = index["identity"].get(name)
+            there = index.identity.get(name)
             if there != here:
                 raise SettingError(
-                    f"the checkpoint in '{self.folder}' belongs to another run ({name} is {there} "
-                    f"there and {here} here); delete the folder or choose another."
+                    f"the checkpoint in '{self.folder}' belongs to another run ({name} is "
+                    f"{_short(there)} there and {_short(here)} here); delete the folder or choose "
+                    "another."
                 )
-        return dict(index)
+        return index
 
     @staticmethod
     def saved_identity(folder: str | os.PathLike[str]) -> dict[str, Any]:
-        """What the run saved in `folder` is; empty if there is none."""
+        """What the run saved in `folder` is; empty if there is none that could be resumed."""
         try:
-            return dict(json.loads((Path(folder) / "run.json").read_text())["identity"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return _Index.read(Path(folder) / INDEX).identity
+        except (OSError, DataError):
             return {}
+
+    @staticmethod
+    def delete(folder: str | os.PathLike[str]) -> None:
+        """Remove the checkpoint in `folder`, and the folder if nothing else is in it."""
+        path = Path(folder)
+        (path / INDEX).unlink(missing_ok=True)  # first: without it nothing else counts
+        for file in path.iterdir():
+            if file.suffix in OURS and not file.is_dir():
+                file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.rmdir()
 
     @property
     def iterations(self) -> int:
         """How many iterations are safely on disk."""
-        return int(self.index["iterations"])
+        return self.index.iterations
 
     def remember(self, name: str, compute: Callable[[], Arrays]) -> Arrays:
         """Return the arrays saved under `name`, or compute and save them now."""
@@ -89,57 +151,251 @@ class Checkpoint:
         if path.exists():
             return _load(path)
         arrays = compute()
-        _save(path, arrays)
+        self._write(path.name, arrays)
         return arrays
 
     def append(self, iterations: int, record: Arrays, state: list[np.ndarray]) -> None:
         """Save what the iterations up to number `iterations` recorded, and where they ended."""
         part, at = f"part-{iterations:08d}.npz", f"state-{iterations:08d}.npz"
-        _save(self.folder / part, record)
-        _save(self.folder / at, {f"leaf{i}": leaf for i, leaf in enumerate(state)})
-        before = self.index["state"]
-        self.index |= {
-            "iterations": iterations,
-            "parts": [*self.index["parts"], part],
-            "state": at,
-        }
-        self._write_index()
+        self._write(part, record)
+        self._write(at, {f"leaf{i}": leaf for i, leaf in enumerate(state)})
+        before = self.index.state
+        index = replace(
+            self.index, iterations=iterations, parts=[*self.index.parts, part], state=at
+        )
+        self._write(INDEX, index.to_bytes())
+        self.index = index
         if before:
             (self.folder / before).unlink(missing_ok=True)
 
-    def _write_index(self) -> None:
-        _replace(self.folder / "run.json", json.dumps(self.index, indent=1).encode())
+    def _write(self, name: str, content: Arrays | bytes) -> None:
+        """Have a file appear under its name complete, or not at all."""
+        path = self.folder / name
+        temporary = path.with_suffix(".tmp")
+        iterations = self.index.iterations if hasattr(self, "index") else 0
+        with _writing(self.folder, iterations):
+            try:
+                with open(temporary, "wb") as file:
+                    if isinstance(content, bytes):
+                        file.write(content)
+                    else:
+                        np.savez(file, **content)  # type: ignore[arg-type]
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    temporary.unlink()  # a full disk needs the room
+                raise
 
     def restore(self) -> tuple[list[Arrays], list[np.ndarray]]:
         """All parts in order, and the last state."""
-        parts = [_load(self.folder / name) for name in self.index["parts"]]
-        state = _load(self.folder / self.index["state"])
+        parts = [_load(self.folder / name) for name in self.index.parts]
+        path = self.folder / str(self.index.state)
+        state = _load(path)
+        if set(state) != {f"leaf{i}" for i in range(len(state))}:
+            raise _damaged(path)
         return parts, [state[f"leaf{i}"] for i in range(len(state))]
 
 
-def _save(path: Path, arrays: Arrays) -> None:
-    temporary = path.with_suffix(".tmp")
-    with open(temporary, "wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+# The index --------------------------------------------------------------------------------
 
 
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_suffix(".tmp")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+@dataclass(frozen=True)
+class _Index:
+    """What `run.json` says; the names in it are those `append` gives, and no others."""
+
+    format: str
+    identity: dict[str, Any]
+    iterations: int
+    parts: list[str]
+    state: str | None
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self), indent=1).encode()
+
+    @classmethod
+    def read(cls, path: Path) -> _Index:
+        """Read the file, or refuse it in one sentence."""
+        try:
+            content = path.read_text(encoding="utf-8")
+        except (FileNotFoundError, PermissionError):
+            raise
+        except (OSError, ValueError) as fault:
+            raise cls._refusal(path, "it is not a text file") from fault
+        try:
+            found = json.loads(content)
+        except (ValueError, RecursionError) as fault:
+            raise cls._refusal(path, "it is not JSON") from fault
+        wrong = cls._fault(found)
+        if wrong is not None:
+            raise cls._refusal(path, wrong)
+        return cls(*(found[name] for name in cls.__dataclass_fields__))
+
+    @staticmethod
+    def _refusal(path: Path, wrong: str) -> DataError:
+        return DataError(
+            f"'{path}' is not the record of a Modicum checkpoint: {wrong}; delete the folder, or "
+            "choose another."
+        )
+
+    @classmethod
+    def _fault(cls, found: object) -> str | None:
+        """What is wrong with the content, or None."""
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            return f"it does not say that its format is {FORMAT}"
+        for name, kind in (("identity", dict), ("iterations", int), ("parts", list)):
+            if not isinstance(found.get(name), kind) or isinstance(found[name], bool):
+                return f"its entry {name!r} is missing or of another type"
+        iterations, parts, state = found["iterations"], found["parts"], found.get("state")
+        if iterations < 0 or (iterations == 0) != (state is None):
+            return "its numbers contradict each other"
+        if state is not None and _number(state, "state") != iterations:
+            return "its state is not a file of that checkpoint"
+        numbers = [_number(part, "part") or 0 for part in parts]
+        if 0 in numbers or numbers != sorted(set(numbers)):
+            return "its parts are not files of that checkpoint, in order"
+        if (numbers[-1] if numbers else 0) != iterations:
+            return "its parts do not add up to its iterations"
+        return None
+
+
+def _number(name: object, kind: str) -> int | None:
+    """The iteration a file's name ends with; None for a name that `append` does not give."""
+    match = re.fullmatch(rf"{kind}-([0-9]{{8,18}})\.npz", name) if isinstance(name, str) else None
+    return int(match[1]) if match else None
+
+
+def _short(value: object) -> str:
+    return textwrap.shorten(str(value), 80, placeholder=" ...") or repr(value)
+
+
+# Reading arrays ---------------------------------------------------------------------------
 
 
 def _load(path: Path) -> Arrays:
+    """Arrays of a file, each only after its header was found to agree with the file's length."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, KeyError, BadZipFile) as fault:
-        raise DataError(
-            f"the checkpoint file '{path}' is missing or damaged; delete the folder to start anew."
-        ) from fault
+        size = path.stat().st_size
+        with zipfile.ZipFile(path) as archive:
+            return {
+                member.filename.removesuffix(".npy"): _array(archive, member, size)
+                for member in archive.infolist()
+            }
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as fault:
+        raise _damaged(path) from fault
+    except (ValueError, KeyError, TypeError, NotImplementedError, RecursionError) as fault:
+        raise _damaged(path) from fault
+
+
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, size: int) -> np.ndarray:
+    if member.compress_type != zipfile.ZIP_STORED or member.file_size > size:
+        raise ValueError("not as it was written")
+    with archive.open(member) as file:
+        shape, kind = _header(file)
+        length = math.prod(shape) * kind.itemsize
+        if kind.hasobject or min(shape, default=0) < 0 or length != member.file_size - file.tell():
+            raise ValueError("the header does not describe what follows")
+        file.seek(0)
+        array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
+        if file.read(1):  # only at the end of a member does zipfile compare the checksum
+            raise ValueError("longer than its header says")
+        return array
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    major, _ = np.lib.format.read_magic(file)
+    read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
+    shape, _, kind = read[major](file)
+    return tuple(int(length) for length in shape), kind
+
+
+def _damaged(path: Path) -> DataError:
+    return DataError(
+        f"the checkpoint file '{path}' is missing or damaged; delete the folder to start anew."
+    )
+
+
+# One process at a time, on a disk with room -----------------------------------------------
+
+
+class _Lock:
+    """The folder is this process's until `release`, or until the process dies."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / LOCK
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:
+                raise
+            self.release: Callable[[], object] = lambda: None  # who cannot write can do no harm
+            return
+        self.release = weakref.finalize(self, os.close, descriptor)
+        if not _locked(descriptor):
+            self.release()
+            raise SettingError(
+                f"the checkpoint in '{folder}' is in use by {_holder(path)}; wait until it ends, "
+                "or choose another folder."
+            )
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode())
+
+
+def _locked(descriptor: int) -> bool:
+    """Take the lock, unless another has it; where the file system has none, go on without."""
+    try:
+        import fcntl
+    except ImportError:
+        return _locked_on_windows(descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
+
+
+def _locked_on_windows(descriptor: int) -> bool:
+    import msvcrt
+
+    os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)
+    try:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+    except OSError:
+        return False
+    finally:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    return True
+
+
+def _holder(path: Path) -> str:
+    """Who wrote the lock: "process 4711", and where that is another machine's."""
+    try:
+        number, host = path.read_bytes()[:300].decode().split()
+        where = "" if host == socket.gethostname() else f" on {host}"
+        return f"process {int(number)}{where}"
+    except (OSError, ValueError):
+        return "another process"
+
+
+@contextmanager
+def _writing(folder: Path, iterations: int = 0) -> Iterator[None]:
+    """Say in one sentence that a folder cannot be written, and what is safe."""
+    try:
+        yield
+    except OSError as error:
+        kept = f" (the first {iterations:,} iterations are safe there)" if iterations else ""
+        if error.errno in FULL:
+            free = ""
+            with contextlib.suppress(OSError):
+                free = f", with {shutil.disk_usage(folder).free:,} bytes left"
+            raise ResourceError(
+                f"the disk of the checkpoint '{folder}' is full{free}{kept}; make room, and the "
+                "same call goes on where it was."
+            ) from error
+        raise SettingError(
+            f"the checkpoint '{folder}' cannot be written ({error.strerror or error}){kept}; "
+            "choose another folder."
+        ) from error

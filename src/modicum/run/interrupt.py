@@ -1,32 +1,124 @@
-"""Ctrl-C asks a run to stop at the end of its chunk; a second Ctrl-C stops it at once."""
+"""Signals while a run is going on: Ctrl-C, and SIGTERM from a scheduler.
+
+While chains run, the first signal asks them to stop at the end of their chunk, so that nothing is
+lost; a second Ctrl-C stops at once. At any other moment Ctrl-C raises KeyboardInterrupt, as
+everywhere in Python, and is raised again where Python swallows it: an exception inside a
+garbage-collection callback or a finaliser is printed and forgotten, and JAX has such callbacks.
+"""
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from types import FrameType
+from typing import Any
 
-__all__ = ["stoppable"]
+__all__ = ["Stop", "stoppable"]
+
+AGAIN = 0.02  # seconds until a swallowed interrupt is raised again
+
+
+class Stop:
+    """Whether a run was asked to stop, and by which signal."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self.chunks = False  # whether chains run, which stop by themselves
+
+    @property
+    def asked(self) -> bool:
+        """Whether to stop at the next good moment."""
+        return self.signal is not None
+
+    @contextmanager
+    def at_chunk_ends(self) -> Iterator[None]:
+        """Within the block a signal only asks: whoever runs chunks looks at `asked`."""
+        before, self.chunks = self.chunks, True
+        try:
+            yield
+        finally:
+            self.chunks = before
+
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Handle Ctrl-C."""
+        del frame
+        first, self.signal = self.signal is None, number
+        if not (self.chunks and first):
+            raise KeyboardInterrupt
+
+    def terminate(self, number: int, frame: FrameType | None) -> None:
+        """Handle SIGTERM: at once, unless chains run."""
+        del frame
+        self.signal = number
+        if not self.chunks:
+            self.pass_on()
+
+    def pass_on(self) -> None:
+        """End the process as SIGTERM would have, if it was SIGTERM that asked."""
+        if self.signal == signal.SIGTERM:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
+
+
+_current: Stop | None = None  # of the main thread, which alone hears signals
 
 
 @contextmanager
-def stoppable() -> Iterator[Callable[[], bool]]:
-    """Yield a function that tells whether the user has asked to stop."""
-    asked = threading.Event()
+def stoppable() -> Iterator[Stop]:
+    """Hear signals within the block; a block inside another one shares what that one hears.
+
+    Handlers that someone else installed stay: only Python's own, and the system's, are replaced.
+    """
+    global _current
     if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
+        yield Stop()
         return
-    before = signal.getsignal(signal.SIGINT)
+    if _current is not None:
+        yield _current
+        return
+    _current = stop = Stop()
+    with ExitStack() as undo:
+        undo.callback(_forget)
+        python = (signal.default_int_handler, signal.SIG_DFL, signal.SIG_IGN)
+        if signal.getsignal(signal.SIGINT) in python:
+            undo.callback(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
+            undo.enter_context(_raised_again())
+            signal.signal(signal.SIGINT, stop.interrupt)
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            undo.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, stop.terminate)
+        yield stop
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
 
-    signal.signal(signal.SIGINT, ask)
+def _forget() -> None:
+    global _current
+    _current = None
+
+
+@contextmanager
+def _raised_again() -> Iterator[None]:
+    """Have a KeyboardInterrupt that Python swallows raised again a moment later."""
+    before = sys.unraisablehook
+    inside = True
+
+    def again() -> None:
+        if inside:
+            signal.raise_signal(signal.SIGINT)  # the handler runs in the main thread
+
+    def swallowed(unraisable: Any) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            before(unraisable)
+            return
+        later = threading.Timer(AGAIN, again)
+        later.daemon = True
+        later.start()
+
+    sys.unraisablehook = swallowed
     try:
-        yield asked.is_set
+        yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        inside = False
+        sys.unraisablehook = before

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Any
 
 import numpy as np
+
+from modicum.progress import Phase, Progressbar
 
 __all__ = ["Monitor"]
 
@@ -15,29 +16,19 @@ EVERY = 1.5  # seconds between two live diagnoses
 
 
 class Monitor:
-    """A progress bar with live diagnostics; silent where `enabled` is False."""
+    """Warm-up and sampling as phases with live diagnostics; silent where `progressbar` is False."""
 
-    def __init__(self, tune: int, draws: int, chains: int, enabled: bool) -> None:
+    def __init__(self, tune: int, draws: int, chains: int, progressbar: Progressbar) -> None:
         self.tune, self.draws, self.chains = tune, draws, chains
-        self.enabled = enabled
+        self.progressbar = progressbar
+        self._phase: Phase | None = None
         self._watched: list[np.ndarray] = []
         self._diagnosed = time.monotonic()
         self._text = ""
-        self._bar: Any = None
 
     def __enter__(self) -> Monitor:
-        if self.enabled:
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-            from rich.progress import TimeElapsedColumn as Elapsed
-            from rich.progress import TimeRemainingColumn as Remaining
-
-            columns = (TextColumn("{task.description:8}"), BarColumn(bar_width=24))
-            detail = TextColumn("{task.fields[detail]}")
-            self._bar = Progress(*columns, MofNCompleteColumn(), Elapsed(), Remaining(), detail)
-            self._bar.start()
-            self._task = self._bar.add_task(
-                "compile", total=self.tune + self.draws, detail=f"{self.chains} chains"
-            )
+        if self.progressbar:
+            self._begin("warm-up" if self.tune else "sampling", self.tune or self.draws)
         return self
 
     def __exit__(
@@ -46,28 +37,39 @@ class Monitor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._phase is not None:
+            self._phase.end()
+
+    def _begin(self, name: str, total: int) -> Phase:
+        if self._phase is not None:
+            self._phase.update(self._phase.total or 0)
+            self._phase.end()
+        detail = f"{self.chains} chain{'s' * (self.chains != 1)}"
+        self._phase = Phase(name, total, self.progressbar, detail=detail)
+        self._phase.update(0)
+        return self._phase
 
     def update(self, done: int, record: dict[str, np.ndarray], rows_touched: int) -> None:
         """Show that `done` iterations are over; `record` holds the newest (chain, draw, ...)."""
-        if self._bar is None:
+        current = self._phase
+        if current is None:
             return
-        sampling = done > self.tune
-        if sampling and record["position"].shape[1]:
-            fresh = min(record["position"].shape[1], done - self.tune)
-            self._watched.append(record["position"][:, -fresh:, :WATCHED])
-            if time.monotonic() - self._diagnosed > EVERY or done == self.tune + self.draws:
-                self._diagnose()
+        if done > self.tune:
+            if current.name != "sampling":
+                current = self._begin("sampling", self.draws)
+            self._watch(done, record["position"])
         rate = record.get("acceptance_rate", np.empty(0))  # some methods accept everything
         accept = f"accept {rate.mean():.2f} · " if rate.size else ""
-        touched = f"{accept}{_short(rows_touched)} rows touched"
-        self._bar.update(
-            self._task,
-            completed=done,
-            description="sample" if sampling else "warm up",
-            detail=f"{touched}{self._text}",
-        )
+        detail = f"{accept}{_short(rows_touched)} rows touched{self._text}"
+        current.update(done - self.tune if done > self.tune else done, detail)
+
+    def _watch(self, done: int, position: np.ndarray) -> None:
+        fresh = min(position.shape[1], done - self.tune)
+        if not fresh:
+            return
+        self._watched.append(position[:, -fresh:, :WATCHED])
+        if time.monotonic() - self._diagnosed > EVERY or done == self.tune + self.draws:
+            self._diagnose()
 
     def _diagnose(self) -> None:
         from modicum.diagnostics import ess, r_hat
@@ -75,8 +77,12 @@ class Monitor:
         self._watched = [np.concatenate(self._watched, axis=1)]
         watched = self._watched[0]
         if watched.shape[1] >= 20:
-            smallest, largest = np.nanmin(ess(watched)), np.nanmax(r_hat(watched))
-            self._text = f" · ESS {smallest:,.0f} · R-hat {largest:.3f}"
+            sizes, ratios = ess(watched), r_hat(watched)  # NaN for one chain, or one that stays
+            self._text = ""
+            if np.isfinite(sizes).any():
+                self._text += f" · ESS {np.nanmin(sizes):,.0f}"
+            if np.isfinite(ratios).any():
+                self._text += f" · R-hat {np.nanmax(ratios):.3f}"
         self._diagnosed = time.monotonic()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,10 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from modicum.errors import ModicumWarning
+from modicum.errors import DataError, ModicumWarning
+from modicum.progress import Progressbar, logger, phase
 from modicum.run.chains import Chains
 from modicum.run.checkpoint import Checkpoint
-from modicum.run.interrupt import stoppable
+from modicum.run.interrupt import Stop, stoppable
 from modicum.run.monitor import Monitor
 
 __all__ = ["History", "PeriodicHook", "capacity_for", "run"]
@@ -31,7 +33,7 @@ class History:
     position
         Draws in the kernel's coordinates, (chain, draw, d).
     stats
-        One array (chain, draw) a statistic.
+        One array (chain, draw) per statistic.
     warmup
         The same of warm-up, without the positions.
     complete
@@ -115,7 +117,7 @@ def _joined(parts: list[Record]) -> Record:
 
 
 def capacity_for(numbers: int, total: int, stacked: int = 1) -> int:
-    """Iterations one compiled call can hold: about 32 MB at `numbers` float64 an iteration.
+    """Iterations one compiled call can hold: about 32 MB at `numbers` float64 per iteration.
 
     `stacked` chains that run as one share that, or on an accelerator a gigabyte.
     """
@@ -128,48 +130,39 @@ def run(
     chains: Chains,
     tune: int,
     draws: int,
-    progressbar: bool = True,
+    progressbar: Progressbar = True,
     checkpoint: Checkpoint | None = None,
     pause: PeriodicHook | None = None,
+    partial: bool = False,
 ) -> History:
     """Run all chains until `tune + draws` iterations are recorded, or the user interrupts.
 
-    With `chains.thin` an iteration that is recorded stands for so many that were made.
+    With `chains.thin` an iteration that is recorded stands for so many that were made. `partial`
+    says that a run which is stopped after its first draw returns what it has.
 
     Raises
     ------
     KeyboardInterrupt
-        If the user interrupts before the first draw after warm-up.
+        If the user interrupts before the first draw after warm-up, or the draws so far are of no
+        use.
     """
-    total, book, made = (tune + draws) * chains.thin, _Book(tune), 0
-    if checkpoint is not None and checkpoint.iterations:
-        parts, state = checkpoint.restore()
-        chains.restore(state)
-        made = checkpoint.iterations
-        for part in parts:
-            book.enter(part)
-    else:
-        chains.begin()
-    monitor = Monitor(tune, draws, len(chains.keys), progressbar)
-    pace = _Pace(chains.capacity, total, pause)
-    with stoppable() as stop_asked, monitor:
-        count = pace.first(made)
-        while made < total and not stop_asked():
-            started = time.monotonic()
-            if pause is not None and pause.due(made):
-                chains.renew(pause.renew)
-            after = pace.next(made + count)
-            record = chains.advance(made, count, next_count=after)
-            made += count
-            book.enter(record, time.monotonic() - started)
-            if checkpoint is not None:
-                checkpoint.append(made, record, chains.leaves())
-            monitor.update(book.done, record, book.rows_touched)
-            pace.took(time.monotonic() - started, count)
-            count = after
-    chains.close()
-    if book.done <= tune and draws:
+    total = (tune + draws) * chains.thin
+    try:
+        with stoppable() as stop:
+            with phase("compile", None, progressbar):
+                book, made = _begun(chains, tune, total, checkpoint)
+            monitor = Monitor(tune, draws, len(chains.keys), progressbar)
+            with stop.at_chunk_ends(), monitor:
+                made = _to_the_end(chains, made, total, book, stop, monitor, checkpoint, pause)
+            if stop.signal == signal.SIGTERM:
+                _say_where(made, total, checkpoint)
+                stop.pass_on()
+    finally:
+        chains.close()
+    if made < total and book.done <= tune:
         raise KeyboardInterrupt("stopped during warm-up, before the first draw")
+    if made < total and not partial:
+        raise KeyboardInterrupt("stopped while the run was being prepared")
     history = book.history(complete=made == total)
     if not history.complete:
         history.notes.append(
@@ -181,6 +174,76 @@ def run(
             )
         )
     return history
+
+
+def _begun(
+    chains: Chains, tune: int, total: int, checkpoint: Checkpoint | None
+) -> tuple[_Book, int]:
+    """Chains at their start, or where the checkpoint left them."""
+    book = _Book(tune)
+    if checkpoint is None or not checkpoint.iterations:
+        chains.begin()
+        return book, 0
+    made = checkpoint.iterations
+    parts, state = checkpoint.restore()
+    if made > total or not _agree(parts, len(chains.keys), made // chains.thin):
+        raise DataError(
+            f"what the checkpoint in '{checkpoint.folder}' holds is not of this run; delete the "
+            "folder to start anew."
+        )
+    chains.restore(state)
+    for part in parts:
+        book.enter(part)
+    return book, made
+
+
+def _agree(parts: list[Record], chains: int, recorded: int) -> bool:
+    """Whether parts are records of so many chains, and together of so many iterations."""
+    shapes = [{name: (v.dtype, v.shape[2:]) for name, v in part.items()} for part in parts]
+    if any("position" not in shape or shape != shapes[0] for shape in shapes):
+        return False
+    lengths = [{v.shape[:2] for v in part.values()} for part in parts]
+    if any(len(length) != 1 or min(map(len, length)) != 2 for length in lengths):
+        return False
+    pairs = [next(iter(length)) for length in lengths]
+    return {c for c, _ in pairs} == {chains} and sum(n for _, n in pairs) == recorded
+
+
+def _to_the_end(
+    chains: Chains,
+    made: int,
+    total: int,
+    book: _Book,
+    stop: Stop,
+    monitor: Monitor,
+    checkpoint: Checkpoint | None,
+    pause: PeriodicHook | None,
+) -> int:
+    """Chunk after chunk, until all are made or a stop is asked for; how many were made."""
+    pace = _Pace(chains.capacity, total, pause)
+    count = pace.first(made)
+    while made < total and not stop.asked:
+        started = time.monotonic()
+        if pause is not None and pause.due(made):
+            chains.renew(pause.renew)
+        after = pace.next(made + count)
+        record = chains.advance(made, count, next_count=after)
+        made += count
+        book.enter(record, time.monotonic() - started)
+        if checkpoint is not None:
+            checkpoint.append(made, record, chains.leaves())
+        monitor.update(book.done, record, book.rows_touched)
+        pace.took(time.monotonic() - started, count)
+        count = after
+    return made
+
+
+def _say_where(made: int, total: int, checkpoint: Checkpoint | None) -> None:
+    """Say how the run goes on in another process."""
+    where = "nothing of it was saved, since it had no checkpoint"
+    if checkpoint is not None:
+        where = f"the same call goes on from '{checkpoint.folder}'"
+    logger.warning("stopped by SIGTERM after %d of %d iterations; %s.", made, total, where)
 
 
 class _Pace:
@@ -197,13 +260,13 @@ class _Pace:
 
     def next(self, made: int) -> int:
         """Iterations of the chunk that begins when `made` are made."""
-        wanted = 4 if self.per_iteration is None else int(CHUNK_SECONDS / self.per_iteration)
-        return self._at_most(made, int(np.clip(wanted, 1, self.capacity)))
+        count = 4 if self.per_iteration is None else int(CHUNK_SECONDS / self.per_iteration)
+        return self._at_most(made, int(np.clip(count, 1, self.capacity)))
 
-    def _at_most(self, made: int, wanted: int) -> int:
+    def _at_most(self, made: int, count: int) -> int:
         if self.pause is not None:
-            wanted = min(wanted, self.pause.until_next(made))
-        return max(0, min(wanted, self.total - made))
+            count = min(count, self.pause.until_next(made))
+        return max(0, min(count, self.total - made))
 
     def took(self, seconds: float, count: int) -> None:
         """Learn from a chunk of `count` iterations."""

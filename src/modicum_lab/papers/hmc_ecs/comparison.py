@@ -107,8 +107,13 @@ class Size:
         """The problem as it is run at this size."""
         if not self.to_see_that_it_runs:
             return problem
-        shortest = problem.sghmc_steps[-1:]
-        return replace(problem, subsample=200, products=40, sghmc_steps=shortest, plain=False)
+        return replace(
+            problem,
+            subsample=2 * BLOCKS,
+            products=BLOCKS,
+            sghmc_steps=problem.sghmc_steps[-1:],
+            plain=False,
+        )
 
 
 def run_problem(

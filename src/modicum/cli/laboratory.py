@@ -1,0 +1,232 @@
+"""The commands that show and measure Modicum itself: `demo`, `reproduce` and `bench`.
+
+They are built on `modicum_lab`, which is imported when one of them is called.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from modicum.cli.columns import Quiet
+from modicum.cli.commands import app
+from modicum.cli.messages import console, count, errors, one_sentence
+from modicum_command import unwatch
+
+if TYPE_CHECKING:
+    from modicum_lab.papers import Experiment, Scale
+
+__all__ = ["bench", "demo", "reproduce"]
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("demo-output"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A tenth of the flights and fewer draws.")
+    ] = False,
+) -> None:
+    """Find out which flights out of New York arrive late, and draw a picture."""
+    with one_sentence():
+        from modicum_lab.demo import run_demo
+
+        run_demo(out, quick)
+
+
+@app.command()
+def reproduce(
+    paper: Annotated[str | None, typer.Argument(help="hmc-ecs or ewsg.")] = None,
+    experiment: Annotated[str | None, typer.Argument(help="One of --list; default: all.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
+    scale: Annotated[
+        str, typer.Option(help="smoke (seconds each), laptop (minutes) or paper (full size).")
+    ] = "laptop",
+    out: Annotated[Path, typer.Option(help="Folder for tables, figures and the page.")] = Path(
+        "papers-output"
+    ),
+    seed: Annotated[int, typer.Option(help="The same seed gives the same draws.")] = 1,
+    docs: Annotated[
+        bool, typer.Option("--docs", help="Then write docs/gallery of this checkout from OUT.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run the experiments of a paper: tables, figures, and a page that shows them all.
+
+    OUT will hold a folder for each experiment, and `index.html`. An experiment run again takes the
+    place of its earlier run there.
+    """
+    with one_sentence():
+        from modicum.errors import SettingError
+
+        experiments = _experiments(paper, experiment, scale)
+        if list_:
+            _list_experiments(experiments, console(quiet=False))
+            return
+        if paper is None:
+            raise SettingError("name the paper: modicum reproduce hmc-ecs, or ewsg.")
+        gallery = _docs_folder() / "gallery" if docs else None
+        say = console(quiet)
+        failed = _reproduce_all(experiments, scale, out, seed, say)  # type: ignore[arg-type]
+        if gallery is not None:
+            from modicum_lab.papers.pages import write_gallery
+
+            say.print(f"The gallery is {write_gallery(out, gallery)}.", highlight=False)
+        if failed:
+            raise typer.Exit(1)
+
+
+def _experiments(paper: str | None, name: str | None, scale: str) -> list[Experiment]:
+    """The experiments asked for; a paper, a name or a scale that is not known is refused."""
+    from modicum.errors import SettingError
+    from modicum_lab.papers.experiments import PAPERS, Scale, experiments_of
+
+    if scale not in get_args(Scale):
+        raise SettingError(f"scale must be one of {', '.join(get_args(Scale))}, not {scale!r}.")
+    if paper is None:
+        return [each for paper in PAPERS for each in experiments_of(paper)]
+    return experiments_of(paper, name)
+
+
+def _list_experiments(experiments: list[Experiment], say: Console) -> None:
+    """One line per experiment."""
+    wide = max((len(each.name) for each in experiments), default=0)
+    for each in experiments:
+        say.print(f"{each.paper:<7}  {each.name:<{wide}}  {escape(each.title)}", highlight=False)
+
+
+def _reproduce_all(
+    experiments: list[Experiment], scale: Scale, out: Path, seed: int, say: Console
+) -> int:
+    """Run each, write its files, and bring the page up to date; return how many failed."""
+    from modicum_lab.papers.pages import write_page
+
+    failed = 0
+    for number, each in enumerate(experiments, 1):
+        say.print(f"[{number}/{len(experiments)}] {each.name}: {each.title}", markup=False)
+        failed += not _reproduce(each, scale, out, seed, say)
+        page = write_page(out)  # after each, so that the first can be read while the rest run
+    if experiments:
+        say.print(f"The page is {escape(str(page))}.", highlight=False)
+    return failed
+
+
+def _reproduce(experiment: Experiment, scale: Scale, out: Path, seed: int, say: Console) -> bool:
+    from modicum.errors import ModicumError, ModicumWarning
+    from modicum_lab.papers.report import write_failure, write_result
+
+    started = time.monotonic()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ModicumWarning)  # results keep what is to be said
+            result = experiment.run(scale, seed)
+            seconds = time.monotonic() - started
+            folder = write_result(experiment, result, out, scale, seed, seconds)
+    except ModicumError as error:
+        write_failure(experiment, out, scale, seed, str(error))
+        errors().print(f"[red]{experiment.name}:[/] [red]{escape(str(error))}[/]", highlight=False)
+        return False
+    made = f"{count(len(result.tables), 'table')}, {count(len(result.figures), 'figure')}"
+    say.print(f"  {made} in {escape(str(folder))}, {seconds:.0f} s", highlight=False)
+    return True
+
+
+@app.command()
+def bench(
+    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("bench-output"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small sizes: a couple of minutes.")
+    ] = False,
+    problem: Annotated[
+        list[str] | None, typer.Option(help="Only this problem; may be repeated.")
+    ] = None,
+    peer: Annotated[
+        list[str] | None, typer.Option(help="Only this sampler and Modicum; may be repeated.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Seconds of sampling per contender; default 20 (quick: 5).")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="Runs of each, in turns; default 3 (quick: 1).")
+    ] = None,
+    huge: Annotated[
+        bool, typer.Option("--huge", help="Also 100 million rows from disk (needs 24 GB there).")
+    ] = False,
+    docs: Annotated[
+        bool,
+        typer.Option("--docs", help="Write docs/benchmarks/last.md of this checkout."),
+    ] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List problems and samplers.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure Modicum beside what you would use instead, on this machine.
+
+    OUT will hold `bench.md`, `bench.json` and three pictures. Everything takes more than an hour on
+    two cores. Samplers that are not installed are left out: pip install 'modicum[bench]'.
+    """
+    with one_sentence():
+        if list_:
+            _list_bench(console(quiet=False))
+            return
+        place, page = (_docs_folder() / "benchmarks", "last") if docs else (out, "bench")
+        chosen = problem or [], peer or []
+        unwatch()  # the suite hears Ctrl-C itself, and writes what it has measured
+        _bench(place, quick, *chosen, seconds, repeats, huge, page, console(quiet))
+
+
+def _list_bench(say: Console) -> None:
+    """Problems and peers, one per line."""
+    from modicum_lab.bench.contenders import CONTENDERS
+    from modicum_lab.bench.problems import PROBLEMS
+
+    wide = max(len(name) for name in (*PROBLEMS, *CONTENDERS))
+    say.print("Problems (--problem):", highlight=False)
+    for name, problem in PROBLEMS.items():
+        say.print(f"  {name:<{wide}}  {escape(problem.title)}", highlight=False)
+    say.print("Samplers (--peer):", highlight=False)
+    for name, peer in CONTENDERS.items():
+        absent = "" if peer.missing() is None else f" ({peer.package} is not installed)"
+        say.print(f"  {name:<{wide}}  {escape(peer.title + absent)}", highlight=False)
+
+
+def _bench(
+    out: Path,
+    quick: bool,
+    problems: list[str],
+    peers: list[str],
+    seconds: float | None,
+    repeats: int | None,
+    huge: bool,
+    page: str,
+    say: Console,
+) -> None:
+    """Run the suite and write its files; `page` is the name of the Markdown and JSON files."""
+    from modicum.errors import SettingError
+    from modicum_lab.bench.limits import limits_of, limits_table
+    from modicum_lab.bench.report import write_report
+    from modicum_lab.bench.suite import plan, run_suite
+
+    if seconds is not None and not seconds > 0:
+        raise SettingError(f"seconds must be a positive number, not {seconds:g}.")
+    if repeats is not None and repeats < 1:
+        raise SettingError(f"repeats must be at least 1, not {repeats}.")
+    todo = plan(quick, problems, peers, seconds, repeats, huge)
+    results = run_suite(todo, lambda text: say.print(text, markup=False, highlight=False))
+    written = write_report(results, out, page)
+    say.print(limits_table(limits_of(results.measured)).markdown(), markup=False, highlight=False)
+    say.print(f"The report is {escape(str(written))}.", highlight=False)
+
+
+def _docs_folder() -> Path:
+    """The documentation's folder of the checkout one stands in."""
+    from modicum.errors import SettingError
+
+    folder = Path("docs")
+    if not folder.is_dir():
+        raise SettingError("--docs is for a checkout of Modicum: there is no folder docs here.")
+    return folder

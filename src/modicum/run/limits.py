@@ -1,0 +1,97 @@
+"""When the machine has no more: memory, address space, threads, room on a disk.
+
+Libraries below say so in many ways, some of them by a status code of their own. A run says it in
+one sentence that names the limit, as a `ResourceError`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+
+from modicum.errors import ResourceError
+
+__all__ = ["memory_limit", "within_limits"]
+
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # XLA's status, which begins the text of its errors
+COMPILER, COMPILER_PER_CORE = 500_000_000, 100_000_000  # address space of a compilation, and more
+REMEDY = (
+    "run fewer chains at a time, read the rows from a store (modicum ingest), or give the process "
+    "more memory"
+)
+
+
+@contextmanager
+def within_limits() -> Iterator[None]:
+    """Turn what is raised when the machine has no more into one sentence.
+
+    A compiler that gets no memory aborts the process, so a run that has too little is refused.
+    """
+    _refuse_small_room()
+    try:
+        yield
+    except MemoryError as error:
+        raise _out_of_memory() from error
+    except jax.errors.JaxRuntimeError as error:
+        if not str(error).startswith(OUT_OF_MEMORY):
+            raise
+        raise _out_of_memory() from error
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise _out_of_memory() from error
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        where = f"of '{error.filename}' " if error.filename else ""
+        raise ResourceError(f"the disk {where}is full; make room and try again.") from error
+
+
+def _refuse_small_room() -> None:
+    limit, used = memory_limit(), _address_space()
+    needed = COMPILER + COMPILER_PER_CORE * (os.cpu_count() or 1)
+    if limit is not None and used is not None and limit - used < needed:
+        raise ResourceError(
+            f"this process may use {limit // 1024:,} kB of address space (ulimit -v), of which "
+            f"{max(0, limit - used) // 1024:,} kB are left, and compiling needs about "
+            f"{needed // 1024:,} kB: raise the limit."
+        )
+
+
+def _address_space() -> int | None:
+    """Bytes of address space the process has; None where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _out_of_memory() -> ResourceError:
+    limit = memory_limit()
+    if limit is not None:
+        return ResourceError(
+            f"the memory this process may use ran out: its limit is {limit // 1024:,} kB "
+            f"(ulimit -v); {REMEDY}."
+        )
+    return ResourceError(f"this machine's memory ran out{_size()}; {REMEDY}.")
+
+
+def memory_limit() -> int | None:
+    """Bytes of address space the process may have; None where there is no limit."""
+    try:
+        import resource
+    except ImportError:  # not a POSIX system
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else int(soft)
+
+
+def _size() -> str:
+    try:
+        return f" ({os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB)"
+    except (AttributeError, OSError, ValueError):
+        return ""

@@ -1,0 +1,92 @@
+"""Progress: every phase is named from the start, on standard error, in a log, or by a callback."""
+
+import io
+import logging
+import subprocess
+import sys
+
+import pytest
+
+import modicum as mo
+from helpers.targets import gaussian_rows, quick
+from modicum import progress
+from modicum.progress import pass_progress, phase
+
+MODEL = mo.models.Gaussian(scale=0.7)
+PHASES = ["mode", "compile", "warm-up", "sampling", "checks"]
+
+
+def test_a_callback_hears_every_phase_to_its_end():
+    heard = []
+    post = quick(MODEL, gaussian_rows(150), progressbar=heard.append)
+    assert [name for name in dict.fromkeys(e.phase for e in heard) if name in PHASES] == PHASES
+    for name, total in (("warm-up", 100), ("sampling", 40)):
+        done = [e.done for e in heard if e.phase == name]
+        assert done == sorted(done)
+        assert done[-1] == total == next(e.total for e in heard if e.phase == name)
+    assert any("rows touched" in e.detail for e in heard)
+    assert post.num_draws == 40
+    silent = quick(MODEL, gaussian_rows(150), progressbar=False)
+    assert (silent["beta"] == post["beta"]).all()
+
+
+def test_events_are_frozen():
+    with pytest.raises(AttributeError):
+        mo.ProgressEvent("mode").done = 3
+
+
+def test_a_log_gets_one_line_per_phase(caplog):
+    with caplog.at_level(logging.INFO, logger="modicum"):
+        quick(MODEL, gaussian_rows(150), progressbar=True)
+    lines = [r.getMessage() for r in caplog.records if r.name == "modicum"]
+    named = [line.partition(",")[0] for line in lines]
+    assert [name for name in named if name in PHASES] == PHASES
+    assert "sampling, 40 iterations (2 chains)" in lines
+
+
+def test_without_a_log_the_lines_go_to_standard_error(tmp_path):
+    code = (
+        "import numpy as np, modicum as mo;"
+        "from modicum.progress import phase\n"
+        "with phase('ingest', 7, True, 'rows') as going: going.advance(7)\n"
+        "with phase('quick', None, False): pass"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == ""
+    assert result.stderr == "modicum: ingest, 7 rows\n"
+
+
+def test_what_is_quick_stays_silent():
+    heard = []
+    with pass_progress("gradient", 10, heard.append) as advance:
+        advance(10)
+    assert heard == []
+
+
+def test_a_long_pass_is_counted(monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    heard = []
+    with pass_progress("gradient", 10, heard.append) as advance:
+        for _ in range(3):
+            advance(4)
+    assert [e.done for e in heard][-1] == 10  # never more than there are
+    assert {e.total for e in heard} == {10}
+
+
+def test_phases_inside_each_other_share_one_display(monkeypatch):
+    screen = io.StringIO()
+    screen.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    progress._bars.cache_clear()
+    with phase("mode"), phase("gradient", 10, True, "rows") as rows:
+        rows.advance(3)
+        bars = progress._bars()
+        assert len(bars._tasks) == 2
+    assert bars._display is None  # both are over
+    with phase("sampling", 5) as sampling:
+        sampling.update(5, "accept 0.80")
+    said = screen.getvalue()
+    assert "mode" in said
+    assert "gradient" in said
+    assert "accept 0.80" in said

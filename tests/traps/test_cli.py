@@ -1,0 +1,303 @@
+"""A zoo of careless commands: each ends in one sentence, and nothing of the user's is replaced."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import modicum as mo
+from modicum.cli import app, commands
+from modicum.cli.commands import main
+from modicum.rows import ingest
+
+SHORT = ["--draws", "20", "--tune", "20", "--chains", "1", "--seed", "1", "--method", "hmc"]
+GOOD = "dose,ward,well\n" + "".join(
+    f"{value:.3f},{'ABC'[i % 3]},{i % 2}\n"
+    for i, value in enumerate(np.random.default_rng(1).normal(size=60))
+)
+
+
+@pytest.fixture
+def csv(tmp_path):
+    path = tmp_path / "patients.csv"
+    path.write_text(GOOD)
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def refused(*arguments):
+    """One sentence on standard error beside the phases, exit code 1, no traceback."""
+    result = run(*arguments)
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code == 1, result.output
+    said = [line for line in result.stderr.splitlines() if not line.startswith("modicum: ")]
+    assert len(said) == 1, result.stderr
+    assert said[0].startswith("Error: ")
+    return said[0]
+
+
+BAD_FILES = {
+    "empty.csv": (b"", "cannot be read"),
+    "header.csv": (b"dose,well\n", "no rows"),
+    "twice.csv": (b"dose,dose,well\n1,2,0\n2,3,1\n", "more than once"),
+    "text.csv": (b"dose,well\n1,yes\n2,no\n", "holds text"),
+    "missing.csv": (b"dose,well\n1,\n2,1\n", "missing value"),
+    "infinite.csv": (b"dose,well\n1e400,0\n2,1\n", "holds inf"),
+    "ragged.csv": (b"dose,well\n1,0,5\n2\n", "cannot be read"),
+    "quote.csv": (b'dose,well\n"1,0\n2,1\n', "cannot be read"),
+    "noise.csv": (bytes(range(256)) * 10, ""),
+    "zeros.csv": (b"dose,well\n1,\x000\n", "holds text"),
+    "no.parquet": (b"junk" * 100, "Parquet"),
+    "no.feather": (b"", "cannot be read"),
+    "no.csv.gz": (b"junk", "cannot be read"),
+    "table.txt": (b"dose,well\n1,0\n", "ending"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_files_that_are_no_tables(tmp_path, name):
+    content, said = BAD_FILES[name]
+    (tmp_path / name).write_bytes(content)
+    text = refused("fit", tmp_path / name, "--outcome", "well", "--out", tmp_path / "run")
+    assert said in text
+
+
+def test_paths_that_lead_nowhere(csv, tmp_path):
+    (tmp_path / "folder").mkdir()
+    rest = ["--outcome", "well", "--out", tmp_path / "run"]
+    for data in (tmp_path / "folder", tmp_path / "none*.csv", "/dev/null", csv / "below.csv"):
+        refused("fit", data, *rest)
+    assert "is no path" in refused("fit", "", *rest)
+    refused("fit", "x" * 5000, *rest)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--draws", "-3"],
+        ["--tune", "-1"],
+        ["--chains", "0"],
+        ["--seed", "-1"],
+        ["--seed", str(10**30)],
+        ["--prob", "2"],
+        ["--prob", "nan"],
+        ["--prior-scale", "nan"],
+        ["--prior-scale", "inf"],
+        ["--family", "student-t", "--df", "0"],
+        ["--family", "gaussian", "--scale", "-1"],
+        ["--family", ""],
+        ["--method", "x"],
+        ["--method", ""],
+        ["--dtype", "int3"],
+        ["--outcome", ""],
+        ["--predictors", "nothing"],
+        ["--predictors", "well"],
+        ["--offset", "nothing"],
+        ["--weight", "nothing"],
+        ["--categorical", "ward=Z"],
+    ],
+    ids=" ".join,
+)
+def test_odd_options(csv, tmp_path, options):
+    usual = ["--outcome", "well", "--categorical", "ward", "--out", tmp_path / "run"]
+    refused("fit", csv, *usual, *SHORT, *options)
+    assert not (tmp_path / "run" / "posterior").exists()
+
+
+def test_a_wrong_probability_is_refused_before_anything_is_done(csv, tmp_path):
+    assert "--prob" in refused(
+        *("fit", csv, "--outcome", "well", "--out", tmp_path / "run", "--prob", "90")
+    )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("place", ["file", "below", "nowhere"])
+def test_an_out_that_cannot_be(csv, tmp_path, place):
+    out = {"file": csv, "below": csv / "run", "nowhere": "/proc/nowhere/run"}[place]
+    assert "--out" in refused("fit", csv, "--outcome", "well", "--out", out)
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")
+def test_an_out_and_a_file_without_permission(csv, tmp_path):
+    (tmp_path / "locked").mkdir(mode=0o500)
+    assert "--out" in refused("fit", csv, "--outcome", "well", "--out", tmp_path / "locked" / "run")
+    csv.chmod(0)
+    refused("fit", csv, "--outcome", "well", "--out", tmp_path / "run")
+
+
+def test_a_folder_in_place_of_a_result(csv, tmp_path):
+    (tmp_path / "run" / "posterior").mkdir(parents=True)
+    out = ["--out", tmp_path / "run", "--overwrite"]
+    assert "is a folder" in refused("fit", csv, "--outcome", "well", *out)
+
+
+def test_names_that_are_no_text(csv, tmp_path):
+    name = os.fsdecode(b"run-\xff\xfe")
+    try:
+        (tmp_path / name).mkdir()
+    except OSError:
+        pytest.skip("this file system has no such names")
+    usual = ["--outcome", "well", "--predictors", "dose", *SHORT, "--quiet"]
+    result = run("fit", csv, *usual, "--out", tmp_path / name)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / name / "posterior").is_file()
+
+
+# Nothing of the user's is replaced unasked --------------------------------------------------
+
+
+def test_a_finished_fit_is_not_replaced_unasked(csv, tmp_path):
+    out = tmp_path / "run"
+    command = ["fit", csv, "--outcome", "well", "--predictors", "dose", "--out", out, *SHORT]
+    assert run(*command).exit_code == 0
+    before = (out / "posterior").read_bytes()
+    assert "--overwrite" in refused(*command, "--seed", "2")
+    assert (out / "posterior").read_bytes() == before
+    assert run(*command, "--seed", "2", "--overwrite").exit_code == 0
+    assert (out / "posterior").read_bytes() != before
+
+
+def test_a_store_of_the_users_own_is_not_replaced_unasked(csv, tmp_path):
+    mine = ingest({"x": np.eye(3), "y": [0, 1, 1]}, tmp_path / "run" / "rows", progressbar=False)
+    usual = ["--outcome", "well", "--predictors", "dose", "--out", tmp_path / "run", *SHORT]
+    assert "--overwrite" in refused("fit", csv, *usual)
+    assert len(mo.Rows.open(tmp_path / "run" / "rows")) == len(mine)
+    assert run("fit", csv, *usual, "--overwrite").exit_code == 0
+    assert len(mo.Rows.open(tmp_path / "run" / "rows")) == 60
+
+
+def test_a_store_put_in_the_place_of_ours_is_not_replaced_unasked(csv, tmp_path):
+    out = tmp_path / "run"
+    usual = ["--outcome", "well", "--predictors", "dose", "--out", out, *SHORT]
+    assert run("fit", csv, *usual).exit_code == 0
+    (out / "posterior").unlink()
+    (out / "summary.csv").unlink()
+    ingest({"x": np.eye(3), "y": [0, 1, 1]}, out / "rows", overwrite=True, progressbar=False)
+    assert "--overwrite" in refused("fit", csv, *usual)
+    assert len(mo.Rows.open(out / "rows")) == 3
+
+
+def test_an_ingest_that_was_killed_goes_on_without_being_allowed_to(csv, tmp_path, monkeypatch):
+    from modicum.cli import fitting
+
+    class Killed(BaseException):
+        """The process dies here."""
+
+    def dies_after(*arguments, real=fitting.ingest_table, **settings):
+        real(*arguments, **settings)
+        raise Killed
+
+    usual = ["--outcome", "well", "--predictors", "dose", "--out", tmp_path / "run", *SHORT]
+    with monkeypatch.context() as patch:
+        patch.setattr(fitting, "ingest_table", dies_after)
+        with pytest.raises(Killed):
+            run("fit", csv, *usual)
+    assert run("fit", csv, *usual).exit_code == 0
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"store": 3}', "[" * 100_000])
+def test_a_damaged_note_is_no_note(csv, tmp_path, content):
+    out = tmp_path / "run"
+    usual = ["--outcome", "well", "--predictors", "dose", "--out", out, *SHORT]
+    out.mkdir()
+    (out / "rows-source.json").write_text(content)
+    assert run("fit", csv, *usual).exit_code == 0
+    assert "origin" in json.loads((out / "rows-source.json").read_text())
+
+
+# What nobody expected -----------------------------------------------------------------------
+
+
+def ended(monkeypatch, *arguments):
+    """The exit code of `main`, which ends the process where there is one."""
+
+    class Ended(BaseException):
+        """In place of the process's end."""
+
+    def end(code):
+        raise Ended(code)
+
+    monkeypatch.setattr(sys, "argv", ["modicum", *map(str, arguments)])
+    monkeypatch.setattr(commands, "watch", lambda: None)
+    monkeypatch.setattr(os, "_exit", end)
+    try:
+        main()
+    except Ended as code:
+        return code.args[0]
+    return 0
+
+
+def test_what_nobody_expected_is_one_line_and_code_2(csv, tmp_path, monkeypatch, capfd):
+    def fails(*arguments):
+        raise ZeroDivisionError("of all things\nthis one")
+
+    monkeypatch.setattr(commands, "read_rows", fails)
+    command = ["fit", csv, "--outcome", "well", "--out", tmp_path / "run"]
+    assert ended(monkeypatch, *command) == 2
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert "internal error" in said
+    assert "ZeroDivisionError: of all things this one; run with --debug" in said
+    with pytest.raises(ZeroDivisionError):
+        ended(monkeypatch, *command, "--debug")
+    commands.debugging(False)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOMEM])
+def test_a_machine_that_has_no_more_is_named(csv, tmp_path, monkeypatch, number):
+    def fails(*arguments):
+        raise OSError(number, os.strerror(number), str(tmp_path / "file"))
+
+    monkeypatch.setattr(commands, "read_rows", fails)
+    text = refused("fit", csv, "--outcome", "well", "--out", tmp_path / "run")
+    assert ("memory" if number == errno.ENOMEM else str(tmp_path / "file")) in text
+
+
+def test_memory_that_runs_out_in_python_is_a_resource_error(monkeypatch):
+    from helpers.targets import gaussian_rows, quick
+
+    def fails(self):
+        raise MemoryError
+
+    monkeypatch.setattr("modicum.run.chains.Chains.begin", fails)
+    with pytest.raises(mo.ResourceError, match="memory"):
+        quick(mo.models.Gaussian(scale=0.7), gaussian_rows(50))
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="limits of Linux")
+def test_too_little_address_space_is_named_before_anything_aborts(csv, tmp_path):
+    command = [sys.executable, "-m", "modicum_command", "fit", csv, "--outcome", "well"]
+    result = subprocess.run(
+        ["sh", "-c", 'ulimit -v 1048576; exec "$@"', "sh", *command, "--out", tmp_path / "run"],
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert "1,048,576 kB of address space (ulimit -v)" in result.stderr
+
+
+def test_a_reader_that_leaves_is_no_error(csv, tmp_path):
+    out = tmp_path / "run"
+    command = ["fit", csv, "--outcome", "well", "--predictors", "dose", "--out", out, *SHORT]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "modicum_command", *map(str, command)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdout.close()  # as `| head -0` does
+    said = process.stderr.read()
+    process.wait()
+    assert "Traceback" not in said
+    assert "Exception" not in said
