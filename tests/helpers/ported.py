@@ -192,9 +192,11 @@ def lotka_volterra(data):
             return jnp.stack([(alpha - beta * v) * u, (-gamma + delta * u) * v])
 
         start = jnp.exp(th["log_start"])
-        path = jnp.concatenate([start[None], runge_kutta(slope, start, times, 25)])
+        path = jnp.concatenate([start[None], runge_kutta(slope, start, times, 10)])
         here = path[b["year"].astype(int)]
-        return jnp.sum(normal(jnp.log(b["y"]), jnp.log(here), jnp.exp(th["log_sigma"])), axis=1)
+        return jnp.sum(
+            normal(jnp.log(b["animals"]), jnp.log(here), jnp.exp(th["log_sigma"])), axis=1
+        )
 
     def named(draws):
         out = {}
@@ -208,7 +210,7 @@ def lotka_volterra(data):
         "log_sigma": np.full(2, -1.0),
     }
     y = np.concatenate([[data["y_init"]], data["y"]])
-    rows = mo.Rows(year=np.arange(len(y)) * 1.0, y=y)
+    rows = mo.Rows(year=np.arange(len(y)) * 1.0, animals=y)
     return Port(mo.Model(log_prior, log_likelihood, init), rows, named)
 
 
@@ -227,7 +229,7 @@ def one_comp_mm_elim_abs(data):
         def slope(t, c):
             return jnp.exp(-k_a * t) * dose * k_a / volume - v_m / volume * c / (k_m + c)
 
-        path = runge_kutta(slope, jnp.zeros(()), times, 50)
+        path = runge_kutta(slope, jnp.zeros(()), times, 10)
         return normal(jnp.log(b["c"]), jnp.log(path[b["index"].astype(int)]), sigma)
 
     def named(draws):

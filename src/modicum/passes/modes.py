@@ -297,6 +297,8 @@ class _SomeRows:
 
         def negative(z: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = self._log_posterior(self.centre + self.factor @ z)
+            if not _is_finite(value, gradient):
+                return np.inf, gradient  # turned away by the line search, and not multiplied
             return -value, -(self.factor.T @ gradient)
 
         end = _descend(negative, np.linalg.solve(self.factor, start - self.centre))
