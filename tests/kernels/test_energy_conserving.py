@@ -253,13 +253,13 @@ def test_a_step_records_what_it_did_and_leaves_a_consistent_state(x64):
 def test_requested_rows_are_a_function_of_the_key(design, x64):
     kernel = kernel_of(20, 5, 3, design)
     context = context_of(50, design, np.arange(1.0, 51.0))
-    wants = jax.jit(kernel.row_request)
-    first, again, other = (wants(jax.random.key(k), context) for k in (1, 1, 2))
-    np.testing.assert_array_equal(first.rows, again.rows)
-    assert not np.array_equal(first.rows, other.rows)
-    assert first.rows.shape == (3 * 4,)
+    request = jax.jit(kernel.row_request)
+    first, again, other = (request(jax.random.key(k), context) for k in (1, 1, 2))
+    np.testing.assert_array_equal(first.row_ids, again.row_ids)
+    assert not np.array_equal(first.row_ids, other.row_ids)
+    assert first.row_ids.shape == (3 * 4,)
     at_start = jax.eval_shape(kernel.initial_row_request, jax.random.key(1), context)
-    assert at_start.rows.shape == (20,)
+    assert at_start.row_ids.shape == (20,)
 
 
 # The chain against a known posterior ---------------------------------------------------------
