@@ -115,11 +115,14 @@ def linear_in_numpyro(rows, outcome, scales=(), classes=0):
     return model
 
 
+RAW = {"prior_scale": 2.5, "intercept_scale": 10.0}  # as written out for NumPyro above
+
+
 @pytest.mark.parametrize("family", ["logistic", "poisson"])
 def test_nuts_agrees_with_numpyro(family, x64):
     model, rows, outcome = {
-        "logistic": (M.Logistic(), logistic_rows(), lambda d, e: d.BernoulliLogits(e)),
-        "poisson": (M.Poisson(), poisson_rows(), lambda d, e: d.Poisson(jnp.exp(e))),
+        "logistic": (M.Logistic(**RAW), logistic_rows(), lambda d, e: d.BernoulliLogits(e)),
+        "poisson": (M.Poisson(**RAW), poisson_rows(), lambda d, e: d.Poisson(jnp.exp(e))),
     }[family]
     ours = flat_draws(mo.sample(model, rows, method="nuts", **RUN))
     theirs = numpyro_draws(linear_in_numpyro(rows, outcome), ["beta", "intercept"])
@@ -133,9 +136,12 @@ def test_nuts_agrees_with_numpyro(family, x64):
 def test_further_families_agree_with_numpyro(family, x64):
     scales, classes = (("scale",), 0) if family != "softmax" else ((), 3)
     model, rows, outcome = {
-        "gaussian": (M.Gaussian(), gaussian_rows(60), lambda d, e, s: d.Normal(e, s)),
-        "student": (M.StudentT(df=3.0), gaussian_rows(60), lambda d, e, s: d.StudentT(3.0, e, s)),
-        "softmax": (M.Softmax(), class_rows(), lambda d, e: d.Categorical(
+        "gaussian": (
+            M.Gaussian(**RAW, scale_prior=2.5), gaussian_rows(60), lambda d, e, s: d.Normal(e, s)),
+        "student": (
+            M.StudentT(**RAW, scale_prior=2.5, df=3.0), gaussian_rows(60),
+            lambda d, e, s: d.StudentT(3.0, e, s)),
+        "softmax": (M.Softmax(**RAW), class_rows(), lambda d, e: d.Categorical(
             logits=jnp.concatenate([e, jnp.zeros((len(e), 1))], axis=1))),
     }[family]  # fmt: skip
     posterior = mo.sample(model, rows, method="nuts", **RUN)

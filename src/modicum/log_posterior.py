@@ -105,8 +105,8 @@ class LogPosterior:
 
     def __init__(self, model: BaseModel, rows: Rows, *, progressbar: bool = False) -> None:
         check_model_and_rows(model, rows)
-        self._target, self.start = Target.of(model, rows)
         self.ledger = Ledger(rows=len(rows))
+        self._target, self.start = Target.of(model, rows, self.ledger)
         self._sums = Sums(self._target, rows, LocalEngine(progressbar=progressbar), self.ledger)
 
     def __len__(self) -> int:

@@ -146,7 +146,7 @@ def _are_known(*options: tuple[str, Any]) -> bool:
 
 MAPS, MOST = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 ROOM = 0.7  # share of the maps that may be in use before a run
-MANY = 100  # functions compiled since the last clearing: some twenty runs of different shapes
+MANY = 100  # functions compiled since the last clearing: some thirty runs of different shapes
 COMPILATION = "/jax/core/compile/backend_compile_duration"
 
 

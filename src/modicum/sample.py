@@ -137,7 +137,8 @@ def sample(
     tune, draws = _lengths(chosen, rows, draws, tune, chains, passes, thin)
     started = time.monotonic()
     seed = _seed(random_seed, checkpoint)
-    target, start = Target.of(model, rows)
+    ledger = Ledger(rows=len(rows))
+    target, start = Target.of(model, rows, ledger)
     where = _starts(target, rows, starts)
     folder = None
     if checkpoint is not None:
@@ -147,7 +148,7 @@ def sample(
             checkpoint, _identity(target, start, where, rows, chosen, *run_length, seed)
         )
     with folder or nullcontext(), stoppable(), within_limits():
-        sums = Sums(target, rows, LocalEngine(progressbar=progressbar), Ledger(rows=len(rows)))
+        sums = Sums(target, rows, LocalEngine(progressbar=progressbar), ledger)
         names = _flat_names(target, rows)
         length = (draws * thin, tune * thin, chains)
         task = Task(target, start, rows, sums, names, *length, seed, folder, where)
@@ -378,11 +379,17 @@ def _posterior(
         labels=labels,
         weights=outcome.weights,
         warnings=Warnings(doubts),
-        tuning=mode | plan.tuning,
+        tuning=mode | plan.tuning | _priors_text(task),
         settings=settings,
         predictor=ModelPredictor(task.target.model),
         fit_rows=FitRows.of(task.rows),
     )
+
+
+def _priors_text(task: Task) -> dict[str, dict[str, str]]:
+    """The priors in numbers, for those who want to know what they were."""
+    text = task.target.model.describe_priors(task.rows)
+    return {"priors": text} if text else {}
 
 
 def _rows_touched(stats: dict[str, np.ndarray]) -> int:

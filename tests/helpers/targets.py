@@ -34,9 +34,10 @@ def poisson_rows(n=400, d=3, seed=2, **kwargs):
     return mo.Rows(x=x, y=y * 1.0, offset=offset, **kwargs)
 
 
-def gaussian_rows(n=200, d=3, seed=3, scale=0.7, **kwargs):
+def gaussian_rows(n=200, d=3, seed=3, scale=0.7, size=1.0, **kwargs):
     x, rng = design(n, d, seed)
-    return mo.Rows(x=x, y=1.0 + x @ np.linspace(-1, 2, d) + scale * rng.normal(size=n), **kwargs)
+    signal = size * (1.0 + x @ np.linspace(-1, 2, d))
+    return mo.Rows(x=x, y=signal + scale * rng.normal(size=n), **kwargs)
 
 
 def class_rows(n=300, d=2, classes=3, seed=4, **kwargs):
@@ -63,7 +64,8 @@ class Conjugate:
     """
 
     def __init__(self, n=200, d=3, scale=0.7):
-        self.rows = gaussian_rows(n, d, scale=scale)
+        # coefficients that the prior expects, and that it moves all the same
+        self.rows = gaussian_rows(n, d, scale=scale, size=0.25)
         self.model = mo.models.Gaussian(scale=scale, prior_scale=0.3, intercept_scale=0.5)
         batch = all_of(self.rows)
         x = np.c_[batch["x"], np.ones(n)]

@@ -31,7 +31,6 @@ def refusal(kind, make):
         (lambda: M.Logistic(prior_scale=[1.0, 0.0]), "prior_scale"),
         (lambda: M.Logistic(prior_scale=np.ones((2, 2))), "prior_scale"),
         (lambda: M.Logistic(prior_scale="wide"), "prior_scale"),
-        (lambda: M.Logistic(prior_scale=None), "prior_scale"),
         (lambda: M.Logistic(intercept_scale=0), "intercept_scale"),
         (lambda: M.Logistic(intercept_scale="wide"), "intercept_scale"),
         (lambda: M.Logistic(intercept="no"), "intercept"),

@@ -157,7 +157,7 @@ def test_softmax_prior_scales_are_by_column(x64):
 
 
 def test_without_intercept_columns_are_left_alone(x64):
-    rows, model = logistic_rows(30), M.Logistic(intercept=False)
+    rows, model = logistic_rows(30), M.Logistic(prior_scale=2.5, intercept=False)
     theta = _theta(model, rows)
     assert list(theta) == ["beta"]
     np.testing.assert_allclose(model.linear(theta, all_of(rows)), all_of(rows)["x"] @ theta["beta"])

@@ -210,10 +210,14 @@ def note_of(model, rows, names=()):
 
 
 def test_a_prior_that_is_too_tight_is_named():
-    rows = gaussian_rows(200)
     names = ("beta[a]", "beta[b]", "beta[c]", "intercept")
-    note = note_of(M.Gaussian(scale=0.7, prior_scale=1e-3), rows, names)
-    assert note.code == "prior-decides"
+    model = M.Gaussian(scale=0.7, prior_scale=1e-3)
+    note = note_of(model, gaussian_rows(200), names)
+    assert note.code == "prior-far"  # the data say otherwise, and the prior holds them back
+    assert "collinear" not in str(note)
+    assert "widen that prior (prior_scale" in str(note)
+    note = note_of(model, gaussian_rows(200, size=0.0), names)
+    assert note.code == "prior-decides"  # the data have nothing against it
     assert "collinear" not in str(note)
     assert "widen it (prior_scale)" in str(note)
     assert note.numbers["prior_sd"] == pytest.approx(1e-3)
@@ -289,7 +293,7 @@ def test_families_are_not_told_to_change_init(monkeypatch):
 
 @pytest.mark.parametrize("where", ["mode", "elsewhere"])
 def test_anchor_holds_sums_and_whitens(where, x64):
-    rows, model = poisson_rows(300), M.Poisson(prior_scale=0.8)
+    rows, model = poisson_rows(300), M.Poisson(prior_scale=0.8, intercept_scale=10.0)
     sums, start = sums_of(model, rows)
     if where == "mode":
         anchor = anchor_at_mode(sums, start)

@@ -98,10 +98,12 @@ def _begun(rows, folder):
     """A checkpoint that was only begun: enough to know whose it is."""
     from modicum.methods import resolve
     from modicum.models import Target
+    from modicum.passes import Starts
     from modicum.sample import _identity
 
     target, start = Target.of(MODEL, rows)
-    identity = _identity(target, start, rows, resolve("hmc"), DRAWS, TUNE, 2, 5)
+    lengths = {"draws": DRAWS, "tune": TUNE, "chains": 2, "thin": 1}
+    identity = _identity(target, start, Starts(), rows, resolve("hmc"), **lengths, seed=5)
     module.Checkpoint(folder, identity).close()
 
 

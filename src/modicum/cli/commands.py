@@ -29,7 +29,6 @@ from modicum.cli.columns import (
     Weight,
 )
 from modicum.cli.fitting import (
-    FAMILIES,
     build_model,
     checked_prob,
     ingest_table,
@@ -52,6 +51,7 @@ from modicum.cli.messages import (
 )
 from modicum.errors import DataError
 from modicum.methods import DEFAULT, METHODS
+from modicum.models import FAMILIES
 from modicum.run import Checkpoint
 from modicum_command import after_a_stop, stop_line, watch
 
@@ -153,8 +153,12 @@ def fit(
     offset: Offset = None,
     weight: Weight = None,
     prior_scale: Annotated[
-        float, typer.Option(help="Prior standard deviation of the coefficients.")
-    ] = 2.5,
+        float | None,
+        typer.Option(
+            help="Prior standard deviation of the coefficients, in raw units; default: 2.5 in the "
+            "units of the data."
+        ),
+    ] = None,
     no_intercept: Annotated[bool, typer.Option("--no-intercept", help="Add no intercept.")] = False,
     scale: Annotated[
         float | None,

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,47 +16,35 @@ from rich.markup import escape
 
 from modicum.cli.columns import ColumnChoice
 from modicum.errors import ModicumWarning, SettingError, suggestion
+from modicum.models import FAMILIES, BaseModel
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from modicum.models import BaseModel
     from modicum.posterior import Posterior
     from modicum.rows import Rows
 
 RESULTS = ("posterior", "summary.csv")
 BEING_MADE = "being made"
 
-FAMILIES = {
-    "logistic": "Logistic",
-    "gaussian": "Gaussian",
-    "poisson": "Poisson",
-    "student-t": "StudentT",
-    "softmax": "Softmax",
-}
-
 
 def build_model(
-    family: str, prior_scale: float, intercept: bool, scale: float | None, df: float | None
+    family: str, prior_scale: float | None, intercept: bool, scale: float | None, df: float | None
 ) -> BaseModel:
     """Return the family by its name, with settings that apply to it."""
-    from modicum import models
-
     name = family.lower().replace("_", "-")
     if name not in FAMILIES:
         raise SettingError(
             f"there is no family {family!r}{suggestion(family, FAMILIES)}; "
             f"the families are {', '.join(FAMILIES)}."
         )
-    extra = {k: v for k, v in {"scale": scale, "df": df}.items() if v is not None}
-    takes = {"gaussian": {"scale"}, "student-t": {"scale", "df"}}.get(name, set())
+    options: dict[str, Any] = {"scale": scale, "df": df}  # fields of some families
+    extra = {option: value for option, value in options.items() if value is not None}
+    takes = {field.name for field in fields(FAMILIES[name])}
     for option in extra:
         if option not in takes:
             raise SettingError(f"--{option} does not apply to the family {name}: leave it out.")
-    made: BaseModel = getattr(models, FAMILIES[name])(
-        prior_scale=prior_scale, intercept=intercept, **extra
-    )
-    return made
+    return FAMILIES[name](prior_scale=prior_scale, intercept=intercept, **extra)
 
 
 def checked_prob(prob: float) -> None:

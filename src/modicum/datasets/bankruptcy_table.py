@@ -32,6 +32,7 @@ SOURCE = Source(
     files=(ARCHIVE,),
     url=f"https://archive.ics.uci.edu/static/public/365/{ARCHIVE}",
     saved=ARCHIVE,
+    digest="sha256:17377929aa0b204bbf957e56462cf827c19fe4e2ce89f27dfbc77f9ea2bb16c9",
 )
 RATIOS = {  # by their numbers in the file
     "profit_to_assets": "Attr1",
@@ -59,7 +60,7 @@ def bankruptcy(folder: Folder = None, download: bool = True, progressbar: bool =
     return Dataset(
         name="bankruptcy",
         rows=rows,
-        model=Logistic(),
+        model=Logistic(prior_scale=2.5, intercept_scale=10.0),
         description=f"Polish firms, bankrupt or not, splines of 8 ratios; {files} files",
         source=HOME,
     )
@@ -81,8 +82,8 @@ def bankruptcy_shaped(
     real, _ = _rows(folder, download, progressbar)
     return Dataset(
         name="bankruptcy_shaped",
-        rows=resampled(real, Logistic(), n, seed),
-        model=Logistic(),
+        rows=resampled(real, Logistic(prior_scale=2.5, intercept_scale=10.0), n, seed),
+        model=Logistic(prior_scale=2.5, intercept_scale=10.0),
         description=(
             f"a stand-in for the HMC-ECS paper's Swedish firms: {len(real):,} Polish firms drawn "
             f"again to {n:,}, outcomes from a fitted logistic regression"

@@ -86,7 +86,7 @@ def _build(raw: Arrays) -> Dataset:
     return Dataset(
         name="claims",
         rows=rows,
-        model=Poisson(),
+        model=Poisson(prior_scale=2.5, intercept_scale=10.0),
         description="French motor policies, number of claims with the years insured as exposure",
         source="https://github.com/dutangc/CASdatasets",
     )

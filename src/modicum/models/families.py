@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import factorial
-from typing import Any
+from dataclasses import dataclass, replace
+from math import factorial, inf, sqrt
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln
 
-from modicum.errors import SettingError, whole_number
+from modicum.errors import DataError, ModicumWarning, SettingError, whole_number
 from modicum.models.base import Labels, Params
-from modicum.models.checks import class_fault, count_classes, is_positive
+from modicum.models.checks import CHUNK, class_fault, count_classes
 from modicum.models.functions import softplus, with_reference
 from modicum.models.linear import LinearPredictorModel
+from modicum.models.priors import Moments, NormalPrior, is_positive
+from modicum.models.separation import find_separation
 from modicum.rows import Rows
 
 __all__ = ["Gaussian", "Logistic", "Poisson", "Softmax", "StudentT"]
 
 Derivatives = tuple[jax.Array, ...]
+LARGEST_OFFSET = 700.0  # of which the exponential is still a number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Logistic(LinearPredictorModel):
     """Logistic regression: y in {0, 1}, log-odds linear in x.
 
@@ -32,15 +35,15 @@ class Logistic(LinearPredictorModel):
     --------
     >>> import modicum as mo
     >>> mo.models.Logistic(prior_scale=2.5)
-    Logistic(prior_scale=2.5, intercept=True, intercept_scale=10.0)
+    Logistic(prior_scale=2.5, intercept=True, intercept_scale=None)
     """
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
-        """Y eta - log(1 + e^eta)."""
+        """y eta - log(1 + e^eta)."""
         return y * eta[0] - softplus(eta[0])
 
     def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """F to f''' in eta, with p the chance of a one."""
+        """f to f''' in eta, with p the chance of a one."""
         p, q = jax.nn.sigmoid(eta), jax.nn.sigmoid(-eta)  # q = 1 - p without cancellation
         return y * eta - softplus(eta), y - p, -p * q, -p * q * (q - p)
 
@@ -58,12 +61,19 @@ class Logistic(LinearPredictorModel):
         """One where its chance is above a half."""
         return np.asarray(expected > 0.5)
 
+    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
+        """Whether columns give the outcome away, ones against zeros."""
+        intercept = np.atleast_1d(theta["intercept"]) if self.intercept else None
+        beta = np.asarray(theta["beta"])[None]
+        found, passes = find_separation(rows, beta, intercept, reversed=True)
+        return None if found is None else found.warning(), passes
+
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Only 0 and 1."""
         return (y != 0) & (y != 1), "outcomes that are 0 or 1"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Poisson(LinearPredictorModel):
     """Poisson regression with log link: counts, log-rate linear in x (exposure as log-offset).
 
@@ -76,11 +86,11 @@ class Poisson(LinearPredictorModel):
     """
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
-        """Y eta - e^eta - log y!."""
+        """y eta - e^eta - log y!."""
         return y * eta[0] - jnp.exp(eta[0]) - _log_factorial(y, eta)
 
     def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """F to f''' in eta: all but the first two are minus the rate."""
+        """f to f''' in eta: all but the first two are minus the rate."""
         rate = jnp.exp(eta)
         return y * eta - rate - _log_factorial(y, eta), y - rate, -rate, -rate
 
@@ -93,6 +103,29 @@ class Poisson(LinearPredictorModel):
         """Rate."""
         return jnp.exp(eta[0])
 
+    def check_offset(self, rows: Rows) -> None:
+        """Refuse, besides offsets of the wrong shape, those that overflow as exposures."""
+        super().check_offset(rows)
+        start = 0
+        for chunk in rows.chunks(CHUNK) if "offset" in rows.fields else ():
+            offset = np.asarray(chunk["offset"])
+            if offset.max() > LARGEST_OFFSET:
+                first = int(np.argmax(offset > LARGEST_OFFSET))
+                raise DataError(
+                    f"the offset is {offset[first]:g} in row {start + first}, and the exposure it "
+                    f"stands for, exp({offset[first]:g}), is more than a number can hold; an "
+                    "offset is the logarithm of the exposure: give np.log(exposure)."
+                )
+            start += len(offset)
+
+    def intercept_prior(self, of: Moments) -> NormalPrior:
+        """Return a wide prior about the logarithm of outcomes over exposures.
+
+        Where all outcomes are 0, half a count stands for them.
+        """
+        none = np.log(0.5) - of.log_exposure
+        return NormalPrior(float(of.log_rate if np.isfinite(of.log_rate) else none), 10.0)
+
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Only whole numbers from 0."""
         return (y < 0) | (y != np.floor(y)), "counts (whole numbers from 0)"
@@ -103,32 +136,53 @@ def _log_factorial(y: jax.Array, eta: jax.Array) -> jax.Array:
     return gammaln(jnp.asarray(y, eta.dtype) + 1.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _ScaleFamily(LinearPredictorModel):
     """A family of a real outcome with a scale: known, or estimated on its logarithm.
 
-    An estimated scale has a log-normal prior: log(scale) ~ N(0, scale_prior^2).
+    An estimated scale has a log-normal prior. By default log(scale) has mean log sd(y) and standard
+    deviation 2.5; with `scale_prior` given, log(scale) ~ N(0, scale_prior^2) in the units of y.
+    The unit of the outcome is sd(y), or, without an intercept, the root mean square of y; the
+    predictor at the mean of the columns has mean(y) and 2.5 units as its default prior.
     """
 
     scale: float | None = None
-    scale_prior: float = 2.5
+    scale_prior: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.scale is not None and not is_positive(self.scale):
             raise SettingError("scale must be a positive number, or None to estimate it.")
-        if not is_positive(self.scale_prior):
-            raise SettingError("scale_prior must be a positive number.")
+        if self.scale_prior is not None and not is_positive(self.scale_prior):
+            raise SettingError("scale_prior must be a positive number, or None.")
 
     @property
     def extras(self) -> tuple[str, ...]:  # type: ignore[override]
         """`log_scale`, unless the scale is known."""
         return () if self.scale is not None else ("log_scale",)
 
-    def extra_scale(self, name: str) -> float:
-        """Prior standard deviation of log(scale)."""
+    def extra_scale(self, name: str) -> float | None:
+        """Prior standard deviation of log(scale), where it is given."""
         del name
         return self.scale_prior
+
+    def outcome_unit(self, of: Moments) -> float:
+        """Return sd(y); of an outcome that never varies its size, or 1."""
+        size = of.y_sd if self.intercept else float(np.hypot(of.y_sd, of.y_mean))
+        return size or abs(of.y_mean) or 1.0
+
+    def intercept_prior(self, of: Moments) -> NormalPrior:
+        """Return mean(y) and 2.5 units of y."""
+        return NormalPrior(of.y_mean, 2.5 * self.outcome_unit(of))
+
+    def extra_prior(self, name: str, of: Moments) -> NormalPrior:
+        """Return that of log(scale): about the logarithm of the outcome's unit."""
+        del name
+        return NormalPrior(float(np.log(self.outcome_unit(of))), 2.5)
+
+    def without_priors(self) -> Self:
+        """Return the likelihood alone."""
+        return replace(super().without_priors(), scale_prior=None)
 
     def spread(self, eta: jax.Array) -> Any:
         """Return the scale, known or from the predictors of one row."""
@@ -163,7 +217,7 @@ class _ScaleFamily(LinearPredictorModel):
         return np.zeros(y.shape, dtype=bool), "real numbers"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Gaussian(_ScaleFamily):
     """Linear regression with normal noise of a known or estimated scale.
 
@@ -180,19 +234,23 @@ class Gaussian(_ScaleFamily):
         return -0.5 * ((y - eta[0]) / s) ** 2 - jnp.log(s) - 0.5 * np.log(2 * np.pi)
 
     def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """F to f''' in eta at a known scale; f''' is zero, so order 2 is exact."""
+        """f to f''' in eta at a known scale; f''' is zero, so order 2 is exact."""
         s = self.known_scale()
         r = (y - eta) / s
         constant = jnp.full_like(eta, -1 / s**2)
         f = -0.5 * r**2 - np.log(s) - 0.5 * np.log(2 * np.pi)
         return f, r / s, constant, jnp.zeros_like(eta)
 
+    def series_radius(self) -> float:
+        """Infinite: the series ends by itself."""
+        return inf
+
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """Zero: the log-density is quadratic."""
         return jnp.zeros_like(eta), jnp.zeros_like(eta), jnp.zeros_like(eta)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StudentT(_ScaleFamily):
     """Robust linear regression: Student-t noise with `df` degrees of freedom.
 
@@ -225,7 +283,7 @@ class StudentT(_ScaleFamily):
         )
 
     def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """F to f''' in eta at a known scale; f'' is positive for |r| > s sqrt(nu)."""
+        """f to f''' in eta at a known scale; f'' is positive for |r| > s sqrt(nu)."""
         s, nu = self.known_scale(), self.df
         r, v = y - eta, nu * s**2
         f = self.log_constant() - np.log(s) - (nu + 1) / 2 * jnp.log1p(r**2 / v)
@@ -234,6 +292,10 @@ class StudentT(_ScaleFamily):
         f3 = 2 * (nu + 1) * r * (r**2 - 3 * v) / (v + r**2) ** 3
         return f, f1, f2, f3
 
+    def series_radius(self) -> float:
+        """To the poles at r = +- i s sqrt(nu), for the row with the smallest residual."""
+        return self.known_scale() * sqrt(self.df)
+
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """The k-th derivative is (nu + 1) (k - 1)! Re (r + i s sqrt(nu))^-k."""
         s, nu = self.known_scale(), self.df
@@ -241,12 +303,12 @@ class StudentT(_ScaleFamily):
         return tuple((nu + 1) * factorial(k - 1) * jnp.real(inverse**k) for k in (4, 5, 6))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Softmax(LinearPredictorModel):
     """Multinomial logistic regression: classes 0, 1, ..., K - 1, the last one the reference.
 
-    `classes` may be left out: it is then one more than the largest outcome. Draws are called
-    `beta` (K - 1 classes by columns) and `intercept` (K - 1 classes).
+    `classes` may be left out: it is then one more than the largest outcome, and every class has
+    to occur. Draws are called `beta` (K - 1 classes by columns) and `intercept` (K - 1 classes).
 
     Examples
     --------
@@ -264,7 +326,7 @@ class Softmax(LinearPredictorModel):
             whole_number("classes", self.classes, 2)
 
     def predictors(self, rows: Rows) -> int:
-        """One a class but the reference."""
+        """One per class but the reference."""
         if self.classes is not None:
             return self.classes - 1
         return count_classes(rows) - 1
@@ -301,6 +363,13 @@ class Softmax(LinearPredictorModel):
     def decide(self, expected: np.ndarray) -> np.ndarray:
         """The most probable class."""
         return np.argmax(expected, axis=-1)
+
+    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
+        """Whether columns give the class away, each against the others."""
+        intercept = np.asarray(theta["intercept"]) if self.intercept else None
+        beta = np.asarray(theta["beta"])
+        found, passes = find_separation(rows, beta, intercept, reversed=False)
+        return None if found is None else found.warning(), passes
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Whole numbers from 0 to K - 1."""

@@ -1,15 +1,17 @@
 """Models in which a row enters through a linear predictor eta = x @ beta + intercept + offset.
 
-Knowing this buys cheap Hessians (X' diag(f'') X) and control variates of O(d) a row. A family says
-only what the log-likelihood f is as a function of its *predictors*: the q linear ones, followed by
-the model's other parameters (a log-scale), the same for every row.
+Knowing this buys cheap Hessians (X' diag(f'') X) and control variates of O(d) per row. A family
+says only what the log-likelihood f is as a function of its *predictors*: the q linear ones,
+followed by the model's other parameters (a log-scale), the same for every row.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from math import pi
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -17,47 +19,60 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError
 from modicum.models.base import BaseModel, Batch, Labels, Params
-from modicum.models.checks import check_outcomes, is_positive
+from modicum.models.checks import check_outcomes
+from modicum.models.priors import (
+    Moments,
+    NormalPrior,
+    NormalPriors,
+    is_positive,
+    moments,
+    normal_log_density,
+)
 from modicum.rows import Rows
 
 __all__ = ["LinearPredictorModel"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LinearPredictorModel(BaseModel):
     """Coefficients with independent normal priors, entering through x @ beta + intercept + offset.
 
     Parameters
     ----------
     prior_scale
-        Prior standard deviation of the coefficients: one number, or one a column of x.
+        Prior standard deviation of the coefficients: one number, or one per column of x, in the
+        units x has. None: 2.5 / sd(x_j) for column j, times the unit of the outcome.
     intercept
         Whether to add an intercept; False leaves the columns as they are.
     intercept_scale
-        Prior standard deviation of the intercept.
+        Prior standard deviation of the intercept, about 0. None: a wide prior in the units of the
+        data, on the predictor at the mean of the columns; the family says which.
+    priors
+        The priors in numbers, as `resolved` finds them; not for users to give.
     """
 
-    prior_scale: float | tuple[float, ...] = 2.5
+    prior_scale: float | tuple[float, ...] | None = None
     intercept: bool = True
-    intercept_scale: float = 10.0
+    intercept_scale: float | None = None
+    priors: NormalPriors | None = field(default=None, kw_only=True)
 
     extras: ClassVar[tuple[str, ...]] = ()  # what a family has besides coefficients, by name
 
     def __post_init__(self) -> None:
-        try:
-            scale = np.asarray(self.prior_scale, dtype=np.float64)
-        except (TypeError, ValueError):
-            scale = np.full(1, np.nan)
-        if scale.ndim > 1 or scale.size == 0 or not np.all(np.isfinite(scale) & (scale > 0)):
-            raise SettingError(
-                "prior_scale must be a positive number, or one positive number a column of x."
-            )
-        if not is_positive(self.intercept_scale):
-            raise SettingError("intercept_scale must be a positive number.")
+        if self.prior_scale is not None:
+            object.__setattr__(self, "prior_scale", _scales(self.prior_scale))
+        if self.intercept_scale is not None and not is_positive(self.intercept_scale):
+            raise SettingError("intercept_scale must be a positive number, or None.")
         if not isinstance(self.intercept, bool | np.bool_):
             raise SettingError(f"intercept must be True or False, not {self.intercept!r}.")
-        frozen = float(scale) if scale.ndim == 0 else tuple(float(s) for s in scale)
-        object.__setattr__(self, "prior_scale", frozen)  # hashable, whatever was handed in
+        if isinstance(self.priors, Mapping):  # from a file
+            object.__setattr__(self, "priors", NormalPriors.from_dict(self.priors))
+
+    def __repr__(self) -> str:
+        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "priors"}
+        if self.priors is not None:
+            settings["priors"] = self.priors
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in settings.items())})"
 
     # What a family says -------------------------------------------------------------------
 
@@ -72,6 +87,14 @@ class LinearPredictorModel(BaseModel):
     @abstractmethod
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
         """Derivatives 4, 5 and 6 of f in the linear predictor, elementwise over rows."""
+
+    def series_radius(self) -> float:
+        """Return the radius within which the Taylor series of f in eta converges.
+
+        Pi is that of the logistic family. The Poisson's series converges everywhere, but within
+        pi its terms fall about as fast.
+        """
+        return pi
 
     @abstractmethod
     def mean(self, eta: jax.Array) -> jax.Array:
@@ -89,7 +112,7 @@ class LinearPredictorModel(BaseModel):
     # What follows from it -----------------------------------------------------------------
 
     def linear(self, theta: Params, batch: Batch) -> jax.Array:
-        """Eta of each row: shape (rows,), or (rows, q)."""
+        """eta of each row: shape (rows,), or (rows, q)."""
         eta = batch["x"] @ jnp.asarray(theta["beta"]).T
         if self.intercept:
             eta = eta + theta["intercept"]
@@ -106,37 +129,140 @@ class LinearPredictorModel(BaseModel):
         return jnp.concatenate([eta, *shared], axis=1) if shared else eta
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
-        """F at the predictors of each row."""
+        """f at the predictors of each row."""
         return jax.vmap(self.log_density)(
             self.predictor_vector(theta, batch), jnp.asarray(batch["y"])
         )
-
-    def log_prior(self, theta: Params) -> jax.Array:
-        """Independent normals: on beta, the intercept, and the extras (on their log scale)."""
-        total = _normal(theta["beta"], jnp.asarray(self.prior_scale))
-        if self.intercept:
-            total += _normal(theta["intercept"], jnp.asarray(self.intercept_scale))
-        for name in self.extras:
-            total += _normal(theta[name], jnp.asarray(self.extra_scale(name)))
-        return total
-
-    def extra_scale(self, name: str) -> float:
-        """Prior standard deviation of an extra parameter."""
-        raise KeyError(name)
 
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
         """Mean of the outcome of each row."""
         return jax.vmap(self.mean)(self.predictor_vector(theta, batch))
 
+    # Priors -------------------------------------------------------------------------------
+
+    def log_prior(self, theta: Params) -> jax.Array:
+        """Independent normals: on beta, the (centred) intercept, and the extras."""
+        if self.priors is not None:
+            return self.priors.log_density(theta)
+        if not self.has_raw_priors:
+            raise SettingError(
+                f"the default priors of {type(self).__name__} are in the units of the data, and "
+                "known only with rows: use model.resolved(rows), or give the scales."
+            )
+        total = normal_log_density(theta["beta"], jnp.asarray(self.prior_scale))
+        if self.intercept:
+            scale = jnp.asarray(self.intercept_scale)
+            total += normal_log_density(theta["intercept"], scale)
+        for name in self.extras:
+            scale = jnp.asarray(self.extra_scale(name))
+            total += normal_log_density(theta[name], scale)
+        return total
+
+    @property
+    def has_raw_priors(self) -> bool:
+        """Whether all priors are given as numbers, so that no data are needed to know them."""
+        scales = [self.prior_scale, *(self.extra_scale(name) for name in self.extras)]
+        scales += [self.intercept_scale] if self.intercept else []
+        return all(scale is not None for scale in scales)
+
+    def resolved(self, rows: Rows) -> Self:
+        """Return the model with its default priors in numbers, by one pass over the rows.
+
+        Each setting stands by itself: what is given as a number stays a number in raw units.
+        """
+        if self.priors is not None or self.has_raw_priors:
+            return self
+        return replace(self, priors=self.priors_for(rows, moments(rows)))
+
+    def priors_for(self, rows: Rows, of: Moments | None) -> NormalPriors:
+        """Return the priors in numbers; moments are needed where a setting is None."""
+        columns = rows.fields["x"][0]
+        if self.prior_scale is not None:
+            scales = np.broadcast_to(np.asarray(self.prior_scale), columns)
+        else:
+            scales = self._data_scales(_known(of))
+        intercept: NormalPrior | None = None
+        centre: tuple[float, ...] = ()
+        if self.intercept and self.intercept_scale is not None:
+            intercept = NormalPrior(0.0, float(self.intercept_scale))
+        elif self.intercept:
+            intercept = self.intercept_prior(_known(of))
+            centre = tuple(float(c) for c in _known(of).x_mean)
+        extras = []
+        for name in self.extras:
+            scale = self.extra_scale(name)
+            given = None if scale is None else NormalPrior(0.0, scale)
+            extras.append((name, given or self.extra_prior(name, _known(of))))
+        return NormalPriors(tuple(float(s) for s in scales), intercept, centre, tuple(extras))
+
+    def describe_priors(self, rows: Rows) -> dict[str, str]:
+        """Name each prior: "normal(mean, sd)"."""
+        priors = self.priors or (self.priors_for(rows, None) if self.has_raw_priors else None)
+        return {} if priors is None else priors.describe(rows.columns)
+
+    def prior_distances(self, theta: Params) -> Params | None:
+        """In prior standard deviations; of the intercept, the one its prior is about."""
+        if self.priors is not None:
+            return self.priors.distances(theta)
+        if not self.has_raw_priors:
+            return None
+        scales = {"beta": self.prior_scale, "intercept": self.intercept_scale}
+        scales |= {name: self.extra_scale(name) for name in self.extras}
+        return {name: value / jnp.asarray(scales[name]) for name, value in theta.items()}
+
+    def _data_scales(self, of: Moments) -> np.ndarray:
+        """2.5 / sd(x_j) in units of the outcome.
+
+        A constant column is an intercept of another height, and has an intercept's scale over
+        that; a column of zeros has no unit, and counts as one of sd 1.
+        """
+        unit = self.outcome_unit(of)
+        height = np.abs(of.x_mean)
+        constant = np.where(
+            height > 0, self.intercept_prior(of).sd / np.where(height > 0, height, 1.0), 2.5 * unit
+        )
+        varies = of.x_sd > 0
+        return np.where(varies, 2.5 * unit / np.where(varies, of.x_sd, 1.0), constant)
+
+    def outcome_unit(self, of: Moments) -> float:
+        """Return the unit in which predictors are measured: 1 for log-odds and log-rates."""
+        del of
+        return 1.0
+
+    def intercept_prior(self, of: Moments) -> NormalPrior:
+        """Return the default prior of the predictor at the mean of the columns."""
+        del of
+        return NormalPrior(0.0, 10.0)
+
+    def extra_scale(self, name: str) -> float | None:
+        """Prior standard deviation of an extra parameter about 0; None: by the data."""
+        raise KeyError(name)
+
+    def extra_prior(self, name: str, of: Moments) -> NormalPrior:
+        """Return the default prior of an extra parameter."""
+        raise KeyError(name)
+
+    def without_priors(self) -> Self:
+        """Return the likelihood alone: it compiles once, whatever the priors' numbers are."""
+        return replace(self, prior_scale=None, intercept_scale=None, priors=None)
+
     # Layout, names, checks ----------------------------------------------------------------
 
     def start(self, rows: Rows) -> Params:
-        """All zeros, in the layout {beta, intercept, extras}."""
+        """The priors' centre where these are in the units of the data, else zeros.
+
+        The layout is {beta, intercept, extras}.
+        """
         columns, q = rows.fields["x"][0], self.predictors(rows)
         theta = {"beta": np.zeros((q, columns) if q else columns)}
         if self.intercept:
             theta["intercept"] = np.zeros(q) if q else np.zeros(())
-        return theta | {name: np.zeros(()) for name in self.extras}
+        theta |= {name: np.zeros(()) for name in self.extras}
+        if self.priors is not None and self.priors.intercept is not None:
+            theta["intercept"] = theta["intercept"] + self.priors.intercept.mean
+        for name, prior in () if self.priors is None else self.priors.extras:
+            theta[name] = np.asarray(prior.mean)
+        return theta
 
     def labels(self, rows: Rows) -> Labels:
         """Columns of x name the entries of beta."""
@@ -146,29 +272,47 @@ class LinearPredictorModel(BaseModel):
         """Refuse rows without x and y, scales of the wrong length, outcomes out of support."""
         self.require(rows, "x", "y")
         if len(rows.fields["x"]) != 1:
-            raise DataError("the field 'x' must be a matrix: one row of numbers a row.")
+            raise DataError("the field 'x' must be a matrix: a vector of numbers per row.")
         if rows.fields["y"] != ():
-            raise DataError("the field 'y' must hold one outcome a row.")
+            raise DataError("the field 'y' must hold one outcome per row.")
         columns = rows.fields["x"][0]
         if isinstance(self.prior_scale, tuple) and len(self.prior_scale) != columns:
             raise SettingError(
                 f"prior_scale has {len(self.prior_scale)} entries for {columns} columns of x."
             )
-        self.check_offset(rows)
+        if self.priors is not None and len(self.priors.coefficients) != columns:
+            raise SettingError(
+                f"the priors are those of {len(self.priors.coefficients)} columns, and x has "
+                f"{columns}; make the model anew for these rows."
+            )
         self.check_outcome(rows)
+        self.check_offset(rows)
 
     def check_offset(self, rows: Rows) -> None:
         """Refuse an offset that does not add to the linear predictor."""
         q = self.predictors(rows)
         if "offset" in rows.fields and rows.fields["offset"] != ((q,) if q > 1 else ()):
-            wanted = f"{q} numbers (one a class but the reference)" if q > 1 else "one number"
-            raise DataError(f"the field 'offset' must hold {wanted} a row.")
+            numbers = f"{q} numbers (one per class but the reference)" if q > 1 else "one number"
+            raise DataError(f"the field 'offset' must hold {numbers} per row.")
 
     def check_outcome(self, rows: Rows) -> None:
         """Refuse outcomes outside the family's support, naming the first such row."""
         check_outcomes(self, rows, self.outcome_fault)
 
 
-def _normal(value: jax.Array, scale: jax.Array) -> jax.Array:
-    z = jnp.asarray(value) / scale
-    return jnp.sum(-0.5 * z**2 - jnp.log(scale) - 0.5 * np.log(2 * np.pi))
+def _scales(given: Any) -> float | tuple[float, ...]:
+    """Return a prior scale per column, or one for all, as something hashable."""
+    try:
+        scale = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError):
+        scale = np.full(1, np.nan)
+    if scale.ndim > 1 or scale.size == 0 or not np.all(np.isfinite(scale) & (scale > 0)):
+        raise SettingError(
+            "prior_scale must be a positive number, one positive number per column of x, or None."
+        )
+    return float(scale) if scale.ndim == 0 else tuple(float(s) for s in scale)
+
+
+def _known(of: Moments | None) -> Moments:
+    assert of is not None, "moments are computed wherever a scale is left to the data"
+    return of

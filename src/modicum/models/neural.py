@@ -12,7 +12,8 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError, suggestion, whole_number
 from modicum.models.base import BaseModel, Batch, Params
-from modicum.models.checks import check_outcomes, class_fault, count_classes, is_positive
+from modicum.models.checks import check_outcomes, class_fault, count_classes
+from modicum.models.priors import is_positive
 from modicum.rows import Rows
 
 __all__ = ["LIKELIHOODS", "NeuralModel"]

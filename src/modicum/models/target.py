@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 from jax.tree_util import PyTreeDef
 
 from modicum.errors import DataError, SettingError
+from modicum.ledger import Ledger
 from modicum.models.base import BaseModel, Batch, Params, named_leaves
 from modicum.models.tracing import Trace
 from modicum.rows import Rows
@@ -34,8 +36,13 @@ class Target:
     trace: Trace | None = None
 
     @classmethod
-    def of(cls, model: BaseModel, rows: Rows) -> tuple[Target, np.ndarray]:
-        """Check that `model` fits `rows`; return the target and the flat starting point."""
+    def of(
+        cls, model: BaseModel, rows: Rows, ledger: Ledger | None = None
+    ) -> tuple[Target, np.ndarray]:
+        """Check that `model` fits `rows`; return the target and the flat starting point.
+
+        Default priors become numbers here, by a pass that `ledger` counts.
+        """
         if rows.dtype.kind == "u" and not model.reads_bytes:
             raise DataError(
                 f"the rows are held as bytes (uint8), which only networks read; make them with "
@@ -44,6 +51,9 @@ class Target:
         model.check(rows)
         if "weight" in rows.fields and rows.fields["weight"] != ():
             raise DataError("the field 'weight' must hold one number per row: a frequency weight.")
+        given, model = model, model.resolved(rows)
+        if model is not given and ledger is not None:
+            ledger.add("priors", len(rows), "density", passes=1)
         leaves, structure = jax.tree.flatten(model.start(rows))
         shapes = tuple(np.shape(leaf) for leaf in leaves)
         return cls(model, structure, shapes, model.trace(rows)), _flat(leaves)
@@ -85,6 +95,11 @@ class Target:
         named = named_leaves(jax.tree.unflatten(structure, [np.empty(s) for s in shapes]))
         return ", ".join(f"{name}: {np.shape(leaf)}" for name, leaf in named.items())
 
+    @cached_property
+    def likelihood(self) -> Target:
+        """The same layout without the priors' numbers: data sets share what is compiled for it."""
+        return replace(self, model=self.model.without_priors())
+
     @property
     def size(self) -> int:
         """The number of unconstrained parameters, d."""
@@ -119,6 +134,19 @@ class Target:
     def log_priors(self, points: np.ndarray) -> np.ndarray:
         """Log-prior density at each of the flat vectors in `points`."""
         return np.asarray(_log_priors(self, points))
+
+    @in_double_precision
+    def prior_distances(self, point: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """Distances of `point` from the prior's centre, in prior sds, and their slope in t."""
+        t = jnp.asarray(point, jnp.float64)
+        if self.model.prior_distances(self.unravel(t)) is None:
+            return None
+
+        def distances(t: jax.Array) -> jax.Array:
+            leaves = jax.tree.leaves(self.model.prior_distances(self.unravel(t)))
+            return jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
+
+        return np.asarray(distances(t)), np.asarray(jax.jacobian(distances)(t))
 
     def report(self, t: jax.Array) -> dict[str, jax.Array]:
         """Name the parameters laid out in `t` the way draws show them."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError
 from modicum.models.base import Params, named_leaves
-from modicum.models.checks import count_classes
+from modicum.models.checks import largest_class
 from modicum.models.neural import NeuralModel
 from modicum.models.tracing import uncompiled
 from modicum.rows import Rows
@@ -133,7 +133,7 @@ class Network(NeuralModel):
 
     def output_size(self, rows: Rows) -> int:
         """Classes that occur; that there are outputs for them is checked."""
-        return 1 if self.likelihood == "gaussian" else max(2, count_classes(rows))
+        return 1 if self.likelihood == "gaussian" else max(2, 1 + largest_class(rows))
 
     def _check_outputs(self, made: tuple[int, ...], count: int, rows: Rows) -> None:
         size = self.output_size(rows)

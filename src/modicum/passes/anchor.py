@@ -7,10 +7,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
-from scipy.linalg import eigh
+from scipy.linalg import cho_factor, cho_solve, eigh
 
 from modicum.errors import ConvergenceError, ModicumWarning
-from modicum.models import BaseModel, LinearPredictorModel, Logistic, Softmax
+from modicum.models import LinearPredictorModel
+from modicum.models.priors import prior_warnings
 from modicum.passes.mode import (
     DENSE_LIMIT,
     TOLERANCE,
@@ -26,7 +27,10 @@ from modicum.passes.sums import Sums
 
 __all__ = ["Anchor", "anchor_at", "anchor_at_mode"]
 
-SEPARATED = -0.5  # log-likelihood of all rows together, at the mode, above which none surprises
+# Separation is looked for, at the cost of a pass, where the mode gives a reason to:
+LIKELY = -0.5  # log-likelihood per row above which outcomes are told well
+VAGUE = 0.1  # posterior sd, in prior sds, that data leave along a direction that is separated
+COLLINEAR = 1e-6  # below this share no prior is to blame: the data say nothing at all
 CANCELS = 0.1  # of the columns' own information: what is left along a collinear direction
 DULL = 0.1  # a direction with less information from the data than this share of the prior's
 
@@ -128,10 +132,36 @@ def anchor_at_mode(
         (at, *_), modes = find_modes(sums, at, start, starts, within, seed)
         record = replace(record, gradient_norm=at.gradient_norm)
     anchor = replace(_from_curvature(at, record, names, sums), modes=modes)
-    anchor.notes.extend(_separation(sums.target.model, at))
+    anchor = replace(anchor, notes=_notes_of_mode(sums, anchor, names))
     if modes is not None:
         anchor.notes.extend(modes.ignored(1, names))
     return anchor
+
+
+def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[ModicumWarning]:
+    """What is known at the mode: who is to blame where data and prior disagree, or data are silent.
+
+    Separation explains a prior that decides, and a prior that disagrees; a prior that disagrees
+    explains data that seem to say nothing. Only the cause is told.
+    """
+    distances = sums.target.prior_distances(anchor.point)
+    if distances is None:
+        return anchor.notes
+    away, slope = distances
+    spread = np.sqrt(np.sum((slope @ anchor.factor) ** 2, axis=1))  # in prior sds
+    called = tuple(_name(names, i) for i in range(len(away)))
+    causes = prior_warnings(called, away, spread)
+    per_row = anchor.C / len(sums.rows)
+    if causes or per_row > LIKELY or np.any(spread > VAGUE):
+        theta = sums.target.unravel(anchor.point)  # type: ignore[arg-type]
+        separated, passes = sums.target.model.separation(sums.rows, theta)
+        sums.ledger.add("separation", passes * len(sums.rows), "density", passes=passes)
+        causes = causes if separated is None else [separated]
+    if not causes:
+        return anchor.notes
+    silent = [n for n in anchor.notes if n.code == "prior-decides"]
+    kept = [n for n in silent if abs(n.numbers["information"]) < COLLINEAR]
+    return causes + [n for n in anchor.notes if n not in silent] + kept
 
 
 def _first_mode(
@@ -173,7 +203,8 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
     if ratios[0] > DULL:
         return []
     direction = vectors[:, 0]  # one standard deviation of the prior
-    share = np.abs(direction)
+    prior_sds = _marginal_sds(-at.prior_hessian)
+    share = np.abs(direction) / prior_sds  # whatever the units of the columns
     order = np.argsort(-share)
     top = [i for i in order[:3] if share[i] > 0.3 * share[order[0]]]
     about = ", ".join(_name(names, i) for i in top)
@@ -191,9 +222,7 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
             )
         ]
     i = top[0]
-    prior_sd, data_sd = (
-        float(1 / np.sqrt(max(p[i, i], 1e-300))) for p in (-at.prior_hessian, -at.B)
-    )
+    prior_sd, data_sd = float(prior_sds[i]), float(_marginal_sds(-at.B)[i])
     return [
         ModicumWarning(
             "prior-decides",
@@ -241,24 +270,17 @@ def _of_own_model(
     ]
 
 
+def _marginal_sds(precision: np.ndarray) -> np.ndarray:
+    """Standard deviations of a normal distribution; where it is improper, given all the others."""
+    try:
+        inverse = cho_solve(cho_factor(precision), np.eye(len(precision)))
+        return np.asarray(np.sqrt(np.diag(inverse)))
+    except np.linalg.LinAlgError:
+        return np.asarray(1 / np.sqrt(np.maximum(np.diag(precision), 1e-300)))
+
+
 def _name(names: tuple[str, ...], i: int) -> str:
     return names[i] if i < len(names) else f"parameter {i}"
-
-
-def _separation(model: BaseModel, at: Curvature) -> list[ModicumWarning]:
-    """Say so if every outcome is foretold: the likelihood then only rises along some direction."""
-    if not isinstance(model, Logistic | Softmax) or at.C < SEPARATED:
-        return []
-    return [
-        ModicumWarning(
-            "separation",
-            "the columns of x foretell every outcome (perfect separation), so how large the "
-            "coefficients are is decided by the prior and not by the data",
-            "give a tighter prior_scale (2.5 is usual), or drop the column that gives the outcome "
-            "away",
-            log_likelihood=at.C,
-        )
-    ]
 
 
 def _absolute(sums: Sums, start: np.ndarray, seed: int) -> Anchor:

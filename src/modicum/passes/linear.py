@@ -1,7 +1,7 @@
 """Gradient and Hessian of a chunk for linear-predictor models, as matrix products.
 
 With h the second derivatives of f in a row's predictors, the Hessian is made of blocks
-X' diag(h_ab) X: one matrix product a pair of predictors instead of d Hessian-vector products.
+X' diag(h_ab) X: one matrix product per pair of predictors instead of d Hessian-vector products.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def assemble(
     if model.intercept:  # an intercept is one more column of ones, the last
         x = jnp.concatenate([x, jnp.ones((x.shape[0], 1), x.dtype)], axis=1)
     gradient = jnp.concatenate([(f1[:, :count].T @ x).ravel(), f1[:, count:].sum(0)])
-    hessian = _blocks(x, f2, count)
+    hessian = _blocks(x, f2, count, _centre(x, f2) if model.intercept else None)
     order = _flat_order(model, count, x.shape[1], len(gradient))
     if order is not None:
         gradient, hessian = gradient[order], hessian[order][:, order]
@@ -81,7 +81,30 @@ def _derivatives(
     return *value_and_slope(predictors, y), jax.vmap(jax.hessian(model.log_density))(predictors, y)
 
 
-def _blocks(x: jax.Array, h: jax.Array, count: int) -> jax.Array:
+def _centre(x: jax.Array, f2: jax.Array) -> jax.Array | None:
+    """Mean of the rows that count, the column of ones left at 0; None where rows are float64.
+
+    A column like a year, of mean 2,000 and sd 1, is next to collinear with the intercept: products
+    of float32 numbers would hold none of its own information.
+    """
+    if x.dtype == jnp.float64:
+        return None
+    counts = (f2[:, 0, 0] != 0).astype(x.dtype)
+    return (counts @ x / jnp.maximum(counts.sum(), 1)).at[-1].set(0)
+
+
+def _product(x: jax.Array, h: jax.Array, centre: jax.Array | None) -> jax.Array:
+    """X' diag(h) X in float64, of rows less `centre` where there is one, and put back after."""
+    if centre is None:
+        return ((x * h[:, None].astype(x.dtype)).T @ x).astype(jnp.float64)
+    c = centre.astype(jnp.float64)
+    about = x - centre
+    block = ((about * h[:, None].astype(x.dtype)).T @ about).astype(jnp.float64)
+    cross = jnp.outer(block[:, -1], c)  # the last column is the intercept's
+    return block + cross + cross.T + block[-1, -1] * jnp.outer(c, c)
+
+
+def _blocks(x: jax.Array, h: jax.Array, count: int, centre: jax.Array | None) -> jax.Array:
     """The Hessian in the order (x of predictor 1, ..., x of predictor q, extras)."""
     width, extras = x.shape[1], h.shape[1] - count
     size = count * width + extras
@@ -90,7 +113,7 @@ def _blocks(x: jax.Array, h: jax.Array, count: int) -> jax.Array:
         rows = slice(a * width, (a + 1) * width)
         for b in range(a + 1):
             cols = slice(b * width, (b + 1) * width)
-            block = ((x * h[:, a, b, None].astype(x.dtype)).T @ x).astype(jnp.float64)
+            block = _product(x, h[:, a, b], centre)
             out = out.at[rows, cols].set(block).at[cols, rows].set(block.T)
         for e in range(extras):
             cross = h[:, a, count + e] @ x

@@ -91,8 +91,19 @@ class Curvature:
         `damping` keeps the step short, in units of the prior, where the data say little: a rare
         level at saturated probabilities would otherwise leap (Levenberg's rule).
         """
-        ridge = damping * np.maximum(np.abs(np.diag(self.prior_hessian)), 0.01)
-        return _solve_uphill(self.precision + np.diag(ridge), self.gradient)
+        ridge = damping * self._prior_unit if damping else 0.0
+        return _solve_uphill(self.precision + ridge, self.gradient)
+
+    @cached_property
+    def _prior_unit(self) -> np.ndarray:
+        """The prior's precision, which a centred intercept makes other than diagonal."""
+        precision = -self.prior_hessian
+        try:
+            cholesky(precision)
+        except (np.linalg.LinAlgError, ValueError):
+            # flat or not concave somewhere: of each parameter by itself, and of 0.01 at least
+            return np.diag(np.maximum(np.abs(np.diag(precision)), 0.01))
+        return precision
 
     @cached_property
     def gradient_norm(self) -> float:

@@ -49,7 +49,10 @@ class Sums:
         """Log-likelihood at many points, (points, d), by one pass over the rows."""
         self.ledger.add(purpose, len(points) * len(self.rows), "density", passes=1)
         (values,) = self.engine.map_reduce(
-            partial(_values_sum, self.target), np.asarray(points, np.float64), self.rows, purpose
+            partial(_values_sum, self.target.likelihood),
+            np.asarray(points, np.float64),
+            self.rows,
+            purpose,
         )
         return np.asarray(values)
 
@@ -62,7 +65,10 @@ class Sums:
         """Gradient of the log-likelihood at many points, (points, d), by one pass."""
         self.ledger.add(purpose, len(points) * len(self.rows), "gradient", passes=1)
         (gradients,) = self.engine.map_reduce(
-            partial(_gradients_sum, self.target), np.asarray(points, np.float64), self.rows, purpose
+            partial(_gradients_sum, self.target.likelihood),
+            np.asarray(points, np.float64),
+            self.rows,
+            purpose,
         )
         return np.asarray(gradients)
 
@@ -77,7 +83,10 @@ class Sums:
         whole = len(self.rows) == self.ledger.rows  # a subset is no pass
         self.ledger.add(purpose, len(self.rows), kind, passes=int(whole))
         return self.engine.map_reduce(
-            partial(chunk_sum, self.target), np.asarray(t, np.float64), self.rows, purpose
+            partial(chunk_sum, self.target.likelihood),
+            np.asarray(t, np.float64),
+            self.rows,
+            purpose,
         )
 
 

@@ -85,10 +85,12 @@ def test_findings_and_words(post, few, rows):
 def test_it_says_what_it_chose_and_why(post):
     assert post.settings["method"] == "hmc-ecs"
     told = narrative.about_tuning(post)
-    m = post.tuning["subsample"]["value"]
-    assert f"rows in the subsample (m): {m}; the smallest m with" in told[1]
+    m, design = post.tuning["subsample"], post.tuning["design"]
+    assert told[1] == f"  rows in the subsample (m): {m['value']}; {m['why']}"
     assert any("step size: 0." in line or "step size: 1." in line for line in told)
-    assert any("in proportion to their expected residual" in line for line in told)
+    assert design["value"] == "weighted"
+    assert f"  design: weighted; {design['why']}" in told
+    assert len(design["why"]) > 20
 
 
 def test_it_compares_with_all_rows(post, full, few):

@@ -47,7 +47,7 @@ def test_a_problem_is_handed_over_whole(tmp_path):
     x, years = rng.normal(size=(500, 2)), rng.uniform(0.5, 2, 500)
     y = rng.poisson(years * np.exp(0.3 * x[:, 0])).astype(float)
     rows = mo.Rows(x=x, y=y, offset=np.log(years))
-    model = mo.models.Poisson(prior_scale=1.5)
+    model = mo.models.Poisson(prior_scale=1.5, intercept_scale=10.0)
     problem = Problem("tiny", "a tiny one", lambda: Dataset("t", rows, model, "made up", "here"))
     kept = problem.write(tmp_path)
     data = ProblemData(tmp_path)

@@ -1,0 +1,248 @@
+"""Separation: columns that give the outcome away, so that a likelihood has no maximum.
+
+Where some direction w of the coefficients puts no row on the wrong side of its class, and some rows
+on the right side, the likelihood rises along w for ever: complete separation if all rows are on
+their side, quasi-complete if the others lie on the boundary (Albert and Anderson 1984). A proper
+prior keeps the mode finite, and alone decides how large the coefficients are.
+
+Two searches, both of which prove what they say: each column by itself, by its range within each
+class; and all columns together, by linear programmes (Konis 2007) on the rows that are hardest to
+tell apart, to which rows are added until none of the data set is on the wrong side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from modicum.errors import ModicumWarning
+from modicum.rows import Rows
+
+__all__ = ["Separation", "find_separation"]
+
+TOGETHER = 65_536
+HARDEST = 500  # rows that a linear programme begins with, and that are added to it at a time
+ROUNDS = 12
+WIDEST = 500  # coefficients up to which linear programmes are tried
+SOLVER = 1e-7  # tolerance of the linear programmes, in columns of scale one
+
+
+@dataclass(frozen=True)
+class Separation:
+    """What was proved.
+
+    Attributes
+    ----------
+    complete
+        Whether every row is on its side; else some are, and the rest lie on the boundary.
+    columns
+        Columns that do it each by itself; empty where it takes several together.
+    """
+
+    complete: bool
+    columns: tuple[str, ...] = ()
+
+    def warning(self) -> ModicumWarning:
+        """Return it as a sentence, with what to do."""
+        if self.complete:
+            who = f"the column {self.columns[0]} alone" if self.columns else "the columns of x"
+            verb = "foretells" if self.columns else "foretell"
+            what = f"{who} {verb} every outcome (perfect separation)"
+        elif self.columns:
+            named = ", ".join(self.columns[:3])
+            more = f" and {len(self.columns) - 3} more" if len(self.columns) > 3 else ""
+            what = (
+                f"{named}{more} foretells the outcome of every row in which it differs from one "
+                "value, as a level does that has one outcome only (quasi-complete separation)"
+            )
+        else:
+            what = (
+                "a combination of columns foretells the outcome of some rows and is silent on the "
+                "others (quasi-complete separation)"
+            )
+        return ModicumWarning(
+            "separation",
+            f"{what}, so how large the coefficients are is decided by the prior and not by the "
+            "data",
+            "drop a column that gives the outcome away, merge a level that has one outcome only "
+            "with another, or choose the prior with care (prior_scale)",
+            complete=float(self.complete),
+            columns=float(len(self.columns)),
+        )
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """Rows with the number of their class, the last class being the reference at 0."""
+
+    rows: Rows
+    classes: int
+    intercept: bool
+    reversed: bool  # the outcome 1 is class 0, as in logistic regression
+
+    def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Columns and class of the rows that count."""
+        for chunk in self.rows.chunks(TOGETHER):
+            x, y = np.asarray(chunk["x"], np.float64), np.asarray(chunk["y"]).astype(int)
+            if "weight" in chunk:
+                x, y = x[chunk["weight"] > 0], y[chunk["weight"] > 0]
+            yield x, 1 - y if self.reversed else y
+
+    def margins(self, direction: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Predictor of each row's class less the largest of the others; `direction` is (q, ...)."""
+        eta = np.zeros((len(x), self.classes))
+        eta[:, :-1] = x @ direction[:, : x.shape[1]].T + (
+            direction[:, -1] if self.intercept else 0.0
+        )
+        own = np.take_along_axis(eta, y[:, None], axis=1)[:, 0]
+        np.put_along_axis(eta, y[:, None], -np.inf, axis=1)
+        return own - eta.max(axis=1)
+
+
+def find_separation(
+    rows: Rows, beta: np.ndarray, intercept: np.ndarray | None, *, reversed: bool
+) -> tuple[Separation | None, int]:
+    """Look for separation near the direction of the mode; return it and the passes it took.
+
+    Parameters
+    ----------
+    rows
+        The data.
+    beta, intercept
+        The mode: (q, columns) and (q,), of q classes besides the reference.
+    reversed
+        Whether the outcome 1 is the first class and 0 the reference.
+    """
+    sides = _Sides(rows, len(beta) + 1, intercept is not None, reversed)
+    mode = beta if intercept is None else np.c_[beta, intercept]
+    ranges = _Ranges(sides.classes, beta.shape[1])
+    hardest = _Hardest(sides, mode)
+    for x, y in sides.chunks():
+        ranges.add(x, y)
+        hardest.add(x, y)
+    by_column = ranges.separation(rows.columns, sides.intercept)
+    if by_column is not None:
+        return by_column, 1
+    if mode.size > WIDEST:
+        return None, 1
+    found, passes = _by_programmes(sides, hardest)
+    return found, 1 + passes
+
+
+class _Ranges:
+    """Smallest and largest value of each column within each class."""
+
+    def __init__(self, classes: int, columns: int) -> None:
+        self.low = np.full((classes, columns), np.inf)
+        self.high = np.full((classes, columns), -np.inf)
+
+    def add(self, x: np.ndarray, y: np.ndarray) -> None:
+        for k in np.unique(y):
+            mine = x[y == k]
+            self.low[k] = np.minimum(self.low[k], mine.min(axis=0))
+            self.high[k] = np.maximum(self.high[k], mine.max(axis=0))
+
+    def separation(self, names: tuple[str, ...], intercept: bool) -> Separation | None:
+        """Columns in which a class lies on one side of all others; they may touch."""
+        varies = self.low.min(axis=0) < self.high.max(axis=0)
+        touching, apart = np.zeros_like(varies), np.zeros_like(varies)
+        for k in range(len(self.low)):
+            if not np.isfinite(self.low[k]).all():
+                continue  # a class without rows: nothing to tell apart
+            others = np.delete(np.arange(len(self.low)), k)
+            others = others[np.isfinite(self.low[others, 0])]
+            if not len(others):
+                continue
+            low, high = self.low[others].min(axis=0), self.high[others].max(axis=0)
+            edges = ((self.low[k], high), (low, self.high[k]))  # mine above, mine below
+            for above, below in edges:
+                between = (above >= 0) & (below <= 0) if not intercept else True
+                touching |= (above >= below) & between
+                apart |= (above > below) & between
+        if len(self.low) == 2 and (apart & varies).any():
+            return Separation(True, (names[int(np.argmax(apart & varies))],))
+        which = np.flatnonzero(touching & varies)
+        return Separation(False, tuple(names[j] for j in which)) if len(which) else None
+
+
+class _Hardest:
+    """The rows with the smallest margins under a direction."""
+
+    def __init__(self, sides: _Sides, direction: np.ndarray) -> None:
+        self.sides, self.direction = sides, direction
+        self.x: np.ndarray | None = None
+        self.y = np.zeros(0, int)
+        self.margin = np.zeros(0)
+
+    def add(self, x: np.ndarray, y: np.ndarray) -> None:
+        margin = self.sides.margins(self.direction, x, y)
+        if self.x is not None:
+            x, y = np.r_[self.x, x], np.r_[self.y, y]
+            margin = np.r_[self.margin, margin]
+        if len(y) > HARDEST:
+            kept = np.argpartition(margin, HARDEST)[:HARDEST]
+            x, y, margin = x[kept], y[kept], margin[kept]
+        self.x, self.y, self.margin = x, y, margin
+
+
+def _by_programmes(sides: _Sides, hardest: _Hardest) -> tuple[Separation | None, int]:
+    """Cutting planes: a direction for the hardest rows, tried on all, and what fails it added."""
+    assert hardest.x is not None
+    x, y = hardest.x, hardest.y
+    centre = x.mean(axis=0) if sides.intercept else np.zeros(x.shape[1])
+    scale = np.abs(x - centre).max(axis=0)
+    scale = np.where(scale > 0, scale, 1.0)
+    x = (x - centre) / scale
+    for passes in range(1, ROUNDS + 1):
+        direction, complete = _direction(sides, x, y)
+        if direction is None:
+            return None, passes - 1  # these rows alone overlap
+        worst = _Hardest(sides, direction)
+        for more_x, more_y in sides.chunks():
+            worst.add((more_x - centre) / scale, more_y)
+        least = worst.margin.min()
+        if complete and least > 0:
+            return Separation(True), passes
+        if not complete and least >= -SOLVER:
+            return Separation(False), passes
+        assert worst.x is not None
+        broken = worst.margin <= 0.0
+        x, y = np.r_[x, worst.x[broken]], np.r_[y, worst.y[broken]]
+    return None, ROUNDS
+
+
+def _direction(sides: _Sides, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray | None, bool]:
+    """A direction that puts these rows on their side, and whether strictly; None: they overlap."""
+    from scipy.optimize import linprog
+
+    design = np.c_[x, np.ones(len(x))] if sides.intercept else x
+    q, width = sides.classes - 1, design.shape[1]
+    ahead = []  # (w_own - w_k) . x for each other class k, as a product with the flat w
+    for k in range(sides.classes):
+        others = y != k
+        row = np.zeros((int(others.sum()), sides.classes, width))
+        at = np.arange(len(row))
+        row[at, y[others]] += design[others]
+        row[at, k] -= design[others]
+        ahead.append(row[:, :q].reshape(len(row), q * width))
+    g = np.concatenate(ahead)
+    bounds: list[Any] = [(-1, 1)] * (q * width)
+    # The largest smallest margin: positive where the rows are completely separated.
+    margin = linprog(
+        np.r_[np.zeros(q * width), -1.0],
+        A_ub=np.c_[-g, np.ones(len(g))],
+        b_ub=np.zeros(len(g)),
+        bounds=[*bounds, (0, None)],
+        method="highs",
+    )
+    if margin.success and -margin.fun > SOLVER:
+        return margin.x[:-1].reshape(q, width), True
+    # The largest sum of margins none of which is negative: zero where the rows overlap.
+    total = linprog(-g.mean(axis=0), A_ub=-g, b_ub=np.zeros(len(g)), bounds=bounds, method="highs")
+    if total.success and -total.fun > 1e-6:
+        exact = np.where(np.abs(total.x) < SOLVER, 0.0, total.x)
+        return exact.reshape(q, width), False
+    return None, False

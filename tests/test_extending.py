@@ -1,0 +1,172 @@
+"""One new part of each kind, added as CONTRIBUTING.md says: a class, and a line of a registry."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import modicum as mo
+from helpers.targets import disagreements, flat_draws, logistic_rows, quick
+from modicum.cli.fitting import build_model
+from modicum.datasets.dataset import Dataset, Recipe
+from modicum.datasets.source import Source
+from modicum.designs import DESIGNS, Design, Drawn
+from modicum.kernels.integrators import INTEGRATORS, Langevin
+from modicum.kernels.moves import MALAMove
+from modicum.methods import METHODS, list_methods
+from modicum.methods.full_data import HMC
+from modicum.models import FAMILIES, LinearPredictorModel
+
+RUN = {"draws": 600, "tune": 300, "chains": 2, "random_seed": 3, "progressbar": False}
+
+
+@pytest.fixture(scope="module")
+def truth():
+    rows = logistic_rows(4_000)
+    return rows, mo.sample(mo.models.Logistic(), rows, method="nuts", **RUN)
+
+
+@dataclass(frozen=True)
+class Exponential(LinearPredictorModel):
+    """Waiting times, log-rate linear in x."""
+
+    def log_density(self, eta, y):
+        return eta[0] - y * jnp.exp(eta[0])
+
+    def derivatives(self, eta, y):
+        r = y * jnp.exp(eta)
+        return eta - r, 1 - r, -r, -r
+
+    def higher_derivatives(self, eta, y):
+        r = y * jnp.exp(eta)
+        return -r, -r, -r
+
+    def mean(self, eta):
+        return jnp.exp(-eta[0])
+
+    def outcome_fault(self, y):
+        return y <= 0, "positive times"
+
+
+def test_a_family(monkeypatch):
+    monkeypatch.setitem(FAMILIES, "exponential", Exponential)
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(4_000, 1))
+    rows = mo.Rows(x=x, y=rng.exponential(np.exp(-0.3 - 0.5 * x[:, 0])))
+    model = build_model("exponential", None, intercept=True, scale=None, df=None)
+    post = mo.sample(model, rows, method="hmc-ecs", **RUN)
+    by_all = mo.sample(model, rows, method="nuts", **RUN)
+    assert disagreements(flat_draws(post), flat_draws(by_all)) == []
+    assert abs(post.mean("beta")[0] - 0.5) < 0.1
+    with pytest.raises(mo.DataError, match="positive times"):
+        mo.sample(model, mo.Rows(x=x, y=-np.ones(4_000)), **RUN)
+
+
+class HalvesTables(NamedTuple):
+    n: jax.Array
+
+
+@dataclass(frozen=True)
+class Halves(Design[HalvesTables]):
+    """Three of four draws come from the first half of the rows."""
+
+    description: ClassVar[str] = "the first half of the rows thrice as often as the second"
+    layout: ClassVar[type] = HalvesTables
+
+    def tables(self, facts):
+        return HalvesTables(facts.n)
+
+    def draw(self, key, count, tables):
+        half, place = jax.random.uniform(key, (2, count))
+        size = tables.n // 2
+        first = half < 0.75
+        row_ids = jnp.where(first, place * size, size + place * (tables.n - size)).astype(int)
+        return Drawn(row_ids, jnp.where(first, 0.75 / size, 0.25 / (tables.n - size)))
+
+    def probability_of(self, drawn, tables):
+        size = int(tables.n) // 2
+        first = np.asarray(drawn.row_ids) < size
+        return np.where(first, 0.75 / size, 0.25 / (int(tables.n) - size))
+
+
+def test_a_design(monkeypatch, truth):
+    monkeypatch.setitem(DESIGNS, "halves", Halves)
+    rows, by_all = truth
+    method = mo.HMCECS(design="halves", subsample=200)
+    post = mo.sample(mo.models.Logistic(), rows, method=method, **RUN)
+    assert disagreements(flat_draws(post), flat_draws(by_all)) == []
+    assert post.tuning["design"]["value"] == "halves"
+    assert quick(mo.models.Logistic(), rows, method=mo.SGLDCV(design="halves")).num_draws > 0
+
+
+@dataclass(frozen=True)
+class MALA(HMC):
+    """The Metropolis-adjusted Langevin algorithm on all rows, whitened at the mode."""
+
+    name: ClassVar[str] = "mala"
+    summary: ClassVar[str] = "the Metropolis-adjusted Langevin algorithm on all rows"
+
+    def move(self):
+        return MALAMove()
+
+
+def test_a_method(monkeypatch, truth):
+    monkeypatch.setitem(METHODS, "mala", MALA)
+    rows, by_all = truth
+    settings = RUN | {"draws": 4_000, "tune": 500}
+    method = MALA(target_accept=0.6)
+    post = mo.sample(mo.models.Logistic(), rows, method=method, **settings)
+    assert disagreements(flat_draws(post), flat_draws(by_all)) == []
+    assert "Metropolis-adjusted" in list_methods()
+    with pytest.raises(mo.SettingError, match="mala"):
+        mo.sample(mo.models.Logistic(), rows, method="malla", **RUN)
+
+
+@dataclass(frozen=True)
+class HalfStep(Langevin):
+    """Langevin dynamics that is told twice the step it makes."""
+
+    def kick(self, key, state, gradient, h, context, diagonal):
+        return super().kick(key, state, gradient, h / 2, context, diagonal)
+
+    def response(self, h):
+        return super().response(h / 2)
+
+
+def test_an_integrator(monkeypatch, truth):
+    monkeypatch.setitem(INTEGRATORS, "half-step", HalfStep)
+    rows, _ = truth
+    one, two = (
+        quick(
+            mo.models.Logistic(),
+            rows,
+            method=mo.StochasticGradient(integrator=name, estimator="taylor", step_size=h),
+        )
+        for name, h in (("langevin", 0.1), ("half-step", 0.2))
+    )
+    np.testing.assert_allclose(one["beta"], two["beta"], rtol=1e-6)
+
+
+def test_a_data_set(tmp_path):
+    (tmp_path / "toy").mkdir()
+    np.savetxt(tmp_path / "toy" / "toy.csv", np.c_[np.arange(8.0), np.arange(8) % 2], delimiter=",")
+    source = Source(
+        name="toy", folder="toy", files=("toy.csv",), url="https://example.org/toy.csv",
+        saved="toy.csv", digest="sha256:" + "0" * 64,
+    )  # fmt: skip
+
+    def read(path):
+        table = np.loadtxt(path, delimiter=",")
+        return {"x": table[:, :1], "y": table[:, 1]}
+
+    def build(arrays):
+        rows = mo.Rows(**arrays, columns=["number"])
+        return Dataset("toy", rows, mo.models.Logistic(), "odd or even", "https://example.org")
+
+    data = Recipe(source, read, build).load(tmp_path, download=False, progressbar=False)
+    assert (len(data.rows), data.columns) == (8, ("number",))
+    with pytest.raises(mo.DataError, match="toy"):
+        Recipe(source, read, build).load(tmp_path / "nowhere", download=False, progressbar=False)

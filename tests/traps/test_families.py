@@ -1,0 +1,176 @@
+"""Outcomes, offsets and separation: what families find out about the data they are given."""
+
+import numpy as np
+import pytest
+
+import modicum as mo
+from helpers.targets import logistic_rows, sums_of
+from modicum.models import Target
+from modicum.passes import anchor_at_mode
+
+M = mo.models
+
+
+def notes_of(model, rows):
+    sums, start = sums_of(model, rows)
+    names = tuple(f"beta[{c}]" for c in rows.columns)
+    return anchor_at_mode(sums, start, (*names, "intercept")).notes
+
+
+# Separation --------------------------------------------------------------------------------
+
+
+def one_column(n, flip=None):
+    rng = np.random.default_rng(n)
+    x = rng.normal(size=n)
+    y = (x > 0) * 1.0
+    if flip is not None:
+        at = np.argsort(np.abs(x))[flip]
+        y[at] = 1 - y[at]
+    return mo.Rows(x=x[:, None], y=y, columns=["dose"])
+
+
+def three_columns(n, flip=None, **kwargs):
+    rng = np.random.default_rng(n)
+    x = rng.normal(size=(n, 3))
+    eta = 0.3 + x @ [1.0, -1.0, 0.5]
+    y = (eta > 0) * 1.0
+    if flip is not None:
+        at = np.argsort(np.abs(eta))[flip]
+        y[at] = 1 - y[at]
+    return mo.Rows(x=x, y=y, **kwargs)
+
+
+@pytest.mark.parametrize("n", [200, 2_000, 20_000])
+@pytest.mark.parametrize("settings", [{}, {"prior_scale": 2.5, "intercept_scale": 10.0}])
+def test_perfect_separation_is_told_at_any_size(n, settings):
+    (note,) = notes_of(M.Logistic(**settings), one_column(n))
+    assert note.code == "separation"
+    assert "the column dose alone foretells every outcome" in str(note)
+    (note,) = notes_of(M.Logistic(**settings), three_columns(n))
+    assert note.code == "separation"
+    assert "the columns of x foretell every outcome (perfect separation)" in str(note)
+
+
+@pytest.mark.parametrize("n", [200, 2_000, 20_000])
+@pytest.mark.parametrize(
+    ("table", "flip"), [(one_column, 5), (one_column, 40), (three_columns, 150)]
+)
+def test_one_row_on_the_other_side_is_enough_not_to(n, table, flip):
+    found = notes_of(M.Logistic(), table(n, flip=flip))
+    assert "separation" not in [note.code for note in found]
+
+
+def test_informative_data_that_overlap_are_not_called_separated():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(3_000, 3))
+    y = rng.random(3_000) < 1 / (1 + np.exp(-4 * x @ [1.0, -1.0, 0.5]))
+    assert notes_of(M.Logistic(), mo.Rows(x=x, y=y * 1.0)) == []
+
+
+@pytest.mark.parametrize("one", [True, False])
+def test_a_level_with_one_outcome_only_is_named(one):
+    fields = dict(logistic_rows(2_000).slice(0, 2_000))
+    level = np.arange(2_000) < 12
+    y = np.where(level, 1.0 * one, fields["y"])
+    x = np.c_[fields["x"], level]
+    columns = ["age", "dose", "bmi", "town[b]"]
+    (note,) = notes_of(M.Logistic(), mo.Rows(x=x, y=y, columns=columns))
+    assert note.code == "separation"
+    assert "town[b] foretells" in str(note)
+    y[3] = 1.0 * (not one)  # the negative control: both outcomes occur
+    assert notes_of(M.Logistic(), mo.Rows(x=x, y=y, columns=columns)) == []
+
+
+def test_quasi_separation_by_two_columns_together():
+    """Rows off the diagonal of two columns are told by their difference; those on it are not."""
+    rng = np.random.default_rng(1)
+    a, b = rng.integers(0, 3, size=(2, 600))
+    y = np.where(a == b, rng.random(600) < 0.5, a > b) * 1.0
+    (note,) = notes_of(M.Logistic(), mo.Rows(x=np.c_[a, b], y=y))
+    assert note.code == "separation"
+    assert "a combination of columns" in str(note)
+    at = np.flatnonzero(a != b)[0]
+    y[at] = 1 - y[at]
+    found = notes_of(M.Logistic(), mo.Rows(x=np.c_[a, b], y=y))
+    assert "separation" not in [note.code for note in found]
+
+
+def test_rows_of_weight_zero_do_not_overlap():
+    fields = dict(one_column(300, flip=40).slice(0, 300))
+    wrong = fields["y"] != (fields["x"][:, 0] > 0)
+    rows = mo.Rows(**fields, weight=np.where(wrong, 0.0, 1.0))
+    assert [n.code for n in notes_of(M.Logistic(), rows)] == ["separation"]
+
+
+def test_classes_are_separated_too():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(900, 2))
+    y = np.argmax(np.c_[x, np.full(900, 0.1)], axis=1) * 1.0
+    assert [n.code for n in notes_of(M.Softmax(), mo.Rows(x=x, y=y))] == ["separation"]
+    y[np.argmax(x[:, 0])] = 1.0
+    assert "separation" not in [n.code for n in notes_of(M.Softmax(), mo.Rows(x=x, y=y))]
+
+
+def test_a_column_of_years_hides_no_separation():
+    fields = dict(three_columns(500).slice(0, 500))
+    fields["x"] = fields["x"] + np.array([0.0, 0.0, 2000.0])
+    rows = mo.Rows(**fields, dtype="float32")
+    assert [n.code for n in notes_of(M.Logistic(), rows)] == ["separation"]
+
+
+def test_looking_for_separation_is_entered_in_the_ledger():
+    sums, start = sums_of(M.Logistic(), three_columns(300))
+    anchor_at_mode(sums, start)
+    assert sums.ledger.by_purpose["separation"] == 600  # the columns, then a direction for all
+
+
+# Classes and offsets -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [M.Softmax(), M.MLP(hidden=(3,))])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda y: np.where(np.arange(50) == 7, 99_999, y), "99,996 never occur (class 3 is"),
+        (lambda y: y + 1, "1 never occur (class 0 is the first)"),
+    ],
+)
+def test_classes_that_never_occur_are_refused(model, change, words):
+    y = change(np.arange(50) % 3) * 1.0
+    rows = mo.Rows(x=np.random.default_rng(1).normal(size=(50, 2)), y=y)
+    with pytest.raises(mo.DataError, match="classes") as caught:
+        mo.sample(model, rows, progressbar=False)
+    assert words in str(caught.value)
+    assert f"classes={int(y.max()) + 1}" in str(caught.value)
+
+
+def test_classes_that_are_said_are_taken():
+    rows = mo.Rows(x=np.eye(6), y=np.array([1.0, 2, 1, 2, 1, 2]))
+    assert Target.of(M.Softmax(classes=4), rows)[0].shapes[0] == (3, 6)
+
+
+def test_names_of_rows_are_no_classes():
+    rows = mo.Rows(x=np.zeros((300, 2)), y=np.arange(300) // 2 * 1.0)
+    with pytest.raises(mo.DataError, match="150 classes in 300 rows"):
+        Target.of(M.Softmax(), rows)
+    assert Target.of(M.Softmax(classes=150), rows)[0].size == 149 * 3
+
+
+def test_an_offset_that_is_no_logarithm_is_named():
+    offset = np.array([0.0, 800.0, 2.0])
+    rows = mo.Rows(x=np.zeros((3, 1)), y=np.array([0.0, 1, 1]), offset=offset)
+    with pytest.raises(mo.DataError, match=r"the offset is 800 in row 1.*np.log\(exposure\)"):
+        mo.sample(M.Poisson(), rows, progressbar=False)
+    mo.models.Logistic().check(rows)  # log-odds of 800 are odd, and no overflow
+
+
+@pytest.mark.parametrize("size", [-600.0, 600.0])
+def test_large_offsets_that_can_be_held_are_fitted(size):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(400, 1))
+    y = rng.poisson(np.exp(0.5 * x[:, 0])) * 1.0
+    sums, start = sums_of(M.Poisson(), mo.Rows(x=x, y=y, offset=np.full(400, size)))
+    anchor = anchor_at_mode(sums, start)
+    assert abs(anchor.point[0] - 0.5) < 0.2
+    assert abs(anchor.point[1] + size) < 0.2

@@ -1,0 +1,364 @@
+"""Priors that override the data: defaults are in the data's units, and a tight prior is named."""
+
+import warnings
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import modicum as mo
+from helpers.targets import (
+    TIMES,
+    class_rows,
+    disagreements,
+    flat_draws,
+    gaussian_rows,
+    logistic_rows,
+    mean_and_error,
+    poisson_rows,
+    sums_of,
+)
+from modicum.ledger import Ledger
+from modicum.models import Target
+from modicum.models.prediction import ModelPredictor, rebuild
+from modicum.models.priors import NormalPrior, moments
+from modicum.passes import anchor_at_mode
+from modicum.rows import ingest
+
+M = mo.models
+RAW = {"prior_scale": 2.5, "intercept_scale": 10.0}
+RUN = {"draws": 400, "tune": 200, "chains": 2, "random_seed": 1, "progressbar": False}
+
+
+def year_rows(n=3_000, dtype=None):
+    """A column like a year, with a slope of one per year."""
+    rng = np.random.default_rng(1)
+    x = 2000 + rng.normal(size=(n, 1))
+    y = rng.random(n) < 1 / (1 + np.exp(2000 - x[:, 0]))
+    return mo.Rows(x=x, y=y * 1.0, dtype=dtype)
+
+
+def large_rows(n=200):
+    """An outcome of scale 100."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(n, 1))
+    return mo.Rows(x=x, y=199 + 98.8 * x[:, 0] + 10 * rng.normal(size=n))
+
+
+def small_rows(n=3_000):
+    """A column of sd .001, with a slope of 1,000."""
+    rng = np.random.default_rng(3)
+    x = 0.001 * rng.normal(size=(n, 1))
+    y = rng.random(n) < 1 / (1 + np.exp(-1000 * x[:, 0]))
+    return mo.Rows(x=x, y=y * 1.0)
+
+
+def codes(post):
+    return [w.code for w in post.warnings]
+
+
+def maximum_likelihood(rows):
+    """Estimate and standard error of slope and intercept, by a GLM on centred columns."""
+    import statsmodels.api as sm
+
+    batch = rows.slice(0, len(rows))
+    x = batch["x"].astype(float)
+    fit = sm.GLM(batch["y"], np.c_[x - x.mean(), np.ones(len(x))], sm.families.Binomial()).fit()
+    return fit.params, fit.bse
+
+
+# The three cases ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_slope_on_years_is_that_of_the_data(dtype):
+    rows = year_rows(dtype=dtype)
+    params, errors = maximum_likelihood(rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", mo.ModicumWarning)
+        post = mo.sample(M.Logistic(), rows, **RUN)
+    mean, error = mean_and_error(post["beta"][..., 0])
+    # a prior of N(0, 2.5) on standardised columns moves it by less than a tenth of its error
+    assert abs(mean - params[0]) < TIMES * error + 0.1 * errors[0]
+    at_mean = post["intercept"] + post["beta"][..., 0] * moments(rows).x_mean[0]
+    mean, error = mean_and_error(at_mean)
+    assert abs(mean - params[1]) < TIMES * error + 0.1 * errors[1]
+
+
+def test_a_raw_prior_overrides_years_and_says_so():
+    rows = year_rows()
+    with pytest.warns(mo.ModicumWarning, match="the prior of intercept and the data disagree"):
+        post = mo.sample(M.Logistic(**RAW), rows, **RUN)
+    assert post.mean("beta")[0] < 0.2  # for 1
+    assert "prior-far" in codes(post)
+    assert "prior-decides" not in codes(post)  # the columns are not to blame
+
+
+def test_an_outcome_of_scale_100_has_its_closed_form():
+    """With a known scale the posterior is normal; the prior of the centred intercept included."""
+    rows = large_rows()
+    model = M.Gaussian(scale=10.0)
+    batch = rows.slice(0, len(rows))
+    x, y = batch["x"][:, 0], batch["y"]
+    design = np.c_[x, np.ones(len(x))]
+    centred = np.array([[1.0, 0.0], [x.mean(), 1.0]])  # (beta, intercept) to what the priors hold
+    sd = np.array([2.5 * y.std() / x.std(), 2.5 * y.std()])
+    prior = centred.T @ np.diag(sd**-2) @ centred
+    cov = np.linalg.inv(design.T @ design / 100 + prior)
+    mean = cov @ (design.T @ y / 100 + centred.T @ (np.array([0.0, y.mean()]) / sd**2))
+    sums, start = sums_of(model, rows)
+    anchor = anchor_at_mode(sums, start)
+    np.testing.assert_allclose(anchor.point, mean, rtol=1e-9)
+    np.testing.assert_allclose(anchor.factor @ anchor.factor.T, cov, rtol=1e-9)
+    assert anchor.notes == []
+    assert abs(mean[0] - 98.8) < 3
+    assert abs(mean[1] - 199) < 3
+    raw, start = sums_of(M.Gaussian(scale=10.0, **RAW), rows)
+    held = anchor_at_mode(raw, start, ("beta", "intercept"))
+    assert held.point[0] < 97  # the negative control: pulled towards zero
+    assert [note.code for note in held.notes] == ["prior-far"]
+
+
+def test_an_outcome_of_scale_100_with_its_scale_estimated():
+    post = mo.sample(M.Gaussian(), large_rows(), method="hmc", **RUN)
+    truth = stats.linregress(large_rows().slice(0, 200)["x"][:, 0], large_rows().slice(0, 200)["y"])
+    mean, error = mean_and_error(flat_draws(post)[..., :2])
+    aim = np.array([truth.slope, truth.intercept])
+    allowed = TIMES * error + 0.1 * np.array([truth.stderr, truth.intercept_stderr])
+    assert np.all(np.abs(mean - aim) < allowed)
+    assert abs(post.mean("scale") - 10) < 2
+    assert "prior-far" not in codes(post)
+
+
+def test_a_steep_slope_on_a_small_column():
+    rows = small_rows()
+    params, errors = maximum_likelihood(rows)
+    sums, start = sums_of(M.Logistic(), rows)
+    anchor = anchor_at_mode(sums, start)
+    assert abs(anchor.point[0] - params[0]) < 0.1 * errors[0]
+    assert anchor.notes == []
+    sums, start = sums_of(M.Logistic(**RAW), rows)
+    held = anchor_at_mode(sums, start, ("beta[x0]", "intercept"))
+    assert held.point[0] < 30
+    assert [n.code for n in held.notes] == ["prior-far"]
+    assert "beta[x0]" in str(held.notes[0])
+
+
+# Invariance --------------------------------------------------------------------------------
+
+FAMILIES = {
+    "logistic": (M.Logistic, logistic_rows(300)),
+    "poisson": (M.Poisson, poisson_rows(300)),
+    "softmax": (M.Softmax, class_rows(300)),
+    "gaussian": (M.Gaussian, gaussian_rows(300)),
+    "student": (M.StudentT, gaussian_rows(300)),
+}
+
+
+def in_other_units(rows, unit, shift, y_unit=1.0, y_shift=0.0):
+    fields = dict(rows.slice(0, len(rows)))
+    fields["x"] = fields["x"] * unit + shift
+    fields["y"] = fields["y"] * y_unit + y_shift
+    return mo.Rows(**fields)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_posteriors_do_not_depend_on_units(family, x64):
+    """The log-posterior at the same lines, in other units, differs by a constant alone."""
+    kind, rows = FAMILIES[family]
+    columns = rows.fields["x"][0]
+    unit, shift = np.geomspace(1e-3, 1e4, columns), np.linspace(-500, 2000, columns)
+    real = family in ("gaussian", "student")
+    y_unit, y_shift = (100.0, 7e3) if real else (1.0, 0.0)
+    other = in_other_units(rows, unit, shift, y_unit, y_shift)
+
+    def gaps(**settings):
+        (a, start), (b, _) = sums_of(kind(**settings), rows), sums_of(kind(**settings), other)
+        rng = np.random.default_rng(1)
+        found = []
+        for _ in range(4):
+            theta = a.target.unravel(start + 0.3 * rng.normal(size=len(start)))
+            moved = dict(theta)
+            moved["beta"] = theta["beta"] * y_unit / unit
+            moved["intercept"] = theta["intercept"] * y_unit + y_shift - moved["beta"] @ shift
+            if real:
+                moved["log_scale"] = theta["log_scale"] + np.log(y_unit)
+            t, s = (np.concatenate([np.ravel(th[k]) for k in theta]) for th in (theta, moved))
+            here = a.value(t, "check") + float(a.target.log_prior(t))
+            there = b.value(s, "check") + float(b.target.log_prior(s))
+            found.append(here - there)
+        return np.ptp(found)
+
+    assert gaps() < 1e-5
+    raw = RAW | ({"scale_prior": 2.5} if real else {})
+    assert gaps(**raw) > 1  # the negative control
+
+
+def test_rescaled_columns_give_the_same_draws_in_their_units():
+    rows = logistic_rows(2_000)
+    unit = np.array([1e-3, 30.0, 1e4])
+    a = mo.sample(M.Logistic(), rows, **RUN)
+    b = mo.sample(M.Logistic(), in_other_units(rows, unit, 0.0), **RUN)
+    np.testing.assert_allclose(b["beta"] * unit, a["beta"], atol=1e-6)
+    np.testing.assert_allclose(b["intercept"], a["intercept"], atol=1e-6)
+
+
+def test_shifted_columns_give_the_same_posterior():
+    """Draws are rotated in whitened coordinates by a shift, so that moments are compared."""
+    rows = gaussian_rows(300)
+    shift = np.array([0.0, 2000.0, -50.0])
+    a = mo.sample(M.Gaussian(), rows, method="hmc", **RUN)
+    b = mo.sample(M.Gaussian(), in_other_units(rows, 1.0, shift), method="hmc", **RUN)
+    back = dict(b.draws) | {"intercept": b["intercept"] + b["beta"] @ shift}
+    theirs = np.concatenate([v.reshape(*v.shape[:2], -1) for v in back.values()], axis=2)
+    assert disagreements(flat_draws(a), theirs) == []
+    assert disagreements(flat_draws(a), flat_draws(b)) != []
+
+
+# What the defaults are ---------------------------------------------------------------------
+
+
+def test_the_defaults_in_numbers():
+    x = np.c_[np.array([1.0, 2.0, 3.0, 4.0]), np.full(4, 7.0), np.zeros(4)]
+    y = np.array([10.0, 20.0, 30.0, 60.0])
+    gaussian = M.Gaussian().resolved(mo.Rows(x=x, y=y)).priors
+    unit = y.std()
+    expected = [2.5 * unit / x[:, 0].std(), 2.5 * unit / 7.0, 2.5 * unit]
+    np.testing.assert_allclose(gaussian.coefficients, expected)
+    assert gaussian.centre == (2.5, 7.0, 0.0)
+    assert gaussian.intercept == NormalPrior(30.0, 2.5 * unit)
+    ((name, scale),) = gaussian.extras
+    assert (name, scale.sd) == ("log_scale", 2.5)
+    assert scale.mean == pytest.approx(np.log(unit))
+    logistic = M.Logistic().resolved(mo.Rows(x=x, y=(y > 25) * 1.0)).priors
+    np.testing.assert_allclose(logistic.coefficients, [2.5 / x[:, 0].std(), 10 / 7.0, 2.5])
+    assert logistic.intercept == NormalPrior(0.0, 10.0)
+    years = np.array([0.5, 1.0, 2.0, 4.0])
+    counts = mo.Rows(x=x, y=np.array([0.0, 1.0, 1.0, 3.0]), offset=np.log(years))
+    poisson = M.Poisson().resolved(counts).priors.intercept
+    assert poisson.mean == pytest.approx(np.log(5 / 7.5))
+    none = mo.Rows(x=x, y=np.zeros(4), offset=np.log(years))
+    assert M.Poisson().resolved(none).priors.intercept.mean == pytest.approx(np.log(0.5 / 7.5))
+
+
+def test_without_an_intercept_the_size_of_the_outcome_is_its_unit():
+    x, y = np.ones((50, 1)), 1000 + np.random.default_rng(1).normal(size=50)
+    sums, start = sums_of(M.Gaussian(intercept=False), mo.Rows(x=x, y=y))
+    anchor = anchor_at_mode(sums, start)
+    assert abs(anchor.point[0] - y.mean()) < 0.01
+    assert "prior-far" not in [n.code for n in anchor.notes]
+
+
+def test_an_outcome_that_never_varies_has_finite_priors():
+    rows = mo.Rows(x=np.arange(6.0)[:, None], y=np.full(6, 3.0))
+    priors = M.Gaussian().resolved(rows).priors
+    assert np.isfinite([*priors.coefficients, priors.intercept.sd, priors.extras[0][1].mean]).all()
+    zero = mo.Rows(x=np.arange(6.0)[:, None], y=np.zeros(6))
+    assert M.Gaussian().resolved(zero).priors.intercept.sd == 2.5
+
+
+def test_numbers_given_stay_raw_each_by_itself():
+    rows = gaussian_rows(100)
+    of = moments(rows)
+    some = M.Gaussian(prior_scale=0.5).resolved(rows).priors
+    assert some.coefficients == (0.5,) * 3
+    assert some.intercept.mean == of.y_mean
+    raw = M.Gaussian(intercept_scale=4.0).resolved(rows).priors
+    assert raw.intercept == NormalPrior(0.0, 4.0)
+    assert raw.centre == ()
+    each = M.Gaussian(prior_scale=[1, 2, 3], scale_prior=0.7).resolved(rows).priors
+    assert each.coefficients == (1.0, 2.0, 3.0)
+    assert each.extras == (("log_scale", NormalPrior(0.0, 0.7)),)
+    given = M.Gaussian(**RAW, scale_prior=2.5)
+    assert given.resolved(rows) is given  # nothing to look up: no pass
+
+
+def test_frequency_weights_count_in_moments(tmp_path):
+    rng = np.random.default_rng(1)
+    fields = {"x": rng.normal(size=(40_000, 2)) + 5, "y": rng.normal(size=40_000)}
+    weight = rng.integers(0, 4, 40_000)
+    a = moments(mo.Rows(**fields, weight=weight * 1.0))
+    repeated = {k: np.repeat(v, weight, axis=0) for k, v in fields.items()}
+    b = moments(mo.Rows(**repeated))
+    np.testing.assert_allclose(a.x_mean, repeated["x"].mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(a.x_sd, repeated["x"].std(axis=0), rtol=1e-12)
+    np.testing.assert_allclose([a.y_mean, a.y_sd], [b.y_mean, b.y_sd], rtol=1e-9)
+    ingest(repeated, tmp_path / "store", progressbar=False, dtype="float64")
+    c = moments(mo.Rows.open(tmp_path / "store"))  # a store is read as it streams
+    np.testing.assert_allclose(c.x_sd, b.x_sd, rtol=1e-12)
+
+
+def test_columns_too_large_for_a_variance_are_named():
+    x = np.c_[np.ones(3), np.array([1e200, -1e200, 1e200])]
+    with pytest.raises(mo.DataError, match="'huge' holds numbers so large"):
+        M.Logistic().resolved(mo.Rows(x=x, y=np.array([0.0, 1, 0]), columns=["a", "huge"]))
+
+
+def test_priors_without_rows_are_refused_in_a_sentence():
+    with pytest.raises(mo.SettingError, match="in the units of the data"):
+        M.Logistic().log_prior({"beta": np.zeros(2), "intercept": 0.0})
+
+
+# Where they show ---------------------------------------------------------------------------
+
+
+def test_the_priors_used_are_shown_counted_and_kept(tmp_path):
+    rows = logistic_rows(300, columns=["age", "dose", "bmi"])
+    post = mo.sample(
+        M.Logistic(), rows, method="hmc", draws=20, tune=20, chains=2, progressbar=False
+    )
+    sd = moments(rows).x_sd
+    shown = post.tuning["priors"]
+    assert shown["beta[age]"] == f"normal(0, {2.5 / sd[0]:.4g})"
+    assert shown["intercept"] == "normal(0, 10), of the predictor at the mean of the columns"
+    assert post.ledger.counts["priors", "density"] == 300
+    post.save(tmp_path / "post")
+    again = mo.Posterior.load(tmp_path / "post")
+    assert again.tuning["priors"] == shown
+    model = post.predictor.model
+    assert model.priors is not None
+    assert repr(model.priors) in post.settings["model"]
+    kept = rebuild(ModelPredictor(model).to_dict()).model
+    assert kept == model
+    assert hash(kept) == hash(model)
+    assert model.resolved(logistic_rows(50)) is model  # the prior of the fit, on any rows
+    fixed = M.Logistic(**RAW).describe_priors(rows)
+    assert fixed == {"beta": "normal(0, 2.5)", "intercept": "normal(0, 10)"}
+
+
+def test_models_of_other_rows_are_other_models_but_share_their_likelihood():
+    a, _ = Target.of(M.Logistic(), logistic_rows(100))
+    b, _ = Target.of(M.Logistic(), logistic_rows(100, seed=9))
+    assert a.model.identity() != b.model.identity()
+    assert a != b
+    assert a.likelihood == b.likelihood
+    assert hash(a.likelihood) == hash(b.likelihood)
+
+
+def test_the_pass_is_entered_where_passes_are():
+    ledger = Ledger(rows=100)
+    Target.of(M.Poisson(), poisson_rows(100), ledger)
+    assert (ledger.sweeps, ledger.by_purpose) == (1, {"priors": 100})
+    Target.of(M.Poisson(**RAW), poisson_rows(100), ledger)
+    assert ledger.sweeps == 1
+
+
+# The guard ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [200, 5_000])
+def test_a_tight_prior_is_named(n):
+    """Also where it is so tight that the mean has hardly moved."""
+    sums, start = sums_of(M.Logistic(prior_scale=0.01), logistic_rows(n))
+    notes = anchor_at_mode(sums, start, ("age", "dose", "bmi", "intercept")).notes
+    assert [n.code for n in notes] == ["prior-far"]
+    assert "prior_scale" in notes[0].remedy
+    assert notes[0].numbers["score"] > 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_prior_is_blamed_without_cause(family):
+    kind, rows = FAMILIES[family]
+    for model in (kind(), kind(**RAW)):
+        sums, start = sums_of(model, rows)
+        assert anchor_at_mode(sums, start).notes == []
