@@ -253,8 +253,8 @@ def test_a_step_records_what_it_did_and_leaves_a_consistent_state(x64):
 def test_requested_rows_are_a_function_of_the_key(design, x64):
     kernel = kernel_of(20, 5, 3, design)
     context = context_of(50, design, np.arange(1.0, 51.0))
-    wants = jax.jit(kernel.row_request)
-    first, again, other = (wants(jax.random.key(k), context) for k in (1, 1, 2))
+    request = jax.jit(kernel.row_request)
+    first, again, other = (request(jax.random.key(k), context) for k in (1, 1, 2))
     np.testing.assert_array_equal(first.row_ids, again.row_ids)
     assert not np.array_equal(first.row_ids, other.row_ids)
     assert first.row_ids.shape == (3 * 4,)
