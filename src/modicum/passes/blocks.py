@@ -32,7 +32,7 @@ def sum_in_blocks(function: Callable[[Any, Any], Any], batch: Any, present: Any)
 
 
 def map_in_blocks(function: Callable[[Any, Any], jax.Array], batch: Any, present: Any) -> jax.Array:
-    """One number a row by `function(batch, present)`, block by block."""
+    """One number per row, by `function(batch, present)`, block by block."""
     blocks = _cut(batch, present)
     if blocks is None:
         return function(batch, present)

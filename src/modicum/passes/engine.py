@@ -44,7 +44,7 @@ class Engine(Protocol):
     def map_rows(
         self, chunk_map: ChunkSum, arguments: Any, rows: Rows, description: str = ...
     ) -> np.ndarray:
-        """Return one float32 number a row: `chunk_map(arguments, batch, present)`, joined."""
+        """Return one float32 number per row: `chunk_map(arguments, batch, present)`, joined."""
         ...
 
 
@@ -71,7 +71,7 @@ class LocalEngine:
     def map_rows(
         self, chunk_map: ChunkSum, arguments: Any, rows: Rows, description: str = "pass"
     ) -> np.ndarray:
-        """Return one float32 number a row (see `Engine`)."""
+        """Return one float32 number per row (see `Engine`)."""
         out = np.empty(len(rows), np.float32)
         start = 0
         for part in self._parts(chunk_map, arguments, rows, description, np.float32):

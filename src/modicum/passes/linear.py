@@ -25,9 +25,9 @@ def linear_hessian_sum(
     target: Target, t: Any, batch: Any, present: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Log-likelihood, gradient and Hessian at `t` of the rows of a chunk that are present."""
-    found: tuple[jax.Array, jax.Array, jax.Array]
-    found = sum_in_blocks(partial(_block_sum, target, t), batch, present)
-    return found
+    total: tuple[jax.Array, jax.Array, jax.Array]
+    total = sum_in_blocks(partial(_block_sum, target, t), batch, present)
+    return total
 
 
 def _block_sum(

@@ -49,13 +49,13 @@ def _estimated(sums: Sums, points: np.ndarray, subsample: int, seed: int) -> np.
     rng, n, rows = generator(seed, Stream.SCORE_ROWS), len(sums.rows), sums.rows
     width = max(1, rows.row_bytes // rows.dtype.itemsize)
     group = max(1, min(len(points), TOGETHER // (subsample * width)))
-    found = []
+    residuals = []
     for number in range(ceil(len(points) / group)):
         at = (number * group + np.arange(group)) % len(points)  # the last group is filled up
         batch = rows.take(rng.integers(0, n, size=(group, subsample)))
-        found.append(np.asarray(_residuals(sums.target, second, points[at], centre, batch)))
+        residuals.append(np.asarray(_residuals(sums.target, second, points[at], centre, batch)))
     sums.ledger.add("scores", len(points) * subsample, "gradient")
-    return np.asarray(known + (n / subsample) * np.concatenate(found)[: len(points)])
+    return np.asarray(known + (n / subsample) * np.concatenate(residuals)[: len(points)])
 
 
 @jit(static=(0, 1))

@@ -114,8 +114,8 @@ def value_and_slope(
 ) -> tuple[jax.Array, jax.Array]:
     """Log-likelihood of the rows of a chunk that are present, and its gradient."""
     of_block = partial(jax.value_and_grad(log_likelihood_sum, argnums=1), target, t)
-    found: tuple[jax.Array, jax.Array] = sum_in_blocks(of_block, batch, present)
-    return found
+    total: tuple[jax.Array, jax.Array] = sum_in_blocks(of_block, batch, present)
+    return total
 
 
 chunk_gradient = jit(static=0)(value_and_slope)
