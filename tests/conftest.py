@@ -4,9 +4,17 @@ from pathlib import Path
 import jax
 import pytest
 
+from modicum import runtime
+
 HERE = Path(__file__).parent
 CHAINS = ("kernels", "methods", "run", "traps", "test_sample.py", "test_cli.py", "test_readme.py")
 """Where tests run chains, which takes compilation; all others are unit tests."""
+
+
+def pytest_configure(config):
+    """Compile quickly what runs briefly; the slow tests have the code that users have."""
+    if config.option.markexpr in ("not slow", "unit"):
+        runtime.FAST_COMPILE["xla_backend_optimization_level"] = 0
 
 
 def pytest_collection_modifyitems(items):
@@ -16,6 +24,14 @@ def pytest_collection_modifyitems(items):
             continue
         if item.path.relative_to(HERE).parts[0] not in CHAINS:
             item.add_marker(pytest.mark.unit)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_code_stays():
+    """Tests of one file share what they compiled, however many functions that is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime, "MANY", 10**9)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

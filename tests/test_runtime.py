@@ -51,7 +51,8 @@ def test_what_was_lowered_and_compiled_is_not_compiled_again():
 
 
 def test_options_the_compiler_does_not_know_are_left_out():
-    known = dict(runtime.FAST_COMPILE)
+    # options come and go with the compiler's versions; this one has long been there
+    known = {"xla_backend_optimization_level": 1}
     usable = runtime._usable(tuple((known | {"xla_no_such_option": True}).items()))
     assert usable == {"compiler_options": known}
     assert runtime._usable(()) == {}

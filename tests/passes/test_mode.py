@@ -1,5 +1,7 @@
 """The posterior mode and the anchor there: found in few passes, or refused with a reason."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -139,7 +141,7 @@ def test_collinear_columns_are_named():
     rows = mo.Rows(x=np.c_[x, 2 * x[:, 0]], y=y)
     sums, start = sums_of(M.Logistic(), rows)
     (note,) = anchor_at_mode(sums, start, ("height", "age", "inches", "intercept")).notes
-    assert "next to nothing about height, inches (or" in str(note)
+    assert re.search("next to nothing about (height, inches|inches, height) ", str(note))
 
 
 def test_a_start_that_is_not_finite_is_refused():
