@@ -102,9 +102,9 @@ class Design(ABC, Generic[Tables]):
     def probability_of(self, drawn: Drawn, tables: Tables) -> np.ndarray:
         """The probability this design gives rows that `draw_on_host` drew by their weights.
 
-        Asked of independent designs only.
+        Asked of independent designs only: others have none for a row by itself.
         """
-        raise NotImplementedError
+        raise SettingError(f"{type(self).__name__} draws whole batches, not rows by themselves.")
 
 
 # Uniform ----------------------------------------------------------------------------------

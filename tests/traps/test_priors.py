@@ -361,3 +361,12 @@ def test_no_prior_is_blamed_without_cause(family):
     for model in (kind(), kind(**RAW)):
         sums, start = sums_of(model, rows)
         assert anchor_at_mode(sums, start).notes == []
+
+
+def test_the_papers_schedule_counts_what_it_looks_up_on_its_subset():
+    # separated rows make the search look at every row once more, here on a subset of them
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(3_000, 2))
+    rows = mo.Rows(x=x, y=(x[:, 0] > 0).astype(float))
+    post = quick(M.Logistic(prior_scale=1.0), rows, method=mo.HMCECS(tuning="paper"))
+    assert post.ledger.counts["separation", "density"] > 0

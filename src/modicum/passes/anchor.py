@@ -155,7 +155,7 @@ def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[M
     if causes or per_row > LIKELY or np.any(spread > VAGUE):
         theta = sums.target.unravel(anchor.point)  # type: ignore[arg-type]
         separated, passes = sums.target.model.separation(sums.rows, theta)
-        sums.ledger.add("separation", passes * len(sums.rows), "density", passes=passes)
+        sums.enter("separation", passes, "density", passes)
         causes = causes if separated is None else [separated]
     if not causes:
         return anchor.notes

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.ledger import Ledger
+from modicum.ledger import Kind, Ledger
 from modicum.models import LinearPredictorModel, Target
 from modicum.passes.blocks import sum_in_blocks
 from modicum.passes.engine import Engine
@@ -47,7 +47,7 @@ class Sums:
 
     def values(self, points: np.ndarray, purpose: str) -> np.ndarray:
         """Log-likelihood at many points, (points, d), by one pass over the rows."""
-        self.ledger.add(purpose, len(points) * len(self.rows), "density", passes=1)
+        self.enter(purpose, len(points), "density", passes=1)
         (values,) = self.engine.map_reduce(
             partial(_values_sum, self.target.likelihood),
             np.asarray(points, np.float64),
@@ -63,7 +63,7 @@ class Sums:
 
     def gradients(self, points: np.ndarray, purpose: str) -> np.ndarray:
         """Gradient of the log-likelihood at many points, (points, d), by one pass."""
-        self.ledger.add(purpose, len(points) * len(self.rows), "gradient", passes=1)
+        self.enter(purpose, len(points), "gradient", passes=1)
         (gradients,) = self.engine.map_reduce(
             partial(_gradients_sum, self.target.likelihood),
             np.asarray(points, np.float64),
@@ -79,9 +79,13 @@ class Sums:
         value, gradient, hessian = self._sweep(chunk_sum, t, purpose, "hessian")
         return float(value), gradient, (hessian + hessian.T) / 2
 
-    def _sweep(self, chunk_sum: Any, t: np.ndarray, purpose: str, kind: Any) -> Any:
-        whole = len(self.rows) == self.ledger.rows  # a subset is no pass
-        self.ledger.add(purpose, len(self.rows), kind, passes=int(whole))
+    def enter(self, purpose: str, times: int, kind: Kind, passes: int) -> None:
+        """Enter in the ledger that every row was evaluated `times` times, in so many sweeps."""
+        whole = len(self.rows) == self.ledger.rows  # a sweep over a subset is no pass
+        self.ledger.add(purpose, times * len(self.rows), kind, passes=passes if whole else 0)
+
+    def _sweep(self, chunk_sum: Any, t: np.ndarray, purpose: str, kind: Kind) -> Any:
+        self.enter(purpose, 1, kind, passes=1)
         return self.engine.map_reduce(
             partial(chunk_sum, self.target.likelihood),
             np.asarray(t, np.float64),
