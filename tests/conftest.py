@@ -11,12 +11,6 @@ CHAINS = ("kernels", "methods", "run", "traps", "test_sample.py", "test_cli.py",
 """Where tests run chains, which takes compilation; all others are unit tests."""
 
 
-def pytest_configure(config):
-    """Compile quickly what runs briefly; the slow tests have the code that users have."""
-    if config.option.markexpr in ("not slow", "unit"):
-        runtime.FAST_COMPILE["xla_backend_optimization_level"] = 0
-
-
 def pytest_collection_modifyitems(items):
     """Mark what runs no chain as `unit`."""
     for item in items:

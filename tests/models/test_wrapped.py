@@ -148,8 +148,8 @@ def test_starts_are_those_of_init():
         (lambda: M.Network(by_hand, PARAMS, likelihood="poisson"), "likelihood"),
         (lambda: M.Network(by_hand, PARAMS).check(mo.Rows(x=X, y=Y + 1)), "4 classes"),
         (lambda: M.Network(by_hand, PARAMS).check(mo.Rows(x=X[:, :2], y=Y)), "apply fails"),
-        (lambda: M.Network(by_hand, PARAMS, likelihood="gaussian").check(ROWS), "one mean a row"),
-        (lambda: M.Network(lambda p, x: x[0], PARAMS).check(ROWS), "row of logits"),
+        (lambda: M.Network(by_hand, PARAMS, likelihood="gaussian").check(ROWS), "one mean per row"),
+        (lambda: M.Network(lambda p, x: x[0], PARAMS).check(ROWS), "vector of logits"),
     ],
 )
 def test_refusals(make, word):

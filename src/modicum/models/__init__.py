@@ -4,8 +4,8 @@ from modicum.models.base import BaseModel, Batch, Model, Params
 from modicum.models.families import Gaussian, Logistic, Poisson, Softmax, StudentT
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.networks import CNN, MLP
+from modicum.models.neural import Network
 from modicum.models.target import Target
-from modicum.models.wrapped import Network
 
 __all__ = [
     "CNN",

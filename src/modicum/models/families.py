@@ -14,8 +14,8 @@ from jax.scipy.special import gammaln
 
 from modicum.errors import DataError, ModicumWarning, SettingError, whole_number
 from modicum.models.base import Labels, Params
-from modicum.models.checks import CHUNK, class_fault, count_classes
 from modicum.models.linear import LinearPredictorModel
+from modicum.models.outcomes import CHUNK, class_fault, count_classes
 from modicum.models.priors import Moments, NormalPrior, is_positive
 from modicum.models.separation import find_separation
 from modicum.rows import Rows
@@ -24,6 +24,20 @@ __all__ = ["Gaussian", "Logistic", "Poisson", "Softmax", "StudentT"]
 
 Derivatives = tuple[jax.Array, ...]
 LARGEST_OFFSET = 700.0  # of which the exponential is still a number
+
+
+@jax.custom_jvp
+def softplus(x: jax.Array) -> jax.Array:
+    """log(1 + e^x), half the cost of `jax.nn.softplus` together with its derivative."""
+    return jnp.maximum(x, 0.0) + jnp.log1p(jnp.exp(-jnp.abs(x)))
+
+
+softplus.defjvps(lambda tangent, value, x: tangent * jax.nn.sigmoid(x))
+
+
+def with_reference(eta: jax.Array) -> jax.Array:
+    """Predictors (..., K - 1) followed by that of the reference class, which is 0."""
+    return jnp.concatenate([eta, jnp.zeros_like(eta[..., :1])], axis=-1)
 
 
 @dataclass(frozen=True, repr=False)
@@ -384,20 +398,3 @@ class Softmax(LinearPredictorModel):
         """Classes, then columns."""
         classes = tuple(f"class {k}" for k in range(self.predictors(rows)))
         return {"beta": (classes, tuple(rows.columns)), "intercept": (classes,)}
-
-
-# Written so that they are fast and accurate in JAX --------------------------------------------
-
-
-@jax.custom_jvp
-def softplus(x: jax.Array) -> jax.Array:
-    """log(1 + e^x), half the cost of `jax.nn.softplus` together with its derivative."""
-    return jnp.maximum(x, 0.0) + jnp.log1p(jnp.exp(-jnp.abs(x)))
-
-
-softplus.defjvps(lambda tangent, value, x: tangent * jax.nn.sigmoid(x))
-
-
-def with_reference(eta: jax.Array) -> jax.Array:
-    """Predictors (..., K - 1) followed by that of the reference class, which is 0."""
-    return jnp.concatenate([eta, jnp.zeros_like(eta[..., :1])], axis=-1)

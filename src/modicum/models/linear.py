@@ -19,7 +19,7 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError
 from modicum.models.base import BaseModel, Batch, Labels, Params
-from modicum.models.checks import check_outcomes
+from modicum.models.outcomes import check_outcomes
 from modicum.models.priors import (
     Moments,
     NormalPrior,

@@ -1,8 +1,13 @@
-"""What all networks share: a normal prior on every weight, and a likelihood for the outputs."""
+"""Any network: a normal prior on every weight, a likelihood for its outputs.
+
+`NeuralModel` is what all networks share; `Network` takes one through its apply function: of Flax,
+of Equinox, or written by hand.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from math import log, pi
 from typing import Any, ClassVar
 
@@ -11,12 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError, SettingError, suggestion, whole_number
-from modicum.models.base import BaseModel, Batch, Params
-from modicum.models.checks import check_outcomes, class_fault, count_classes
+from modicum.models.base import BaseModel, Batch, Params, named_leaves
+from modicum.models.outcomes import (
+    check_outcomes,
+    class_fault,
+    count_classes,
+    largest_class,
+)
 from modicum.models.priors import is_positive
+from modicum.models.tracing import uncompiled
 from modicum.rows import Rows
 
-__all__ = ["LIKELIHOODS", "NeuralModel"]
+__all__ = ["LIKELIHOODS", "Network", "NeuralModel"]
 
 LIKELIHOODS = ("categorical", "gaussian")
 
@@ -107,7 +118,7 @@ class NeuralModel(BaseModel):
         if "offset" in rows.fields:
             raise DataError("networks take no offset; leave the field 'offset' out.")
         if rows.fields["y"] != ():
-            raise DataError("the field 'y' must hold one outcome a row.")
+            raise DataError("the field 'y' must hold one outcome per row.")
         if self.likelihood == "categorical":
             classes = self.known_classes()
             check_outcomes(self, rows, lambda y: class_fault(y, classes))
@@ -119,7 +130,7 @@ class NeuralModel(BaseModel):
         return None
 
     def output_size(self, rows: Rows) -> int:
-        """Outputs of the network: one a class, or one."""
+        """Outputs of the network: one per class, or one."""
         if self.likelihood == "gaussian":
             return 1
         return self.known_classes() or count_classes(rows)
@@ -134,3 +145,155 @@ def wholes(name: str, value: Any) -> tuple[int, ...]:
     """Return a setting that must be whole numbers from 1, as a hashable tuple; one is enough."""
     given = value if isinstance(value, tuple | list) else (value,)
     return tuple(whole_number(f"each entry of {name}", item) for item in given)
+
+
+class Network(NeuralModel):
+    """A network of your own, with a normal prior on every weight.
+
+    Parameters
+    ----------
+    apply
+        `apply(params, x)`: outputs of a batch of rows, (rows, K) logits of K classes, or (rows,)
+        or (rows, 1) means. It must be a plain function of its arguments: no dropout, no batch
+        statistics.
+    params
+        Weights to start from: any pytree of floating arrays. It fixes the names of the draws:
+        ``{"Dense_0": {"kernel": ...}}`` gives ``Dense_0.kernel``.
+    likelihood
+        "categorical" for classes 0, 1, ..., K - 1, or "gaussian" for a real outcome.
+    noise_scale
+        Standard deviation of a Gaussian outcome.
+    prior_scale
+        Standard deviation of the normal prior on every weight.
+    scale
+        What x is multiplied by; None: 1/255 for rows held as bytes, else 1.
+    init
+        Optional `init(key)`: random weights in the structure of `params`, for chains that start
+        apart.
+
+    Examples
+    --------
+    A network by hand; with Flax it would be ``Network(net.apply, net.init(key, x[:1]))``, and
+    with Equinox ``params, static = eqx.partition(net, eqx.is_inexact_array)`` and
+    ``Network(lambda p, x: jax.vmap(eqx.combine(p, static))(x), params)``.
+
+    >>> import jax.numpy as jnp, numpy as np, modicum as mo
+    >>> def apply(params, x):
+    ...     return jnp.tanh(x @ params["in"]) @ params["out"]
+    >>> rng = np.random.default_rng(1)
+    >>> params = {"in": rng.normal(size=(2, 4)), "out": rng.normal(size=(4, 3))}
+    >>> net = mo.models.Network(apply, params)
+    >>> rows = mo.Rows(x=rng.normal(size=(9, 2)), y=np.arange(9) % 3)
+    >>> net.check(rows)
+    >>> net.expected(net.start(rows), rows.slice(0, 5)).shape
+    (5, 3)
+    """
+
+    users_functions: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        apply: Callable[[Params, jax.Array], jax.Array],
+        params: Params,
+        likelihood: str = "categorical",
+        noise_scale: float = 1.0,
+        prior_scale: float = 1.0,
+        scale: float | None = None,
+        init: Callable[[jax.Array], Params] | None = None,
+    ) -> None:
+        if not callable(apply):
+            raise SettingError(
+                f"apply must be a function of (params, x), not {type(apply).__name__}."
+            )
+        self.apply, self.params, self.init = uncompiled(apply), params, init
+        self.likelihood, self.noise_scale = likelihood, noise_scale
+        self.prior_scale, self.scale = prior_scale, scale
+        self.check_settings()
+        self._check_params()
+
+    def outputs(self, theta: Params, x: jax.Array) -> jax.Array:
+        """What `apply` says."""
+        return self.apply(theta, x)
+
+    def start(self, rows: Rows) -> Params:
+        """Return `params` in float64."""
+        del rows
+        return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), self.params)
+
+    def random_start(self, rows: Rows, key: jax.Array) -> Params:
+        """Return what `init` makes of the key; without `init`, `params`."""
+        return self.start(rows) if self.init is None else self.init(key)
+
+    def report(self, theta: Params) -> dict[str, jax.Array]:
+        """Name weights by their place in the tree, without Flax's outermost "params"."""
+        named = named_leaves(theta)
+        if all(name.startswith("params.") for name in named):
+            return {name.removeprefix("params."): leaf for name, leaf in named.items()}
+        return named
+
+    def restore(self, named: Mapping[str, Any]) -> Params:
+        """Put named draws back into the structure of `params`."""
+        leaves = [named[name] for name in self.report(self.params)]
+        return jax.tree.unflatten(jax.tree.structure(self.params), leaves)
+
+    def identity(self) -> str:
+        """Name weights and settings; what `apply` computes of them, `trace` says."""
+        shapes = {name: np.shape(leaf) for name, leaf in self.report(self.params).items()}
+        settings = (self.likelihood, self.noise_scale, self.prior_scale, self.scale)
+        return f"Network({shapes}, {settings})"
+
+    def check(self, rows: Rows) -> None:
+        """Try the network on the first rows, so that mistakes surface before any long work."""
+        super().check(rows)
+        count = min(len(rows), 8)
+        try:
+            batch = rows.slice(0, count)
+            made = jax.eval_shape(
+                lambda p, x: self.outputs(p, self._inputs(p, {"x": x})), self.params, batch["x"]
+            ).shape
+        except Exception as fault:
+            raise SettingError(
+                f"apply fails on the first rows ({type(fault).__name__}: "
+                f"{str(fault).splitlines()[0] if str(fault) else 'no message'}); it is called "
+                f"with x of shape {(count, *rows.fields['x'])}."
+            ) from fault
+        self._check_outputs(made, count, rows)
+
+    def output_size(self, rows: Rows) -> int:
+        """Classes that occur; that there are outputs for them is checked."""
+        return 1 if self.likelihood == "gaussian" else max(2, 1 + largest_class(rows))
+
+    def _check_outputs(self, made: tuple[int, ...], count: int, rows: Rows) -> None:
+        size = self.output_size(rows)
+        if self.likelihood == "gaussian":
+            if made not in ((count,), (count, 1)):
+                raise SettingError(
+                    f"apply must return one mean per row, but for {count} rows its shape is {made}."
+                )
+        elif len(made) != 2 or made[0] != count:
+            raise SettingError(
+                f"apply must return a vector of logits per row, but for {count} rows its shape is "
+                f"{made}."
+            )
+        elif made[1] < size:
+            raise DataError(
+                f"the outcome has {size} classes and the network {made[1]} outputs; give it one "
+                "output per class."
+            )
+
+    def _check_params(self) -> None:
+        leaves = jax.tree.leaves(self.params)
+        if not leaves or not all(_is_floating(leaf) for leaf in leaves):
+            raise SettingError(
+                "params must be a pytree of floating arrays only; separate the weights from the "
+                "rest first (Equinox: eqx.partition(net, eqx.is_inexact_array); Flax NNX: "
+                "nnx.split(net, nnx.Param, ...))."
+            )
+        if len(self.report(self.params)) < len(leaves):
+            raise SettingError("two weights of params have the same name; rename one of them.")
+
+
+def _is_floating(leaf: Any) -> bool:
+    return isinstance(leaf, float | np.ndarray | jax.Array) and bool(
+        jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+    )

@@ -8,8 +8,8 @@ import numpy as np
 
 from modicum.errors import DataError, ModicumWarning, SettingError, warn, whole_number
 from modicum.models.base import BaseModel
-from modicum.models.checks import class_fault
 from modicum.models.linear import LinearPredictorModel
+from modicum.models.outcomes import class_fault
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior.alignment import AlignedRows, Batch
 from modicum.posterior.draws import Draws, thinned

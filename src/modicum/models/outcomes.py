@@ -1,19 +1,16 @@
-"""Checks of settings and outcomes that several kinds of models share."""
+"""Outcomes: which ones a model can describe, and how many classes they are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from modicum.errors import DataError
+from modicum.models.base import BaseModel
+from modicum.rows import Rows
 
-if TYPE_CHECKING:
-    from modicum.models.base import BaseModel
-    from modicum.rows import Rows
-
-__all__ = ["check_outcomes", "class_fault", "count_classes", "largest_class"]
+__all__ = ["CHUNK", "check_outcomes", "class_fault", "count_classes", "largest_class"]
 
 Fault = Callable[[np.ndarray], tuple[np.ndarray, str]]
 CHUNK = 262_144
