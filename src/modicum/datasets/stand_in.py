@@ -38,5 +38,5 @@ def _fitted(real: Rows, model: Logistic) -> tuple[np.ndarray, float]:
     target, start = Target.of(model, real)
     sums = Sums(target, real, LocalEngine(progressbar=False), Ledger(rows=len(real)))
     at, _ = find_mode(sums, start)
-    theta = target.unravel(at.point)  # type: ignore[arg-type]
+    theta = target.unravel(at.point)
     return theta["beta"], float(theta["intercept"])

@@ -208,7 +208,7 @@ class LinearPredictorModel(BaseModel):
             return None
         scales = {"beta": self.prior_scale, "intercept": self.intercept_scale}
         scales |= {name: self.extra_scale(name) for name in self.extras}
-        return {name: value / jnp.asarray(scales[name]) for name, value in theta.items()}
+        return {name: value / np.asarray(scales[name]) for name, value in theta.items()}
 
     def _data_scales(self, of: Moments) -> np.ndarray:
         """2.5 / sd(x_j) in units of the outcome.

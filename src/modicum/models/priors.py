@@ -101,15 +101,18 @@ class NormalPriors:
             return intercept
         return intercept + jnp.asarray(theta["beta"]) @ jnp.asarray(self.centre)
 
-    def distances(self, theta: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    def distances(self, theta: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """How far parameters lie from their prior's centre, in its standard deviations."""
-        found = {"beta": jnp.asarray(theta["beta"]) / jnp.asarray(self.coefficients)}
+        beta = np.asarray(theta["beta"])
+        away = {"beta": beta / np.asarray(self.coefficients)}
         if self.intercept is not None:
-            away = self.centred_intercept(theta) - self.intercept.mean
-            found["intercept"] = away / self.intercept.sd
+            centred = np.asarray(theta["intercept"])
+            if self.centre:
+                centred = centred + beta @ np.asarray(self.centre)
+            away["intercept"] = (centred - self.intercept.mean) / self.intercept.sd
         for name, prior in self.extras:
-            found[name] = (jnp.asarray(theta[name]) - prior.mean) / prior.sd
-        return found
+            away[name] = (np.asarray(theta[name]) - prior.mean) / prior.sd
+        return away
 
     def describe(self, columns: tuple[str, ...]) -> dict[str, str]:
         """Name each prior, readably; one line for all coefficients where they share it."""

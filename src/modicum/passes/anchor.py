@@ -28,7 +28,7 @@ from modicum.passes.sums import Sums
 __all__ = ["Anchor", "anchor_at", "anchor_at_mode"]
 
 # Separation is looked for, at the cost of a pass, where the mode gives a reason to:
-LIKELY = -0.5  # log-likelihood per row above which outcomes are told well
+LIKELY = -0.2  # log-likelihood per row above which outcomes are told well
 VAGUE = 0.1  # posterior sd, in prior sds, that data leave along a direction that is separated
 COLLINEAR = 1e-6  # below this share no prior is to blame: the data say nothing at all
 CANCELS = 0.1  # of the columns' own information: what is left along a collinear direction
@@ -153,7 +153,7 @@ def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[M
     causes = prior_warnings(called, away, spread)
     per_row = anchor.C / len(sums.rows)
     if causes or per_row > LIKELY or np.any(spread > VAGUE):
-        theta = sums.target.unravel(anchor.point)  # type: ignore[arg-type]
+        theta = sums.target.unravel(anchor.point)
         separated, passes = sums.target.model.separation(sums.rows, theta)
         sums.enter("separation", passes, "density", passes)
         causes = causes if separated is None else [separated]
