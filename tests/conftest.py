@@ -7,16 +7,20 @@ import pytest
 from modicum import runtime
 
 HERE = Path(__file__).parent
-CHAINS = ("kernels", "methods", "run", "traps", "test_sample.py", "test_cli.py", "test_readme.py")
-"""Where tests run chains, which takes compilation; all others are unit tests."""
+COMPILING = (  # where tests run chains, or compile much: folders and files
+    *("kernels", "methods", "run", "traps"),
+    *("test_sample.py", "test_cli.py", "test_readme.py", "test_extending.py", "test_progress.py"),
+    *("test_taylor.py", "test_block_poisson.py", "test_bounds.py"),
+    *("test_networks.py", "test_network_posterior.py", "test_wrapped.py", "test_posteriordb.py"),
+)
 
 
 def pytest_collection_modifyitems(items):
-    """Mark what runs no chain as `unit`."""
+    """Mark as `unit` what neither runs a chain nor compiles much."""
     for item in items:
         if not item.path.is_relative_to(HERE) or item.get_closest_marker("slow"):
             continue
-        if item.path.relative_to(HERE).parts[0] not in CHAINS:
+        if not set(item.path.relative_to(HERE).parts) & set(COMPILING):
             item.add_marker(pytest.mark.unit)
 
 
