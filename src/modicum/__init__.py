@@ -1,4 +1,4 @@
-"""Modicum: Bayesian inference on tall data by Markov chains that touch a few rows a step."""
+"""Modicum: Bayesian inference on tall data by Markov chains that touch a few rows per step."""
 
 from importlib.metadata import version
 

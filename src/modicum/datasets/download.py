@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO
+
+from modicum.progress import Progressbar, phase
 
 __all__ = ["DownloadError", "fetch"]
 
@@ -21,7 +21,7 @@ class DownloadError(Exception):
     """Why a download did not succeed, in a few words."""
 
 
-def fetch(url: str, target: Path, digest: str | None, progressbar: bool = True) -> None:
+def fetch(url: str, target: Path, digest: str | None, progressbar: Progressbar = True) -> None:
     """Download `url` to `target`.
 
     The bytes go to a file beside it, which takes the name only when all of them are there and their
@@ -44,7 +44,9 @@ def fetch(url: str, target: Path, digest: str | None, progressbar: bool = True) 
             os.unlink(temporary)
 
 
-def _copy(url: str, file: BinaryIO, digest: str | None, title: str, progressbar: bool) -> str:
+def _copy(
+    url: str, file: BinaryIO, digest: str | None, title: str, progressbar: Progressbar
+) -> str:
     """Copy the bytes, and return their checksum in the form of `digest`."""
     from urllib.request import Request, urlopen  # slow to import, and seldom needed
 
@@ -55,33 +57,12 @@ def _copy(url: str, file: BinaryIO, digest: str | None, title: str, progressbar:
         length = answer.headers.get("Content-Length")
         total = int(length) if length else None
         done = 0
-        with _bar(f"download {title}", total, progressbar) as advance:
+        with phase(f"download {title}", total, progressbar, "bytes") as going:
             while chunk := answer.read(CHUNK):
                 file.write(chunk)
                 sum_.update(chunk)
                 done += len(chunk)
-                advance(len(chunk))
+                going.advance(len(chunk))
     if total is not None and done != total:
         raise DownloadError(f"it broke off after {done:,} of {total:,} bytes")
     return f"{kind}:{sum_.hexdigest()}"
-
-
-@contextmanager
-def _bar(title: str, total: int | None, enabled: bool) -> Iterator[Callable[[int], None]]:
-    """Show bytes, speed and time left."""
-    if not enabled:
-        yield lambda count: None
-        return
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), transient=True) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda count: bar.advance(task, count)

@@ -94,7 +94,7 @@ def largest_step(integrator: Integrator, noise: float, bias: float) -> float:
 
 @dataclass(frozen=True)
 class GradientNoise:
-    """Mean and variance over batches of the gradient of U, one number a coordinate."""
+    """Mean and variance over batches of the gradient of U, one number per coordinate."""
 
     mean: np.ndarray
     variance: np.ndarray
