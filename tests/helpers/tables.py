@@ -24,7 +24,7 @@ NAMES = tuple(RECIPES)
 def data_folder() -> Path:
     """Where the tables lie: MODICUM_DATA, or beside the checkout."""
     given = os.environ.get("MODICUM_DATA")
-    return Path(given) if given else Path(__file__).resolve().parents[2] / "shared" / "data"
+    return Path(given) if given else Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
 def raw(name):

@@ -11,9 +11,9 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def data_folder() -> Path:
-    """Where the tables lie: MODICUM_DATA, or the folder shared/data of the checkout."""
+    """Where the tables lie: MODICUM_DATA, or beside the checkout."""
     named = os.environ.get("MODICUM_DATA")
-    return Path(named) if named else CHECKOUT / "shared" / "data"
+    return Path(named) if named else CHECKOUT.parent / "shared" / "data"
 
 
 @pytest.fixture
