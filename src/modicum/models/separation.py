@@ -54,9 +54,11 @@ class Separation:
         elif self.columns:
             named = ", ".join(self.columns[:3])
             more = f" and {len(self.columns) - 3} more" if len(self.columns) > 3 else ""
+            many = len(self.columns) > 1
+            who = f"each of {named}{more}" if many else named
             what = (
-                f"{named}{more} foretells the outcome of every row in which it differs from one "
-                "value, as a level does that has one outcome only (quasi-complete separation)"
+                f"{who} foretells the outcome of every row in which it differs from one value, as "
+                "a level does that has one outcome only (quasi-complete separation)"
             )
         else:
             what = (

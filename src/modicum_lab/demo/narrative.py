@@ -105,7 +105,7 @@ def about_warnings(post: Posterior) -> list[str]:
     if not post.warnings:
         return ["Nothing to report: no divergences, R-hat and ESS in order, residuals tame."]
     lines = [f"Warning: {text}" for text in post.warnings]
-    if any(doubt.code == "prior-decides" for doubt in post.warnings):
+    if any(doubt.code in ("prior-decides", "separation") for doubt in post.warnings):
         lines.append(
             "Fair enough: where a flight goes fixes how far it goes, and some places saw a handful "
             "of flights. So destinations are compared below by the chance of a flight that goes "
