@@ -276,7 +276,7 @@ def test_a_prior_without_a_value_is_named():
     model = mo.Model(
         lambda th: jnp.log(-(th["a"] ** 2)), lambda th, b: -((b["y"] - th["a"]) ** 2), {"a": -1.0}
     )
-    with pytest.raises(mo.ConvergenceError, match=r"the log-prior is nan at a = -1"):
+    with pytest.raises(mo.ConvergenceError, match=r"the log-prior is nan at a = -?[0-9.]+;"):
         mode_of(model, gaussian_rows(20))
 
 
