@@ -188,3 +188,31 @@ def test_functions_that_cannot_be_traced_are_refused_in_a_sentence(function, wor
     with pytest.raises(mo.SettingError, match=words) as caught:
         Target.of(mo.Model(log_prior, function, {"a": 0.1}), ROWS)
     assert str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        mo.models.Logistic(),
+        mo.models.Logistic(prior_scale=1.0, intercept_scale=1.0),
+        mo.Model(
+            lambda th: -(th["a"] ** 2),
+            lambda th, b: -((b["y"] - th["a"] * b["x"][:, 0]) ** 2),
+            {"a": 0.0},
+        ),
+    ],
+    ids=["priors of the data", "raw priors", "own"],
+)
+def test_nan_inside_a_store_is_named_by_its_place_there(model, tmp_path):
+    """Neither the model, nor a row of the subset that a search began with, is to blame."""
+    rng, n = np.random.default_rng(1), 40_000
+    fields = {"x": rng.normal(size=(n, 2)), "y": (rng.random(n) < 0.5) * 1.0}
+    mo.rows.ingest(fields, tmp_path / "s", shard_rows=15_000, progressbar=False)
+    shard = np.lib.format.open_memmap(tmp_path / "s" / "rows-00001.npy", mode="r+")
+    shard[9_000, 0] = np.nan
+    shard.flush()
+    rows = mo.Rows.open(tmp_path / "s")  # its ends are whole
+    with pytest.raises(
+        mo.DataError, match=r"column 'x0' holds NaN in row 24000 in .* changed since"
+    ):
+        mo.sample(model, rows, draws=20, tune=20, chains=1, random_seed=1, progressbar=False)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError, ModicumWarning
-from modicum.rows import Rows
+from modicum.rows import Rows, first_not_finite
 
 __all__ = ["Moments", "NormalPrior", "NormalPriors", "is_positive", "moments", "prior_warnings"]
 
@@ -215,6 +215,9 @@ class _Merged:
 def _require_finite(rows: Rows, mean: np.ndarray, sd: np.ndarray) -> None:
     bad = ~(np.isfinite(mean) & np.isfinite(sd))
     if bad.any():
+        damage = first_not_finite(rows)
+        if damage is not None:
+            raise damage.error()
         names = (*rows.columns, rows.outcome or "y")
         raise DataError(
             f"the column '{names[int(np.argmax(bad))]}' holds numbers so large that their variance "

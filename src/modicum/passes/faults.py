@@ -11,7 +11,7 @@ import numpy as np
 from modicum.models import Target
 from modicum.models.base import Batch
 from modicum.passes.sums import Sums
-from modicum.rows import Rows
+from modicum.rows import Rows, first_not_finite
 from modicum.runtime import jit
 
 __all__ = ["describe_row", "first_bad_row", "point_text"]
@@ -28,7 +28,16 @@ def describe_row(rows: Rows, row: int) -> str:
 
 
 def first_bad_row(sums: Sums, t: np.ndarray, of_gradient: bool = False) -> str:
-    """The first row whose log-likelihood, or gradient of it, is not finite; all are looked at."""
+    """The first row whose log-likelihood, or gradient of it, is not finite; all are looked at.
+
+    Raises
+    ------
+    DataError
+        If the rows themselves hold what is no number: a store that was damaged after its ingest.
+    """
+    damage = first_not_finite(sums.rows)
+    if damage is not None:
+        raise damage.error()
     chunk_faults = _gradient_faults if of_gradient else _value_faults
     faults = sums.engine.map_rows(partial(chunk_faults, sums.target), t, sums.rows, "fault")
     sums.ledger.add("fault", len(sums.rows), "gradient")

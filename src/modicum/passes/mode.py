@@ -17,7 +17,6 @@ from modicum.passes.engine import chunk_rows
 from modicum.passes.faults import first_bad_row, point_text
 from modicum.passes.sums import Sums
 from modicum.random import Stream, generator
-from modicum.rows import Rows
 from modicum.runtime import in_double_precision, jit
 
 __all__ = ["NEAR", "Curvature", "ModeRecord", "ascend", "find_mode", "whitening_factor"]
@@ -181,7 +180,7 @@ def _subset(sums: Sums, seed: int) -> Sums:
     if 2 * size > n:
         return sums
     picked = np.sort(generator(seed, Stream.MODE_SUBSET).choice(n, size, replace=False))
-    rows = Rows(**sums.rows.take(picked), dtype=sums.rows.dtype)
+    rows = sums.rows.subset(picked)
     return replace(sums, rows=rows)
 
 

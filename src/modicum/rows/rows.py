@@ -191,6 +191,19 @@ class Rows:
         backend = StoreBackend(Path(store).absolute(), verify)
         return cls._at(backend.description, backend, backend.fingerprint)
 
+    def subset(self, row_ids: Array) -> Rows:
+        """Return the rows at `row_ids` as rows in memory, of the same type.
+
+        What is no number in a store, damaged after its ingest, is named by its place in the store.
+        """
+        try:
+            return Rows(**self.take(row_ids), dtype=self.dtype)
+        except DataError:
+            damage = first_not_finite(self)
+            if damage is None:
+                raise
+            raise damage.error() from None
+
     def take(self, row_ids: object) -> dict[str, Array]:
         """Return the rows at `row_ids`, an integer array of any shape S.
 

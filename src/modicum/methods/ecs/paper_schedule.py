@@ -20,7 +20,6 @@ from modicum.methods.ecs.tuning import Choice
 from modicum.methods.full_data import HMC
 from modicum.passes import Anchor, Sums, anchor_at
 from modicum.random import Stream, chain_keys, generator
-from modicum.rows import Rows
 from modicum.run import Chains, History, capacity_for, place_rows, run
 
 __all__ = ["PAPER_BLOCKS", "BurnIn", "burn_in"]
@@ -120,7 +119,7 @@ def _subset_mean(task: Task) -> np.ndarray:
     n = len(task.rows)
     size = min(n, max(SMALLEST_SUBSET, 20 * task.target.size, int(SUBSET_SHARE * n)))
     picked = np.sort(generator(task.seed, Stream.PAPER_SUBSET).choice(n, size, replace=False))
-    rows = Rows(**task.rows.take(picked), dtype=task.rows.dtype)
+    rows = task.rows.subset(picked)
     sums = Sums(task.target, rows, task.sums.engine, task.ledger)
     small = replace(task, rows=rows, sums=sums, tune=200, draws=200, checkpoint=None)
     plan = HMC().plan(small)
