@@ -126,7 +126,7 @@ class LinearTaylor:
         x = jnp.asarray(batch["x"], jnp.float64)
         if model.intercept:
             x = jnp.concatenate([x, jnp.ones((*x.shape[:-1], 1))], axis=-1)
-        y = jnp.asarray(batch["y"], jnp.float64)
+        y = jnp.asarray(model.outcome(batch), jnp.float64)
         eta = x @ proxy.point + batch.get("offset", 0.0)
         kept = LinearRows(
             rows=x @ proxy.factor,
