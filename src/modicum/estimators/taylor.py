@@ -116,8 +116,13 @@ class LinearTaylor:
 
     @property
     def fresh_cost(self) -> float:
-        """Whitening takes d^2 operations against 2 d, and a matrix product does three at once."""
-        return 1 + self.target.size / 6
+        """Whitening takes d^2 operations against 2 d, and a matrix product does three at once.
+
+        Of rows with codes it takes d for each of p numbers and k codes, and gathering is a sum.
+        """
+        if self.target.coding is None:
+            return 1 + self.target.size / 6
+        return 1 + len(self.target.coding.dense) / 6 + len(self.target.coding.terms) / 2
 
     def cache(self, batch: Batch, proxy: Proxy) -> LinearRows:
         """Whiten the rows and expand f at their eta*."""

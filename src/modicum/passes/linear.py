@@ -15,21 +15,19 @@ import numpy as np
 
 from modicum.models import LinearPredictorModel, Softmax, Target
 from modicum.models.matrix import ModelMatrix
-from modicum.passes.blocks import sum_in_blocks
+from modicum.passes.blocks import compiled_pass, sum_in_blocks
 from modicum.passes.products import Products, products_with
-from modicum.runtime import jit
 
 __all__ = ["assemble", "linear_hessian_sum"]
 
 
-@jit(static=0)
+@compiled_pass
 def linear_hessian_sum(
     target: Target, t: Any, batch: Any, present: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Log-likelihood, gradient and Hessian at `t` of the rows of a chunk that are present."""
     total: tuple[jax.Array, jax.Array, jax.Array]
-    assert isinstance(target.model, LinearPredictorModel)
-    if target.model.coding is not None:  # a block would be added to every pair of levels
+    if target.coding is not None:  # or every block would be added to all pairs of levels
         return _block_sum(target, t, batch, present)
     total = sum_in_blocks(partial(_block_sum, target, t), batch, present)
     return total
