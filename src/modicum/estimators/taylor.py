@@ -118,16 +118,20 @@ class LinearTaylor:
 
     @property
     def fresh_cost(self) -> float:
-        """Whitening takes d^2 operations against 2 d, and a matrix product does three at once."""
-        return 1 + self.target.size / 6
+        """Whitening takes d^2 operations against 2 d, and a matrix product does three at once.
+
+        Of rows with codes it takes d for each of p numbers and k codes, and gathering is a sum.
+        """
+        if self.target.coding is None:
+            return 1 + self.target.size / 6
+        return 1 + len(self.target.coding.dense) / 6 + len(self.target.coding.terms) / 2
 
     def cache(self, batch: Batch, proxy: Proxy) -> LinearRows:
         """Whiten the rows and expand f at their eta*."""
         model = self.target.model
         assert isinstance(model, LinearPredictorModel)
-        x = jnp.asarray(batch["x"], jnp.float64)
-        if model.intercept:
-            x = jnp.concatenate([x, jnp.ones((*x.shape[:-1], 1))], axis=-1)
+        x = model.matrix(batch).in_double()
+        x = x.with_ones() if model.intercept else x
         y = jnp.asarray(model.outcome(batch), jnp.float64)
         eta = x @ proxy.point + batch.get("offset", 0.0)
         kept = LinearRows(

@@ -24,6 +24,7 @@ from modicum.rows import Rows
 __all__ = ["Separation", "find_ordinal_separation", "find_separation"]
 
 TOGETHER = 65_536
+MOST_NUMBERS = 2**23  # of columns that are formed of codes
 HARDEST = 500  # rows that a linear programme begins with, and that are added to it at a time
 ROUNDS = 12
 WIDEST = 500  # coefficients up to which linear programmes are tried
@@ -87,10 +88,14 @@ class _Sides:
 
     def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Columns and class of the rows that count."""
-        for chunk in self.rows.chunks(TOGETHER):
+        coding, step = self.rows.coding, TOGETHER
+        if coding is not None:
+            step = max(1, min(TOGETHER, MOST_NUMBERS // max(1, coding.size)))
+        for chunk in self.rows.chunks(step):
             if "weight" in chunk:
                 chunk = {name: values[chunk["weight"] > 0] for name, values in chunk.items()}
-            yield self.of_chunk(np.asarray(chunk["x"], np.float64), chunk)
+            columns = chunk["x"] if coding is None else coding.densely(chunk)
+            yield self.of_chunk(np.asarray(columns, np.float64), chunk)
 
     def of_chunk(
         self, x: np.ndarray, chunk: Mapping[str, np.ndarray]

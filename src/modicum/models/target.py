@@ -14,8 +14,9 @@ from jax.tree_util import PyTreeDef
 from modicum.errors import DataError, SettingError
 from modicum.ledger import Ledger
 from modicum.models.base import BaseModel, Batch, Params, named_leaves
+from modicum.models.linear import LinearPredictorModel
 from modicum.models.tracing import Trace
-from modicum.rows import Rows
+from modicum.rows import Coding, Rows
 from modicum.runtime import in_double_precision, jit
 
 __all__ = ["Target"]
@@ -51,9 +52,9 @@ class Target:
         model.check(rows)
         if "weight" in rows.fields and rows.fields["weight"] != ():
             raise DataError("the field 'weight' must hold one number per row: a frequency weight.")
-        given, model = model, model.resolved(rows)
-        if model is not given and ledger is not None:
+        if model.needs_moments and ledger is not None:
             ledger.add("priors", len(rows), "density", passes=1)
+        model = model.resolved(rows)
         leaves, structure = jax.tree.flatten(model.start(rows))
         shapes = tuple(np.shape(leaf) for leaf in leaves)
         return cls(model, structure, shapes, model.trace(rows)), _flat(leaves)
@@ -99,6 +100,11 @@ class Target:
     def likelihood(self) -> Target:
         """The same layout without the priors' numbers: data sets share what is compiled for it."""
         return replace(self, model=self.model.without_priors())
+
+    @property
+    def coding(self) -> Coding | None:
+        """What the codes of the rows mean, where the model reads them as columns; else None."""
+        return self.model.coding if isinstance(self.model, LinearPredictorModel) else None
 
     @property
     def size(self) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from modicum.ledger import Kind, Ledger
 from modicum.models import LinearPredictorModel, Target
-from modicum.passes.blocks import sum_in_blocks
+from modicum.passes.blocks import compiled_pass, sum_in_blocks
 from modicum.passes.engine import Engine
 from modicum.passes.linear import linear_hessian_sum
 from modicum.rows import Rows
@@ -102,12 +102,12 @@ def log_likelihood_sum(
     return jnp.sum(jnp.where(present, values, 0.0).astype(jnp.float64))
 
 
-@jit(static=0)
+@compiled_pass
 def _value_sum(target: Target, t: Any, batch: Any, present: Any) -> tuple[jax.Array]:
     return (sum_in_blocks(partial(log_likelihood_sum, target, t), batch, present),)
 
 
-@jit(static=0)
+@compiled_pass
 def _values_sum(target: Target, points: Any, batch: Any, present: Any) -> tuple[jax.Array]:
     one = partial(log_likelihood_sum, target)
     return (jax.lax.map(lambda t: one(t, batch, present), points, batch_size=16),)
@@ -118,20 +118,22 @@ def value_and_slope(
 ) -> tuple[jax.Array, jax.Array]:
     """Log-likelihood of the rows of a chunk that are present, and its gradient."""
     of_block = partial(jax.value_and_grad(log_likelihood_sum, argnums=1), target, t)
+    if target.coding is not None:  # a block would only be scattered, and hold nothing on the way
+        return of_block(batch, present)
     total: tuple[jax.Array, jax.Array] = sum_in_blocks(of_block, batch, present)
     return total
 
 
-chunk_gradient = jit(static=0)(value_and_slope)
+chunk_gradient = compiled_pass(value_and_slope)
 
 
-@jit(static=0)
+@compiled_pass
 def chunk_values(target: Target, t: Any, batch: Any) -> jax.Array:
     """Log-likelihood of each row of a chunk."""
     return target.log_likelihood(t, batch)
 
 
-@jit(static=0)
+@compiled_pass
 def _gradients_sum(target: Target, points: Any, batch: Any, present: Any) -> tuple[jax.Array]:
     one = jax.grad(partial(log_likelihood_sum, target))
     return (jax.lax.map(lambda t: one(t, batch, present), points, batch_size=16),)
