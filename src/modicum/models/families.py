@@ -16,7 +16,7 @@ from modicum.errors import DataError, ModicumWarning, SettingError, whole_number
 from modicum.models.base import Labels, Params
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.outcomes import CHUNK, class_fault, count_classes
-from modicum.models.priors import Moments, NormalPrior, is_positive
+from modicum.models.priors import Moments, Normal, is_positive
 from modicum.models.separation import find_separation
 from modicum.rows import Rows
 
@@ -66,6 +66,10 @@ class Logistic(LinearPredictorModel):
         s = p * q
         return -s * (1 - 6 * s), -s * (q - p) * (1 - 12 * s), -s * (1 - 30 * s + 120 * s**2)
 
+    def pseudo_variance(self, of: Moments) -> float:
+        """1 / (p (1 - p)) at the share of ones."""
+        return 1 / max(of.y_mean * (1 - of.y_mean), 1 / (of.weight + 1))
+
     def mean(self, eta: jax.Array) -> jax.Array:
         """Chance of a one."""
         return jax.nn.sigmoid(eta[0])
@@ -112,6 +116,10 @@ class Poisson(LinearPredictorModel):
         rate = jnp.exp(eta)
         return -rate, -rate, -rate
 
+    def pseudo_variance(self, of: Moments) -> float:
+        """One over the mean count."""
+        return 1 / max(of.y_mean, 1 / (of.weight + 1))
+
     def mean(self, eta: jax.Array) -> jax.Array:
         """Rate."""
         return jnp.exp(eta[0])
@@ -131,13 +139,13 @@ class Poisson(LinearPredictorModel):
                 )
             start += len(offset)
 
-    def intercept_prior(self, of: Moments) -> NormalPrior:
+    def intercept_prior(self, of: Moments) -> Normal:
         """Return a wide prior about the logarithm of outcomes over exposures.
 
         Where all outcomes are 0, half a count stands for them.
         """
         none = np.log(0.5) - of.log_exposure
-        return NormalPrior(float(of.log_rate if np.isfinite(of.log_rate) else none), 10.0)
+        return Normal(float(of.log_rate if np.isfinite(of.log_rate) else none), 10.0)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Only whole numbers from 0."""
@@ -184,14 +192,14 @@ class _ScaleFamily(LinearPredictorModel):
         size = of.y_sd if self.intercept else float(np.hypot(of.y_sd, of.y_mean))
         return size or abs(of.y_mean) or 1.0
 
-    def intercept_prior(self, of: Moments) -> NormalPrior:
+    def intercept_prior(self, of: Moments) -> Normal:
         """Return mean(y) and 2.5 units of y."""
-        return NormalPrior(of.y_mean, 2.5 * self.outcome_unit(of))
+        return Normal(of.y_mean, 2.5 * self.outcome_unit(of))
 
-    def extra_prior(self, name: str, of: Moments) -> NormalPrior:
+    def extra_prior(self, name: str, of: Moments) -> Normal:
         """Return that of log(scale): about the logarithm of the outcome's unit."""
         del name
-        return NormalPrior(float(np.log(self.outcome_unit(of))), 2.5)
+        return Normal(float(np.log(self.outcome_unit(of))), 2.5)
 
     def without_priors(self) -> Self:
         """Return the likelihood alone."""
@@ -216,7 +224,7 @@ class _ScaleFamily(LinearPredictorModel):
 
     def restore(self, named: Mapping[str, Any]) -> Params:
         """Take the logarithm of a reported scale."""
-        theta = dict(named)
+        theta = super().restore(named)
         if "scale" in theta:
             theta["log_scale"] = jnp.log(theta.pop("scale"))
         return theta

@@ -17,7 +17,6 @@ from modicum.methods.base import Task
 from modicum.methods.weights import design_tables, expected_residuals
 from modicum.models.base import Batch
 from modicum.passes import Anchor
-from modicum.passes.mode import prior_hessian, prior_slope
 from modicum.random import Stream, generator
 from modicum.runtime import Array, jit
 
@@ -67,10 +66,9 @@ def design_of(
 def _expected(task: Task, anchor: Anchor, order: int) -> np.ndarray:
     """Expected residuals of this order: in size they are like the gradients of a batch."""
     target = task.target
-    prior = prior_slope(target, anchor.point)[1], prior_hessian(target, anchor.point)
     draws = generator(task.seed, Stream.PILOT_DRAWS).standard_normal((8, target.size))
     return expected_residuals(
-        task.sums, control_variate(target, order), proxy(anchor, target, order, prior), draws
+        task.sums, control_variate(target, order), proxy(anchor, target, order), draws
     )
 
 
