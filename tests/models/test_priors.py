@@ -122,8 +122,8 @@ def test_a_key_that_means_nothing_is_named():
 
 def test_no_pass_is_made_where_all_is_given():
     given = {"common": P.Laplace(0, 1), "intercept": P.Normal(0, 1)}
-    assert not M.Logistic(priors=given).needs_units
-    assert M.Logistic(priors={"common": P.Laplace(0, 1)}).needs_units
+    assert not M.Logistic(priors=given).needs_moments
+    assert M.Logistic(priors={"common": P.Laplace(0, 1)}).needs_moments
 
 
 def test_defaults_are_shown_beside_what_is_given():

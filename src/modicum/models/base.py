@@ -69,8 +69,8 @@ class BaseModel(ABC):
         return self
 
     @property
-    def needs_units(self) -> bool:
-        """Whether `resolved` makes a pass over the rows, to know their units."""
+    def needs_moments(self) -> bool:
+        """Whether `resolved` makes a pass over the rows."""
         return False
 
     def log_folded_prior(self, theta: Params) -> jax.Array | None:

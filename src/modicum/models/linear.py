@@ -19,7 +19,8 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError
 from modicum.models.base import BaseModel, Batch, Labels, Params
-from modicum.models.outcomes import check_outcomes
+from modicum.models.matrix import ModelMatrix, model_matrix
+from modicum.models.outcomes import check_codes, check_outcomes
 from modicum.models.priors import (
     OWN,
     Horseshoe,
@@ -41,7 +42,7 @@ from modicum.models.priors.specification import (
     require_support,
     tidy_priors,
 )
-from modicum.rows import Rows
+from modicum.rows import Coding, Rows
 
 __all__ = ["LinearPredictorModel"]
 
@@ -67,6 +68,8 @@ class LinearPredictorModel(BaseModel):
         narrower key wins. `prior_scale` and the like are short for normal distributions about 0.
     resolved_priors
         The priors in numbers, as `resolved` finds them; not for users to give.
+    coding
+        What the codes of the rows mean, as `resolved` finds it there; not for users to give.
     """
 
     prior_scale: float | tuple[float, ...] | None = None
@@ -74,8 +77,10 @@ class LinearPredictorModel(BaseModel):
     intercept_scale: float | None = None
     priors: Mapping[str, Prior] | PriorTable | None = field(default=None, kw_only=True)
     resolved_priors: ModelPriors | None = field(default=None, kw_only=True)
+    coding: Coding | None = field(default=None, kw_only=True)
 
     extras: ClassVar[tuple[str, ...]] = ()  # what a family has besides coefficients, by name
+    outcome_fields: ClassVar[tuple[str, ...]] = ("y",)  # what is seen of a row
 
     def __post_init__(self) -> None:
         if self.prior_scale is not None:
@@ -87,6 +92,8 @@ class LinearPredictorModel(BaseModel):
         object.__setattr__(self, "priors", tidy_priors(self.priors) or None)
         if isinstance(self.resolved_priors, Mapping):  # from a file
             object.__setattr__(self, "resolved_priors", ModelPriors.from_dict(self.resolved_priors))
+        if isinstance(self.coding, Mapping):
+            object.__setattr__(self, "coding", Coding.from_dict(self.coding))
         self._check_priors()
 
     def _check_priors(self) -> None:
@@ -114,12 +121,11 @@ class LinearPredictorModel(BaseModel):
         return self.priors or ()  # type: ignore[return-value]  # `__post_init__` made it one
 
     def __repr__(self) -> str:
-        late = ("priors", "resolved_priors")
+        late = ("priors", "resolved_priors", "coding")
         settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in late}
+        settings |= {name: getattr(self, name) for name in late if getattr(self, name) is not None}
         if self.priors:
             settings["priors"] = dict(self.prior_table)
-        if self.resolved_priors is not None:
-            settings["resolved_priors"] = self.resolved_priors
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in settings.items())})"
 
     # What a family says -------------------------------------------------------------------
@@ -157,11 +163,24 @@ class LinearPredictorModel(BaseModel):
         del rows
         return 0
 
+    def check_fields(self, chunk: Batch, first: int) -> None:
+        """Refuse what a family's fields beside y hold; `first` is the number of the first row."""
+
     # What follows from it -----------------------------------------------------------------
+
+    def matrix(self, batch: Batch) -> ModelMatrix:
+        """Return the columns of the rows that `beta` multiplies, formed or not."""
+        return model_matrix(self.coding, batch)
+
+    def outcome(self, batch: Batch) -> jax.Array:
+        """What is seen of each row: y, or y and the family's other fields along a last axis."""
+        if len(self.outcome_fields) == 1:
+            return jnp.asarray(batch["y"])
+        return jnp.stack([jnp.asarray(batch[name]) for name in self.outcome_fields], axis=-1)
 
     def linear(self, theta: Params, batch: Batch) -> jax.Array:
         """eta of each row: shape (rows,), or (rows, q)."""
-        eta = batch["x"] @ jnp.asarray(theta["beta"]).T
+        eta = self.matrix(batch) @ jnp.asarray(theta["beta"]).T
         if self.intercept:
             eta = eta + theta["intercept"]
         if "offset" not in batch:
@@ -178,9 +197,7 @@ class LinearPredictorModel(BaseModel):
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
         """f at the predictors of each row."""
-        return jax.vmap(self.log_density)(
-            self.predictor_vector(theta, batch), jnp.asarray(batch["y"])
-        )
+        return jax.vmap(self.log_density)(self.predictor_vector(theta, batch), self.outcome(batch))
 
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
         """Mean of the outcome of each row."""
@@ -219,11 +236,15 @@ class LinearPredictorModel(BaseModel):
     @property
     def has_raw_priors(self) -> bool:
         """Whether all priors are given as numbers, so that no data are needed to know them."""
-        return not self.priors and not self.needs_units
+        return not self.priors and not self._left_to_data
 
     @property
-    def needs_units(self) -> bool:
-        """Whether some prior is left to the data, so that moments of all rows are needed."""
+    def needs_moments(self) -> bool:
+        """Whether `resolved` makes a pass over the rows, for a prior that is left to the data."""
+        return self.resolved_priors is None and self._left_to_data
+
+    @property
+    def _left_to_data(self) -> bool:
         given = dict(self.prior_table)
         shoes = [prior for prior in given.values() if isinstance(prior, Horseshoe)]
         if any(prior.unit is None or prior.resolution is None for prior in shoes):
@@ -239,10 +260,11 @@ class LinearPredictorModel(BaseModel):
 
         Each setting stands by itself: what is given as a number stays a number in raw units.
         """
+        coded = self if rows.coding == self.coding else replace(self, coding=rows.coding)
         if self.resolved_priors is not None or self.has_raw_priors:
-            return self
-        of = moments(rows) if self.needs_units else None
-        return replace(self, resolved_priors=self.priors_for(rows, of))
+            return coded
+        of = moments(rows) if self.needs_moments else None
+        return replace(coded, resolved_priors=self.priors_for(rows, of))
 
     def priors_for(self, rows: Rows, of: Moments | None) -> ModelPriors:
         """Return the priors in numbers; moments are needed where a setting is None."""
@@ -259,8 +281,8 @@ class LinearPredictorModel(BaseModel):
         return ModelPriors(self._coefficient_priors(rows, of), intercept, centre, tuple(extras))
 
     def _coefficient_priors(self, rows: Rows, of: Moments | None) -> tuple[Prior, ...]:
-        """Each column's: the default, that of all, its term's or its own; the last of these wins."""
-        columns = rows.fields["x"][0]
+        """Each column's: the default, that of all, its term's or its own; the last wins."""
+        columns = len(rows.columns)
         given = dict(self.prior_table)
         common = given.pop("common", None)
         if common is not None:
@@ -396,7 +418,7 @@ class LinearPredictorModel(BaseModel):
 
         The layout is {beta, intercept, extras}, and the parameters that priors have, last.
         """
-        columns, q = rows.fields["x"][0], self.predictors(rows)
+        columns, q = len(rows.columns), self.predictors(rows)
         theta = {"beta": np.zeros((q, columns) if q else columns)}
         if self.intercept:
             theta["intercept"] = np.zeros(q) if q else np.zeros(())
@@ -414,11 +436,13 @@ class LinearPredictorModel(BaseModel):
 
     def report(self, theta: Params) -> dict[str, jax.Array]:
         """Parameters by name; those of priors in words of their own."""
-        if OWN not in theta:
-            return super().report(theta)
-        assert self.resolved_priors is not None
         rest = {name: leaf for name, leaf in theta.items() if name != OWN}
-        return super().report(rest) | self.resolved_priors.report(theta[OWN])
+        return super().report(rest) | self.report_own(theta)
+
+    def report_own(self, theta: Params) -> dict[str, jax.Array]:
+        """Name the parameters that priors have."""
+        known = self.resolved_priors
+        return {} if known is None or OWN not in theta else known.report(theta[OWN])
 
     def restore(self, named: Mapping[str, Any]) -> Params:
         """Undo `report`."""
@@ -432,12 +456,14 @@ class LinearPredictorModel(BaseModel):
 
     def check(self, rows: Rows) -> None:
         """Refuse rows without x and y, scales of the wrong length, outcomes out of support."""
-        self.require(rows, "x", "y")
-        if len(rows.fields["x"]) != 1:
+        self.require(rows, *(("x",) if rows.coding is None else ()), *self.outcome_fields)
+        if "x" in rows.fields and len(rows.fields["x"]) != 1:
             raise DataError("the field 'x' must be a matrix: a vector of numbers per row.")
-        if rows.fields["y"] != ():
-            raise DataError("the field 'y' must hold one outcome per row.")
-        columns = rows.fields["x"][0]
+        for name in self.outcome_fields:
+            if rows.fields[name] != ():
+                thing = "outcome" if name == "y" else "number"
+                raise DataError(f"the field '{name}' must hold one {thing} per row.")
+        columns = len(rows.columns)
         if isinstance(self.prior_scale, tuple) and len(self.prior_scale) != columns:
             raise SettingError(
                 f"prior_scale has {len(self.prior_scale)} entries for {columns} columns of x."
@@ -448,6 +474,7 @@ class LinearPredictorModel(BaseModel):
                 f"the priors are those of {len(known.coefficients)} columns, and x has "
                 f"{columns}; make the model anew for these rows."
             )
+        check_codes(rows)
         self.check_outcome(rows)
         self.check_offset(rows)
 
@@ -460,7 +487,7 @@ class LinearPredictorModel(BaseModel):
 
     def check_outcome(self, rows: Rows) -> None:
         """Refuse outcomes outside the family's support, naming the first such row."""
-        check_outcomes(self, rows, self.outcome_fault)
+        check_outcomes(self, rows, self.outcome_fault, self.check_fields)
 
 
 def extra_key(name: str) -> str:
