@@ -155,6 +155,8 @@ class BoundedRows:
         """Keep the rows as they are, and where their bounds are tight, about the anchor t*."""
         names = ("x", "y", "offset", "weight")
         fields = {k: jnp.asarray(batch[k], jnp.float64) for k in names if k in batch}
+        coding = self.model.coding
+        fields |= {k: jnp.asarray(batch[k]) for k in (coding.fields if coding else ())}
         place = self.bound.tight_at if self.tuned else self.bound.untuned
         return CachedRows(fields, place(self.predictors(fields, point), fields["y"]))
 
@@ -213,7 +215,7 @@ def _collapse_chunk(
     weight = jnp.where(present, fields.get("weight", 1.0), 0.0)
     slope, curvature = weight[:, None] * at.slope, weight[:, None, None] * at.curvature
     # float64 products whatever the rows' own precision: the collapsed sum is to be exact
-    a, b = assemble(bounded.model, fields["x"], slope, curvature, slope.shape[1])
+    a, b = assemble(bounded.model, bounded.model.matrix(fields), slope, curvature, slope.shape[1])
     return Collapsed(
         constant=jnp.sum(weight * at.constant),
         weight=jnp.sum(weight),

@@ -79,9 +79,10 @@ class BaseGradientEstimator(ABC):
     def prepare(self, batch: Batch, context: StochasticGradientContext) -> Pytree:
         """Make of a batch (with its `probability`) what does not depend on the state."""
         del context
-        # Bytes stay bytes: by their type networks know that pixels are to be scaled.
+        # Codes stay integers, and bytes stay bytes: by their type networks know that pixels are to
+        # be scaled.
         return {
-            name: field if field.dtype == jnp.uint8 else jnp.asarray(field, self.precision)
+            name: field if field.dtype.kind == "u" else jnp.asarray(field, self.precision)
             for name, field in batch.items()
         }
 

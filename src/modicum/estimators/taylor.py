@@ -123,9 +123,8 @@ class LinearTaylor:
         """Whiten the rows and expand f at their eta*."""
         model = self.target.model
         assert isinstance(model, LinearPredictorModel)
-        x = jnp.asarray(batch["x"], jnp.float64)
-        if model.intercept:
-            x = jnp.concatenate([x, jnp.ones((*x.shape[:-1], 1))], axis=-1)
+        x = model.matrix(batch).in_double()
+        x = x.with_ones() if model.intercept else x
         y = jnp.asarray(batch["y"], jnp.float64)
         eta = x @ proxy.point + batch.get("offset", 0.0)
         kept = LinearRows(

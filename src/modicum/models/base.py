@@ -66,6 +66,11 @@ class BaseModel(ABC):
         del rows
         return self
 
+    @property
+    def needs_moments(self) -> bool:
+        """Whether `resolved` makes a pass over the rows."""
+        return False
+
     def without_priors(self) -> BaseModel:
         """Return a model of the same likelihood that is the same for all priors, if it can be."""
         return self

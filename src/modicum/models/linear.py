@@ -19,7 +19,8 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError
 from modicum.models.base import BaseModel, Batch, Labels, Params
-from modicum.models.outcomes import check_outcomes
+from modicum.models.matrix import ModelMatrix, model_matrix
+from modicum.models.outcomes import check_codes, check_outcomes
 from modicum.models.priors import (
     Moments,
     NormalPrior,
@@ -28,7 +29,7 @@ from modicum.models.priors import (
     moments,
     normal_log_density,
 )
-from modicum.rows import Rows
+from modicum.rows import Coding, Rows
 
 __all__ = ["LinearPredictorModel"]
 
@@ -49,12 +50,15 @@ class LinearPredictorModel(BaseModel):
         data, on the predictor at the mean of the columns; the family says which.
     priors
         The priors in numbers, as `resolved` finds them; not for users to give.
+    coding
+        What the codes of the rows mean, as `resolved` finds it there; not for users to give.
     """
 
     prior_scale: float | tuple[float, ...] | None = None
     intercept: bool = True
     intercept_scale: float | None = None
     priors: NormalPriors | None = field(default=None, kw_only=True)
+    coding: Coding | None = field(default=None, kw_only=True)
 
     extras: ClassVar[tuple[str, ...]] = ()  # what a family has besides coefficients, by name
 
@@ -67,11 +71,13 @@ class LinearPredictorModel(BaseModel):
             raise SettingError(f"intercept must be True or False, not {self.intercept!r}.")
         if isinstance(self.priors, Mapping):  # from a file
             object.__setattr__(self, "priors", NormalPriors.from_dict(self.priors))
+        if isinstance(self.coding, Mapping):
+            object.__setattr__(self, "coding", Coding.from_dict(self.coding))
 
     def __repr__(self) -> str:
-        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "priors"}
-        if self.priors is not None:
-            settings["priors"] = self.priors
+        taken = ("priors", "coding")  # from the rows
+        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in taken}
+        settings |= {name: getattr(self, name) for name in taken if getattr(self, name) is not None}
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in settings.items())})"
 
     # What a family says -------------------------------------------------------------------
@@ -111,9 +117,13 @@ class LinearPredictorModel(BaseModel):
 
     # What follows from it -----------------------------------------------------------------
 
+    def matrix(self, batch: Batch) -> ModelMatrix:
+        """Return the columns of the rows that `beta` multiplies, formed or not."""
+        return model_matrix(self.coding, batch)
+
     def linear(self, theta: Params, batch: Batch) -> jax.Array:
         """eta of each row: shape (rows,), or (rows, q)."""
-        eta = batch["x"] @ jnp.asarray(theta["beta"]).T
+        eta = self.matrix(batch) @ jnp.asarray(theta["beta"]).T
         if self.intercept:
             eta = eta + theta["intercept"]
         if "offset" not in batch:
@@ -170,13 +180,19 @@ class LinearPredictorModel(BaseModel):
 
         Each setting stands by itself: what is given as a number stays a number in raw units.
         """
-        if self.priors is not None or self.has_raw_priors:
-            return self
-        return replace(self, priors=self.priors_for(rows, moments(rows)))
+        coded = self if rows.coding == self.coding else replace(self, coding=rows.coding)
+        if not self.needs_moments:
+            return coded
+        return replace(coded, priors=self.priors_for(rows, moments(rows)))
+
+    @property
+    def needs_moments(self) -> bool:
+        """Whether `resolved` makes a pass over the rows."""
+        return self.priors is None and not self.has_raw_priors
 
     def priors_for(self, rows: Rows, of: Moments | None) -> NormalPriors:
         """Return the priors in numbers; moments are needed where a setting is None."""
-        columns = rows.fields["x"][0]
+        columns = len(rows.columns)
         if self.prior_scale is not None:
             scales = np.broadcast_to(np.asarray(self.prior_scale), columns)
         else:
@@ -253,7 +269,7 @@ class LinearPredictorModel(BaseModel):
 
         The layout is {beta, intercept, extras}.
         """
-        columns, q = rows.fields["x"][0], self.predictors(rows)
+        columns, q = len(rows.columns), self.predictors(rows)
         theta = {"beta": np.zeros((q, columns) if q else columns)}
         if self.intercept:
             theta["intercept"] = np.zeros(q) if q else np.zeros(())
@@ -270,12 +286,12 @@ class LinearPredictorModel(BaseModel):
 
     def check(self, rows: Rows) -> None:
         """Refuse rows without x and y, scales of the wrong length, outcomes out of support."""
-        self.require(rows, "x", "y")
-        if len(rows.fields["x"]) != 1:
+        self.require(rows, *(("x", "y") if rows.coding is None else ("y",)))
+        if "x" in rows.fields and len(rows.fields["x"]) != 1:
             raise DataError("the field 'x' must be a matrix: a vector of numbers per row.")
         if rows.fields["y"] != ():
             raise DataError("the field 'y' must hold one outcome per row.")
-        columns = rows.fields["x"][0]
+        columns = len(rows.columns)
         if isinstance(self.prior_scale, tuple) and len(self.prior_scale) != columns:
             raise SettingError(
                 f"prior_scale has {len(self.prior_scale)} entries for {columns} columns of x."
@@ -285,6 +301,7 @@ class LinearPredictorModel(BaseModel):
                 f"the priors are those of {len(self.priors.coefficients)} columns, and x has "
                 f"{columns}; make the model anew for these rows."
             )
+        check_codes(rows)
         self.check_outcome(rows)
         self.check_offset(rows)
 

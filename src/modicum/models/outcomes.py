@@ -1,4 +1,4 @@
-"""Outcomes: which ones a model can describe, and how many classes they are."""
+"""Outcomes: which ones a model can describe, and how many classes they are; and codes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from modicum.errors import DataError
 from modicum.models.base import BaseModel
 from modicum.rows import Rows
 
-__all__ = ["CHUNK", "check_outcomes", "class_fault", "count_classes", "largest_class"]
+__all__ = [
+    "CHUNK",
+    "check_codes",
+    "check_outcomes",
+    "class_fault",
+    "count_classes",
+    "largest_class",
+]
 
 Fault = Callable[[np.ndarray], tuple[np.ndarray, str]]
 CHUNK = 262_144
@@ -69,3 +76,20 @@ def check_outcomes(model: BaseModel, rows: Rows, fault: Fault) -> None:
                 f"but {type(model).__name__} needs {support}."
             )
         start += len(y)
+
+
+def check_codes(rows: Rows) -> None:
+    """Refuse codes that stand for no level: those of a store that was damaged."""
+    if rows.coding is None:
+        return
+    start = 0
+    for chunk in rows.chunks(CHUNK):
+        fault = rows.coding.fault(chunk)
+        if fault is not None:
+            name, row = fault
+            raise DataError(
+                f"the field {name!r} holds the code {chunk[name][row]} in row {start + row}, which "
+                "stands for no level: the rows were changed after they were made, so make them "
+                "again from their source."
+            )
+        start += len(chunk[rows.coding.fields[0]])

@@ -14,6 +14,7 @@ from modicum.errors import DataError, ModicumError, SettingError
 from modicum.models import families, networks
 from modicum.models.base import BaseModel, Batch
 from modicum.models.linear import LinearPredictorModel
+from modicum.models.matrix import CodedMatrix
 from modicum.models.tracing import digest_of
 from modicum.runtime import in_double_precision, jit
 
@@ -112,6 +113,8 @@ def _check_width(draws: Draws, fields: Batch, model: BaseModel) -> None:
     """Refuse a number of columns that is not that of the coefficients."""
     if isinstance(model, LinearPredictorModel) and "x" in fields and "beta" in draws:
         needed, shape = draws["beta"].shape[-1], fields["x"].shape
+        if isinstance(model.matrix(fields), CodedMatrix):
+            return
         if len(shape) != 2 or shape[1] != needed:
             columns = "1 column" if needed == 1 else f"{needed} columns"
             raise DataError(

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError, ModicumWarning
-from modicum.rows import Rows, first_not_finite
+from modicum.rows import Coding, Rows, first_not_finite
 
 __all__ = ["Moments", "NormalPrior", "NormalPriors", "is_positive", "moments", "prior_warnings"]
 
@@ -162,7 +162,7 @@ class Moments:
 
 def moments(rows: Rows) -> Moments:
     """One streaming pass over the fields x, y, offset and weight."""
-    width = rows.fields["x"][0]
+    width = len(rows.columns)
     scalar_offset = rows.fields.get("offset") == ()
     merged = _Merged(np.zeros(width + 1))
     counts, log_exposure = 0.0, -np.inf
@@ -170,9 +170,13 @@ def moments(rows: Rows) -> Moments:
         y = np.asarray(chunk["y"], np.float64)
         offset = np.asarray(chunk["offset"], np.float64) if scalar_offset else np.zeros(len(y))
         weight = np.asarray(chunk.get("weight", np.ones(len(y))), np.float64)
-        together = np.empty((len(y), width + 1))
-        together[:, :width], together[:, width] = chunk["x"], y - offset
-        merged.add(together, weight)
+        if rows.coding is not None and rows.coding.apart:
+            merged.merge(*_of_codes(rows.coding, chunk, y - offset, weight))
+        else:
+            x = chunk["x"] if rows.coding is None else rows.coding.densely(chunk)
+            together = np.empty((len(y), width + 1))
+            together[:, :width], together[:, width] = x, y - offset
+            merged.add(together, weight)
         counts += float(weight @ y)
         top = offset.max()
         with np.errstate(divide="ignore"):  # a chunk whose weights are all 0
@@ -199,7 +203,14 @@ class _Merged:
         with np.errstate(over="ignore", invalid="ignore"):  # told below, in words
             mean = weight @ values / total
             values -= mean
-            self.squares += weight @ np.square(values, out=values)
+            self.merge(mean, weight @ np.square(values, out=values), total)
+
+    def merge(self, mean: np.ndarray, squares: np.ndarray, total: float) -> None:
+        """Take in means and squared deviations of rows of so much weight."""
+        if total == 0:
+            return
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.squares += squares
             both, shift = self.weight + total, mean - self.mean
             if self.weight:
                 self.squares += shift**2 * (self.weight * total / both)
@@ -210,6 +221,37 @@ class _Merged:
         """Zero where only rounding is left."""
         sd = np.sqrt(self.squares / max(self.weight, np.finfo(float).tiny))
         return np.where(sd <= CONSTANT * np.abs(self.mean), 0.0, sd)
+
+
+def _of_codes(
+    coding: Coding, chunk: Mapping[str, np.ndarray], y: np.ndarray, weight: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Means of all columns and of y, squared deviations from them, and the weight of the rows.
+
+    A column of a term is zero in all rows but those of its level, which are counted.
+    """
+    total = float(weight.sum())
+    mean, squares = np.zeros(coding.size + 1), np.zeros(coding.size + 1)
+    if total == 0:
+        return mean, squares, total
+    held = [*coding.dense, coding.size]
+    x = chunk["x"][:, : len(coding.dense)] if coding.dense else np.zeros((len(y), 0))
+    values = np.column_stack([np.asarray(x, np.float64), y])
+    with np.errstate(over="ignore", invalid="ignore"):  # told in words elsewhere
+        mean[held] = weight @ values / total
+        squares[held] = weight @ np.square(values - mean[held])
+        for term in coding.terms:
+            codes, first = chunk[term.field], int(term.reference)
+            value = 1.0 if term.scale is None else np.asarray(chunk["x"][:, term.scale], float)
+            summed = np.bincount(codes, weight * value, minlength=term.levels)
+            centre = summed / total
+            inside = np.bincount(
+                codes, weight * (value - centre[codes]) ** 2, minlength=term.levels
+            )
+            outside = total - np.bincount(codes, weight, minlength=term.levels)
+            mean[term.columns] = centre[first:]
+            squares[term.columns] = (inside + np.maximum(outside, 0.0) * centre**2)[first:]
+    return mean, squares, total
 
 
 def _require_finite(rows: Rows, mean: np.ndarray, sd: np.ndarray) -> None:

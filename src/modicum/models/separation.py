@@ -24,6 +24,7 @@ from modicum.rows import Rows
 __all__ = ["Separation", "find_separation"]
 
 TOGETHER = 65_536
+MOST_NUMBERS = 2**23  # of columns that are formed of codes
 HARDEST = 500  # rows that a linear programme begins with, and that are added to it at a time
 ROUNDS = 12
 WIDEST = 500  # coefficients up to which linear programmes are tried
@@ -87,8 +88,12 @@ class _Sides:
 
     def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Columns and class of the rows that count."""
-        for chunk in self.rows.chunks(TOGETHER):
-            x, y = np.asarray(chunk["x"], np.float64), np.asarray(chunk["y"]).astype(int)
+        coding, step = self.rows.coding, TOGETHER
+        if coding is not None:
+            step = max(1, min(TOGETHER, MOST_NUMBERS // max(1, coding.size)))
+        for chunk in self.rows.chunks(step):
+            columns = chunk["x"] if coding is None else coding.densely(chunk)
+            x, y = np.asarray(columns, np.float64), np.asarray(chunk["y"]).astype(int)
             if "weight" in chunk:
                 x, y = x[chunk["weight"] > 0], y[chunk["weight"] > 0]
             yield x, 1 - y if self.reversed else y

@@ -51,9 +51,9 @@ class Target:
         model.check(rows)
         if "weight" in rows.fields and rows.fields["weight"] != ():
             raise DataError("the field 'weight' must hold one number per row: a frequency weight.")
-        given, model = model, model.resolved(rows)
-        if model is not given and ledger is not None:
+        if model.needs_moments and ledger is not None:
             ledger.add("priors", len(rows), "density", passes=1)
+        model = model.resolved(rows)
         leaves, structure = jax.tree.flatten(model.start(rows))
         shapes = tuple(np.shape(leaf) for leaf in leaves)
         return cls(model, structure, shapes, model.trace(rows)), _flat(leaves)

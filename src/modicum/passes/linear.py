@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.models import LinearPredictorModel, Softmax, Target
+from modicum.models.matrix import ModelMatrix
 from modicum.passes.blocks import sum_in_blocks
 from modicum.runtime import jit
 
@@ -48,20 +49,20 @@ def _block_sum(
     weight = jnp.where(present, batch.get("weight", 1.0), 0.0)
     f, f1, f2 = weight * f, weight[:, None] * f1, weight[:, None, None] * f2
 
-    gradient, hessian = assemble(model, jnp.asarray(batch["x"]), f1, f2, count)
+    gradient, hessian = assemble(model, model.matrix(batch), f1, f2, count)
     return f.sum(), gradient, hessian
 
 
 def assemble(
-    model: LinearPredictorModel, x: jax.Array, f1: jax.Array, f2: jax.Array, count: int
+    model: LinearPredictorModel, matrix: ModelMatrix, f1: jax.Array, f2: jax.Array, count: int
 ) -> tuple[jax.Array, jax.Array]:
     """Sum over rows of the gradient and Hessian in t, from those in each row's predictors.
 
     `f1` (rows, predictors) and `f2` (rows, predictors, predictors) have `count` linear predictors
     first; what follows them are the model's other parameters, and may be left out.
     """
-    if model.intercept:  # an intercept is one more column of ones, the last
-        x = jnp.concatenate([x, jnp.ones((x.shape[0], 1), x.dtype)], axis=1)
+    # an intercept is one more column of ones, the last
+    x = (matrix.with_ones() if model.intercept else matrix).densely()
     gradient = jnp.concatenate([(f1[:, :count].T @ x).ravel(), f1[:, count:].sum(0)])
     hessian = _blocks(x, f2, count, _centre(x, f2) if model.intercept else None)
     order = _flat_order(model, count, x.shape[1], len(gradient))

@@ -15,7 +15,7 @@ from modicum.errors import DataError, SettingError, whole_number
 from modicum.progress import Progressbar, phase
 from modicum.rows.checks import as_dtype, block_rows, require_exact, require_finite
 from modicum.rows.csv import CsvSource, TypesWidened
-from modicum.rows.description import Array, Description, Level
+from modicum.rows.description import Array, Description, DType, Level
 from modicum.rows.encoding import ColumnChoice, read_source
 from modicum.rows.fields import FieldSet
 from modicum.rows.fingerprint import RunningFingerprint
@@ -122,7 +122,7 @@ def _write(
 ) -> None:
     about = rows.description
     per_shard = shard_rows or max(1, SHARD_BYTES // about.row_bytes)
-    writer = ShardWriter(staging, about.width, about.dtype, per_shard)
+    writer = ShardWriter(staging, about, per_shard)
     fingerprint = RunningFingerprint(about)
     try:
         with phase(f"ingest {store.name}", rows.total, progressbar, "rows") as reading:
@@ -149,7 +149,8 @@ def _packed(
                 "the source already has fields: leave them out."
             )
         if isinstance(source, Mapping):
-            fields = FieldSet(source, None, dtype)
+            arrays = {name: value for name, value in source.items() if name != "codes"}
+            fields = FieldSet(arrays, None, dtype, source.get("codes"))
             return PackedBlocks(fields.description, fields.blocks(), fields.description.n)
         kind = source.dtype if dtype is None else as_dtype(dtype, [])
         about = replace(source._description, dtype=kind)
@@ -160,16 +161,28 @@ def _packed(
 
 def _repacked(rows: Rows, about: Description) -> Iterator[Array]:
     """Packed blocks of rows that were checked before, in a type that may be narrower."""
-    before, start = rows._description, 0
+    start = 0
     for chunk in rows.chunks(block_rows(about.width)):
-        original = before.pack(chunk)
-        if about.dtype.kind == "u":
-            require_exact(original, about.dtype, lambda at: about.labels[at % about.width], start)
-        with np.errstate(over="ignore"):
-            block = original.astype(about.dtype, copy=False)
-        require_finite(block, about.labels, start, lambda row, col, o=original: o[row, col])  # type: ignore[misc]
+        made = {
+            f.name: _converted(chunk[f.name], about.dtype, about.labels(f), start)
+            if f.dtype is None
+            else chunk[f.name]
+            for f in about.fields
+        }
+        block = about.pack(made)
         start += len(block)
         yield block
+
+
+def _converted(part: Array, dtype: DType, labels: Sequence[str], start: int) -> Array:
+    """One field of rows that begin at row `start`, in another type; checked."""
+    if dtype.kind == "u":
+        require_exact(part, dtype, lambda at: labels[at % len(labels)], start)
+    with np.errstate(over="ignore"):
+        made = part.astype(dtype, copy=False)
+    flat = part.reshape(len(part), len(labels))
+    require_finite(made.reshape(flat.shape), labels, start, lambda row, col: flat[row, col])
+    return made
 
 
 def _recognise(
