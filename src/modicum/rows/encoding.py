@@ -342,7 +342,7 @@ class Encoder:
         out = np.empty((batch.num_rows, len(self._labels)), self.dtype)
         originals: dict[int, Array] = {}
         for name, (first, last) in self._spans.items():
-            column = _joined(batch.column(name))
+            column = joined(batch.column(name))
             if name in self.levels:
                 write_treatment(column, name, self.levels[name], out[:, first:last], start)
             else:
@@ -353,7 +353,7 @@ class Encoder:
                     start,
                 )
         for j, name in enumerate(self._scalars.values(), start=len(self.columns)):
-            column = _joined(batch.column(name))
+            column = joined(batch.column(name))
             values = numbers(column, name, start, "convert it to numbers (such as 0 and 1) first")
             originals[j] = self._put(values, name, out[:, j], start)
         require_finite(out, self._labels, start, lambda row, column: originals[column][row])
@@ -388,7 +388,7 @@ class Encoder:
             weight.finish()
 
 
-def _joined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+def joined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return a column of a batch or of a table as one array."""
     return column.combine_chunks() if hasattr(column, "combine_chunks") else column
 

@@ -211,7 +211,7 @@ class Rows:
         return cls._at(field_set.description, field_set.in_memory())
 
     @classmethod
-    def open(cls, store: str | Path, verify: bool = False) -> Rows:
+    def open(cls, store: str | os.PathLike[str], verify: bool = False) -> Rows:
         """Open a store that `ingest` made, without reading it into memory.
 
         The description, the size of every shard and both ends of its data are checked; with
