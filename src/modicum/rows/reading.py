@@ -8,28 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
-import numpy as np
-
-from modicum.errors import ResourceError, SettingError, argument
+from modicum.errors import SettingError
 from modicum.progress import Progressbar, phase
-from modicum.rows.checks import as_dtype
 from modicum.rows.csv import TypesWidened
-from modicum.rows.description import Array, Description, DType
-from modicum.rows.encoding import floating
-from modicum.rows.fields import MemoryBackend, allocate
+from modicum.rows.description import Array
 from modicum.rows.formula import Formula, FormulaEncoding, NewLevels, learn, parse
 from modicum.rows.formula.expressions import Expression
+from modicum.rows.formula.memory import encoded, in_memory, rows_type
 from modicum.rows.ingestion import PackedBlocks, is_store, table_source, write_store
 from modicum.rows.rows import Rows
 from modicum.rows.rows_source import RowsSource
-from modicum.rows.sources import Source
+from modicum.rows.sources import Source, is_dataset, is_table
 from modicum.rows.staging import refuse_existing
 
 __all__ = ["Missing", "TableRows", "encode_table", "read_formula"]
 
 Missing: TypeAlias = Literal["refuse", "drop"]
-# Of the memory that is free; sampling needs some too.
-MOST_OF_MEMORY = 0.8
 
 
 class TableRows(NamedTuple):
@@ -114,41 +108,28 @@ def encode_table(
     *,
     outcome: bool,
     dtype: object = None,
+    drop: bool = False,
     newlevels: NewLevels = "refuse",
     text_encoding: str = "utf-8",
 ) -> Rows:
-    """Make rows of another table by the encoding that was learned from the first.
+    """Make rows of any table `read_formula` takes by the encoding that was learned from another.
 
-    Parameters
-    ----------
-    encoding
-        What was learned.
-    table
-        Any table `read_formula` takes: columns in any order, and perhaps others.
-    outcome
-        Whether the rows get an outcome (and weights, where the table has them); else the table
-        need not have those columns.
-    dtype
-        Type of the numbers.
-    newlevels
-        Whether a level the encoding does not know is refused, or taken for the reference.
-    text_encoding
-        Of CSV files.
+    The arguments are those of `modicum.rows.formula.memory.encoded`.
     """
-    if newlevels not in ("refuse", "reference"):
-        raise SettingError(f"newlevels must be 'refuse' or 'reference', not {newlevels!r}.")
     source = _source(table, text_encoding, _levels_alone(encoding.expressions()))
-    weight = outcome and set(encoding.weight_columns) <= set(source.names)
     while True:
         try:
-            kind = _dtype(encoding, source, dtype, outcome, weight)
-            about = encoding.describe(1, kind, outcome, weight)
-            chunks = encoding.chunks(
-                source, kind, outcome=outcome, weight=weight, newlevels=newlevels
+            made = encoded(
+                encoding, source, outcome=outcome, dtype=dtype, drop=drop, newlevels=newlevels
             )
-            return _in_memory(about, chunks, source.rows)
+            return Rows._at(made.description, made)
         except TypesWidened:
             continue
+
+
+def is_tabular(value: object) -> bool:
+    """Whether `value` is a table that a formula can be asked of: a frame, files or a dataset."""
+    return is_table(value) or is_dataset(value) or isinstance(value, str | os.PathLike)
 
 
 def _read(
@@ -165,7 +146,7 @@ def _read(
         learned = learn(formula, source, weight=weight, drop=drop)
     encoding = learned.encoding
     n = learned.rows if learned.rows is not None else source.rows
-    kind = _dtype(encoding, source, dtype, True, True)
+    kind = rows_type(encoding.needed(), source, dtype)
     about = encoding.describe(n or 1, kind)
     chunks = encoding.chunks(source, kind, drop=drop)
     if store is not None:
@@ -179,49 +160,8 @@ def _read(
                 yield chunk
                 reading.advance(len(next(iter(chunk.values()))))
 
-        return TableRows(_in_memory(about, counted(), n), learned.dropped)
-
-
-def _dtype(
-    encoding: FormulaEncoding, source: Source, dtype: object, outcome: bool, weight: bool
-) -> DType:
-    needed = [name for name in encoding.needed(outcome, weight) if name in source.names]
-    kind = as_dtype(dtype, floating(source.types(needed)))
-    if kind.kind != "f":
-        raise SettingError("the rows of a formula are float32 or float64: leave dtype out.")
-    return kind
-
-
-def _in_memory(about: Description, chunks: Iterator[dict[str, Array]], n: int | None) -> Rows:
-    """Keep chunks as arrays; two copies are held only where the number of rows is not known."""
-    if n is None:
-        parts = list(chunks)
-        arrays = {f.name: np.concatenate([p.pop(f.name) for p in parts]) for f in about.fields}
-        about = replace(about, n=len(next(iter(arrays.values()))))
-        return Rows._at(about, MemoryBackend(about, arrays))
-    _require_memory(n * about.row_bytes)
-    about = replace(about, n=n)
-    arrays = {f.name: allocate((n, *f.shape), about.dtypes[f.name]) for f in about.fields}
-    start = 0
-    for chunk in chunks:
-        stop = start + len(next(iter(chunk.values())))
-        for name, part in chunk.items():
-            arrays[name][start:stop] = part
-        start = stop
-    return Rows._at(about, MemoryBackend(about, arrays))
-
-
-def _require_memory(size: int) -> None:
-    """Refuse rows that memory cannot hold, before it is full."""
-    try:
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not a POSIX system: the allocation may fail
-        return
-    if size > MOST_OF_MEMORY * free:
-        raise ResourceError(
-            f"the rows take {size / 1e9:.3g} GB, and this machine has {free / 1e9:.3g} GB of "
-            f"memory: pass {argument('store', 'FOLDER')} to keep them on disk."
-        )
+        made = in_memory(about, counted(), n)
+    return TableRows(Rows._at(made.description, made), learned.dropped)
 
 
 def _with_offset(formula: Formula, offset: str | None) -> Formula:

@@ -7,7 +7,7 @@ applied by an interpreter of its own, so that a file can do no harm.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -67,6 +67,8 @@ class FormulaEncoding:
         What transforms have learned, by the text of their call.
     kinds
         What each column of the table was: "number", "levels" or "boolean".
+    drops
+        Whether rows with missing values were left out.
     """
 
     formula: str
@@ -78,44 +80,57 @@ class FormulaEncoding:
     groups: tuple[GroupTerm, ...] = ()
     states: Mapping[str, State] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
+    drops: bool = False
 
     @cached_property
     def layout(self) -> Layout:
         """Where the columns lie."""
         return lay_out(self.factors, [(term.name, term.parts) for term in self.terms])
 
-    def needed(self, outcome: bool = True, weight: bool = True) -> tuple[str, ...]:
-        """Columns of the table that are read."""
-        expressions = self.expressions(outcome, weight)
+    def needed(
+        self, outcome: bool = True, fields: Collection[str] | None = None
+    ) -> tuple[str, ...]:
+        """Columns of the table that are read, for these further fields (None: all)."""
+        expressions = self.expressions(outcome, fields)
         return tuple(dict.fromkeys(name for e in expressions for name in e.names))
 
-    def expressions(self, outcome: bool = True, weight: bool = True) -> tuple[Expression, ...]:
-        """Everything that is computed of a row."""
+    def expressions(
+        self, outcome: bool = True, fields: Collection[str] | None = None
+    ) -> tuple[Expression, ...]:
+        """Everything that is computed of a row, for these further fields (None: all)."""
         texts = [f.expression for f in self.factors]
         if outcome and self.outcome is not None:
             texts.append(self.outcome.expression)
         for name, parts in self.fields.items():
-            if weight or name != "weight":
+            if fields is None or name in fields:
                 texts += parts
         return tuple(Expression(text) for text in texts)
 
-    @property
-    def weight_columns(self) -> tuple[str, ...]:
-        """Columns the weights come from."""
-        texts = self.fields.get("weight", ())
-        return tuple(name for text in texts for name in Expression(text).names)
+    def fields_of(self, names: Collection[str], outcome: bool) -> tuple[str, ...]:
+        """Return the further fields that rows of a table with these columns have.
+
+        An offset always. Weights count where outcomes are seen, if the table has any. What belongs
+        to the outcome (the number of trials) must be there with it, and may be without it.
+        """
+        kept = []
+        for name, texts in self.fields.items():
+            there = all(n in names for text in texts for n in Expression(text).names)
+            required = name == "offset" or (outcome and name != "weight")
+            if required or (there and (outcome or name != "weight")):
+                kept.append(name)
+        return tuple(kept)
 
     def describe(
-        self, n: int, dtype: DType, outcome: bool = True, weight: bool = True
+        self, n: int, dtype: DType, outcome: bool = True, extra: Collection[str] | None = None
     ) -> Description:
-        """Describe `n` rows of this encoding."""
+        """Describe `n` rows of this encoding, with these further fields (None: all)."""
         layout = self.layout
         fields = [Field("x", (len(layout.numbers),))] if layout.numbers else []
         for codes in layout.codes:
             fields.append(Field(codes.field, (), code_type(codes.levels)))
         if outcome and self.outcome is not None:
             fields.append(Field("y"))
-        fields += [Field(name) for name in self.fields if weight or name != "weight"]
+        fields += [Field(name) for name in self.fields if extra is None or name in extra]
         levels = {
             codes.field: self.factors[codes.parts[0][0]].levels
             for codes in layout.codes
@@ -142,7 +157,7 @@ class FormulaEncoding:
         dtype: DType,
         *,
         outcome: bool = True,
-        weight: bool = True,
+        fields: Collection[str] | None = None,
         drop: bool = False,
         newlevels: NewLevels = "refuse",
     ) -> Iterator[dict[str, Array]]:
@@ -154,24 +169,25 @@ class FormulaEncoding:
             A table with the columns of the fit, in any order, and perhaps others.
         dtype
             Type of the numbers.
-        outcome, weight
-            Whether the rows get an outcome, and weights.
+        outcome
+            Whether the rows get an outcome.
+        fields
+            The further fields they get; None: all.
         drop
             Whether rows with missing values are left out; else they are refused.
         newlevels
             What becomes of a level the encoding does not know.
         """
-        needed = self.needed(outcome, weight)
+        needed = self.needed(outcome, fields)
         self._check_columns(source, needed)
-        check = (
-            WeightCheck(self.fields["weight"][0]) if weight and "weight" in self.fields else None
-        )
+        extra = [name for name in self.fields if fields is None or name in fields]
+        check = WeightCheck(self.fields["weight"][0]) if "weight" in extra else None
         some = False
         for columns, _ in complete_rows(source.batches(needed), needed, drop):
             if len(columns) == 0:
                 continue
             some = True
-            yield self._encode(columns, dtype, outcome, check, newlevels)
+            yield self._encode(columns, dtype, outcome, extra, check, newlevels)
         if not some:
             raise DataError("there are no (complete) rows in the data: at least one is needed.")
         if check:
@@ -198,6 +214,7 @@ class FormulaEncoding:
         columns: BatchColumns,
         dtype: DType,
         outcome: bool,
+        extra: Sequence[str],
         weight: WeightCheck | None,
         newlevels: NewLevels,
     ) -> dict[str, Array]:
@@ -213,9 +230,8 @@ class FormulaEncoding:
             expression = Expression(self.outcome.expression)
             y = made.outcome(expression, self.outcome.levels)
             rows["y"] = as_type([y], dtype, [self.outcome.expression], columns)[:, 0]
-        for name, texts in self.fields.items():
-            if name == "weight" and weight is None:
-                continue
+        for name in extra:
+            texts = self.fields[name]
             parts = [made.number(Expression(text)) for text in texts]
             total = parts[0] if len(parts) == 1 else np.sum(parts, axis=0)
             rows[name] = as_type([total], dtype, [" + ".join(texts)], columns)[:, 0]
@@ -244,6 +260,7 @@ class FormulaEncoding:
             ],
             "states": {call: _plain(state) for call, state in self.states.items()},
             "kinds": dict(self.kinds),
+            "drops": self.drops,
         }
 
     @classmethod
@@ -261,6 +278,7 @@ class FormulaEncoding:
                 groups=tuple(_group(entry) for entry in sequence(page["groups"])),
                 states={k: _state(v) for k, v in mapping(page["states"]).items()},
                 kinds={k: text(v) for k, v in mapping(page["kinds"]).items()},
+                drops=_truth(page["drops"]),
             )
             made.needed()  # parses, and so checks, every expression
             made.layout  # noqa: B018 - and this, whether terms and factors agree

@@ -95,6 +95,7 @@ def learn(
         groups=formula.groups,
         states=reading.states,
         kinds=kinds,
+        drops=drop,
     )
     return Learned(encoding, reading.rows, reading.dropped)
 
