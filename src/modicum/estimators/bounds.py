@@ -23,7 +23,8 @@ from modicum.errors import SettingError
 from modicum.kernels.base import BoundSums, Whitening, unwhiten
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.base import BaseModel, Batch
-from modicum.models.families import Logistic, Softmax, StudentT, with_reference
+from modicum.models.families import Logistic, Softmax, StudentT
+from modicum.models.families.softmax import with_reference
 from modicum.passes import Anchor, Sums
 from modicum.passes.linear import assemble
 from modicum.runtime import Array, jit

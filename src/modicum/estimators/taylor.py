@@ -125,7 +125,7 @@ class LinearTaylor:
         assert isinstance(model, LinearPredictorModel)
         x = model.matrix(batch).in_double()
         x = x.with_ones() if model.intercept else x
-        y = jnp.asarray(batch["y"], jnp.float64)
+        y = jnp.asarray(model.outcome(batch), jnp.float64)
         eta = x @ proxy.point + batch.get("offset", 0.0)
         kept = LinearRows(
             rows=x @ proxy.factor,

@@ -61,6 +61,7 @@ class LinearPredictorModel(BaseModel):
     coding: Coding | None = field(default=None, kw_only=True)
 
     extras: ClassVar[tuple[str, ...]] = ()  # what a family has besides coefficients, by name
+    outcome_fields: ClassVar[tuple[str, ...]] = ("y",)  # what is seen of a row
 
     def __post_init__(self) -> None:
         if self.prior_scale is not None:
@@ -115,11 +116,20 @@ class LinearPredictorModel(BaseModel):
         del rows
         return 0
 
+    def check_fields(self, chunk: Batch, first: int) -> None:
+        """Refuse what a family's fields beside y hold; `first` is the number of the first row."""
+
     # What follows from it -----------------------------------------------------------------
 
     def matrix(self, batch: Batch) -> ModelMatrix:
         """Return the columns of the rows that `beta` multiplies, formed or not."""
         return model_matrix(self.coding, batch)
+
+    def outcome(self, batch: Batch) -> jax.Array:
+        """What is seen of each row: y, or y and the family's other fields along a last axis."""
+        if len(self.outcome_fields) == 1:
+            return jnp.asarray(batch["y"])
+        return jnp.stack([jnp.asarray(batch[name]) for name in self.outcome_fields], axis=-1)
 
     def linear(self, theta: Params, batch: Batch) -> jax.Array:
         """eta of each row: shape (rows,), or (rows, q)."""
@@ -140,9 +150,7 @@ class LinearPredictorModel(BaseModel):
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
         """f at the predictors of each row."""
-        return jax.vmap(self.log_density)(
-            self.predictor_vector(theta, batch), jnp.asarray(batch["y"])
-        )
+        return jax.vmap(self.log_density)(self.predictor_vector(theta, batch), self.outcome(batch))
 
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
         """Mean of the outcome of each row."""
@@ -286,11 +294,13 @@ class LinearPredictorModel(BaseModel):
 
     def check(self, rows: Rows) -> None:
         """Refuse rows without x and y, scales of the wrong length, outcomes out of support."""
-        self.require(rows, *(("x", "y") if rows.coding is None else ("y",)))
+        self.require(rows, *(("x",) if rows.coding is None else ()), *self.outcome_fields)
         if "x" in rows.fields and len(rows.fields["x"]) != 1:
             raise DataError("the field 'x' must be a matrix: a vector of numbers per row.")
-        if rows.fields["y"] != ():
-            raise DataError("the field 'y' must hold one outcome per row.")
+        for name in self.outcome_fields:
+            if rows.fields[name] != ():
+                thing = "outcome" if name == "y" else "number"
+                raise DataError(f"the field '{name}' must hold one {thing} per row.")
         columns = len(rows.columns)
         if isinstance(self.prior_scale, tuple) and len(self.prior_scale) != columns:
             raise SettingError(
@@ -314,7 +324,7 @@ class LinearPredictorModel(BaseModel):
 
     def check_outcome(self, rows: Rows) -> None:
         """Refuse outcomes outside the family's support, naming the first such row."""
-        check_outcomes(self, rows, self.outcome_fault)
+        check_outcomes(self, rows, self.outcome_fault, self.check_fields)
 
 
 def _scales(given: Any) -> float | tuple[float, ...]:

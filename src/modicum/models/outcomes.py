@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from modicum.errors import DataError
-from modicum.models.base import BaseModel
+from modicum.models.base import BaseModel, Batch
 from modicum.rows import Rows
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
 ]
 
 Fault = Callable[[np.ndarray], tuple[np.ndarray, str]]
+OtherFields = Callable[[Batch, int], None]  # a chunk, and the number of its first row
 CHUNK = 262_144
 MANY, FEW = 100, 5  # more classes than that, with fewer rows for each than that, are no classes
 
@@ -63,8 +64,10 @@ def count_classes(rows: Rows) -> int:
     return count
 
 
-def check_outcomes(model: BaseModel, rows: Rows, fault: Fault) -> None:
-    """Refuse outcomes that `fault` marks, naming the first such row."""
+def check_outcomes(
+    model: BaseModel, rows: Rows, fault: Fault, others: OtherFields | None = None
+) -> None:
+    """Refuse outcomes that `fault` marks, naming the first such row; `others` sees all fields."""
     start = 0
     for chunk in rows.chunks(CHUNK):
         y = np.asarray(chunk["y"])
@@ -75,6 +78,8 @@ def check_outcomes(model: BaseModel, rows: Rows, fault: Fault) -> None:
                 f"the outcome '{rows.outcome or 'y'}' is {y[first]:g} in row {start + first}, "
                 f"but {type(model).__name__} needs {support}."
             )
+        if others is not None:
+            others(chunk, start)
         start += len(y)
 
 

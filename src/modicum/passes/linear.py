@@ -45,7 +45,7 @@ def _block_sum(
     theta = target.unravel(t)
     predictors = model.predictor_vector(theta, batch)
     count = predictors.shape[1] - len(model.extras)  # q
-    f, f1, f2 = _derivatives(model, predictors, jnp.asarray(batch["y"]))
+    f, f1, f2 = _derivatives(model, predictors, model.outcome(batch))
     weight = jnp.where(present, batch.get("weight", 1.0), 0.0)
     f, f1, f2 = weight * f, weight[:, None] * f1, weight[:, None, None] * f2
 
