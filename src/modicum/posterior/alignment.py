@@ -173,7 +173,10 @@ def aligned(
     columns = None
     if named and ours.columns and theirs.columns:
         columns = _columns_by_name(theirs, ours)
-    same = theirs.coding == ours.coding and theirs.levels == ours.levels and columns is None
+    coded_alike = theirs.coding == ours.coding and (
+        ours.coding is None or theirs.levels == ours.levels
+    )
+    same = coded_alike and columns is None
     coding = None if same else theirs.coding
     codes = set() if coding is None else set(coding.fields)
     if not same and ours.coding is not None and theirs.coding is None and columns is None:

@@ -358,43 +358,6 @@ def _coded(about: Description, factors: Mapping[str, CodesField]) -> Description
     return replace(about, columns=columns, levels=levels, coding=coding)
 
 
-def _factors(codes: object, fields: Mapping[str, object]) -> dict[str, object]:
-    """Return the factors by name; refuse what is no mapping of them."""
-    if codes is None:
-        return {}
-    if is_table(codes):
-        codes = {str(name): codes[name] for name in TableSource(codes).names}  # type: ignore[index]
-    if not isinstance(codes, Mapping):
-        raise SettingError(
-            "codes must map the name of each factor to its levels, one per row, such as "
-            f"codes={{'carrier': carrier}}, not {type(codes).__name__}."
-        )
-    for name in codes:
-        if name in fields or name in ("x", *SCALARS):
-            raise SettingError(
-                f"the factor {name!r} has the name of a field: call it something else."
-            )
-    return dict(codes)
-
-
-def _coded(about: Description, factors: Mapping[str, CodesField]) -> Description:
-    """Describe rows whose factors follow the columns of x, each against its first level."""
-    shape = next((f.shape for f in about.fields if f.name == "x"), (0,))
-    if len(shape) != 1:
-        raise DataError("with codes, x must be a matrix: a vector of numbers per row.")
-    levels = {name: factor.levels for name, factor in factors.items()}
-    coding = treatment(shape[0], {name: len(of) for name, of in levels.items()})
-    names = [f"{name}[{level}]" for name, of in levels.items() for level in of[1:]]
-    columns = (*about.columns, *names)
-    clash = [name for name, count in Counter(columns).items() if count > 1]
-    if clash:
-        raise DataError(
-            f"two columns would be named {clash[0]!r}, one of them for a level of a factor: rename "
-            "the other."
-        )
-    return replace(about, columns=columns, levels=levels, coding=coding)
-
-
 def fill(description: Description, blocks: Iterable[Array]) -> MemoryBackend:
     """Put packed blocks, which together hold all rows, in memory."""
     arrays = {

@@ -10,7 +10,7 @@ import numpy as np
 from modicum.errors import DataError, SettingError
 from modicum.rows.checks import names_like
 from modicum.rows.description import Array, Level
-from modicum.rows.encoding import MOST_LEVELS, ordered
+from modicum.rows.encoding import MOST_LEVELS, ordered, refuse_stray_text
 from modicum.rows.formula.columns import BatchColumns, HeldColumns, complete_rows, kind_of
 from modicum.rows.formula.encoding import FormulaEncoding, Outcome, Term
 from modicum.rows.formula.evaluation import level_array
@@ -231,6 +231,9 @@ class _Reading:
             seen = self._occurring[expression]
             kept = tuple(value for key, value in values.items() if key in seen)
             return _moved(expression.label, kept, reference)
+        if call is None and expression.bare is not None:
+            remedy = f"write C({expression.text}) to code the column as levels"
+            refuse_stray_text(self._source, expression.bare, values.values(), remedy)
         return ordered(expression.label, values.values(), reference)
 
     def factor(self, expression: Expression) -> Factor:
