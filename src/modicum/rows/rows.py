@@ -13,12 +13,13 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from modicum.errors import DataError, SettingError, whole_number
-from modicum.rows.checks import RowIndexError, block_rows
+from modicum.rows.checks import RowIndexError, block_rows, names_like
 from modicum.rows.coding import Coding
 from modicum.rows.description import Array, Description, DType, Level, RowsSchema
 from modicum.rows.encoding import ColumnChoice, read_table, read_table_like
 from modicum.rows.fields import FieldSet, MemoryBackend, fill
 from modicum.rows.fingerprint import fingerprint
+from modicum.rows.sources import TableSource, is_table
 
 
 class Backend(Protocol):
@@ -196,19 +197,23 @@ class Rows:
         >>> new.take([0])["carrier"]
         array([2], dtype=uint8)
         """
-        given = dict(fields)
-        coded = given.pop("codes", None)
         coding = schema.coding
         assert coding is not None, "other rows without codes have no levels to go by"
-        factors = dict(coded) if isinstance(coded, Mapping) else coded
+        given = dict(fields)
+        factors = given.pop("codes", None)
         if factors is None:
             factors = {name: given.pop(name) for name in coding.fields if name in given}
+        if isinstance(factors, Mapping):
+            if not factors:
+                return cls(**given, dtype=dtype)
+            factors = {name: factors[name] for name in coding.fields if name in factors}
+        if is_table(given.get("x")):  # columns with names may come in any order
+            names = [schema.columns[place] for place in coding.dense]
+            given["x"] = _columns_of(TableSource(given["x"]), names)
         levels: dict[str, tuple[Level, ...]] = {k: tuple(v) for k, v in schema.levels.items()}
-        if not factors:
-            return cls(**given, dtype=dtype)
-        columns = given.pop("columns", None)
-        field_set = FieldSet(given, columns, dtype, factors, levels)
-        return cls._at(field_set.description, field_set.in_memory())
+        field_set = FieldSet(given, given.pop("columns", None), dtype, factors, levels)
+        about = field_set.description.like(schema)
+        return cls._at(about, field_set.in_memory())
 
     @classmethod
     def open(cls, store: str | Path, verify: bool = False) -> Rows:
@@ -386,6 +391,17 @@ class Rows:
         if folder is not None:  # a map cannot travel, its path can
             return Rows.open, (folder,)
         return Rows._at, (self._description, self._backend, self._fingerprint)
+
+
+def _columns_of(source: TableSource, names: Sequence[str]) -> object:
+    """Columns of a table by name, in this order."""
+    for name in names:
+        if name not in source.names:
+            raise DataError(
+                f"the rows lack the column {name!r}, which those of the fit had: "
+                f"{names_like(name, source.names)}"
+            )
+    return source.table(names)
 
 
 class NotFinite(NamedTuple):
