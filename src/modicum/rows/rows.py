@@ -254,6 +254,29 @@ class Rows:
         about = replace(self._description, n=len(next(iter(arrays.values()))))
         return Rows._at(about, MemoryBackend(about, arrays))
 
+    def reordered(self, columns: Sequence[str]) -> Rows:
+        """Return rows with codes whose columns, and so their coefficients, come in another order.
+
+        The numbers and codes stay where they are; levels of a factor stay side by side.
+
+        Examples
+        --------
+        >>> rows = Rows(x=[[0.5], [1.5]], columns=["dose"], codes={"gas": ["neon", "argon"]})
+        >>> rows.columns, rows.reordered(["gas[neon]", "dose"]).columns
+        (('dose', 'gas[neon]'), ('gas[neon]', 'dose'))
+        """
+        place = {str(name): i for i, name in enumerate(columns)}
+        if self.coding is None or len(place) != len(columns) or set(place) != set(self.columns):
+            raise SettingError("reordered takes the columns of rows with codes, each once.")
+        try:
+            coding = self.coding.reordered([place[name] for name in self.columns])
+        except ValueError as fault:
+            raise SettingError(f"columns cannot come in this order: {fault}.") from None
+        about = replace(self._description, columns=tuple(place), coding=coding)
+        if self.is_store:
+            raise SettingError("the columns of a store stay in their order: ingest it anew.")
+        return Rows._at(about, self._backend)
+
     def take(self, row_ids: object) -> dict[str, Array]:
         """Return the rows at `row_ids`, an integer array of any shape S.
 
