@@ -24,7 +24,7 @@ ORDER = (  # from the top down; packages of one line may use each other
     ("__main__",),
     ("cli",),
     ("fit",),
-    ("sample", "log_posterior", "plots"),
+    ("sample", "log_posterior", "plots", "priors"),
     ("methods",),
     ("posterior",),
     ("datasets",),
@@ -49,6 +49,7 @@ PUBLIC_MODULES = (  # the names in their `__all__` are public, and nothing else 
     "modicum.models",
     "modicum.plots",
     "modicum.posterior",
+    "modicum.priors",
     "modicum.rows",
 )
 

@@ -15,7 +15,7 @@ from modicum.errors import DataError, SettingError, whole_number
 from modicum.progress import Progressbar, phase
 from modicum.rows.checks import as_dtype, block_rows, require_exact, require_finite
 from modicum.rows.csv import CsvSource, TypesWidened
-from modicum.rows.description import Array, Description, DType, Level
+from modicum.rows.description import Array, Description, Level
 from modicum.rows.encoding import ColumnChoice, read_source
 from modicum.rows.fields import FieldSet
 from modicum.rows.fingerprint import RunningFingerprint
@@ -180,28 +180,19 @@ def _packed(
 
 def _repacked(rows: Rows, about: Description) -> Iterator[Array]:
     """Packed blocks of rows that were checked before, in a type that may be narrower."""
-    start = 0
+    numbers = tuple(f for f in about.fields if f.dtype is None)
+    labels = [label for f in numbers for label in about.labels(f)]
+    after = replace(about, fields=numbers, coding=None)
+    before, start = replace(after, dtype=rows.dtype), 0
     for chunk in rows.chunks(block_rows(about.width)):
-        made = {
-            f.name: _converted(chunk[f.name], about.dtype, about.labels(f), start)
-            if f.dtype is None
-            else chunk[f.name]
-            for f in about.fields
-        }
-        block = about.pack(made)
+        original = before.pack(chunk)
+        if about.dtype.kind == "u":
+            require_exact(original, about.dtype, lambda at: labels[at % len(labels)], start)
+        with np.errstate(over="ignore"):
+            block = original.astype(about.dtype, copy=False)
+        require_finite(block, labels, start, lambda row, col, o=original: o[row, col])  # type: ignore[misc]
         start += len(block)
-        yield block
-
-
-def _converted(part: Array, dtype: DType, labels: Sequence[str], start: int) -> Array:
-    """One field of rows that begin at row `start`, in another type; checked."""
-    if dtype.kind == "u":
-        require_exact(part, dtype, lambda at: labels[at % len(labels)], start)
-    with np.errstate(over="ignore"):
-        made = part.astype(dtype, copy=False)
-    flat = part.reshape(len(part), len(labels))
-    require_finite(made.reshape(flat.shape), labels, start, lambda row, col: flat[row, col])
-    return made
+        yield block if about.coding is None else about.pack(chunk | after.split(block))
 
 
 def _recognise(
