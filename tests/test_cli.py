@@ -215,8 +215,10 @@ def test_a_misspelt_outcome_is_suggested(csv, tmp_path):
 
 
 def test_text_columns_are_explained_in_options(csv, tmp_path):
+    csv.write_text(csv.read_text() + "much,A,1\n")
     text = refused("fit", csv, "--outcome", "well", "--out", tmp_path / "run")
-    assert "pass --categorical ward" in text
+    assert "('much' in row 300) among numbers" in text
+    assert "pass --categorical dose" in text
 
 
 def test_missing_values_are_named(csv, tmp_path):
@@ -324,9 +326,8 @@ def refused_prediction(csv, tmp_path):
 
 
 def test_outcomes_that_are_text_are_told(csv, table, tmp_path):
-    table.assign(well=np.where(table["well"], "yes", "no")).to_csv(
-        csv, index=False, encoding="utf-16"
-    )
+    told = table.assign(well=np.where(table["well"], "yes", "no"))
+    told.to_csv(csv, index=False, encoding="utf-16")
     short = [*SHORT, "--encoding", "utf-16"]
     said = run("fit", csv, "well ~ dose + ward", "--out", tmp_path / "run", *short)
     assert "well: 0 is no, 1 is yes" in said.stdout
