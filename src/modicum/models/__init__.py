@@ -2,6 +2,7 @@
 
 from modicum.models.base import BaseModel, Batch, Model, Params
 from modicum.models.families import Gaussian, Logistic, Poisson, Softmax, StudentT
+from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.networks import CNN, MLP
 from modicum.models.neural import Network
@@ -14,6 +15,7 @@ __all__ = [
     "BaseModel",
     "Batch",
     "Gaussian",
+    "IntegratedEffects",
     "LinearPredictorModel",
     "Logistic",
     "Model",

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.ledger import Kind, Ledger
-from modicum.models import LinearPredictorModel, Target
+from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.passes.blocks import sum_in_blocks
 from modicum.passes.engine import Engine
+from modicum.passes.groups import group_hessian_sum
 from modicum.passes.linear import linear_hessian_sum
 from modicum.rows import Rows
 from modicum.runtime import jit
@@ -74,8 +75,11 @@ class Sums:
 
     def hessian(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray, np.ndarray]:
         """Log-likelihood, gradient and Hessian at `t` (C, A and B)."""
-        linear = isinstance(self.target.model, LinearPredictorModel)
-        chunk_sum = linear_hessian_sum if linear else _hessian_sum
+        model, chunk_sum = self.target.model, _hessian_sum
+        if isinstance(model, LinearPredictorModel):
+            chunk_sum = linear_hessian_sum
+        elif isinstance(model, IntegratedEffects):
+            chunk_sum = group_hessian_sum
         value, gradient, hessian = self._sweep(chunk_sum, t, purpose, "hessian")
         return float(value), gradient, (hessian + hessian.T) / 2
 

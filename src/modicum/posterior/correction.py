@@ -11,7 +11,7 @@ from modicum.errors import ModicumWarning, SettingError, warn, whole_number
 from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.models.base import BaseModel
-from modicum.passes import LocalEngine, Sums
+from modicum.passes import LocalEngine, Sums, units_of
 from modicum.posterior.alignment import FitRows, require_rows_of_fit
 from modicum.posterior.draws import Draws, require_finite
 from modicum.posterior.weighted import kish_share, weighted_mean, weighted_variance
@@ -131,7 +131,8 @@ def _exact_log_posterior(
     chains, number = next(iter(draws.values())).shape[:2]
     flat = {k: v.reshape(chains * number, *v.shape[2:]) for k, v in draws.items()}
     target, points = flat_points(fit, rows, flat)
-    sums = Sums(target, rows, LocalEngine(progressbar=progressbar), ledger)
+    engine = LocalEngine(progressbar=progressbar)
+    sums = Sums(target, units_of(target, rows, engine, ledger), engine, ledger)
     total = sums.values(points, "correction") + target.log_priors(points)
     return np.asarray(total.reshape(chains, number))
 
