@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from modicum import datasets, diagnostics, methods, models, rows
+from modicum import datasets, diagnostics, methods, models, priors, rows
 from modicum.errors import (
     ConvergenceError,
     DataError,
@@ -73,6 +73,7 @@ __all__ = [
     "diagnostics",
     "methods",
     "models",
+    "priors",
     "rows",
     "sample",
 ]

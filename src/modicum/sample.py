@@ -35,6 +35,7 @@ from modicum.posterior.labels import scalar_names, tidy_labels
 from modicum.progress import Progressbar, phase
 from modicum.random import chain_keys, fresh_seed
 from modicum.rows import Rows
+from modicum.rows.groups import GroupedRows
 from modicum.run import (
     BLOCK,
     Chains,
@@ -139,7 +140,7 @@ def sample(
     started = time.monotonic()
     seed = _seed(random_seed, checkpoint)
     units = model.units(rows)
-    ledger = Ledger(rows=len(units))
+    ledger = Ledger(rows=len(units), unit="group" if isinstance(units, GroupedRows) else "row")
     target, start = Target.of(model, units, ledger)
     where = _starts(target, units, starts)
     folder = None

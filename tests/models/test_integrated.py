@@ -105,7 +105,7 @@ def test_residuals_of_chains_and_passes_agree(family, effects, error):
     cv = GroupTaylor.fitting(target, 2, "float64")
     from modicum.estimators import proxy as make_proxy
 
-    proxy = make_proxy(anchor, target, 2, (np.zeros(len(t)), np.zeros((len(t), len(t)))))
+    proxy = make_proxy(anchor, target, 2)
     ids = np.array([3, 0, 7, 7])
     chance = {"probability": np.array([0.1, 0.2, 0.3, 0.4])}
     everything = groups.slice(0, GROUPS) | {"probability": np.ones(GROUPS)}
@@ -180,24 +180,6 @@ def fitted():
     return post, rows, model, effect
 
 
-def explicit(rows):
-    """The same posterior with every effect held explicitly (not centred), by NUTS on all rows."""
-    J = int(rows.slice(0, len(rows))["g"].max()) + 1
-
-    def log_prior(th):
-        tau = jnp.exp(th["log_sd"])
-        normal = jnp.sum(th["v"] ** 2) + (th["beta"] ** 2 + th["intercept"] ** 2) / 4
-        return -0.5 * normal - 0.5 * tau**2 + th["log_sd"]
-
-    def log_likelihood(th, batch):
-        effect = jnp.exp(th["log_sd"]) * th["v"][batch["g"].astype(int)]
-        eta = batch["x"][:, 0] * th["beta"] + th["intercept"] + effect
-        return batch["y"] * eta - jnp.logaddexp(0.0, eta)
-
-    init = {"beta": 0.0, "intercept": 0.0, "log_sd": -1.0, "v": np.zeros(J)}
-    return mo.Model(log_prior, log_likelihood, init)
-
-
 def test_posterior_of_all_rows(fitted):
     """HMC-ECS on groups against NUTS on all groups, by means and sds."""
     post, rows, model, _ = fitted
@@ -210,7 +192,7 @@ def test_posterior_of_all_rows(fitted):
     assert np.all(np.abs(a["mean"] - b["mean"]) < 4 * error)
     assert np.all(np.abs(np.log(a["sd"] / b["sd"])) < 0.2)
     corrected = post.correct(rows, progressbar=False)
-    assert corrected.correction["pareto_k"] < 0.7
+    assert corrected.tuning["correction"]["pareto_k"] < 0.7
 
 
 def test_refusals():

@@ -30,6 +30,7 @@ from modicum.models.integrated import FlatGroups, Nodes, PaddedGroup
 from modicum.passes import Anchor
 from modicum.passes.groups import curvature_sum
 from modicum.rows.groups import GroupedRows
+from modicum.runtime import jit
 
 __all__ = ["FlatCache", "GroupTaylor", "PaddedCache", "expansion_coordinates", "group_proxy"]
 
@@ -102,7 +103,7 @@ class GroupTaylor:
     def cache(self, batch: Batch, proxy: Proxy) -> FlatCache | PaddedCache:
         """Place the nodes and form the predictors at the anchor."""
         model = self.model
-        own = {*GroupedRows.RESERVED[:-1], "probability", model.group}
+        own = {*GroupedRows.RESERVED[:-1], "probability"}
         rows = {name: jnp.asarray(f) for name, f in batch.items() if name not in own}
         if "weight" in rows:
             rows["row_weight"] = rows.pop("weight")
@@ -345,11 +346,13 @@ def in_expansion_coordinates(
     return A, B
 
 
+_converted = jit(static=0)(in_expansion_coordinates)
+
+
 def group_proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
     """The anchor's sums in phi."""
     point = jnp.asarray(anchor.point)
-    sums = jnp.asarray(anchor.A), jnp.asarray(anchor.B)
-    A, B = in_expansion_coordinates(target, point, *sums)
+    A, B = _converted(target.likelihood, point, jnp.asarray(anchor.A), jnp.asarray(anchor.B))
     return Proxy(
         point,
         jnp.asarray(anchor.factor),

@@ -28,7 +28,7 @@ from modicum.models.base import BaseModel, Batch, Labels, Params
 from modicum.models.covariance import Covariance
 from modicum.models.families import Softmax
 from modicum.models.linear import LinearPredictorModel
-from modicum.models.priors import is_positive, moments
+from modicum.models.priors import OWN, is_positive, moments
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows, GroupIndex
 
@@ -219,22 +219,22 @@ class IntegratedEffects(BaseModel):
 
     def effect_columns(self, rows: Batch) -> jax.Array:
         """z of each row, (rows, effects): one for the intercept, then the columns that vary."""
-        x = jnp.asarray(rows["x"])
-        columns = [jnp.ones(x.shape[0], jnp.float64)] if self.intercept else []
-        assert self.columns is not None, "resolved(rows) says which columns vary"
-        return jnp.stack([*columns, *(x[:, j].astype(jnp.float64) for j in self.columns)], axis=1)
+        columns = [jnp.ones(len(rows["y"]), jnp.float64)] if self.intercept else []
+        for j in self.columns or ():
+            columns.append(jnp.asarray(rows["x"])[:, j].astype(jnp.float64))
+        return jnp.stack(columns, axis=1)
 
     def of_row(self, eta: jax.Array, extras: Any, rows: Batch) -> jax.Array:
         """f of each row (and node: trailing axes of eta), times its frequency weight."""
         axes = (slice(None), *[None] * (eta.ndim - 1))
-        y = jnp.asarray(rows["y"], jnp.float64)[axes]
+        y = self.family.outcome(rows).astype(jnp.float64)[axes]
         if self.family.extras:
             shared = [jnp.broadcast_to(value, eta.shape) for value in extras]
-            predictors = jnp.stack([eta, *shared], axis=-1)
+            seen = "()" if len(self.family.outcome_fields) == 1 else "(s)"
             density: Callable[..., jax.Array] = jnp.vectorize(
-                self.family.log_density, signature="(q),()->()"
+                self.family.log_density, signature=f"(q),{seen}->()"
             )
-            f = density(predictors, jnp.broadcast_to(y, eta.shape))
+            f = density(jnp.stack([eta, *shared], axis=-1), y)
         else:
             f = self.family.derivatives(eta, y)[0]
         return f * jnp.asarray(rows["row_weight"])[axes] if "row_weight" in rows else f
@@ -325,18 +325,21 @@ class IntegratedEffects(BaseModel):
         """Return the model with its priors in numbers, and the columns that vary by place."""
         if self.scales is not None:
             return self
-        members = rows.members if isinstance(rows, GroupedRows) else rows
-        columns = tuple(members.columns.index(name) for name in self.slopes)
+        members = _members(rows)
         family = self.family.resolved(members)
+        columns = tuple(_column_of_x(members, name) for name in self.slopes)
         if isinstance(self.group_sd, tuple):
             return replace(self, family=family, columns=columns, scales=self.group_sd)
         of = moments(members)
+        spread = [float(of.x_sd[members.columns.index(name)]) or 1.0 for name in self.slopes]
         unit = 2.5 * self.family.outcome_unit(of)
-        scales = (
-            *([unit] if self.intercept else []),
-            *(unit / (of.x_sd[j] or 1.0) for j in columns),
-        )
+        scales = [*([unit] if self.intercept else []), *(unit / sd for sd in spread)]
         return replace(self, family=family, columns=columns, scales=tuple(map(float, scales)))
+
+    @property
+    def needs_moments(self) -> bool:
+        """Whether a prior is in the units of the data."""
+        return self.scales is None and (self.group_sd is None or self.family.needs_moments)
 
     def without_priors(self) -> IntegratedEffects:
         """Return the likelihood alone."""
@@ -372,9 +375,14 @@ class IntegratedEffects(BaseModel):
 
     def start(self, rows: Rows) -> Params:
         """That of the family, small standard deviations and no correlation."""
-        members = rows.members if isinstance(rows, GroupedRows) else rows
+        members = _members(rows)
         assert self.scales is not None
         theta = dict(self.family.start(members))
+        if OWN in theta:
+            raise SettingError(
+                "a horseshoe prior cannot stand beside effects that are integrated out; hold them "
+                "explicitly, or give the coefficients another prior."
+            )
         theta["group_log_sd"] = np.log(np.asarray(self.scales) / PER_COMMON)
         if self.covariance.pairs:
             theta["group_partial"] = np.zeros(self.covariance.pairs)
@@ -403,7 +411,7 @@ class IntegratedEffects(BaseModel):
 
     def check(self, rows: Rows) -> None:
         """Refuse what the family refuses, and slopes that the groups cannot tell."""
-        members = rows.members if isinstance(rows, GroupedRows) else rows
+        members = _members(rows)
         self.family.check(members)
         for name in self.slopes:
             if name not in members.columns:
@@ -419,6 +427,23 @@ class IntegratedEffects(BaseModel):
     def decide(self, expected: np.ndarray) -> np.ndarray | None:
         """As the family does."""
         return self.family.decide(expected)
+
+
+def _members(rows: Rows) -> Rows:
+    return rows.members if isinstance(rows, GroupedRows) else rows
+
+
+def _column_of_x(rows: Rows, name: str) -> int:
+    """Where in the field x a column is; the columns of codes are not there."""
+    place = rows.columns.index(name)
+    if rows.coding is None:
+        return place
+    if place not in rows.coding.dense:
+        raise SettingError(
+            f"'{name}' is a level of a categorical column, and only numbers can vary by group as "
+            "an effect that is integrated out."
+        )
+    return rows.coding.dense.index(place)
 
 
 def _inverse(S: jax.Array) -> jax.Array:

@@ -106,17 +106,20 @@ class LocalEngine:
 
 
 def chunk_rows(rows: Rows) -> int:
-    """Rows in a chunk: as even as can be, and a function of the rows' number and width alone.
+    """Rows in a chunk: as even as can be, and a function of the rows' number and fields alone.
 
     On a CPU large chunks are made of whole blocks.
     """
     if isinstance(rows, GroupedRows):
         return rows.flat_groups
-    width = sum(int(np.prod(shape)) for shape in rows.fields.values())
+    size = sum(int(np.prod(shape)) * _bytes(rows, name) for name, shape in rows.fields.items())
     # An accelerator wants large pieces; a CPU wants them near its caches.
     on_cpu = jax.default_backend() == "cpu"
     most, room = (65_536, CHUNK_BYTES) if on_cpu else (2**20, 2**29)
-    largest = min(most, max(256, room // (8 * max(1, width))))
+    if on_cpu and rows.coding is not None:
+        # Every chunk adds up its own sums over pairs of levels: they must be worth it.
+        most = max(most // 2, min(4 * most, rows.coding.size**2 // 8))
+    largest = min(most, max(256, room // max(8, size)))
     even = ceil(len(rows) / ceil(len(rows) / largest))
     return BLOCK * ceil(even / BLOCK) if on_cpu and even > BLOCK else even
 
@@ -127,6 +130,12 @@ def chunk_bounds(rows: Rows) -> list[tuple[int, int]]:
         return list(pairwise(map(int, rows.chunk_starts)))
     size, n = chunk_rows(rows), len(rows)
     return [(start, min(start + size, n)) for start in range(0, n, size)]
+
+
+def _bytes(rows: Rows, name: str) -> int:
+    """Bytes of one number of a field where it is used: numbers are widened to float64."""
+    codes = () if rows.coding is None else rows.coding.fields
+    return rows.dtypes[name].itemsize if name in codes else 8
 
 
 def padded_chunk(rows: Rows, index: int, size: int) -> tuple[dict[str, np.ndarray], np.ndarray]:

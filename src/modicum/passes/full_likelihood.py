@@ -19,6 +19,7 @@ from modicum.models import Target
 from modicum.passes.engine import chunk_bounds, chunk_rows, padded_chunk
 from modicum.passes.sums import value_and_slope
 from modicum.rows import Rows
+from modicum.rows.description import DType
 
 __all__ = ["Resident", "Streamed", "hold", "log_likelihood"]
 
@@ -48,32 +49,33 @@ class Streamed:
         }
         shapes = batch, jax.ShapeDtypeStruct(mask.shape, np.bool_)
         raw, present = jax.pure_callback(self._read, shapes, index, vmap_method="sequential")
-        whole = {
-            name: jax.lax.bitcast_convert_type(words, first[name].dtype)
-            for name, words in raw.items()
-        }
-        return whole, present
+        return {name: _from_words(words, first[name].dtype) for name, words in raw.items()}, present
 
     def _read(self, index: Any) -> Any:
         # Only NumPy in here: JAX must not be called from inside its own callback. The numbers
-        # travel as 32-bit words (bytes as they are), since the callback's thread knows no double
-        # precision.
+        # travel as 32-bit words (bytes and codes as they are), since the callback's thread knows
+        # no double precision.
         batch, present = padded_chunk(self.rows, int(index), self.size)
         return {name: _to_words(values) for name, values in batch.items()}, present
 
 
 def _to_words(values: np.ndarray) -> np.ndarray:
-    whole = np.ascontiguousarray(values).view(_word(values.dtype))
-    return whole.reshape(*values.shape, *_words(values.dtype))
+    kind = values.dtype
+    whole = np.ascontiguousarray(values).view(_word(kind))
+    return whole.reshape(*values.shape, *_words(kind))
 
 
-def _word(dtype: np.dtype[Any]) -> Any:
-    return np.uint8 if dtype.itemsize == 1 else np.uint32
+def _from_words(raw: jax.Array, kind: DType) -> jax.Array:
+    return raw if kind.kind == "u" else jax.lax.bitcast_convert_type(raw, kind)
 
 
-def _words(dtype: np.dtype[Any]) -> tuple[int, ...]:
+def _word(kind: DType) -> DType:
+    return kind if kind.kind == "u" else np.dtype(np.uint32)
+
+
+def _words(kind: DType) -> tuple[int, ...]:
     """A number's words as a trailing axis, where it has more than one."""
-    return (2,) if dtype.itemsize == 8 else ()
+    return (2,) if kind.itemsize == 8 else ()
 
 
 def hold(rows: Rows, limit: int | None = None) -> tuple[Resident | Streamed, Any]:

@@ -16,12 +16,12 @@ import numpy as np
 from modicum.models import IntegratedEffects, Target
 from modicum.models.base import Batch
 from modicum.models.integrated import FlatGroups, Nodes, PaddedGroup
-from modicum.runtime import jit
+from modicum.runtime import SCATTERS, jit
 
 __all__ = ["curvature_sum", "group_hessian_sum", "group_places"]
 
 
-@jit(static=0)
+@jit(static=0, options=SCATTERS)
 def group_places(target: Target, t: Any, batch: Any, present: Any) -> jax.Array:
     """Where the quadrature nodes of each group lie at `t`: centre and spread side by side."""
     del present
@@ -31,7 +31,7 @@ def group_places(target: Target, t: Any, batch: Any, present: Any) -> jax.Array:
     return jnp.concatenate([centre, spread.reshape(len(spread), -1)], axis=1)
 
 
-@jit(static=0)
+@jit(static=0, options=SCATTERS)
 def group_hessian_sum(
     target: Target, t: Any, batch: Any, present: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -68,7 +68,7 @@ def curvature_sum(
     first = jax.vmap(jax.grad(of_row), (0, 0, 0, 0))
     second = jax.vmap(jax.hessian(of_row), (0, 0, 0, 0))
     w = jnp.concatenate([eta[:, None], jnp.broadcast_to(t[inner], (len(eta), len(inner)))], axis=1)
-    seen = {k: v for k, v in flat.rows.items() if k in ("y", "row_weight")}
+    seen = {k: flat.rows[k] for k in (*model.family.outcome_fields, "row_weight") if k in flat.rows}
 
     def add(total: Any, node: Any) -> tuple[Any, None]:
         curved, mean, square = total
@@ -112,10 +112,8 @@ def _terms(
 
 def _common_columns(model: IntegratedEffects, rows: Batch) -> jax.Array:
     """The columns of x, and one of ones where there is an intercept."""
-    x = jnp.asarray(rows["x"], jnp.float64)
-    if not model.family.intercept:
-        return x
-    return jnp.concatenate([x, jnp.ones((x.shape[0], 1))], axis=1)
+    matrix = model.family.matrix(rows).in_double()
+    return (matrix.with_ones() if model.family.intercept else matrix).densely()
 
 
 def _places_in_t(target: Target) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from modicum.errors import DataError, SettingError
-from modicum.rows import Rows, RowsSchema
+from modicum.rows import Coding, Rows, RowsSchema
 from modicum.rows.sources import is_table
 
 if TYPE_CHECKING:
@@ -75,6 +75,9 @@ class AlignedRows:
     columns
         For each column of the fit its place in `rows`, -1 for a level that does not occur there;
         None where they are the same.
+    coding
+        What the codes of `rows` mean, where they are to become columns; None where there are none,
+        or the fit has the same.
     dtype
         "uint8" where the fit's rows were bytes and these are not, a floating type where it is the
         other way round, None otherwise.
@@ -84,6 +87,7 @@ class AlignedRows:
     fields: tuple[str, ...]
     columns: np.ndarray | None = None
     dtype: str | None = None
+    coding: Coding | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -92,7 +96,9 @@ class AlignedRows:
         """All rows in order, `size` at a time."""
         start = 0
         for chunk in self.rows.chunks(size):
-            batch = {name: chunk[name] for name in self.fields}
+            batch = {name: chunk[name] for name in self.fields if name in chunk}
+            if self.coding is not None:
+                batch["x"] = self.coding.densely(chunk)
             if self.columns is not None:
                 x = batch["x"]
                 batch["x"] = np.where(self.columns < 0, 0, x[:, np.maximum(self.columns, 0)])
@@ -131,7 +137,7 @@ def aligned(rows: RowsLike, fit: FitRows | None, outcome: bool) -> AlignedRows:
     named = isinstance(rows, Rows)
     if not isinstance(rows, Rows):
         named = isinstance(rows, Mapping) and is_table(rows.get("x"))
-        rows = _rows_of_arrays(rows)
+        rows = _rows_of_arrays(rows, None if fit is None else fit.schema)
     if fit is None:
         return AlignedRows(rows, tuple(rows.fields))
     theirs, ours = rows.schema, fit.schema
@@ -139,16 +145,22 @@ def aligned(rows: RowsLike, fit: FitRows | None, outcome: bool) -> AlignedRows:
     columns = None
     if named and ours.columns and theirs.columns:
         columns = _columns_by_name(theirs, ours)
+    same = theirs.coding == ours.coding and theirs.levels == ours.levels and columns is None
+    coding = None if same else theirs.coding
+    codes = set() if coding is None else set(coding.fields)
+    if not same and ours.coding is not None and theirs.coding is None and columns is None:
+        _check_columns(theirs, ours)
     for name in theirs.fields:
-        if name in ours.fields and not (name == "x" and columns is not None):
+        if name in ours.fields and not (name == "x" and (columns is not None or not same)):
             _check_shape(name, theirs, ours)
-    known = tuple(name for name in theirs.fields if name in {*ours.fields, "y", "weight"})
+    held = {*theirs.fields, "x"} - codes if coding is not None else theirs.fields
+    known = tuple(name for name in held if name in {*ours.fields, "x", "y", "weight"})
     if not known:
         raise DataError(
             f"the rows hold {_listed(list(theirs.fields))}, and those of the fit "
             f"{_listed(list(ours.fields))}: they have no field in common."
         )
-    return AlignedRows(rows, known, columns, _other_dtype(rows.dtype.name, fit.dtype))
+    return AlignedRows(rows, known, columns, _other_dtype(rows.dtype.name, fit.dtype), coding)
 
 
 def require_rows_of_fit(rows: Rows, fit: FitRows | None, number: int | None, purpose: str) -> None:
@@ -180,8 +192,11 @@ def require_rows_of_fit(rows: Rows, fit: FitRows | None, number: int | None, pur
     )
 
 
-def _rows_of_arrays(batch: object) -> Rows:
-    """Check arrays as all rows are checked: lengths, text, missing values."""
+def _rows_of_arrays(batch: object, fit: RowsSchema | None) -> Rows:
+    """Check arrays as all rows are checked: lengths, text, missing values.
+
+    Factors, under "codes" or their own names, have the levels of the fit.
+    """
     if not isinstance(batch, Mapping):
         raise SettingError(
             "rows must be mo.Rows, a table, or a dict of arrays such as {'x': X}, not "
@@ -193,7 +208,10 @@ def _rows_of_arrays(batch: object) -> Rows:
     if not batch or any(isinstance(v, Sized) and len(v) == 0 for v in batch.values()):
         raise SettingError("There are no rows to predict.")
     held_as_bytes = getattr(batch.get("x"), "dtype", None) == np.uint8
-    return Rows(**batch, dtype="uint8" if held_as_bytes else None)
+    kind = "uint8" if held_as_bytes else None
+    if fit is None or fit.coding is None:
+        return Rows(**batch, dtype=kind)
+    return Rows.with_levels(batch, fit, kind)
 
 
 def _other_dtype(theirs: str, ours: str) -> str | None:
@@ -210,6 +228,17 @@ def _check_offset(theirs: RowsSchema, ours: RowsSchema) -> None:
     if "offset" in theirs.fields and "offset" not in ours.fields:
         raise DataError(
             "these rows have an offset and those of the fit had none; leave the field 'offset' out."
+        )
+
+
+def _check_columns(theirs: RowsSchema, ours: RowsSchema) -> None:
+    """Columns without names stand for those of a fit to codes if there are as many."""
+    x = theirs.fields.get("x")
+    if x is not None and x != (len(ours.columns),):
+        raise DataError(
+            f"x has {_count(x[0], 'column') if x else 'no columns'}, but the fit had "
+            f"{len(ours.columns)} ({_listed(ours.columns)}), some of them for levels of factors; "
+            "give the factors, as codes={...}, or all columns."
         )
 
 

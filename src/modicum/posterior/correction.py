@@ -71,7 +71,8 @@ def correct(source: Draws, fit: Fit, rows: Rows, draws: int, progressbar: bool) 
     They are draws that `require_correctable` accepts.
     """
     whole_number("draws", draws)
-    require_rows_of_fit(rows, fit.rows, source.ledger.rows, "a correction")
+    number = source.ledger.rows if source.ledger.unit == "row" else None
+    require_rows_of_fit(rows, fit.rows, number, "a correction")
     every = max(1, -(-source.chains * source.num_draws // draws))
     kept = {name: x[:, ::every] for name, x in source.draws.items()}
     stats = {name: x[:, ::every] for name, x in source.stats.items()}

@@ -136,7 +136,7 @@ def _text(part: str, name: object) -> str:
     return name
 
 
-def _distinct(array: pa.Array, name: str, start: int) -> tuple[list[Level], Array]:
+def distinct(array: pa.Array, name: str, start: int = 0) -> tuple[list[Level], Array]:
     """Distinct values and, for each row, which of them it holds."""
     import pyarrow as pa
 
@@ -170,7 +170,7 @@ def collect_levels(
     start = 0
     for batch in batches:
         for name, levels in occurring.items():
-            values, codes = _distinct(batch.column(name), name, start)
+            values, codes = distinct(batch.column(name), name, start)
             levels.update(dict.fromkeys(values[code] for code in np.unique(codes)))
             if len(levels) > MOST_LEVELS:
                 raise DataError(
@@ -178,10 +178,13 @@ def collect_levels(
                     f"{start + batch.num_rows - 1}: group them, or leave the column out."
                 )
         start += batch.num_rows
-    return {name: _ordered(name, levels, references[name]) for name, levels in occurring.items()}
+    return {name: ordered(name, levels, references[name]) for name, levels in occurring.items()}
 
 
-def _ordered(name: str, occurring: Iterable[Level], reference: Level | None) -> tuple[Level, ...]:
+def ordered(
+    name: str, occurring: Iterable[Level], reference: Level | None = None
+) -> tuple[Level, ...]:
+    """Levels in order, the reference first; one level alone is refused."""
     levels = _sorted(name, occurring)
     if len(levels) < 2:
         raise DataError(
@@ -225,7 +228,7 @@ def write_treatment(
     array: pa.Array, name: str, levels: tuple[Level, ...], out: Array, start: int
 ) -> None:
     """Write the treatment coding of `array` into `out` (rows, levels - 1)."""
-    values, codes = _distinct(array, name, start)
+    values, codes = distinct(array, name, start)
     place = {level: i for i, level in enumerate(levels)}
     places = np.array([place.get(value, -1) for value in values] or [-1])[codes]
     if len(places) and places.min() < 0:
@@ -442,7 +445,7 @@ def _levels_like(source: Source, name: str, known: Sequence[str]) -> tuple[Level
     as_written: dict[str, Level] = {}
     start = 0
     for batch in source.batches([name]):
-        values, codes = _distinct(batch.column(name), name, start)
+        values, codes = distinct(batch.column(name), name, start)
         for code in np.unique(codes):
             if str(values[code]) not in known:
                 raise DataError(

@@ -238,7 +238,6 @@ class GroupedRows(Rows):
         which = np.r_[which, np.full(missing, groups)].astype(np.int32)
         positions = np.r_[positions, np.full(missing, positions[0])]
         batch = self.members.take(self.index.row_ids(positions))
-        batch.pop(self.index.field)
         if "weight" in batch:
             batch["row_weight"] = batch.pop("weight")
         spare = np.zeros(groups - len(ids), np.intp)  # copies of the first group

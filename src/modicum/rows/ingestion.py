@@ -122,7 +122,7 @@ def _write(
 ) -> None:
     about = rows.description
     per_shard = shard_rows or max(1, SHARD_BYTES // about.row_bytes)
-    writer = ShardWriter(staging, about.width, about.dtype, per_shard)
+    writer = ShardWriter(staging, about, per_shard)
     fingerprint = RunningFingerprint(about)
     try:
         with phase(f"ingest {store.name}", rows.total, progressbar, "rows") as reading:
@@ -149,7 +149,8 @@ def _packed(
                 "the source already has fields: leave them out."
             )
         if isinstance(source, Mapping):
-            fields = FieldSet(source, None, dtype)
+            arrays = {name: value for name, value in source.items() if name != "codes"}
+            fields = FieldSet(arrays, None, dtype, source.get("codes"))
             return PackedBlocks(fields.description, fields.blocks(), fields.description.n)
         kind = source.dtype if dtype is None else as_dtype(dtype, [])
         about = replace(source._description, dtype=kind)
@@ -160,16 +161,19 @@ def _packed(
 
 def _repacked(rows: Rows, about: Description) -> Iterator[Array]:
     """Packed blocks of rows that were checked before, in a type that may be narrower."""
-    before, start = rows._description, 0
+    numbers = tuple(f for f in about.fields if f.dtype is None)
+    labels = [label for f in numbers for label in about.labels(f)]
+    after = replace(about, fields=numbers, coding=None)
+    before, start = replace(after, dtype=rows.dtype), 0
     for chunk in rows.chunks(block_rows(about.width)):
         original = before.pack(chunk)
         if about.dtype.kind == "u":
-            require_exact(original, about.dtype, lambda at: about.labels[at % about.width], start)
+            require_exact(original, about.dtype, lambda at: labels[at % len(labels)], start)
         with np.errstate(over="ignore"):
             block = original.astype(about.dtype, copy=False)
-        require_finite(block, about.labels, start, lambda row, col, o=original: o[row, col])  # type: ignore[misc]
+        require_finite(block, labels, start, lambda row, col, o=original: o[row, col])  # type: ignore[misc]
         start += len(block)
-        yield block
+        yield block if about.coding is None else about.pack(chunk | after.split(block))
 
 
 def _recognise(

@@ -6,6 +6,7 @@ import math
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -13,9 +14,10 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError, whole_number
 from modicum.rows.checks import RowIndexError, block_rows
+from modicum.rows.coding import Coding
 from modicum.rows.description import Array, Description, DType, Level, RowsSchema
 from modicum.rows.encoding import ColumnChoice, read_table, read_table_like
-from modicum.rows.fields import FieldSet, fill
+from modicum.rows.fields import FieldSet, MemoryBackend, fill
 from modicum.rows.fingerprint import fingerprint
 
 
@@ -51,10 +53,16 @@ class Rows:
         vector (n, 1) is taken as (n,); any other shape is refused.
     columns : sequence of str, optional
         Names of the columns of `x`; by default those of the data frame, else x0, x1, ...
+    codes : mapping of str to array or series, or data frame, optional
+        Categorical predictors by name: the level of each row, as text, whole numbers or a
+        categorical series. They are held as integer codes, of the smallest type that fits, and
+        enter a regression as treatment contrasts after the columns of `x`: one coefficient for
+        each level but the first, which is the reference. Levels are sorted, or in the order of
+        the categories; only those that occur count.
     dtype : float32, float64, uint8 or None
-        Type of all fields. None: float32 if there are floating fields and all of them are float32
-        or narrower, else float64. Numbers that the type cannot hold exactly are refused where they
-        are integers or the type is. Bytes (uint8) are for images, which networks
+        Type of all fields but codes. None: float32 if there are floating fields and all of them are
+        float32 or narrower, else float64. Numbers that the type cannot hold exactly are refused
+        where they are integers or the type is. Bytes (uint8) are for images, which networks
         (`mo.models.MLP`, `mo.models.CNN`) read as they are.
     **fields : array of shape (n, ...)
         Further fields, of any trailing shape. Fields that are None are dropped.
@@ -70,6 +78,14 @@ class Rows:
            [0., 1.]])
     >>> [len(chunk["y"]) for chunk in rows.chunks(2)]
     [2, 1]
+
+    Factors stay codes:
+
+    >>> rows = Rows(y=[0, 1, 1], codes={"carrier": ["UA", "AA", "DL"]})
+    >>> rows
+    Rows(3 rows: y, carrier 3 levels; float64, 27 bytes in memory)
+    >>> rows.columns, rows.take([0, 1])["carrier"]
+    (('carrier[DL]', 'carrier[UA]'), array([2, 0], dtype=uint8))
     """
 
     def __init__(
@@ -82,10 +98,11 @@ class Rows:
         *,
         columns: object = None,
         dtype: object = None,
+        codes: object = None,
         **fields: object,
     ) -> None:
         known = {"x": x, "y": y, "offset": offset, "weight": weight}
-        field_set = FieldSet({**known, **fields}, columns, dtype)
+        field_set = FieldSet({**known, **fields}, columns, dtype, codes)
         self._description: Description = field_set.description
         self._backend: Backend = field_set.in_memory()
         self._fingerprint: str | None = None
@@ -167,6 +184,33 @@ class Rows:
         return cls._at(description, fill(description, blocks))
 
     @classmethod
+    def with_levels(cls, fields: Mapping[str, object], schema: RowsSchema, dtype: object) -> Rows:
+        """Make rows of arrays by name, with the columns and levels of other rows.
+
+        Factors are given under "codes", or by their own names.
+
+        Examples
+        --------
+        >>> rows = Rows(y=[0, 1, 1], codes={"carrier": ["UA", "AA", "DL"]})
+        >>> new = Rows.with_levels({"codes": {"carrier": ["UA"]}}, rows.schema, "float64")
+        >>> new.take([0])["carrier"]
+        array([2], dtype=uint8)
+        """
+        given = dict(fields)
+        coded = given.pop("codes", None)
+        coding = schema.coding
+        assert coding is not None, "other rows without codes have no levels to go by"
+        factors = dict(coded) if isinstance(coded, Mapping) else coded
+        if factors is None:
+            factors = {name: given.pop(name) for name in coding.fields if name in given}
+        levels: dict[str, tuple[Level, ...]] = {k: tuple(v) for k, v in schema.levels.items()}
+        if not factors:
+            return cls(**given, dtype=dtype)
+        columns = given.pop("columns", None)
+        field_set = FieldSet(given, columns, dtype, factors, levels)
+        return cls._at(field_set.description, field_set.in_memory())
+
+    @classmethod
     def open(cls, store: str | Path, verify: bool = False) -> Rows:
         """Open a store that `ingest` made, without reading it into memory.
 
@@ -192,17 +236,18 @@ class Rows:
         return cls._at(backend.description, backend, backend.fingerprint)
 
     def subset(self, row_ids: Array) -> Rows:
-        """Return the rows at `row_ids` as rows in memory, of the same type.
+        """Return the rows at `row_ids` as rows in memory, of the same types, columns and levels.
 
         What is no number in a store, damaged after its ingest, is named by its place in the store.
         """
-        try:
-            return Rows(**self.take(row_ids), dtype=self.dtype)
-        except DataError:
+        arrays = {name: np.ascontiguousarray(part) for name, part in self.take(row_ids).items()}
+        numbers = [part for part in arrays.values() if part.dtype.kind == "f"]
+        if not all(np.isfinite(part).all() for part in numbers):
             damage = first_not_finite(self)
-            if damage is None:
-                raise
-            raise damage.error() from None
+            if damage is not None:
+                raise damage.error()
+        about = replace(self._description, n=len(next(iter(arrays.values()))))
+        return Rows._at(about, MemoryBackend(about, arrays))
 
     def take(self, row_ids: object) -> dict[str, Array]:
         """Return the rows at `row_ids`, an integer array of any shape S.
@@ -275,12 +320,25 @@ class Rows:
 
     @property
     def dtype(self) -> DType:
-        """The type of all fields."""
+        """The type of all fields but codes."""
         return self._description.dtype
 
     @property
+    def dtypes(self) -> dict[str, DType]:
+        """The type of each field: `dtype`, or a small integer for codes."""
+        return dict(self._description.dtypes)
+
+    @property
+    def coding(self) -> Coding | None:
+        """Which columns the codes of a row stand for; None for rows of numbers only."""
+        return self._description.coding
+
+    @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns of ``x``; empty if there is no two-dimensional ``x``."""
+        """Names of the columns of ``x``, then of the levels of factors that are codes.
+
+        Empty where there is neither a two-dimensional ``x`` nor a code.
+        """
         return self._description.columns
 
     @property
@@ -317,7 +375,9 @@ class Rows:
         return self._description.n
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{k} {v}" if v else k for k, v in self.fields.items())
+        levels = {term.field: term.levels for term in self.coding.terms} if self.coding else {}
+        shown = {k: f"{levels[k]} levels" if k in levels else v for k, v in self.fields.items()}
+        parts = ", ".join(f"{k} {v}" if v else k for k, v in shown.items())
         size = _size(self.nbytes)
         return f"Rows({len(self):,} rows: {parts}; {self.dtype.name}, {size} {self._backend.where})"
 
@@ -367,15 +427,21 @@ def first_not_finite(rows: Rows) -> NotFinite | None:
     about = rows._description
     if about.dtype.kind != "f":
         return None
+    numbers = [f for f in about.fields if f.dtype is None]
     start = 0
     for chunk in rows.chunks(block_rows(about.width)):
-        if not all(np.isfinite(part).all() for part in chunk.values()):
-            block = about.pack(chunk)
+        if not all(np.isfinite(chunk[f.name]).all() for f in numbers):
+            block = np.concatenate([_flat(chunk[f.name]) for f in numbers], axis=1)
             row, column = (int(i) for i in np.argwhere(~np.isfinite(block))[0])
+            labels = [label for f in numbers for label in about.labels(f)]
             value = float(block[row, column])
-            return NotFinite(about.labels[column], start + row, value, rows._backend.where)
+            return NotFinite(labels[column], start + row, value, rows._backend.where)
         start += len(next(iter(chunk.values())))
     return None
+
+
+def _flat(part: Array) -> Array:
+    return part.reshape(len(part), -1)
 
 
 def _size(count: int) -> str:

@@ -28,10 +28,9 @@ from modicum.methods.ecs.base import EnergyConserving
 from modicum.methods.ecs.tuning import Pilot, Rehearsal, log_ratios, rehearse, study
 from modicum.methods.groups import of_groups
 from modicum.methods.weights import design_tables, ends_near_the_mode, expected_residuals
-from modicum.models import LinearPredictorModel
 from modicum.passes import Anchor
 from modicum.passes.faults import first_bad_row
-from modicum.passes.mode import prior_hessian, prior_slope
+from modicum.passes.mode import folded_prior, prior_slope
 from modicum.random import Stream, generator, key
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
@@ -78,14 +77,12 @@ class Study:
     def __post_init__(self) -> None:
         task, anchor, order = self.task, self.anchor, self.method.order
         self.control_variate = control_variate(task.target, order, self.method.precision)
-        at, slope = prior_slope(task.target, anchor.point)
-        prior = slope, prior_hessian(task.target, anchor.point)
         # Normal priors are part of the proxy's quadratic, which leaves out its constant.
-        self.folded_prior = at if isinstance(task.target.model, LinearPredictorModel) else 0.0
-        self.proxy = proxy(anchor, task.target, order, prior)
+        self.folded_prior = folded_prior(task.target, anchor.point)[0]
+        self.proxy = proxy(anchor, task.target, order)
         # One Newton step from t* is where the posterior is: pilot draws about t* itself would
         # flatter the control variates, whose residuals vanish there.
-        self.centre = anchor.factor.T @ (anchor.A + prior[0])
+        self.centre = anchor.factor.T @ (anchor.A + self._prior_slope())
         rng = generator(task.seed, Stream.PILOT_DRAWS)
         self.draws = self.centre + rng.standard_normal((PILOT_DRAWS, len(self.centre)))
         self.design = DESIGNS[self.method.design]()
@@ -98,6 +95,16 @@ class Study:
         if isinstance(task.rows, GroupedRows):
             self.design, tables = of_groups(self.design, tables, task.rows)
         self.tables = jax.tree.map(jnp.asarray, tables)
+
+    def _prior_slope(self) -> np.ndarray:
+        """Gradient of the log-prior at t*, by the normal that stands for it where it is none."""
+        target, point = self.task.target, self.anchor.point
+        if target.exact_prior is None:
+            return prior_slope(target, point)[1]
+        L = self.anchor.factor
+        exact, numbers = target.exact_prior
+        mean, precision = exact.stand_in(point, L @ L.T, numbers)
+        return np.asarray(folded_prior(target, point)[1] - precision @ (point - mean))
 
     def _facts(self, draws: np.ndarray) -> RowFacts:
         @cache

@@ -15,7 +15,7 @@ import numpy as np
 
 from modicum.kernels.base import ControlVariate, Proxy
 from modicum.models.base import Batch
-from modicum.runtime import FASTEST_COMPILE, jit
+from modicum.runtime import FASTEST_COMPILE, SCATTERS, jit
 
 __all__ = ["Pilot", "study"]
 
@@ -130,7 +130,9 @@ def _evaluate(
 
 
 _values = jit(static=0, options=FASTEST_COMPILE)(_evaluate)
-_values_of_groups = jit(static=0)(_evaluate)  # rows at many nodes: compiling is the lesser part
+_values_of_groups = jit(static=0, options=SCATTERS)(
+    _evaluate
+)  # rows at many nodes: compiling is the lesser part
 
 
 @jit(static=(0, 1), options=FASTEST_COMPILE)
@@ -142,7 +144,7 @@ def _slopes(
     return _largest_slopes(cv, few, weight[:rows], proxy, pilot)
 
 
-@jit(static=0)
+@jit(static=0, options=SCATTERS)
 def _slopes_of_groups(
     cv: ControlVariate[Any], few: Any, proxy: Proxy, pilot: Any, weight: Any
 ) -> jax.Array:
