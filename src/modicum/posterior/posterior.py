@@ -351,7 +351,8 @@ class Posterior(Draws):
         parts = [f"{chains} of {self.num_draws:,} draws", names]
         if self.weights is not None and self.weighted:
             parts.append(f"mean {weight_name(self.weights)} {self.weights.mean():.3g}")
-        parts.append(f"{self.ledger.passes:,.1f} passes over {self.ledger.rows:,} rows")
+        units = f"{self.ledger.rows:,} {self.ledger.unit}s"
+        parts.append(f"{self.ledger.passes:,.1f} passes over {units}")
         if self.warnings:
             parts.append(f"{len(self.warnings)} warning" + "s" * (len(self.warnings) != 1))
         method = f" {self.settings['method']}" if "method" in self.settings else ""
