@@ -29,7 +29,6 @@ from modicum.kernels.base import (
 from modicum.models import Target
 from modicum.models.base import Batch
 from modicum.passes import Anchor, Sums
-from modicum.passes.mode import prior_hessian, prior_slope
 from modicum.runtime import jit
 
 __all__ = [
@@ -79,9 +78,10 @@ class BaseGradientEstimator(ABC):
     def prepare(self, batch: Batch, context: StochasticGradientContext) -> Pytree:
         """Make of a batch (with its `probability`) what does not depend on the state."""
         del context
-        # Bytes stay bytes: by their type networks know that pixels are to be scaled.
+        # Codes stay integers, and bytes stay bytes: by their type networks know that pixels are to
+        # be scaled.
         return {
-            name: field if field.dtype == jnp.uint8 else jnp.asarray(field, self.precision)
+            name: field if field.dtype.kind == "u" else jnp.asarray(field, self.precision)
             for name, field in batch.items()
         }
 
@@ -155,10 +155,9 @@ class Taylor(BaseGradientEstimator):
         """The anchor in the chain's coordinates."""
         assert anchor is not None
         target = _known(self.target)
-        prior = prior_slope(target, anchor.point)[1], prior_hessian(target, anchor.point)
         if anchor.factor.ndim < 2:
             raise SettingError("control variates need the anchor's factor as a matrix.")
-        return proxy(anchor, target, self.order, prior)
+        return proxy(anchor, target, self.order)
 
     def prepare(self, batch: Batch, context: StochasticGradientContext) -> Pytree:
         """Whiten and expand the rows."""

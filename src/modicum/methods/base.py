@@ -61,6 +61,7 @@ class Task:
     seed: int
     checkpoint: Checkpoint | None = None
     starts: Starts | None = None  # where other modes are looked for
+    anchor: Anchor | None = None  # at the mode, where it was found with the task
 
     @property
     def ledger(self) -> Ledger:
@@ -104,6 +105,9 @@ class Task:
 
     @cached_property
     def _anchor(self) -> Anchor:
+        if self.anchor is not None:
+            return self.anchor
+
         def compute() -> Arrays:
             where = (self.sums, self.start, self.names, self.seed)
             return anchor_at_mode(*where, within=NEAR, starts=self.starts).to_arrays()

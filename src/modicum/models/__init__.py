@@ -1,7 +1,27 @@
 """What is believed about a row: linear-predictor families, networks, models of one's own."""
 
 from modicum.models.base import BaseModel, Batch, Model, Params
-from modicum.models.families import Gaussian, Logistic, Poisson, Softmax, StudentT
+from modicum.models.families import (
+    AsymmetricLaplace,
+    Beta,
+    Binomial,
+    Cloglog,
+    Exponential,
+    Gamma,
+    Gaussian,
+    HurdlePoisson,
+    InverseGaussian,
+    Logistic,
+    NegativeBinomial,
+    Ordinal,
+    Poisson,
+    Probit,
+    Softmax,
+    StudentT,
+    Weibull,
+    ZeroInflatedPoisson,
+)
+from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.networks import CNN, MLP
 from modicum.models.neural import Network
@@ -11,18 +31,32 @@ __all__ = [
     "CNN",
     "FAMILIES",
     "MLP",
+    "AsymmetricLaplace",
     "BaseModel",
     "Batch",
+    "Beta",
+    "Binomial",
+    "Cloglog",
+    "Exponential",
+    "Gamma",
     "Gaussian",
+    "HurdlePoisson",
+    "IntegratedEffects",
+    "InverseGaussian",
     "LinearPredictorModel",
     "Logistic",
     "Model",
+    "NegativeBinomial",
     "Network",
+    "Ordinal",
     "Params",
     "Poisson",
+    "Probit",
     "Softmax",
     "StudentT",
     "Target",
+    "Weibull",
+    "ZeroInflatedPoisson",
 ]
 
 # One line per family: what the command line calls it.
@@ -32,4 +66,17 @@ FAMILIES: dict[str, type[LinearPredictorModel]] = {
     "poisson": Poisson,
     "student-t": StudentT,
     "softmax": Softmax,
+    "probit": Probit,
+    "cloglog": Cloglog,
+    "binomial": Binomial,
+    "beta": Beta,
+    "negative-binomial": NegativeBinomial,
+    "zero-inflated-poisson": ZeroInflatedPoisson,
+    "hurdle-poisson": HurdlePoisson,
+    "gamma": Gamma,
+    "inverse-gaussian": InverseGaussian,
+    "ordinal": Ordinal,
+    "exponential": Exponential,
+    "weibull": Weibull,
+    "asymmetric-laplace": AsymmetricLaplace,
 }

@@ -114,6 +114,11 @@ class NeuralModel(BaseModel):
 
     def check(self, rows: Rows) -> None:
         """Refuse rows without x and y, with an offset, or with outcomes out of support."""
+        if rows.coding is not None:
+            raise DataError(
+                "networks read columns of numbers and no codes; give them each level as a column "
+                "of zeros and ones, as Rows.from_table(..., categorical=[...]) makes it."
+            )
         self.require(rows, "x", "y")
         if "offset" in rows.fields:
             raise DataError("networks take no offset; leave the field 'offset' out.")

@@ -1,4 +1,4 @@
-"""Outcomes: which ones a model can describe, and how many classes they are."""
+"""Outcomes: which ones a model can describe, and how many classes they are; and codes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ from collections.abc import Callable
 import numpy as np
 
 from modicum.errors import DataError
-from modicum.models.base import BaseModel
+from modicum.models.base import BaseModel, Batch
 from modicum.rows import Rows
 
-__all__ = ["CHUNK", "check_outcomes", "class_fault", "count_classes", "largest_class"]
+__all__ = [
+    "CHUNK",
+    "check_codes",
+    "check_outcomes",
+    "class_fault",
+    "count_classes",
+    "largest_class",
+]
 
 Fault = Callable[[np.ndarray], tuple[np.ndarray, str]]
+OtherFields = Callable[[Batch, int], None]  # a chunk, and the number of its first row
 CHUNK = 262_144
 MANY, FEW = 100, 5  # more classes than that, with fewer rows for each than that, are no classes
 
@@ -56,8 +64,10 @@ def count_classes(rows: Rows) -> int:
     return count
 
 
-def check_outcomes(model: BaseModel, rows: Rows, fault: Fault) -> None:
-    """Refuse outcomes that `fault` marks, naming the first such row."""
+def check_outcomes(
+    model: BaseModel, rows: Rows, fault: Fault, others: OtherFields | None = None
+) -> None:
+    """Refuse outcomes that `fault` marks, naming the first such row; `others` sees all fields."""
     start = 0
     for chunk in rows.chunks(CHUNK):
         y = np.asarray(chunk["y"])
@@ -68,4 +78,23 @@ def check_outcomes(model: BaseModel, rows: Rows, fault: Fault) -> None:
                 f"the outcome '{rows.outcome or 'y'}' is {y[first]:g} in row {start + first}, "
                 f"but {type(model).__name__} needs {support}."
             )
+        if others is not None:
+            others(chunk, start)
         start += len(y)
+
+
+def check_codes(rows: Rows) -> None:
+    """Refuse codes that stand for no level: those of a store that was damaged."""
+    if rows.coding is None:
+        return
+    start = 0
+    for chunk in rows.chunks(CHUNK):
+        fault = rows.coding.fault(chunk)
+        if fault is not None:
+            name, row = fault
+            raise DataError(
+                f"the field {name!r} holds the code {chunk[name][row]} in row {start + row}, which "
+                "stands for no level: the rows were changed after they were made, so make them "
+                "again from their source."
+            )
+        start += len(chunk[rows.coding.fields[0]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from math import ceil
 from typing import Any, TypeAlias
 
@@ -14,6 +14,7 @@ from modicum.errors import DataError, ModicumError, SettingError
 from modicum.models import families, networks
 from modicum.models.base import BaseModel, Batch
 from modicum.models.linear import LinearPredictorModel
+from modicum.models.matrix import CodedMatrix
 from modicum.models.tracing import digest_of
 from modicum.runtime import in_double_precision, jit
 
@@ -76,8 +77,17 @@ class ModelPredictor:
         """Describe a model of Modicum's by name and settings; one's own is not saved."""
         if type(self.model) not in SAVED.values():
             return None
-        settings = asdict(self.model)  # type: ignore[call-overload]
+        settings = {f.name: _plain(getattr(self.model, f.name)) for f in fields(self.model)}  # type: ignore[arg-type]
         return {"family": type(self.model).__name__, "settings": settings}
+
+
+def _plain(value: Any) -> Any:
+    """A setting as plain JSON values; what knows how to write itself does."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, tuple):
+        return [_plain(entry) for entry in value]
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def rebuild(description: Mapping[str, Any]) -> ModelPredictor | None:
@@ -112,6 +122,8 @@ def _check_width(draws: Draws, fields: Batch, model: BaseModel) -> None:
     """Refuse a number of columns that is not that of the coefficients."""
     if isinstance(model, LinearPredictorModel) and "x" in fields and "beta" in draws:
         needed, shape = draws["beta"].shape[-1], fields["x"].shape
+        if isinstance(model.matrix(fields), CodedMatrix):
+            return
         if len(shape) != 2 or shape[1] != needed:
             columns = "1 column" if needed == 1 else f"{needed} columns"
             raise DataError(

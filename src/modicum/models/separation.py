@@ -12,7 +12,7 @@ tell apart, to which rows are added until none of the data set is on the wrong s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,10 @@ import numpy as np
 from modicum.errors import ModicumWarning
 from modicum.rows import Rows
 
-__all__ = ["Separation", "find_separation"]
+__all__ = ["Separation", "find_ordinal_separation", "find_separation"]
 
 TOGETHER = 65_536
+MOST_NUMBERS = 2**23  # of columns that are formed of codes
 HARDEST = 500  # rows that a linear programme begins with, and that are added to it at a time
 ROUNDS = 12
 WIDEST = 500  # coefficients up to which linear programmes are tried
@@ -87,11 +88,21 @@ class _Sides:
 
     def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Columns and class of the rows that count."""
-        for chunk in self.rows.chunks(TOGETHER):
-            x, y = np.asarray(chunk["x"], np.float64), np.asarray(chunk["y"]).astype(int)
+        coding, step = self.rows.coding, TOGETHER
+        if coding is not None:
+            step = max(1, min(TOGETHER, MOST_NUMBERS // max(1, coding.size)))
+        for chunk in self.rows.chunks(step):
             if "weight" in chunk:
-                x, y = x[chunk["weight"] > 0], y[chunk["weight"] > 0]
-            yield x, 1 - y if self.reversed else y
+                chunk = {name: values[chunk["weight"] > 0] for name, values in chunk.items()}
+            columns = chunk["x"] if coding is None else coding.densely(chunk)
+            yield self.of_chunk(np.asarray(columns, np.float64), chunk)
+
+    def of_chunk(
+        self, x: np.ndarray, chunk: Mapping[str, np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Columns and class of the rows of a chunk."""
+        y = np.asarray(chunk["y"]).astype(int)
+        return x, 1 - y if self.reversed else y
 
     def margins(self, direction: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Predictor of each row's class less the largest of the others; `direction` is (q, ...)."""
@@ -104,8 +115,68 @@ class _Sides:
         return own - eta.max(axis=1)
 
 
+@dataclass(frozen=True)
+class _Trials(_Sides):
+    """Successes (class 0) against failures: a row with some of both counts on either side."""
+
+    def of_chunk(
+        self, x: np.ndarray, chunk: Mapping[str, np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        won, lost = chunk["y"] > 0, chunk["y"] < chunk["trials"]
+        classes = np.r_[np.zeros(int(won.sum()), int), np.ones(int(lost.sum()), int)]
+        return np.r_[x[won], x[lost]], classes
+
+
+@dataclass(frozen=True)
+class _Thresholds(_Sides):
+    """Ordered classes: a row of class k lies above threshold k - 1 (class 0) and below k (class 1).
+
+    Thresholds are further columns, one of which is 1. Two at most matter to a row: where no class
+    is empty, rows that are on the right side of these put the thresholds in order.
+    """
+
+    thresholds: int
+
+    def of_chunk(
+        self, x: np.ndarray, chunk: Mapping[str, np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        y = np.asarray(chunk["y"]).astype(int)
+        above, below = y > 0, y < self.thresholds
+        one = np.eye(self.thresholds)
+        over = np.c_[x[above], one[y[above] - 1]]
+        under = np.c_[x[below], one[y[below]]]
+        return np.r_[over, under], np.r_[np.zeros(len(over), int), np.ones(len(under), int)]
+
+
+def find_ordinal_separation(
+    rows: Rows, beta: np.ndarray, cutpoints: np.ndarray
+) -> tuple[Separation | None, int]:
+    """Look for columns that put ordered classes in order; return it and the passes it took.
+
+    `beta` and `cutpoints` are the mode of a cumulative logit model.
+    """
+    sides = _Thresholds(rows, 2, False, False, len(cutpoints))
+    mode = np.r_[beta, -cutpoints][None]
+    if mode.size > WIDEST:
+        return None, 0
+    hardest, seen = _Hardest(sides, mode), np.zeros((2, len(cutpoints)), bool)
+    for x, y in sides.chunks():
+        hardest.add(x, y)
+        for k in (0, 1):
+            seen[k] |= x[y == k, len(beta) :].any(axis=0)
+    if not seen.all():  # an empty class: its threshold is the prior's anyway
+        return None, 1
+    found, passes = _by_programmes(sides, hardest)
+    return found, 1 + passes
+
+
 def find_separation(
-    rows: Rows, beta: np.ndarray, intercept: np.ndarray | None, *, reversed: bool
+    rows: Rows,
+    beta: np.ndarray,
+    intercept: np.ndarray | None,
+    *,
+    reversed: bool,
+    trials: bool = False,
 ) -> tuple[Separation | None, int]:
     """Look for separation near the direction of the mode; return it and the passes it took.
 
@@ -117,8 +188,10 @@ def find_separation(
         The mode: (q, columns) and (q,), of q classes besides the reference.
     reversed
         Whether the outcome 1 is the first class and 0 the reference.
+    trials
+        Whether outcomes are successes among the field `trials`.
     """
-    sides = _Sides(rows, len(beta) + 1, intercept is not None, reversed)
+    sides = (_Trials if trials else _Sides)(rows, len(beta) + 1, intercept is not None, reversed)
     mode = beta if intercept is None else np.c_[beta, intercept]
     ranges = _Ranges(sides.classes, beta.shape[1])
     hardest = _Hardest(sides, mode)

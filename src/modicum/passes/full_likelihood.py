@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import partial
-from math import ceil
 from typing import Any
 
 import jax
@@ -17,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.models import Target
-from modicum.passes.engine import chunk_rows, padded_chunk
+from modicum.passes.engine import chunk_bounds, chunk_rows, padded_chunk
 from modicum.passes.sums import value_and_slope
 from modicum.rows import Rows
+from modicum.rows.description import DType
 
 __all__ = ["Resident", "Streamed", "hold", "log_likelihood"]
 
@@ -42,36 +42,40 @@ class Streamed:
 
     def chunk(self, index: Any) -> Any:
         """Return (batch, present) of chunk `index`."""
+        first, mask = padded_chunk(self.rows, 0, self.size)  # all have its shapes and types
         batch = {
-            name: jax.ShapeDtypeStruct((self.size, *shape, *self._words), self._word)
-            for name, shape in self.rows.fields.items()
+            name: jax.ShapeDtypeStruct((*values.shape, *_words(values.dtype)), _word(values.dtype))
+            for name, values in first.items()
         }
-        shapes = batch, jax.ShapeDtypeStruct((self.size,), np.bool_)
+        shapes = batch, jax.ShapeDtypeStruct(mask.shape, np.bool_)
         raw, present = jax.pure_callback(self._read, shapes, index, vmap_method="sequential")
-        return jax.tree.map(self._from_words, raw), present
+        return {name: _from_words(words, first[name].dtype) for name, words in raw.items()}, present
 
     def _read(self, index: Any) -> Any:
         # Only NumPy in here: JAX must not be called from inside its own callback. The numbers
-        # travel as 32-bit words (bytes as they are), since the callback's thread knows no double
-        # precision.
+        # travel as 32-bit words (bytes and codes as they are), since the callback's thread knows
+        # no double precision.
         batch, present = padded_chunk(self.rows, int(index), self.size)
-        return {name: self._to_words(values) for name, values in batch.items()}, present
+        return {name: _to_words(values) for name, values in batch.items()}, present
 
-    def _to_words(self, values: np.ndarray) -> np.ndarray:
-        whole = np.ascontiguousarray(values).view(self._word)
-        return whole.reshape(*values.shape, *self._words)
 
-    def _from_words(self, raw: jax.Array) -> jax.Array:
-        return jax.lax.bitcast_convert_type(raw, self.rows.dtype)
+def _to_words(values: np.ndarray) -> np.ndarray:
+    kind = values.dtype
+    whole = np.ascontiguousarray(values).view(_word(kind))
+    return whole.reshape(*values.shape, *_words(kind))
 
-    @property
-    def _word(self) -> Any:
-        return np.uint8 if self.rows.dtype.itemsize == 1 else np.uint32
 
-    @property
-    def _words(self) -> tuple[int, ...]:
-        """A number's words as a trailing axis, where it has more than one."""
-        return (2,) if self.rows.dtype.itemsize == 8 else ()
+def _from_words(raw: jax.Array, kind: DType) -> jax.Array:
+    return raw if kind.kind == "u" else jax.lax.bitcast_convert_type(raw, kind)
+
+
+def _word(kind: DType) -> DType:
+    return kind if kind.kind == "u" else np.dtype(np.uint32)
+
+
+def _words(kind: DType) -> tuple[int, ...]:
+    """A number's words as a trailing axis, where it has more than one."""
+    return (2,) if kind.itemsize == 8 else ()
 
 
 def hold(rows: Rows, limit: int | None = None) -> tuple[Resident | Streamed, Any]:
@@ -81,12 +85,11 @@ def hold(rows: Rows, limit: int | None = None) -> tuple[Resident | Streamed, Any
     the memory that is free.
     """
     size = chunk_rows(rows)
-    count = ceil(len(rows) / size)
+    count = len(chunk_bounds(rows))
     if rows.nbytes > (free_memory() // 2 if limit is None else limit):
         return Streamed(rows, size), jnp.arange(count)
-    filled = {
-        name: np.zeros((count, size, *shape), rows.dtype) for name, shape in rows.fields.items()
-    }
+    shapes = padded_chunk(rows, 0, size)[0]
+    filled = {name: np.zeros((count, *part.shape), part.dtype) for name, part in shapes.items()}
     present = np.zeros((count, size), bool)
     for i in range(count):
         batch, present[i] = padded_chunk(rows, i, size)

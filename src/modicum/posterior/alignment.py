@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from modicum.errors import DataError, SettingError
-from modicum.rows import Rows, RowsSchema
+from modicum.rows import Coding, Rows, RowsSchema
+from modicum.rows.formula import FormulaEncoding, NewLevels
+from modicum.rows.reading import encode_table, is_tabular
 from modicum.rows.sources import is_table
 
 if TYPE_CHECKING:
@@ -18,7 +21,15 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-__all__ = ["AlignedRows", "Batch", "FitRows", "RowsLike", "aligned", "require_rows_of_fit"]
+__all__ = [
+    "AlignedRows",
+    "Batch",
+    "FitRows",
+    "RowsLike",
+    "aligned",
+    "require_rows_of_fit",
+    "rows_of_fit",
+]
 
 Batch: TypeAlias = dict[str, np.ndarray]
 RowsLike: TypeAlias = "Rows | Mapping[str, ArrayLike] | pd.DataFrame | pl.DataFrame | pa.Table"
@@ -48,6 +59,12 @@ class FitRows:
         """Describe `rows`."""
         return cls(rows.schema, rows.fingerprint(), rows.dtype.name)
 
+    @cached_property
+    def encoding(self) -> FormulaEncoding | None:
+        """How the rows were made of a table by a formula; None where they were not."""
+        origin = self.schema.origin
+        return None if origin is None else FormulaEncoding.from_dict(origin)
+
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for a file."""
         page = {"fingerprint": self.fingerprint, "dtype": self.dtype}
@@ -59,7 +76,9 @@ class FitRows:
         fingerprint, dtype = saved["fingerprint"], saved["dtype"]
         if not isinstance(fingerprint, str) or dtype not in ("float32", "float64", "uint8"):
             raise DataError("the saved description of the rows is damaged.")
-        return cls(RowsSchema.from_dict(saved["schema"]), fingerprint, dtype)
+        made = cls(RowsSchema.from_dict(saved["schema"]), fingerprint, dtype)
+        made.encoding  # noqa: B018 - what a formula may not compute is refused now
+        return made
 
 
 @dataclass(frozen=True)
@@ -75,6 +94,9 @@ class AlignedRows:
     columns
         For each column of the fit its place in `rows`, -1 for a level that does not occur there;
         None where they are the same.
+    coding
+        What the codes of `rows` mean, where they are to become columns; None where there are none,
+        or the fit has the same.
     dtype
         "uint8" where the fit's rows were bytes and these are not, a floating type where it is the
         other way round, None otherwise.
@@ -84,6 +106,7 @@ class AlignedRows:
     fields: tuple[str, ...]
     columns: np.ndarray | None = None
     dtype: str | None = None
+    coding: Coding | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -92,7 +115,9 @@ class AlignedRows:
         """All rows in order, `size` at a time."""
         start = 0
         for chunk in self.rows.chunks(size):
-            batch = {name: chunk[name] for name in self.fields}
+            batch = {name: chunk[name] for name in self.fields if name in chunk}
+            if self.coding is not None:
+                batch["x"] = self.coding.densely(chunk)
             if self.columns is not None:
                 x = batch["x"]
                 batch["x"] = np.where(self.columns < 0, 0, x[:, np.maximum(self.columns, 0)])
@@ -114,14 +139,23 @@ class AlignedRows:
         return part.astype(self.dtype)
 
 
-def aligned(rows: RowsLike, fit: FitRows | None, outcome: bool) -> AlignedRows:
+def aligned(
+    rows: RowsLike, fit: FitRows | None, outcome: bool, newlevels: NewLevels = "refuse"
+) -> AlignedRows:
     """Bring `rows` into the layout of the rows of the fit, or refuse them in a sentence.
 
     Columns with names go by name; arrays without names are taken in the fit's order. A table is
     encoded as the fit's rows were, with its outcome if that is asked for. Where nothing is known
     of the fit's rows (None), rows are taken as they are.
     """
-    if is_table(rows):
+    if fit is not None and fit.encoding is not None and is_tabular(rows):
+        rows = encode_table(fit.encoding, rows, outcome=outcome, newlevels=newlevels)
+    elif newlevels != "refuse":
+        raise SettingError(
+            "newlevels is for tables given to a posterior of mo.fit: these rows are encoded "
+            "already, or the fit had no formula; leave it out."
+        )
+    elif is_table(rows):
         if fit is None:
             raise SettingError(
                 "this posterior does not know the columns of its rows: make rows of the table with "
@@ -131,7 +165,7 @@ def aligned(rows: RowsLike, fit: FitRows | None, outcome: bool) -> AlignedRows:
     named = isinstance(rows, Rows)
     if not isinstance(rows, Rows):
         named = isinstance(rows, Mapping) and is_table(rows.get("x"))
-        rows = _rows_of_arrays(rows)
+        rows = _rows_of_arrays(rows, None if fit is None else fit.schema)
     if fit is None:
         return AlignedRows(rows, tuple(rows.fields))
     theirs, ours = rows.schema, fit.schema
@@ -139,25 +173,42 @@ def aligned(rows: RowsLike, fit: FitRows | None, outcome: bool) -> AlignedRows:
     columns = None
     if named and ours.columns and theirs.columns:
         columns = _columns_by_name(theirs, ours)
+    coded_alike = theirs.coding == ours.coding and (
+        ours.coding is None or theirs.levels == ours.levels
+    )
+    same = coded_alike and columns is None
+    coding = None if same else theirs.coding
+    codes = set() if coding is None else set(coding.fields)
+    if not same and ours.coding is not None and theirs.coding is None and columns is None:
+        _check_columns(theirs, ours)
     for name in theirs.fields:
-        if name in ours.fields and not (name == "x" and columns is not None):
+        if name in ours.fields and not (name == "x" and (columns is not None or not same)):
             _check_shape(name, theirs, ours)
-    known = tuple(name for name in theirs.fields if name in {*ours.fields, "y", "weight"})
+    held = {*theirs.fields, "x"} - codes if coding is not None else theirs.fields
+    known = tuple(name for name in held if name in {*ours.fields, "x", "y", "weight"})
     if not known:
         raise DataError(
             f"the rows hold {_listed(list(theirs.fields))}, and those of the fit "
             f"{_listed(list(ours.fields))}: they have no field in common."
         )
-    return AlignedRows(rows, known, columns, _other_dtype(rows.dtype.name, fit.dtype))
+    return AlignedRows(rows, known, columns, _other_dtype(rows.dtype.name, fit.dtype), coding)
 
 
-def require_rows_of_fit(rows: Rows, fit: FitRows | None, number: int | None, purpose: str) -> None:
-    """Refuse rows other than those of the fit (`number` of them, if known), saying why."""
-    if not isinstance(rows, Rows):
+def rows_of_fit(rows: object, fit: FitRows | None, purpose: str) -> Rows:
+    """Return the rows a posterior was sampled with, made of their table where it is one."""
+    if isinstance(rows, Rows):
+        return rows
+    if fit is None or fit.encoding is None or not is_tabular(rows):
         raise SettingError(
             f"{purpose} needs the rows the posterior was sampled with, as mo.Rows, not "
             f"{type(rows).__name__}."
         )
+    drop = fit.encoding.drops
+    return encode_table(fit.encoding, rows, outcome=True, dtype=fit.dtype, drop=drop)
+
+
+def require_rows_of_fit(rows: Rows, fit: FitRows | None, number: int | None, purpose: str) -> None:
+    """Refuse rows other than those of the fit (`number` of them, if known), saying why."""
     if number is not None and len(rows) != number:
         raise SettingError(
             f"the posterior was sampled with {number:,} rows, but {len(rows):,} were given; "
@@ -180,8 +231,11 @@ def require_rows_of_fit(rows: Rows, fit: FitRows | None, number: int | None, pur
     )
 
 
-def _rows_of_arrays(batch: object) -> Rows:
-    """Check arrays as all rows are checked: lengths, text, missing values."""
+def _rows_of_arrays(batch: object, fit: RowsSchema | None) -> Rows:
+    """Check arrays as all rows are checked: lengths, text, missing values.
+
+    Factors, under "codes" or their own names, have the levels of the fit.
+    """
     if not isinstance(batch, Mapping):
         raise SettingError(
             "rows must be mo.Rows, a table, or a dict of arrays such as {'x': X}, not "
@@ -193,7 +247,10 @@ def _rows_of_arrays(batch: object) -> Rows:
     if not batch or any(isinstance(v, Sized) and len(v) == 0 for v in batch.values()):
         raise SettingError("There are no rows to predict.")
     held_as_bytes = getattr(batch.get("x"), "dtype", None) == np.uint8
-    return Rows(**batch, dtype="uint8" if held_as_bytes else None)
+    kind = "uint8" if held_as_bytes else None
+    if fit is None or fit.coding is None:
+        return Rows(**batch, dtype=kind)
+    return Rows.with_levels(batch, fit, kind)
 
 
 def _other_dtype(theirs: str, ours: str) -> str | None:
@@ -210,6 +267,17 @@ def _check_offset(theirs: RowsSchema, ours: RowsSchema) -> None:
     if "offset" in theirs.fields and "offset" not in ours.fields:
         raise DataError(
             "these rows have an offset and those of the fit had none; leave the field 'offset' out."
+        )
+
+
+def _check_columns(theirs: RowsSchema, ours: RowsSchema) -> None:
+    """Columns without names stand for those of a fit to codes if there are as many."""
+    x = theirs.fields.get("x")
+    if x is not None and x != (len(ours.columns),):
+        raise DataError(
+            f"x has {_count(x[0], 'column') if x else 'no columns'}, but the fit had "
+            f"{len(ours.columns)} ({_listed(ours.columns)}), some of them for levels of factors; "
+            "give the factors, as codes={...}, or all columns."
         )
 
 

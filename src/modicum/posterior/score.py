@@ -98,6 +98,8 @@ class _Total:
         bets = None if expected is None else self.model.decide(expected)
         several = expected is not None and bets is not None and expected.ndim == 3
         self._check_outcomes(y, expected.shape[2] if several else None)  # type: ignore[union-attr]
+        if isinstance(self.model, LinearPredictorModel):
+            self.model.check_fields(piece, self.rows)
         mass = np.asarray(piece.get("weight", np.ones(len(y))), dtype=float)
         density = np.where(mass > 0, density, 0.0)  # a row that counts nothing, not 0 times inf
         self.mass, self.rows = self.mass + mass.sum(), self.rows + len(y)

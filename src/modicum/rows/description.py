@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from modicum.errors import DataError
+from modicum.rows.coding import CODE_TYPES, Coding
+from modicum.rows.entries import mapping, sequence, short, text, text_or_none, whole
 
 Array: TypeAlias = npt.NDArray[Any]
 DType: TypeAlias = np.dtype[Any]
@@ -25,10 +27,14 @@ MOST_AXES = 32
 
 @dataclass(frozen=True)
 class Field:
-    """One named part of a row: `shape` is () for a scalar, (d,) for a vector of d numbers."""
+    """One named part of a row: `shape` is () for a scalar, (d,) for a vector of d numbers.
+
+    `dtype` is the type of codes; None for numbers, which have the type of the rows.
+    """
 
     name: str
     shape: tuple[int, ...] = ()
+    dtype: DType | None = None
 
     @property
     def width(self) -> int:
@@ -43,7 +49,8 @@ class RowsSchema:
     Parameters
     ----------
     columns : tuple of str
-        Names of the columns of ``x``, in order; empty without a two-dimensional ``x``.
+        Names of the columns of ``x``, in order; empty without a two-dimensional ``x``. Where rows
+        hold codes, names of the columns of the model matrix that numbers and codes stand for.
     fields : mapping of str to tuple of int
         Every field's shape per row: () for a scalar, (d,) for ``x``.
     outcome : str or None
@@ -54,6 +61,14 @@ class RowsSchema:
         name: 6 as "6" in ``hour[6]``.
     reference : mapping of str to str
         The reference level of each categorical column, which has no column of its own.
+    coding : Coding or None
+        What the codes of rows mean; None for rows of numbers only.
+    terms : mapping of str to tuple of str
+        The columns of each term of the formula the rows were made by.
+    parts : mapping of str to str
+        The columns of the user's table that became ``offset`` and ``weight``.
+    origin : mapping or None
+        The encoding of the formula the rows were made by, as plain JSON values.
 
     Examples
     --------
@@ -72,16 +87,25 @@ class RowsSchema:
     outcome: str | None = None
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     reference: Mapping[str, str] = field(default_factory=dict)
+    coding: Coding | None = None
+    terms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
+    origin: Mapping[str, object] | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return the schema as plain JSON values."""
-        return {
-            "columns": list(self.columns),
-            "fields": {name: list(shape) for name, shape in self.fields.items()},
-            "outcome": self.outcome,
-            "levels": {name: list(levels) for name, levels in self.levels.items()},
-            "reference": dict(self.reference),
-        }
+        coding = {} if self.coding is None else {"coding": self.coding.to_dict()}
+        return (
+            coding
+            | _origin_entries(self)
+            | {
+                "columns": list(self.columns),
+                "fields": {name: list(shape) for name, shape in self.fields.items()},
+                "outcome": self.outcome,
+                "levels": {name: list(levels) for name, levels in self.levels.items()},
+                "reference": dict(self.reference),
+            }
+        )
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, object]) -> RowsSchema:
@@ -91,7 +115,7 @@ class RowsSchema:
             made = cls(
                 columns=tuple(map(text, sequence(saved["columns"]))),
                 fields={name: _shape(value) for name, value in mapping(saved["fields"]).items()},
-                outcome=_text_or_none(saved["outcome"]),
+                outcome=text_or_none(saved["outcome"]),
                 levels={
                     name: tuple(map(text, sequence(value)))
                     for name, value in mapping(saved["levels"]).items()
@@ -99,6 +123,8 @@ class RowsSchema:
                 reference={
                     name: text(value) for name, value in mapping(saved["reference"]).items()
                 },
+                coding=_coding(saved),
+                **_origin(saved),
             )
             if any(made.reference[name] not in levels for name, levels in made.levels.items()):
                 raise ValueError("a reference is not among the levels")
@@ -113,22 +139,28 @@ class RowsSchema:
 class Description:
     """All there is to say about a data set without its numbers.
 
-    A *packed* row is one record of `width` numbers that holds the fields side by side, in the
-    order of `fields`. The store writes packed rows; `pack` and `split` go between the two forms.
+    A *packed* row holds the fields side by side, in the order of `fields`: `width` numbers of one
+    type, or, where some fields are codes, one record of several types. The store writes packed
+    rows; `pack` and `split` go between the two forms.
 
     Parameters
     ----------
     n : int
         Number of rows.
     dtype : numpy.dtype
-        The one type of every field: floating, or bytes.
+        The one type of every field that is not codes: floating, or bytes.
     fields : tuple of Field
     columns : tuple of str
-        Names of the columns of ``x``; empty without a two-dimensional ``x``.
+        Names of the columns of ``x``; empty without a two-dimensional ``x``. With a `coding`, names
+        of all columns of the model matrix.
     outcome : str or None
         The name ``y`` had in the user's table.
     levels : mapping of str to tuple
         The levels of each categorical column, the reference level first.
+    coding : Coding or None
+        What the codes mean; None for rows of numbers only.
+    terms, parts, origin
+        As in `RowsSchema`.
     """
 
     n: int
@@ -137,6 +169,33 @@ class Description:
     columns: tuple[str, ...] = ()
     outcome: str | None = None
     levels: Mapping[str, tuple[Level, ...]] = field(default_factory=dict)
+    coding: Coding | None = None
+    terms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
+    origin: Mapping[str, object] | None = None
+
+    @cached_property
+    def dtypes(self) -> dict[str, DType]:
+        """The type of each field."""
+        return {f.name: self.dtype if f.dtype is None else f.dtype for f in self.fields}
+
+    @cached_property
+    def packed_type(self) -> DType:
+        """Type of the entries of packed rows: that of the numbers, or of a whole record."""
+        if not self._mixed:
+            return self.dtype
+        # Numbered, since the headers of npy files cannot hold every name.
+        parts = [(f"f{i}", self.dtypes[f.name], f.shape) for i, f in enumerate(self.fields)]
+        return np.dtype(parts)
+
+    @property
+    def packed_shape(self) -> tuple[int, ...]:
+        """Shape of one packed row: () where it is a record."""
+        return () if self._mixed else (self.width,)
+
+    @cached_property
+    def _mixed(self) -> bool:
+        return any(f.dtype is not None for f in self.fields)
 
     @cached_property
     def spans(self) -> dict[str, tuple[int, int]]:
@@ -159,20 +218,48 @@ class Description:
             outcome=self.outcome,
             levels=levels,
             reference={name: values[0] for name, values in levels.items()},
+            coding=self.coding,
+            terms=self.terms,
+            parts=self.parts,
+            origin=self.origin,
         )
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
-        return self.width * self.dtype.itemsize
+        return sum(f.width * self.dtypes[f.name].itemsize for f in self.fields)
 
-    @cached_property
-    def labels(self) -> tuple[str, ...]:
-        """What to call each number of a packed row when something is wrong with it."""
-        return tuple(name for f in self.fields for name in field_labels(f, self.columns))
+    def labels(self, f: Field) -> tuple[str, ...]:
+        """What to call each number of a field: columns of x have names, others are numbered."""
+        if f.name == "x" and self.coding is not None:
+            scales = range(len(self.coding.dense), f.width)
+            dense = (self.columns[place] for place in self.coding.dense)
+            return (*dense, *(f"x[{j}]" for j in scales))
+        return field_labels(f, self.columns)
+
+    def like(self, schema: RowsSchema) -> Description:
+        """Describe these rows, coded by the levels of others, by the others' columns and coding."""
+        held, needed = {f.name for f in self.fields}, schema.coding
+        assert needed is not None
+        absent = [name for name in needed.fields if name not in held]
+        if absent:
+            raise DataError(
+                f"the rows lack the factor {absent[0]!r}, which those of the fit had: give the "
+                "level of each row."
+            )
+        shapes = {f.name: f.shape for f in self.fields}
+        width, theirs = (of.get("x", (0,))[0] for of in (shapes, schema.fields))
+        if width != theirs:
+            raise DataError(
+                f"x has {width} columns besides the factors, but the rows of the fit had {theirs}; "
+                "give the same columns."
+            )
+        return replace(self, columns=schema.columns, coding=needed)
 
     def split(self, block: Array) -> dict[str, Array]:
-        """Fields of packed rows (..., width), as views."""
+        """Fields of packed rows (..., width), or (...) where these are records, as views."""
+        if self._mixed:
+            return {f.name: block[f"f{i}"] for i, f in enumerate(self.fields)}
         lead = block.shape[:-1]
         parts = {}
         for f in self.fields:
@@ -182,26 +269,37 @@ class Description:
         return parts
 
     def pack(self, parts: Mapping[str, Array]) -> Array:
-        """Packed rows (k, width) of the fields of k rows."""
+        """Packed rows of the fields of k rows: (k, width), or (k,) records."""
         k = len(next(iter(parts.values())))
-        block = np.empty((k, self.width), self.dtype)
+        block = np.empty((k, *self.packed_shape), self.packed_type)
+        if self._mixed:
+            for i, f in enumerate(self.fields):
+                block[f"f{i}"] = parts[f.name]
+            return block
         for name, (first, last) in self.spans.items():
             block[:, first:last] = parts[name].reshape(k, last - first)
         return block
 
     def to_json(self) -> dict[str, object]:
         """Return the description as plain JSON values."""
-        return {
-            "rows": self.n,
-            "dtype": self.dtype.name,
-            "fields": [
-                {"name": f.name, "shape": list(f.shape), "span": list(self.spans[f.name])}
-                for f in self.fields
-            ],
-            "columns": list(self.columns),
-            "outcome": self.outcome,
-            "levels": {k: {"reference": v[0], "levels": list(v)} for k, v in self.levels.items()},
-        }
+        return (
+            {
+                "rows": self.n,
+                "dtype": self.dtype.name,
+                "fields": [
+                    {"name": f.name, "shape": list(f.shape), "span": list(self.spans[f.name])}
+                    | ({} if f.dtype is None else {"dtype": f.dtype.name})
+                    for f in self.fields
+                ],
+                "columns": list(self.columns),
+                "outcome": self.outcome,
+                "levels": {
+                    k: {"reference": v[0], "levels": list(v)} for k, v in self.levels.items()
+                },
+            }
+            | ({} if self.coding is None else {"coding": self.coding.to_dict()})
+            | _origin_entries(self)
+        )
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> Description:
@@ -217,55 +315,79 @@ class Description:
         made = cls(
             n=whole(data["rows"], 1),
             dtype=np.dtype(STORED_TYPES[kind]),
-            fields=tuple(Field(text(f["name"]), _shape(f["shape"])) for f in fields),
+            fields=tuple(
+                Field(text(f["name"]), _shape(f["shape"]), _code_type(f.get("dtype")))
+                for f in fields
+            ),
             columns=tuple(map(text, sequence(data["columns"]))),
-            outcome=_text_or_none(data["outcome"]),
+            outcome=text_or_none(data["outcome"]),
             levels={k: _levels(k, v) for k, v in mapping(data.get("levels", {})).items()},
+            coding=_coding(data),
+            **_origin(data),
         )
         if not fields or len(made.spans) != len(fields):
             raise ValueError("the fields have no names of their own")
         if any(tuple(sequence(f["span"])) != made.spans[text(f["name"])] for f in fields):
             raise ValueError("spans disagree with shapes")
-        x = next((f.shape for f in made.fields if f.name == "x"), ())
-        if len(made.columns) != (x[0] if len(x) == 1 else 0):
-            raise ValueError("x has another number of columns than names")
+        made.check_columns()
         return made
 
-
-# What the entries of a JSON object must be. Each returns its argument, or raises a TypeError or
-# ValueError whose words say what was found instead.
-
-
-def text(value: object) -> str:
-    """Return `value`, a text."""
-    if not isinstance(value, str):
-        raise TypeError(f"{_short(value)} is no text")
-    return value
-
-
-def whole(value: object, least: int) -> int:
-    """Return `value`, a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{_short(value)} is no whole number from {least}")
-    return value
-
-
-def sequence(value: object) -> list[object]:
-    """Return `value`, a list."""
-    if not isinstance(value, list):
-        raise TypeError(f"{_short(value)} is no list")
-    return value
+    def check_columns(self) -> None:
+        """Raise a ValueError where names, fields and coding disagree on the columns."""
+        shapes = {f.name: f.shape for f in self.fields}
+        x = shapes.get("x", ())
+        if self.coding is None:
+            if len(self.columns) != (x[0] if len(x) == 1 else 0):
+                raise ValueError("x has another number of columns than names")
+            return
+        held = x[0] if len(x) == 1 else 0
+        used = [len(self.coding.dense)]
+        used += [term.scale + 1 for term in self.coding.terms if term.scale is not None]
+        codes = {f.name for f in self.fields if f.dtype is not None and f.shape == ()}
+        if len(self.columns) != self.coding.size or max(used) > held:
+            raise ValueError("the coding has another number of columns than names")
+        if not codes.issuperset(self.coding.fields):
+            raise ValueError("the coding names codes that are no field")
 
 
-def mapping(value: object) -> dict[str, object]:
-    """Return `value`, a JSON object."""
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise TypeError(f"{_short(value)} is no object")
-    return value
+class _Origin(TypedDict):
+    """What rows know of the table they were made of."""
+
+    terms: Mapping[str, tuple[str, ...]]
+    parts: Mapping[str, str]
+    origin: Mapping[str, object] | None
 
 
-def _text_or_none(value: object) -> str | None:
-    return None if value is None else text(value)
+def _origin_entries(about: RowsSchema | Description) -> dict[str, object]:
+    entries: dict[str, object] = {}
+    if about.terms:
+        entries["terms"] = {name: list(columns) for name, columns in about.terms.items()}
+    if about.parts:
+        entries["parts"] = dict(about.parts)
+    if about.origin is not None:
+        entries["origin"] = dict(about.origin)
+    return entries
+
+
+def _origin(saved: Mapping[str, object]) -> _Origin:
+    terms, origin = mapping(saved.get("terms", {})), saved.get("origin")
+    return {
+        "terms": {name: tuple(map(text, sequence(of))) for name, of in terms.items()},
+        "parts": {part: text(name) for part, name in mapping(saved.get("parts", {})).items()},
+        "origin": None if origin is None else mapping(origin),
+    }
+
+
+def _coding(saved: Mapping[str, object]) -> Coding | None:
+    return Coding.from_dict(saved["coding"]) if saved.get("coding") is not None else None
+
+
+def _code_type(value: object) -> DType | None:
+    if value is None:
+        return None
+    if text(value) not in CODE_TYPES:
+        raise ValueError(f"codes have type {value!r}")
+    return np.dtype(CODE_TYPES[text(value)])
 
 
 def _shape(value: object) -> tuple[int, ...]:
@@ -280,18 +402,11 @@ def _levels(name: str, value: object) -> tuple[Level, ...]:
     levels: list[Level] = []
     for level in sequence(entry["levels"]):
         if not isinstance(level, str | int | float) or level != level:
-            raise TypeError(f"{_short(level)} is no level")
+            raise TypeError(f"{short(level)} is no level")
         levels.append(level)
     if len(levels) < 2 or len(set(levels)) < len(levels) or entry["reference"] != levels[0]:
         raise ValueError(f"the levels of column {name!r} are not those of a coding")
     return tuple(levels)
-
-
-def _short(value: object) -> str:
-    """Show a value of unknown size and depth without walking through it."""
-    simple = value is None or isinstance(value, str | int | float)
-    shown = repr(value) if simple else f"a {type(value).__name__}"
-    return shown if len(shown) <= 40 else shown[:37] + "..."
 
 
 def field_labels(f: Field, columns: tuple[str, ...]) -> tuple[str, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Any, TypeAlias
 
@@ -18,8 +20,18 @@ from modicum.rows.checks import (
     require_exact,
     require_finite,
 )
-from modicum.rows.description import Array, Description, DType, Field, field_labels
-from modicum.rows.encoding import ColumnChoice, Encoder, Roles, floating, resolve
+from modicum.rows.coding import code_type, treatment
+from modicum.rows.description import Array, Description, DType, Field, Level
+from modicum.rows.encoding import (
+    MOST_LEVELS,
+    ColumnChoice,
+    Encoder,
+    Roles,
+    distinct,
+    floating,
+    ordered,
+    resolve,
+)
 from modicum.rows.sources import TableSource, arrow_column, is_series, is_table, library
 
 # Fields of one number per row; an offset may also hold one per class.
@@ -106,20 +118,129 @@ class FrameField:
         return made
 
 
-RawField: TypeAlias = ArrayField | FrameField
+class CodesField:
+    """A factor handed over as its levels: text, whole numbers, or a categorical series.
+
+    Parameters
+    ----------
+    name, value
+        The factor, and the level of each row.
+    levels
+        The levels in order, the reference first; by default those that occur, in the order of the
+        categories where `value` is categorical, else sorted.
+    """
+
+    columns: tuple[str, ...] = ()
+    title: str | None = None
+    shape: tuple[int, ...] = ()
+    floating: Sequence[DType] = ()
+
+    def __init__(self, name: str, value: object, levels: tuple[Level, ...] | None = None) -> None:
+        values, codes, in_order = _level_codes(name, value)
+        self.n = len(codes)
+        occurring = [values[code] for code in np.unique(codes)]
+        if levels is None:
+            levels = tuple(occurring) if in_order else ordered(name, occurring)
+            if len(levels) < 2:
+                ordered(name, occurring)  # which says what is wrong
+        if len(levels) > MOST_LEVELS:
+            raise DataError(
+                f"the factor {name!r} has {len(levels):,} levels, more than {MOST_LEVELS:,}: group "
+                "them, or leave it out."
+            )
+        self.levels = levels
+        self._codes = _renumbered(name, values, codes, levels)
+        self.dtype = self._codes.dtype
+
+    def part(self, start: int, stop: int, dtype: DType, labels: Sequence[str]) -> Array:
+        """Codes of the rows from `start` up to `stop`."""
+        return self._codes[start:stop]
+
+    def whole(self, dtype: DType, labels: Sequence[str]) -> Array:
+        """Codes of all rows."""
+        return self._codes
+
+
+def _level_codes(name: str, value: Any) -> tuple[list[Level], Array, bool]:
+    """Distinct values, which of them each row holds, and whether their order is the user's."""
+    import pyarrow as pa
+
+    if is_table(value) or isinstance(value, str | PathLike | Mapping):
+        raise DataError(f"the factor {name!r} must be one level per row, not a table or a text.")
+    if library(value) == "pandas" and hasattr(value, "categories"):  # a bare Categorical
+        import pandas as pd
+
+        value = pd.Series(value)
+    if is_series(value):
+        array = value if library(value) == "pyarrow" else arrow_column(value, name)
+        column = array.combine_chunks() if hasattr(array, "combine_chunks") else array
+    else:
+        # Of a list that mixes texts and numbers NumPy would make texts.
+        plain = np.asarray(value, dtype=getattr(value, "dtype", object))
+        if plain.ndim == 2 and plain.shape[1] == 1:
+            plain = plain[:, 0]
+        if plain.ndim != 1:
+            raise DataError(f"the factor {name!r} must hold one level per row.")
+        try:
+            column = pa.array(plain)
+        except (pa.ArrowException, TypeError, ValueError):
+            raise DataError(
+                f"the factor {name!r} mixes kinds of values: make all of them texts, or all of "
+                "them whole numbers."
+            ) from None
+    if len(column) == 0:
+        raise DataError(f"the factor {name!r} has no rows: at least one is needed.")
+    categorical = pa.types.is_dictionary(column.type)
+    if isinstance(column, pa.ChunkedArray):  # chunks with dictionaries of their own
+        column = column.cast(column.type.value_type).combine_chunks() if categorical else column
+    values, codes = distinct(column, name)
+    return values, codes, categorical
+
+
+def _renumbered(
+    name: str, values: Sequence[Level], codes: Array, levels: tuple[Level, ...]
+) -> Array:
+    """Codes as places in `levels`, in the smallest type; levels are compared as text, too."""
+    place: dict[object, int] = {str(level): i for i, level in enumerate(levels)}
+    places = np.array([place.get(str(value), -1) for value in values], np.intp)[codes]
+    if places.min() < 0:
+        row = int(np.argmax(places < 0))
+        raise DataError(
+            f"column {name!r} holds {values[codes[row]]!r} in row {row}, which the rows of the fit "
+            "did not; leave such rows out, or fit again with rows that have them."
+        )
+    return places.astype(code_type(len(levels)))
+
+
+RawField: TypeAlias = ArrayField | FrameField | CodesField
 
 
 class FieldSet:
     """All fields of a data set as the user has them: described together, converted on demand."""
 
-    def __init__(self, fields: Mapping[str, object], columns: object, dtype: object) -> None:
+    def __init__(
+        self,
+        fields: Mapping[str, object],
+        columns: object,
+        dtype: object,
+        codes: object = None,
+        levels: Mapping[str, tuple[Level, ...]] | None = None,
+    ) -> None:
         values = {name: value for name, value in fields.items() if value is not None}
-        if not values:
+        factors = _factors(codes, values)
+        if not values and not factors:
             raise SettingError("there are no fields: pass at least one, such as Rows(x=X, y=y).")
-        for name in values:
+        for name in (*values, *factors):
             if not isinstance(name, str):
                 raise SettingError(f"field names must be text, not {name!r}.")
-        self._raw = {name: _field(name, value) for name, value in values.items()}
+        self._raw: dict[str, RawField] = {
+            name: _field(name, value) for name, value in values.items()
+        }
+        coded = {
+            name: CodesField(name, value, (levels or {}).get(name))
+            for name, value in factors.items()
+        }
+        self._raw |= coded
         lengths = {name: raw.n for name, raw in self._raw.items()}
         n = next(iter(lengths.values()))
         for name, length in lengths.items():
@@ -131,14 +252,18 @@ class FieldSet:
                 )
         if n == 0:
             raise DataError(f"field {next(iter(lengths))!r} has no rows: at least one is needed.")
-        made = tuple(Field(name, raw.shape) for name, raw in self._raw.items())
+        made = tuple(
+            Field(name, raw.shape, raw.dtype if isinstance(raw, CodesField) else None)
+            for name, raw in self._raw.items()
+        )
         kind = as_dtype(dtype, [f for raw in self._raw.values() for f in raw.floating])
         names = _column_names(self._raw.get("x"), columns)
         outcome = self._raw["y"].title if "y" in self._raw else None
-        self.description = Description(n, kind, made, names, outcome)
+        about = Description(n, kind, made, names, outcome)
+        self.description = _coded(about, coded) if coded else about
 
     def _labels(self, f: Field) -> tuple[str, ...]:
-        return field_labels(f, self.description.columns)
+        return self.description.labels(f)
 
     def in_memory(self) -> MemoryBackend:
         """Convert and check everything at once."""
@@ -175,7 +300,7 @@ class MemoryBackend:
     where = "in memory"
 
     def __init__(self, description: Description, arrays: dict[str, Array]) -> None:
-        self._description = description
+        self.description = description
         self._arrays = {name: _frozen(array) for name, array in arrays.items()}
 
     def take(self, row_ids: Array) -> dict[str, Array]:
@@ -188,18 +313,56 @@ class MemoryBackend:
 
     def chunks(self, size: int) -> Iterator[dict[str, Array]]:
         """All rows in order, `size` at a time, as views."""
-        for start in range(0, self._description.n, size):
-            yield self.slice(start, min(start + size, self._description.n))
+        for start in range(0, self.description.n, size):
+            yield self.slice(start, min(start + size, self.description.n))
 
     def __reduce__(self) -> tuple[type[MemoryBackend], tuple[Description, dict[str, Array]]]:
         # Through the constructor, so that the copy is read-only too.
-        return MemoryBackend, (self._description, self._arrays)
+        return MemoryBackend, (self.description, self._arrays)
+
+
+def _factors(codes: object, fields: Mapping[str, object]) -> dict[str, object]:
+    """Return the factors by name; refuse what is no mapping of them."""
+    if codes is None:
+        return {}
+    if is_table(codes):
+        codes = {str(name): codes[name] for name in TableSource(codes).names}  # type: ignore[index]
+    if not isinstance(codes, Mapping):
+        raise SettingError(
+            "codes must map the name of each factor to its levels, one per row, such as "
+            f"codes={{'carrier': carrier}}, not {type(codes).__name__}."
+        )
+    for name in codes:
+        if name in fields or name in ("x", *SCALARS):
+            raise SettingError(
+                f"the factor {name!r} has the name of a field: call it something else."
+            )
+    return dict(codes)
+
+
+def _coded(about: Description, factors: Mapping[str, CodesField]) -> Description:
+    """Describe rows whose factors follow the columns of x, each against its first level."""
+    shape = next((f.shape for f in about.fields if f.name == "x"), (0,))
+    if len(shape) != 1:
+        raise DataError("with codes, x must be a matrix: a vector of numbers per row.")
+    levels = {name: factor.levels for name, factor in factors.items()}
+    coding = treatment(shape[0], {name: len(of) for name, of in levels.items()})
+    names = [f"{name}[{level}]" for name, of in levels.items() for level in of[1:]]
+    columns = (*about.columns, *names)
+    clash = [name for name, count in Counter(columns).items() if count > 1]
+    if clash:
+        raise DataError(
+            f"two columns would be named {clash[0]!r}, one of them for a level of a factor: rename "
+            "the other."
+        )
+    return replace(about, columns=columns, levels=levels, coding=coding)
 
 
 def fill(description: Description, blocks: Iterable[Array]) -> MemoryBackend:
     """Put packed blocks, which together hold all rows, in memory."""
     arrays = {
-        f.name: allocate((description.n, *f.shape), description.dtype) for f in description.fields
+        f.name: allocate((description.n, *f.shape), description.dtypes[f.name])
+        for f in description.fields
     }
     start = 0
     for block in blocks:
@@ -235,7 +398,7 @@ def _field(name: str, value: object) -> RawField:
             f"field {name!r} is a path: use Rows.open for a store, modicum.rows.ingest for files."
         )
     framed = is_table(value) or is_series(value)
-    made: RawField = FrameField(name, value) if framed else ArrayField(name, value)
+    made: ArrayField | FrameField = FrameField(name, value) if framed else ArrayField(name, value)
     if name in SCALARS and made.shape == (1,):
         made.squeeze()  # (n, 1) can only mean n numbers here; kept, it would broadcast to (n, n)
     several = name == "offset" and len(made.shape) == 1  # one per class, for softmax

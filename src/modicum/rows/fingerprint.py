@@ -51,7 +51,7 @@ class RunningFingerprint:
         self._hashes, self._filled, self._rows = _field_hashes(description), 0, 0
 
     def update(self, packed: Array) -> None:
-        """Take in the next packed rows (k, width)."""
+        """Take in the next packed rows."""
         while len(packed):
             piece, packed = np.split(packed, [self._step - self._filled])
             _update(self._hashes, self._description.split(piece), self._description)
@@ -82,8 +82,8 @@ def _field_hashes(description: Description) -> dict[str, hashlib._Hash]:
 def _update(
     hashes: Mapping[str, hashlib._Hash], parts: Mapping[str, Array], description: Description
 ) -> None:
-    little = description.dtype.newbyteorder("<")
     for name, part in parts.items():
+        little = description.dtypes[name].newbyteorder("<")
         hashes[name].update(np.ascontiguousarray(part, little).reshape(-1).view(np.uint8).data)
 
 
@@ -93,7 +93,10 @@ def _joined(hashes: Mapping[str, hashlib._Hash]) -> bytes:
 
 def _digest(description: Description, blocks: Iterable[bytes]) -> str:
     shapes = sorted((f.name, f.shape) for f in description.fields)
-    header = json.dumps([description.n, description.dtype.name, shapes])
+    facts: list[object] = [description.n, description.dtype.name, shapes]
+    if description.coding is not None:  # the same codes may mean other columns
+        facts.append(description.coding.to_dict())
+    header = json.dumps(facts)
     digest = hashlib.sha256(header.encode())
     for block in blocks:
         digest.update(block)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -20,7 +20,14 @@ from modicum.rows.encoding import ColumnChoice, read_source
 from modicum.rows.fields import FieldSet
 from modicum.rows.fingerprint import RunningFingerprint
 from modicum.rows.rows import Rows
-from modicum.rows.sources import FileSource, Source, TableSource, is_table
+from modicum.rows.sources import (
+    DatasetSource,
+    FileSource,
+    Source,
+    TableSource,
+    is_dataset,
+    is_table,
+)
 from modicum.rows.staging import staged, writing
 from modicum.rows.store import DESCRIPTION, SHARD_BYTES, ShardWriter, StoreDescription
 
@@ -98,13 +105,11 @@ def ingest(
         raise SettingError(f"the store must be a path, not a {type(store).__name__}.")
     choice = ColumnChoice(outcome, predictors, offset, weight, categorical)
     table = _recognise(source, choice, encoding)
-    folder = Path(os.path.realpath(store))  # what a link points to is written, not the link
     while True:
         try:
-            with staged(folder, overwrite) as staging:
-                blocks = _packed(table, choice, dtype)
-                _write(blocks, staging, folder, shard_rows, progressbar)
-            return Rows.open(store)
+            return write_store(
+                lambda: _packed(table, choice, dtype), store, overwrite, progressbar, shard_rows
+            )
         except TypesWidened:
             continue
 
@@ -117,12 +122,26 @@ class PackedBlocks(NamedTuple):
     total: int | None  # None when only reading to the end would tell
 
 
+def write_store(
+    rows: Callable[[], PackedBlocks],
+    store: str | os.PathLike[str],
+    overwrite: bool,
+    progressbar: Progressbar,
+    shard_rows: int | None = None,
+) -> Rows:
+    """Write the rows that `rows` returns, once it is known that they may be written there."""
+    folder = Path(os.path.realpath(store))  # what a link points to is written, not the link
+    with staged(folder, overwrite) as staging:
+        _write(rows(), staging, folder, shard_rows, progressbar)
+    return Rows.open(store)
+
+
 def _write(
     rows: PackedBlocks, staging: Path, store: Path, shard_rows: int | None, progressbar: Progressbar
 ) -> None:
     about = rows.description
     per_shard = shard_rows or max(1, SHARD_BYTES // about.row_bytes)
-    writer = ShardWriter(staging, about.width, about.dtype, per_shard)
+    writer = ShardWriter(staging, about, per_shard)
     fingerprint = RunningFingerprint(about)
     try:
         with phase(f"ingest {store.name}", rows.total, progressbar, "rows") as reading:
@@ -149,7 +168,8 @@ def _packed(
                 "the source already has fields: leave them out."
             )
         if isinstance(source, Mapping):
-            fields = FieldSet(source, None, dtype)
+            arrays = {name: value for name, value in source.items() if name != "codes"}
+            fields = FieldSet(arrays, None, dtype, source.get("codes"))
             return PackedBlocks(fields.description, fields.blocks(), fields.description.n)
         kind = source.dtype if dtype is None else as_dtype(dtype, [])
         about = replace(source._description, dtype=kind)
@@ -160,16 +180,19 @@ def _packed(
 
 def _repacked(rows: Rows, about: Description) -> Iterator[Array]:
     """Packed blocks of rows that were checked before, in a type that may be narrower."""
-    before, start = rows._description, 0
+    numbers = tuple(f for f in about.fields if f.dtype is None)
+    labels = [label for f in numbers for label in about.labels(f)]
+    after = replace(about, fields=numbers, coding=None)
+    before, start = replace(after, dtype=rows.dtype), 0
     for chunk in rows.chunks(block_rows(about.width)):
         original = before.pack(chunk)
         if about.dtype.kind == "u":
-            require_exact(original, about.dtype, lambda at: about.labels[at % about.width], start)
+            require_exact(original, about.dtype, lambda at: labels[at % len(labels)], start)
         with np.errstate(over="ignore"):
             block = original.astype(about.dtype, copy=False)
-        require_finite(block, about.labels, start, lambda row, col, o=original: o[row, col])  # type: ignore[misc]
+        require_finite(block, labels, start, lambda row, col, o=original: o[row, col])  # type: ignore[misc]
         start += len(block)
-        yield block
+        yield block if about.coding is None else about.pack(chunk | after.split(block))
 
 
 def _recognise(
@@ -178,17 +201,43 @@ def _recognise(
     """Tell what kind of source it is."""
     if isinstance(source, Rows | Mapping):
         return source
+    if is_store(source):
+        return Rows.open(source)
+    names = choice.categorical if isinstance(choice.categorical, Iterable) else ()
+    return table_source(source, encoding, [name for name in names if isinstance(name, str)])
+
+
+def is_store(source: object) -> TypeGuard[str | os.PathLike[str]]:
+    """Whether `source` is the path of a row store."""
+    return isinstance(source, str | os.PathLike) and (Path(source) / DESCRIPTION).is_file()
+
+
+def table_source(
+    source: object, encoding: str, as_text: Sequence[str] = (), levels: bool = False
+) -> Source:
+    """Return a table in memory, a dataset, or files as something that can be read in order.
+
+    Parameters
+    ----------
+    source
+        The table, or its path.
+    encoding
+        Of CSV files.
+    as_text
+        Columns of CSV files whose levels stay as they are written.
+    levels
+        Whether a column of a CSV file that is not numbers throughout is text; else it is refused.
+    """
     if is_table(source):
         return TableSource(source)
+    if is_dataset(source):
+        return DatasetSource(source)
     if not isinstance(source, str | os.PathLike):
         raise SettingError(
-            f"ingest cannot read a {type(source).__name__}: pass a path, a data frame, a pyarrow "
-            "table, a mapping of arrays, or Rows."
+            f"a {type(source).__name__} cannot be read as a table: pass a path, a data frame, a "
+            "pyarrow table or dataset, a mapping of arrays, or Rows."
         )
-    path = Path(source)
-    if (path / DESCRIPTION).is_file():
-        return Rows.open(path)
-    files = _files(path)
+    files = _files(Path(source))
     kinds = {_kind(file) for file in files}
     if len(kinds) > 1:
         raise SettingError(
@@ -196,8 +245,7 @@ def _recognise(
         )
     kind = kinds.pop()
     if kind == "csv":
-        names = choice.categorical if isinstance(choice.categorical, Iterable) else ()
-        return CsvSource(files, [name for name in names if isinstance(name, str)], encoding)
+        return CsvSource(files, as_text, encoding, levels)
     return FileSource(files, parquet=kind == "parquet")
 
 

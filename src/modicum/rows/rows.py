@@ -6,17 +6,22 @@ import math
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from modicum.errors import DataError, SettingError, whole_number
-from modicum.rows.checks import RowIndexError, block_rows
+from modicum.rows.checks import RowIndexError, block_rows, names_like
+from modicum.rows.coding import Coding
 from modicum.rows.description import Array, Description, DType, Level, RowsSchema
 from modicum.rows.encoding import ColumnChoice, read_table, read_table_like
-from modicum.rows.fields import FieldSet, fill
+from modicum.rows.fields import FieldSet, MemoryBackend, fill
 from modicum.rows.fingerprint import fingerprint
+from modicum.rows.formula.encoding import FormulaEncoding
+from modicum.rows.formula.memory import encoded
+from modicum.rows.sources import TableSource, is_table
 
 
 class Backend(Protocol):
@@ -51,10 +56,16 @@ class Rows:
         vector (n, 1) is taken as (n,); any other shape is refused.
     columns : sequence of str, optional
         Names of the columns of `x`; by default those of the data frame, else x0, x1, ...
+    codes : mapping of str to array or series, or data frame, optional
+        Categorical predictors by name: the level of each row, as text, whole numbers or a
+        categorical series. They are held as integer codes, of the smallest type that fits, and
+        enter a regression as treatment contrasts after the columns of `x`: one coefficient for
+        each level but the first, which is the reference. Levels are sorted, or in the order of
+        the categories; only those that occur count.
     dtype : float32, float64, uint8 or None
-        Type of all fields. None: float32 if there are floating fields and all of them are float32
-        or narrower, else float64. Numbers that the type cannot hold exactly are refused where they
-        are integers or the type is. Bytes (uint8) are for images, which networks
+        Type of all fields but codes. None: float32 if there are floating fields and all of them are
+        float32 or narrower, else float64. Numbers that the type cannot hold exactly are refused
+        where they are integers or the type is. Bytes (uint8) are for images, which networks
         (`mo.models.MLP`, `mo.models.CNN`) read as they are.
     **fields : array of shape (n, ...)
         Further fields, of any trailing shape. Fields that are None are dropped.
@@ -70,6 +81,14 @@ class Rows:
            [0., 1.]])
     >>> [len(chunk["y"]) for chunk in rows.chunks(2)]
     [2, 1]
+
+    Factors stay codes:
+
+    >>> rows = Rows(y=[0, 1, 1], codes={"carrier": ["UA", "AA", "DL"]})
+    >>> rows
+    Rows(3 rows: y, carrier 3 levels; float64, 27 bytes in memory)
+    >>> rows.columns, rows.take([0, 1])["carrier"]
+    (('carrier[DL]', 'carrier[UA]'), array([2, 0], dtype=uint8))
     """
 
     def __init__(
@@ -82,10 +101,11 @@ class Rows:
         *,
         columns: object = None,
         dtype: object = None,
+        codes: object = None,
         **fields: object,
     ) -> None:
         known = {"x": x, "y": y, "offset": offset, "weight": weight}
-        field_set = FieldSet({**known, **fields}, columns, dtype)
+        field_set = FieldSet({**known, **fields}, columns, dtype, codes)
         self._description: Description = field_set.description
         self._backend: Backend = field_set.in_memory()
         self._fingerprint: str | None = None
@@ -108,6 +128,7 @@ class Rows:
         weight: str | None = None,
         categorical: Sequence[str] | Mapping[str, Level | None] = (),
         dtype: object = None,
+        like: object = None,
     ) -> Rows:
         """Make rows of a pandas or polars data frame or a pyarrow table.
 
@@ -126,6 +147,9 @@ class Rows:
             first level in sorted order (that of numbers, where all levels are numbers or read as
             such). Only levels that occur count.
         dtype : float32, float64, uint8 or None
+        like : Posterior, Rows or RowsSchema, optional
+            A fit, or other rows, whose columns, levels and formula the table is encoded by. The
+            rows have an outcome if the table does. Other arguments do not apply.
 
         Examples
         --------
@@ -134,7 +158,15 @@ class Rows:
         >>> rows = Rows.from_table(flights, outcome="late", categorical=["carrier"])
         >>> rows.columns
         ('carrier[DL]', 'carrier[UA]')
+        >>> Rows.from_table(flights[:1], like=rows).slice(0, 1)["x"]
+        array([[0., 1.]])
         """
+        if like is not None:
+            if (outcome, predictors, offset, weight, categorical) != ("y", None, None, None, ()):
+                raise SettingError(
+                    "the columns are those of the rows that like= names: leave the others out."
+                )
+            return _like(table, like, dtype)
         choice = ColumnChoice(outcome, predictors, offset, weight, categorical)
         description, blocks = read_table(table, choice, dtype)
         return cls._at(description, fill(description, blocks))
@@ -163,11 +195,46 @@ class Rows:
         >>> Rows.from_table_like(new, rows.schema, outcome=False).slice(0, 1)["x"]
         array([[0., 1.]])
         """
+        if schema.origin is not None:
+            encoding = FormulaEncoding.from_dict(schema.origin)
+            made = encoded(encoding, TableSource(table), outcome=outcome)
+            return cls._at(made.description, made)
         description, blocks = read_table_like(table, schema, outcome)
         return cls._at(description, fill(description, blocks))
 
     @classmethod
-    def open(cls, store: str | Path, verify: bool = False) -> Rows:
+    def with_levels(cls, fields: Mapping[str, object], schema: RowsSchema, dtype: object) -> Rows:
+        """Make rows of arrays by name, with the columns and levels of other rows.
+
+        Factors are given under "codes", or by their own names.
+
+        Examples
+        --------
+        >>> rows = Rows(y=[0, 1, 1], codes={"carrier": ["UA", "AA", "DL"]})
+        >>> new = Rows.with_levels({"codes": {"carrier": ["UA"]}}, rows.schema, "float64")
+        >>> new.take([0])["carrier"]
+        array([2], dtype=uint8)
+        """
+        coding = schema.coding
+        assert coding is not None, "other rows without codes have no levels to go by"
+        given = dict(fields)
+        factors = given.pop("codes", None)
+        if factors is None:
+            factors = {name: given.pop(name) for name in coding.fields if name in given}
+        if isinstance(factors, Mapping):
+            if not factors:
+                return cls(**given, dtype=dtype)
+            factors = {name: factors[name] for name in coding.fields if name in factors}
+        if is_table(given.get("x")):  # columns with names may come in any order
+            names = [schema.columns[place] for place in coding.dense]
+            given["x"] = _columns_of(TableSource(given["x"]), names)
+        levels: dict[str, tuple[Level, ...]] = {k: tuple(v) for k, v in schema.levels.items()}
+        field_set = FieldSet(given, given.pop("columns", None), dtype, factors, levels)
+        about = field_set.description.like(schema)
+        return cls._at(about, field_set.in_memory())
+
+    @classmethod
+    def open(cls, store: str | os.PathLike[str], verify: bool = False) -> Rows:
         """Open a store that `ingest` made, without reading it into memory.
 
         The description, the size of every shard and both ends of its data are checked; with
@@ -192,17 +259,41 @@ class Rows:
         return cls._at(backend.description, backend, backend.fingerprint)
 
     def subset(self, row_ids: Array) -> Rows:
-        """Return the rows at `row_ids` as rows in memory, of the same type.
+        """Return the rows at `row_ids` as rows in memory, of the same types, columns and levels.
 
         What is no number in a store, damaged after its ingest, is named by its place in the store.
         """
-        try:
-            return Rows(**self.take(row_ids), dtype=self.dtype)
-        except DataError:
+        arrays = {name: np.ascontiguousarray(part) for name, part in self.take(row_ids).items()}
+        numbers = [part for part in arrays.values() if part.dtype.kind == "f"]
+        if not all(np.isfinite(part).all() for part in numbers):
             damage = first_not_finite(self)
-            if damage is None:
-                raise
-            raise damage.error() from None
+            if damage is not None:
+                raise damage.error()
+        about = replace(self._description, n=len(next(iter(arrays.values()))))
+        return Rows._at(about, MemoryBackend(about, arrays))
+
+    def reordered(self, columns: Sequence[str]) -> Rows:
+        """Return rows with codes whose columns, and so their coefficients, come in another order.
+
+        The numbers and codes stay where they are; levels of a factor stay side by side.
+
+        Examples
+        --------
+        >>> rows = Rows(x=[[0.5], [1.5]], columns=["dose"], codes={"gas": ["neon", "argon"]})
+        >>> rows.columns, rows.reordered(["gas[neon]", "dose"]).columns
+        (('dose', 'gas[neon]'), ('gas[neon]', 'dose'))
+        """
+        place = {str(name): i for i, name in enumerate(columns)}
+        if self.coding is None or len(place) != len(columns) or set(place) != set(self.columns):
+            raise SettingError("reordered takes the columns of rows with codes, each once.")
+        try:
+            coding = self.coding.reordered([place[name] for name in self.columns])
+        except ValueError as fault:
+            raise SettingError(f"columns cannot come in this order: {fault}.") from None
+        about = replace(self._description, columns=tuple(place), coding=coding)
+        if self.is_store:
+            raise SettingError("the columns of a store stay in their order: ingest it anew.")
+        return Rows._at(about, self._backend)
 
     def take(self, row_ids: object) -> dict[str, Array]:
         """Return the rows at `row_ids`, an integer array of any shape S.
@@ -275,12 +366,25 @@ class Rows:
 
     @property
     def dtype(self) -> DType:
-        """The type of all fields."""
+        """The type of all fields but codes."""
         return self._description.dtype
 
     @property
+    def dtypes(self) -> dict[str, DType]:
+        """The type of each field: `dtype`, or a small integer for codes."""
+        return dict(self._description.dtypes)
+
+    @property
+    def coding(self) -> Coding | None:
+        """Which columns the codes of a row stand for; None for rows of numbers only."""
+        return self._description.coding
+
+    @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns of ``x``; empty if there is no two-dimensional ``x``."""
+        """Names of the columns of ``x``, then of the levels of factors that are codes.
+
+        Empty where there is neither a two-dimensional ``x`` nor a code.
+        """
         return self._description.columns
 
     @property
@@ -317,7 +421,9 @@ class Rows:
         return self._description.n
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{k} {v}" if v else k for k, v in self.fields.items())
+        levels = {term.field: term.levels for term in self.coding.terms} if self.coding else {}
+        shown = {k: f"{levels[k]} levels" if k in levels else v for k, v in self.fields.items()}
+        parts = ", ".join(f"{k} {v}" if v else k for k, v in shown.items())
         size = _size(self.nbytes)
         return f"Rows({len(self):,} rows: {parts}; {self.dtype.name}, {size} {self._backend.where})"
 
@@ -326,6 +432,35 @@ class Rows:
         if folder is not None:  # a map cannot travel, its path can
             return Rows.open, (folder,)
         return Rows._at, (self._description, self._backend, self._fingerprint)
+
+
+def _like(table: object, like: object, dtype: object) -> Rows:
+    """Encode a table by a fit or by other rows, with its outcome if it has one."""
+    fit = getattr(like, "fit_rows", like)
+    schema = fit if isinstance(fit, RowsSchema) else getattr(fit, "schema", None)
+    if not isinstance(schema, RowsSchema):
+        raise SettingError(
+            f"like must be a posterior, rows or their schema, not a {type(like).__name__}."
+        )
+    if dtype is not None or not is_table(table):
+        raise SettingError("with like=, pass a data frame or Arrow table, and leave dtype out.")
+    names = TableSource(table).names
+    needed = [schema.outcome]
+    if schema.origin is not None:
+        encoding = FormulaEncoding.from_dict(schema.origin)
+        needed = [name for name in encoding.needed() if name not in encoding.needed(outcome=False)]
+    return Rows.from_table_like(table, schema, all(name in names for name in needed))
+
+
+def _columns_of(source: TableSource, names: Sequence[str]) -> object:
+    """Columns of a table by name, in this order."""
+    for name in names:
+        if name not in source.names:
+            raise DataError(
+                f"the rows lack the column {name!r}, which those of the fit had: "
+                f"{names_like(name, source.names)}"
+            )
+    return source.table(names)
 
 
 class NotFinite(NamedTuple):
@@ -367,15 +502,21 @@ def first_not_finite(rows: Rows) -> NotFinite | None:
     about = rows._description
     if about.dtype.kind != "f":
         return None
+    numbers = [f for f in about.fields if f.dtype is None]
     start = 0
     for chunk in rows.chunks(block_rows(about.width)):
-        if not all(np.isfinite(part).all() for part in chunk.values()):
-            block = about.pack(chunk)
+        if not all(np.isfinite(chunk[f.name]).all() for f in numbers):
+            block = np.concatenate([_flat(chunk[f.name]) for f in numbers], axis=1)
             row, column = (int(i) for i in np.argwhere(~np.isfinite(block))[0])
+            labels = [label for f in numbers for label in about.labels(f)]
             value = float(block[row, column])
-            return NotFinite(about.labels[column], start + row, value, rows._backend.where)
+            return NotFinite(labels[column], start + row, value, rows._backend.where)
         start += len(next(iter(chunk.values())))
     return None
+
+
+def _flat(part: Array) -> Array:
+    return part.reshape(len(part), -1)
 
 
 def _size(count: int) -> str:

@@ -25,17 +25,11 @@ import numpy as np
 from numpy.lib import format as npy
 
 from modicum.errors import DataError
-from modicum.rows.description import (
-    Array,
-    Description,
-    DType,
-    mapping,
-    sequence,
-    text,
-    whole,
-)
+from modicum.rows.description import Array, Description
+from modicum.rows.entries import mapping, sequence, text, whole
 
-DESCRIPTION, FORMAT, VERSION = "rows.json", "modicum-rows", 1
+DESCRIPTION, FORMAT = "rows.json", "modicum-rows"
+NUMBERS, RECORDS = 1, 2  # versions: rows of one type; records of several types, with codes
 # No description is longer than this, whatever its levels.
 MOST_DESCRIPTION_BYTES = 1 << 28
 SHARD_NAME = re.compile(r"rows-[0-9]{5,9}[.]npy")
@@ -92,7 +86,7 @@ class StoreDescription:
         """Write ``rows.json``, the last file of a store."""
         about = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": NUMBERS if self.rows.coding is None else RECORDS,
             **self.rows.to_json(),
             "fingerprint": self.fingerprint,
             "shards": [asdict(shard) for shard in self.shards],
@@ -106,10 +100,11 @@ class StoreDescription:
     def read(cls, folder: Path) -> StoreDescription:
         """Read ``rows.json`` and refuse what is not a whole description of a store."""
         about = read_json(folder)
-        if about.get("version") != VERSION:
+        if about.get("version") not in (NUMBERS, RECORDS):
             raise DataError(
                 f"{folder} has store version {str(about.get('version'))[:40]} and this Modicum "
-                f"reads version {VERSION}: upgrade Modicum, or ingest the source again."
+                f"reads versions {NUMBERS} and {RECORDS}: upgrade Modicum, or ingest the source "
+                "again."
             )
         try:
             rows = Description.from_json(about)
@@ -158,9 +153,9 @@ def read_json(folder: Path) -> dict[str, object]:
     raise DataError(f"{path} is damaged ({reason}): ingest the source again.")
 
 
-def _header(file: BinaryIO, rows: int, width: int, dtype: DType) -> int:
-    descr = npy.dtype_to_descr(dtype.newbyteorder("<"))
-    shape = (rows, width)
+def _header(file: BinaryIO, rows: int, about: Description) -> int:
+    descr = npy.dtype_to_descr(about.packed_type.newbyteorder("<"))
+    shape = (rows, *about.packed_shape)
     npy.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
     return file.tell()
 
@@ -177,15 +172,15 @@ def _ends(file: BinaryIO, data: int, size: int) -> str:
 class ShardWriter:
     """Writes packed rows into ``rows-00000.npy``, ``rows-00001.npy``, ... of a folder."""
 
-    def __init__(self, folder: Path, width: int, dtype: DType, shard_rows: int) -> None:
-        self._folder, self._width, self._dtype = folder, width, dtype
+    def __init__(self, folder: Path, about: Description, shard_rows: int) -> None:
+        self._folder, self._about = folder, about
         self._shard_rows = shard_rows
         self._file: BinaryIO | None = None
         self.shards: list[Shard] = []
         self.rows = 0
 
     def write(self, block: Array) -> None:
-        """Append packed rows (k, width)."""
+        """Append packed rows."""
         while len(block):
             if self._file is None:
                 self._begin()
@@ -214,7 +209,7 @@ class ShardWriter:
     def _begin(self) -> None:
         self._name = f"rows-{len(self.shards):05d}.npy"
         self._file = open(self._folder / self._name, "w+b", buffering=0)  # noqa: SIM115
-        self._data = _header(self._file, 0, self._width, self._dtype)
+        self._data = _header(self._file, 0, self._about)
         self._digest = hashlib.sha256()
         self._filled = 0
 
@@ -223,7 +218,7 @@ class ShardWriter:
         assert file is not None
         # NumPy pads headers so that the number of rows can be filled in afterwards.
         file.seek(0)
-        if _header(file, self._filled, self._width, self._dtype) != self._data:
+        if _header(file, self._filled, self._about) != self._data:
             raise AssertionError("the npy header changed its length")
         size = os.fstat(file.fileno()).st_size
         ends = _ends(file, self._data, size)
@@ -233,7 +228,7 @@ class ShardWriter:
         self.shards.append(shard)
 
 
-def check_shard(folder: Path, shard: Shard, width: int, dtype: DType, verify: bool) -> int:
+def check_shard(folder: Path, shard: Shard, about: Description, verify: bool) -> int:
     """Refuse a truncated or altered shard; return where its data begin.
 
     The size, the header and both ends of the data are always looked at, the rest with `verify`.
@@ -243,12 +238,10 @@ def check_shard(folder: Path, shard: Shard, width: int, dtype: DType, verify: bo
         if path.exists() and not path.is_file():  # opening a pipe would wait for ever
             raise DataError(f"shard {shard.file} of {folder} is not a file: {AGAIN}.")
         with open(path, "rb") as file:
-            return _check(file, folder, shard, width, dtype, verify)
+            return _check(file, folder, shard, about, verify)
 
 
-def _check(
-    file: BinaryIO, folder: Path, shard: Shard, width: int, dtype: DType, verify: bool
-) -> int:
+def _check(file: BinaryIO, folder: Path, shard: Shard, about: Description, verify: bool) -> int:
     size = os.fstat(file.fileno()).st_size
     if size != shard.bytes:
         state = "truncated" if size < shard.bytes else "too long"
@@ -263,9 +256,10 @@ def _check(
     except Exception:  # a damaged header ends in any of NumPy's or Python's parsers
         raise altered from None
     data = file.tell()
-    if header != ((shard.rows, width), False, dtype.newbyteorder("<")):
+    expected = (shard.rows, *about.packed_shape), False, about.packed_type.newbyteorder("<")
+    if header != expected:
         raise altered
-    if data + shard.rows * width * dtype.itemsize != size or _ends(file, data, size) != shard.ends:
+    if data + shard.rows * about.row_bytes != size or _ends(file, data, size) != shard.ends:
         raise altered
     if verify and _checksum(file, data, shard.checksum) != shard.checksum:
         raise altered
@@ -302,14 +296,13 @@ def _named_failures(folder: Path, file: str) -> Iterator[None]:
 class Mapped:
     """One shard, mapped read-only; `matrix` is a plain view, three times faster than a memmap."""
 
-    def __init__(
-        self, path: Path, data: int, rows: int, width: int, dtype: DType, advice: int
-    ) -> None:
+    def __init__(self, path: Path, data: int, rows: int, about: Description, advice: int) -> None:
         with open(path, "rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._data, self._row = data, width * dtype.itemsize
-        kind = dtype.newbyteorder("<")
-        self.matrix: Array = np.frombuffer(self._map, kind, rows * width, data).reshape(rows, width)
+        self._data, self._row = data, about.row_bytes
+        kind, shape = about.packed_type.newbyteorder("<"), (rows, *about.packed_shape)
+        count = rows * about.row_bytes // kind.itemsize
+        self.matrix: Array = np.frombuffer(self._map, kind, count, data).reshape(shape)
         self.advise(advice, 0, rows)
 
     def advise(self, advice: int, start: int, stop: int) -> None:
@@ -339,8 +332,8 @@ class StoreBackend:
         self._scattered: list[Mapped] = []
         self._swept: list[Mapped] = []
         for shard in stored.shards:
-            data = check_shard(folder, shard, about.width, about.dtype, verify)
-            where = (folder / shard.file, data, shard.rows, about.width, about.dtype)
+            data = check_shard(folder, shard, about, verify)
+            where = (folder / shard.file, data, shard.rows, about)
             with _named_failures(folder, shard.file):
                 self._scattered.append(Mapped(*where, advice=RANDOM))
                 self._swept.append(Mapped(*where, advice=SEQUENTIAL))
@@ -353,7 +346,8 @@ class StoreBackend:
         """Rows at `row_ids`, any shape."""
         if len(self._scattered) == 1:
             return self.description.split(self._scattered[0].matrix.take(row_ids, axis=0))
-        block = np.empty((*row_ids.shape, self.description.width), self.description.dtype)
+        about = self.description
+        block = np.empty((*row_ids.shape, *about.packed_shape), about.packed_type)
         owner = np.searchsorted(self._starts, row_ids, side="right") - 1
         for shard in np.unique(owner):
             mine = owner == shard

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -16,9 +17,11 @@ from modicum.kernels.base import Pytree
 from modicum.methods.base import Task
 from modicum.methods.weights import design_tables, expected_residuals
 from modicum.models.base import Batch
+from modicum.models.matrix import model_matrix
 from modicum.passes import Anchor
-from modicum.passes.mode import prior_hessian, prior_slope
+from modicum.passes.blocks import map_in_blocks
 from modicum.random import Stream, generator
+from modicum.rows import Coding
 from modicum.runtime import Array, jit
 
 __all__ = ["design_of"]
@@ -67,10 +70,9 @@ def design_of(
 def _expected(task: Task, anchor: Anchor, order: int) -> np.ndarray:
     """Expected residuals of this order: in size they are like the gradients of a batch."""
     target = task.target
-    prior = prior_slope(target, anchor.point)[1], prior_hessian(target, anchor.point)
     draws = generator(task.seed, Stream.PILOT_DRAWS).standard_normal((8, target.size))
     return expected_residuals(
-        task.sums, control_variate(target, order), proxy(anchor, target, order, prior), draws
+        task.sums, control_variate(target, order), proxy(anchor, target, order), draws
     )
 
 
@@ -86,13 +88,14 @@ def _clusters(task: Task, count: int) -> np.ndarray:
         raise SettingError(f"{n:,} rows cannot make {count:,} clusters; ask for fewer.")
     rng = generator(task.seed, Stream.CLUSTERS)
     some = np.sort(rng.choice(n, min(n, CLUSTERED_ROWS), replace=False))
-    columns = np.asarray(_columns(rows.take(some)), np.float64)
+    columns = np.asarray(_columns(_formed(rows.coding, rows.take(some))), np.float64)
     spread = columns.std(axis=0)
     scale = np.maximum(spread, 0.1 * spread.max()) if spread.max() > 0 else np.ones_like(spread)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a cluster may well be left empty
         centres, _ = kmeans2(columns / scale, count, minit="++", rng=rng)
-    nearest = task.sums.engine.map_rows(_nearest, (centres, scale), rows, "clusters")
+    to_nearest = partial(_nearest, rows.coding)
+    nearest = task.sums.engine.map_rows(to_nearest, (centres, scale), rows, "clusters")
     return nearest.astype(np.int64)
 
 
@@ -101,9 +104,26 @@ def _columns(batch: Batch) -> jax.Array:
     return jnp.concatenate([jnp.reshape(v, (len(v), -1)) for v in kept], axis=1)
 
 
-@jit()
-def _nearest(arguments: tuple[Array, Array], batch: Batch, present: Array) -> jax.Array:
-    del present
+def _formed(coding: Coding | None, batch: Batch) -> Batch:
+    """Fields whose codes, where there are some, are columns of x."""
+    if coding is None:
+        return batch
+    others = {name: values for name, values in batch.items() if name not in coding.fields}
+    return others | {"x": model_matrix(coding, batch).densely()}
+
+
+@jit(static=0)
+def _nearest(
+    coding: Coding | None, arguments: tuple[Array, Array], batch: Batch, present: Array
+) -> jax.Array:
+    if coding is None:
+        return _nearest_centre(arguments, batch)
+    return map_in_blocks(  # columns are formed of a few rows at a time
+        lambda part, _: _nearest_centre(arguments, _formed(coding, part)), batch, present
+    )
+
+
+def _nearest_centre(arguments: tuple[Array, Array], batch: Batch) -> jax.Array:
     centres, scale = arguments
     at = _columns(batch) / scale
     # |a - c|^2 less |a|^2, which is the same for all centres

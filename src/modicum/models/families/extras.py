@@ -1,0 +1,144 @@
+"""Families with one parameter beside the coefficients: a dispersion, a shape, a chance.
+
+It is sampled on a coordinate without bounds, and reported as what it is. Such families are
+differentiated automatically, in the linear predictor and that coordinate together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import logit
+
+from modicum.errors import DataError, SettingError
+from modicum.models.base import Params
+from modicum.models.linear import LinearPredictorModel
+from modicum.models.outcomes import CHUNK
+from modicum.models.priors import Moments, Normal
+from modicum.rows import Rows
+
+__all__ = ["LOG", "LOGIT", "Coordinate", "ExtraParameter", "LogLink", "positive_fault"]
+
+LARGEST_OFFSET = 700.0  # of which the exponential is still a number
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """A coordinate without bounds of a parameter that has some.
+
+    Attributes
+    ----------
+    prefix
+        Of its name.
+    sd
+        Of its default prior.
+    natural, free
+        From the coordinate to the parameter itself, and back.
+    """
+
+    prefix: str
+    sd: float
+    natural: Callable[[jax.Array], jax.Array]
+    free: Callable[[jax.Array], jax.Array]
+
+
+LOG = Coordinate("log_", 5.0, jnp.exp, jnp.log)  # from 3e-7 to 3e6 within three sds
+LOGIT = Coordinate("logit_", 2.5, jax.nn.sigmoid, logit)  # from 0.0006 to 0.9994
+
+
+@dataclass(frozen=True, repr=False)
+class ExtraParameter(LinearPredictorModel):
+    """A family with one parameter beside the coefficients.
+
+    `extra` is its name, which must come after "intercept" in the alphabet, as parameters are laid
+    out in that order. Its default prior is normal on the coordinate: about 0, with a standard
+    deviation of 5 for a logarithm and 2.5 for a logit.
+    """
+
+    extra: ClassVar[str]
+    coordinate: ClassVar[Coordinate] = LOG
+
+    @property
+    def extras(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The parameter, on its coordinate."""
+        return (self.coordinate.prefix + self.extra,)
+
+    def extra_scale(self, name: str) -> float | None:
+        """None: the default prior."""
+        del name
+        return None
+
+    def extra_prior(self, name: str, of: Moments) -> Normal:
+        """Wide, about 0."""
+        del name, of
+        return Normal(0.0, self.coordinate.sd)
+
+    def report(self, theta: Params) -> dict[str, jax.Array]:
+        """Report the parameter itself rather than its coordinate."""
+        named = super().report(theta)
+        named[self.extra] = self.coordinate.natural(named.pop(self.extras[0]))
+        return named
+
+    def restore(self, named: Mapping[str, Any]) -> Params:
+        """Go back to the coordinate."""
+        theta = super().restore(named)
+        if self.extra in theta:
+            theta[self.extras[0]] = self.coordinate.free(theta.pop(self.extra))
+        return theta
+
+    def derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+        """Not of use: such a family is differentiated automatically."""
+        raise SettingError(
+            f"{type(self).__name__} has the parameter {self.extra} beside its linear predictor, "
+            "and no derivatives in that predictor alone."
+        )
+
+    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+        """Not of use either."""
+        return self.derivatives(eta, y)
+
+
+@dataclass(frozen=True, repr=False)
+class LogLink(LinearPredictorModel):
+    """A family whose linear predictor is the logarithm of a mean (or of a typical time)."""
+
+    def mean(self, eta: jax.Array) -> jax.Array:
+        """e^eta."""
+        return jnp.exp(eta[0])
+
+    def pseudo_variance(self, of: Moments) -> float:
+        """One over the mean, as of a count."""
+        return 1 / max(of.y_mean, 1 / (of.weight + 1))
+
+    def intercept_prior(self, of: Moments) -> Normal:
+        """Return a wide prior about the logarithm of outcomes over exposures.
+
+        Where all outcomes are 0, half a count stands for them.
+        """
+        none = np.log(0.5) - of.log_exposure
+        return Normal(float(of.log_rate if np.isfinite(of.log_rate) else none), 10.0)
+
+    def check_offset(self, rows: Rows) -> None:
+        """Refuse, besides offsets of the wrong shape, those that overflow as exposures."""
+        super().check_offset(rows)
+        start = 0
+        for chunk in rows.chunks(CHUNK) if "offset" in rows.fields else ():
+            offset = np.asarray(chunk["offset"])
+            if offset.max() > LARGEST_OFFSET:
+                first = int(np.argmax(offset > LARGEST_OFFSET))
+                raise DataError(
+                    f"the offset is {offset[first]:g} in row {start + first}, and the exposure it "
+                    f"stands for, exp({offset[first]:g}), is more than a number can hold; an "
+                    "offset is the logarithm of the exposure: give np.log(exposure)."
+                )
+            start += len(offset)
+
+
+def positive_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
+    """Mask of outcomes that are not above 0, and what they should be."""
+    return ~(y > 0), "positive numbers"

@@ -1,0 +1,156 @@
+"""Classes with an order: cumulative logit regression (proportional odds)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.errors import DataError, ModicumWarning, SettingError, whole_number
+from modicum.models.base import Labels, Params
+from modicum.models.families.special import log1m_exp, softplus
+from modicum.models.linear import LinearPredictorModel
+from modicum.models.outcomes import class_fault, count_classes
+from modicum.models.priors import Moments, Normal
+from modicum.models.separation import find_ordinal_separation
+from modicum.rows import Rows
+
+__all__ = ["Ordinal"]
+
+GAP_SD = 5.0  # of the log of the distance between two cutpoints
+
+
+@dataclass(frozen=True, repr=False)
+class Ordinal(LinearPredictorModel):
+    """Ordered classes 0, 1, ..., K - 1: P(y <= k) is the sigmoid of cutpoint_k - x @ beta.
+
+    A positive coefficient makes higher classes more likely. `classes` may be left out: it is then
+    one more than the largest outcome, and every class has to occur. Draws are called `beta` and
+    `cutpoint` (K - 1 of them, rising). The cutpoints are the intercepts: sampled are minus the
+    first one, which has the prior of an intercept, and the logarithms of the distances between
+    them, each N(0, 5^2) by default.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> rows = mo.Rows(x=np.zeros((3, 1)), y=np.array([0, 1, 2]))
+    >>> mo.models.Ordinal().labels(rows)["cutpoint"]
+    (('0|1', '1|2'),)
+    """
+
+    classes: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.classes is not None:
+            whole_number("classes", self.classes, 3)
+        if not self.intercept:
+            raise SettingError(
+                "Ordinal has cutpoints in place of an intercept, and none can be left out: leave "
+                "intercept as it is."
+            )
+
+    @property
+    def extras(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Logarithms of the distances between cutpoints, in alphabetic order as they are laid out.
+
+        None are known before the classes are: see `resolved`.
+        """
+        count = 0 if self.classes is None else self.classes - 2
+        return tuple(f"log_gap_{k:04d}" for k in range(1, count + 1))
+
+    def extra_scale(self, name: str) -> float | None:
+        """None: the default prior."""
+        del name
+        return None
+
+    def extra_prior(self, name: str, of: Moments) -> Normal:
+        """Wide, about a distance of 1 in log-odds."""
+        del name, of
+        return Normal(0.0, GAP_SD)
+
+    def resolved(self, rows: Rows) -> Self:
+        """Return the model with its classes counted, and its priors in numbers."""
+        known = self if self.classes is not None else replace(self, classes=count_classes(rows))
+        return super(Ordinal, known).resolved(rows)
+
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """With a, b the cutpoints of class y less eta: log(sigmoid(a) - sigmoid(b)).
+
+        That is log sigmoid(a) + log sigmoid(-b) + log(1 - e^(b - a)), which does not cancel.
+        """
+        gaps = jnp.exp(eta[1:])
+        cuts = jnp.concatenate([jnp.zeros(1, eta.dtype), jnp.cumsum(gaps)]) - eta[0]
+        mine = jnp.arange(len(cuts))
+        above, below = (mine == y) @ cuts, (mine == y - 1) @ cuts  # sums, which scatter nothing
+        inner = (y > 0) & (y < len(cuts))
+        gap = jnp.where(inner, (mine[1:] == y) @ gaps, 1.0)
+        return (
+            jnp.where(y < len(cuts), -softplus(-above), 0.0)
+            + jnp.where(y > 0, -softplus(below), 0.0)
+            + jnp.where(inner, log1m_exp(gap), 0.0)
+        )
+
+    def derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+        """Not of use: the family is differentiated automatically."""
+        raise SettingError(
+            "Ordinal has cutpoints beside its linear predictor, and no derivatives in that "
+            "predictor alone."
+        )
+
+    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+        """Not of use either."""
+        return self.derivatives(eta, y)
+
+    def mean(self, eta: jax.Array) -> jax.Array:
+        """Chance of each class."""
+        classes = jnp.arange(len(eta) + 1)
+        return jnp.exp(jax.vmap(lambda k: self.log_density(eta, k))(classes))
+
+    def decide(self, expected: np.ndarray) -> np.ndarray:
+        """The most probable class."""
+        return np.argmax(expected, axis=-1)
+
+    def report(self, theta: Params) -> dict[str, jax.Array]:
+        """Report the cutpoints."""
+        gaps = [jnp.exp(theta[name]) for name in self.extras]
+        first = -jnp.asarray(theta["intercept"])
+        cutpoint = jnp.cumsum(jnp.stack([first, *gaps]))
+        return {"beta": theta["beta"], "cutpoint": cutpoint} | self.report_own(theta)
+
+    def restore(self, named: Mapping[str, Any]) -> Params:
+        """Undo `report`."""
+        cutpoint = jnp.asarray(named["cutpoint"])
+        gaps = jnp.log(jnp.diff(cutpoint))
+        names = zip(self.extras, gaps, strict=True)
+        rest = {name: value for name, value in named.items() if name != "cutpoint"}
+        return super().restore(rest) | {"intercept": -cutpoint[0], **dict(names)}
+
+    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
+        """Whether columns put the classes in their order without overlap."""
+        cutpoints = np.asarray(self.report(theta)["cutpoint"])
+        found, passes = find_ordinal_separation(rows, np.asarray(theta["beta"]), cutpoints)
+        return None if found is None else found.warning(), passes
+
+    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
+        """Whole numbers from 0 to K - 1."""
+        return class_fault(y, self.classes)
+
+    def check_outcome(self, rows: Rows) -> None:
+        """Refuse, besides outcomes out of support, fewer than three classes."""
+        super().check_outcome(rows)
+        if self.classes is None and count_classes(rows) < 3:
+            raise DataError(
+                "the outcome has fewer than three classes, in which there is no order; use "
+                "Logistic, or give classes= if there are more."
+            )
+
+    def labels(self, rows: Rows) -> Labels:
+        """Columns, and the classes on either side of each cutpoint."""
+        count = self.classes or count_classes(rows)
+        between = tuple(f"{k}|{k + 1}" for k in range(count - 1))
+        return super().labels(rows) | {"cutpoint": (between,)}

@@ -1,0 +1,75 @@
+"""Positive outcomes with a log link: gamma and inverse Gaussian regression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.models.families.extras import ExtraParameter, LogLink, positive_fault
+from modicum.models.families.special import HALF_LOG_2PI, stirling_rest
+from modicum.models.priors import Moments, Normal
+
+__all__ = ["Gamma", "InverseGaussian"]
+
+
+@dataclass(frozen=True, repr=False)
+class Gamma(ExtraParameter, LogLink):
+    """Gamma regression with log link: positive outcomes whose sd is in proportion to their mean.
+
+    The variance is mu^2 / shape (statsmodels' scale is one over the shape).
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.models.Gamma().extras
+    ('log_shape',)
+    """
+
+    extra: ClassVar[str] = "shape"
+
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """With s = log(y / mu): k (s - e^s + 1) + log(k) / 2 - log y, and what Stirling leaves."""
+        y = jnp.asarray(y, eta.dtype)
+        k, s = jnp.exp(eta[1]), jnp.log(y) - eta[0]
+        constant = 0.5 * eta[1] - HALF_LOG_2PI - stirling_rest(k)
+        return k * (s - jnp.expm1(s)) + constant - jnp.log(y)
+
+    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
+        """Only numbers above 0."""
+        return positive_fault(y)
+
+
+@dataclass(frozen=True, repr=False)
+class InverseGaussian(ExtraParameter, LogLink):
+    """Inverse Gaussian regression with log link: positive outcomes with a long right tail.
+
+    The variance is mu^3 / shape (statsmodels' scale is one over the shape). The default prior of
+    log(shape) is about the logarithm of the mean outcome, since the shape has its unit.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.models.InverseGaussian().extras
+    ('log_shape',)
+    """
+
+    extra: ClassVar[str] = "shape"
+
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """log(shape / 2 pi y^3) / 2 - shape (y / mu - 1)^2 / 2y."""
+        y = jnp.asarray(y, eta.dtype)
+        log_y = jnp.log(y)
+        apart = jnp.expm1(log_y - eta[0]) ** 2 / y
+        return 0.5 * (eta[1] - 3 * log_y) - HALF_LOG_2PI - 0.5 * jnp.exp(eta[1]) * apart
+
+    def extra_prior(self, name: str, of: Moments) -> Normal:
+        """In the unit of the outcome."""
+        return Normal(self.intercept_prior(of).mean, super().extra_prior(name, of).sd)
+
+    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
+        """Only numbers above 0."""
+        return positive_fault(y)

@@ -1,0 +1,142 @@
+"""Shares: binomial regression of successes among trials, beta regression of a measured share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.errors import DataError, ModicumWarning, SettingError, suggestion
+from modicum.models.base import Batch, Params
+from modicum.models.families.counts import count_fault
+from modicum.models.families.extras import ExtraParameter
+from modicum.models.families.links import LINKS
+from modicum.models.families.special import log_factorial, log_gamma, softplus
+from modicum.models.linear import LinearPredictorModel
+from modicum.models.separation import find_separation
+from modicum.rows import Rows
+
+__all__ = ["Beta", "Binomial"]
+
+Derivatives = tuple[jax.Array, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class Binomial(LinearPredictorModel):
+    """Binomial regression: y successes among `trials`, a field of the rows.
+
+    Outcomes are given as brms and bambi take them, successes and trials, not as a share. The rows'
+    `weight` counts rows, as everywhere. Expected outcomes are chances of a success, so that
+    prediction needs no trials.
+
+    Parameters
+    ----------
+    link
+        "logit", "probit" or "cloglog": how the chance of a success depends on the linear predictor.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> rows = mo.Rows(x=np.zeros((2, 1)), y=np.array([3, 0]), trials=np.array([10, 4]))
+    >>> mo.models.Binomial(link="probit").check(rows)
+    """
+
+    link: str = "logit"
+
+    outcome_fields: ClassVar[tuple[str, ...]] = ("y", "trials")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.link not in LINKS:
+            raise SettingError(
+                f"there is no link {self.link!r}{suggestion(str(self.link), LINKS)}; the links "
+                f"are {', '.join(LINKS)}."
+            )
+
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """y log p + (trials - y) log(1 - p) + log of trials over y."""
+        link, (successes, trials) = LINKS[self.link], y
+        part = successes * link.log_success(eta[0])
+        return part + (trials - successes) * link.log_failure(eta[0]) + _ways(y, eta)
+
+    def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+        """f to f''' in eta."""
+        f, *others = self._upto(3, eta, y)
+        return (f + _ways(y, eta), *others)
+
+    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+        """Derivatives 4, 5 and 6."""
+        return self._upto(6, eta, y)[4:]
+
+    def _upto(self, order: int, eta: jax.Array, y: jax.Array) -> Derivatives:
+        link, successes, failures = LINKS[self.link], y[..., 0], y[..., 1] - y[..., 0]
+        both = zip(link.success(eta, order), link.failure(eta, order), strict=True)
+        return tuple(successes * one + failures * zero for one, zero in both)
+
+    def mean(self, eta: jax.Array) -> jax.Array:
+        """Chance of a success."""
+        return LINKS[self.link].chance(eta[0])
+
+    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
+        """Whether columns give away which trials succeed."""
+        intercept = np.atleast_1d(theta["intercept"]) if self.intercept else None
+        beta = np.asarray(theta["beta"])[None]
+        found, passes = find_separation(rows, beta, intercept, reversed=True, trials=True)
+        return None if found is None else found.warning(), passes
+
+    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
+        """Only whole numbers from 0."""
+        return count_fault(y)
+
+    def check_fields(self, chunk: Batch, first: int) -> None:
+        """Refuse trials that are no counts, and more successes than trials."""
+        y, trials = np.asarray(chunk["y"]), np.asarray(chunk["trials"])
+        bad = count_fault(trials)[0] | (trials < y)
+        if bad.any():
+            at = int(np.argmax(bad))
+            raise DataError(
+                f"row {first + at} has {y[at]:g} successes among {trials[at]:g} trials; 'y' must "
+                "count the successes and 'trials' all trials of a row."
+            )
+
+
+def _ways(y: jax.Array, eta: jax.Array) -> jax.Array:
+    """Log of the binomial coefficient."""
+    successes, trials = y[..., 0], y[..., 1]
+    part = log_factorial(successes, eta) + log_factorial(trials - successes, eta)
+    return log_factorial(trials, eta) - part
+
+
+@dataclass(frozen=True, repr=False)
+class Beta(ExtraParameter):
+    """Beta regression: y strictly between 0 and 1, the log-odds of its mean linear in x.
+
+    y ~ Beta(mu precision, (1 - mu) precision), of variance mu (1 - mu) / (1 + precision).
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.models.Beta().extras
+    ('log_precision',)
+    """
+
+    extra: ClassVar[str] = "precision"
+
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """Gammas of a and b are taken one further, so that neither overflows as it goes to 0."""
+        y = jnp.asarray(y, eta.dtype)
+        log_a, log_b = eta[1] - softplus(-eta[0]), eta[1] - softplus(eta[0])
+        a, b = jnp.exp(log_a), jnp.exp(log_b)
+        constant = log_gamma(jnp.exp(eta[1])) - log_gamma(a + 1) - log_gamma(b + 1) + log_a + log_b
+        return constant + (a - 1) * jnp.log(y) + (b - 1) * jnp.log1p(-y)
+
+    def mean(self, eta: jax.Array) -> jax.Array:
+        """The sigmoid of eta."""
+        return jax.nn.sigmoid(eta[0])
+
+    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
+        """Strictly between 0 and 1."""
+        return ~((y > 0) & (y < 1)), "shares strictly between 0 and 1"

@@ -1,0 +1,189 @@
+"""Real outcomes: linear regression with normal or Student-t noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import factorial, inf, sqrt
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import gammaln
+
+from modicum.errors import SettingError
+from modicum.models.base import Params
+from modicum.models.linear import LinearPredictorModel
+from modicum.models.priors import Moments, Normal, is_positive
+
+__all__ = ["Gaussian", "ScaleFamily", "StudentT"]
+
+Derivatives = tuple[jax.Array, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class ScaleFamily(LinearPredictorModel):
+    """A family of a real outcome with a scale: known, or estimated on its logarithm.
+
+    An estimated scale has a log-normal prior. By default log(scale) has mean log sd(y) and standard
+    deviation 2.5; with `scale_prior` given, log(scale) ~ N(0, scale_prior^2) in the units of y.
+    The unit of the outcome is sd(y), or, without an intercept, the root mean square of y; the
+    predictor at the mean of the columns has mean(y) and 2.5 units as its default prior.
+    """
+
+    scale: float | None = None
+    scale_prior: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scale is not None and not is_positive(self.scale):
+            raise SettingError("scale must be a positive number, or None to estimate it.")
+        if self.scale_prior is not None and not is_positive(self.scale_prior):
+            raise SettingError("scale_prior must be a positive number, or None.")
+
+    @property
+    def extras(self) -> tuple[str, ...]:  # type: ignore[override]
+        """`log_scale`, unless the scale is known."""
+        return () if self.scale is not None else ("log_scale",)
+
+    def extra_scale(self, name: str) -> float | None:
+        """Prior standard deviation of log(scale), where it is given."""
+        del name
+        return self.scale_prior
+
+    def outcome_unit(self, of: Moments) -> float:
+        """Return sd(y); of an outcome that never varies its size, or 1."""
+        size = of.y_sd if self.intercept else float(np.hypot(of.y_sd, of.y_mean))
+        return size or abs(of.y_mean) or 1.0
+
+    def intercept_prior(self, of: Moments) -> Normal:
+        """Return mean(y) and 2.5 units of y."""
+        return Normal(of.y_mean, 2.5 * self.outcome_unit(of))
+
+    def extra_prior(self, name: str, of: Moments) -> Normal:
+        """Return that of log(scale): about the logarithm of the outcome's unit."""
+        del name
+        return Normal(float(np.log(self.outcome_unit(of))), 2.5)
+
+    def without_priors(self) -> Self:
+        """Return the likelihood alone."""
+        return replace(super().without_priors(), scale_prior=None)
+
+    def spread(self, eta: jax.Array) -> Any:
+        """Return the scale, known or from the predictors of one row."""
+        return self.scale if self.scale is not None else jnp.exp(eta[1])
+
+    def known_scale(self) -> float:
+        """Return the scale where derivatives in eta alone are asked for."""
+        if self.scale is None:
+            raise SettingError("derivatives in eta alone need a known scale; give scale=.")
+        return self.scale
+
+    def report(self, theta: Params) -> dict[str, jax.Array]:
+        """Report `scale` rather than its logarithm."""
+        named = super().report(theta)
+        if "log_scale" in named:
+            named["scale"] = jnp.exp(named.pop("log_scale"))
+        return named
+
+    def restore(self, named: Mapping[str, Any]) -> Params:
+        """Take the logarithm of a reported scale."""
+        theta = super().restore(named)
+        if "scale" in theta:
+            theta["log_scale"] = jnp.log(theta.pop("scale"))
+        return theta
+
+    def mean(self, eta: jax.Array) -> jax.Array:
+        """Return the centre of the outcome."""
+        return eta[0]
+
+    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
+        """Any real number will do."""
+        return np.zeros(y.shape, dtype=bool), "real numbers"
+
+
+@dataclass(frozen=True, repr=False)
+class Gaussian(ScaleFamily):
+    """Linear regression with normal noise of a known or estimated scale.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.models.Gaussian(scale=1.0).extras, mo.models.Gaussian().extras
+    ((), ('log_scale',))
+    """
+
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """Normal log-density."""
+        s = self.spread(eta)
+        return -0.5 * ((y - eta[0]) / s) ** 2 - jnp.log(s) - 0.5 * np.log(2 * np.pi)
+
+    def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+        """f to f''' in eta at a known scale; f''' is zero, so order 2 is exact."""
+        s = self.known_scale()
+        r = (y - eta) / s
+        constant = jnp.full_like(eta, -1 / s**2)
+        f = -0.5 * r**2 - np.log(s) - 0.5 * np.log(2 * np.pi)
+        return f, r / s, constant, jnp.zeros_like(eta)
+
+    def series_radius(self) -> float:
+        """Infinite: the series ends by itself."""
+        return inf
+
+    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+        """Zero: the log-density is quadratic."""
+        return jnp.zeros_like(eta), jnp.zeros_like(eta), jnp.zeros_like(eta)
+
+
+@dataclass(frozen=True, repr=False)
+class StudentT(ScaleFamily):
+    """Robust linear regression: Student-t noise with `df` degrees of freedom.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.models.StudentT(df=5.0, scale=2.0).df
+    5.0
+    """
+
+    df: float = 4.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_positive(self.df):
+            raise SettingError("df (the degrees of freedom) must be a positive number.")
+
+    def log_constant(self) -> jax.Array:
+        """Logarithm of the density's normalising constant at a scale of one."""
+        nu = self.df
+        return gammaln((nu + 1) / 2) - gammaln(nu / 2) - 0.5 * np.log(nu * np.pi)
+
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """Student-t log-density."""
+        s, nu = self.spread(eta), self.df
+        return (
+            self.log_constant()
+            - jnp.log(s)
+            - (nu + 1) / 2 * jnp.log1p(((y - eta[0]) / s) ** 2 / nu)
+        )
+
+    def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+        """f to f''' in eta at a known scale; f'' is positive for |r| > s sqrt(nu)."""
+        s, nu = self.known_scale(), self.df
+        r, v = y - eta, nu * s**2
+        f = self.log_constant() - np.log(s) - (nu + 1) / 2 * jnp.log1p(r**2 / v)
+        f1 = (nu + 1) * r / (v + r**2)
+        f2 = (nu + 1) * (r**2 - v) / (v + r**2) ** 2
+        f3 = 2 * (nu + 1) * r * (r**2 - 3 * v) / (v + r**2) ** 3
+        return f, f1, f2, f3
+
+    def series_radius(self) -> float:
+        """To the poles at r = +- i s sqrt(nu), for the row with the smallest residual."""
+        return self.known_scale() * sqrt(self.df)
+
+    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+        """The k-th derivative is (nu + 1) (k - 1)! Re (r + i s sqrt(nu))^-k."""
+        s, nu = self.known_scale(), self.df
+        inverse = 1 / jax.lax.complex(y - eta, jnp.full_like(eta, s * np.sqrt(nu)))
+        return tuple((nu + 1) * factorial(k - 1) * jnp.real(inverse**k) for k in (4, 5, 6))

@@ -1,0 +1,79 @@
+"""Counts with a share of zeros of their own: zero-inflated and hurdle Poisson regression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.models.families.counts import count_fault
+from modicum.models.families.extras import LOGIT, Coordinate, ExtraParameter, LogLink
+from modicum.models.families.links import log_some
+from modicum.models.families.special import log_factorial, softplus
+
+__all__ = ["HurdlePoisson", "ZeroInflatedPoisson"]
+
+
+@dataclass(frozen=True, repr=False)
+class _Zeros(ExtraParameter, LogLink):
+    coordinate: ClassVar[Coordinate] = LOGIT
+
+    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
+        """Only whole numbers from 0."""
+        return count_fault(y)
+
+
+@dataclass(frozen=True, repr=False)
+class ZeroInflatedPoisson(_Zeros):
+    """Counts that are 0 with chance `zero_inflation`, and else Poisson with log-rate eta.
+
+    A zero may come from either. The chance is the same for all rows.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.models.ZeroInflatedPoisson().extras
+    ('logit_zero_inflation',)
+    """
+
+    extra: ClassVar[str] = "zero_inflation"
+
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """log(pi + (1 - pi) e^-mu) of a zero, log(1 - pi) and Poisson's of any other count."""
+        mu = jnp.exp(eta[0])
+        zero = jnp.logaddexp(eta[1], -mu)
+        some = y * eta[0] - mu - log_factorial(y, eta)
+        return jnp.where(y == 0, zero, some) - softplus(eta[1])
+
+    def mean(self, eta: jax.Array) -> jax.Array:
+        """(1 - pi) mu."""
+        return jax.nn.sigmoid(-eta[1]) * jnp.exp(eta[0])
+
+
+@dataclass(frozen=True, repr=False)
+class HurdlePoisson(_Zeros):
+    """Counts that are 0 with chance `zero_chance`, and else Poisson given that they are not 0.
+
+    All zeros come from the hurdle. The chance is the same for all rows.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.models.HurdlePoisson().extras
+    ('logit_zero_chance',)
+    """
+
+    extra: ClassVar[str] = "zero_chance"
+
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """Log pi of a zero; of others log(1 - pi) and Poisson's less log(1 - e^-mu)."""
+        mu = jnp.exp(eta[0])
+        some = y * eta[0] - mu - log_factorial(y, eta) - log_some(eta[0])
+        return jnp.where(y == 0, eta[1], some) - softplus(eta[1])
+
+    def mean(self, eta: jax.Array) -> jax.Array:
+        """(1 - pi) mu / (1 - e^-mu)."""
+        return jax.nn.sigmoid(-eta[1]) * jnp.exp(eta[0] - log_some(eta[0]))

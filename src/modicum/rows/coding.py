@@ -1,0 +1,195 @@
+"""Categorical columns as integer codes: which columns of the model matrix the codes of a row mean.
+
+A row is a short vector of numbers x and a few codes c_k (SPEC section 18). The model matrix, which
+is never formed, has the columns of x and one for each level of each factor:
+
+    eta = x_d . beta[dense] + sum_k s_k beta[first_k + c_k]
+
+with s_k = 1, or a number of the row: an interaction of a number with a factor, or the value of a
+B-spline, few of which differ from zero in any row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from modicum.rows.entries import mapping, sequence, text, whole
+
+__all__ = ["CODE_TYPES", "CodedTerm", "Coding", "code_type", "treatment"]
+
+# Types that codes are held in.
+CODE_TYPES = {"uint8": np.uint8, "uint16": np.uint16, "uint32": np.uint32}
+
+
+def code_type(levels: int) -> np.dtype[Any]:
+    """Return the smallest type that holds the codes of so many levels.
+
+    Examples
+    --------
+    >>> code_type(256), code_type(257)
+    (dtype('uint8'), dtype('uint16'))
+    """
+    return np.dtype(np.min_scalar_type(max(0, levels - 1)))
+
+
+@dataclass(frozen=True)
+class CodedTerm:
+    """Columns of the model matrix of which a row has one, by its code.
+
+    Parameters
+    ----------
+    field
+        The integer field of the rows that holds the codes.
+    first
+        Place of the term's first column among all columns.
+    width
+        Number of columns.
+    reference
+        Whether code 0 is the reference level, which has no column: code c is column first + c - 1.
+        Else code c is column first + c.
+    scale
+        The column of x whose number stands in the row's column; None: a one.
+    """
+
+    field: str
+    first: int
+    width: int
+    reference: bool = True
+    scale: int | None = None
+
+    @property
+    def levels(self) -> int:
+        """How many codes there are."""
+        return self.width + self.reference
+
+    @property
+    def columns(self) -> slice:
+        """Places of the term's columns among all columns."""
+        return slice(self.first, self.first + self.width)
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How rows of numbers and codes stand for rows of a model matrix.
+
+    Parameters
+    ----------
+    dense
+        Place among all columns of each leading column of x; further columns of x are scales only.
+    terms
+        What the codes mean. Terms may share columns (neighbouring B-splines do): they add up.
+
+    Examples
+    --------
+    Two numbers, then a factor of three levels:
+
+    >>> coding = Coding(dense=(0, 1), terms=(CodedTerm("gas", first=2, width=2),))
+    >>> coding.size
+    4
+    >>> coding.densely({"x": np.array([[0.5, 7.0]]), "gas": np.array([2])})
+    array([[0.5, 7. , 0. , 1. ]])
+    """
+
+    dense: tuple[int, ...] = ()
+    terms: tuple[CodedTerm, ...] = ()
+
+    @cached_property
+    def size(self) -> int:
+        """The number of columns of the model matrix."""
+        ends = [place + 1 for place in self.dense] + [t.first + t.width for t in self.terms]
+        return max(ends, default=0)
+
+    @cached_property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the fields that hold codes."""
+        return tuple(dict.fromkeys(term.field for term in self.terms))
+
+    @cached_property
+    def apart(self) -> bool:
+        """Whether no two parts share a column."""
+        taken = np.zeros(self.size, int)
+        np.add.at(taken, list(self.dense), 1)
+        for term in self.terms:
+            taken[term.columns] += 1
+        return bool(np.all(taken <= 1))
+
+    def densely(self, batch: Mapping[str, Any]) -> np.ndarray:
+        """Return the rows of the model matrix, (rows, size), in the type of x (else of y)."""
+        x = batch.get("x")
+        like = np.asarray(x if x is not None else batch.get("y", np.zeros(0)))
+        rows = len(batch[self.terms[0].field]) if self.terms else len(like)
+        out = np.zeros((rows, self.size), like.dtype)
+        if self.dense:
+            out[:, list(self.dense)] = like[:, : len(self.dense)]
+        for term in self.terms:
+            place = np.asarray(batch[term.field]).astype(np.intp) - term.reference
+            has = np.flatnonzero(place >= 0)
+            value = 1 if term.scale is None else like[has, term.scale]
+            out[has, term.first + place[has]] += value
+        return out
+
+    def reordered(self, places: Sequence[int]) -> Coding:
+        """Return the coding with column j at `places[j]`; the columns of a term stay neighbours."""
+        terms = []
+        for term in self.terms:
+            first = places[term.first] if term.width else 0
+            if list(places[term.columns]) != list(range(first, first + term.width)):
+                raise ValueError(f"the columns of {term.field!r} would not stay together")
+            terms.append(replace(term, first=first))
+        return Coding(tuple(places[place] for place in self.dense), tuple(terms))
+
+    def fault(self, batch: Mapping[str, Any]) -> tuple[str, int] | None:
+        """Return field and row of the first code that stands for no column; None if all do."""
+        for term in self.terms:
+            codes = np.asarray(batch[term.field])
+            if codes.size and int(codes.max()) >= term.levels:
+                return term.field, int(np.argmax(codes >= term.levels))
+        return None
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the coding as plain JSON values."""
+        return {"dense": list(self.dense), "terms": [asdict(term) for term in self.terms]}
+
+    @classmethod
+    def from_dict(cls, saved: object) -> Coding:
+        """Undo `to_dict`; KeyError, TypeError or ValueError for what it did not write."""
+        entries = mapping(saved)
+        terms = []
+        for term in map(mapping, sequence(entries["terms"])):
+            reference, scale = term["reference"], term["scale"]
+            if not isinstance(reference, bool):
+                raise TypeError("reference is neither true nor false")
+            made = CodedTerm(
+                text(term["field"]),
+                whole(term["first"], 0),
+                whole(term["width"], 0),
+                reference,
+                None if scale is None else whole(scale, 0),
+            )
+            terms.append(made)
+        dense = tuple(whole(place, 0) for place in sequence(entries["dense"]))
+        if len(set(dense)) < len(dense):
+            raise ValueError("two columns of x have the same place")
+        return cls(dense, tuple(terms))
+
+
+def treatment(numbers: int, levels: Mapping[str, int]) -> Coding:
+    """Return the coding of `numbers` columns of x, and after them of factors with so many levels.
+
+    The first level of each factor is the reference.
+
+    Examples
+    --------
+    >>> treatment(1, {"gas": 3}).terms
+    (CodedTerm(field='gas', first=1, width=2, reference=True, scale=None),)
+    """
+    terms, first = [], numbers
+    for name, count in levels.items():
+        terms.append(CodedTerm(name, first, count - 1))
+        first += count - 1
+    return Coding(tuple(range(numbers)), tuple(terms))

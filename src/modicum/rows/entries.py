@@ -1,0 +1,49 @@
+"""What the entries of a JSON object must be.
+
+Each function returns its argument, or raises a TypeError or ValueError whose words say what was
+found instead.
+"""
+
+from __future__ import annotations
+
+__all__ = ["mapping", "sequence", "short", "text", "text_or_none", "whole"]
+
+
+def text(value: object) -> str:
+    """Return `value`, a text."""
+    if not isinstance(value, str):
+        raise TypeError(f"{short(value)} is no text")
+    return value
+
+
+def whole(value: object, least: int) -> int:
+    """Return `value`, a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{short(value)} is no whole number from {least}")
+    return value
+
+
+def sequence(value: object) -> list[object]:
+    """Return `value`, a list."""
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"{short(value)} is no list")
+    return list(value)
+
+
+def mapping(value: object) -> dict[str, object]:
+    """Return `value`, a JSON object."""
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise TypeError(f"{short(value)} is no object")
+    return value
+
+
+def text_or_none(value: object) -> str | None:
+    """Return `value`, a text or nothing."""
+    return None if value is None else text(value)
+
+
+def short(value: object) -> str:
+    """Show a value of unknown size and depth without walking through it."""
+    simple = value is None or isinstance(value, str | int | float)
+    shown = repr(value) if simple else f"a {type(value).__name__}"
+    return shown if len(shown) <= 40 else shown[:37] + "..."

@@ -1,0 +1,236 @@
+"""Rows with codes mean what the same rows mean with every column formed.
+
+Sums, residuals, moments and bounds agree to rounding; one short run per family of methods gives
+the same draws, since nothing but rounding differs.
+"""
+
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+
+import modicum as mo
+from helpers.coded import Pair, crossed, densely, pair
+from modicum.estimators.bounds import BoundedRows, bound_of, collapse
+from modicum.estimators.taylor import control_variate, proxy
+from modicum.ledger import Ledger
+from modicum.models import Target
+from modicum.models.priors import moments
+from modicum.passes import LocalEngine, Sums, anchor_at
+from modicum.rows import ingest
+from modicum.runtime import in_double_precision
+
+FAMILIES = {
+    "binary": mo.models.Logistic(),
+    "count": mo.models.Poisson(),
+    "real": mo.models.Gaussian(),
+    "class": mo.models.Softmax(classes=3),
+}
+
+
+def sums(rows, model):
+    target, start = Target.of(model, rows, Ledger(rows=len(rows)))
+    return Sums(target, rows, LocalEngine(progressbar=False), Ledger(rows=len(rows))), start
+
+
+def points(start):
+    rng = np.random.default_rng(2)
+    return start + 0.2 * rng.normal(size=(3, len(start)))
+
+
+PAIRS = {
+    **{name: (lambda name=name: pair(outcome=name, weight=name == "count")) for name in FAMILIES},
+    "without numbers": lambda: pair(numbers=0),
+    "crossed": crossed,
+    "many chunks": lambda: pair(3000),
+}
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_sums_over_rows_agree(kind):
+    both, model = PAIRS[kind](), FAMILIES.get(kind, mo.models.Logistic())
+    (coded, start), (dense, _) = (sums(rows, model) for rows in both)
+    assert coded.target.size == dense.target.size
+    at = points(start)
+    for t in at[:1]:
+        for ours, theirs in zip(coded.hessian(t, "p"), dense.hessian(t, "p"), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-9)
+        for ours, theirs in zip(coded.gradient(t, "p"), dense.gradient(t, "p"), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-9)
+    np.testing.assert_allclose(coded.values(at, "p"), dense.values(at, "p"), rtol=1e-11)
+    np.testing.assert_allclose(coded.gradients(at, "p"), dense.gradients(at, "p"), atol=1e-9)
+    moved = both.coded._description.coding.densely(both.coded.slice(0, 5))
+    assert not np.allclose(moved, moved[:, ::-1])  # or any order of columns would pass
+
+
+@pytest.mark.parametrize("make", [lambda: pair(weight=True), lambda: pair(numbers=0), crossed])
+def test_moments_and_so_priors_agree(make):
+    ours, theirs = (moments(rows) for rows in make())
+    np.testing.assert_allclose(ours.x_mean, theirs.x_mean, rtol=1e-12)
+    np.testing.assert_allclose(ours.x_sd, theirs.x_sd, rtol=1e-12)
+    assert ours.y_mean == pytest.approx(theirs.y_mean, rel=1e-12)
+    assert ours.y_sd == pytest.approx(theirs.y_sd, rel=1e-12)
+
+
+@in_double_precision
+def residuals(rows, model):
+    total, start = sums(rows, model)
+    anchor = anchor_at(total, start)
+    whitened = proxy(anchor, total.target, 2)
+    batch = {k: jnp.asarray(v)[None] for k, v in rows.take(np.arange(30)).items()}
+    batch["probability"] = jnp.full((1, 30), 1 / len(rows))
+    variate = control_variate(total.target, 2)
+    cached = variate.cache({k: v[0] for k, v in batch.items()}, whitened)
+    z = jnp.asarray(np.random.default_rng(3).normal(size=total.target.size))
+    return np.asarray(variate.values(cached, z, whitened))
+
+
+@pytest.mark.parametrize("kind", ["binary", "count", "real", "class", "crossed"])
+def test_residuals_agree(kind):
+    both, model = PAIRS[kind](), FAMILIES.get(kind, mo.models.Logistic())
+    ours, theirs = (residuals(rows, model) for rows in both)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-7, atol=1e-9)
+    assert np.ptp(theirs) > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["binary", "class", "crossed"])
+def test_collapsed_bounds_agree(kind):
+    both, model = PAIRS[kind](), FAMILIES.get(kind, mo.models.Logistic())
+    found = []
+    for rows in both:
+        total, start = sums(rows, model)
+        bounded = BoundedRows(total.target, bound_of(model))
+        found.append(collapse(total, bounded, anchor_at(total, start)))
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-8)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Pair:
+    return pair(6000)
+
+
+SETTINGS = {"draws": 40, "tune": 10, "chains": 1, "random_seed": 4, "progressbar": False}
+
+
+def fitted(rows, method="hmc-ecs"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)  # of chains this short
+        return mo.sample(mo.models.Logistic(), rows, method=method, **SETTINGS)
+
+
+def same_draws(ours, theirs):
+    np.testing.assert_allclose(ours["beta"], theirs["beta"], rtol=1e-5, atol=1e-6)
+    assert np.ptp(np.asarray(theirs["beta"]), axis=(0, 1)).min() > 0  # chains that move
+    assert ours.summary().index.tolist() == theirs.summary().index.tolist()
+
+
+@pytest.fixture(scope="module")
+def fits(shared):
+    return Pair(fitted(shared.coded), fitted(shared.dense))
+
+
+def test_hmc_ecs_draws_the_same(fits):
+    same_draws(*fits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method", ["hmc-ecs-signed", "flymc", "sgld", "cp-sghmc", "ewsg", "svrg-ld", "hmc"]
+)
+def test_methods_draw_the_same(shared, method):
+    same_draws(*(fitted(rows, method) for rows in shared))
+
+
+@pytest.mark.slow
+def test_from_a_store_too_and_streamed(shared, tmp_path):
+    store = ingest(shared.coded, tmp_path / "s", dtype=None, progressbar=False)
+    for method in (mo.HMCECS(memory_limit=0), mo.NUTS(memory_limit=0)):
+        same_draws(fitted(store, method), fitted(shared.dense, method))
+
+
+def expected(post, rows):
+    return post.predict(rows).mean
+
+
+def test_predictions_do_not_depend_on_how_rows_are_held(shared, fits, tmp_path):
+    whole = shared.coded.slice(0, len(shared.coded))
+    gas, month = (np.asarray(shared.coded.levels[name])[whole[name]] for name in ("gas", "month"))
+    answer = expected(fits.dense, shared.dense)
+    for post in fits:
+        for rows in shared:
+            np.testing.assert_allclose(expected(post, rows), answer, atol=1e-6)
+    numbers = {"x0": whole["x"][:, 0], "x1": whole["x"][:, 1]}
+    table = pd.DataFrame({"month": month, "gas": gas, **numbers})
+    by_name = {"x": whole["x"], "gas": gas, "month": month}
+    as_codes = {"x": whole["x"], "codes": {"month": month, "gas": gas}}
+    formed = {"x": shared.dense.slice(0, len(gas))["x"]}
+    reference = pd.Categorical(gas, ["xenon", "argon", "neon", "radon"])
+    recoded = mo.Rows(x=whole["x"], codes={"month": month, "gas": gas})
+    turned = {**by_name, "x": pd.DataFrame(numbers)[["x1", "x0"]]}
+    for rows in (table, by_name, as_codes, formed, recoded, turned):
+        np.testing.assert_allclose(expected(fits.coded, rows), answer, atol=1e-6)
+    fits.coded.save(tmp_path / "post.npz")
+    again = mo.Posterior.load(tmp_path / "post.npz")
+    np.testing.assert_allclose(expected(again, by_name), answer, atol=1e-6)
+    with pytest.raises(mo.DataError, match="coded against the reference level 'xenon'"):
+        expected(fits.coded, mo.Rows(x=whole["x"], codes={"gas": reference, "month": month}))
+
+
+def test_a_few_new_rows_have_the_levels_of_the_fit(shared, fits):
+    first = shared.coded.slice(0, 1)
+    gas, month = (shared.coded.levels[name][int(first[name][0])] for name in ("gas", "month"))
+    one = {"x": first["x"], "gas": [gas], "month": [month]}
+    answer = expected(fits.coded, shared.coded.subset(np.arange(1)))
+    np.testing.assert_allclose(expected(fits.coded, one), answer, atol=1e-12)
+    np.testing.assert_allclose(
+        expected(
+            fits.coded,
+            pd.DataFrame(
+                {"gas": [gas], "month": [month], "x0": first["x"][:, 0], "x1": first["x"][:, 1]}
+            ),
+        ),
+        answer,
+        atol=1e-12,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"gas": ["helium"]}, "'gas' holds 'helium' in row 0, which the rows of the fit did not"),
+        ({"gas": None}, "lack the factor 'gas'"),
+        ({"gas": None, "month": None}, "x has 2 columns, but the fit had 7"),
+        ({"x": np.zeros((1, 3))}, "x has 3 columns besides the factors"),
+    ],
+)
+def test_rows_that_are_not_like_those_of_the_fit_are_refused(fits, change, said):
+    rows = {"x": np.zeros((1, 2)), "gas": ["neon"], "month": [3]} | change
+    with pytest.raises(mo.ModicumError, match=said):
+        expected(fits.coded, {k: v for k, v in rows.items() if v is not None})
+
+
+def test_correct_and_score_read_codes(shared, fits):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        ours, theirs = (post.correct(rows) for post, rows in zip(fits, shared, strict=True))
+    np.testing.assert_allclose(ours["beta"], theirs["beta"], rtol=1e-5, atol=1e-6)
+    scores = [post.score(rows).log_density for post, rows in zip(fits, shared, strict=True)]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-6)
+    with pytest.raises(mo.DataError, match="not the rows the posterior was sampled with"):
+        fits.coded.correct(shared.dense)
+
+
+def test_separated_levels_are_named_the_same():
+    rng = np.random.default_rng(1)
+    gas = np.array(["neon", "argon", "xenon"])[rng.integers(0, 3, 300)]
+    y = np.where(gas == "xenon", 1.0, rng.random(300) < 0.5)
+    coded = mo.Rows(y=y, codes={"gas": gas})
+    found = []
+    for rows in (coded, densely(coded)):
+        post = mo.LogPosterior(mo.models.Logistic(), rows)
+        found.append({w.code: str(w) for w in post.mode().warnings})
+    assert found[0] == found[1]
+    assert "gas[xenon]" in found[0]["separation"]
