@@ -23,7 +23,8 @@ from helpers.architecture import (
 ORDER = (  # from the top down; packages of one line may use each other
     ("__main__",),
     ("cli",),
-    ("sample", "log_posterior", "plots"),
+    ("fit",),
+    ("sample", "log_posterior", "plots", "priors"),
     ("methods",),
     ("posterior",),
     ("datasets",),
@@ -48,6 +49,7 @@ PUBLIC_MODULES = (  # the names in their `__all__` are public, and nothing else 
     "modicum.models",
     "modicum.plots",
     "modicum.posterior",
+    "modicum.priors",
     "modicum.rows",
 )
 

@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from modicum import datasets, diagnostics, methods, models, rows
+from modicum import datasets, diagnostics, methods, models, priors, rows
 from modicum.errors import (
     ConvergenceError,
     DataError,
@@ -11,6 +11,7 @@ from modicum.errors import (
     ResourceError,
     SettingError,
 )
+from modicum.fit import fit
 from modicum.ledger import Ledger
 from modicum.log_posterior import LogPosterior, Mode
 from modicum.methods import HMC, HMCECS, NUTS, FlyMC, SignedHMCECS, StochasticGradient
@@ -71,8 +72,10 @@ __all__ = [
     "__version__",
     "datasets",
     "diagnostics",
+    "fit",
     "methods",
     "models",
+    "priors",
     "rows",
     "sample",
 ]

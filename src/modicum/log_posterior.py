@@ -202,6 +202,11 @@ class LogPosterior:
                 "the posterior of a neural network has many modes, none of which stands for all; "
                 "sample it instead (mo.sample)."
             )
+        if self._target.exact_prior is not None:
+            raise SettingError(
+                "modes are found for normal and flat priors, about which the posterior is nearly "
+                "normal; with a prior that is neither, sample it instead (mo.sample)."
+            )
         if len(self) > DENSE_LIMIT:
             raise SettingError(
                 f"the mode is found by Newton's method for up to {DENSE_LIMIT:,} parameters, and "

@@ -9,7 +9,7 @@ import modicum as mo
 from helpers.targets import all_of, class_rows, gaussian_rows, logistic_rows, poisson_rows, sums_of
 from modicum.estimators import AutodiffTaylor, LinearTaylor, proxy
 from modicum.passes import anchor_at
-from modicum.passes.mode import prior_hessian, prior_slope
+from modicum.passes.mode import prior_slope
 
 M = mo.models
 
@@ -34,9 +34,8 @@ class Expansion:
         self.target, self.rows, self.n = self.sums.target, rows, len(rows)
         point = 0.1 * np.cos(np.arange(len(start))) if point is None else point
         self.anchor = anchor_at(self.sums, point)
-        self.prior_at_anchor, slope = prior_slope(self.target, point)
-        prior = slope, prior_hessian(self.target, point)
-        self.proxy = proxy(self.anchor, self.target, order, prior)
+        self.prior_at_anchor, _ = prior_slope(self.target, point)
+        self.proxy = proxy(self.anchor, self.target, order)
         self.cv = (form or AutodiffTaylor)(self.target, order)
         self.cached = self.cache(np.ones(self.n))
 

@@ -19,7 +19,6 @@ from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.models.priors import moments
 from modicum.passes import LocalEngine, Sums, anchor_at
-from modicum.passes.mode import prior_hessian, prior_slope
 from modicum.rows import ingest
 from modicum.runtime import in_double_precision
 
@@ -79,8 +78,7 @@ def test_moments_and_so_priors_agree(make):
 def residuals(rows, model):
     total, start = sums(rows, model)
     anchor = anchor_at(total, start)
-    prior = prior_slope(total.target, anchor.point)[1], prior_hessian(total.target, anchor.point)
-    whitened = proxy(anchor, total.target, 2, prior)
+    whitened = proxy(anchor, total.target, 2)
     batch = {k: jnp.asarray(v)[None] for k, v in rows.take(np.arange(30)).items()}
     batch["probability"] = jnp.full((1, 30), 1 / len(rows))
     variate = control_variate(total.target, 2)

@@ -22,7 +22,7 @@ from helpers.targets import (
 from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.models.prediction import ModelPredictor, rebuild
-from modicum.models.priors import NormalPrior, moments
+from modicum.models.priors import LogNormal, Normal, moments
 from modicum.passes import anchor_at_mode
 from modicum.rows import ingest
 
@@ -222,24 +222,28 @@ def test_shifted_columns_give_the_same_posterior():
 def test_the_defaults_in_numbers():
     x = np.c_[np.array([1.0, 2.0, 3.0, 4.0]), np.full(4, 7.0), np.zeros(4)]
     y = np.array([10.0, 20.0, 30.0, 60.0])
-    gaussian = M.Gaussian().resolved(mo.Rows(x=x, y=y)).priors
+    gaussian = M.Gaussian().resolved(mo.Rows(x=x, y=y)).resolved_priors
     unit = y.std()
     expected = [2.5 * unit / x[:, 0].std(), 2.5 * unit / 7.0, 2.5 * unit]
-    np.testing.assert_allclose(gaussian.coefficients, expected)
+    np.testing.assert_allclose([p.sd for p in gaussian.coefficients], expected)
     assert gaussian.centre == (2.5, 7.0, 0.0)
-    assert gaussian.intercept == NormalPrior(30.0, 2.5 * unit)
+    assert gaussian.intercept == Normal(30.0, 2.5 * unit)
     ((name, scale),) = gaussian.extras
     assert (name, scale.sd) == ("log_scale", 2.5)
     assert scale.mean == pytest.approx(np.log(unit))
-    logistic = M.Logistic().resolved(mo.Rows(x=x, y=(y > 25) * 1.0)).priors
-    np.testing.assert_allclose(logistic.coefficients, [2.5 / x[:, 0].std(), 10 / 7.0, 2.5])
-    assert logistic.intercept == NormalPrior(0.0, 10.0)
+    logistic = M.Logistic().resolved(mo.Rows(x=x, y=(y > 25) * 1.0)).resolved_priors
+    np.testing.assert_allclose(
+        [p.sd for p in logistic.coefficients], [2.5 / x[:, 0].std(), 10 / 7.0, 2.5]
+    )
+    assert logistic.intercept == Normal(0.0, 10.0)
     years = np.array([0.5, 1.0, 2.0, 4.0])
     counts = mo.Rows(x=x, y=np.array([0.0, 1.0, 1.0, 3.0]), offset=np.log(years))
-    poisson = M.Poisson().resolved(counts).priors.intercept
+    poisson = M.Poisson().resolved(counts).resolved_priors.intercept
     assert poisson.mean == pytest.approx(np.log(5 / 7.5))
     none = mo.Rows(x=x, y=np.zeros(4), offset=np.log(years))
-    assert M.Poisson().resolved(none).priors.intercept.mean == pytest.approx(np.log(0.5 / 7.5))
+    assert M.Poisson().resolved(none).resolved_priors.intercept.mean == pytest.approx(
+        np.log(0.5 / 7.5)
+    )
 
 
 def test_without_an_intercept_the_size_of_the_outcome_is_its_unit():
@@ -252,24 +256,26 @@ def test_without_an_intercept_the_size_of_the_outcome_is_its_unit():
 
 def test_an_outcome_that_never_varies_has_finite_priors():
     rows = mo.Rows(x=np.arange(6.0)[:, None], y=np.full(6, 3.0))
-    priors = M.Gaussian().resolved(rows).priors
-    assert np.isfinite([*priors.coefficients, priors.intercept.sd, priors.extras[0][1].mean]).all()
+    priors = M.Gaussian().resolved(rows).resolved_priors
+    assert np.isfinite(
+        [*(p.sd for p in priors.coefficients), priors.intercept.sd, priors.extras[0][1].mean]
+    ).all()
     zero = mo.Rows(x=np.arange(6.0)[:, None], y=np.zeros(6))
-    assert M.Gaussian().resolved(zero).priors.intercept.sd == 2.5
+    assert M.Gaussian().resolved(zero).resolved_priors.intercept.sd == 2.5
 
 
 def test_numbers_given_stay_raw_each_by_itself():
     rows = gaussian_rows(100)
     of = moments(rows)
-    some = M.Gaussian(prior_scale=0.5).resolved(rows).priors
-    assert some.coefficients == (0.5,) * 3
+    some = M.Gaussian(prior_scale=0.5).resolved(rows).resolved_priors
+    assert some.coefficients == (Normal(0.0, 0.5),) * 3
     assert some.intercept.mean == of.y_mean
-    raw = M.Gaussian(intercept_scale=4.0).resolved(rows).priors
-    assert raw.intercept == NormalPrior(0.0, 4.0)
+    raw = M.Gaussian(intercept_scale=4.0).resolved(rows).resolved_priors
+    assert raw.intercept == Normal(0.0, 4.0)
     assert raw.centre == ()
-    each = M.Gaussian(prior_scale=[1, 2, 3], scale_prior=0.7).resolved(rows).priors
-    assert each.coefficients == (1.0, 2.0, 3.0)
-    assert each.extras == (("log_scale", NormalPrior(0.0, 0.7)),)
+    each = M.Gaussian(prior_scale=[1, 2, 3], scale_prior=0.7).resolved(rows).resolved_priors
+    assert each.coefficients == tuple(Normal(0.0, sd) for sd in (1.0, 2.0, 3.0))
+    assert each.extras == (("log_scale", LogNormal(0.0, 0.7)),)
     given = M.Gaussian(**RAW, scale_prior=2.5)
     assert given.resolved(rows) is given  # nothing to look up: no pass
 
@@ -315,8 +321,8 @@ def test_the_priors_used_are_shown_counted_and_kept(tmp_path):
     again = mo.Posterior.load(tmp_path / "post")
     assert again.tuning["priors"] == shown
     model = post.predictor.model
-    assert model.priors is not None
-    assert repr(model.priors) in post.settings["model"]
+    assert model.resolved_priors is not None
+    assert repr(model.resolved_priors) in post.settings["model"]
     kept = rebuild(ModelPredictor(model).to_dict()).model
     assert kept == model
     assert hash(kept) == hash(model)

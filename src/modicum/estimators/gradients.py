@@ -29,7 +29,6 @@ from modicum.kernels.base import (
 from modicum.models import Target
 from modicum.models.base import Batch
 from modicum.passes import Anchor, Sums
-from modicum.passes.mode import prior_hessian, prior_slope
 from modicum.runtime import jit
 
 __all__ = [
@@ -156,10 +155,9 @@ class Taylor(BaseGradientEstimator):
         """The anchor in the chain's coordinates."""
         assert anchor is not None
         target = _known(self.target)
-        prior = prior_slope(target, anchor.point)[1], prior_hessian(target, anchor.point)
         if anchor.factor.ndim < 2:
             raise SettingError("control variates need the anchor's factor as a matrix.")
-        return proxy(anchor, target, self.order, prior)
+        return proxy(anchor, target, self.order)
 
     def prepare(self, batch: Batch, context: StochasticGradientContext) -> Pytree:
         """Whiten and expand the rows."""

@@ -18,10 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.estimators.groups import GroupTaylor, group_proxy
 from modicum.kernels.base import ControlVariate, Proxy
-from modicum.models import LinearPredictorModel, Target
+from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.base import Batch
+from modicum.models.priors.exact import ExactPrior
 from modicum.passes import Anchor
+from modicum.passes.mode import folded_prior
 
 __all__ = [
     "CONTROL_VARIATES",
@@ -39,20 +42,20 @@ __all__ = [
 ROUNDING = 1e-9  # of the whitened Hessian
 
 
-def proxy(
-    anchor: Anchor, target: Target, order: int, prior: tuple[np.ndarray, np.ndarray]
-) -> Proxy:
+def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
     """The anchor's sums in whitened coordinates: sum q = C + a'z + z'Bz/2 (below eq. 4.4).
 
-    `prior` is (gradient, Hessian) of the log-prior at t*; the normal priors of linear-predictor
-    models are folded into the quadratic, since they are one. There B = -I is what whitening means:
-    it is left out then, and with it a product of d^2 operations per evaluation.
+    The normal priors of linear-predictor models are folded into the quadratic, since they are one.
+    If all are, B = -I is what whitening means: it is left out then, and with it a product of d^2
+    operations per evaluation.
     """
+    if isinstance(target.model, IntegratedEffects):
+        return group_proxy(anchor, target, order)
     L = anchor.factor
     gradient = anchor.A if order >= 1 else np.zeros_like(anchor.A)
     hessian = anchor.B if order >= 2 else np.zeros_like(anchor.B)
-    if isinstance(target.model, LinearPredictorModel):
-        gradient, hessian = gradient + prior[0], hessian + prior[1]
+    _, folded_gradient, folded_hessian = folded_prior(target, anchor.point)
+    gradient, hessian = gradient + folded_gradient, hessian + folded_hessian
     whitened = L.T @ hessian @ L
     plain = np.abs(whitened + np.eye(len(L))).max() <= ROUNDING
     return Proxy(
@@ -60,19 +63,33 @@ def proxy(
         jnp.asarray(L),
         jnp.asarray(L.T @ gradient),
         None if plain else jnp.asarray((whitened + whitened.T) / 2),
+        None if target.exact_prior is None else jax.tree.map(jnp.asarray, target.exact_prior[1]),
     )
 
 
 def control_variate(target: Target, order: int, precision: str = "float64") -> ControlVariate[Any]:
     """The cheapest form of the control variate that fits the model."""
+    groups = GroupTaylor.fitting(target, order, precision)
+    if groups is not None:
+        return groups
+    exact = None if target.exact_prior is None else target.exact_prior[0]
     target = target.likelihood  # the normal priors of families are part of the proxy
-    forms = (form(target, order, precision) for form in CONTROL_VARIATES)
+    forms = (form(target, order, precision, exact) for form in CONTROL_VARIATES)
     return next(form for form in forms if form is not None)
 
 
 def _quadratic(z: jax.Array, proxy: Proxy) -> jax.Array:
     curved = -z if proxy.B is None else proxy.B @ z
     return z @ (proxy.a + 0.5 * curved)
+
+
+def _with_exact(
+    total: jax.Array, prior: ExactPrior | None, z: jax.Array, proxy: Proxy
+) -> jax.Array:
+    """Add the priors that are no part of the quadratic."""
+    if prior is None:
+        return total
+    return total + prior.log_density(proxy.point + proxy.factor @ z, proxy.prior)
 
 
 # A linear predictor -----------------------------------------------------------------------
@@ -100,19 +117,26 @@ class LinearTaylor:
         0, 1 or 2 (HMC-ECS paper, section 4.2).
     precision
         "float64" or "float32": of the cached rows and of the residuals. Sums are float64.
+    prior
+        Priors that are no quadratic; None: there are none.
     """
 
     target: Target
     order: int = 2
     precision: str = "float64"
+    prior: ExactPrior | None = None
 
     @classmethod
-    def fitting(cls, target: Target, order: int, precision: str) -> LinearTaylor | None:
+    def fitting(
+        cls, target: Target, order: int, precision: str, prior: ExactPrior | None
+    ) -> LinearTaylor | None:
         """For models of this kind; None for others."""
         model = target.model
         if not isinstance(model, LinearPredictorModel) or model.extras:
             return None
-        return cls(target, order, precision) if len(target.shapes[0]) == 1 else None
+        if not model.series_radius():  # a kink: nothing of it is in the series
+            return None
+        return cls(target, order, precision, prior) if len(target.shapes[0]) == 1 else None
 
     @property
     def fresh_cost(self) -> float:
@@ -131,9 +155,10 @@ class LinearTaylor:
         x = model.matrix(batch).in_double()
         x = x.with_ones() if model.intercept else x
         y = jnp.asarray(model.outcome(batch), jnp.float64)
-        eta = x @ proxy.point + batch.get("offset", 0.0)
+        read = slice(None, self.target.size)  # what follows are parameters of priors
+        eta = x @ proxy.point[read] + batch.get("offset", 0.0)
         kept = LinearRows(
-            rows=x @ proxy.factor,
+            rows=x @ proxy.factor[read],
             eta=eta,
             y=y,
             taylor=coefficients(model, eta, y).T,
@@ -148,8 +173,8 @@ class LinearTaylor:
         return (cached.scale * d).astype(jnp.float64)
 
     def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
-        """A quadratic: the prior is normal and is part of it."""
-        return _quadratic(z, proxy)
+        """A quadratic, of which a normal prior is part, and the prior itself where it is none."""
+        return _with_exact(_quadratic(z, proxy), self.prior, z, proxy)
 
 
 # Any other model --------------------------------------------------------------------------
@@ -172,16 +197,21 @@ class AutodiffTaylor:
         The model and its layout.
     order
         0, 1 or 2.
+    prior
+        Priors of a linear-predictor model that are no quadratic; None: there are none.
     """
 
     target: Target
     order: int = 2
+    prior: ExactPrior | None = None
 
     @classmethod
-    def fitting(cls, target: Target, order: int, precision: str) -> AutodiffTaylor:
+    def fitting(
+        cls, target: Target, order: int, precision: str, prior: ExactPrior | None
+    ) -> AutodiffTaylor:
         """For any model; precision is that of the model's own arithmetic."""
         del precision
-        return cls(target, order)
+        return cls(target, order, prior)
 
     @property
     def fresh_cost(self) -> float:
@@ -219,12 +249,13 @@ class AutodiffTaylor:
         """The quadratic, and the prior itself unless the quadratic holds it already."""
         total = _quadratic(z, proxy)
         if isinstance(self.target.model, LinearPredictorModel):
-            return total
+            return _with_exact(total, self.prior, z, proxy)
         return total + self.target.log_prior(proxy.point + proxy.factor @ z)
 
 
 # The cheapest first; each returns None for models it does not fit.
-CONTROL_VARIATES: tuple[Callable[[Target, int, str], ControlVariate[Any] | None], ...] = (
+Fitting = Callable[[Target, int, str, ExactPrior | None], ControlVariate[Any] | None]
+CONTROL_VARIATES: tuple[Fitting, ...] = (
     LinearTaylor.fitting,
     AutodiffTaylor.fitting,
 )

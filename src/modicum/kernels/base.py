@@ -180,6 +180,7 @@ class Proxy(NamedTuple):
     factor: jax.Array  # L
     a: jax.Array
     B: jax.Array | None  # None: -I, which is what whitening with the prior makes of it
+    prior: Pytree = None  # numbers of the priors that are no part of the quadratic
 
 
 class ControlVariate(Protocol[Cached]):

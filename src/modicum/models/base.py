@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError, ModicumWarning, SettingError
+from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.tracing import Trace, trace_of, uncompiled
 from modicum.rows import Rows
 
@@ -31,6 +32,7 @@ class BaseModel(ABC):
     has_mode: ClassVar[bool] = True  # one that Newton's method can find, and that stands for all
     reads_bytes: ClassVar[bool] = False  # whether rows may be held as uint8, which wraps around
     users_functions: ClassVar[bool] = False  # known by what it computes, not by its settings
+    has_flat_prior: bool = False  # known to have one, so that the posterior may have no end
     dispersed_starts: ClassVar[int] = 1  # from which modes are looked for, unless asked otherwise
 
     @abstractmethod
@@ -61,6 +63,10 @@ class BaseModel(ABC):
     def check(self, rows: Rows) -> None:  # noqa: B027 - a model without demands need not override
         """Refuse rows the model cannot describe, with a `DataError` that says why."""
 
+    def units(self, rows: Rows) -> Rows:
+        """Return what has a log-likelihood of its own and is subsampled: the rows, or groups."""
+        return rows
+
     def resolved(self, rows: Rows) -> BaseModel:
         """Return the model with all it takes from the rows in numbers: priors in their units."""
         del rows
@@ -70,6 +76,23 @@ class BaseModel(ABC):
     def needs_moments(self) -> bool:
         """Whether `resolved` makes a pass over the rows."""
         return False
+
+    def log_folded_prior(self, theta: Params) -> jax.Array | None:
+        """Return the part of the log-prior that is a quadratic in `theta`; None: unknown."""
+        del theta
+        return None
+
+    def exact_prior(self, theta: Params) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
+        """Return the other part, for parameters laid out as `theta`, and its numbers.
+
+        None where there is no other part, or where the parts are not known.
+        """
+        del theta
+        return None
+
+    def likelihood_layout(self, theta: Params) -> Params:
+        """Return those of the parameters that the likelihood reads: the first, if not all."""
+        return theta
 
     def without_priors(self) -> BaseModel:
         """Return a model of the same likelihood that is the same for all priors, if it can be."""
@@ -83,10 +106,19 @@ class BaseModel(ABC):
     def prior_distances(self, theta: Params) -> Params | None:
         """Return how far `theta` lies from its prior's centre, in prior standard deviations.
 
-        In the structure of `theta`, and linear in it; None for priors that are not normal.
+        In the structure of `theta`, and linear in it; None where the model does not say. A prior
+        that is not normal has widths instead (see `Prior.width`).
         """
         del theta
         return None
+
+    def has_normal_prior(self, theta: Params) -> Params:
+        """Return which parameters have a normal prior, in the structure of `theta`."""
+        return jax.tree.map(lambda leaf: np.ones(np.shape(leaf), bool), theta)
+
+    def shrunk(self, theta: Params) -> Params:
+        """Return which parameters have a prior that is meant to decide where data are silent."""
+        return jax.tree.map(lambda leaf: np.zeros(np.shape(leaf), bool), theta)
 
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
         """Say so if the likelihood has no maximum, seen from the mode; and the passes it took."""

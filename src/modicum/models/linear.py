@@ -22,12 +22,25 @@ from modicum.models.base import BaseModel, Batch, Labels, Params
 from modicum.models.matrix import ModelMatrix, model_matrix
 from modicum.models.outcomes import check_codes, check_outcomes
 from modicum.models.priors import (
+    OWN,
+    Horseshoe,
+    LogNormal,
+    ModelPriors,
     Moments,
-    NormalPrior,
-    NormalPriors,
+    Normal,
+    Prior,
     is_positive,
     moments,
-    normal_log_density,
+)
+from modicum.models.priors.distributions import normal_log_density
+from modicum.models.priors.exact import ExactPrior, Numbers
+from modicum.models.priors.resolved import is_logged, shapes_of
+from modicum.models.priors.specification import (
+    PriorTable,
+    columns_of,
+    require_known,
+    require_support,
+    tidy_priors,
 )
 from modicum.rows import Coding, Rows
 
@@ -36,7 +49,7 @@ __all__ = ["LinearPredictorModel"]
 
 @dataclass(frozen=True, repr=False)
 class LinearPredictorModel(BaseModel):
-    """Coefficients with independent normal priors, entering through x @ beta + intercept + offset.
+    """Coefficients with independent priors, entering through x @ beta + intercept + offset.
 
     Parameters
     ----------
@@ -49,6 +62,11 @@ class LinearPredictorModel(BaseModel):
         Prior standard deviation of the intercept, about 0. None: a wide prior in the units of the
         data, on the predictor at the mean of the columns; the family says which.
     priors
+        Distributions of `mo.priors` by what has them: "common" (all coefficients), "intercept",
+        the name of a column, of a categorical column or of a term, or what the family has besides
+        ("scale"). All are in raw units, the intercept's is about the intercept itself, and the
+        narrower key wins. `prior_scale` and the like are short for normal distributions about 0.
+    resolved_priors
         The priors in numbers, as `resolved` finds them; not for users to give.
     coding
         What the codes of the rows mean, as `resolved` finds it there; not for users to give.
@@ -57,7 +75,8 @@ class LinearPredictorModel(BaseModel):
     prior_scale: float | tuple[float, ...] | None = None
     intercept: bool = True
     intercept_scale: float | None = None
-    priors: NormalPriors | None = field(default=None, kw_only=True)
+    priors: Mapping[str, Prior] | PriorTable | None = field(default=None, kw_only=True)
+    resolved_priors: ModelPriors | None = field(default=None, kw_only=True)
     coding: Coding | None = field(default=None, kw_only=True)
 
     extras: ClassVar[tuple[str, ...]] = ()  # what a family has besides coefficients, by name
@@ -70,15 +89,43 @@ class LinearPredictorModel(BaseModel):
             raise SettingError("intercept_scale must be a positive number, or None.")
         if not isinstance(self.intercept, bool | np.bool_):
             raise SettingError(f"intercept must be True or False, not {self.intercept!r}.")
-        if isinstance(self.priors, Mapping):  # from a file
-            object.__setattr__(self, "priors", NormalPriors.from_dict(self.priors))
+        object.__setattr__(self, "priors", tidy_priors(self.priors) or None)
+        if isinstance(self.resolved_priors, Mapping):  # from a file
+            object.__setattr__(self, "resolved_priors", ModelPriors.from_dict(self.resolved_priors))
         if isinstance(self.coding, Mapping):
             object.__setattr__(self, "coding", Coding.from_dict(self.coding))
+        self._check_priors()
+
+    def _check_priors(self) -> None:
+        """Refuse distributions of the wrong kind, and what is given twice."""
+        scales = {"common": self.prior_scale, "intercept": self.intercept_scale}
+        short = {"common": "prior_scale", "intercept": "intercept_scale"}
+        for name in self.extras:
+            scales[extra_key(name)], short[extra_key(name)] = self.extra_scale(name), "scale_prior"
+        for key, prior in self.prior_table:
+            if scales.get(key) is not None:
+                raise SettingError(
+                    f"the prior of {key!r} is given twice, as {short[key]} and in priors; leave "
+                    "one of them out."
+                )
+            if key in short:
+                require_support(key, prior, "positive" if f"log_{key}" in self.extras else "real")
+            if isinstance(prior, Horseshoe) and key in short.keys() - {"common"}:
+                raise SettingError(
+                    f"a horseshoe prior is one of many coefficients, and {key!r} is none of them."
+                )
+
+    @property
+    def prior_table(self) -> PriorTable:
+        """The priors that were given, by key."""
+        return self.priors or ()  # type: ignore[return-value]  # `__post_init__` made it one
 
     def __repr__(self) -> str:
-        taken = ("priors", "coding")  # from the rows
-        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in taken}
-        settings |= {name: getattr(self, name) for name in taken if getattr(self, name) is not None}
+        late = ("priors", "resolved_priors", "coding")
+        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in late}
+        settings |= {name: getattr(self, name) for name in late if getattr(self, name) is not None}
+        if self.priors:
+            settings["priors"] = dict(self.prior_table)
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in settings.items())})"
 
     # What a family says -------------------------------------------------------------------
@@ -159,9 +206,9 @@ class LinearPredictorModel(BaseModel):
     # Priors -------------------------------------------------------------------------------
 
     def log_prior(self, theta: Params) -> jax.Array:
-        """Independent normals: on beta, the (centred) intercept, and the extras."""
-        if self.priors is not None:
-            return self.priors.log_density(theta)
+        """Independent: on beta, the (centred) intercept, the extras, and what priors have."""
+        if self.resolved_priors is not None:
+            return self.resolved_priors.log_density(theta)
         if not self.has_raw_priors:
             raise SettingError(
                 f"the default priors of {type(self).__name__} are in the units of the data, and "
@@ -176,63 +223,146 @@ class LinearPredictorModel(BaseModel):
             total += normal_log_density(theta[name], scale)
         return total
 
+    def log_folded_prior(self, theta: Params) -> jax.Array:
+        """The part that is a quadratic in the parameters: normal and flat priors."""
+        known = self.resolved_priors
+        return self.log_prior(theta) if known is None else known.log_folded(theta)
+
+    def exact_prior(self, theta: Params) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
+        """The other part, for parameters laid out as `theta`; None where all are quadratic."""
+        known = self.resolved_priors
+        return None if known is None else known.exact(shapes_of(theta))
+
     @property
     def has_raw_priors(self) -> bool:
         """Whether all priors are given as numbers, so that no data are needed to know them."""
-        scales = [self.prior_scale, *(self.extra_scale(name) for name in self.extras)]
-        scales += [self.intercept_scale] if self.intercept else []
-        return all(scale is not None for scale in scales)
+        return not self.priors and not self._left_to_data
+
+    @property
+    def needs_moments(self) -> bool:
+        """Whether `resolved` makes a pass over the rows, for a prior that is left to the data."""
+        return self.resolved_priors is None and self._left_to_data
+
+    @property
+    def _left_to_data(self) -> bool:
+        given = dict(self.prior_table)
+        shoes = [prior for prior in given.values() if isinstance(prior, Horseshoe)]
+        if any(prior.unit is None or prior.resolution is None for prior in shoes):
+            return True
+        left = self.prior_scale is None and "common" not in given
+        left |= self.intercept and self.intercept_scale is None and "intercept" not in given
+        return left or any(
+            self.extra_scale(name) is None and extra_key(name) not in given for name in self.extras
+        )
 
     def resolved(self, rows: Rows) -> Self:
-        """Return the model with its default priors in numbers, by one pass over the rows.
+        """Return the model with its priors in numbers, by one pass over the rows where needed.
 
         Each setting stands by itself: what is given as a number stays a number in raw units.
         """
         coded = self if rows.coding == self.coding else replace(self, coding=rows.coding)
-        if not self.needs_moments:
+        if self.resolved_priors is not None or self.has_raw_priors:
             return coded
-        return replace(coded, priors=self.priors_for(rows, moments(rows)))
+        of = moments(rows) if self.needs_moments else None
+        return replace(coded, resolved_priors=self.priors_for(rows, of))
 
-    @property
-    def needs_moments(self) -> bool:
-        """Whether `resolved` makes a pass over the rows."""
-        return self.priors is None and not self.has_raw_priors
-
-    def priors_for(self, rows: Rows, of: Moments | None) -> NormalPriors:
+    def priors_for(self, rows: Rows, of: Moments | None) -> ModelPriors:
         """Return the priors in numbers; moments are needed where a setting is None."""
-        columns = len(rows.columns)
-        if self.prior_scale is not None:
-            scales = np.broadcast_to(np.asarray(self.prior_scale), columns)
-        else:
-            scales = self._data_scales(_known(of))
-        intercept: NormalPrior | None = None
-        centre: tuple[float, ...] = ()
-        if self.intercept and self.intercept_scale is not None:
-            intercept = NormalPrior(0.0, float(self.intercept_scale))
-        elif self.intercept:
-            intercept = self.intercept_prior(_known(of))
-            centre = tuple(float(c) for c in _known(of).x_mean)
+        given = dict(self.prior_table)
+        intercept, centre = self._intercept_prior(given.get("intercept"), of)
         extras = []
         for name in self.extras:
             scale = self.extra_scale(name)
-            given = None if scale is None else NormalPrior(0.0, scale)
-            extras.append((name, given or self.extra_prior(name, _known(of))))
-        return NormalPriors(tuple(float(s) for s in scales), intercept, centre, tuple(extras))
+            prior = given.get(extra_key(name))
+            if prior is None:
+                own = self.extra_prior(name, _known(of)) if scale is None else Normal(0.0, scale)
+                prior = LogNormal(own.mean, own.sd) if is_logged(name) else own
+            extras.append((name, prior))
+        return ModelPriors(self._coefficient_priors(rows, of), intercept, centre, tuple(extras))
+
+    def _coefficient_priors(self, rows: Rows, of: Moments | None) -> tuple[Prior, ...]:
+        """Each column's: the default, that of all, its term's or its own; the last wins."""
+        columns = len(rows.columns)
+        given = dict(self.prior_table)
+        common = given.pop("common", None)
+        if common is not None:
+            priors = [common] * columns
+        elif self.prior_scale is not None:
+            scales = np.broadcast_to(np.asarray(self.prior_scale), columns)
+            priors = [Normal(0.0, float(scale)) for scale in scales]
+        else:
+            priors = [Normal(0.0, float(scale)) for scale in self._data_scales(_known(of))]
+        others = [
+            "common",
+            *(["intercept"] if self.intercept else []),
+            *map(extra_key, self.extras),
+        ]
+        named = {key: columns_of(key, rows) for key in given if key not in others}
+        for key in sorted(named, key=lambda key: key in rows.columns):  # a column's own comes last
+            if not named[key]:
+                require_known(key, others, rows)
+            require_support(key, given[key], "real")
+            for j in named[key]:
+                priors[j] = given[key]
+        return tuple(self._in_units(prior, j, of) for j, prior in enumerate(priors))
+
+    def _in_units(self, prior: Prior, column: int, of: Moments | None) -> Prior:
+        """A horseshoe in the units of its column."""
+        if not isinstance(prior, Horseshoe):
+            return prior
+        if prior.unit is None:
+            prior = replace(prior, unit=float(self._data_scales(_known(of))[column]) / 2.5)
+        if prior.resolution is None:
+            error = np.sqrt(self.pseudo_variance(_known(of)) / _known(of).weight)
+            prior = replace(prior, resolution=0.1 * float(error))
+        return prior
+
+    def _intercept_prior(
+        self, given: Prior | None, of: Moments | None
+    ) -> tuple[Prior | None, tuple[float, ...]]:
+        """The intercept's prior, and where in x it holds: at 0, unless it is left to the data."""
+        if not self.intercept:
+            if given is not None:
+                raise SettingError("there is a prior of the intercept, and the model has none.")
+            return None, ()
+        if given is not None:
+            return given, ()
+        if self.intercept_scale is not None:
+            return Normal(0.0, float(self.intercept_scale)), ()
+        return self.intercept_prior(_known(of)), tuple(float(c) for c in _known(of).x_mean)
+
+    @property
+    def has_flat_prior(self) -> bool:  # type: ignore[override]
+        """Whether some parameter has no prior, so that the posterior may have no end."""
+        return self.resolved_priors is not None and self.resolved_priors.has_flat
 
     def describe_priors(self, rows: Rows) -> dict[str, str]:
         """Name each prior: "normal(mean, sd)"."""
-        priors = self.priors or (self.priors_for(rows, None) if self.has_raw_priors else None)
-        return {} if priors is None else priors.describe(rows.columns)
+        known = self.resolved_priors
+        if known is None and self.has_raw_priors:
+            known = self.priors_for(rows, None)
+        return {} if known is None else known.describe(rows.columns)
 
     def prior_distances(self, theta: Params) -> Params | None:
         """In prior standard deviations; of the intercept, the one its prior is about."""
-        if self.priors is not None:
-            return self.priors.distances(theta)
+        if self.resolved_priors is not None:
+            return self.resolved_priors.distances(theta)
         if not self.has_raw_priors:
             return None
         scales = {"beta": self.prior_scale, "intercept": self.intercept_scale}
         scales |= {name: self.extra_scale(name) for name in self.extras}
         return {name: value / np.asarray(scales[name]) for name, value in theta.items()}
+
+    def has_normal_prior(self, theta: Params) -> Params:
+        """Which parameters have a normal prior, in the structure of `theta`."""
+        if self.resolved_priors is not None:
+            return self.resolved_priors.normal(theta)
+        return jax.tree.map(lambda leaf: np.ones(np.shape(leaf), bool), theta)
+
+    def shrunk(self, theta: Params) -> Params:
+        """Coefficients with a horseshoe prior, and what it has besides."""
+        known = self.resolved_priors
+        return super().shrunk(theta) if known is None else known.shrunk(theta)
 
     def _data_scales(self, of: Moments) -> np.ndarray:
         """2.5 / sd(x_j) in units of the outcome.
@@ -253,40 +383,72 @@ class LinearPredictorModel(BaseModel):
         del of
         return 1.0
 
-    def intercept_prior(self, of: Moments) -> NormalPrior:
+    def pseudo_variance(self, of: Moments) -> float:
+        """Return about the variance of a predictor from a single row, in the outcome's unit."""
+        del of
+        return 1.0
+
+    def intercept_prior(self, of: Moments) -> Normal:
         """Return the default prior of the predictor at the mean of the columns."""
         del of
-        return NormalPrior(0.0, 10.0)
+        return Normal(0.0, 10.0)
 
     def extra_scale(self, name: str) -> float | None:
         """Prior standard deviation of an extra parameter about 0; None: by the data."""
         raise KeyError(name)
 
-    def extra_prior(self, name: str, of: Moments) -> NormalPrior:
+    def extra_prior(self, name: str, of: Moments) -> Normal:
         """Return the default prior of an extra parameter."""
         raise KeyError(name)
 
+    def likelihood_layout(self, theta: Params) -> Params:
+        """All but the parameters of priors, which are the last."""
+        return {name: leaf for name, leaf in theta.items() if name != OWN}
+
     def without_priors(self) -> Self:
         """Return the likelihood alone: it compiles once, whatever the priors' numbers are."""
-        return replace(self, prior_scale=None, intercept_scale=None, priors=None)
+        return replace(
+            self, prior_scale=None, intercept_scale=None, priors=None, resolved_priors=None
+        )
 
     # Layout, names, checks ----------------------------------------------------------------
 
     def start(self, rows: Rows) -> Params:
         """The priors' centre where these are in the units of the data, else zeros.
 
-        The layout is {beta, intercept, extras}.
+        The layout is {beta, intercept, extras}, and the parameters that priors have, last.
         """
         columns, q = len(rows.columns), self.predictors(rows)
         theta = {"beta": np.zeros((q, columns) if q else columns)}
         if self.intercept:
             theta["intercept"] = np.zeros(q) if q else np.zeros(())
         theta |= {name: np.zeros(()) for name in self.extras}
-        if self.priors is not None and self.priors.intercept is not None:
-            theta["intercept"] = theta["intercept"] + self.priors.intercept.mean
-        for name, prior in () if self.priors is None else self.priors.extras:
-            theta[name] = np.asarray(prior.mean)
+        known = self.resolved_priors
+        if known is None:
+            return theta
+        if known.intercept is not None:
+            theta["intercept"] = theta["intercept"] + known.intercept.centre
+        for name, prior in known.extras:
+            if prior.quadratic and prior.numbers:
+                theta[name] = np.asarray(prior.numbers[0])
+        theta |= known.start()
         return theta
+
+    def report(self, theta: Params) -> dict[str, jax.Array]:
+        """Parameters by name; those of priors in words of their own."""
+        rest = {name: leaf for name, leaf in theta.items() if name != OWN}
+        return super().report(rest) | self.report_own(theta)
+
+    def report_own(self, theta: Params) -> dict[str, jax.Array]:
+        """Name the parameters that priors have."""
+        known = self.resolved_priors
+        return {} if known is None or OWN not in theta else known.report(theta[OWN])
+
+    def restore(self, named: Mapping[str, Any]) -> Params:
+        """Undo `report`."""
+        theta = dict(named)
+        own = {} if self.resolved_priors is None else self.resolved_priors.restore(theta)
+        return theta | own
 
     def labels(self, rows: Rows) -> Labels:
         """Columns of x name the entries of beta."""
@@ -306,9 +468,10 @@ class LinearPredictorModel(BaseModel):
             raise SettingError(
                 f"prior_scale has {len(self.prior_scale)} entries for {columns} columns of x."
             )
-        if self.priors is not None and len(self.priors.coefficients) != columns:
+        known = self.resolved_priors
+        if known is not None and len(known.coefficients) != columns:
             raise SettingError(
-                f"the priors are those of {len(self.priors.coefficients)} columns, and x has "
+                f"the priors are those of {len(known.coefficients)} columns, and x has "
                 f"{columns}; make the model anew for these rows."
             )
         check_codes(rows)
@@ -325,6 +488,11 @@ class LinearPredictorModel(BaseModel):
     def check_outcome(self, rows: Rows) -> None:
         """Refuse outcomes outside the family's support, naming the first such row."""
         check_outcomes(self, rows, self.outcome_fault, self.check_fields)
+
+
+def extra_key(name: str) -> str:
+    """What users call a parameter of a family: "scale", where its logarithm is sampled."""
+    return name.removeprefix("log_") if is_logged(name) else name
 
 
 def _scales(given: Any) -> float | tuple[float, ...]:

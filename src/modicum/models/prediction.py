@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from math import ceil
 from typing import Any, TypeAlias
 
@@ -77,8 +77,17 @@ class ModelPredictor:
         """Describe a model of Modicum's by name and settings; one's own is not saved."""
         if type(self.model) not in SAVED.values():
             return None
-        settings = asdict(self.model)  # type: ignore[call-overload]
+        settings = {f.name: _plain(getattr(self.model, f.name)) for f in fields(self.model)}  # type: ignore[arg-type]
         return {"family": type(self.model).__name__, "settings": settings}
+
+
+def _plain(value: Any) -> Any:
+    """A setting as plain JSON values; what knows how to write itself does."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, tuple):
+        return [_plain(entry) for entry in value]
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def rebuild(description: Mapping[str, Any]) -> ModelPredictor | None:

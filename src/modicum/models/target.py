@@ -14,7 +14,9 @@ from jax.tree_util import PyTreeDef
 from modicum.errors import DataError, SettingError
 from modicum.ledger import Ledger
 from modicum.models.base import BaseModel, Batch, Params, named_leaves
+from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
+from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.tracing import Trace
 from modicum.rows import Coding, Rows
 from modicum.runtime import in_double_precision, jit
@@ -98,8 +100,35 @@ class Target:
 
     @cached_property
     def likelihood(self) -> Target:
-        """The same layout without the priors' numbers: data sets share what is compiled for it."""
-        return replace(self, model=self.model.without_priors())
+        """Without priors, their numbers and parameters: data sets share what is compiled for it.
+
+        Its parameters are the first of the flat vector.
+        """
+        kept = self.model.likelihood_layout(self._shaped)
+        leaves, structure = jax.tree.flatten(kept)
+        shapes = tuple(leaf.shape for leaf in leaves)
+        return replace(self, model=self.model.without_priors(), structure=structure, shapes=shapes)
+
+    @property
+    def _shaped(self) -> Params:
+        return jax.tree.unflatten(
+            self.structure, [jax.ShapeDtypeStruct(shape, np.float64) for shape in self.shapes]
+        )
+
+    @cached_property
+    def exact_prior(self) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
+        """The part of the prior that is evaluated in each step, and its numbers; None: no part."""
+        return self.model.exact_prior(self._shaped)
+
+    def log_folded_prior(self, t: jax.Array) -> jax.Array:
+        """The part of the log-prior that is folded into the likelihood's quadratic."""
+        folded = self.model.log_folded_prior(self.unravel(t))
+        return jnp.zeros(()) if folded is None else folded
+
+    @property
+    def scatters(self) -> bool:
+        """Whether sums are over levels or groups: scattered, for which there is other code."""
+        return self.coding is not None or isinstance(self.model, IntegratedEffects)
 
     @property
     def coding(self) -> Coding | None:
@@ -156,6 +185,16 @@ class Target:
         columns = [distances(unit) - at_zero for unit in np.eye(len(point))]
         return distances(point), np.column_stack(columns)
 
+    @cached_property
+    def has_normal_prior(self) -> np.ndarray:
+        """Which entries of the flat vector have a normal prior."""
+        return _marks(self.model.has_normal_prior(self._shaped))
+
+    @cached_property
+    def not_compared(self) -> np.ndarray:
+        """Entries whose prior is meant to decide where the data say little."""
+        return _marks(self.model.shrunk(self._shaped))
+
     def report(self, t: jax.Array) -> dict[str, jax.Array]:
         """Name the parameters laid out in `t` the way draws show them."""
         return self.model.report(self.unravel(t))
@@ -163,6 +202,10 @@ class Target:
 
 def _flat(leaves: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in leaves]).astype(np.float64)
+
+
+def _marks(marked: Params) -> np.ndarray:
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(marked)])
 
 
 @jit(static=0)

@@ -10,8 +10,9 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, eigh
 
 from modicum.errors import ConvergenceError, ModicumWarning
-from modicum.models import LinearPredictorModel
+from modicum.models import LinearPredictorModel, Target
 from modicum.models.priors import prior_warnings
+from modicum.passes.improper import require_proper
 from modicum.passes.mode import (
     DENSE_LIMIT,
     TOLERANCE,
@@ -19,6 +20,8 @@ from modicum.passes.mode import (
     ModeRecord,
     curvature,
     find_mode,
+    flat_prior,
+    settle,
     whitening_factor,
 )
 from modicum.passes.mode import quasi_newton_on_subset as near_mode
@@ -103,7 +106,10 @@ class Anchor:
 
 def anchor_at(sums: Sums, t: np.ndarray, purpose: str = "anchor") -> Anchor:
     """Build the anchor at any point, by one pass."""
-    return _from_curvature(curvature(sums, np.asarray(t, np.float64), purpose), None, (), sums)
+    at = curvature(sums, np.asarray(t, np.float64), purpose, flat_prior(sums.target))
+    if sums.target.exact_prior is not None:
+        at, _ = settle(at, sums.target)
+    return _from_curvature(at, None, (), sums)
 
 
 def anchor_at_mode(
@@ -127,6 +133,7 @@ def anchor_at_mode(
     if not sums.target.model.has_mode:
         return _absolute(sums, start, seed)
     start, (at, record) = _first_mode(sums, start, starts or Starts(), seed, within)
+    require_proper(sums, at, names)
     modes = None
     if starts is not None and starts.several:
         (at, *_), modes = find_modes(sums, at, start, starts, within, seed)
@@ -150,7 +157,7 @@ def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[M
     away, slope = distances
     spread = np.sqrt(np.sum((slope @ anchor.factor) ** 2, axis=1))  # in prior sds
     called = tuple(_name(names, i) for i in range(len(away)))
-    causes = prior_warnings(called, away, spread)
+    causes = prior_warnings(called, away, spread, sums.target.has_normal_prior)
     per_row = anchor.C / len(sums.rows)
     if causes or per_row > LIKELY or np.any(spread > VAGUE):
         theta = sums.target.unravel(anchor.point)
@@ -196,22 +203,23 @@ def _from_curvature(
 
 def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[ModicumWarning]:
     """Say so if along some direction the prior decides and the data do not, and why."""
-    with suppress(np.linalg.LinAlgError):
-        cholesky(-at.B + DULL * at.prior_hessian)  # all ratios are above: a tenth of eigh's time
+    information, prior, names = _compared(at, names, sums.target)
+    with suppress(np.linalg.LinAlgError, ValueError):
+        cholesky(information - DULL * prior)  # all ratios are above: a tenth of eigh's time
         return []
     try:
-        ratios, vectors = eigh(-at.B, -at.prior_hessian, subset_by_index=[0, 0])
-    except np.linalg.LinAlgError:
+        ratios, vectors = eigh(information, prior, subset_by_index=[0, 0])
+    except (np.linalg.LinAlgError, ValueError):
         return []  # an improper or non-concave prior: nothing to compare with
-    if ratios[0] > DULL:
+    if not len(ratios) or ratios[0] > DULL:
         return []
     direction = vectors[:, 0]  # one standard deviation of the prior
-    prior_sds = _marginal_sds(-at.prior_hessian)
+    prior_sds = _marginal_sds(prior)
     share = np.abs(direction) / prior_sds  # whatever the units of the columns
     order = np.argsort(-share)
     top = [i for i in order[:3] if share[i] > 0.3 * share[order[0]]]
     about = ", ".join(_name(names, i) for i in top)
-    alone = np.sum(direction**2 * -np.diag(at.B))  # information, if columns did not overlap
+    alone = np.sum(direction**2 * np.diag(information))  # information, if columns did not overlap
     if not isinstance(sums.target.model, LinearPredictorModel):
         return _of_own_model(at, about, direction, sums)
     if len(top) > 1 and ratios[0] < CANCELS * alone:
@@ -225,7 +233,7 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
             )
         ]
     i = top[0]
-    prior_sd, data_sd = float(prior_sds[i]), float(_marginal_sds(-at.B)[i])
+    prior_sd, data_sd = float(prior_sds[i]), float(_marginal_sds(information)[i])
     return [
         ModicumWarning(
             "prior-decides",
@@ -238,6 +246,27 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
             data_sd=data_sd,
         )
     ]
+
+
+def _compared(
+    at: Curvature, names: tuple[str, ...], target: Target
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Information of the data, of the prior, and names, of what both may inform.
+
+    Not compared is what has a flat prior, or one that is meant to decide where data are silent (a
+    horseshoe): of that the information is taken off (a Schur complement).
+    """
+    prior = -at.prior_hessian
+    left_out = target.not_compared | (np.diag(prior) <= 0)
+    if not left_out.any():
+        return -at.B, prior, names
+    kept = np.flatnonzero(~left_out)
+    called = tuple(_name(names, int(i)) for i in kept)
+    whole = -at.B + np.where(left_out[:, None] & left_out[None, :], prior, 0.0)
+    across, others = whole[np.ix_(kept, left_out)], whole[np.ix_(left_out, left_out)]
+    taken = across @ np.linalg.lstsq(others, across.T, rcond=None)[0]
+    information = whole[np.ix_(kept, kept)] - taken
+    return (information + information.T) / 2, prior[np.ix_(kept, kept)], called
 
 
 def _of_own_model(

@@ -12,11 +12,12 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, eigh, solve_triangular
 
 from modicum.errors import ConvergenceError
-from modicum.models import LinearPredictorModel, Target
+from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.passes.engine import chunk_rows
 from modicum.passes.faults import first_bad_row, point_text
 from modicum.passes.sums import Sums
 from modicum.random import Stream, generator
+from modicum.rows.groups import GroupedRows
 from modicum.runtime import in_double_precision, jit
 
 __all__ = ["NEAR", "Curvature", "ModeRecord", "ascend", "find_mode", "whitening_factor"]
@@ -26,6 +27,9 @@ GOAL = 1e-8  # what Newton aims for: at 1e-7 a small coefficient agrees with a G
 NEAR = 0.01  # near enough to expand about, and to set a scale: it saves a pass or two
 DENSE_LIMIT = 2000  # parameters up to which Hessians are formed
 MAX_STEPS = 60
+FEWEST_GROUPS = 500  # of a subset: fewer say little of how groups differ
+MAX_SETTLING = 100
+LEAST_INFORMATION = 1e-4  # about an entry, where a stand-in prior starts from that of the data
 
 
 @dataclass(frozen=True)
@@ -110,10 +114,99 @@ class Curvature:
         return float(np.sqrt(max(0.0, self.gradient @ self.newton_step())))
 
 
-def curvature(sums: Sums, t: np.ndarray, purpose: str) -> Curvature:
-    """One pass: everything to second order at `t`."""
-    prior = (*prior_slope(sums.target, t), prior_hessian(sums.target, t))
-    return Curvature(t, *sums.hessian(t, purpose), *prior)
+@dataclass(frozen=True)
+class StandInPrior:
+    """The prior with all that is no quadratic replaced by a normal (see `models.priors.exact`)."""
+
+    target: Target
+    mean: np.ndarray
+    precision: np.ndarray
+
+    def expanded(self, t: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        """Value, gradient and Hessian at `t`."""
+        value, gradient, hessian = folded_prior(self.target, t)
+        pull = self.precision @ (t - self.mean)
+        return (
+            value - 0.5 * float((t - self.mean) @ pull),
+            gradient - pull,
+            hessian - self.precision,
+        )
+
+
+def curvature(
+    sums: Sums, t: np.ndarray, purpose: str, prior: StandInPrior | None = None
+) -> Curvature:
+    """One pass: everything to second order at `t`, with another prior in place of the target's."""
+    if prior is not None:
+        return Curvature(t, *sums.hessian(t, purpose), *prior.expanded(t))
+    exact = (*prior_slope(sums.target, t), prior_hessian(sums.target, t))
+    return Curvature(t, *sums.hessian(t, purpose), *exact)
+
+
+def folded_prior(target: Target, t: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    """The quadratic part of a log-prior, its gradient and Hessian at `t`; zeros where unknown."""
+    if target.exact_prior is None and isinstance(target.model, LinearPredictorModel):
+        return *prior_slope(target, t), prior_hessian(target, t)  # all of it: compiled already
+    return _folded(target, t)
+
+
+@in_double_precision
+def _folded(target: Target, t: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    value, gradient, hessian = _folded_prior(target, t)
+    return float(value), np.asarray(gradient), np.asarray(hessian)
+
+
+@jit(static=0)
+def _folded_prior(target: Target, t: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    folded = target.log_folded_prior
+    return *jax.value_and_grad(folded)(t), jax.hessian(folded)(t)
+
+
+def settle(
+    at: Curvature, target: Target, tolerance: float = 1e-3
+) -> tuple[Curvature, StandInPrior]:
+    """Let a stand-in prior and the priors' own parameters settle, without a pass over the rows.
+
+    The log-likelihood is held as the quadratic it is at `at`. In turn: the mode and covariance of
+    the posterior under the normal that stands for the prior; that normal, and the marginal modes
+    of the priors' own parameters, given these (SPEC 14.1).
+    """
+    assert target.exact_prior is not None
+    exact, numbers = target.exact_prior
+    folded = folded_prior(target, at.point)
+    t, own = at.point.copy(), slice(target.likelihood.size, None)
+    V = np.diag(1 / np.maximum(-np.diag(at.B + folded[2]), LEAST_INFORMATION))
+    mean, precision = exact.stand_in(t, V, numbers)
+    for _ in range(MAX_SETTLING):
+        P = -(at.B + folded[2]) + precision
+        V = _inverse(P)
+        pull = at.A + folded[1] - precision @ (at.point - mean)
+        pull[own] = 0.0
+        before, t = t, at.point + V @ pull
+        t[own] = before[own]
+        t = exact.settle(t, V, numbers)
+        mean, precision = exact.stand_in(t, V, numbers)
+        if np.all(np.abs(t - before) < tolerance * np.sqrt(np.diag(V))):
+            break
+    # The pass was made at `at.point`: the priors' own parameters move, all others stay.
+    moved = np.concatenate([at.point[: own.start], t[own]])
+    prior = StandInPrior(target, mean, precision)
+    expanded = prior.expanded(moved)
+    return replace(
+        at,
+        point=moved,
+        log_prior=expanded[0],
+        prior_gradient=expanded[1],
+        prior_hessian=expanded[2],
+    ), prior
+
+
+def _inverse(precision: np.ndarray) -> np.ndarray:
+    try:
+        return np.asarray(cho_solve(cho_factor(precision), np.eye(len(precision))))
+    except np.linalg.LinAlgError:  # a flat prior of what the data do not inform here
+        factor, _ = whitening_factor(precision)
+        return np.asarray(factor @ factor.T)
 
 
 @in_double_precision
@@ -171,6 +264,8 @@ def find_mode(
 
 def _subset(sums: Sums, seed: int) -> Sums:
     """A small random subset of the rows; all of them where they are few."""
+    if isinstance(sums.rows, GroupedRows):
+        return _subset_of_groups(sums, sums.rows, seed)
     n, d = len(sums.rows), sums.target.size
     size = max(20_000, 100 * d)
     # Whole chunks of the size that passes over all rows have share the compiled pass.
@@ -184,31 +279,51 @@ def _subset(sums: Sums, seed: int) -> Sums:
     return replace(sums, rows=rows)
 
 
+def _subset_of_groups(sums: Sums, groups: GroupedRows, seed: int) -> Sums:
+    """Some groups, with as many rows as a subset of rows has."""
+    n, rows = len(groups), len(groups.members)
+    size = max(FEWEST_GROUPS, ceil(max(20_000, 100 * sums.target.size) * n / rows))
+    if 2 * size > n:
+        return sums
+    picked = np.sort(generator(seed, Stream.MODE_SUBSET).choice(n, size, replace=False))
+    return replace(sums, rows=groups.subset(picked))
+
+
 def _climb(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> Curvature:
     """Newton with damping, after L-BFGS where the log-posterior need not be concave."""
-    if not isinstance(sums.target.model, LinearPredictorModel):
+    if not isinstance(sums.target.model, LinearPredictorModel | IntegratedEffects):
         start = _quasi_newton(sums, start, purpose)
     return ascend(sums, start, purpose, goal)
 
 
 def ascend(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> Curvature:
     """Newton with damping, until the whitened gradient norm is below `goal` or nothing rises."""
-    at = curvature(sums, start, purpose)
+    prior = flat_prior(sums.target)
+    at = curvature(sums, start, purpose, prior)
     if not at.finite:
         raise ConvergenceError(_not_finite(sums, at))
     damping = 0.0
     for _ in range(MAX_STEPS):
+        if prior is not None:
+            at, prior = settle(at, sums.target)
         if at.gradient_norm < goal:
             break
-        better, damping = _step(sums, at, purpose, damping)
+        better, damping = _step(sums, at, purpose, damping, prior)
         if better is None:  # no ascent left at working precision
             break
         at = better
     return at
 
 
+def flat_prior(target: Target) -> StandInPrior | None:
+    """No stand-in yet, where one is needed; None where the prior is what it is."""
+    if target.exact_prior is None:
+        return None
+    return StandInPrior(target, np.zeros(target.size), np.zeros((target.size, target.size)))
+
+
 def _step(
-    sums: Sums, at: Curvature, purpose: str, damping: float
+    sums: Sums, at: Curvature, purpose: str, damping: float, prior: StandInPrior | None = None
 ) -> tuple[Curvature | None, float]:
     """Take a Newton step that rises enough: damped more, then shortened, until it does.
 
@@ -218,7 +333,7 @@ def _step(
     length = 1.0
     while length > 1e-8:
         step = at.newton_step(damping)
-        trial = curvature(sums, at.point + length * step, purpose)
+        trial = curvature(sums, at.point + length * step, purpose, prior)
         rise = trial.log_posterior - at.log_posterior
         if trial.finite and rise >= 1e-4 * length * (at.gradient @ step) - slack:
             closer = trial.gradient_norm < at.gradient_norm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.ledger import Kind, Ledger
-from modicum.models import LinearPredictorModel, Target
+from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.passes.blocks import compiled_pass, sum_in_blocks
 from modicum.passes.engine import Engine
+from modicum.passes.groups import group_hessian_sum
 from modicum.passes.linear import linear_hessian_sum
 from modicum.rows import Rows
 from modicum.runtime import jit
@@ -24,6 +26,8 @@ __all__ = ["Sums"]
 @dataclass(frozen=True)
 class Sums:
     """Sums over all rows of one data set, each entered in the ledger.
+
+    Parameters of priors are no part of the log-likelihood: derivatives there are 0.
 
     Parameters
     ----------
@@ -50,7 +54,7 @@ class Sums:
         self.enter(purpose, len(points), "density", passes=1)
         (values,) = self.engine.map_reduce(
             partial(_values_sum, self.target.likelihood),
-            np.asarray(points, np.float64),
+            self._of_likelihood(points),
             self.rows,
             purpose,
         )
@@ -59,25 +63,30 @@ class Sums:
     def gradient(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray]:
         """Log-likelihood and its gradient at `t` (C and A)."""
         value, gradient = self._sweep(chunk_gradient, t, purpose, "gradient")
-        return float(value), gradient
+        return float(value), self._padded(gradient)
 
     def gradients(self, points: np.ndarray, purpose: str) -> np.ndarray:
         """Gradient of the log-likelihood at many points, (points, d), by one pass."""
         self.enter(purpose, len(points), "gradient", passes=1)
         (gradients,) = self.engine.map_reduce(
             partial(_gradients_sum, self.target.likelihood),
-            np.asarray(points, np.float64),
+            self._of_likelihood(points),
             self.rows,
             purpose,
         )
-        return np.asarray(gradients)
+        return self._padded(np.asarray(gradients))
 
     def hessian(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray, np.ndarray]:
         """Log-likelihood, gradient and Hessian at `t` (C, A and B)."""
-        linear = isinstance(self.target.model, LinearPredictorModel)
-        chunk_sum = linear_hessian_sum if linear else _hessian_sum
+        model = self.target.model
+        chunk_sum: Callable[..., Any] = _hessian_sum
+        if isinstance(model, LinearPredictorModel):
+            chunk_sum = linear_hessian_sum
+        elif isinstance(model, IntegratedEffects):
+            chunk_sum = group_hessian_sum
         value, gradient, hessian = self._sweep(chunk_sum, t, purpose, "hessian")
-        return float(value), gradient, (hessian + hessian.T) / 2
+        both = self._padded(self._padded((hessian + hessian.T) / 2).T)
+        return float(value), self._padded(gradient), both
 
     def enter(self, purpose: str, times: int, kind: Kind, passes: int) -> None:
         """Enter in the ledger that every row was evaluated `times` times, in so many sweeps."""
@@ -88,10 +97,21 @@ class Sums:
         self.enter(purpose, 1, kind, passes=1)
         return self.engine.map_reduce(
             partial(chunk_sum, self.target.likelihood),
-            np.asarray(t, np.float64),
+            self._of_likelihood(t),
             self.rows,
             purpose,
         )
+
+    def _of_likelihood(self, t: np.ndarray) -> np.ndarray:
+        """The entries that the likelihood reads: the first."""
+        return np.asarray(t, np.float64)[..., : self.target.likelihood.size]
+
+    def _padded(self, sums: np.ndarray) -> np.ndarray:
+        """Zeros for the other entries, along the last axis."""
+        others = self.target.size - sums.shape[-1]
+        if not others:
+            return sums
+        return np.concatenate([sums, np.zeros((*sums.shape[:-1], others))], axis=-1)
 
 
 def log_likelihood_sum(

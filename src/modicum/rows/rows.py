@@ -19,6 +19,8 @@ from modicum.rows.description import Array, Description, DType, Level, RowsSchem
 from modicum.rows.encoding import ColumnChoice, read_table, read_table_like
 from modicum.rows.fields import FieldSet, MemoryBackend, fill
 from modicum.rows.fingerprint import fingerprint
+from modicum.rows.formula.encoding import FormulaEncoding
+from modicum.rows.formula.memory import encoded
 from modicum.rows.sources import TableSource, is_table
 
 
@@ -126,6 +128,7 @@ class Rows:
         weight: str | None = None,
         categorical: Sequence[str] | Mapping[str, Level | None] = (),
         dtype: object = None,
+        like: object = None,
     ) -> Rows:
         """Make rows of a pandas or polars data frame or a pyarrow table.
 
@@ -144,6 +147,9 @@ class Rows:
             first level in sorted order (that of numbers, where all levels are numbers or read as
             such). Only levels that occur count.
         dtype : float32, float64, uint8 or None
+        like : Posterior, Rows or RowsSchema, optional
+            A fit, or other rows, whose columns, levels and formula the table is encoded by. The
+            rows have an outcome if the table does. Other arguments do not apply.
 
         Examples
         --------
@@ -152,7 +158,15 @@ class Rows:
         >>> rows = Rows.from_table(flights, outcome="late", categorical=["carrier"])
         >>> rows.columns
         ('carrier[DL]', 'carrier[UA]')
+        >>> Rows.from_table(flights[:1], like=rows).slice(0, 1)["x"]
+        array([[0., 1.]])
         """
+        if like is not None:
+            if (outcome, predictors, offset, weight, categorical) != ("y", None, None, None, ()):
+                raise SettingError(
+                    "the columns are those of the rows that like= names: leave the others out."
+                )
+            return _like(table, like, dtype)
         choice = ColumnChoice(outcome, predictors, offset, weight, categorical)
         description, blocks = read_table(table, choice, dtype)
         return cls._at(description, fill(description, blocks))
@@ -181,6 +195,10 @@ class Rows:
         >>> Rows.from_table_like(new, rows.schema, outcome=False).slice(0, 1)["x"]
         array([[0., 1.]])
         """
+        if schema.origin is not None:
+            encoding = FormulaEncoding.from_dict(schema.origin)
+            made = encoded(encoding, TableSource(table), outcome=outcome)
+            return cls._at(made.description, made)
         description, blocks = read_table_like(table, schema, outcome)
         return cls._at(description, fill(description, blocks))
 
@@ -216,7 +234,7 @@ class Rows:
         return cls._at(about, field_set.in_memory())
 
     @classmethod
-    def open(cls, store: str | Path, verify: bool = False) -> Rows:
+    def open(cls, store: str | os.PathLike[str], verify: bool = False) -> Rows:
         """Open a store that `ingest` made, without reading it into memory.
 
         The description, the size of every shard and both ends of its data are checked; with
@@ -414,6 +432,24 @@ class Rows:
         if folder is not None:  # a map cannot travel, its path can
             return Rows.open, (folder,)
         return Rows._at, (self._description, self._backend, self._fingerprint)
+
+
+def _like(table: object, like: object, dtype: object) -> Rows:
+    """Encode a table by a fit or by other rows, with its outcome if it has one."""
+    fit = getattr(like, "fit_rows", like)
+    schema = fit if isinstance(fit, RowsSchema) else getattr(fit, "schema", None)
+    if not isinstance(schema, RowsSchema):
+        raise SettingError(
+            f"like must be a posterior, rows or their schema, not a {type(like).__name__}."
+        )
+    if dtype is not None or not is_table(table):
+        raise SettingError("with like=, pass a data frame or Arrow table, and leave dtype out.")
+    names = TableSource(table).names
+    needed = [schema.outcome]
+    if schema.origin is not None:
+        encoding = FormulaEncoding.from_dict(schema.origin)
+        needed = [name for name in encoding.needed() if name not in encoding.needed(outcome=False)]
+    return Rows.from_table_like(table, schema, all(name in names for name in needed))
 
 
 def _columns_of(source: TableSource, names: Sequence[str]) -> object:

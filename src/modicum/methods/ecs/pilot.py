@@ -26,17 +26,20 @@ from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Chosen, Plan, Task, Tuning
 from modicum.methods.ecs.base import EnergyConserving
 from modicum.methods.ecs.tuning import Pilot, Rehearsal, log_ratios, rehearse, study
+from modicum.methods.groups import of_groups
 from modicum.methods.weights import design_tables, ends_near_the_mode, expected_residuals
-from modicum.models import LinearPredictorModel
 from modicum.passes import Anchor
 from modicum.passes.faults import first_bad_row
-from modicum.passes.mode import prior_hessian, prior_slope
+from modicum.passes.mode import folded_prior, prior_slope
 from modicum.random import Stream, generator, key
+from modicum.rows import Rows
+from modicum.rows.groups import GroupedRows
 from modicum.run import place_rows
 
 __all__ = ["Composition", "Study"]
 
 PILOT_DRAWS, PILOT_ROWS = 32, 20_000
+PILOT_GROUPS, SLOPE_GROUPS = 1_024, 128  # instead, where groups are integrated out
 REHEARSED = 4_096  # pilot rows that stand for all in a rehearsal
 NORMAL = 0.5  # sd of log posterior over normal approximation up to which nothing is rehearsed
 
@@ -74,14 +77,12 @@ class Study:
     def __post_init__(self) -> None:
         task, anchor, order = self.task, self.anchor, self.method.order
         self.control_variate = control_variate(task.target, order, self.method.precision)
-        at, slope = prior_slope(task.target, anchor.point)
-        prior = slope, prior_hessian(task.target, anchor.point)
         # Normal priors are part of the proxy's quadratic, which leaves out its constant.
-        self.folded_prior = at if isinstance(task.target.model, LinearPredictorModel) else 0.0
-        self.proxy = proxy(anchor, task.target, order, prior)
+        self.folded_prior = folded_prior(task.target, anchor.point)[0]
+        self.proxy = proxy(anchor, task.target, order)
         # One Newton step from t* is where the posterior is: pilot draws about t* itself would
         # flatter the control variates, whose residuals vanish there.
-        self.centre = anchor.factor.T @ (anchor.A + prior[0])
+        self.centre = anchor.factor.T @ (anchor.A + self._prior_slope())
         rng = generator(task.seed, Stream.PILOT_DRAWS)
         self.draws = self.centre + rng.standard_normal((PILOT_DRAWS, len(self.centre)))
         self.design = DESIGNS[self.method.design]()
@@ -91,25 +92,46 @@ class Study:
         if type(self.design) is not Weighted:
             tables = design_tables(task, self.design, facts)
         self.pilot = self._study(self.draws, weighted, tables)
+        if isinstance(task.rows, GroupedRows):
+            self.design, tables = of_groups(self.design, tables, task.rows)
         self.tables = jax.tree.map(jnp.asarray, tables)
+
+    def _prior_slope(self) -> np.ndarray:
+        """Gradient of the log-prior at t*, by the normal that stands for it where it is none."""
+        target, point = self.task.target, self.anchor.point
+        if target.exact_prior is None:
+            return prior_slope(target, point)[1]
+        L = self.anchor.factor
+        exact, numbers = target.exact_prior
+        mean, precision = exact.stand_in(point, L @ L.T, numbers)
+        return np.asarray(folded_prior(target, point)[1] - precision @ (point - mean))
 
     def _facts(self, draws: np.ndarray) -> RowFacts:
         @cache
         def expected() -> np.ndarray:
-            return expected_residuals(self.task.sums, self.control_variate, self.proxy, draws[:8])
+            sums = self.task.sums
+            expected = expected_residuals(sums, self.control_variate, self.proxy, draws[:8])
+            if isinstance(sums.rows, GroupedRows):  # what a group costs counts as well (SPEC 14.2)
+                expected = expected / np.sqrt(sums.rows.index.size)
+            return expected
 
         return RowFacts(len(self.task.rows), PILOT_ROWS, expected, floor=self.method.floor)
 
     def _study(self, draws: np.ndarray, weighted: WeightTables, tables: Pytree) -> Pilot:
         rows = self.task.rows
         rng = generator(self.task.seed, Stream.PILOT_ROWS)
-        drawn = draw_on_host(rng, min(len(rows), PILOT_ROWS), weighted)
+        most = PILOT_GROUPS if isinstance(rows, GroupedRows) else PILOT_ROWS
+        drawn = draw_on_host(rng, min(len(rows), most), weighted)
         drawn_with = np.asarray(drawn.probability)
         studied = self.design.probability_of(drawn, tables)
         batch = rows.take(np.asarray(drawn.row_ids)) | {"probability": studied}
         self.task.ledger.add("pilot", len(drawn_with) * len(draws), "density")
         self._rows, self._ratio = batch, studied / drawn_with
-        pilot = study(self.control_variate, batch, self._ratio, self.proxy, draws)
+        few = None
+        if isinstance(rows, GroupedRows):
+            first = np.asarray(drawn.row_ids)[:SLOPE_GROUPS]
+            few = rows.take(first) | {"probability": studied[:SLOPE_GROUPS]}
+        pilot = study(self.control_variate, batch, self._ratio, self.proxy, draws, few)
         bad = np.flatnonzero(~np.isfinite(pilot.variance))
         if len(bad):
             t = self.anchor.point + self.anchor.factor @ draws[bad[0]]
@@ -127,7 +149,7 @@ class Study:
         ratios = log_ratios(self.control_variate, self.pilot, self.proxy, self.centre, self.draws)
         if np.std(ratios) <= NORMAL:
             return None
-        some = slice(0, REHEARSED)
+        some = slice(0, None if isinstance(self.task.rows, GroupedRows) else REHEARSED)
         rehearsal = rehearse(
             self.control_variate,
             {name: values[some] for name, values in self._rows.items()},
@@ -158,7 +180,7 @@ class Study:
             context=self.context(parts),
             flags=schedule(task.tune, task.draws, False, adapt_step=method.step_size is None),
             anchor=self.anchor,
-            rows=place_rows(task.rows, method.memory_limit),
+            rows=place_rows(_members(task.rows), method.memory_limit),
             floats_per_iteration=self.floats_per_iteration(parts),
             start_rows=parts.subsample,
             tuning=tuning | {"design": design},
@@ -182,7 +204,10 @@ class Study:
     def floats_per_iteration(self, parts: Composition) -> int:
         """How many numbers an iteration holds of the rows it requests."""
         requested = parts.refreshes * (parts.subsample // parts.blocks)
-        fields = sum(int(np.prod(shape)) for shape in self.task.rows.fields.values())
+        rows = self.task.rows
+        fields = sum(int(np.prod(shape)) for shape in rows.fields.values())
+        if isinstance(rows, GroupedRows):
+            return requested * rows.largest * (fields + 12)
         return requested * (self.task.target.size + fields + 12)
 
     def context(self, parts: Composition) -> EnergyConservingContext:
@@ -193,6 +218,11 @@ class Study:
             estimator=jax.tree.map(jnp.asarray, parts.tables),
             constant=jnp.asarray(self.anchor.C + self.folded_prior),
         )
+
+
+def _members(rows: Rows) -> Rows:
+    """The rows that a request for units names by number."""
+    return rows.members if isinstance(rows, GroupedRows) else rows
 
 
 def _move(method: EnergyConserving) -> Move:

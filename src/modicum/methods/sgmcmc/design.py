@@ -20,7 +20,6 @@ from modicum.models.base import Batch
 from modicum.models.matrix import model_matrix
 from modicum.passes import Anchor
 from modicum.passes.blocks import map_in_blocks
-from modicum.passes.mode import prior_hessian, prior_slope
 from modicum.random import Stream, generator
 from modicum.rows import Coding
 from modicum.runtime import Array, jit
@@ -71,10 +70,9 @@ def design_of(
 def _expected(task: Task, anchor: Anchor, order: int) -> np.ndarray:
     """Expected residuals of this order: in size they are like the gradients of a batch."""
     target = task.target
-    prior = prior_slope(target, anchor.point)[1], prior_hessian(target, anchor.point)
     draws = generator(task.seed, Stream.PILOT_DRAWS).standard_normal((8, target.size))
     return expected_residuals(
-        task.sums, control_variate(target, order), proxy(anchor, target, order, prior), draws
+        task.sums, control_variate(target, order), proxy(anchor, target, order), draws
     )
 
 

@@ -13,6 +13,7 @@ from modicum.models.base import Params
 from modicum.models.families.links import LINKS, Link
 from modicum.models.families.special import softplus
 from modicum.models.linear import LinearPredictorModel
+from modicum.models.priors import Moments
 from modicum.models.separation import find_separation
 from modicum.rows import Rows
 
@@ -24,6 +25,10 @@ Derivatives = tuple[jax.Array, ...]
 @dataclass(frozen=True, repr=False)
 class _Binary(LinearPredictorModel):
     """A family of outcomes that are 0 or 1; it says what the chance of a one is."""
+
+    def pseudo_variance(self, of: Moments) -> float:
+        """1 / (p (1 - p)) at the share of ones."""
+        return 1 / max(of.y_mean * (1 - of.y_mean), 1 / (of.weight + 1))
 
     def decide(self, expected: np.ndarray) -> np.ndarray:
         """One where its chance is above a half."""

@@ -19,7 +19,7 @@ from modicum.errors import DataError, SettingError
 from modicum.models.base import Params
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.outcomes import CHUNK
-from modicum.models.priors import Moments, NormalPrior
+from modicum.models.priors import Moments, Normal
 from modicum.rows import Rows
 
 __all__ = ["LOG", "LOGIT", "Coordinate", "ExtraParameter", "LogLink", "positive_fault"]
@@ -73,10 +73,10 @@ class ExtraParameter(LinearPredictorModel):
         del name
         return None
 
-    def extra_prior(self, name: str, of: Moments) -> NormalPrior:
+    def extra_prior(self, name: str, of: Moments) -> Normal:
         """Wide, about 0."""
         del name, of
-        return NormalPrior(0.0, self.coordinate.sd)
+        return Normal(0.0, self.coordinate.sd)
 
     def report(self, theta: Params) -> dict[str, jax.Array]:
         """Report the parameter itself rather than its coordinate."""
@@ -86,7 +86,7 @@ class ExtraParameter(LinearPredictorModel):
 
     def restore(self, named: Mapping[str, Any]) -> Params:
         """Go back to the coordinate."""
-        theta = dict(named)
+        theta = super().restore(named)
         if self.extra in theta:
             theta[self.extras[0]] = self.coordinate.free(theta.pop(self.extra))
         return theta
@@ -111,13 +111,17 @@ class LogLink(LinearPredictorModel):
         """e^eta."""
         return jnp.exp(eta[0])
 
-    def intercept_prior(self, of: Moments) -> NormalPrior:
+    def pseudo_variance(self, of: Moments) -> float:
+        """One over the mean, as of a count."""
+        return 1 / max(of.y_mean, 1 / (of.weight + 1))
+
+    def intercept_prior(self, of: Moments) -> Normal:
         """Return a wide prior about the logarithm of outcomes over exposures.
 
         Where all outcomes are 0, half a count stands for them.
         """
         none = np.log(0.5) - of.log_exposure
-        return NormalPrior(float(of.log_rate if np.isfinite(of.log_rate) else none), 10.0)
+        return Normal(float(of.log_rate if np.isfinite(of.log_rate) else none), 10.0)
 
     def check_offset(self, rows: Rows) -> None:
         """Refuse, besides offsets of the wrong shape, those that overflow as exposures."""

@@ -15,7 +15,7 @@ from modicum.models.base import Labels, Params
 from modicum.models.families.special import log1m_exp, softplus
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.outcomes import class_fault, count_classes
-from modicum.models.priors import Moments, NormalPrior
+from modicum.models.priors import Moments, Normal
 from modicum.models.separation import find_ordinal_separation
 from modicum.rows import Rows
 
@@ -68,10 +68,10 @@ class Ordinal(LinearPredictorModel):
         del name
         return None
 
-    def extra_prior(self, name: str, of: Moments) -> NormalPrior:
+    def extra_prior(self, name: str, of: Moments) -> Normal:
         """Wide, about a distance of 1 in log-odds."""
         del name, of
-        return NormalPrior(0.0, GAP_SD)
+        return Normal(0.0, GAP_SD)
 
     def resolved(self, rows: Rows) -> Self:
         """Return the model with its classes counted, and its priors in numbers."""
@@ -119,14 +119,16 @@ class Ordinal(LinearPredictorModel):
         """Report the cutpoints."""
         gaps = [jnp.exp(theta[name]) for name in self.extras]
         first = -jnp.asarray(theta["intercept"])
-        return {"beta": theta["beta"], "cutpoint": jnp.cumsum(jnp.stack([first, *gaps]))}
+        cutpoint = jnp.cumsum(jnp.stack([first, *gaps]))
+        return {"beta": theta["beta"], "cutpoint": cutpoint} | self.report_own(theta)
 
     def restore(self, named: Mapping[str, Any]) -> Params:
         """Undo `report`."""
         cutpoint = jnp.asarray(named["cutpoint"])
         gaps = jnp.log(jnp.diff(cutpoint))
         names = zip(self.extras, gaps, strict=True)
-        return {"beta": named["beta"], "intercept": -cutpoint[0], **dict(names)}
+        rest = {name: value for name, value in named.items() if name != "cutpoint"}
+        return super().restore(rest) | {"intercept": -cutpoint[0], **dict(names)}
 
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
         """Whether columns put the classes in their order without overlap."""

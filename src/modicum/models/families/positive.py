@@ -11,7 +11,7 @@ import numpy as np
 
 from modicum.models.families.extras import ExtraParameter, LogLink, positive_fault
 from modicum.models.families.special import HALF_LOG_2PI, stirling_rest
-from modicum.models.priors import Moments, NormalPrior
+from modicum.models.priors import Moments, Normal
 
 __all__ = ["Gamma", "InverseGaussian"]
 
@@ -66,9 +66,9 @@ class InverseGaussian(ExtraParameter, LogLink):
         apart = jnp.expm1(log_y - eta[0]) ** 2 / y
         return 0.5 * (eta[1] - 3 * log_y) - HALF_LOG_2PI - 0.5 * jnp.exp(eta[1]) * apart
 
-    def extra_prior(self, name: str, of: Moments) -> NormalPrior:
+    def extra_prior(self, name: str, of: Moments) -> Normal:
         """In the unit of the outcome."""
-        return NormalPrior(self.intercept_prior(of).mean, super().extra_prior(name, of).sd)
+        return Normal(self.intercept_prior(of).mean, super().extra_prior(name, of).sd)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Only numbers above 0."""

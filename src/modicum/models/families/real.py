@@ -15,7 +15,7 @@ from jax.scipy.special import gammaln
 from modicum.errors import SettingError
 from modicum.models.base import Params
 from modicum.models.linear import LinearPredictorModel
-from modicum.models.priors import Moments, NormalPrior, is_positive
+from modicum.models.priors import Moments, Normal, is_positive
 
 __all__ = ["Gaussian", "ScaleFamily", "StudentT"]
 
@@ -57,14 +57,14 @@ class ScaleFamily(LinearPredictorModel):
         size = of.y_sd if self.intercept else float(np.hypot(of.y_sd, of.y_mean))
         return size or abs(of.y_mean) or 1.0
 
-    def intercept_prior(self, of: Moments) -> NormalPrior:
+    def intercept_prior(self, of: Moments) -> Normal:
         """Return mean(y) and 2.5 units of y."""
-        return NormalPrior(of.y_mean, 2.5 * self.outcome_unit(of))
+        return Normal(of.y_mean, 2.5 * self.outcome_unit(of))
 
-    def extra_prior(self, name: str, of: Moments) -> NormalPrior:
+    def extra_prior(self, name: str, of: Moments) -> Normal:
         """Return that of log(scale): about the logarithm of the outcome's unit."""
         del name
-        return NormalPrior(float(np.log(self.outcome_unit(of))), 2.5)
+        return Normal(float(np.log(self.outcome_unit(of))), 2.5)
 
     def without_priors(self) -> Self:
         """Return the likelihood alone."""
@@ -89,7 +89,7 @@ class ScaleFamily(LinearPredictorModel):
 
     def restore(self, named: Mapping[str, Any]) -> Params:
         """Take the logarithm of a reported scale."""
-        theta = dict(named)
+        theta = super().restore(named)
         if "scale" in theta:
             theta["log_scale"] = jnp.log(theta.pop("scale"))
         return theta

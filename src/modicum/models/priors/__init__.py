@@ -1,0 +1,41 @@
+"""Priors of linear-predictor models: distributions, the units of the data, all in numbers."""
+
+from modicum.models.priors.distributions import (
+    LKJ,
+    Exponential,
+    Flat,
+    Gamma,
+    HalfCauchy,
+    HalfNormal,
+    Horseshoe,
+    Laplace,
+    LogNormal,
+    Normal,
+    Prior,
+    StudentT,
+    is_positive,
+)
+from modicum.models.priors.guard import prior_warnings
+from modicum.models.priors.resolved import OWN, ModelPriors
+from modicum.models.priors.units import Moments, moments
+
+__all__ = [
+    "LKJ",
+    "OWN",
+    "Exponential",
+    "Flat",
+    "Gamma",
+    "HalfCauchy",
+    "HalfNormal",
+    "Horseshoe",
+    "Laplace",
+    "LogNormal",
+    "ModelPriors",
+    "Moments",
+    "Normal",
+    "Prior",
+    "StudentT",
+    "is_positive",
+    "moments",
+    "prior_warnings",
+]

@@ -1,0 +1,509 @@
+"""The distributions that priors are made of: what a user writes, hashable and savable.
+
+A distribution is a frozen dataclass of plain numbers. Its log-density is a function of arrays
+(`density`), so that the numbers of many columns travel as one array and nothing is compiled anew
+for other numbers.
+
+Real-valued distributions are mixtures of normals over their scale, all but the flat one. Such a
+prior is stood in for, about a coefficient of posterior second moment r^2, by the normal of
+precision w(r) = -(log p)'(r) / r (`precision`): the E step of EM, and what the anchor uses where a
+prior has a kink or no useful mode.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import gammaln, logsumexp
+
+from modicum.errors import SettingError, is_number
+
+__all__ = [
+    "LKJ",
+    "Exponential",
+    "Flat",
+    "Gamma",
+    "HalfCauchy",
+    "HalfNormal",
+    "Horseshoe",
+    "Laplace",
+    "LogNormal",
+    "Normal",
+    "Prior",
+    "StudentT",
+    "is_positive",
+    "normal_log_density",
+    "prior_from_dict",
+]
+
+Support = Literal["real", "positive", "correlation"]
+HALF_LOG_2PI = 0.5 * float(np.log(2 * np.pi))
+
+
+def is_positive(value: object) -> bool:
+    """Whether `value` is a finite number above zero."""
+    return is_number(value) and 0 < float(value) < np.inf  # type: ignore[arg-type]
+
+
+class Prior(ABC):
+    """A distribution, as a frozen dataclass of numbers.
+
+    Subclasses say what it is for (`support`), its log-density, and how it prints.
+    """
+
+    support: ClassVar[Support] = "real"
+    quadratic: ClassVar[bool] = False  # whether the log-density is a quadratic, of no use exactly
+    positive: ClassVar[tuple[str, ...]] = ()  # arguments that must be above zero
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.name in self.positive and not is_positive(value):
+                raise SettingError(
+                    f"{field.name} of {type(self).__name__} must be a positive number, not "
+                    f"{value!r}."
+                )
+            if not is_number(value) or not np.isfinite(float(value)):
+                raise SettingError(
+                    f"{field.name} of {type(self).__name__} must be a number, not {value!r}."
+                )
+            object.__setattr__(self, field.name, float(value))
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The arguments, in their order."""
+        return tuple(getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+
+    @staticmethod
+    @abstractmethod
+    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+        """Log-density, elementwise, of arrays of values and arguments."""
+
+    def log_density(self, value: jax.Array) -> jax.Array:
+        """Log-density, summed over the entries of `value`."""
+        return jnp.sum(self.density(jnp.asarray(value), *map(jnp.asarray, self.numbers)))
+
+    @property
+    def centre(self) -> float:
+        """The median of a symmetric distribution."""
+        return 0.0
+
+    @property
+    def width(self) -> float:
+        """A third of the distance from the centre beyond which 0.27 % lie: of a normal, its sd.
+
+        Infinite where nothing is too far.
+        """
+        return float("inf")
+
+    @staticmethod
+    def precision(square: np.ndarray, *numbers: np.ndarray) -> np.ndarray:
+        """w(r) at r^2 = `square`, the second moment about the centre."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, str | float]:
+        """As plain JSON values: the distribution's name and its arguments."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return {"distribution": type(self).__name__} | named
+
+    def __str__(self) -> str:
+        numbers = ", ".join(f"{number:.4g}" for number in self.numbers)
+        return f"{self._called}({numbers})"
+
+    @property
+    def _called(self) -> str:
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(self).__name__)
+        return words.lower()
+
+
+# On the real line --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Normal(Prior):
+    """A normal distribution; its log-density is folded into the likelihood's quadratic.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.priors.Normal(0, 2.5)
+    Normal(mean=0.0, sd=2.5)
+    """
+
+    mean: float = 0.0
+    sd: float = 1.0
+    quadratic: ClassVar[bool] = True
+    positive: ClassVar[tuple[str, ...]] = ("sd",)
+
+    @staticmethod
+    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+        """-((value - mean) / sd)^2 / 2, less its constant."""
+        mean, sd = numbers
+        z = (value - mean) / sd
+        return -0.5 * z**2 - jnp.log(sd) - HALF_LOG_2PI
+
+    @property
+    def centre(self) -> float:
+        """The mean."""
+        return self.mean
+
+    @property
+    def width(self) -> float:
+        """The standard deviation."""
+        return self.sd
+
+
+@dataclass(frozen=True)
+class StudentT(Prior):
+    """Student's t distribution: like a normal near its centre, with tails that let go.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> print(mo.priors.StudentT(4, 0, 2.5))
+    student-t(4, 0, 2.5)
+    """
+
+    df: float
+    mean: float = 0.0
+    scale: float = 1.0
+    positive: ClassVar[tuple[str, ...]] = ("df", "scale")
+
+    @staticmethod
+    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+        """-(df + 1)/2 log(1 + z^2 / df), less its constant."""
+        df, mean, scale = numbers
+        z = (value - mean) / scale
+        constant = gammaln((df + 1) / 2) - gammaln(df / 2) - 0.5 * jnp.log(df * jnp.pi)
+        return constant - jnp.log(scale) - (df + 1) / 2 * jnp.log1p(z**2 / df)
+
+    @property
+    def centre(self) -> float:
+        """The mean, or where there is none the median."""
+        return self.mean
+
+    @property
+    def width(self) -> float:
+        """That of its quantile."""
+        from scipy.special import stdtrit
+
+        return float(self.scale * stdtrit(self.df, FAR_QUANTILE) / 3)
+
+    @staticmethod
+    def precision(square: np.ndarray, *numbers: np.ndarray) -> np.ndarray:
+        """(df + 1) / (df scale^2 + r^2)."""
+        df, _, scale = numbers
+        return np.asarray((df + 1) / (df * scale**2 + square))
+
+
+@dataclass(frozen=True)
+class Laplace(Prior):
+    """The double exponential distribution, with a kink at its mean: the Bayesian lasso's prior.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.priors.Laplace(0, 0.5)
+    Laplace(mean=0.0, scale=0.5)
+    """
+
+    mean: float = 0.0
+    scale: float = 1.0
+    positive: ClassVar[tuple[str, ...]] = ("scale",)
+
+    @staticmethod
+    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+        """-|value - mean| / scale, less its constant."""
+        mean, scale = numbers
+        return -jnp.abs(value - mean) / scale - jnp.log(2 * scale)
+
+    @property
+    def centre(self) -> float:
+        """The mean."""
+        return self.mean
+
+    @property
+    def width(self) -> float:
+        """That of its quantile."""
+        return float(-self.scale * np.log(2 * (1 - FAR_QUANTILE)) / 3)
+
+    @staticmethod
+    def precision(square: np.ndarray, *numbers: np.ndarray) -> np.ndarray:
+        """1 / (scale r)."""
+        _, scale = numbers
+        return np.asarray(1 / (scale * np.sqrt(square)))
+
+
+# Nodes in the logarithm of the local scale: the trapezoidal rule of an integrand that is analytic
+# within pi / 4 of the real line errs by about exp(-2 pi (pi / 4) / step), 4e-6 here.
+STEP, REACH = 0.4, 10.0
+_NODES = np.arange(-REACH, REACH + STEP / 2, STEP)
+_LOG_WEIGHTS = -np.logaddexp(_NODES, -_NODES)
+_LOG_WEIGHTS -= np.logaddexp.reduce(_LOG_WEIGHTS)  # half-Cauchy in the logarithm: sech / pi
+
+
+@dataclass(frozen=True)
+class Horseshoe(Prior):
+    """The regularised horseshoe (Piironen and Vehtari 2017): most coefficients near 0, some free.
+
+    beta_j / unit_j ~ N(0, (tau lambda~_j)^2) with half-Cauchy scales: lambda_j of each coefficient,
+    tau of all that have the same prior, and lambda~^2 = c^2 lambda^2 / (c^2 + tau^2 lambda^2): a
+    coefficient that escapes has a normal prior of sd c, the slab. The local scales are integrated
+    out, by quadrature to about five digits; tau is sampled, and reported as `horseshoe_scale`.
+
+    Parameters
+    ----------
+    scale
+        Of tau's half-Cauchy prior: how large coefficients are that are not 0, times their share.
+    slab
+        c.
+    unit
+        In which `scale` and `slab` are given for a column; by default (None) that of the outcome
+        over the column's standard deviation, so that columns need not be alike.
+    resolution
+        In the same unit: the density has a pole at 0, at which no chain of Hamiltonian moves would
+        get past, so that it is convolved with a normal of this sd. By default (None) a tenth of
+        about the standard error that the rows leave a coefficient.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.priors.Horseshoe(scale=0.1)
+    Horseshoe(scale=0.1, slab=2.5, unit=None, resolution=None)
+    """
+
+    scale: float = 1.0
+    slab: float = 2.5
+    unit: float | None = None
+    resolution: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("scale", "slab", "unit", "resolution"):
+            value = getattr(self, name)
+            if not is_positive(value) and not (name in ("unit", "resolution") and value is None):
+                raise SettingError(f"{name} of Horseshoe must be a positive number, not {value!r}.")
+            if value is not None:
+                object.__setattr__(self, name, float(value))
+
+    @staticmethod
+    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+        """Log-density given tau, the last of `numbers`: a mixture of normals."""
+        _, slab, unit, resolution, tau = numbers
+        z = (value / unit)[..., None]
+        sd = _mixed_sd(jnp, slab, resolution, tau)
+        each = _LOG_WEIGHTS - 0.5 * (z / sd) ** 2 - jnp.log(sd)
+        return logsumexp(each, axis=-1) - HALF_LOG_2PI - jnp.log(unit)
+
+    @property
+    def width(self) -> float:
+        """The slab's: what lies within it is nothing unexpected."""
+        return self.slab * (self.unit or 1.0)
+
+    @staticmethod
+    def precision(square: np.ndarray, *numbers: np.ndarray) -> np.ndarray:
+        """E(1 / sd^2 | r), over the local scale."""
+        _, slab, unit, resolution, tau = numbers
+        z2 = (square / unit**2)[..., None]
+        sd = _mixed_sd(np, slab, resolution, tau)
+        log = _LOG_WEIGHTS - 0.5 * z2 / sd**2 - np.log(sd)
+        share = np.exp(log - log.max(axis=-1, keepdims=True))
+        mean = np.sum(share / sd**2, axis=-1) / share.sum(axis=-1)
+        return np.asarray(mean / unit**2)
+
+    def __str__(self) -> str:
+        return f"horseshoe({self.scale:.4g}, {self.slab:.4g})"
+
+
+def _mixed_sd(xp: Any, slab: Any, resolution: Any, tau: Any) -> Any:  # of NumPy, or of JAX
+    """Sd of each component of the mixture: tau lambda~, and the resolution."""
+    free = xp.asarray(tau)[..., None] * np.exp(_NODES)
+    bound, least = xp.asarray(slab)[..., None], xp.asarray(resolution)[..., None]
+    return xp.sqrt((bound * free) ** 2 / (bound**2 + free**2) + least**2)
+
+
+@dataclass(frozen=True)
+class Flat(Prior):
+    """No prior: a constant on the whole line. The data alone must inform what has it.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> print(mo.priors.Flat())
+    flat()
+    """
+
+    quadratic: ClassVar[bool] = True
+
+    @staticmethod
+    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+        """Zero."""
+        del numbers
+        return jnp.zeros_like(value)
+
+
+# On positive numbers -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LogNormal(Prior):
+    """A positive number whose logarithm is normal: quadratic in the logarithm, which is sampled.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.priors.LogNormal(0, 2.5)
+    LogNormal(mean=0.0, sd=2.5)
+    """
+
+    mean: float = 0.0
+    sd: float = 1.0
+    support: ClassVar[Support] = "positive"
+    quadratic: ClassVar[bool] = True
+    positive: ClassVar[tuple[str, ...]] = ("sd",)
+
+    @staticmethod
+    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+        """That of the logarithm, less the logarithm."""
+        return Normal.density(jnp.log(value), *numbers) - jnp.log(value)
+
+
+@dataclass(frozen=True)
+class HalfNormal(Prior):
+    """The absolute value of a normal number with mean 0 and the given sd.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.priors.HalfNormal(1)
+    HalfNormal(sd=1.0)
+    """
+
+    sd: float = 1.0
+    support: ClassVar[Support] = "positive"
+    positive: ClassVar[tuple[str, ...]] = ("sd",)
+
+    @staticmethod
+    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+        """Twice that of the normal."""
+        (sd,) = numbers
+        return Normal.density(value, jnp.zeros_like(sd), sd) + np.log(2)
+
+
+@dataclass(frozen=True)
+class HalfCauchy(Prior):
+    """The absolute value of a Cauchy number: half of the mass beyond `scale`.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.priors.HalfCauchy(1)
+    HalfCauchy(scale=1.0)
+    """
+
+    scale: float = 1.0
+    support: ClassVar[Support] = "positive"
+    positive: ClassVar[tuple[str, ...]] = ("scale",)
+
+    @staticmethod
+    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+        """-log(1 + (value / scale)^2), less its constant."""
+        (scale,) = numbers
+        return -jnp.log1p((value / scale) ** 2) - jnp.log(scale) + np.log(2 / np.pi)
+
+
+@dataclass(frozen=True)
+class Exponential(Prior):
+    """An exponential distribution: mean 1 / rate.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.priors.Exponential(2)
+    Exponential(rate=2.0)
+    """
+
+    rate: float = 1.0
+    support: ClassVar[Support] = "positive"
+    positive: ClassVar[tuple[str, ...]] = ("rate",)
+
+    @staticmethod
+    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+        """Log rate - rate value."""
+        (rate,) = numbers
+        return jnp.log(rate) - rate * value
+
+
+@dataclass(frozen=True)
+class Gamma(Prior):
+    """A gamma distribution: mean shape / rate.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.priors.Gamma(2, 0.5)
+    Gamma(shape=2.0, rate=0.5)
+    """
+
+    shape: float
+    rate: float = 1.0
+    support: ClassVar[Support] = "positive"
+    positive: ClassVar[tuple[str, ...]] = ("shape", "rate")
+
+    @staticmethod
+    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+        """(shape - 1) log value - rate value, less its constant."""
+        shape, rate = numbers
+        constant = shape * jnp.log(rate) - gammaln(shape)
+        return constant + (shape - 1) * jnp.log(value) - rate * value
+
+
+@dataclass(frozen=True)
+class LKJ(Prior):
+    """Correlation matrices with density det(R)^(eta - 1): uniform at eta = 1, nearer to I above.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.priors.LKJ(2)
+    LKJ(eta=2.0)
+    """
+
+    eta: float = 2.0
+    support: ClassVar[Support] = "correlation"
+    positive: ClassVar[tuple[str, ...]] = ("eta",)
+
+    @staticmethod
+    def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
+        """Of log det(R), up to the constant of its size."""
+        (eta,) = numbers
+        return (eta - 1) * value
+
+
+FAR_QUANTILE = 0.99865  # of a normal, three standard deviations out
+
+DISTRIBUTIONS: dict[str, type[Prior]] = {
+    kind.__name__: kind
+    for kind in (
+        *(Normal, StudentT, Laplace, Horseshoe, Flat),
+        *(LogNormal, HalfNormal, HalfCauchy, Exponential, Gamma, LKJ),
+    )
+}
+
+
+def prior_from_dict(saved: Mapping[str, str | float]) -> Prior:
+    """Undo `Prior.to_dict`."""
+    arguments = {name: value for name, value in saved.items() if name != "distribution"}
+    return DISTRIBUTIONS[str(saved["distribution"])](**arguments)
+
+
+def normal_log_density(value: jax.Array, scale: jax.Array) -> jax.Array:
+    """Log-density of independent normals about zero, summed."""
+    z = jnp.asarray(value) / scale
+    return jnp.sum(-0.5 * z**2 - jnp.log(scale) - 0.5 * np.log(2 * np.pi))

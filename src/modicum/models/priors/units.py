@@ -1,0 +1,156 @@
+"""The units of the data: moments of all rows, by one streaming pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from modicum.errors import DataError
+from modicum.rows import Coding, Rows, first_not_finite
+
+__all__ = ["Moments", "moments"]
+
+TOGETHER = 16_384  # rows whose moments are formed at once: they fit a cache
+CONSTANT = 1e-10  # standard deviation, as a share of the mean, below which a column is constant
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Means and standard deviations over all rows, frequency weights counted.
+
+    Attributes
+    ----------
+    x_mean, x_sd
+        Of each column; the standard deviation of a constant column is 0.
+    y_mean, y_sd
+        Of the outcome less the offset, where there is one number of it per row.
+    log_rate
+        Logarithm of outcomes over exposures e^offset; minus infinity where all outcomes are 0.
+    log_exposure
+        Logarithm of the total exposure.
+    weight
+        The number of rows, each as often as its weight says.
+    """
+
+    x_mean: np.ndarray
+    x_sd: np.ndarray
+    y_mean: float
+    y_sd: float
+    log_rate: float
+    log_exposure: float
+    weight: float = 1.0
+
+
+def moments(rows: Rows) -> Moments:
+    """One streaming pass over the fields x, y, offset and weight."""
+    width = len(rows.columns)
+    scalar_offset = rows.fields.get("offset") == ()
+    merged = _Merged(np.zeros(width + 1))
+    counts, log_exposure = 0.0, -np.inf
+    for chunk in rows.chunks(TOGETHER):
+        y = np.asarray(chunk["y"], np.float64)
+        offset = np.asarray(chunk["offset"], np.float64) if scalar_offset else np.zeros(len(y))
+        weight = np.asarray(chunk.get("weight", np.ones(len(y))), np.float64)
+        if rows.coding is not None and rows.coding.apart:
+            merged.merge(*_of_codes(rows.coding, chunk, y - offset, weight))
+        else:
+            x = chunk["x"] if rows.coding is None else rows.coding.densely(chunk)
+            together = np.empty((len(y), width + 1))
+            together[:, :width], together[:, width] = x, y - offset
+            merged.add(together, weight)
+        counts += float(weight @ y)
+        top = offset.max()
+        with np.errstate(divide="ignore"):  # a chunk whose weights are all 0
+            log_exposure = np.logaddexp(log_exposure, top + np.log(weight @ np.exp(offset - top)))
+    mean, sd = merged.mean, merged.sd()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_rate = float(np.log(counts) - log_exposure)
+    _require_finite(rows, mean, sd)
+    return Moments(
+        mean[:-1],
+        sd[:-1],
+        float(mean[-1]),
+        float(sd[-1]),
+        log_rate,
+        float(log_exposure),
+        merged.weight,
+    )
+
+
+class _Merged:
+    """Weighted means and sums of squared deviations, merged chunk by chunk (Chan et al. 1979)."""
+
+    def __init__(self, mean: np.ndarray) -> None:
+        self.mean, self.squares, self.weight = mean, np.zeros_like(mean), 0.0
+
+    def add(self, values: np.ndarray, weight: np.ndarray) -> None:
+        total = float(weight.sum())
+        if total == 0:
+            return
+        with np.errstate(over="ignore", invalid="ignore"):  # told below, in words
+            mean = weight @ values / total
+            values -= mean
+            self.merge(mean, weight @ np.square(values, out=values), total)
+
+    def merge(self, mean: np.ndarray, squares: np.ndarray, total: float) -> None:
+        """Take in means and squared deviations of rows of so much weight."""
+        if total == 0:
+            return
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.squares += squares
+            both, shift = self.weight + total, mean - self.mean
+            if self.weight:
+                self.squares += shift**2 * (self.weight * total / both)
+            self.mean = self.mean + shift * (total / both)
+        self.weight = both
+
+    def sd(self) -> np.ndarray:
+        """Zero where only rounding is left."""
+        sd = np.sqrt(self.squares / max(self.weight, np.finfo(float).tiny))
+        return np.where(sd <= CONSTANT * np.abs(self.mean), 0.0, sd)
+
+
+def _of_codes(
+    coding: Coding, chunk: Mapping[str, np.ndarray], y: np.ndarray, weight: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Means of all columns and of y, squared deviations from them, and the weight of the rows.
+
+    A column of a term is zero in all rows but those of its level, which are counted.
+    """
+    total = float(weight.sum())
+    mean, squares = np.zeros(coding.size + 1), np.zeros(coding.size + 1)
+    if total == 0:
+        return mean, squares, total
+    held = [*coding.dense, coding.size]
+    x = chunk["x"][:, : len(coding.dense)] if coding.dense else np.zeros((len(y), 0))
+    values = np.column_stack([np.asarray(x, np.float64), y])
+    with np.errstate(over="ignore", invalid="ignore"):  # told in words elsewhere
+        mean[held] = weight @ values / total
+        squares[held] = weight @ np.square(values - mean[held])
+        for term in coding.terms:
+            codes, first = chunk[term.field], int(term.reference)
+            value = 1.0 if term.scale is None else np.asarray(chunk["x"][:, term.scale], float)
+            summed = np.bincount(codes, weight * value, minlength=term.levels)
+            centre = summed / total
+            inside = np.bincount(
+                codes, weight * (value - centre[codes]) ** 2, minlength=term.levels
+            )
+            outside = total - np.bincount(codes, weight, minlength=term.levels)
+            mean[term.columns] = centre[first:]
+            squares[term.columns] = (inside + np.maximum(outside, 0.0) * centre**2)[first:]
+    return mean, squares, total
+
+
+def _require_finite(rows: Rows, mean: np.ndarray, sd: np.ndarray) -> None:
+    bad = ~(np.isfinite(mean) & np.isfinite(sd))
+    if bad.any():
+        damage = first_not_finite(rows)
+        if damage is not None:
+            raise damage.error()
+        names = (*rows.columns, rows.outcome or "y")
+        raise DataError(
+            f"the column '{names[int(np.argmax(bad))]}' holds numbers so large that their variance "
+            "overflows; give it in another unit (divide it by a constant)."
+        )

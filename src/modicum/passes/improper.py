@@ -1,0 +1,74 @@
+"""Whether there is a posterior at all: flat priors leave everything to the data.
+
+Where columns are collinear, or where some combination of them gives the outcome away, the
+likelihood is flat along a line, and with a flat prior there so is the posterior.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from modicum.errors import ConvergenceError
+from modicum.passes.mode import Curvature
+from modicum.passes.sums import Sums
+
+__all__ = ["require_proper"]
+
+SINGULAR = 1e-10  # least eigenvalue of the precision, its diagonal brought to 1
+FAR_OUT = 20.0  # standard deviations along which a likelihood with a maximum falls by more than:
+FALL = 3.0
+LOOKED_AT = 4  # coefficients that the data inform least
+
+
+def require_proper(sums: Sums, at: Curvature, names: tuple[str, ...]) -> None:
+    """Refuse a posterior that flat priors leave without an end, seen from where its mode is."""
+    flat = np.diag(at.prior_hessian) == 0
+    if not sums.target.model.has_flat_prior or not flat.any():
+        return
+    scale = np.sqrt(np.maximum(np.diag(at.precision), np.finfo(float).tiny))
+    values, vectors = np.linalg.eigh(at.precision / np.outer(scale, scale))
+    if values[0] < SINGULAR:
+        top = np.argsort(-np.abs(vectors[:, 0]))[:3]
+        about = ", ".join(_name(names, int(i)) for i in top if abs(vectors[i, 0]) > 0.1)
+        raise ConvergenceError(
+            f"the posterior is improper: the data say nothing about some combination of {about}, "
+            "which are collinear, and their priors are flat; drop a column, or give them a prior "
+            "such as mo.priors.Normal(0, 1)."
+        )
+    separated, passes = sums.target.model.separation(sums.rows, sums.target.unravel(at.point))
+    sums.enter("separation", passes, "density", passes)
+    endless = None if separated is None else "the outcome"
+    if endless is None:
+        endless = _endless(sums, at, flat, names)
+    if endless is not None:
+        raise ConvergenceError(
+            f"the posterior is improper: the likelihood has no maximum, since columns give "
+            f"{endless} away (a level of one outcome only, say), and their priors are flat; merge "
+            "or drop them, or give them a prior such as mo.priors.Normal(0, 1)."
+        )
+
+
+def _endless(sums: Sums, at: Curvature, flat: np.ndarray, names: tuple[str, ...]) -> str | None:
+    """The coefficient along which the likelihood does not fall, if there is one."""
+    covariance = np.linalg.inv(at.precision)
+    sd = np.sqrt(np.diag(covariance))
+    ends = np.flatnonzero(flat)
+    ends = ends[np.argsort(-sd[ends] * _sizes(sums)[ends])][:LOOKED_AT]
+    steps = FAR_OUT * (covariance[:, ends] / sd[ends]).T
+    values = sums.values(np.concatenate([at.point + steps, at.point - steps]), "separation")
+    least = at.C - values.reshape(2, -1).max(axis=0)
+    worst = int(np.argmin(least))
+    return f"the outcome along {_name(names, int(ends[worst]))}" if least[worst] < FALL else None
+
+
+def _sizes(sums: Sums) -> np.ndarray:
+    """About how large the column of each entry is: 1 for what has none."""
+    sizes = np.ones(sums.target.size)
+    x = sums.rows.slice(0, min(len(sums.rows), 4096)).get("x")
+    if x is not None and x.ndim == 2 and x.shape[1] <= len(sizes):
+        sizes[: x.shape[1]] = np.sqrt(np.mean(np.asarray(x, np.float64) ** 2, axis=0))
+    return sizes
+
+
+def _name(names: tuple[str, ...], i: int) -> str:
+    return names[i] if i < len(names) else f"parameter {i}"

@@ -1,0 +1,209 @@
+"""The distributions of `mo.priors`, what their keys mean, and how they are kept."""
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import integrate, stats
+
+import modicum as mo
+from helpers.targets import gaussian_rows, logistic_rows, sums_of
+from modicum.models import Target
+from modicum.models.prediction import ModelPredictor, rebuild
+from modicum.passes import anchor_at_mode
+
+M, P = mo.models, mo.priors
+
+DENSITIES = {
+    "normal": (P.Normal(1, 2), stats.norm(1, 2)),
+    "student": (P.StudentT(3, 1, 2), stats.t(3, 1, 2)),
+    "laplace": (P.Laplace(1, 2), stats.laplace(1, 2)),
+    "half-normal": (P.HalfNormal(2), stats.halfnorm(0, 2)),
+    "half-cauchy": (P.HalfCauchy(2), stats.halfcauchy(0, 2)),
+    "exponential": (P.Exponential(2), stats.expon(0, 0.5)),
+    "gamma": (P.Gamma(3, 2), stats.gamma(3, 0, 0.5)),
+    "log-normal": (P.LogNormal(1, 2), stats.lognorm(2, 0, np.exp(1))),
+}
+
+
+@pytest.mark.parametrize("name", DENSITIES)
+def test_densities_are_those_of_scipy(name, x64):
+    prior, truth = DENSITIES[name]
+    value = np.array([0.3, 1.0, 4.0])
+    each = prior.density(jnp.asarray(value), *map(jnp.asarray, prior.numbers))
+    np.testing.assert_allclose(each, truth.logpdf(value), rtol=1e-6, atol=1e-6)
+    other = type(prior)(*(1.1 * number for number in prior.numbers))
+    assert abs(float(other.log_density(value)) - truth.logpdf(value).sum()) > 1e-3
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.02, 0.3, 3.0])
+def test_the_horseshoe_is_its_mixture(beta, x64):
+    """Against the integral over the local scale, by adaptive quadrature."""
+    slab, resolution, tau = 2.0, 0.01, 0.2
+
+    def integrand(v):
+        free = tau * np.exp(v)
+        sd = np.sqrt((slab * free) ** 2 / (slab**2 + free**2) + resolution**2)
+        return stats.norm.pdf(beta, 0, sd) / (np.pi * np.cosh(v))
+
+    truth = integrate.quad(integrand, -40, 40, limit=400, points=[-5, 0, 5])[0]
+    numbers = map(jnp.asarray, (1.0, slab, 1.0, resolution, tau))
+    ours = float(jnp.exp(P.Horseshoe.density(jnp.asarray(beta), *numbers)))
+    assert ours == pytest.approx(truth, rel=1e-3)
+    wrong = map(jnp.asarray, (1.0, slab, 1.0, resolution, 1.2 * tau))
+    assert float(jnp.exp(P.Horseshoe.density(jnp.asarray(beta), *wrong))) != pytest.approx(
+        truth, rel=1e-2
+    )
+
+
+@pytest.mark.parametrize("name", ["student", "laplace"])
+def test_the_stand_in_has_the_slope_of_the_density(name, x64):
+    """w(r) = -(log p)'(r) / r about the centre."""
+    prior = DENSITIES[name][0]
+    r = np.array([0.1, 1.0, 5.0])
+    step = 1e-5
+    numbers = [np.asarray(number) for number in prior.numbers]
+    up, down = (
+        np.asarray(prior.density(jnp.asarray(prior.centre + r + sign * step), *numbers))
+        for sign in (1, -1)
+    )
+    np.testing.assert_allclose(
+        prior.precision(r**2, *numbers), -(up - down) / (2 * step) / r, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: P.Normal(0, -1), "sd of Normal must be a positive number, not -1"),
+        (lambda: P.StudentT("4"), "df of StudentT must be a positive number"),
+        (lambda: P.Normal(np.nan, 1), "mean of Normal must be a number"),
+        (lambda: P.Horseshoe(slab=0), "slab of Horseshoe must be a positive number"),
+        (lambda: M.Logistic(priors={"common": 2.5}), "must be a distribution such as"),
+        (lambda: M.Logistic(priors=3), "priors must map names to distributions"),
+        (lambda: M.Logistic(priors={"common": P.HalfNormal(1)}), "number on the whole line"),
+        (lambda: M.Gaussian(priors={"scale": P.Normal(0, 1)}), "positive number; use HalfNormal"),
+        (lambda: M.Logistic(prior_scale=1.0, priors={"common": P.Flat()}), "given twice"),
+        (lambda: M.Logistic(priors={"intercept": P.Horseshoe()}), "one of many coefficients"),
+    ],
+)
+def test_what_is_no_prior_is_refused_in_a_sentence(make, says):
+    with pytest.raises(mo.SettingError, match=says):
+        make()
+
+
+# Keys ------------------------------------------------------------------------------------------
+
+
+def table_rows():
+    rng = np.random.default_rng(1)
+    table = pd.DataFrame({"y": rng.integers(0, 2, 60), "age": rng.normal(size=60)})
+    table["town"] = rng.choice(["a", "b", "c"], 60)
+    return mo.Rows.from_table(table, outcome="y", categorical=["town"])
+
+
+def test_a_key_means_a_column_a_categorical_column_or_all():
+    model = M.Logistic(
+        priors={"town[c]": P.Flat(), "town": P.Laplace(0, 1), "common": P.Normal(1, 2)}
+    )
+    priors = model.resolved(table_rows()).resolved_priors.coefficients
+    assert priors == (P.Normal(1, 2), P.Laplace(0, 1), P.Flat())
+
+
+def test_a_key_that_means_nothing_is_named():
+    model = M.Logistic(priors={"twon": P.Flat()})
+    with pytest.raises(
+        mo.SettingError, match=r"called 'twon' .*did you mean 'town'.*there is comm"
+    ):
+        model.resolved(table_rows())
+    with pytest.raises(mo.SettingError, match="nothing called 'scale'"):
+        M.Gaussian(scale=1.0, priors={"scale": P.HalfNormal(1)}).resolved(gaussian_rows(20))
+
+
+def test_no_pass_is_made_where_all_is_given():
+    given = {"common": P.Laplace(0, 1), "intercept": P.Normal(0, 1)}
+    assert not M.Logistic(priors=given).needs_moments
+    assert M.Logistic(priors={"common": P.Laplace(0, 1)}).needs_moments
+
+
+def test_defaults_are_shown_beside_what_is_given():
+    shown = mo.priors.default(table_rows(), M.Logistic(priors={"age": P.Laplace(0, 1)}))
+    assert shown["beta[age]"] == "laplace(0, 1)"
+    assert shown["beta[town[b]]"].startswith("normal(0, ")
+    assert mo.priors.default(gaussian_rows(50), "gaussian")["log_scale"].startswith("normal(")
+    with pytest.raises(mo.SettingError, match="no family 'logit'"):
+        mo.priors.default(table_rows(), "logit")
+
+
+def test_models_are_hashable_shown_and_kept_with_their_priors():
+    given = {"common": P.Horseshoe(0.1), "age": P.StudentT(4), "intercept": P.Flat()}
+    model = M.Logistic(priors=given).resolved(table_rows())
+    assert "StudentT(df=4.0, mean=0.0, scale=1.0)" in repr(model)
+    kept = rebuild(ModelPredictor(model).to_dict()).model
+    assert kept == model
+    assert hash(kept) == hash(model)
+
+
+def test_other_numbers_share_the_likelihood_and_the_exact_prior():
+    a, b = (
+        Target.of(M.Logistic(priors={"common": P.Laplace(0, scale)}), logistic_rows(50))[0]
+        for scale in (1.0, 2.0)
+    )
+    assert a != b
+    assert a.likelihood == b.likelihood
+    assert a.exact_prior[0] == b.exact_prior[0]
+
+
+# The anchor ------------------------------------------------------------------------------------
+
+
+def test_normal_priors_with_means_have_their_closed_form():
+    rows = gaussian_rows(100)
+    priors = {"common": P.Normal(2, 0.1), "intercept": P.Flat()}
+    sums, start = sums_of(M.Gaussian(scale=0.7, priors=priors), rows)
+    assert sums.target.exact_prior is None
+    batch = rows.slice(0, 100)
+    x = np.c_[batch["x"], np.ones(100)]
+    precision = np.diag([100.0] * 3 + [0.0])
+    cov = np.linalg.inv(x.T @ x / 0.49 + precision)
+    mean = cov @ (x.T @ batch["y"] / 0.49 + precision @ [2, 2, 2, 0])
+    anchor = anchor_at_mode(sums, start)
+    np.testing.assert_allclose(anchor.point, mean, rtol=1e-8)
+    np.testing.assert_allclose(anchor.factor @ anchor.factor.T, cov, rtol=1e-8)
+
+
+def test_a_tight_laplace_prior_is_anchored_within_the_posterior():
+    """By quadrature, for a single coefficient whose prior has a kink within its likelihood."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(400, 1))
+    y = 0.1 * x[:, 0] + rng.normal(size=400)
+    model = M.Gaussian(scale=1.0, intercept=False, priors={"common": P.Laplace(0, 0.03)})
+    sums, start = sums_of(model, mo.Rows(x=x, y=y))
+    anchor = anchor_at_mode(sums, start, within=0.01)
+    grid = np.linspace(-0.5, 0.5, 4001)
+    log = -0.5 * ((y[:, None] - x * grid) ** 2).sum(0) - np.abs(grid) / 0.03
+    density = np.exp(log - log.max())
+    mean = (grid * density).sum() / density.sum()
+    sd = np.sqrt((grid**2 * density).sum() / density.sum() - mean**2)
+    assert abs(anchor.point[0] - mean) < 0.5 * sd
+    assert 0.7 < anchor.factor[0, 0] / sd < 1.4
+
+
+@pytest.mark.parametrize("case", ["collinear", "separated", "no events"])
+def test_flat_priors_without_a_posterior_are_refused(case):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(500, 2))
+    y = (rng.random(500) < 0.5) * 1.0
+    model = M.Poisson if case == "no events" else M.Logistic
+    if case == "collinear":
+        x = np.c_[x, x[:, 0] - x[:, 1]]
+    else:
+        level = np.arange(500) < 40
+        x = np.c_[x, level]
+        y[level] = 0.0
+    rows = mo.Rows(x=x, y=y)
+    sums, start = sums_of(model(priors={"common": P.Flat(), "intercept": P.Flat()}), rows)
+    with pytest.raises(mo.ConvergenceError, match="the posterior is improper"):
+        anchor_at_mode(sums, start, within=0.01)
+    sums, start = sums_of(model(), rows)
+    anchor_at_mode(sums, start, within=0.01)  # the default priors keep it in bounds
