@@ -21,6 +21,7 @@ from modicum.models.families import (
     Weibull,
     ZeroInflatedPoisson,
 )
+from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.networks import CNN, MLP
 from modicum.models.neural import Network
@@ -40,6 +41,7 @@ __all__ = [
     "Gamma",
     "Gaussian",
     "HurdlePoisson",
+    "IntegratedEffects",
     "InverseGaussian",
     "LinearPredictorModel",
     "Logistic",

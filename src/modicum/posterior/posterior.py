@@ -24,6 +24,7 @@ from modicum.posterior.stein import PURPOSE, SteinDiscrepancy, stein_discrepancy
 from modicum.posterior.storage import Contents, load, save
 from modicum.posterior.summary import Statistic, learning_curve, summarise
 from modicum.rows.formula import NewLevels
+from modicum.run import within_disk
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -289,12 +290,19 @@ class Posterior(Draws):
         return learning_curve(self, statistic, at, before if is_number(before) else 0)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save to one file, whole or not at all; nothing in it is executable."""
+        """Save to one file, whole or not at all; nothing in it is executable.
+
+        Raises
+        ------
+        ResourceError
+            If the disk is full; a file that was there before is as it was.
+        """
         contents = Contents(
             self.draws, self.stats, self.weights, self.labels, self.ledger, self.warnings,
             self.tuning, self.settings, self.predictor_spec, self.fit_rows,
         )  # fmt: skip
-        save(contents, path)
+        with within_disk(path):
+            save(contents, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: BaseModel | None = None) -> Posterior:
@@ -343,7 +351,8 @@ class Posterior(Draws):
         parts = [f"{chains} of {self.num_draws:,} draws", names]
         if self.weights is not None and self.weighted:
             parts.append(f"mean {weight_name(self.weights)} {self.weights.mean():.3g}")
-        parts.append(f"{self.ledger.passes:,.1f} passes over {self.ledger.rows:,} rows")
+        units = f"{self.ledger.rows:,} {self.ledger.unit}s"
+        parts.append(f"{self.ledger.passes:,.1f} passes over {units}")
         if self.warnings:
             parts.append(f"{len(self.warnings)} warning" + "s" * (len(self.warnings) != 1))
         method = f" {self.settings['method']}" if "method" in self.settings else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, TypeAlias, TypedDict
@@ -237,6 +237,25 @@ class Description:
             dense = (self.columns[place] for place in self.coding.dense)
             return (*dense, *(f"x[{j}]" for j in scales))
         return field_labels(f, self.columns)
+
+    def like(self, schema: RowsSchema) -> Description:
+        """Describe these rows, coded by the levels of others, by the others' columns and coding."""
+        held, needed = {f.name for f in self.fields}, schema.coding
+        assert needed is not None
+        absent = [name for name in needed.fields if name not in held]
+        if absent:
+            raise DataError(
+                f"the rows lack the factor {absent[0]!r}, which those of the fit had: give the "
+                "level of each row."
+            )
+        shapes = {f.name: f.shape for f in self.fields}
+        width, theirs = (of.get("x", (0,))[0] for of in (shapes, schema.fields))
+        if width != theirs:
+            raise DataError(
+                f"x has {width} columns besides the factors, but the rows of the fit had {theirs}; "
+                "give the same columns."
+            )
+        return replace(self, columns=schema.columns, coding=needed)
 
     def split(self, block: Array) -> dict[str, Array]:
         """Fields of packed rows (..., width), or (...) where these are records, as views."""
