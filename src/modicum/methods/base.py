@@ -74,6 +74,14 @@ class Task:
                 "field of that name another one."
             )
 
+    def refuse_own_parameters(self, method: str) -> None:
+        """Refuse priors with parameters of their own: chains would not be whitened for these."""
+        if self.target.likelihood.size < self.target.size:
+            raise SettingError(
+                f"{method} does not sample the parameters of priors (scales of groups, of a "
+                "horseshoe); use method='hmc-ecs', 'hmc-ecs-signed', 'hmc' or 'nuts'."
+            )
+
     def remember(self, name: str, compute: Callable[[], Arrays]) -> Arrays:
         """Compute arrays, or take them from the checkpoint; the ledger counts them either way."""
         if self.checkpoint is None:

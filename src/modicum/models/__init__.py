@@ -21,6 +21,7 @@ from modicum.models.families import (
     Weibull,
     ZeroInflatedPoisson,
 )
+from modicum.models.groups import GroupTerm
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.networks import CNN, MLP
 from modicum.models.neural import Network
@@ -39,6 +40,7 @@ __all__ = [
     "Exponential",
     "Gamma",
     "Gaussian",
+    "GroupTerm",
     "HurdlePoisson",
     "InverseGaussian",
     "LinearPredictorModel",
