@@ -11,7 +11,7 @@ from modicum.models.priors.grouped import Effects
 __all__ = ["group_notes"]
 
 FEW = 5  # levels below which their standard deviation is mostly its prior
-UNTOLD = 1.0  # effects' worth of information about a scale, below which it may be 0
+UNTOLD = 1.0  # standard errors from 0 to an estimate of tau^2, below which tau may be 0
 
 
 def group_notes(
@@ -42,7 +42,8 @@ def _doubts(called: str, levels: int, informed: float, sd: float) -> list[Modicu
                 levels=levels,
             )
         ]
-    if informed < UNTOLD:
+    # tau^2 + s^2 is known to sqrt(2 / L) of itself, and tau^2 is the share `informed` / L of it.
+    if informed / levels < UNTOLD * np.sqrt(2 / levels):
         return [
             ModicumWarning(
                 "group-sd-near-zero",

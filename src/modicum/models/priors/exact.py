@@ -145,7 +145,7 @@ class Independent:
         if self.logged:
             return [self._tangent(t, where, numbers)]
         of = [np.asarray(number) for number in numbers]
-        names = [field.name for field in fields(self.kind)]
+        names = [field.name for field in fields(self.kind)]  # type: ignore[arg-type]
         mean = of[names.index("mean")]
         square = (t[where] - mean) ** 2 + np.diag(covariance)[where]
         return [StandIn(where, mean, self.kind.precision(square, *of))]

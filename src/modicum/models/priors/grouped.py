@@ -168,7 +168,7 @@ def _log_hyper(kinds: tuple[type[Prior], ...], own: jax.Array, numbers: Numbers)
     """Log-density of log standard deviations and of what makes correlations."""
     total, first, count = jnp.zeros(()), 0, len(kinds)
     for k, kind in enumerate(kinds):
-        width = len(fields(kind))
+        width = len(fields(kind))  # type: ignore[arg-type]
         arguments = [jnp.asarray(number) for number in numbers[first : first + width]]
         total, first = total + kind.density(jnp.exp(own[k]), *arguments) + own[k], first + width
     if own.shape[0] > count:

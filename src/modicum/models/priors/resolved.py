@@ -226,7 +226,8 @@ class ModelPriors:
         for group in self.groups:
             count, correlated = len(group.sds), group.partials
             sds = places[f"{OWN}.{LOG_SD}"][sd : sd + count]
-            own = places[f"{OWN}.{PARTIAL}"][partial : partial + correlated] if correlated else []
+            none = np.arange(0)
+            own = places.get(f"{OWN}.{PARTIAL}", none)[partial : partial + correlated]
             where = places["beta"][first : first + group.size]
             term = Effects(
                 tuple(map(int, where)),

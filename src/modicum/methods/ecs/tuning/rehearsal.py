@@ -78,7 +78,7 @@ def _log_proxies(cv: ControlVariate[Any], proxy: Proxy, draws: Array) -> jax.Arr
         s, growth = straighten(z, proxy)
         return cv.log_proxy(s, proxy) + growth
 
-    return jax.vmap(one)(draws)
+    return jax.vmap(one)(jnp.asarray(draws))
 
 
 def rehearse(
