@@ -27,6 +27,7 @@ __all__ = [
     "FASTEST_COMPILE",
     "FAST_COMPILE",
     "GPU_GRAPHS",
+    "SCATTERS",
     "Array",
     "in_double_precision",
     "jit",
@@ -59,6 +60,8 @@ def in_double_precision(function: Callable[P, R]) -> Callable[P, R]:
 # The CPU compiler's newer code generator and its last level of optimisation take more than half of
 # its time, and the loops made here run no faster for them.
 FAST_COMPILE = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
+# Sums over codes are scattered, which the older code generator does one by one.
+SCATTERS = {"xla_backend_optimization_level": 1}
 # For what is run once: slow code.
 FASTEST_COMPILE = FAST_COMPILE | {"xla_backend_optimization_level": 0}
 # Loops whose length the device decides stay on it, as part of one graph.

@@ -27,7 +27,7 @@ from modicum.models.families import Logistic, Softmax, StudentT
 from modicum.models.families.softmax import with_reference
 from modicum.passes import Anchor, Sums
 from modicum.passes.linear import assemble
-from modicum.runtime import Array, jit
+from modicum.runtime import SCATTERS, Array, jit
 
 __all__ = [
     "BOUNDS",
@@ -156,7 +156,7 @@ class BoundedRows:
         """Keep the rows as they are, and where their bounds are tight, about the anchor t*."""
         names = ("x", "y", "offset", "weight")
         fields = {k: jnp.asarray(batch[k], jnp.float64) for k in names if k in batch}
-        coding = self.model.coding
+        coding = self.target.coding
         fields |= {k: jnp.asarray(batch[k]) for k in (coding.fields if coding else ())}
         place = self.bound.tight_at if self.tuned else self.bound.untuned
         return CachedRows(fields, place(self.predictors(fields, point), fields["y"]))
@@ -202,13 +202,13 @@ class Collapsed(NamedTuple):
 def collapse(sums: Sums, bounded: BoundedRows, anchor: Anchor) -> Collapsed:
     """Sums over all rows from which `log_base` is made, about the anchor, by one pass."""
     sums.ledger.add("bound", len(sums.rows), "hessian", passes=1)
-    chunk_sum = partial(_collapse_chunk, bounded)
+    of_chunk = _collapse_chunk if bounded.target.coding is None else _collapse_codes
+    chunk_sum = partial(of_chunk, bounded)
     collapsed: Collapsed = sums.engine.map_reduce(chunk_sum, anchor.point, sums.rows, "bound")
     return collapsed
 
 
-@jit(static=0)
-def _collapse_chunk(
+def _collapsed(
     bounded: BoundedRows, point: jax.Array, batch: Batch, present: jax.Array
 ) -> Collapsed:
     fields, tight = bounded.cache(batch, point)
@@ -224,6 +224,10 @@ def _collapse_chunk(
         slope=a,
         curvature=b,
     )
+
+
+_collapse_chunk = jit(static=0)(_collapsed)
+_collapse_codes = jit(static=0, options=SCATTERS)(_collapsed)
 
 
 def whitened_sums(anchor: Anchor, collapsed: Collapsed) -> BoundSums:

@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.estimators.groups import GroupTaylor, group_proxy
 from modicum.kernels.base import ControlVariate, Proxy
-from modicum.models import LinearPredictorModel, Target
+from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.base import Batch
 from modicum.models.priors.exact import ExactPrior
 from modicum.passes import Anchor
@@ -48,6 +49,8 @@ def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
     If all are, B = -I is what whitening means: it is left out then, and with it a product of d^2
     operations per evaluation.
     """
+    if isinstance(target.model, IntegratedEffects):
+        return group_proxy(anchor, target, order)
     L = anchor.factor
     gradient = anchor.A if order >= 1 else np.zeros_like(anchor.A)
     hessian = anchor.B if order >= 2 else np.zeros_like(anchor.B)
@@ -67,6 +70,9 @@ def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
 
 def control_variate(target: Target, order: int, precision: str = "float64") -> ControlVariate[Any]:
     """The cheapest form of the control variate that fits the model."""
+    groups = GroupTaylor.fitting(target, order, precision)
+    if groups is not None:
+        return groups
     exact = None if target.exact_prior is None else target.exact_prior[0]
     target = target.likelihood  # the normal priors of families are part of the proxy
     forms = (form(target, order, precision, exact) for form in CONTROL_VARIATES)
@@ -129,12 +135,19 @@ class LinearTaylor:
         model = target.model
         if not isinstance(model, LinearPredictorModel) or model.extras:
             return None
+        if not model.series_radius():  # a kink: nothing of it is in the series
+            return None
         return cls(target, order, precision, prior) if len(target.shapes[0]) == 1 else None
 
     @property
     def fresh_cost(self) -> float:
-        """Whitening takes d^2 operations against 2 d, and a matrix product does three at once."""
-        return 1 + self.target.size / 6
+        """Whitening takes d^2 operations against 2 d, and a matrix product does three at once.
+
+        Of rows with codes it takes d for each of p numbers and k codes, and gathering is a sum.
+        """
+        if self.target.coding is None:
+            return 1 + self.target.size / 6
+        return 1 + len(self.target.coding.dense) / 6 + len(self.target.coding.terms) / 2
 
     def cache(self, batch: Batch, proxy: Proxy) -> LinearRows:
         """Whiten the rows and expand f at their eta*."""

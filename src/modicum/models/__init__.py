@@ -22,6 +22,7 @@ from modicum.models.families import (
     ZeroInflatedPoisson,
 )
 from modicum.models.groups import GroupTerm
+from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.networks import CNN, MLP
 from modicum.models.neural import Network
@@ -42,6 +43,7 @@ __all__ = [
     "Gaussian",
     "GroupTerm",
     "HurdlePoisson",
+    "IntegratedEffects",
     "InverseGaussian",
     "LinearPredictorModel",
     "Logistic",

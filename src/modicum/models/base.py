@@ -64,6 +64,10 @@ class BaseModel(ABC):
     def check(self, rows: Rows) -> None:  # noqa: B027 - a model without demands need not override
         """Refuse rows the model cannot describe, with a `DataError` that says why."""
 
+    def units(self, rows: Rows) -> Rows:
+        """Return what has a log-likelihood of its own and is subsampled: the rows, or groups."""
+        return rows
+
     def resolved(self, rows: Rows) -> BaseModel:
         """Return the model with all it takes from the rows in numbers: priors in their units."""
         del rows

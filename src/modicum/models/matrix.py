@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from modicum.rows import CodedTerm, Coding
 
@@ -83,9 +84,9 @@ class CodedMatrix:
         # A row of zeros before the others is that of every reference level.
         padded = jnp.concatenate([jnp.zeros((1, *other.shape[1:]), kind), other])
         for term in self.coding.terms:
-            part = padded.at[self._place(term)].get(mode="promise_in_bounds")
+            part = padded.at[self.place(term)].get(mode="promise_in_bounds")
             if term.scale is not None:
-                scale = self._scale(term).astype(kind)
+                scale = self.scale(term).astype(kind)
                 part = part * (scale[..., None] if other.ndim == 2 else scale)
             total = total + part
         return jnp.asarray(total)
@@ -112,21 +113,36 @@ class CodedMatrix:
             code = self.codes[term.field].astype(jnp.int32) - term.reference
             hot = jax.nn.one_hot(code, term.width, dtype=self.dtype)
             if term.scale is not None:
-                hot = hot * self._scale(term)[..., None]
+                hot = hot * self.scale(term)[..., None]
             out = out.at[..., term.columns].add(hot)
         return out.at[..., -1].set(1) if self.ones else out
 
-    def _place(self, term: CodedTerm) -> jax.Array:
+    def place(self, term: CodedTerm) -> jax.Array:
         """Where a row's column is, counted from one; 0 for the reference level."""
         code = self.codes[term.field].astype(jnp.int32)
         if not term.reference:
             return code + (term.first + 1)
         return jnp.where(code == 0, 0, code + term.first)
 
-    def _scale(self, term: CodedTerm) -> jax.Array:
+    def scale(self, term: CodedTerm) -> jax.Array:
+        """The number in a row's column; a single one where all are ones."""
+        if term.scale is None:
+            return jnp.ones((), self.dtype)
         assert self.x is not None
-        assert term.scale is not None
         return self.x[..., term.scale]
+
+    def numbers(self) -> jax.Array:
+        """The dense columns, that of ones last, (..., columns)."""
+        shape = next(iter(self.codes.values())).shape
+        parts = [jnp.ones((*shape, 1), self.dtype)] if self.ones else []
+        if self.coding.dense:
+            assert self.x is not None
+            parts.insert(0, self.x[..., : len(self.coding.dense)])
+        return jnp.concatenate([jnp.zeros((*shape, 0), self.dtype), *parts], axis=-1)
+
+    def dense_places(self) -> np.ndarray:
+        """Where the dense columns stand among all."""
+        return np.array([*self.coding.dense, *([self.coding.size] if self.ones else [])], int)
 
 
 ModelMatrix: TypeAlias = DenseMatrix | CodedMatrix

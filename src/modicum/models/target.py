@@ -14,9 +14,11 @@ from jax.tree_util import PyTreeDef
 from modicum.errors import DataError, SettingError
 from modicum.ledger import Ledger
 from modicum.models.base import BaseModel, Batch, Params, named_leaves
+from modicum.models.integrated import IntegratedEffects
+from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.tracing import Trace
-from modicum.rows import Rows
+from modicum.rows import Coding, Rows
 from modicum.runtime import in_double_precision, jit
 
 __all__ = ["Target"]
@@ -122,6 +124,16 @@ class Target:
         """The part of the log-prior that is folded into the likelihood's quadratic."""
         folded = self.model.log_folded_prior(self.unravel(t))
         return jnp.zeros(()) if folded is None else folded
+
+    @property
+    def scatters(self) -> bool:
+        """Whether sums are over levels or groups: scattered, for which there is other code."""
+        return self.coding is not None or isinstance(self.model, IntegratedEffects)
+
+    @property
+    def coding(self) -> Coding | None:
+        """What the codes of the rows mean, where the model reads them as columns; else None."""
+        return self.model.coding if isinstance(self.model, LinearPredictorModel) else None
 
     @property
     def size(self) -> int:

@@ -14,7 +14,6 @@ from modicum.errors import ConvergenceError, ModicumWarning
 from modicum.kernels.base import Warp
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.priors import prior_warnings
-from modicum.passes.groups import group_notes
 from modicum.passes.improper import require_proper
 from modicum.passes.mode import (
     DENSE_LIMIT,
@@ -29,6 +28,7 @@ from modicum.passes.mode import (
 )
 from modicum.passes.mode import quasi_newton_on_subset as near_mode
 from modicum.passes.modes import Modes, Starts, find_modes
+from modicum.passes.scales import group_notes
 from modicum.passes.sums import Sums
 
 __all__ = ["Anchor", "anchor_at", "anchor_at_mode"]

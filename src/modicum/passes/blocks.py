@@ -7,12 +7,19 @@ such caches, and wants the chunk whole.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-__all__ = ["BLOCK", "map_in_blocks", "sum_in_blocks"]
+from modicum.models import Target
+from modicum.runtime import SCATTERS, jit
+
+__all__ = ["BLOCK", "compiled_pass", "map_in_blocks", "sum_in_blocks"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 BLOCK = 1024  # rows
 
@@ -48,3 +55,17 @@ def _cut(batch: Any, present: Any) -> Any:
         lambda field: jnp.reshape(field, (rows // BLOCK, BLOCK, *field.shape[1:])),
         (batch, present),
     )
+
+
+def compiled_pass(
+    function: Callable[Concatenate[Target, P], R],
+) -> Callable[Concatenate[Target, P], R]:
+    """Compile a function of a target and a chunk of rows, in the way that suits the rows."""
+    of_columns, of_codes = jit(static=0)(function), jit(static=0, options=SCATTERS)(function)
+
+    @wraps(function)
+    def compiled(target: Target, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        suitable = of_codes if target.scatters else of_columns
+        return suitable(target, *args, **kwargs)
+
+    return compiled

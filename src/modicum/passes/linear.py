@@ -15,18 +15,20 @@ import numpy as np
 
 from modicum.models import LinearPredictorModel, Softmax, Target
 from modicum.models.matrix import ModelMatrix
-from modicum.passes.blocks import sum_in_blocks
-from modicum.runtime import jit
+from modicum.passes.blocks import compiled_pass, sum_in_blocks
+from modicum.passes.products import Products, products_with
 
 __all__ = ["assemble", "linear_hessian_sum"]
 
 
-@jit(static=0)
+@compiled_pass
 def linear_hessian_sum(
     target: Target, t: Any, batch: Any, present: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Log-likelihood, gradient and Hessian at `t` of the rows of a chunk that are present."""
     total: tuple[jax.Array, jax.Array, jax.Array]
+    if target.coding is not None:  # or every block would be added to all pairs of levels
+        return _block_sum(target, t, batch, present)
     total = sum_in_blocks(partial(_block_sum, target, t), batch, present)
     return total
 
@@ -34,12 +36,7 @@ def linear_hessian_sum(
 def _block_sum(
     target: Target, t: Any, batch: Any, present: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The same of one block.
-
-    Products with float32 rows are formed in float32 within a block: that leaves the Hessian a
-    relative error near 1e-6, far below what mass matrices and control variates can notice, and
-    halves the time. Everything else is float64.
-    """
+    """The same of one block."""
     model = target.model
     assert isinstance(model, LinearPredictorModel)
     theta = target.unravel(t)
@@ -62,10 +59,11 @@ def assemble(
     first; what follows them are the model's other parameters, and may be left out.
     """
     # an intercept is one more column of ones, the last
-    x = (matrix.with_ones() if model.intercept else matrix).densely()
-    gradient = jnp.concatenate([(f1[:, :count].T @ x).ravel(), f1[:, count:].sum(0)])
-    hessian = _blocks(x, f2, count, _centre(x, f2) if model.intercept else None)
-    order = _flat_order(model, count, x.shape[1], len(gradient))
+    matrix = matrix.with_ones() if model.intercept else matrix
+    products = products_with(matrix, model.intercept, f2[:, 0, 0])
+    gradient = jnp.concatenate([products.transposed(f1[:, :count]).ravel(), f1[:, count:].sum(0)])
+    hessian = _blocks(products, f2, count)
+    order = _flat_order(model, count, products.columns, len(gradient))
     if order is not None:
         gradient, hessian = gradient[order], hessian[order][:, order]
     return gradient, hessian
@@ -82,42 +80,19 @@ def _derivatives(
     return *value_and_slope(predictors, y), jax.vmap(jax.hessian(model.log_density))(predictors, y)
 
 
-def _centre(x: jax.Array, f2: jax.Array) -> jax.Array | None:
-    """Mean of the rows that count, the column of ones left at 0; None where rows are float64.
-
-    A column like a year, of mean 2,000 and sd 1, is next to collinear with the intercept: products
-    of float32 numbers would hold none of its own information.
-    """
-    if x.dtype == jnp.float64:
-        return None
-    counts = (f2[:, 0, 0] != 0).astype(x.dtype)
-    return (counts @ x / jnp.maximum(counts.sum(), 1)).at[-1].set(0)
-
-
-def _product(x: jax.Array, h: jax.Array, centre: jax.Array | None) -> jax.Array:
-    """X' diag(h) X in float64, of rows less `centre` where there is one, and put back after."""
-    if centre is None:
-        return ((x * h[:, None].astype(x.dtype)).T @ x).astype(jnp.float64)
-    c = centre.astype(jnp.float64)
-    about = x - centre
-    block = ((about * h[:, None].astype(x.dtype)).T @ about).astype(jnp.float64)
-    cross = jnp.outer(block[:, -1], c)  # the last column is the intercept's
-    return block + cross + cross.T + block[-1, -1] * jnp.outer(c, c)
-
-
-def _blocks(x: jax.Array, h: jax.Array, count: int, centre: jax.Array | None) -> jax.Array:
+def _blocks(products: Products, h: jax.Array, count: int) -> jax.Array:
     """The Hessian in the order (x of predictor 1, ..., x of predictor q, extras)."""
-    width, extras = x.shape[1], h.shape[1] - count
+    width, extras = products.columns, h.shape[1] - count
     size = count * width + extras
     out = jnp.zeros((size, size))
     for a in range(count):
         rows = slice(a * width, (a + 1) * width)
         for b in range(a + 1):
             cols = slice(b * width, (b + 1) * width)
-            block = _product(x, h[:, a, b], centre)
+            block = products.weighted(h[:, a, b])
             out = out.at[rows, cols].set(block).at[cols, rows].set(block.T)
         for e in range(extras):
-            cross = h[:, a, count + e] @ x
+            cross = products.transposed(h[:, a, count + e])
             last = count * width + e
             out = out.at[rows, last].set(cross).at[last, rows].set(cross)
     if extras:

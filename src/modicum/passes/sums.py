@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.ledger import Kind, Ledger
-from modicum.models import LinearPredictorModel, Target
-from modicum.passes.blocks import sum_in_blocks
+from modicum.models import IntegratedEffects, LinearPredictorModel, Target
+from modicum.passes.blocks import compiled_pass, sum_in_blocks
 from modicum.passes.engine import Engine
+from modicum.passes.groups import group_hessian_sum
 from modicum.passes.linear import linear_hessian_sum
 from modicum.rows import Rows
 from modicum.runtime import jit
@@ -76,8 +78,12 @@ class Sums:
 
     def hessian(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray, np.ndarray]:
         """Log-likelihood, gradient and Hessian at `t` (C, A and B)."""
-        linear = isinstance(self.target.model, LinearPredictorModel)
-        chunk_sum = linear_hessian_sum if linear else _hessian_sum
+        model = self.target.model
+        chunk_sum: Callable[..., Any] = _hessian_sum
+        if isinstance(model, LinearPredictorModel):
+            chunk_sum = linear_hessian_sum
+        elif isinstance(model, IntegratedEffects):
+            chunk_sum = group_hessian_sum
         value, gradient, hessian = self._sweep(chunk_sum, t, purpose, "hessian")
         both = self._padded(self._padded((hessian + hessian.T) / 2).T)
         return float(value), self._padded(gradient), both
@@ -116,12 +122,12 @@ def log_likelihood_sum(
     return jnp.sum(jnp.where(present, values, 0.0).astype(jnp.float64))
 
 
-@jit(static=0)
+@compiled_pass
 def _value_sum(target: Target, t: Any, batch: Any, present: Any) -> tuple[jax.Array]:
     return (sum_in_blocks(partial(log_likelihood_sum, target, t), batch, present),)
 
 
-@jit(static=0)
+@compiled_pass
 def _values_sum(target: Target, points: Any, batch: Any, present: Any) -> tuple[jax.Array]:
     one = partial(log_likelihood_sum, target)
     return (jax.lax.map(lambda t: one(t, batch, present), points, batch_size=16),)
@@ -132,20 +138,22 @@ def value_and_slope(
 ) -> tuple[jax.Array, jax.Array]:
     """Log-likelihood of the rows of a chunk that are present, and its gradient."""
     of_block = partial(jax.value_and_grad(log_likelihood_sum, argnums=1), target, t)
+    if target.coding is not None:  # a block would only be scattered, and hold nothing on the way
+        return of_block(batch, present)
     total: tuple[jax.Array, jax.Array] = sum_in_blocks(of_block, batch, present)
     return total
 
 
-chunk_gradient = jit(static=0)(value_and_slope)
+chunk_gradient = compiled_pass(value_and_slope)
 
 
-@jit(static=0)
+@compiled_pass
 def chunk_values(target: Target, t: Any, batch: Any) -> jax.Array:
     """Log-likelihood of each row of a chunk."""
     return target.log_likelihood(t, batch)
 
 
-@jit(static=0)
+@compiled_pass
 def _gradients_sum(target: Target, points: Any, batch: Any, present: Any) -> tuple[jax.Array]:
     one = jax.grad(partial(log_likelihood_sum, target))
     return (jax.lax.map(lambda t: one(t, batch, present), points, batch_size=16),)

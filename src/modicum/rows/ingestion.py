@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -15,12 +15,19 @@ from modicum.errors import DataError, SettingError, whole_number
 from modicum.progress import Progressbar, phase
 from modicum.rows.checks import as_dtype, block_rows, require_exact, require_finite
 from modicum.rows.csv import CsvSource, TypesWidened
-from modicum.rows.description import Array, Description, DType, Level
+from modicum.rows.description import Array, Description, Level
 from modicum.rows.encoding import ColumnChoice, read_source
 from modicum.rows.fields import FieldSet
 from modicum.rows.fingerprint import RunningFingerprint
 from modicum.rows.rows import Rows
-from modicum.rows.sources import FileSource, Source, TableSource, is_table
+from modicum.rows.sources import (
+    DatasetSource,
+    FileSource,
+    Source,
+    TableSource,
+    is_dataset,
+    is_table,
+)
 from modicum.rows.staging import staged, writing
 from modicum.rows.store import DESCRIPTION, SHARD_BYTES, ShardWriter, StoreDescription
 
@@ -98,13 +105,11 @@ def ingest(
         raise SettingError(f"the store must be a path, not a {type(store).__name__}.")
     choice = ColumnChoice(outcome, predictors, offset, weight, categorical)
     table = _recognise(source, choice, encoding)
-    folder = Path(os.path.realpath(store))  # what a link points to is written, not the link
     while True:
         try:
-            with staged(folder, overwrite) as staging:
-                blocks = _packed(table, choice, dtype)
-                _write(blocks, staging, folder, shard_rows, progressbar)
-            return Rows.open(store)
+            return write_store(
+                lambda: _packed(table, choice, dtype), store, overwrite, progressbar, shard_rows
+            )
         except TypesWidened:
             continue
 
@@ -115,6 +120,20 @@ class PackedBlocks(NamedTuple):
     description: Description
     blocks: Iterator[Array]
     total: int | None  # None when only reading to the end would tell
+
+
+def write_store(
+    rows: Callable[[], PackedBlocks],
+    store: str | os.PathLike[str],
+    overwrite: bool,
+    progressbar: Progressbar,
+    shard_rows: int | None = None,
+) -> Rows:
+    """Write the rows that `rows` returns, once it is known that they may be written there."""
+    folder = Path(os.path.realpath(store))  # what a link points to is written, not the link
+    with staged(folder, overwrite) as staging:
+        _write(rows(), staging, folder, shard_rows, progressbar)
+    return Rows.open(store)
 
 
 def _write(
@@ -161,28 +180,19 @@ def _packed(
 
 def _repacked(rows: Rows, about: Description) -> Iterator[Array]:
     """Packed blocks of rows that were checked before, in a type that may be narrower."""
-    start = 0
+    numbers = tuple(f for f in about.fields if f.dtype is None)
+    labels = [label for f in numbers for label in about.labels(f)]
+    after = replace(about, fields=numbers, coding=None)
+    before, start = replace(after, dtype=rows.dtype), 0
     for chunk in rows.chunks(block_rows(about.width)):
-        made = {
-            f.name: _converted(chunk[f.name], about.dtype, about.labels(f), start)
-            if f.dtype is None
-            else chunk[f.name]
-            for f in about.fields
-        }
-        block = about.pack(made)
+        original = before.pack(chunk)
+        if about.dtype.kind == "u":
+            require_exact(original, about.dtype, lambda at: labels[at % len(labels)], start)
+        with np.errstate(over="ignore"):
+            block = original.astype(about.dtype, copy=False)
+        require_finite(block, labels, start, lambda row, col, o=original: o[row, col])  # type: ignore[misc]
         start += len(block)
-        yield block
-
-
-def _converted(part: Array, dtype: DType, labels: Sequence[str], start: int) -> Array:
-    """One field of rows that begin at row `start`, in another type; checked."""
-    if dtype.kind == "u":
-        require_exact(part, dtype, lambda at: labels[at % len(labels)], start)
-    with np.errstate(over="ignore"):
-        made = part.astype(dtype, copy=False)
-    flat = part.reshape(len(part), len(labels))
-    require_finite(made.reshape(flat.shape), labels, start, lambda row, col: flat[row, col])
-    return made
+        yield block if about.coding is None else about.pack(chunk | after.split(block))
 
 
 def _recognise(
@@ -191,17 +201,43 @@ def _recognise(
     """Tell what kind of source it is."""
     if isinstance(source, Rows | Mapping):
         return source
+    if is_store(source):
+        return Rows.open(source)
+    names = choice.categorical if isinstance(choice.categorical, Iterable) else ()
+    return table_source(source, encoding, [name for name in names if isinstance(name, str)])
+
+
+def is_store(source: object) -> TypeGuard[str | os.PathLike[str]]:
+    """Whether `source` is the path of a row store."""
+    return isinstance(source, str | os.PathLike) and (Path(source) / DESCRIPTION).is_file()
+
+
+def table_source(
+    source: object, encoding: str, as_text: Sequence[str] = (), levels: bool = False
+) -> Source:
+    """Return a table in memory, a dataset, or files as something that can be read in order.
+
+    Parameters
+    ----------
+    source
+        The table, or its path.
+    encoding
+        Of CSV files.
+    as_text
+        Columns of CSV files whose levels stay as they are written.
+    levels
+        Whether a column of a CSV file that is not numbers throughout is text; else it is refused.
+    """
     if is_table(source):
         return TableSource(source)
+    if is_dataset(source):
+        return DatasetSource(source)
     if not isinstance(source, str | os.PathLike):
         raise SettingError(
-            f"ingest cannot read a {type(source).__name__}: pass a path, a data frame, a pyarrow "
-            "table, a mapping of arrays, or Rows."
+            f"a {type(source).__name__} cannot be read as a table: pass a path, a data frame, a "
+            "pyarrow table or dataset, a mapping of arrays, or Rows."
         )
-    path = Path(source)
-    if (path / DESCRIPTION).is_file():
-        return Rows.open(path)
-    files = _files(path)
+    files = _files(Path(source))
     kinds = {_kind(file) for file in files}
     if len(kinds) > 1:
         raise SettingError(
@@ -209,8 +245,7 @@ def _recognise(
         )
     kind = kinds.pop()
     if kind == "csv":
-        names = choice.categorical if isinstance(choice.categorical, Iterable) else ()
-        return CsvSource(files, [name for name in names if isinstance(name, str)], encoding)
+        return CsvSource(files, as_text, encoding, levels)
     return FileSource(files, parquet=kind == "parquet")
 
 

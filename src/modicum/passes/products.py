@@ -1,0 +1,162 @@
+"""Products with the model matrix X of a chunk: X'f and X' diag(h) X, of columns or of codes.
+
+Of rows that hold codes no row is ever formed. X'f adds up f by level; X' diag(h) X is made of
+products of the dense columns, of sums of h x by level, and of sums of h by pairs of levels:
+O(n (p^2 + k p + k^2)) operations for p numbers and k codes per row, instead of O(n d^2) for d
+columns (SPEC section 18).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+
+from modicum.models.matrix import CodedMatrix, ModelMatrix
+from modicum.passes.blocks import sum_in_blocks
+
+__all__ = ["Products", "products_with"]
+
+
+class Products(Protocol):
+    """What sums over rows need of a matrix."""
+
+    @property
+    def columns(self) -> int:
+        """Of the matrix."""
+        ...
+
+    def transposed(self, f: jax.Array) -> jax.Array:
+        """f'X, (columns,) of f (rows,), or (k, columns) of f (rows, k)."""
+        ...
+
+    def weighted(self, h: jax.Array) -> jax.Array:
+        """X' diag(h) X, (columns, columns), in float64."""
+        ...
+
+
+def products_with(matrix: ModelMatrix, intercept: bool, counts: jax.Array) -> Products:
+    """The products with a matrix, whose last column is the intercept's if it has one.
+
+    Rows with `counts` 0 are those whose f and h are 0.
+    """
+    if isinstance(matrix, CodedMatrix):
+        return CodedProducts(matrix, intercept, counts)
+    x = matrix.densely()
+    return DenseProducts(x, _centre(x, counts) if intercept else None)
+
+
+# Columns ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class DenseProducts:
+    """Of rows whose columns are all there.
+
+    Products with float32 rows are formed in float32: that leaves the Hessian a relative error near
+    1e-6, far below what mass matrices and control variates can notice, and halves the time.
+    """
+
+    x: jax.Array
+    centre: jax.Array | None
+
+    @property
+    def columns(self) -> int:
+        """Of x."""
+        return self.x.shape[1]
+
+    def transposed(self, f: jax.Array) -> jax.Array:
+        """f'X."""
+        return f.T @ self.x
+
+    def weighted(self, h: jax.Array) -> jax.Array:
+        """X' diag(h) X in float64, of rows less the centre where there is one, put back after."""
+        x, centre = self.x, self.centre
+        if centre is None:
+            return ((x * h[:, None].astype(x.dtype)).T @ x).astype(jnp.float64)
+        c = centre.astype(jnp.float64)
+        about = x - centre
+        block = ((about * h[:, None].astype(x.dtype)).T @ about).astype(jnp.float64)
+        cross = jnp.outer(block[:, -1], c)  # the last column is the intercept's
+        return block + cross + cross.T + block[-1, -1] * jnp.outer(c, c)
+
+
+def _centre(x: jax.Array, counts: jax.Array) -> jax.Array | None:
+    """Mean of the rows that count, the column of ones left at 0; None where rows are float64.
+
+    A column like a year, of mean 2,000 and sd 1, is next to collinear with the intercept: products
+    of float32 numbers would hold none of its own information.
+    """
+    if x.dtype == jnp.float64:
+        return None
+    counts = (counts != 0).astype(x.dtype)
+    return (counts @ x / jnp.maximum(counts.sum(), 1)).at[-1].set(0)
+
+
+# Codes ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class CodedProducts:
+    """Of rows of numbers and codes; sums by level and by pairs of levels are float64.
+
+    Sums have a line more than there are columns, the first: that of all reference levels.
+    """
+
+    matrix: CodedMatrix
+    intercept: bool
+    counts: jax.Array
+
+    @property
+    def columns(self) -> int:
+        """Of the matrix that is not formed."""
+        return self.matrix.columns
+
+    def transposed(self, f: jax.Array) -> jax.Array:
+        """f'X."""
+        matrix, f = self.matrix, f.astype(jnp.float64)
+        total = jnp.zeros((1 + matrix.columns, *f.shape[1:]))
+        for term in matrix.coding.terms:
+            part = f.T if term.scale is None else f.T * matrix.scale(term)
+            total = total.at[matrix.place(term)].add(part.T, mode="promise_in_bounds")
+        numbers, places = matrix.numbers(), 1 + matrix.dense_places()
+        return total.at[places].add(numbers.T.astype(jnp.float64) @ f)[1:].T
+
+    def weighted(self, h: jax.Array) -> jax.Array:
+        """X' diag(h) X: half of it, and its mirror image."""
+        h = h.astype(jnp.float64)
+        numbers, places = self.matrix.numbers(), 1 + self.matrix.dense_places()
+        half = self._codes_by_codes(h).at[:, places].add(self._codes_by_numbers(h))
+        numbers_alone = sum_in_blocks(self._numbers_by_numbers, (numbers, h), self.counts)
+        half = half.at[places[:, None], places].add(numbers_alone / 2)[1:, 1:]
+        return half + half.T
+
+    def _codes_by_codes(self, h: jax.Array) -> jax.Array:
+        """Sums of h by pairs of levels: each pair of terms once, a term with itself by half."""
+        matrix, size = self.matrix, 1 + self.matrix.columns
+        terms = [(matrix.place(t), matrix.scale(t)) for t in matrix.coding.terms]
+        sums = jnp.zeros(size * size)
+        for j, (place, scale) in enumerate(terms):
+            sums = sums.at[place * (size + 1)].add(h * scale**2 / 2, mode="promise_in_bounds")
+            for other, its_scale in terms[j + 1 :]:
+                value = h * scale * its_scale
+                sums = sums.at[place * size + other].add(value, mode="promise_in_bounds")
+        return sums.reshape(size, size)
+
+    def _codes_by_numbers(self, h: jax.Array) -> jax.Array:
+        """Sums of h x by level, a line per level."""
+        matrix = self.matrix
+        weighted = h[:, None] * matrix.numbers().astype(jnp.float64)
+        sums = jnp.zeros((1 + matrix.columns, weighted.shape[1]))
+        for term in matrix.coding.terms:
+            part = weighted if term.scale is None else weighted * matrix.scale(term)[:, None]
+            sums = sums.at[matrix.place(term)].add(part, mode="promise_in_bounds")
+        return sums
+
+    def _numbers_by_numbers(
+        self, part: tuple[jax.Array, jax.Array], counts: jax.Array
+    ) -> jax.Array:
+        x, h = part
+        return DenseProducts(x, _centre(x, counts) if self.intercept else None).weighted(h)
