@@ -23,6 +23,7 @@ from helpers.architecture import (
 ORDER = (  # from the top down; packages of one line may use each other
     ("__main__",),
     ("cli",),
+    ("fit",),
     ("sample", "log_posterior", "plots", "priors"),
     ("methods",),
     ("posterior",),

@@ -11,6 +11,7 @@ from modicum.errors import (
     ResourceError,
     SettingError,
 )
+from modicum.fit import fit
 from modicum.ledger import Ledger
 from modicum.log_posterior import LogPosterior, Mode
 from modicum.methods import HMC, HMCECS, NUTS, FlyMC, SignedHMCECS, StochasticGradient
@@ -71,6 +72,7 @@ __all__ = [
     "__version__",
     "datasets",
     "diagnostics",
+    "fit",
     "methods",
     "models",
     "priors",

@@ -161,7 +161,7 @@ def sample(
         doubts = [warn(note) for note in (*_captured(target), *plan.notes)]
         load_soon()  # it takes as long as compiling does, and can go on beside it
         ready = _chains(plan, task, parallel, thin)
-        history = run(ready, tune, draws, progressbar, folder, plan.pause, partial=True)
+        history = run(ready, tune, draws, progressbar, folder, plan.hook, partial=True)
         with phase("checks", None, progressbar):
             seconds = time.monotonic() - started
             return _posterior(task, rows, chosen, plan, history, doubts, seconds, thin)
@@ -353,8 +353,9 @@ def _posterior(
     outcome = method.finish(task, plan, history)
     draws = _named_draws(task.target, plan.anchor.point, plan.anchor.factor, history.position)
     labels = task.target.model.labels(task.rows)
+    apart = any(doubt.code == "modes-apart" for doubt in outcome.warnings)
     convergence = convergence_warnings(
-        draws, history.stats, outcome.weights, labels, outcome.target_accept
+        draws, history.stats, outcome.weights, labels, outcome.target_accept, apart
     )
     doubts += [
         warn(doubt, stacklevel=5) for doubt in [*history.notes, *outcome.warnings, *convergence]

@@ -175,7 +175,7 @@ def test_sources_that_are_none(tmp_path):
             ingest(source, tmp_path / "s", progressbar=False)
 
     refuse(tmp_path / "nothing.parquet", "there is no file at", DataError)
-    refuse(3, "ingest cannot read a int")
+    refuse(3, "a int cannot be read as a table")
     refuse(write(tmp_path / "a.xlsx", ["x"]), "has no known ending")
     refuse(write(tmp_path / "a.parquet", ["x"]), "cannot be read as a Parquet file", DataError)
     refuse(

@@ -149,9 +149,11 @@ def test_settings_are_checked(table, settings, message):
         Rows.from_table(table, **{"outcome": "late", **settings})
 
 
-def test_text_must_be_declared(table):
-    with pytest.raises(DataError, match=r"'carrier' holds \w+ \('UA' in row 0\).*=\['carrier'\]"):
-        Rows.from_table(table, outcome="late")
+def test_text_is_levels_and_no_outcome(table):
+    told = Rows.from_table(table, outcome="late", categorical=["carrier"])
+    untold = Rows.from_table(table, outcome="late")
+    assert untold.columns == told.columns
+    assert untold.fingerprint() == told.fingerprint()
     with pytest.raises(
         DataError, match=r"column 'carrier' holds .*convert it to numbers \(such as 0 and 1\)"
     ):

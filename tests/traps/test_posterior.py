@@ -184,8 +184,14 @@ def test_tables_with_numbers_as_levels_and_with_offsets():
         posterior(hours, fit_rows=False, **draws).predict(table)
     with_offset = mo.Rows.from_table(table.assign(o=1.0), outcome="n", offset="o")
     draws = {"beta": np.zeros((2, 30, 1)), "intercept": np.zeros((2, 30))}
+    offset_post = posterior(with_offset, mo.models.Poisson(), **draws)
+    with pytest.raises(mo.SettingError, match="offset column 'o' is not in the data"):
+        offset_post.predict(table)
+    by_name = offset_post.predict(table.assign(o=np.log([1, 2, 3, 4, 5, 6]))).mean
+    np.testing.assert_allclose(by_name, [1, 2, 3, 4, 5, 6])
+    arrays = mo.Rows(x=table[["hour"]], y=table["n"], offset=np.ones(6))
     with pytest.raises(mo.SettingError, match="which column of the table is the offset"):
-        posterior(with_offset, mo.models.Poisson(), **draws).predict(table)
+        posterior(arrays, mo.models.Poisson(), **draws).predict(table)
 
 
 @pytest.mark.parametrize("fit_rows", [True, False])

@@ -134,6 +134,8 @@ class LinearTaylor:
         model = target.model
         if not isinstance(model, LinearPredictorModel) or model.extras:
             return None
+        if not model.series_radius():  # a kink: nothing of it is in the series
+            return None
         return cls(target, order, precision, prior) if len(target.shapes[0]) == 1 else None
 
     @property

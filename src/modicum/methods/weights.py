@@ -33,9 +33,11 @@ def design_tables(task: Task, design: Design[Tables], facts: RowFacts) -> Tables
     if design.needs == "nothing":
         return design.tables(facts)
     name = f"design-{type(design).__name__.lower()}"
-    arrays = task.remember(name, lambda: design.tables(facts)._asdict())
-    tables: Tables = design.layout(**arrays)
-    return tables
+
+    def read(arrays: dict[str, np.ndarray]) -> Tables:
+        return design.layout(**arrays)
+
+    return task.remember(name, lambda: design.tables(facts)._asdict(), read)
 
 
 def expected_residuals(

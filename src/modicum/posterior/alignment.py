@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -11,6 +12,8 @@ from numpy.typing import ArrayLike
 
 from modicum.errors import DataError, SettingError
 from modicum.rows import Coding, Rows, RowsSchema
+from modicum.rows.formula import FormulaEncoding, NewLevels
+from modicum.rows.reading import encode_table, is_tabular
 from modicum.rows.sources import is_table
 
 if TYPE_CHECKING:
@@ -18,7 +21,15 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-__all__ = ["AlignedRows", "Batch", "FitRows", "RowsLike", "aligned", "require_rows_of_fit"]
+__all__ = [
+    "AlignedRows",
+    "Batch",
+    "FitRows",
+    "RowsLike",
+    "aligned",
+    "require_rows_of_fit",
+    "rows_of_fit",
+]
 
 Batch: TypeAlias = dict[str, np.ndarray]
 RowsLike: TypeAlias = "Rows | Mapping[str, ArrayLike] | pd.DataFrame | pl.DataFrame | pa.Table"
@@ -48,6 +59,12 @@ class FitRows:
         """Describe `rows`."""
         return cls(rows.schema, rows.fingerprint(), rows.dtype.name)
 
+    @cached_property
+    def encoding(self) -> FormulaEncoding | None:
+        """How the rows were made of a table by a formula; None where they were not."""
+        origin = self.schema.origin
+        return None if origin is None else FormulaEncoding.from_dict(origin)
+
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for a file."""
         page = {"fingerprint": self.fingerprint, "dtype": self.dtype}
@@ -59,7 +76,9 @@ class FitRows:
         fingerprint, dtype = saved["fingerprint"], saved["dtype"]
         if not isinstance(fingerprint, str) or dtype not in ("float32", "float64", "uint8"):
             raise DataError("the saved description of the rows is damaged.")
-        return cls(RowsSchema.from_dict(saved["schema"]), fingerprint, dtype)
+        made = cls(RowsSchema.from_dict(saved["schema"]), fingerprint, dtype)
+        made.encoding  # noqa: B018 - what a formula may not compute is refused now
+        return made
 
 
 @dataclass(frozen=True)
@@ -120,14 +139,23 @@ class AlignedRows:
         return part.astype(self.dtype)
 
 
-def aligned(rows: RowsLike, fit: FitRows | None, outcome: bool) -> AlignedRows:
+def aligned(
+    rows: RowsLike, fit: FitRows | None, outcome: bool, newlevels: NewLevels = "refuse"
+) -> AlignedRows:
     """Bring `rows` into the layout of the rows of the fit, or refuse them in a sentence.
 
     Columns with names go by name; arrays without names are taken in the fit's order. A table is
     encoded as the fit's rows were, with its outcome if that is asked for. Where nothing is known
     of the fit's rows (None), rows are taken as they are.
     """
-    if is_table(rows):
+    if fit is not None and fit.encoding is not None and is_tabular(rows):
+        rows = encode_table(fit.encoding, rows, outcome=outcome, newlevels=newlevels)
+    elif newlevels != "refuse":
+        raise SettingError(
+            "newlevels is for tables given to a posterior of mo.fit: these rows are encoded "
+            "already, or the fit had no formula; leave it out."
+        )
+    elif is_table(rows):
         if fit is None:
             raise SettingError(
                 "this posterior does not know the columns of its rows: make rows of the table with "
@@ -145,7 +173,10 @@ def aligned(rows: RowsLike, fit: FitRows | None, outcome: bool) -> AlignedRows:
     columns = None
     if named and ours.columns and theirs.columns:
         columns = _columns_by_name(theirs, ours)
-    same = theirs.coding == ours.coding and theirs.levels == ours.levels and columns is None
+    coded_alike = theirs.coding == ours.coding and (
+        ours.coding is None or theirs.levels == ours.levels
+    )
+    same = coded_alike and columns is None
     coding = None if same else theirs.coding
     codes = set() if coding is None else set(coding.fields)
     if not same and ours.coding is not None and theirs.coding is None and columns is None:
@@ -163,13 +194,21 @@ def aligned(rows: RowsLike, fit: FitRows | None, outcome: bool) -> AlignedRows:
     return AlignedRows(rows, known, columns, _other_dtype(rows.dtype.name, fit.dtype), coding)
 
 
-def require_rows_of_fit(rows: Rows, fit: FitRows | None, number: int | None, purpose: str) -> None:
-    """Refuse rows other than those of the fit (`number` of them, if known), saying why."""
-    if not isinstance(rows, Rows):
+def rows_of_fit(rows: object, fit: FitRows | None, purpose: str) -> Rows:
+    """Return the rows a posterior was sampled with, made of their table where it is one."""
+    if isinstance(rows, Rows):
+        return rows
+    if fit is None or fit.encoding is None or not is_tabular(rows):
         raise SettingError(
             f"{purpose} needs the rows the posterior was sampled with, as mo.Rows, not "
             f"{type(rows).__name__}."
         )
+    drop = fit.encoding.drops
+    return encode_table(fit.encoding, rows, outcome=True, dtype=fit.dtype, drop=drop)
+
+
+def require_rows_of_fit(rows: Rows, fit: FitRows | None, number: int | None, purpose: str) -> None:
+    """Refuse rows other than those of the fit (`number` of them, if known), saying why."""
     if number is not None and len(rows) != number:
         raise SettingError(
             f"the posterior was sampled with {number:,} rows, but {len(rows):,} were given; "

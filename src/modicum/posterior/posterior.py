@@ -13,7 +13,7 @@ import numpy as np
 from modicum.errors import DataError, SettingError, is_number
 from modicum.models.base import BaseModel, Model, named_leaves
 from modicum.models.prediction import ModelPredictor, rebuild
-from modicum.posterior.alignment import FitRows, RowsLike, aligned
+from modicum.posterior.alignment import FitRows, RowsLike, aligned, rows_of_fit
 from modicum.posterior.correction import Fit, correct, require_correctable
 from modicum.posterior.datatree import to_datatree, weight_name
 from modicum.posterior.draws import Draws
@@ -21,10 +21,12 @@ from modicum.posterior.effects import effects, known_groups
 from modicum.posterior.guards import Warnings
 from modicum.posterior.prediction import Prediction, Predictor, predict
 from modicum.posterior.score import Score, score
-from modicum.posterior.stein import SteinDiscrepancy, stein_discrepancy
+from modicum.posterior.stein import PURPOSE, SteinDiscrepancy, stein_discrepancy
 from modicum.posterior.storage import Contents, load, save
 from modicum.posterior.summary import Statistic, learning_curve, summarise
 from modicum.rows import Rows
+from modicum.rows.formula import NewLevels
+from modicum.run import within_disk
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,6 +116,7 @@ class Posterior(Draws):
         rows: RowsLike,
         draws: int = 200,
         prob: float = 0.9,
+        newlevels: NewLevels = "refuse",
         groups: Literal["new", "known"] = "new",
     ) -> Prediction:
         """Predict the expected outcome of each row, with an interval of probability `prob`.
@@ -125,12 +128,16 @@ class Posterior(Draws):
         ----------
         rows
             Modicum rows, whose columns are matched with those of the fit by name; a pandas, polars
-            or Arrow table, which is encoded as the rows of the fit were; or a dict of arrays such
+            or Arrow table (after `mo.fit` also a file), which is encoded as the rows of the fit
+            were: columns in any order, others are left alone; or a dict of arrays such
             as ``{"x": X}`` with the columns in the fit's order.
         draws
             Posterior draws to use.
         prob
             Posterior probability of the equal-tailed interval of the expected outcome.
+        newlevels
+            What becomes of a level that the fit did not have, in a table given to a posterior of
+            `mo.fit`: "refuse" it, or take it for the "reference" level.
         groups
             Where effects of groups were integrated out: "new" averages over the groups there may
             be, "known" takes the effects of the rows' own groups, which must be among those of the
@@ -145,12 +152,12 @@ class Posterior(Draws):
                 "or its file, which keeps no model of one's own, was loaded without it; use "
                 "Posterior.load(path, model=...), or compute from posterior.draws."
             )
-        new = aligned(rows, self.fit_rows, False)
+        new = aligned(rows, self.fit_rows, False, newlevels)
         if groups == "known":
             predictor = known_groups(self, self._fit(), self._rows_of_fit(None), new, draws)
         return predict(self, predictor, new, draws, prob)
 
-    def score(self, rows: RowsLike, draws: int = 200) -> Score:
+    def score(self, rows: RowsLike, draws: int = 200, newlevels: NewLevels = "refuse") -> Score:
         """Score predictions of outcomes that were seen: accuracy and log predictive density.
 
         Both are given for the averaged prediction of the draws of all chains, and for draws by
@@ -161,10 +168,13 @@ class Posterior(Draws):
         ----------
         rows
             Modicum rows, whose columns are matched with those of the fit by name; a pandas, polars
-            or Arrow table, which is encoded as the rows of the fit were; or a dict of arrays such
+            or Arrow table (after `mo.fit` also a file), which is encoded as the rows of the fit
+            were: columns in any order, others are left alone; or a dict of arrays such
             as ``{"x": X, "y": y}`` with the columns in the fit's order.
         draws
             Posterior draws to use, evenly spaced: as many of each chain, and at least one.
+        newlevels
+            As in `predict`.
         """
         predictor = self.restore_predictor()
         if not isinstance(predictor, ModelPredictor):
@@ -173,7 +183,7 @@ class Posterior(Draws):
                 "one, or its file, which keeps no model of one's own, was loaded without it; use "
                 "Posterior.load(path, model=...), or compute from posterior.draws."
             )
-        return score(self, predictor, aligned(rows, self.fit_rows, True), draws)
+        return score(self, predictor, aligned(rows, self.fit_rows, True, newlevels), draws)
 
     def restore_predictor(self) -> Predictor | None:
         """Return the predictor, rebuilt from its description where the posterior was loaded."""
@@ -193,7 +203,7 @@ class Posterior(Draws):
         identity = self.settings.get("model") if comparable else None
         return Fit(predictor.model, self.fit_rows, identity)
 
-    def correct(self, rows: Rows, draws: int = 1000, progressbar: bool = True) -> Posterior:
+    def correct(self, rows: RowsLike, draws: int = 1000, progressbar: bool = True) -> Posterior:
         """Make the draws of a subsampling method exact by importance weights, in one pass.
 
         A perturbed chain samples a density close to the posterior; the ratio of the two at each
@@ -204,14 +214,15 @@ class Posterior(Draws):
         Parameters
         ----------
         rows
-            The rows the posterior was sampled with; others are refused.
+            The rows the posterior was sampled with (after `mo.fit`, the table); others are refused.
         draws
             The most draws to keep.
         progressbar
             Whether to show progress on a long pass.
         """
         require_correctable(self)
-        weighted = correct(self, self._fit(), rows, draws, progressbar)
+        same = rows_of_fit(rows, self.fit_rows, "a correction")
+        weighted = correct(self, self._fit(), same, draws, progressbar)
         doubts = self.warnings if weighted.warning is None else [*self.warnings, weighted.warning]
         return replace(
             self,
@@ -280,7 +291,7 @@ class Posterior(Draws):
 
     def stein_discrepancy(
         self,
-        rows: Rows,
+        rows: RowsLike,
         draws: int = 500,
         subsample: int | None = None,
         random_seed: int = 0,
@@ -295,7 +306,7 @@ class Posterior(Draws):
         Parameters
         ----------
         rows
-            The rows the posterior was sampled with; others are refused.
+            The rows the posterior was sampled with (after `mo.fit`, the table); others are refused.
         draws
             The most draws to use, evenly spaced.
         subsample
@@ -305,8 +316,9 @@ class Posterior(Draws):
         progressbar
             Whether to show progress on a long pass.
         """
+        same = rows_of_fit(rows, self.fit_rows, PURPOSE)
         return stein_discrepancy(
-            self, self._fit(), rows, draws, subsample, random_seed, progressbar
+            self, self._fit(), same, draws, subsample, random_seed, progressbar
         )
 
     def learning_curve(
@@ -347,12 +359,19 @@ class Posterior(Draws):
         return learning_curve(self, statistic, at, before if is_number(before) else 0)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save to one file, whole or not at all; nothing in it is executable."""
+        """Save to one file, whole or not at all; nothing in it is executable.
+
+        Raises
+        ------
+        ResourceError
+            If the disk is full; a file that was there before is as it was.
+        """
         contents = Contents(
             self.draws, self.stats, self.weights, self.labels, self.ledger, self.warnings,
             self.tuning, self.settings, self.predictor_spec, self.fit_rows,
         )  # fmt: skip
-        save(contents, path)
+        with within_disk(path):
+            save(contents, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: BaseModel | None = None) -> Posterior:

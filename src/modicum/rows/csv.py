@@ -36,10 +36,16 @@ class CsvSource:
         Columns to read as text.
     encoding : str
         How the files are encoded, as Python names it.
+    levels : bool
+        Whether a column that is not numbers throughout is read as text; else it is refused.
     """
 
     def __init__(
-        self, paths: Sequence[Path], categorical: Sequence[str] = (), encoding: str = "utf-8"
+        self,
+        paths: Sequence[Path],
+        categorical: Sequence[str] = (),
+        encoding: str = "utf-8",
+        levels: bool = False,
     ) -> None:
         import pyarrow as pa
 
@@ -50,7 +56,7 @@ class CsvSource:
             raise SettingError(
                 f"encoding must be one that Python knows, such as 'latin-1', not {encoding!r}."
             ) from None
-        self._paths = paths
+        self._paths, self._levels = paths, levels
         texts = dict.fromkeys(categorical, pa.string())
         self._types: dict[Path, dict[str, pa.DataType]] = {path: dict(texts) for path in paths}
         self._schema = self._first_rows(paths[0])
@@ -58,8 +64,14 @@ class CsvSource:
         self.rows: int | None = None
 
     def types(self, columns: Sequence[str]) -> list[pa.DataType]:
-        """Arrow types of the columns as the first rows show them."""
-        return [self._schema.field(name).type for name in columns]
+        """Arrow types of the columns as the rows have shown them so far."""
+        widened = self._types[self._paths[0]]
+        return [widened.get(name, self._schema.field(name).type) for name in columns]
+
+    def has_order(self, column: str) -> bool:
+        """Text has no order of its own."""
+        del column
+        return False
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Record batches of the columns, in order."""
@@ -127,6 +139,10 @@ class CsvSource:
         if not misfits:
             raise DataError(f"{path} cannot be read as CSV ({line(error)}): mend it.") from None
         for name, (row, value) in misfits.items():
+            if types[name] == pa.float64() and self._levels:
+                for types_of_file in self._types.values():  # one column has one kind of levels
+                    types_of_file[name] = pa.string()
+                continue
             if types[name] == pa.float64():
                 row += sum(self._count(p) for p in self._paths[: self._paths.index(path)])
                 raise DataError(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,12 @@ class RowsSchema:
         The reference level of each categorical column, which has no column of its own.
     coding : Coding or None
         What the codes of rows mean; None for rows of numbers only.
+    terms : mapping of str to tuple of str
+        The columns of each term of the formula the rows were made by.
+    parts : mapping of str to str
+        The columns of the user's table that became ``offset`` and ``weight``.
+    origin : mapping or None
+        The encoding of the formula the rows were made by, as plain JSON values.
 
     Examples
     --------
@@ -82,17 +88,24 @@ class RowsSchema:
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     reference: Mapping[str, str] = field(default_factory=dict)
     coding: Coding | None = None
+    terms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
+    origin: Mapping[str, object] | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return the schema as plain JSON values."""
         coding = {} if self.coding is None else {"coding": self.coding.to_dict()}
-        return coding | {
-            "columns": list(self.columns),
-            "fields": {name: list(shape) for name, shape in self.fields.items()},
-            "outcome": self.outcome,
-            "levels": {name: list(levels) for name, levels in self.levels.items()},
-            "reference": dict(self.reference),
-        }
+        return (
+            coding
+            | _origin_entries(self)
+            | {
+                "columns": list(self.columns),
+                "fields": {name: list(shape) for name, shape in self.fields.items()},
+                "outcome": self.outcome,
+                "levels": {name: list(levels) for name, levels in self.levels.items()},
+                "reference": dict(self.reference),
+            }
+        )
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, object]) -> RowsSchema:
@@ -111,6 +124,7 @@ class RowsSchema:
                     name: text(value) for name, value in mapping(saved["reference"]).items()
                 },
                 coding=_coding(saved),
+                **_origin(saved),
             )
             if any(made.reference[name] not in levels for name, levels in made.levels.items()):
                 raise ValueError("a reference is not among the levels")
@@ -145,6 +159,8 @@ class Description:
         The levels of each categorical column, the reference level first.
     coding : Coding or None
         What the codes mean; None for rows of numbers only.
+    terms, parts, origin
+        As in `RowsSchema`.
     """
 
     n: int
@@ -154,6 +170,9 @@ class Description:
     outcome: str | None = None
     levels: Mapping[str, tuple[Level, ...]] = field(default_factory=dict)
     coding: Coding | None = None
+    terms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
+    origin: Mapping[str, object] | None = None
 
     @cached_property
     def dtypes(self) -> dict[str, DType]:
@@ -200,6 +219,9 @@ class Description:
             levels=levels,
             reference={name: values[0] for name, values in levels.items()},
             coding=self.coding,
+            terms=self.terms,
+            parts=self.parts,
+            origin=self.origin,
         )
 
     @property
@@ -214,6 +236,25 @@ class Description:
             dense = (self.columns[place] for place in self.coding.dense)
             return (*dense, *(f"x[{j}]" for j in scales))
         return field_labels(f, self.columns)
+
+    def like(self, schema: RowsSchema) -> Description:
+        """Describe these rows, coded by the levels of others, by the others' columns and coding."""
+        held, needed = {f.name for f in self.fields}, schema.coding
+        assert needed is not None
+        absent = [name for name in needed.fields if name not in held]
+        if absent:
+            raise DataError(
+                f"the rows lack the factor {absent[0]!r}, which those of the fit had: give the "
+                "level of each row."
+            )
+        shapes = {f.name: f.shape for f in self.fields}
+        width, theirs = (of.get("x", (0,))[0] for of in (shapes, schema.fields))
+        if width != theirs:
+            raise DataError(
+                f"x has {width} columns besides the factors, but the rows of the fit had {theirs}; "
+                "give the same columns."
+            )
+        return replace(self, columns=schema.columns, coding=needed)
 
     def split(self, block: Array) -> dict[str, Array]:
         """Fields of packed rows (..., width), or (...) where these are records, as views."""
@@ -241,18 +282,24 @@ class Description:
 
     def to_json(self) -> dict[str, object]:
         """Return the description as plain JSON values."""
-        return {
-            "rows": self.n,
-            "dtype": self.dtype.name,
-            "fields": [
-                {"name": f.name, "shape": list(f.shape), "span": list(self.spans[f.name])}
-                | ({} if f.dtype is None else {"dtype": f.dtype.name})
-                for f in self.fields
-            ],
-            "columns": list(self.columns),
-            "outcome": self.outcome,
-            "levels": {k: {"reference": v[0], "levels": list(v)} for k, v in self.levels.items()},
-        } | ({} if self.coding is None else {"coding": self.coding.to_dict()})
+        return (
+            {
+                "rows": self.n,
+                "dtype": self.dtype.name,
+                "fields": [
+                    {"name": f.name, "shape": list(f.shape), "span": list(self.spans[f.name])}
+                    | ({} if f.dtype is None else {"dtype": f.dtype.name})
+                    for f in self.fields
+                ],
+                "columns": list(self.columns),
+                "outcome": self.outcome,
+                "levels": {
+                    k: {"reference": v[0], "levels": list(v)} for k, v in self.levels.items()
+                },
+            }
+            | ({} if self.coding is None else {"coding": self.coding.to_dict()})
+            | _origin_entries(self)
+        )
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> Description:
@@ -276,6 +323,7 @@ class Description:
             outcome=text_or_none(data["outcome"]),
             levels={k: _levels(k, v) for k, v in mapping(data.get("levels", {})).items()},
             coding=_coding(data),
+            **_origin(data),
         )
         if not fields or len(made.spans) != len(fields):
             raise ValueError("the fields have no names of their own")
@@ -300,6 +348,34 @@ class Description:
             raise ValueError("the coding has another number of columns than names")
         if not codes.issuperset(self.coding.fields):
             raise ValueError("the coding names codes that are no field")
+
+
+class _Origin(TypedDict):
+    """What rows know of the table they were made of."""
+
+    terms: Mapping[str, tuple[str, ...]]
+    parts: Mapping[str, str]
+    origin: Mapping[str, object] | None
+
+
+def _origin_entries(about: RowsSchema | Description) -> dict[str, object]:
+    entries: dict[str, object] = {}
+    if about.terms:
+        entries["terms"] = {name: list(columns) for name, columns in about.terms.items()}
+    if about.parts:
+        entries["parts"] = dict(about.parts)
+    if about.origin is not None:
+        entries["origin"] = dict(about.origin)
+    return entries
+
+
+def _origin(saved: Mapping[str, object]) -> _Origin:
+    terms, origin = mapping(saved.get("terms", {})), saved.get("origin")
+    return {
+        "terms": {name: tuple(map(text, sequence(of))) for name, of in terms.items()},
+        "parts": {part: text(name) for part, name in mapping(saved.get("parts", {})).items()},
+        "origin": None if origin is None else mapping(origin),
+    }
 
 
 def _coding(saved: Mapping[str, object]) -> Coding | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 # More columns than this are no treatment coding any more, and would not fit in memory either.
 MOST_LEVELS = 10_000
+# Of a column of text that nobody called categorical.
+MOST_UNTOLD = 500
+NUMBER = r"[+-]?([0-9]+([.][0-9]*)?|[.][0-9]+)([eE][+-]?[0-9]+)?"
 
 
 class ColumnChoice(NamedTuple):
@@ -334,15 +337,24 @@ class Encoder:
 
     def describe(self, n: int) -> Description:
         """Describe `n` encoded rows."""
-        outcome = self.roles.outcome
-        return Description(n, self.dtype, self.fields, self.columns, outcome, dict(self.levels))
+        roles = self.roles
+        names = {"offset": roles.offset, "weight": roles.weight}
+        return Description(
+            n=n,
+            dtype=self.dtype,
+            fields=self.fields,
+            columns=self.columns,
+            outcome=roles.outcome,
+            levels=dict(self.levels),
+            parts={part: name for part, name in names.items() if name is not None},
+        )
 
     def encode(self, batch: pa.RecordBatch | pa.Table, start: int) -> Array:
         """Packed rows (k, width) of a batch that begins at row `start`, every number checked."""
         out = np.empty((batch.num_rows, len(self._labels)), self.dtype)
         originals: dict[int, Array] = {}
         for name, (first, last) in self._spans.items():
-            column = _joined(batch.column(name))
+            column = joined(batch.column(name))
             if name in self.levels:
                 write_treatment(column, name, self.levels[name], out[:, first:last], start)
             else:
@@ -353,7 +365,7 @@ class Encoder:
                     start,
                 )
         for j, name in enumerate(self._scalars.values(), start=len(self.columns)):
-            column = _joined(batch.column(name))
+            column = joined(batch.column(name))
             values = numbers(column, name, start, "convert it to numbers (such as 0 and 1) first")
             originals[j] = self._put(values, name, out[:, j], start)
         require_finite(out, self._labels, start, lambda row, column: originals[column][row])
@@ -388,7 +400,7 @@ class Encoder:
             weight.finish()
 
 
-def _joined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+def joined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return a column of a batch or of a table as one array."""
     return column.combine_chunks() if hasattr(column, "combine_chunks") else column
 
@@ -400,17 +412,65 @@ def read_source(
 
     A source with categorical columns is read twice, the first time only those columns.
     """
-    roles = resolve(source.names, choice)
+    told = resolve(source.names, choice)
     if source.rows == 0:
         raise DataError("there are no rows in the data: at least one is needed.")
+    roles = _with_text(told, source)
     plain = [name for name in roles.needed if name not in roles.categorical]
     kind = as_dtype(dtype, floating(source.types(plain)))
     levels = {}
     if roles.categorical:
         references = {name: roles.references[name] for name in roles.categorical}
         levels = collect_levels(source.batches(roles.categorical), references)
+        for name in roles.categorical:
+            if name not in told.references:
+                remedy = f"pass {argument('categorical', [name])} to code the column as levels"
+                refuse_stray_text(source, name, levels[name], remedy)
+                _refuse_many(name, levels[name])
     encoder = Encoder(roles, levels, kind)
     return encoder, encoder.blocks(source.batches(roles.needed))
+
+
+def _with_text(roles: Roles, source: Source) -> Roles:
+    """Text and categories among the predictors are categorical without being told."""
+    types = zip(roles.predictors, source.types(roles.predictors), strict=True)
+    text = [name for name, kind in types if _is_text(kind) or _is_dictionary(kind)]
+    return replace(roles, references={**dict.fromkeys(text), **roles.references})
+
+
+def _refuse_many(name: str, levels: tuple[Level, ...]) -> None:
+    if len(levels) > MOST_UNTOLD:
+        raise DataError(
+            f"column {name!r} holds text with {len(levels):,} levels, which would become as many "
+            "columns: use mo.fit, where they stay codes, leave the column out, or pass "
+            f"{argument('categorical', [name])} if that is meant."
+        )
+
+
+def refuse_stray_text(source: Source, name: str, levels: Iterable[Level], remedy: str) -> None:
+    """Refuse a column of numbers in which a few values are text: it is no column of levels."""
+    texts = [level for level in levels if isinstance(level, str)]
+    stray = [level for level in texts if not re.fullmatch(NUMBER, level.strip())]
+    if not stray or len(stray) == len(texts):
+        return
+    start = 0
+    for batch in source.batches([name]):
+        values, codes = distinct(joined(batch.column(name)).drop_null(), name, start)
+        for code in np.unique(codes):
+            if values[code] in stray:
+                column = joined(batch.column(name)).to_pylist()
+                row = start + column.index(values[code])
+                raise DataError(
+                    f"column {name!r} holds text ({values[code]!r} in row {row}) among numbers: "
+                    f"mend the value, or {remedy}."
+                )
+        start += batch.num_rows
+
+
+def _is_dictionary(kind: pa.DataType) -> bool:
+    from pyarrow import types as kinds
+
+    return bool(kinds.is_dictionary(kind))
 
 
 def read_table_like(
@@ -420,17 +480,22 @@ def read_table_like(
     if not schema.columns:
         raise SettingError("the other rows have no named columns: give arrays instead of a table.")
     for part in ("offset", *(["outcome"] if outcome and schema.outcome is None else [])):
-        if part == "outcome" or part in schema.fields:
+        if part == "outcome" or (part in schema.fields and part not in schema.parts):
             raise SettingError(
                 f"the other rows do not say which column of the table is the {part}: make rows "
                 f"of it with Rows.from_table(table, {part}=...)."
             )
     coded = {f"{name}[{v}]": name for name, levels in schema.levels.items() for v in levels[1:]}
     predictors = list(dict.fromkeys(coded.get(column, column) for column in schema.columns))
-    choice = ColumnChoice(
-        schema.outcome if outcome else None, predictors, categorical=schema.reference
-    )
     source = TableSource(table)
+    weight = schema.parts.get("weight")
+    choice = ColumnChoice(
+        schema.outcome if outcome else None,
+        predictors,
+        schema.parts.get("offset"),
+        weight if outcome and weight in source.names else None,
+        schema.reference,
+    )
     roles = resolve(source.names, choice)
     if source.rows == 0:
         raise DataError("there are no rows in the data: at least one is needed.")

@@ -300,7 +300,7 @@ class MemoryBackend:
     where = "in memory"
 
     def __init__(self, description: Description, arrays: dict[str, Array]) -> None:
-        self._description = description
+        self.description = description
         self._arrays = {name: _frozen(array) for name, array in arrays.items()}
 
     def take(self, row_ids: Array) -> dict[str, Array]:
@@ -313,12 +313,12 @@ class MemoryBackend:
 
     def chunks(self, size: int) -> Iterator[dict[str, Array]]:
         """All rows in order, `size` at a time, as views."""
-        for start in range(0, self._description.n, size):
-            yield self.slice(start, min(start + size, self._description.n))
+        for start in range(0, self.description.n, size):
+            yield self.slice(start, min(start + size, self.description.n))
 
     def __reduce__(self) -> tuple[type[MemoryBackend], tuple[Description, dict[str, Array]]]:
         # Through the constructor, so that the copy is read-only too.
-        return MemoryBackend, (self._description, self._arrays)
+        return MemoryBackend, (self.description, self._arrays)
 
 
 def _factors(codes: object, fields: Mapping[str, object]) -> dict[str, object]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -20,7 +20,14 @@ from modicum.rows.encoding import ColumnChoice, read_source
 from modicum.rows.fields import FieldSet
 from modicum.rows.fingerprint import RunningFingerprint
 from modicum.rows.rows import Rows
-from modicum.rows.sources import FileSource, Source, TableSource, is_table
+from modicum.rows.sources import (
+    DatasetSource,
+    FileSource,
+    Source,
+    TableSource,
+    is_dataset,
+    is_table,
+)
 from modicum.rows.staging import staged, writing
 from modicum.rows.store import DESCRIPTION, SHARD_BYTES, ShardWriter, StoreDescription
 
@@ -98,13 +105,11 @@ def ingest(
         raise SettingError(f"the store must be a path, not a {type(store).__name__}.")
     choice = ColumnChoice(outcome, predictors, offset, weight, categorical)
     table = _recognise(source, choice, encoding)
-    folder = Path(os.path.realpath(store))  # what a link points to is written, not the link
     while True:
         try:
-            with staged(folder, overwrite) as staging:
-                blocks = _packed(table, choice, dtype)
-                _write(blocks, staging, folder, shard_rows, progressbar)
-            return Rows.open(store)
+            return write_store(
+                lambda: _packed(table, choice, dtype), store, overwrite, progressbar, shard_rows
+            )
         except TypesWidened:
             continue
 
@@ -115,6 +120,20 @@ class PackedBlocks(NamedTuple):
     description: Description
     blocks: Iterator[Array]
     total: int | None  # None when only reading to the end would tell
+
+
+def write_store(
+    rows: Callable[[], PackedBlocks],
+    store: str | os.PathLike[str],
+    overwrite: bool,
+    progressbar: Progressbar,
+    shard_rows: int | None = None,
+) -> Rows:
+    """Write the rows that `rows` returns, once it is known that they may be written there."""
+    folder = Path(os.path.realpath(store))  # what a link points to is written, not the link
+    with staged(folder, overwrite) as staging:
+        _write(rows(), staging, folder, shard_rows, progressbar)
+    return Rows.open(store)
 
 
 def _write(
@@ -182,17 +201,43 @@ def _recognise(
     """Tell what kind of source it is."""
     if isinstance(source, Rows | Mapping):
         return source
+    if is_store(source):
+        return Rows.open(source)
+    names = choice.categorical if isinstance(choice.categorical, Iterable) else ()
+    return table_source(source, encoding, [name for name in names if isinstance(name, str)])
+
+
+def is_store(source: object) -> TypeGuard[str | os.PathLike[str]]:
+    """Whether `source` is the path of a row store."""
+    return isinstance(source, str | os.PathLike) and (Path(source) / DESCRIPTION).is_file()
+
+
+def table_source(
+    source: object, encoding: str, as_text: Sequence[str] = (), levels: bool = False
+) -> Source:
+    """Return a table in memory, a dataset, or files as something that can be read in order.
+
+    Parameters
+    ----------
+    source
+        The table, or its path.
+    encoding
+        Of CSV files.
+    as_text
+        Columns of CSV files whose levels stay as they are written.
+    levels
+        Whether a column of a CSV file that is not numbers throughout is text; else it is refused.
+    """
     if is_table(source):
         return TableSource(source)
+    if is_dataset(source):
+        return DatasetSource(source)
     if not isinstance(source, str | os.PathLike):
         raise SettingError(
-            f"ingest cannot read a {type(source).__name__}: pass a path, a data frame, a pyarrow "
-            "table, a mapping of arrays, or Rows."
+            f"a {type(source).__name__} cannot be read as a table: pass a path, a data frame, a "
+            "pyarrow table or dataset, a mapping of arrays, or Rows."
         )
-    path = Path(source)
-    if (path / DESCRIPTION).is_file():
-        return Rows.open(path)
-    files = _files(path)
+    files = _files(Path(source))
     kinds = {_kind(file) for file in files}
     if len(kinds) > 1:
         raise SettingError(
@@ -200,8 +245,7 @@ def _recognise(
         )
     kind = kinds.pop()
     if kind == "csv":
-        names = choice.categorical if isinstance(choice.categorical, Iterable) else ()
-        return CsvSource(files, [name for name in names if isinstance(name, str)], encoding)
+        return CsvSource(files, as_text, encoding, levels)
     return FileSource(files, parquet=kind == "parquet")
 
 

@@ -29,6 +29,9 @@ class Source(Protocol):
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Record batches with (at least) these columns, in the order of the rows."""
 
+    def has_order(self, column: str) -> bool:
+        """Whether the categories of a column have an order of their own, which levels keep."""
+
 
 def library(value: object) -> str:
     """Top-level package that the class of `value` comes from; nothing is imported to find out."""
@@ -72,6 +75,14 @@ class TableSource:
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Record batches of the columns, in order."""
         yield from self.table(columns).to_batches(max_chunksize=BATCH_ROWS)
+
+    def has_order(self, column: str) -> bool:
+        """Whether it is a pandas category, a polars Enum, or an ordered dictionary."""
+        values = self._table[self._keys[column]]
+        if library(values) == "pyarrow":
+            made_by_pandas = _is_dictionary(values.type) and _of_pandas(self._table.schema)
+            return made_by_pandas or _ordered_dictionary(values.type)
+        return type(values.dtype).__name__ in ("CategoricalDtype", "Enum")
 
     def _column(self, name: str) -> pa.Array | pa.ChunkedArray:
         values = self._table[self._keys[name]]
@@ -127,6 +138,11 @@ class FileSource:
         """Arrow types of the columns in the first file."""
         return [self._schema.field(name).type for name in columns]
 
+    def has_order(self, column: str) -> bool:
+        """Whether it is an ordered dictionary, or a category that pandas wrote."""
+        kind = self._schema.field(column).type
+        return _ordered_dictionary(kind) or (_is_dictionary(kind) and _of_pandas(self._schema))
+
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Record batches of the columns, in order."""
         import pyarrow as pa
@@ -145,6 +161,56 @@ class FileSource:
                         yield batch
             except (pa.ArrowException, OSError) as error:
                 raise DataError(f"{path} is damaged ({line(error)}): write it again.") from None
+
+
+class DatasetSource:
+    """A pyarrow dataset: any files, partitions included, that Arrow can read as one table."""
+
+    def __init__(self, dataset: Any) -> None:  # of a library that need not be installed
+        self._dataset = dataset
+        self._schema = dataset.schema
+        self.names = tuple(self._schema.names)
+        self.rows: int | None = None
+
+    def types(self, columns: Sequence[str]) -> list[pa.DataType]:
+        """Arrow types of the columns."""
+        return [self._schema.field(name).type for name in columns]
+
+    def has_order(self, column: str) -> bool:
+        """Whether it is an ordered dictionary, or a category that pandas wrote."""
+        kind = self._schema.field(column).type
+        return _ordered_dictionary(kind) or (_is_dictionary(kind) and _of_pandas(self._schema))
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Record batches of the columns, in order."""
+        import pyarrow as pa
+
+        # Little is read ahead: by default Arrow decodes sixteen batches of four files at once.
+        ahead = {"batch_readahead": 1, "fragment_readahead": 1}
+        try:
+            scan = self._dataset.scanner(columns=list(columns), batch_size=BATCH_ROWS, **ahead)
+            yield from scan.to_batches()
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"the dataset cannot be read ({line(error)}): check it.") from None
+
+
+def is_dataset(value: object) -> bool:
+    """Whether `value` is a pyarrow dataset."""
+    return type(value).__module__.startswith("pyarrow._dataset") and hasattr(value, "scanner")
+
+
+def _is_dictionary(kind: pa.DataType) -> bool:
+    from pyarrow import types as kinds
+
+    return bool(kinds.is_dictionary(kind))
+
+
+def _ordered_dictionary(kind: pa.DataType) -> bool:
+    return _is_dictionary(kind) and bool(kind.ordered)
+
+
+def _of_pandas(schema: pa.Schema) -> bool:
+    return b"pandas" in (schema.metadata or {})
 
 
 def require_columns(path: Path, columns: Sequence[str], names: Sequence[str]) -> None:

@@ -90,7 +90,7 @@ class Logit(Link):
 # Probit -----------------------------------------------------------------------------------
 
 TAIL = 5.0  # below -TAIL the recurrence would cancel
-DEPTH = 40  # of the continued fraction
+DEPTH = 20  # of the continued fraction
 
 
 def _hazard(x: jax.Array, terms: int) -> Series:
@@ -114,14 +114,18 @@ def _hazard_body(x: jax.Array, terms: int) -> Series:
 
 def _hazard_tail(x: jax.Array, terms: int) -> Series:
     t = jnp.maximum(-x, TAIL)
-    excess = [jnp.zeros_like(t)] * terms  # Taylor coefficients in t of the fraction so far
-    for level in range(DEPTH, 0, -1):
+
+    def deeper(excess: Series, level: jax.Array) -> tuple[Series, None]:
+        """Taylor coefficients in t of level / (t + excess)."""
         below = [t + excess[0], *(e + (j == 0) for j, e in enumerate(excess[1:]))]
         inverse = [1 / below[0]]
         for j in range(1, terms):
             total = sum((below[i] * inverse[j - i] for i in range(1, j + 1)), jnp.zeros_like(t))
             inverse.append(-inverse[0] * total)
-        excess = [level * i for i in inverse]
+        return tuple(level * i for i in inverse), None
+
+    levels = jnp.arange(DEPTH, 0, -1, dtype=t.dtype)  # a loop: unrolled, it compiles for long
+    excess, _ = jax.lax.scan(deeper, (jnp.zeros_like(t),) * terms, levels)
     signed = [e if j % 2 == 0 else -e for j, e in enumerate(excess)]  # d/dx = -d/dt
     signed[0] = signed[0] + t
     return (signed[0], signed[1] - 1, *signed[2:]) if terms > 1 else (signed[0],)

@@ -1,0 +1,264 @@
+"""The front door for tables: formula and table in, posterior out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from modicum.errors import ModicumWarning, SettingError, argument, suggestion, warn
+from modicum.methods import Method
+from modicum.models import FAMILIES, BaseModel, LinearPredictorModel
+from modicum.models.base import Params
+from modicum.posterior import Posterior, Warnings
+from modicum.progress import Progressbar
+from modicum.rows import Rows
+from modicum.rows.formula import FormulaEncoding, GroupTerm
+from modicum.rows.reading import Missing, TableRows, read_formula
+from modicum.run import Parallel
+from modicum.sample import sample
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    import pyarrow as pa
+    from pyarrow import dataset
+
+__all__ = ["Table", "family_named", "fit", "model_for"]
+
+Table: TypeAlias = (
+    "pd.DataFrame | pl.DataFrame | pa.Table | dataset.Dataset | str | os.PathLike[str] | Rows"
+)
+
+
+def fit(
+    formula: str,
+    data: Table,
+    family: str | type[LinearPredictorModel] | LinearPredictorModel = "logistic",
+    *,
+    priors: Mapping[str, Any] | None = None,
+    weights: str | None = None,
+    offset: str | None = None,
+    missing: Missing = "refuse",
+    store: str | os.PathLike[str] | None = None,
+    dtype: object = None,
+    encoding: str = "utf-8",
+    method: str | Method | None = None,
+    draws: int | None = None,
+    tune: int | None = None,
+    chains: int = 4,
+    passes: float | None = None,
+    thin: int = 1,
+    random_seed: int | None = None,
+    progressbar: Progressbar = True,
+    checkpoint: str | os.PathLike[str] | None = None,
+    parallel: Parallel | None = None,
+    starts: int | Sequence[Params] | None = None,
+) -> Posterior:
+    """Fit a regression to a table.
+
+    The table is read in batches: first to learn the levels of its categorical columns, knots of
+    splines and centres, then to encode it. Categorical columns (text, categories, truth values,
+    and what stands in ``C(...)``) stay integer codes.
+
+    Parameters
+    ----------
+    formula
+        As in R: ``"late ~ carrier + bs(hour, df=6) + dist:origin + offset(log_n)"``. The outcome
+        may be computed (``late > 15``). Terms may call what works row by row (``log``,
+        ``np.sqrt`` ...) and ``bs``, ``cr``, ``cc``, ``poly``, ``center``, ``scale`` and
+        ``C(column, contr.sum, levels=[...])``. ``0 +`` leaves the intercept out, ``.`` stands for
+        all other columns. What else belongs to an outcome follows it after a bar:
+        ``"wins | trials(games) ~ team"`` fills the field `trials`.
+    data
+        A pandas or polars data frame, an Arrow table or dataset, a path or glob of Parquet, CSV
+        or Feather files, or a row store (or `mo.Rows`), whose columns go by their names.
+    family
+        A name ("logistic", "gaussian", "poisson" ...), a family (`mo.models.Poisson`), or one
+        with settings (`mo.models.StudentT(df=3)`). An outcome of two levels is logistic: the
+        second is 1; one of several levels is for "softmax".
+    priors
+        Priors by "intercept", "common", the name of a term or of a column.
+    weights, offset
+        Columns.
+    missing
+        What becomes of a row with a missing value in a column that the formula uses: "refuse" it,
+        or "drop" it and say how many there were.
+    store
+        A folder to keep the encoded rows in, for data that do not fit in memory.
+    dtype
+        float32 or float64; None: float32 where all floating columns are that narrow, else
+        float64.
+    encoding
+        Of CSV files.
+    method, draws, tune, chains, passes, thin, random_seed, progressbar, checkpoint, parallel
+        As in `mo.sample`.
+    starts
+        As in `mo.sample`.
+
+    Returns
+    -------
+    Posterior
+        It keeps the encoding: `predict`, `score` and `correct` take tables.
+
+    Examples
+    --------
+    >>> import numpy as np, pandas as pd, modicum as mo
+    >>> rng = np.random.default_rng(1)
+    >>> trips = pd.DataFrame({"dose": rng.normal(size=500), "ward": rng.choice(list("abc"), 500)})
+    >>> trips["well"] = rng.random(500) < 1 / (1 + np.exp(-trips["dose"]))
+    >>> post = mo.fit("well ~ dose + ward", trips, draws=500, tune=300, random_seed=1,
+    ...               progressbar=False)
+    >>> list(post.summary().index)
+    ['beta[dose]', 'beta[ward[b]]', 'beta[ward[c]]', 'intercept']
+    >>> len(post.predict(pd.DataFrame({"ward": ["c"], "dose": [0.5]})))
+    1
+    """
+    made = read_formula(
+        formula,
+        data,
+        offset=offset,
+        weight=weights,
+        missing=missing,
+        store=store,
+        dtype=dtype,
+        text_encoding=encoding,
+        progressbar=progressbar,
+    )
+    model = model_for(made.rows, family, priors)
+    post = sample(
+        model,
+        made.rows,
+        method=method,
+        draws=draws,
+        tune=tune,
+        chains=chains,
+        passes=passes,
+        thin=thin,
+        random_seed=random_seed,
+        progressbar=progressbar,
+        checkpoint=checkpoint,
+        parallel=parallel,
+        starts=starts,
+    )
+    return with_formula(post, made)
+
+
+def model_for(
+    rows: Rows,
+    family: str | type[LinearPredictorModel] | LinearPredictorModel,
+    priors: Mapping[str, Any] | None = None,
+) -> LinearPredictorModel:
+    """Return the family that a formula asks for, of rows that the formula made.
+
+    Parameters
+    ----------
+    rows
+        Rows of `modicum.rows.reading.read_formula`.
+    family, priors
+        As in `fit`.
+    """
+    assert rows.schema.origin is not None, "rows of a formula know it"
+    encoding = FormulaEncoding.from_dict(rows.schema.origin)
+    if encoding.groups:
+        _refuse_groups(encoding.groups)
+    if encoding.outcome is None:
+        raise SettingError(f"the formula {encoding.formula!r} has no outcome before ~: name one.")
+    if not encoding.layout.columns:
+        raise SettingError(
+            f"the formula {encoding.formula!r} has no column in it, and a model of the intercept "
+            "alone cannot be fitted yet: add a term."
+        )
+    model = _model(family, encoding)
+    if priors is not None:
+        changes: dict[str, Any] = {"priors": priors}
+        model = replace(model, **changes)
+    _check_outcome(model, encoding)
+    return model
+
+
+def family_named(name: str) -> type[LinearPredictorModel]:
+    """Return a family by its name."""
+    tidy = name.lower().replace("_", "-")
+    if tidy not in FAMILIES:
+        raise SettingError(
+            f"there is no family {name!r}{suggestion(name, FAMILIES)}; "
+            f"the families are {', '.join(FAMILIES)}."
+        )
+    return FAMILIES[tidy]
+
+
+def _model(family: object, encoding: FormulaEncoding) -> LinearPredictorModel:
+    if isinstance(family, str):
+        family = family_named(family)
+    if isinstance(family, type) and issubclass(family, LinearPredictorModel):
+        return family(intercept=encoding.intercept)
+    if not isinstance(family, LinearPredictorModel):
+        raise SettingError(
+            "family must be a name such as 'logistic', a family such as mo.models.Poisson, or one "
+            f"with settings, not {family!r}; models of another shape take rows, by mo.sample."
+        )
+    if encoding.intercept and not family.intercept:
+        raise SettingError(
+            f"the family has intercept=False and the formula {encoding.formula!r} has an "
+            "intercept: write '0 +' in the formula, and leave intercept out."
+        )
+    return replace(family, intercept=encoding.intercept)
+
+
+def _refuse_groups(groups: Sequence[GroupTerm]) -> None:
+    raise SettingError(
+        f"the formula has the group term {groups[0]}, and multilevel models cannot be fitted yet: "
+        f"leave it out, or write C({':'.join(groups[0].group)}) for levels without pooling."
+    )
+
+
+def _check_outcome(model: LinearPredictorModel, encoding: FormulaEncoding) -> None:
+    """Refuse levels as outcomes of a family for numbers, and what an outcome lacks."""
+    outcome = encoding.outcome
+    assert outcome is not None
+    name, levels = type(model).__name__, outcome.levels
+    classes = type(model).decide is not BaseModel.decide
+    binary = classes and "classes" not in {f.name for f in fields(model)}
+    shown = ", ".join(map(repr, levels[:5])) + (", ..." if len(levels) > 5 else "")
+    if levels and set(levels) != {False, True} and not classes:
+        raise SettingError(
+            f"the outcome {outcome.expression!r} has levels ({shown}), and {name} needs numbers: "
+            "choose a family for classes, or compute numbers from it."
+        )
+    if len(levels) > 2 and binary:
+        raise SettingError(
+            f"the outcome {outcome.expression!r} has {len(levels)} levels ({shown}), and {name} "
+            f"needs two: write {outcome.expression} == {levels[-1]!r}, or use family='softmax'."
+        )
+    for extra in getattr(model, "outcome_fields", ("y",)):
+        if extra != "y" and extra not in encoding.fields:
+            raise SettingError(
+                f"{name} needs the field {extra!r} beside the outcome: write "
+                f"'{outcome.expression} | {extra}(COLUMN) ~ ...'."
+            )
+
+
+def with_formula(post: Posterior, made: TableRows) -> Posterior:
+    """Add to a posterior what the table and the formula were."""
+    assert made.rows.schema.origin is not None
+    encoding = FormulaEncoding.from_dict(made.rows.schema.origin)
+    outcome = encoding.outcome
+    settings: dict[str, object] = {"formula": encoding.formula}
+    if outcome is not None and outcome.levels:
+        settings["outcome_levels"] = {str(level): i for i, level in enumerate(outcome.levels)}
+    doubts = list(post.warnings)
+    if made.dropped:
+        settings["dropped_rows"] = made.dropped
+        total = made.dropped + len(made.rows)
+        dropped = ModicumWarning(
+            "rows-dropped",
+            f"{made.dropped:,} of {total:,} rows were left out because a value was missing, and "
+            "what is fitted are the others, which may differ from them",
+            f"fill the values in, or refuse such rows with {argument('missing', 'refuse')}",
+            dropped=made.dropped,
+            rows=total,
+        )
+        doubts.append(warn(dropped, stacklevel=4))
+    return replace(post, warnings=Warnings(doubts), settings=post.settings | settings)

@@ -1,0 +1,397 @@
+"""The encoding of a table that a formula asks for: learned once, applied to any chunk of rows.
+
+It holds levels, knots and centres as plain numbers, so that it can be kept in a file, and it is
+applied by an interpreter of its own, so that a file can do no harm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from modicum.errors import DataError, ModicumError
+from modicum.rows.checks import WeightCheck, names_like
+from modicum.rows.coding import code_type
+from modicum.rows.description import Array, Description, DType, Field, Level
+from modicum.rows.entries import mapping, sequence, text, whole
+from modicum.rows.formula.columns import BatchColumns, complete_rows, kind_of
+from modicum.rows.formula.evaluation import Evaluated, NewLevels, as_type, check_weights
+from modicum.rows.formula.expressions import CONTRASTS, Contrast, Expression, State
+from modicum.rows.formula.parsing import GroupTerm
+from modicum.rows.formula.structure import Factor, Layout, Part, lay_out
+from modicum.rows.sources import Source
+
+__all__ = ["FormulaEncoding", "Outcome", "Term"]
+
+MOST_NUMBERS = 1_000_000  # that transforms may have learned, in a file
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome's expression, and its levels where these are classes: code 0, 1, ..."""
+
+    expression: str
+    levels: tuple[Level, ...] = ()
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term of the formula: its name, and its blocks of columns."""
+
+    name: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class FormulaEncoding:
+    """How a table becomes rows, as a formula asks and a table taught.
+
+    Parameters
+    ----------
+    formula
+        Its text, for reading only.
+    factors, terms, intercept
+        What the columns of the model are made of.
+    outcome
+        None where the formula has none.
+    fields
+        Further fields of a row and the expressions they are made of: "offset" (several are added
+        up), "weight", and what stands after | in the outcome.
+    groups
+        Group terms.
+    states
+        What transforms have learned, by the text of their call.
+    kinds
+        What each column of the table was: "number", "levels" or "boolean".
+    drops
+        Whether rows with missing values were left out.
+    """
+
+    formula: str
+    factors: tuple[Factor, ...]
+    terms: tuple[Term, ...]
+    intercept: bool
+    outcome: Outcome | None
+    fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    groups: tuple[GroupTerm, ...] = ()
+    states: Mapping[str, State] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    drops: bool = False
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where the columns lie."""
+        return lay_out(self.factors, [(term.name, term.parts) for term in self.terms])
+
+    def needed(
+        self, outcome: bool = True, fields: Collection[str] | None = None
+    ) -> tuple[str, ...]:
+        """Columns of the table that are read, for these further fields (None: all)."""
+        expressions = self.expressions(outcome, fields)
+        return tuple(dict.fromkeys(name for e in expressions for name in e.names))
+
+    def expressions(
+        self, outcome: bool = True, fields: Collection[str] | None = None
+    ) -> tuple[Expression, ...]:
+        """Everything that is computed of a row, for these further fields (None: all)."""
+        texts = [f.expression for f in self.factors]
+        if outcome and self.outcome is not None:
+            texts.append(self.outcome.expression)
+        for name, parts in self.fields.items():
+            if fields is None or name in fields:
+                texts += parts
+        return tuple(Expression(text) for text in texts)
+
+    def fields_of(self, names: Collection[str], outcome: bool) -> tuple[str, ...]:
+        """Return the further fields that rows of a table with these columns have.
+
+        An offset always. Weights count where outcomes are seen, if the table has any. What belongs
+        to the outcome (the number of trials) must be there with it, and may be without it.
+        """
+        kept = []
+        for name, texts in self.fields.items():
+            there = all(n in names for text in texts for n in Expression(text).names)
+            required = name == "offset" or (outcome and name != "weight")
+            if required or (there and (outcome or name != "weight")):
+                kept.append(name)
+        return tuple(kept)
+
+    def describe(
+        self, n: int, dtype: DType, outcome: bool = True, extra: Collection[str] | None = None
+    ) -> Description:
+        """Describe `n` rows of this encoding, with these further fields (None: all)."""
+        layout = self.layout
+        fields = [Field("x", (len(layout.numbers),))] if layout.numbers else []
+        for codes in layout.codes:
+            fields.append(Field(codes.field, (), code_type(codes.levels)))
+        if outcome and self.outcome is not None:
+            fields.append(Field("y"))
+        fields += [Field(name) for name in self.fields if extra is None or name in extra]
+        levels = {
+            codes.field: self.factors[codes.parts[0][0]].levels
+            for codes in layout.codes
+            if len(codes.parts) == 1
+        }
+        return Description(
+            n=n,
+            dtype=dtype,
+            fields=tuple(fields),
+            columns=layout.columns,
+            outcome=None if self.outcome is None else self.outcome.expression,
+            levels=levels,
+            coding=layout.coding if layout.codes else None,
+            terms={
+                name: tuple(layout.columns[place] for place in places)
+                for name, places in layout.terms.items()
+            },
+            origin=self.to_dict(),
+        )
+
+    def chunks(
+        self,
+        source: Source,
+        dtype: DType,
+        *,
+        outcome: bool = True,
+        fields: Collection[str] | None = None,
+        drop: bool = False,
+        newlevels: NewLevels = "refuse",
+    ) -> Iterator[dict[str, Array]]:
+        """Encode all rows of a source, a batch at a time.
+
+        Parameters
+        ----------
+        source
+            A table with the columns of the fit, in any order, and perhaps others.
+        dtype
+            Type of the numbers.
+        outcome
+            Whether the rows get an outcome.
+        fields
+            The further fields they get; None: all.
+        drop
+            Whether rows with missing values are left out; else they are refused.
+        newlevels
+            What becomes of a level the encoding does not know.
+        """
+        needed = self.needed(outcome, fields)
+        self._check_columns(source, needed)
+        extra = [name for name in self.fields if fields is None or name in fields]
+        check = WeightCheck(self.fields["weight"][0]) if "weight" in extra else None
+        some = False
+        for columns, _ in complete_rows(source.batches(needed), needed, drop):
+            if len(columns) == 0:
+                continue
+            some = True
+            yield self._encode(columns, dtype, outcome, extra, check, newlevels)
+        if not some:
+            raise DataError("there are no (complete) rows in the data: at least one is needed.")
+        if check:
+            check.finish()
+
+    def _check_columns(self, source: Source, needed: Sequence[str]) -> None:
+        """Refuse a table without a column, or with one of another kind."""
+        for name in needed:
+            if name not in source.names:
+                raise DataError(
+                    f"column {name!r} of the formula is not in the data: "
+                    f"{names_like(name, source.names)}"
+                )
+        for name, kind in zip(needed, source.types(needed), strict=True):
+            before, now = self.kinds.get(name), kind_of(kind)
+            if before == "number" and now == "levels":
+                raise DataError(
+                    f"column {name!r} held numbers in the fit and holds text or categories here: "
+                    "convert it to numbers."
+                )
+
+    def _encode(
+        self,
+        columns: BatchColumns,
+        dtype: DType,
+        outcome: bool,
+        extra: Sequence[str],
+        weight: WeightCheck | None,
+        newlevels: NewLevels,
+    ) -> dict[str, Array]:
+        layout, made = self.layout, Evaluated(self.factors, self.states, columns, dtype, newlevels)
+        rows: dict[str, Array] = {}
+        if layout.numbers:
+            values = [made.product(numbers.parts) for numbers in layout.numbers]
+            labels = [made.product_label(numbers.parts) for numbers in layout.numbers]
+            rows["x"] = as_type(values, dtype, labels, columns)
+        for codes in layout.codes:
+            rows[codes.field] = made.code(codes)
+        if outcome and self.outcome is not None:
+            expression = Expression(self.outcome.expression)
+            y = made.outcome(expression, self.outcome.levels)
+            rows["y"] = as_type([y], dtype, [self.outcome.expression], columns)[:, 0]
+        for name in extra:
+            texts = self.fields[name]
+            parts = [made.number(Expression(text)) for text in texts]
+            total = parts[0] if len(parts) == 1 else np.sum(parts, axis=0)
+            rows[name] = as_type([total], dtype, [" + ".join(texts)], columns)[:, 0]
+            if name == "weight" and weight is not None:
+                check_weights(weight, rows[name], columns)
+        return rows
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the encoding as plain JSON values."""
+        outcome = self.outcome
+        return {
+            "formula": self.formula,
+            "factors": [_factor_entry(factor) for factor in self.factors],
+            "terms": [
+                {"name": t.name, "parts": [[list(s) for s in part] for part in t.parts]}
+                for t in self.terms
+            ],
+            "intercept": self.intercept,
+            "outcome": None
+            if outcome is None
+            else {"expression": outcome.expression, "levels": list(outcome.levels)},
+            "fields": {name: list(texts) for name, texts in self.fields.items()},
+            "groups": [
+                {"group": list(g.group), "effects": list(g.effects), "correlated": g.correlated}
+                for g in self.groups
+            ],
+            "states": {call: _plain(state) for call, state in self.states.items()},
+            "kinds": dict(self.kinds),
+            "drops": self.drops,
+        }
+
+    @classmethod
+    def from_dict(cls, saved: object) -> FormulaEncoding:
+        """Undo `to_dict`; what it did not write, or what may not be computed, is a `DataError`."""
+        try:
+            page = mapping(saved)
+            made = cls(
+                formula=text(page["formula"]),
+                factors=tuple(_factor(entry) for entry in sequence(page["factors"])),
+                terms=tuple(_term(entry) for entry in sequence(page["terms"])),
+                intercept=_truth(page["intercept"]),
+                outcome=None if page["outcome"] is None else _outcome(page["outcome"]),
+                fields={k: _texts(v) for k, v in mapping(page["fields"]).items()},
+                groups=tuple(_group(entry) for entry in sequence(page["groups"])),
+                states={k: _state(v) for k, v in mapping(page["states"]).items()},
+                kinds={k: text(v) for k, v in mapping(page["kinds"]).items()},
+                drops=_truth(page["drops"]),
+            )
+            made.needed()  # parses, and so checks, every expression
+            made.layout  # noqa: B018 - and this, whether terms and factors agree
+        except ModicumError as error:
+            raise DataError(f"the encoding in the file is not one of Modicum's: {error}") from None
+        except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
+            raise DataError(f"the encoding in the file is damaged ({error}): fit again.") from None
+        return made
+
+
+# The JSON form, and back. What reads it raises KeyError, TypeError or ValueError for anything else.
+
+
+def _factor_entry(factor: Factor) -> dict[str, object]:
+    contrast = factor.contrast
+    return {
+        "expression": factor.expression,
+        "label": factor.label,
+        "columns": list(factor.columns),
+        "levels": list(factor.levels),
+        "contrast": None
+        if contrast is None
+        else {"name": contrast.name, "options": dict(contrast.options)},
+        "spans": factor.spans,
+    }
+
+
+def _factor(saved: object) -> Factor:
+    entry = mapping(saved)
+    contrast = None
+    if entry["contrast"] is not None:
+        about = mapping(entry["contrast"])
+        name, options = text(about["name"]), mapping(about["options"])
+        if name not in CONTRASTS or not set(options) <= {"reverse", "scale", "backward"}:
+            raise ValueError(f"there are no contrasts {name[:40]!r}")
+        contrast = Contrast(name, tuple((k, _truth(v)) for k, v in options.items()))
+    return Factor(
+        text(entry["expression"]),
+        text(entry["label"]),
+        _texts(entry["columns"]),
+        _levels(entry["levels"]),
+        contrast,
+        _truth(entry["spans"]),
+    )
+
+
+def _term(saved: object) -> Term:
+    entry = mapping(saved)
+    parts = []
+    for part in map(sequence, sequence(entry["parts"])):
+        pairs = [sequence(pair) for pair in part]
+        parts.append(tuple((whole(number, 0), _truth(reduced)) for number, reduced in pairs))
+    return Term(text(entry["name"]), tuple(parts))
+
+
+def _outcome(saved: object) -> Outcome:
+    entry = mapping(saved)
+    return Outcome(text(entry["expression"]), _levels(entry["levels"]))
+
+
+def _group(saved: object) -> GroupTerm:
+    entry = mapping(saved)
+    return GroupTerm(_texts(entry["group"]), _texts(entry["effects"]), _truth(entry["correlated"]))
+
+
+def _texts(saved: object) -> tuple[str, ...]:
+    return tuple(map(text, sequence(saved)))
+
+
+def _truth(saved: object) -> bool:
+    if not isinstance(saved, bool):
+        raise TypeError("something is neither true nor false")
+    return saved
+
+
+def _levels(saved: object) -> tuple[Level, ...]:
+    levels = []
+    for level in sequence(saved):
+        if not isinstance(level, str | int | float) or level != level:
+            raise TypeError("a level is no text or number")
+        levels.append(level)
+    return tuple(levels)
+
+
+def _plain(value: object) -> object:
+    """What a transform remembers, as JSON: keys may be numbers, arrays become lists."""
+    if isinstance(value, Mapping):
+        return {"keys": list(value), "values": [_plain(v) for v in value.values()]}
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _state(saved: object) -> State:
+    page = mapping(saved)
+    keys, values = sequence(page["keys"]), sequence(page["values"])
+    if not all(isinstance(key, str | int) for key in keys):
+        raise TypeError("what a transform learned is not listed by name")
+    return {key: _learned(value) for key, value in zip(keys, values, strict=True)}
+
+
+def _learned(value: object) -> object:
+    if isinstance(value, dict):
+        return _state(value)
+    if isinstance(value, list):
+        array = np.asarray(value, dtype=np.float64)  # of anything but numbers, an error
+        if array.size > MOST_NUMBERS or not np.isfinite(array).all():
+            raise ValueError("what a transform learned is no list of numbers")
+        return array if array.ndim == 2 else array.tolist()
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, int | float) and math.isfinite(value):
+        return value
+    raise TypeError("what a transform learned is no number")

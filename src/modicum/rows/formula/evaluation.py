@@ -1,0 +1,206 @@
+"""Factors, outcomes and codes of one chunk of a table, each evaluated once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from modicum.errors import DataError, SettingError
+from modicum.rows.checks import WeightCheck, require_finite
+from modicum.rows.coding import code_type
+from modicum.rows.description import Array, DType, Level
+from modicum.rows.formula.columns import BatchColumns
+from modicum.rows.formula.expressions import (
+    ColumnArray,
+    Expression,
+    LevelArray,
+    State,
+    level_key,
+)
+from modicum.rows.formula.structure import Codes, Factor
+
+__all__ = ["Evaluated", "NewLevels", "as_type", "check_weights", "level_array"]
+
+NewLevels: TypeAlias = Literal["refuse", "reference"]
+
+
+class Evaluated:
+    """The factors of one chunk, each evaluated once."""
+
+    def __init__(
+        self,
+        factors: Sequence[Factor],
+        states: Mapping[str, State],
+        columns: BatchColumns,
+        dtype: DType,
+        newlevels: NewLevels,
+    ) -> None:
+        self._factors, self._columns, self._dtype = factors, columns, dtype
+        self._states, self._newlevels = dict(states), newlevels
+        self._numeric: dict[tuple[int, bool], Array] = {}
+        self._coded: dict[int, Array] = {}
+
+    def product(self, parts: tuple[tuple[int, bool, int], ...]) -> Array:
+        """Return a column of x: the product of columns of factors."""
+        values = [self._numbers(f, reduced)[:, at] for f, reduced, at in parts]
+        if len(values) == 1:
+            return values[0]
+        return np.prod([np.asarray(v, dtype=np.float64) for v in values], axis=0)
+
+    def product_label(self, parts: tuple[tuple[int, bool, int], ...]) -> str:
+        """Return what to call it where it is no number."""
+        return ":".join(self._factors[f].names(reduced)[at] for f, reduced, at in parts)
+
+    def _numbers(self, number: int, reduced: bool) -> Array:
+        """Columns (rows, k) of a factor that is numbers, or contrasts of levels."""
+        key = (number, reduced)
+        if key in self._numeric:
+            return self._numeric[key]
+        factor = self._factors[number]
+        if factor.levels:
+            assert factor.contrast is not None
+            made = factor.contrast.matrix(factor.levels)[0][self._codes(number)]
+        else:
+            made = self._columns_of(factor)
+            made = made[:, 1:] if reduced and factor.spans else made
+        self._numeric[key] = made
+        return made
+
+    def _columns_of(self, factor: Factor) -> Array:
+        expression = Expression(factor.expression)
+        if expression.bare is not None:
+            return self._columns.exact(expression.bare, self._dtype)[:, None]
+        value = expression.evaluate(self._columns, self._states)
+        if isinstance(value, ColumnArray):
+            made = value.values
+        elif isinstance(value, LevelArray):
+            raise DataError(
+                f"{factor.label} held numbers in the fit and holds levels here: convert it."
+            )
+        else:
+            made = np.broadcast_to(np.asarray(value, dtype=float), len(self._columns))[:, None]
+        if made.shape[1] != len(factor.columns):
+            raise DataError(f"the encoding of {factor.label} is damaged: fit again.")
+        return made
+
+    def number(self, expression: Expression) -> Array:
+        """Return one number per row."""
+        if expression.bare is not None:
+            return self._columns.exact(expression.bare, self._dtype)
+        value = expression.evaluate(self._columns, self._states)
+        if isinstance(value, LevelArray | ColumnArray):
+            raise DataError(f"{expression.label} is not one number per row: give a column that is.")
+        return np.broadcast_to(np.asarray(value, dtype=float), len(self._columns))
+
+    def outcome(self, expression: Expression, levels: tuple[Level, ...]) -> Array:
+        """Return outcomes: numbers, or the numbers of classes."""
+        if levels:
+            return self._places(expression, expression.label, levels, False)
+        return self.number(expression)
+
+    def code(self, codes: Codes) -> Array:
+        """Return the codes of a factor, or of a combination of them."""
+        if len(codes.parts) == 1:
+            code = self._codes(codes.parts[0][0])
+        else:
+            cell, reference = np.zeros(len(self._columns), np.intp), np.zeros(1, bool)
+            step = 1
+            for (number, reduced), width in zip(codes.parts, codes.widths, strict=True):
+                place = self._codes(number) - reduced
+                reference = reference | (place < 0)
+                cell, step = cell + step * place, step * width
+            code = np.where(reference, 0, cell + 1) if codes.reference else cell
+        return code.astype(code_type(codes.levels))
+
+    def _codes(self, number: int) -> Array:
+        if number not in self._coded:
+            factor = self._factors[number]
+            expression = Expression(factor.expression)
+            self._coded[number] = self._places(expression, factor.label, factor.levels, True)
+        return self._coded[number]
+
+    def _places(
+        self, expression: Expression, label: str, levels: tuple[Level, ...], lenient: bool
+    ) -> Array:
+        """Place of each row's level among the levels of the fit."""
+        call = expression.categorical
+        inner = expression if call is None else call.inner
+        array = level_array(inner, self._columns, self._states)
+        place = {level_key(level): i for i, level in enumerate(levels)}
+        places = np.array([place.get(level_key(v), -1) for v in array.values] or [-1])[array.codes]
+        if len(places) and places.min() < 0:
+            if not (lenient and self._newlevels == "reference"):
+                at = int(np.argmax(places < 0))
+                level = array.values[array.codes[at]]
+                raise DataError(self._unseen(inner, label, levels, level, at, lenient))
+            places = np.maximum(places, 0)
+        return places
+
+    def _unseen(
+        self,
+        inner: Expression,
+        label: str,
+        levels: tuple[Level, ...],
+        level: Level,
+        at: int,
+        lenient: bool,
+    ) -> str:
+        texts = all(isinstance(v, str) for v in levels)
+        if texts != isinstance(level, str) and inner.bare is not None:
+            kinds = ("text", "numbers") if texts else ("numbers or truth values", "text")
+            return (
+                f"column {inner.bare!r} held {kinds[0]} in the fit and holds {kinds[1]} here "
+                f"({level!r} in row {self._columns.row(at)}): convert it."
+            )
+        remedy = "leave such rows out, or fit again with rows that have them"
+        if lenient:
+            remedy += ", or predict them as the reference level with newlevels='reference'"
+        return (
+            f"column {label!r} holds {level!r} in row {self._columns.row(at)}, which the rows of "
+            f"the fit did not; {remedy}."
+        )
+
+
+def level_array(
+    expression: Expression, columns: BatchColumns, states: dict[str, State]
+) -> LevelArray:
+    """Return an expression's values as levels: a column as it is, or distinct values."""
+    if expression.bare is not None:
+        return columns.levels(expression.bare)
+    value = expression.evaluate(columns, states)
+    if isinstance(value, LevelArray):
+        return value
+    if isinstance(value, ColumnArray):
+        raise SettingError(f"{expression.text} is several columns, and cannot be levels.")
+    distinct, codes = np.unique(np.broadcast_to(value, len(columns)), return_inverse=True)
+    return LevelArray(tuple(distinct.tolist()), codes)
+
+
+def as_type(
+    values: list[Array], dtype: DType, labels: Sequence[str], columns: BatchColumns
+) -> Array:
+    """Columns side by side in the type of the rows; what is no number there is refused."""
+    out = np.empty((len(columns), len(values)), dtype)
+    with np.errstate(over="ignore"):
+        for j, value in enumerate(values):
+            out[:, j] = value
+        total = out.sum()
+    if not np.isfinite(total):
+        bad = ~np.isfinite(out).all(axis=1)
+        if bad.any():
+            at = int(np.argmax(bad))
+            require_finite(
+                out[at : at + 1], labels, columns.row(at), lambda _, j: float(values[j][at])
+            )
+    return out
+
+
+def check_weights(check: WeightCheck, weights: Array, columns: BatchColumns) -> None:
+    """Refuse a negative weight by its row, and remember whether all are zero."""
+    negative = weights < 0
+    if negative.any():
+        at = int(np.argmax(negative))
+        check.add(weights[at : at + 1], columns.row(at))
+    check.add(weights, 0)

@@ -1,0 +1,277 @@
+"""The first reading of a table: levels of its categorical columns, knots and centres."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from modicum.errors import DataError, SettingError
+from modicum.rows.checks import names_like
+from modicum.rows.description import Array, Level
+from modicum.rows.encoding import MOST_LEVELS, ordered, refuse_stray_text
+from modicum.rows.formula.columns import BatchColumns, HeldColumns, complete_rows, kind_of
+from modicum.rows.formula.encoding import FormulaEncoding, Outcome, Term
+from modicum.rows.formula.evaluation import level_array
+from modicum.rows.formula.expressions import ColumnArray, Expression, LevelArray, State, level_key
+from modicum.rows.formula.parsing import Formula
+from modicum.rows.formula.structure import Factor, reduced_parts
+from modicum.rows.sources import Source
+
+__all__ = ["Learned", "learn"]
+
+
+class Learned(NamedTuple):
+    """What a first reading found.
+
+    Attributes
+    ----------
+    encoding
+        How the table becomes rows.
+    rows
+        Complete rows, where the reading counted them, else None.
+    dropped
+        Rows with missing values.
+    """
+
+    encoding: FormulaEncoding
+    rows: int | None
+    dropped: int
+
+
+def learn(
+    formula: Formula,
+    source: Source,
+    *,
+    weight: str | None = None,
+    drop: bool = False,
+) -> Learned:
+    """Learn the encoding that a formula needs of a source, by one reading of it.
+
+    Only columns with levels, and those that transforms learn from, are read; where rows with
+    missing values are to be left out, all columns.
+
+    Parameters
+    ----------
+    formula
+        What is asked for.
+    source
+        The table.
+    weight
+        A column of weights.
+    drop
+        Whether rows with missing values are left out.
+    """
+    fields: dict[str, tuple[str, ...]] = {
+        name: (expression.text,) for name, expression in formula.fields
+    }
+    if formula.offsets:
+        fields["offset"] = tuple(expression.text for expression in formula.offsets)
+    if weight is not None:
+        fields["weight"] = (Expression.column(weight).text,)
+    factors = list(dict.fromkeys(factor for term in formula.terms for factor in term))
+    all_parts = [*factors, *(Expression(t) for texts in fields.values() for t in texts)]
+    if formula.outcome is not None:
+        all_parts.append(formula.outcome)
+    needed = tuple(dict.fromkeys(name for part in all_parts for name in part.names))
+    kinds = _kinds(source, needed)
+    reading = _Reading(source, kinds, factors, formula.outcome, needed, drop)
+    reading.read()
+    made = [reading.factor(expression) for expression in factors]
+    number = {factor.expression: i for i, factor in enumerate(made)}
+    terms = [tuple(number[f.text] for f in term) for term in formula.terms]
+    scoped = reduced_parts(terms, [factor.spans for factor in made], formula.intercept)
+    encoding = FormulaEncoding(
+        formula=formula.text,
+        factors=tuple(made),
+        terms=tuple(
+            Term(":".join(made[i].label for i in term), parts)
+            for term, parts in zip(terms, scoped, strict=True)
+        ),
+        intercept=formula.intercept,
+        outcome=reading.outcome(),
+        fields=fields,
+        groups=formula.groups,
+        states=reading.states,
+        kinds=kinds,
+        drops=drop,
+    )
+    return Learned(encoding, reading.rows, reading.dropped)
+
+
+def _kinds(source: Source, needed: Sequence[str]) -> dict[str, str]:
+    """What every column is; refuse one that is not there, or neither numbers nor levels."""
+    for name in needed:
+        if name not in source.names:
+            raise SettingError(
+                f"column {name!r} of the formula is not in the data: "
+                f"{names_like(name, source.names)}"
+            )
+    kinds = {n: kind_of(k) for n, k in zip(needed, source.types(needed), strict=True)}
+    for name, kind in kinds.items():
+        if kind not in ("number", "levels", "boolean"):
+            raise DataError(
+                f"column {name!r} holds values of type {kind}: convert it to numbers or to text "
+                "first, or leave it out."
+            )
+    return kinds
+
+
+class _Reading:
+    """One pass over a source that collects levels, and columns for transforms to learn from."""
+
+    def __init__(
+        self,
+        source: Source,
+        kinds: Mapping[str, str],
+        factors: Sequence[Expression],
+        outcome: Expression | None,
+        needed: Sequence[str],
+        drop: bool,
+    ) -> None:
+        self._source, self._kinds, self._outcome = source, kinds, outcome
+        self._needed, self._drop = needed, drop
+        self.states: dict[str, State] = {}
+        self.rows: int | None = None
+        self.dropped = 0
+        both = [*factors, *([] if outcome is None else [outcome])]
+        self._learners = [e for e in both if e.stateful]
+        self._is_levels = {e: self._has_levels(e) for e in both if not e.stateful}
+        self._values: dict[Expression, dict[str, Level]] = {
+            e: {} for e, levels in self._is_levels.items() if levels
+        }
+        self._occurring: dict[Expression, set[str]] = {}
+        self._numbers: dict[Expression, ColumnArray] = {}
+
+    def _has_levels(self, expression: Expression) -> bool:
+        """Whether an expression's values are levels, by its column or by its first rows."""
+        if expression.categorical is not None:
+            return True
+        if expression.bare is not None:
+            return self._kinds[expression.bare] != "number"
+        for columns in self._batches(expression.names):
+            value = expression.evaluate(columns, {})
+            return isinstance(value, LevelArray) or (
+                isinstance(value, np.ndarray) and value.dtype == bool
+            )
+        return False
+
+    def _batches(self, names: Sequence[str]) -> Iterator[BatchColumns]:
+        for columns, dropped in complete_rows(self._source.batches(names), names, self._drop):
+            self.dropped += dropped
+            if len(columns):
+                yield columns
+
+    def read(self) -> None:
+        """Read what is to be learned from."""
+        learned = [*self._values, *self._learners]
+        names = tuple(dict.fromkeys(name for e in learned for name in e.names))
+        self.dropped = 0
+        if not names and not self._drop:
+            return
+        held: dict[str, list[Array]] = {n: [] for e in self._learners for n in e.names}
+        rows = 0
+        for columns in self._batches(self._needed if self._drop else names):
+            rows += len(columns)
+            for expression, values in self._values.items():
+                self._collect(expression, values, columns)
+            for name, parts in held.items():
+                value = columns.column(name)
+                if isinstance(value, LevelArray):
+                    raise DataError(f"column {name!r} holds levels where the formula computes.")
+                parts.append(value)
+        self.rows = rows
+        if rows == 0:
+            raise DataError("there are no (complete) rows in the data: at least one is needed.")
+        whole = HeldColumns({name: np.concatenate(held.pop(name)) for name in list(held)})
+        for expression in self._learners:
+            made = expression.evaluate(whole, self.states, learning=True)
+            if isinstance(made, LevelArray):
+                raise SettingError(f"{expression.text} compares what it learned: use numbers.")
+            if not isinstance(made, ColumnArray):
+                made = ColumnArray(made[:1, None], (), False)
+            self._numbers[expression] = made
+
+    def _collect(
+        self, expression: Expression, values: dict[str, Level], columns: BatchColumns
+    ) -> None:
+        call = expression.categorical
+        inner = expression if call is None else call.inner
+        array = level_array(inner, columns, {})
+        occurring = [array.values[code] for code in np.unique(array.codes)]
+        if self._keeps_order(inner):  # that of all categories, whether they occur here or not
+            self._occurring.setdefault(expression, set()).update(map(level_key, occurring))
+            occurring = list(array.values)
+        for value in occurring:
+            values.setdefault(level_key(value), value)
+        if len(values) > MOST_LEVELS:
+            raise DataError(
+                f"column {expression.label!r} has more than {MOST_LEVELS:,} levels by row "
+                f"{columns.row(len(columns) - 1)}: group them, or leave it out."
+            )
+
+    def _keeps_order(self, inner: Expression) -> bool:
+        return inner.bare is not None and self._source.has_order(inner.bare)
+
+    def _levels(self, expression: Expression) -> tuple[Level, ...]:
+        """Levels in order, the reference first."""
+        values, call = self._values[expression], expression.categorical
+        reference = None if call is None else call.reference
+        if call is not None and call.levels:
+            known = {level_key(level) for level in call.levels}
+            other = [value for key, value in values.items() if key not in known]
+            if other:
+                raise DataError(
+                    f"{expression.text} lists levels without {other[0]!r}, which the column holds: "
+                    "add it, or leave such rows out."
+                )
+            return _moved(expression.label, call.levels, reference)
+        if self._keeps_order(expression if call is None else call.inner):
+            seen = self._occurring[expression]
+            kept = tuple(value for key, value in values.items() if key in seen)
+            return _moved(expression.label, kept, reference)
+        if call is None and expression.bare is not None:
+            remedy = f"write C({expression.text}) to code the column as levels"
+            refuse_stray_text(self._source, expression.bare, values.values(), remedy)
+        return ordered(expression.label, values.values(), reference)
+
+    def factor(self, expression: Expression) -> Factor:
+        """Return what was learned of a factor."""
+        text, label = expression.text, expression.label
+        if expression in self._values:
+            call = expression.categorical
+            contrast = None if call is None else call.contrast
+            spans = True if call is None else call.spans
+            return Factor(text, label, (), self._levels(expression), contrast, spans)
+        made = self._numbers.get(expression)
+        if made is None or not made.names:
+            return Factor(text, label, (label,))
+        return Factor(text, label, tuple(f"{label}[{n}]" for n in made.names), spans=made.spans)
+
+    def outcome(self) -> Outcome | None:
+        """Return what was learned of the outcome."""
+        if self._outcome is None:
+            return None
+        if self._outcome.stateful:
+            raise SettingError(
+                f"the outcome {self._outcome.text} is learned from the data: compute it first."
+            )
+        levels = self._levels(self._outcome) if self._outcome in self._values else ()
+        return Outcome(self._outcome.text, levels)
+
+
+def _moved(name: str, levels: tuple[Level, ...], reference: Level | None) -> tuple[Level, ...]:
+    """Levels in their own order, but for the reference."""
+    in_order = {level_key(level): level for level in levels}
+    if len(in_order) < 2:
+        ordered(name, levels)  # says why that is too few
+    if reference is None:
+        return tuple(in_order.values())
+    first = in_order.pop(level_key(reference), None)
+    if first is None:
+        raise SettingError(
+            f"reference level {reference!r} does not occur in {name!r}: "
+            f"{names_like(reference, levels)}"
+        )
+    return (first, *in_order.values())

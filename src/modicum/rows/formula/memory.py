@@ -1,0 +1,104 @@
+"""Encoded chunks of a table, kept in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from modicum.errors import ResourceError, SettingError, argument
+from modicum.rows.checks import as_dtype
+from modicum.rows.description import Array, Description, DType
+from modicum.rows.encoding import floating
+from modicum.rows.fields import MemoryBackend, allocate
+from modicum.rows.formula.encoding import FormulaEncoding
+from modicum.rows.formula.evaluation import NewLevels
+from modicum.rows.sources import Source
+
+__all__ = ["encoded", "in_memory", "rows_type"]
+
+# Of the machine's memory; sampling needs some too.
+MOST_OF_MEMORY = 0.8
+
+
+def encoded(
+    encoding: FormulaEncoding,
+    source: Source,
+    *,
+    outcome: bool,
+    dtype: object = None,
+    drop: bool = False,
+    newlevels: NewLevels = "refuse",
+) -> MemoryBackend:
+    """Encode another table by what was learned from the first.
+
+    Parameters
+    ----------
+    encoding
+        What was learned.
+    source
+        The table: columns in any order, and perhaps others.
+    outcome
+        Whether the rows get an outcome, and weights where the table has them; else it need not
+        have those columns.
+    dtype
+        Type of the numbers.
+    drop
+        Whether rows with missing values are left out; else they are refused.
+    newlevels
+        Whether a level the encoding does not know is refused, or taken for the reference.
+    """
+    if newlevels not in ("refuse", "reference"):
+        raise SettingError(f"newlevels must be 'refuse' or 'reference', not {newlevels!r}.")
+    fields = encoding.fields_of(source.names, outcome)
+    kind = rows_type(encoding.needed(outcome, fields), source, dtype)
+    about = encoding.describe(1, kind, outcome, fields)
+    chunks = encoding.chunks(
+        source, kind, outcome=outcome, fields=fields, drop=drop, newlevels=newlevels
+    )
+    return in_memory(about, chunks, None if drop else source.rows)
+
+
+def rows_type(needed: Sequence[str], source: Source, dtype: object) -> DType:
+    """Return the type of the numbers: `dtype`, or the one that the columns call for."""
+    there = [name for name in needed if name in source.names]
+    kind = as_dtype(dtype, floating(source.types(there)))
+    if kind.kind != "f":
+        raise SettingError("the rows of a formula are float32 or float64: leave dtype out.")
+    return kind
+
+
+def in_memory(
+    about: Description, chunks: Iterable[dict[str, Array]], n: int | None
+) -> MemoryBackend:
+    """Keep chunks as arrays; two copies are held only where the number of rows is not known."""
+    if n is None:
+        parts = list(chunks)
+        arrays = {f.name: np.concatenate([p.pop(f.name) for p in parts]) for f in about.fields}
+        about = replace(about, n=len(next(iter(arrays.values()))))
+        return MemoryBackend(about, arrays)
+    _require_memory(n * about.row_bytes)
+    about = replace(about, n=n)
+    arrays = {f.name: allocate((n, *f.shape), about.dtypes[f.name]) for f in about.fields}
+    start = 0
+    for chunk in chunks:
+        stop = start + len(next(iter(chunk.values())))
+        for name, part in chunk.items():
+            arrays[name][start:stop] = part
+        start = stop
+    return MemoryBackend(about, arrays)
+
+
+def _require_memory(size: int) -> None:
+    """Refuse rows that memory cannot hold, before it is full."""
+    try:
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not a POSIX system: the allocation may fail
+        return
+    if size > MOST_OF_MEMORY * free:
+        raise ResourceError(
+            f"the rows take {size / 1e9:.3g} GB, and this machine has {free / 1e9:.3g} GB of "
+            f"memory: pass {argument('store', 'FOLDER')} to keep them on disk."
+        )

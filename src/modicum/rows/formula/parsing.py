@@ -1,0 +1,306 @@
+"""From the text of a formula to its parts: outcome, terms, offsets, group terms.
+
+Terms are parsed by formulaic. What it does not know is taken out before: ``offset(...)``, group
+terms such as ``(1 | g)``, and the outcome, which may be any expression.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from modicum.errors import SettingError
+from modicum.rows.formula.expressions import Expression
+
+__all__ = ["Formula", "GroupTerm", "parse"]
+
+FIELD = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*\((.*)\)\s*", re.DOTALL)
+OPEN, CLOSE = "([{", ")]}"
+
+
+@dataclass(frozen=True)
+class GroupTerm:
+    """Effects that every level of a factor has for itself: ``(1 + dose | ward)``.
+
+    Parameters
+    ----------
+    group
+        Columns whose levels, or combinations of levels, are the groups: ("ward",), and for h
+        within g ("g", "h").
+    effects
+        Expressions that have an effect in each group; "1" is the intercept.
+    correlated
+        Whether the effects of a group are correlated (``|``) or not (``||``).
+
+    Examples
+    --------
+    >>> parse("late ~ dist + (1 + hour | carrier/tailnum)").groups[1]
+    GroupTerm(group=('carrier', 'tailnum'), effects=('1', 'hour'), correlated=True)
+    """
+
+    group: tuple[str, ...]
+    effects: tuple[str, ...] = ("1",)
+    correlated: bool = True
+
+    def __str__(self) -> str:
+        bar = "|" if self.correlated else "||"
+        return f"({' + '.join(self.effects)} {bar} {':'.join(self.group)})"
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A formula taken apart.
+
+    Parameters
+    ----------
+    text
+        As the user wrote it.
+    outcome
+        The left-hand side; None where there is none.
+    terms
+        Each term's factors; the intercept is not among them.
+    intercept
+        Whether there is one.
+    offsets
+        What is added to the linear predictor.
+    groups
+        Group terms.
+    fields
+        Further fields of a row, ``time | cens(event)`` being {"cens": event}.
+    """
+
+    text: str
+    outcome: Expression | None
+    terms: tuple[tuple[Expression, ...], ...]
+    intercept: bool
+    offsets: tuple[Expression, ...] = ()
+    groups: tuple[GroupTerm, ...] = ()
+    fields: tuple[tuple[str, Expression], ...] = ()
+
+    @property
+    def expressions(self) -> tuple[Expression, ...]:
+        """Everything that is computed of a row, the outcome included."""
+        factors = [factor for term in self.terms for factor in term]
+        outcome = () if self.outcome is None else (self.outcome,)
+        return (*factors, *self.offsets, *(e for _, e in self.fields), *outcome)
+
+
+def parse(text: str, columns: Sequence[str] = ()) -> Formula:
+    """Take a formula apart.
+
+    Parameters
+    ----------
+    text
+        Such as ``"late ~ carrier + bs(hour, df=6) + dist:origin + offset(log_n)"``.
+    columns
+        Columns of the table, for which ``.`` stands on the right-hand side.
+
+    Examples
+    --------
+    >>> formula = parse("np.log(y) ~ 0 + dose * ward + offset(base)")
+    >>> formula.outcome.text, formula.intercept, [e.text for e in formula.offsets]
+    ('np.log(y)', False, ['base'])
+    >>> [":".join(factor.text for factor in term) for term in formula.terms]
+    ['dose', 'ward', 'dose:ward']
+    """
+    if not isinstance(text, str):
+        raise SettingError(
+            f"the formula must be a text such as 'y ~ a + b', not {type(text).__name__}."
+        )
+    sides = [part for _, part in _split(text, "~")]
+    if len(sides) != 2:
+        raise SettingError(
+            f"the formula {text!r} must have one ~, between the outcome and the terms, as in "
+            "'y ~ a + b'."
+        )
+    if not sides[1].strip():
+        raise SettingError(f"the formula {text!r} has no terms after ~: name some, or write 1.")
+    outcome, fields = _left(sides[0])
+    offsets: list[Expression] = []
+    groups: list[GroupTerm] = []
+    common: list[str] = []
+    for sign, piece in _split(sides[1], "+-"):
+        call = FIELD.fullmatch(piece)
+        inside = _bracketed(piece)
+        if call and call[1] == "offset":
+            _require_added(sign, piece)
+            offsets.append(Expression(call[2]))
+        elif inside is not None and _bars(inside) is not None:
+            _require_added(sign, piece)
+            groups += _group_terms(inside)
+        elif "|" in piece and re.search(r"[^&|]\|", _outside_calls(piece)):
+            raise SettingError(
+                f"the formula holds {piece.strip()!r}: a group term stands by itself, in brackets, "
+                "as in 'y ~ x + (1 | g)'."
+            )
+        elif re.search(r"\boffset\s*\(", piece):
+            raise SettingError(
+                f"the formula holds {piece.strip()!r}: an offset is added by itself, as in "
+                "'y ~ x + offset(z)'."
+            )
+        else:
+            common.append(f"{sign or '+'} {piece}")
+    terms, intercept = _terms(" ".join(common), sides[0], columns)
+    return Formula(text, outcome, terms, intercept, tuple(offsets), tuple(groups), fields)
+
+
+def _left(text: str) -> tuple[Expression | None, tuple[tuple[str, Expression], ...]]:
+    """Outcome and further fields: ``y``, ``late > 15``, ``wins | trials(games)``."""
+    if not text.strip():
+        return None, ()
+    parts = [part for _, part in _split(text, "|")]
+    outcome = Expression(Expression(parts[0].strip()).tidy)
+    if len(parts) == 1:
+        return outcome, ()
+    fields = []
+    for sign, piece in _split("|".join(parts[1:]), "+"):
+        call = FIELD.fullmatch(piece)
+        if call is None or len(parts) > 2 or sign == "-":
+            raise SettingError(
+                f"the outcome {text.strip()!r} cannot be read: after | stand further fields of a "
+                "row, as in 'wins | trials(games)'; brackets make | mean or."
+            )
+        fields.append((call[1], Expression(call[2])))
+    return outcome, tuple(fields)
+
+
+def _terms(
+    text: str, left: str, columns: Sequence[str]
+) -> tuple[tuple[tuple[Expression, ...], ...], bool]:
+    """Terms of the common part as formulaic reads them, and whether there is an intercept."""
+    import formulaic
+    from formulaic.errors import FormulaicError
+
+    used = Expression(left).names if left.strip() and "|" not in left else ()
+    available = [name for name in columns if name not in used]
+    try:
+        context = {"__formulaic_variables_available__": available}
+        parsed = formulaic.Formula(text or "1", _context=context)
+        terms = [list(term.factors) for term in parsed]
+    except (FormulaicError, AttributeError, SyntaxError, ValueError, TypeError) as error:
+        reason = (str(error).strip().splitlines() or ["it is not one"])[0].rstrip(".")
+        raise SettingError(
+            f"the formula's terms {text.strip(' +')!r} cannot be read ({reason}): separate terms "
+            "by +, interactions by : or *, and put computed columns into I(...)."
+        ) from None
+    made, intercept = [], False
+    for factors in terms:
+        literal = [f for f in factors if f.eval_method.value == "literal"]
+        if literal and (len(factors) > 1 or literal[0].expr != "1"):
+            raise SettingError(
+                f"the formula multiplies a term by {literal[0].expr}: a number does not change "
+                "what a term can say, leave it out."
+            )
+        if literal:
+            intercept = True
+        else:
+            made.append(tuple(_expression(f.expr, f.eval_method.value) for f in factors))
+    return tuple(made), intercept
+
+
+def _expression(text: str, method: str) -> Expression:
+    return Expression.column(text) if method == "lookup" else Expression(text)
+
+
+def _group_terms(inside: str) -> list[GroupTerm]:
+    """Group terms of what stands in the brackets; g/h is g, and h within g."""
+    parts = _bars(inside)
+    assert parts is not None, "only what has a bar comes here"
+    left, correlated, right = parts
+    groups = [[part.strip() for _, part in _split(p, ":")] for _, p in _split(right, "/")]
+    names = [name for group in groups for name in group]
+    if not names or not all(names):
+        raise SettingError(f"the group term ({inside.strip()}) names no column after |: add one.")
+    columns = [[_column(name, inside) for name in group] for group in groups]
+    effects, intercept = _terms(left, "", ())
+    texts = ("1",) * intercept + tuple(":".join(f.text for f in term) for term in effects)
+    if not texts:
+        raise SettingError(f"the group term ({inside.strip()}) has no effects before |: add 1.")
+    made: list[GroupTerm] = []
+    outer: tuple[str, ...] = ()
+    for group in columns:
+        outer = (*outer, *group)
+        made.append(GroupTerm(outer, texts, correlated))
+    return made
+
+
+def _column(name: str, inside: str) -> str:
+    column = Expression(name).bare
+    if column is None:
+        raise SettingError(
+            f"the group term ({inside.strip()}) must name columns after |, not {name!r}."
+        )
+    return column
+
+
+def _require_added(sign: str, piece: str) -> None:
+    if sign == "-":
+        raise SettingError(f"the formula subtracts {piece.strip()}: it can only be added.")
+
+
+def _bracketed(piece: str) -> str | None:
+    """What is inside the brackets around the whole piece, if there are any."""
+    piece = piece.strip()
+    if not piece.startswith("(") or not piece.endswith(")"):
+        return None
+    outside = [at for at, depth, _ in _letters(piece) if depth == 0 and at > 0]
+    return piece[1:-1] if not outside or outside == [len(piece) - 1] else None
+
+
+def _outside_calls(piece: str) -> str:
+    """Return the piece without what functions are called with, where | means or."""
+    kept, calls, before = "", 0, ""
+    for at, _, letter in _letters(piece):
+        if calls:
+            calls += (letter in OPEN) - (letter in CLOSE)
+        elif letter == "{" or (letter == "(" and (before.isalnum() or before == "_")):
+            calls = 1
+        else:
+            kept += letter
+        before = piece[at]
+    return kept
+
+
+def _bars(inside: str) -> tuple[str, bool, str] | None:
+    """Split at the bar, if there is one: effects, whether they are correlated, groups."""
+    at = [i for i, depth, letter in _letters(inside) if depth == 0 and letter == "|"]
+    if not at:
+        return None
+    double = len(at) == 2 and at[1] == at[0] + 1
+    if len(at) > 1 and not double:
+        raise SettingError(f"the group term ({inside.strip()}) has more than one |: keep one.")
+    return inside[: at[0]], not double, inside[at[-1] + 1 :]
+
+
+def _split(text: str, signs: str) -> Iterator[tuple[str, str]]:
+    """Parts between signs that stand outside brackets and quotes, each with the sign before it."""
+    start, sign, empty = 0, "", True
+    for at, depth, letter in _letters(text):
+        if depth == 0 and letter in signs:
+            if text[start:at].strip() or signs not in ("+-", "+"):
+                yield sign, text[start:at]
+                empty = False
+            start, sign = at + 1, letter
+    if text[start:].strip() or empty or signs not in ("+-", "+"):
+        yield sign, text[start:]
+
+
+def _letters(text: str) -> Iterator[tuple[int, int, str]]:
+    """Every letter outside quotes, with its place and the number of brackets around it."""
+    depth, quote = 0, ""
+    for at, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"`":
+            quote = letter
+        else:
+            if letter in CLOSE:
+                depth -= 1
+            yield at, depth, letter
+            if letter in OPEN:
+                depth += 1
+    if depth != 0 or quote:
+        raise SettingError(
+            f"the formula {text.strip()!r} has a bracket or quote that is not closed."
+        )

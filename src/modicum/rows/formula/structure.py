@@ -1,0 +1,263 @@
+"""How terms become columns: which levels keep their columns, and where each column lies.
+
+Columns of a formula can say the same thing twice: with an intercept, one level of a factor needs
+no column of its own. Which level goes where follows formulaic's (and R's) rule, so that the matrix
+has the columns users expect. Levels then stay codes (SPEC section 18); numbers are columns of x.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import TypeAlias
+
+from modicum.errors import DataError
+from modicum.rows.coding import CodedTerm, Coding
+from modicum.rows.description import Level
+from modicum.rows.formula.expressions import Contrast
+
+Scoped: TypeAlias = tuple[int, bool]
+"""A factor by its number, and whether it is reduced: without its first column."""
+Part: TypeAlias = tuple[Scoped, ...]
+
+MOST_CELLS = 100_000  # of an interaction of factors; each has a coefficient
+RESERVED = ("x", "y", "offset", "weight")
+
+
+@dataclass(frozen=True)
+class Factor:
+    """What a formula multiplies: a number, several numbers (a spline), or levels.
+
+    Parameters
+    ----------
+    expression
+        Its text.
+    label
+        What it is called in names of columns.
+    columns
+        Names of its columns where they are numbers: (label,), or several.
+    levels
+        Its levels, the reference first; empty where it is numbers.
+    contrast
+        How levels become numbers where a column is left out; None: they stay codes.
+    spans
+        Whether its columns add up to the intercept's.
+    """
+
+    expression: str
+    label: str
+    columns: tuple[str, ...] = ()
+    levels: tuple[Level, ...] = ()
+    contrast: Contrast | None = None
+    spans: bool = False
+
+    def coded(self, reduced: bool) -> bool:
+        """Whether the factor stays a code."""
+        return bool(self.levels) and not (reduced and self.contrast)
+
+    def names(self, reduced: bool) -> tuple[str, ...]:
+        """Names of the factor's columns."""
+        if not self.levels:
+            return self.columns[1:] if reduced and self.spans else self.columns
+        if reduced and self.contrast:
+            return tuple(f"{self.label}[{n}]" for n in self.contrast.matrix(self.levels)[1])
+        return tuple(f"{self.label}[{level}]" for level in self.levels[int(reduced) :])
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A column of x: the product of columns of factors, each (factor, reduced, place)."""
+
+    parts: tuple[tuple[int, bool, int], ...]
+
+
+@dataclass(frozen=True)
+class Codes:
+    """A field of codes: a factor's levels, or combinations of several factors' levels.
+
+    With a reduced factor in a combination, code 0 is every one that has its reference.
+    """
+
+    field: str
+    parts: Part
+    widths: tuple[int, ...]
+
+    @property
+    def reference(self) -> bool:
+        """Whether code 0 stands for no cell of its own."""
+        return any(reduced for _, reduced in self.parts)
+
+    @property
+    def levels(self) -> int:
+        """How many codes there are."""
+        return prod(self.widths) + self.reference
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All columns of the model matrix, and what rows hold of them.
+
+    Parameters
+    ----------
+    coding
+        Where columns of x and codes lie among all columns.
+    columns
+        Names of all columns.
+    terms
+        Places of each term's columns.
+    numbers
+        Columns of x.
+    codes
+        Fields of codes.
+    """
+
+    coding: Coding
+    columns: tuple[str, ...]
+    terms: dict[str, tuple[int, ...]]
+    numbers: tuple[Numbers, ...]
+    codes: tuple[Codes, ...]
+
+
+def reduced_parts(
+    terms: Sequence[tuple[int, ...]], spans: Sequence[bool], intercept: bool
+) -> list[tuple[Part, ...]]:
+    """Scope every term so that its columns repeat nothing that terms before it say.
+
+    A term of factors that span the intercept says all their combinations with and without each
+    of them. What is new of that is written with as few blocks of columns as possible, by the rule
+    (anything):(reduced) + (anything) = (anything):(full).
+
+    Examples
+    --------
+    A number and a factor, without an intercept; the factor keeps all its levels:
+
+    >>> reduced_parts([(0,), (1,), (0, 1)], [False, True], intercept=False)
+    [(((0, False),),), (((1, False),),), (((0, False), (1, True)),)]
+    """
+    said: set[frozenset[Scoped]] = {frozenset()} if intercept else set()
+    scoped = []
+    for term in terms:
+        choices = [((f, True), None) if spans[f] else ((f, False),) for f in term]
+        span = [tuple(s for s in chosen if s is not None) for chosen in product(*choices)]
+        fresh = [part for part in span if frozenset(part) not in said]
+        said.update(map(frozenset, fresh))
+        scoped.append(tuple(_simplified(fresh)))
+    return scoped
+
+
+def _simplified(parts: Sequence[Part]) -> list[Part]:
+    kept: list[Part] = []
+    for part in sorted(parts, key=len):
+        merged = next((m for m in (_merged(old, part) for old in kept) if m), None)
+        if merged is None:
+            kept.append(part)
+        else:
+            old, full = merged
+            kept = _simplified([p for p in kept if p != old] + [full])
+    return kept
+
+
+def _merged(old: Part, part: Part) -> tuple[Part, Part] | None:
+    """Two parts that differ by one reduced factor are one with all of its columns."""
+    more = [scoped for scoped in part if scoped not in old]
+    if len(part) - 1 != len(old) or len(more) != 1 or not more[0][1]:
+        return None
+    return old, tuple((f, False) if (f, r) == more[0] else (f, r) for f, r in part)
+
+
+def lay_out(factors: Sequence[Factor], terms: Sequence[tuple[str, tuple[Part, ...]]]) -> Layout:
+    """Give every column its place: those of a term lie side by side, in the order of terms.
+
+    Parameters
+    ----------
+    factors
+        All factors of the formula.
+    terms
+        Name and scoped parts of each term.
+    """
+    names: list[str] = []
+    places: dict[str, tuple[int, ...]] = {}
+    dense: dict[Numbers, int] = {}
+    coded: list[tuple[_Block, int]] = []
+    for term, parts in terms:
+        start = len(names)
+        for part in parts:
+            for block in _blocks(factors, part):
+                if block.codes is None:
+                    assert block.numbers is not None
+                    dense[block.numbers] = len(names)
+                else:
+                    coded.append((block, len(names)))
+                names += block.names
+        places[term] = tuple(range(start, len(names)))
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(
+            f"two columns of the model would be named {twice[0]!r}: rename a column of the table."
+        )
+    scales = [b.numbers for b, _ in coded if b.numbers is not None and b.numbers not in dense]
+    numbers = [*dense, *dict.fromkeys(scales)]
+    coding = Coding(
+        tuple(dense.values()), tuple(_coded_term(block, at, numbers) for block, at in coded)
+    )
+    codes = tuple(dict.fromkeys(b.codes for b, _ in coded if b.codes is not None))
+    return Layout(coding, tuple(names), places, tuple(numbers), codes)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Columns that lie side by side: one of numbers, or all of a code."""
+
+    numbers: Numbers | None
+    codes: Codes | None
+    names: tuple[str, ...]
+    reference: bool = False
+
+
+def _coded_term(block: _Block, first: int, numbers: list[Numbers]) -> CodedTerm:
+    assert block.codes is not None
+    scale = None if block.numbers is None else numbers.index(block.numbers)
+    return CodedTerm(block.codes.field, first, len(block.names), block.reference, scale)
+
+
+def _blocks(factors: Sequence[Factor], part: Part) -> Iterator[_Block]:
+    """Columns of one part, block by block; the first factor's levels change fastest."""
+    names = {(f, reduced): factors[f].names(reduced) for f, reduced in part}
+    numeric = [s for s in part if not factors[s[0]].coded(s[1])]
+    levels = tuple(s for s in part if factors[s[0]].coded(s[1]))
+    sizes = [range(len(names[scoped])) for scoped in numeric]
+    for backwards in product(*reversed(sizes)):
+        chosen = tuple((*s, at) for s, at in zip(numeric, backwards[::-1], strict=True))
+        numbers = Numbers(chosen) if chosen else None
+        at = dict(zip(numeric, backwards[::-1], strict=True))
+        if not levels:
+            yield _Block(numbers, None, (_name(names, at),))
+            continue
+        widths = tuple(len(names[scoped]) for scoped in levels)
+        if prod(widths) > MOST_CELLS:
+            label = ":".join(factors[f].label for f, _ in levels)
+            raise DataError(
+                f"the interaction {label} has {prod(widths):,} combinations of levels, each with a "
+                f"coefficient, and the most is {MOST_CELLS:,}: group levels, or leave it out."
+            )
+        cells = [c[::-1] for c in product(*(range(w) for w in reversed(widths)))]
+        named = (_name(names, at | dict(zip(levels, cell, strict=True))) for cell in cells)
+        reference = any(reduced for _, reduced in levels)
+        yield _Block(numbers, _codes(factors, levels, widths), tuple(named), reference)
+
+
+def _name(names: dict[Scoped, tuple[str, ...]], at: dict[Scoped, int]) -> str:
+    return ":".join(named[at[scoped]] for scoped, named in names.items())
+
+
+def _codes(factors: Sequence[Factor], levels: Part, widths: tuple[int, ...]) -> Codes:
+    """The field that holds the codes; that of one factor serves reduced and full."""
+    if len(levels) == 1:
+        factor = factors[levels[0][0]]
+        field = f"{factor.label} (code)" if factor.label in RESERVED else factor.label
+        return Codes(field, ((levels[0][0], False),), (len(factor.levels),))
+    field = ":".join(factors[f].label + "-" * reduced for f, reduced in levels)
+    return Codes(field, levels, widths)

@@ -1,0 +1,191 @@
+"""From a formula and a table, wherever it lies, to rows: in memory, or in a store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
+
+from modicum.errors import SettingError
+from modicum.progress import Progressbar, phase
+from modicum.rows.csv import TypesWidened
+from modicum.rows.description import Array
+from modicum.rows.formula import Formula, FormulaEncoding, NewLevels, learn, parse
+from modicum.rows.formula.expressions import Expression
+from modicum.rows.formula.memory import encoded, in_memory, rows_type
+from modicum.rows.ingestion import PackedBlocks, is_store, table_source, write_store
+from modicum.rows.rows import Rows
+from modicum.rows.rows_source import RowsSource
+from modicum.rows.sources import Source, is_dataset, is_table
+from modicum.rows.staging import refuse_existing
+
+__all__ = ["Missing", "TableRows", "encode_table", "read_formula"]
+
+Missing: TypeAlias = Literal["refuse", "drop"]
+
+
+class TableRows(NamedTuple):
+    """Rows made of a table.
+
+    Attributes
+    ----------
+    rows
+        The rows; they keep the encoding.
+    dropped
+        Rows of the table that were left out because a value was missing.
+    """
+
+    rows: Rows
+    dropped: int
+
+
+def read_formula(
+    formula: str,
+    data: object,
+    *,
+    offset: str | None = None,
+    weight: str | None = None,
+    missing: Missing = "refuse",
+    store: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    dtype: object = None,
+    text_encoding: str = "utf-8",
+    progressbar: Progressbar = True,
+) -> TableRows:
+    """Make rows of a table as a formula says, in bounded memory.
+
+    The table is read twice: once to learn levels, knots and centres, and once to encode it, a
+    batch of rows at a time.
+
+    Parameters
+    ----------
+    formula, data
+        As in `mo.fit`.
+    offset, weight
+        Columns.
+    missing
+        Whether a row with a missing value is refused, or dropped.
+    store
+        A folder to write the rows to; None: they are kept in memory.
+    overwrite
+        Whether a store there may be replaced.
+    dtype
+        Type of the numbers; None as in `Rows`.
+    text_encoding
+        Of CSV files.
+    progressbar
+        As in `mo.sample`.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> flights = pd.DataFrame(
+    ...     {"late": [1, 0, 1, 0], "carrier": ["UA", "AA", "DL", "AA"], "dist": [1.0, 2, 3, 4]})
+    >>> rows = read_formula("late ~ carrier + np.log(dist)", flights, progressbar=False).rows
+    >>> rows.columns
+    ('carrier[DL]', 'carrier[UA]', 'np.log(dist)')
+    """
+    if missing not in ("refuse", "drop"):
+        raise SettingError(f"missing must be 'refuse' or 'drop', not {missing!r}.")
+    if store is not None:
+        refuse_existing(Path(os.path.realpath(store)), overwrite)  # before the data are read
+    parsed = _with_offset(parse(formula, _source(data, text_encoding, ()).names), offset)
+    source = _source(data, text_encoding, _levels_alone(parsed.expressions))
+    while True:
+        try:
+            return _read(
+                parsed, source, weight, missing == "drop", store, overwrite, dtype, progressbar
+            )
+        except TypesWidened:  # a CSV file's column turned out to hold more than whole numbers
+            continue
+
+
+def encode_table(
+    encoding: FormulaEncoding,
+    table: object,
+    *,
+    outcome: bool,
+    dtype: object = None,
+    drop: bool = False,
+    newlevels: NewLevels = "refuse",
+    text_encoding: str = "utf-8",
+) -> Rows:
+    """Make rows of any table `read_formula` takes by the encoding that was learned from another.
+
+    The arguments are those of `modicum.rows.formula.memory.encoded`.
+    """
+    source = _source(table, text_encoding, _levels_alone(encoding.expressions()))
+    while True:
+        try:
+            made = encoded(
+                encoding, source, outcome=outcome, dtype=dtype, drop=drop, newlevels=newlevels
+            )
+            return Rows._at(made.description, made)
+        except TypesWidened:
+            continue
+
+
+def is_tabular(value: object) -> bool:
+    """Whether `value` is a table that a formula can be asked of: a frame, files or a dataset."""
+    return is_table(value) or is_dataset(value) or isinstance(value, str | os.PathLike)
+
+
+def _read(
+    formula: Formula,
+    source: Source,
+    weight: str | None,
+    drop: bool,
+    store: str | os.PathLike[str] | None,
+    overwrite: bool,
+    dtype: object,
+    progressbar: Progressbar,
+) -> TableRows:
+    with phase("read levels", None, progressbar):
+        learned = learn(formula, source, weight=weight, drop=drop)
+    encoding = learned.encoding
+    n = learned.rows if learned.rows is not None else source.rows
+    kind = rows_type(encoding.needed(), source, dtype)
+    about = encoding.describe(n or 1, kind)
+    chunks = encoding.chunks(source, kind, drop=drop)
+    if store is not None:
+        blocks = PackedBlocks(about, (about.pack(chunk) for chunk in chunks), n)
+        rows = write_store(lambda: blocks, store, overwrite, progressbar)
+        return TableRows(rows, learned.dropped)
+    with phase("read rows", n, progressbar, "rows") as reading:
+
+        def counted() -> Iterator[dict[str, Array]]:
+            for chunk in chunks:
+                yield chunk
+                reading.advance(len(next(iter(chunk.values()))))
+
+        made = in_memory(about, counted(), n)
+    return TableRows(Rows._at(made.description, made), learned.dropped)
+
+
+def _with_offset(formula: Formula, offset: str | None) -> Formula:
+    if offset is None:
+        return formula
+    return replace(formula, offsets=(*formula.offsets, Expression.column(offset)))
+
+
+def _levels_alone(expressions: Iterable[Expression]) -> list[str]:
+    """Columns that stand in C(...) only: a CSV file's "01234" and "1234" are then two levels."""
+    coded: list[str] = []
+    computed: set[str] = set()
+    for expression in expressions:
+        call = expression.categorical
+        if call is not None and call.inner.bare is not None:
+            coded.append(call.inner.bare)
+        else:
+            computed.update(expression.names)
+    return [name for name in coded if name not in computed]
+
+
+def _source(data: object, text_encoding: str, as_text: Sequence[str]) -> Source:
+    if is_store(data):
+        data = Rows.open(data)
+    if isinstance(data, Rows):
+        return RowsSource(data)
+    return table_source(data, text_encoding, as_text, levels=True)

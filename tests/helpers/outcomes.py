@@ -1,0 +1,59 @@
+"""Rows of every family, drawn from it: one design, and outcomes of a known model."""
+
+import numpy as np
+from scipy import stats
+
+import modicum as mo
+
+SLOPES, INTERCEPT = np.array([0.5, -0.3]), 0.3
+CUTS = np.array([-0.5, 0.4, 1.5])
+
+
+def _count_above_zero(rng, mu):
+    return stats.poisson.ppf(rng.uniform(np.exp(-mu), 1), mu)
+
+
+def _censored(rng, time):
+    until = rng.exponential(3.0, len(time))
+    return {"y": np.minimum(time, until), "event": (time < until) * 1.0}
+
+
+def _binomial(rng, chance):
+    trials = rng.integers(1, 9, len(chance))
+    return {"y": rng.binomial(trials, chance), "trials": trials}
+
+
+def _sigmoid(eta):
+    return 1 / (1 + np.exp(-eta))
+
+
+DRAWN = {
+    "Probit": lambda rng, eta: rng.random(len(eta)) < stats.norm.cdf(eta),
+    "Cloglog": lambda rng, eta: rng.random(len(eta)) < 1 - np.exp(-np.exp(eta)),
+    "Binomial": lambda rng, eta: _binomial(rng, _sigmoid(eta)),
+    "Beta": lambda rng, eta: rng.beta(8 * _sigmoid(eta), 8 * _sigmoid(-eta)),
+    "NegativeBinomial": lambda rng, eta: rng.poisson(np.exp(eta) * rng.gamma(2, 0.5, len(eta))),
+    "ZeroInflatedPoisson": lambda rng, eta: rng.poisson(np.exp(eta)) * (rng.random(len(eta)) > 0.3),
+    "HurdlePoisson": lambda rng, eta: (
+        _count_above_zero(rng, np.exp(eta)) * (rng.random(len(eta)) > 0.3)
+    ),
+    "Gamma": lambda rng, eta: rng.gamma(3.0, np.exp(eta) / 3),
+    "InverseGaussian": lambda rng, eta: rng.wald(np.exp(eta), 2.0),
+    "Ordinal": lambda rng, eta: np.searchsorted(CUTS, eta + rng.logistic(size=len(eta))),
+    "Exponential": lambda rng, eta: _censored(rng, rng.exponential(np.exp(eta))),
+    "Weibull": lambda rng, eta: _censored(rng, np.exp(eta) * rng.weibull(1.5, len(eta))),
+    "AsymmetricLaplace": lambda rng, eta: eta + rng.laplace(size=len(eta)),
+}
+
+
+def family_rows(name, n=400, seed=1):
+    """Rows whose outcomes come from the family called `name`."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 2))
+    drawn = DRAWN[name](rng, INTERCEPT + x @ SLOPES)
+    fields = drawn if isinstance(drawn, dict) else {"y": drawn}
+    return mo.Rows(x=x, **{name: values * 1.0 for name, values in fields.items()})
+
+
+def family(name, **settings):
+    return getattr(mo.models, name)(**settings)

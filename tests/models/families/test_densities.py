@@ -1,0 +1,218 @@
+"""Densities of the families that are no GLM of Gaussian, Poisson or logistic kind, by scipy's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+import modicum as mo
+from helpers.outcomes import DRAWN, family, family_rows
+from helpers.targets import all_of
+
+M = mo.models
+N = 60
+
+
+def _sigmoid(eta):
+    return 1 / (1 + np.exp(-eta))
+
+
+def _either(event, seen, censored):
+    return np.where(event == 1, seen, censored)
+
+
+def _zero_inflated(b, e, pi):
+    some = np.log1p(-pi) + stats.poisson.logpmf(b["y"], np.exp(e))
+    return np.where(b["y"] == 0, np.log(pi + np.exp(some)), some)
+
+
+def _hurdle(b, e, pi):
+    some = stats.poisson.logpmf(b["y"], np.exp(e)) - stats.poisson.logsf(0, np.exp(e))
+    return np.where(b["y"] == 0, np.log(pi), np.log1p(-pi) + some)
+
+
+def _ordinal(b, e, cuts):
+    edges = np.r_[-np.inf, cuts, np.inf]
+    k = b["y"].astype(int)
+    return np.log(_sigmoid(edges[k + 1] - e) - _sigmoid(edges[k] - e))
+
+
+def _binomial(chance):
+    return lambda b, e, _: stats.binom.logpmf(b["y"], b["trials"], chance(e))
+
+
+def _weibull(b, e, shape):
+    at = stats.weibull_min(shape, scale=np.exp(e))
+    return _either(b["event"], at.logpdf(b["y"]), at.logsf(b["y"]))
+
+
+def _asymmetric(tau):
+    kappa = np.sqrt(tau / (1 - tau))
+
+    def density(b, e, s):
+        return stats.laplace_asymmetric.logpdf(b["y"], kappa, e, s / np.sqrt(tau * (1 - tau)))
+
+    return density
+
+
+# model, and the density by (batch, eta, the reported extra parameter)
+TRUTH = {
+    "Probit": lambda b, e, _: stats.bernoulli.logpmf(b["y"], stats.norm.cdf(e)),
+    "Cloglog": lambda b, e, _: stats.bernoulli.logpmf(b["y"], 1 - np.exp(-np.exp(e))),
+    "Binomial": _binomial(_sigmoid),
+    "Beta": lambda b, e, phi: stats.beta.logpdf(b["y"], phi * _sigmoid(e), phi * _sigmoid(-e)),
+    "NegativeBinomial": lambda b, e, a: stats.nbinom.logpmf(b["y"], 1 / a, 1 / (1 + a * np.exp(e))),
+    "ZeroInflatedPoisson": _zero_inflated,
+    "HurdlePoisson": _hurdle,
+    "Gamma": lambda b, e, k: stats.gamma.logpdf(b["y"], k, scale=np.exp(e) / k),
+    "InverseGaussian": lambda b, e, k: stats.invgauss.logpdf(b["y"], np.exp(e) / k, scale=k),
+    "Ordinal": _ordinal,
+    "Exponential": lambda b, e, _: _weibull(b, e, 1.0),
+    "Weibull": _weibull,
+    "AsymmetricLaplace": _asymmetric(0.5),
+}
+SETTINGS = {
+    "Binomial": [({"link": "probit"}, _binomial(stats.norm.cdf)),
+                 ({"link": "cloglog"}, _binomial(lambda e: 1 - np.exp(-np.exp(e))))],
+    "AsymmetricLaplace": [({"quantile": 0.9}, _asymmetric(0.9)),
+                          ({"quantile": 0.2, "scale": 0.7}, lambda b, e, _: _asymmetric(0.2)(
+                              b, e, 0.7))],
+}  # fmt: skip
+CASES = [(name, {}, TRUTH[name]) for name in DRAWN]
+CASES += [(name, settings, truth) for name, more in SETTINGS.items() for settings, truth in more]
+FAR_OUT = {"Beta": 100.0, "Ordinal": 100.0, "Gamma": 20.0, "NegativeBinomial": 100.0}
+
+
+def _case(name, settings, seed=3):
+    rows = family_rows(name, N)
+    model = family(name, **settings).resolved(rows)
+    rng = np.random.default_rng(seed)
+    theta = jax.tree.map(lambda a: 0.5 * rng.normal(size=np.shape(a)), model.start(rows))
+    return model, theta, all_of(rows)
+
+
+def _seen(model, theta, batch):
+    """Linear predictor as scipy has it, and the reported parameter beside the coefficients."""
+    named = model.report(theta)
+    intercept = named.pop("intercept", 0.0)
+    eta = batch["x"] @ named.pop("beta") + intercept
+    return eta, next(iter(named.values()), None)
+
+
+@pytest.mark.parametrize(("name", "settings", "truth"), CASES)
+def test_log_likelihood_is_scipys_density(name, settings, truth, x64):
+    model, theta, batch = _case(name, settings)
+    ours = jax.jit(model.log_likelihood)(theta, batch)
+    np.testing.assert_allclose(
+        ours, truth(batch, *_seen(model, theta, batch)), rtol=1e-9, atol=1e-18
+    )
+    wrong = jax.tree.map(lambda a: a + 0.01, theta)  # the negative control
+    assert np.max(np.abs(jax.jit(model.log_likelihood)(wrong, batch) - ours)) > 1e-4
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_report_and_restore_are_inverse(name, x64):
+    model, theta, _ = _case(name, {})
+    back = model.restore(model.report(theta))
+    assert back.keys() == theta.keys()
+    for key in theta:
+        np.testing.assert_allclose(back[key], theta[key], rtol=1e-10, atol=1e-12)
+    flat = jax.tree.leaves(theta)
+    reported = jax.tree.leaves(dict(model.report(theta)))
+    assert sum(map(np.size, flat)) == sum(map(np.size, reported))  # names fit the flat vector
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_expected_outcomes_are_means(name, x64):
+    model, theta, batch = _case(name, {})
+    eta, extra = _seen(model, theta, batch)
+    truth = {
+        "Probit": stats.norm.cdf(eta),
+        "Cloglog": 1 - np.exp(-np.exp(eta)),
+        "Binomial": _sigmoid(eta),
+        "Beta": _sigmoid(eta),
+        "AsymmetricLaplace": eta,
+    }
+    if name in ("ZeroInflatedPoisson", "HurdlePoisson"):
+        y = np.arange(200.0)
+        each = [TRUTH[name]({"y": y}, e, extra) for e in eta]
+        truth[name] = np.exp(each) @ y
+    if name == "Ordinal":
+        each = [TRUTH[name]({"y": np.full(N, k)}, eta, extra) for k in range(4)]
+        truth[name] = np.exp(each).T
+    if name == "Weibull":
+        truth[name] = stats.weibull_min(extra, scale=np.exp(eta)).mean()
+    known = {
+        k: v for k, v in batch.items() if k == "x"
+    }  # prediction needs neither trials nor event
+    truth = truth.get(name, np.exp(eta))
+    np.testing.assert_allclose(jax.jit(model.expected)(theta, known), truth, rtol=1e-9)
+
+
+BY_HAND = [
+    ("Probit", {}, [0.0, 1.0]),
+    ("Cloglog", {}, [0.0, 1.0]),
+    ("Binomial", {}, [(3.0, 7.0), (0.0, 2.0)]),
+    ("Binomial", {"link": "probit"}, [(3.0, 7.0)]),
+    ("Exponential", {}, [(0.7, 1.0), (2.0, 0.0)]),
+    ("AsymmetricLaplace", {"scale": 0.8, "quantile": 0.3, "smoothing": 0.5}, [-1.0, 2.0]),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "outcomes"), BY_HAND)
+def test_derivatives_in_eta_are_those_of_f(name, settings, outcomes, x64):
+    model, eta = family(name, **settings), jnp.linspace(-3.03, 1.8, 15)
+    for outcome in outcomes:
+        y = jnp.broadcast_to(jnp.array(outcome), (*eta.shape, *np.shape(outcome)))
+
+        @jax.jit
+        def all_orders(e, y=y):
+            f = jax.vmap(model.log_density)(e[:, None], y)
+            return jnp.stack([f, *model.derivatives(e, y), *model.higher_derivatives(e, y)])
+
+        value, slope = jax.jvp(all_orders, (eta,), (jnp.ones_like(eta),))
+        np.testing.assert_allclose(value[0], value[1], rtol=1e-12)
+        np.testing.assert_allclose(value[2], slope[0], rtol=1e-11, atol=1e-13)
+        np.testing.assert_allclose(value[2:], slope[1:7], rtol=1e-6, atol=1e-10)
+
+
+@pytest.mark.parametrize(("name", "size"), FAR_OUT.items())
+def test_values_and_slopes_stay_finite_far_out(name, size, x64):
+    model, theta, batch = _case(name, {})
+    both = jax.jit(jax.value_and_grad(lambda t: model.log_likelihood(t, batch).sum()))
+    for end in (-size, size):
+        far = theta | {"intercept": np.asarray(end)}
+        value, slope = both(far)
+        assert np.isfinite(value)
+        assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(slope))
+
+
+def test_beta_near_its_ends(x64):
+    y = np.array([1e-300, 1e-12, 0.5, 1 - 1e-12])
+    theta = {"beta": np.zeros(1), "intercept": 0.4, "log_precision": np.log(3.0)}
+    mu = _sigmoid(0.4)
+    ours = jax.jit(M.Beta().log_likelihood)(theta, {"x": np.zeros((4, 1)), "y": y})
+    np.testing.assert_allclose(ours, stats.beta.logpdf(y, 3 * mu, 3 * (1 - mu)), rtol=1e-9)
+
+
+def test_negative_binomial_becomes_poisson(x64):
+    batch = {"x": np.zeros((3, 1)), "y": np.array([0.0, 3.0, 20.0])}
+    theta = {"beta": np.zeros(1), "intercept": 1.0, "log_overdispersion": np.log(1e-14)}
+    truth = stats.poisson.logpmf(batch["y"], np.e)
+    ours = jax.jit(M.NegativeBinomial().log_likelihood)(theta, batch)
+    np.testing.assert_allclose(ours, truth, rtol=1e-11)
+
+
+@pytest.mark.parametrize("width", [0.1, 0.5, 2.0])
+def test_smooth_asymmetric_laplace_is_a_density_with_its_quantile(width):
+    """It integrates to 1; and eta is the quantile up to an error of the square of the width."""
+    model = M.AsymmetricLaplace(scale=1.5, quantile=0.8, smoothing=width)
+
+    with jax.enable_x64(True):
+        y = jnp.linspace(-299.7, 100.3, 800_001)  # 0.3 is one of them, the 600,001st
+        density = np.asarray(jnp.exp(jax.vmap(lambda y: model.log_density(jnp.full(1, 0.3), y))(y)))
+    below = integrate.simpson(density[:600_001], dx=5e-4)
+    above = integrate.simpson(density[600_000:], dx=5e-4)
+    assert abs(below + above - 1) < 1e-6
+    assert abs(below - 0.8) < 0.3 * width**2

@@ -1,0 +1,126 @@
+"""Modes of every family against statsmodels' fits, or scipy's, under priors that hardly matter."""
+
+import warnings
+
+import numpy as np
+import pytest
+import statsmodels.api as sm
+from scipy import optimize, special, stats
+from statsmodels.discrete.discrete_model import NegativeBinomial
+from statsmodels.discrete.truncated_model import TruncatedLFPoisson
+from statsmodels.miscmodels.ordinal_model import OrderedModel
+from statsmodels.othermod.betareg import BetaModel
+
+from helpers.outcomes import DRAWN, family, family_rows
+from helpers.targets import all_of, sums_of
+from modicum.passes import anchor_at_mode
+
+FLAT = {"prior_scale": 1e4, "intercept_scale": 1e4}
+NEAR = 0.04  # posterior standard deviations: what the priors of extra parameters may do to 400 rows
+
+
+def _glm(b, kind, y=None):
+    return sm.GLM(b["y"] if y is None else y, b["x1"], kind).fit(tol=1e-12).params
+
+
+def _binomial(b):
+    return _glm(b, sm.families.Binomial(), np.c_[b["y"], b["trials"] - b["y"]])
+
+
+def _gamma(b):
+    coefficients = _glm(b, sm.families.Gamma(sm.families.links.Log()))
+    ratio = b["y"] / np.exp(b["x1"] @ coefficients)
+    excess = np.mean(ratio - 1 - np.log(ratio))
+    root = optimize.brentq(lambda k: np.log(k) - special.digamma(k) - excess, 0.1, 100)
+    return [*coefficients, np.log(root)]
+
+
+def _inverse_gaussian(b):
+    coefficients = _glm(b, sm.families.InverseGaussian(sm.families.links.Log()))
+    mu = np.exp(b["x1"] @ coefficients)
+    return [*coefficients, -np.log(np.mean((b["y"] - mu) ** 2 / (mu**2 * b["y"])))]
+
+
+def _negative_binomial(b):
+    *coefficients, alpha = NegativeBinomial(b["y"], b["x1"]).fit(disp=0, gtol=1e-8).params
+    return [*coefficients, np.log(alpha)]
+
+
+def _zero_inflated(b):
+    fit = sm.ZeroInflatedPoisson(b["y"], b["x1"]).fit(disp=0, maxiter=500, gtol=1e-8)
+    logit, *coefficients = fit.params
+    return [*coefficients, logit]
+
+
+def _hurdle(b):
+    some = b["y"] > 0
+    coefficients = TruncatedLFPoisson(b["y"][some], b["x1"][some]).fit(disp=0, gtol=1e-8).params
+    return [*coefficients, special.logit(1 - some.mean())]
+
+
+def _beta(b):
+    return BetaModel(b["y"], b["x1"]).fit(disp=0, gtol=1e-8).params  # log-precision last
+
+
+def _ordinal(b):
+    fit = OrderedModel(b["y"].astype(int), b["x"], distr="logit").fit(
+        method="bfgs", disp=0, gtol=1e-8
+    )
+    first, *gaps = fit.params[2:]  # it has the logarithms of the distances too
+    return [*fit.params[:2], -first, *gaps]
+
+
+def _exponential(b):
+    """A Poisson model of the event with the time as exposure has minus its coefficients."""
+    kind = sm.families.Poisson()
+    return -sm.GLM(b["event"], b["x1"], kind, offset=np.log(b["y"])).fit(tol=1e-12).params
+
+
+def _weibull(b):
+    def negative(theta):
+        at = stats.weibull_min(np.exp(theta[3]), scale=np.exp(b["x1"] @ theta[:3]))
+        return -np.where(b["event"] == 1, at.logpdf(b["y"]), at.logsf(b["y"])).sum()
+
+    options = {"xatol": 1e-7, "fatol": 1e-9, "maxiter": 4000}
+    return optimize.minimize(negative, np.zeros(4), method="Nelder-Mead", options=options).x
+
+
+FITS = {
+    "Probit": lambda b: _glm(b, sm.families.Binomial(sm.families.links.Probit())),
+    "Cloglog": lambda b: _glm(b, sm.families.Binomial(sm.families.links.CLogLog())),
+    "Binomial": _binomial,
+    "Beta": _beta,
+    "NegativeBinomial": _negative_binomial,
+    "ZeroInflatedPoisson": _zero_inflated,
+    "HurdlePoisson": _hurdle,
+    "Gamma": _gamma,
+    "InverseGaussian": _inverse_gaussian,
+    "Ordinal": _ordinal,
+    "Exponential": _exponential,
+    "Weibull": _weibull,
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_mode_is_the_maximum_likelihood_fit(name):
+    rows = family_rows(name)
+    sums, start = sums_of(family(name, **FLAT), rows)
+    anchor = anchor_at_mode(sums, start)
+    batch = all_of(rows)
+    batch["x1"] = np.c_[batch["x"], np.ones(len(rows))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # statsmodels' own
+        truth = np.asarray(FITS[name](batch))
+    away = np.abs(anchor.whiten(truth))
+    assert away.max() < NEAR
+    assert anchor.record.passes < 25
+    # The negative control: the fit of other rows is another one.
+    other = all_of(family_rows(name, seed=2))
+    other["x1"] = np.c_[other["x"], np.ones(len(rows))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert np.abs(anchor.whiten(np.asarray(FITS[name](other)))).max() > 5 * NEAR
+
+
+def test_every_new_family_has_a_fit():
+    assert set(DRAWN) == {*FITS, "AsymmetricLaplace"}

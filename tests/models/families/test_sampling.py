@@ -1,0 +1,61 @@
+"""One short run of every family: draws by a few rows per step, against all rows."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+import modicum as mo
+from helpers.outcomes import DRAWN, family, family_rows
+from helpers.targets import disagreements, flat_draws
+
+RUN = {"draws": 500, "tune": 400, "chains": 2, "random_seed": 3, "progressbar": False}
+QUICK = ("Binomial",)  # the others compile for long
+
+
+def _run(name, rows, **settings):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)  # the runs are short
+        return mo.sample(family(name), rows, **(RUN | settings))
+
+
+def _check(name):
+    rows = family_rows(name, 4_000)
+    post = _run(name, rows)
+    by_all = _run(name, rows, method="nuts")
+    assert post.settings["method"] == "hmc-ecs"
+    assert post.tuning["subsample"]["value"] < 1_000
+    assert disagreements(flat_draws(post), flat_draws(by_all)) == []
+    score = post.score(rows)
+    assert np.isfinite(score.log_density)
+    assert np.isnan(score.accuracy) == (name not in ("Probit", "Cloglog", "Ordinal"))
+    assert np.all(np.isfinite(post.predict({"x": rows.slice(0, 3)["x"]}).mean))
+    return flat_draws(post)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_few_rows_per_step_give_the_posterior_of_all(name):
+    draws = _check(name)
+    # The negative control: the posterior of other rows of the same model.
+    other = flat_draws(_run(name, family_rows(name, 4_000, seed=2)))
+    assert disagreements(draws, other) != []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in DRAWN if name not in QUICK])
+def test_the_other_families_too(name):
+    _check(name)
+
+
+@pytest.mark.slow
+def test_quantiles_are_those_of_the_outcome():
+    """Quantile regression of normal noise: the smooth and the exact check function agree."""
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(20_000, 2))
+    rows = mo.Rows(x=x, y=x @ [0.5, -0.3] + rng.normal(size=20_000))
+    exact = mo.sample(mo.models.AsymmetricLaplace(quantile=0.8), rows, **RUN)
+    smooth = mo.sample(mo.models.AsymmetricLaplace(quantile=0.8, smoothing=0.2), rows, **RUN)
+    assert smooth.tuning["subsample"]["value"] < exact.tuning["subsample"]["value"]
+    for post in (exact, smooth):
+        assert abs(post.mean("intercept") - 0.8416) < 0.04  # the 0.8-quantile of the noise
+        np.testing.assert_allclose(post.mean("beta"), [0.5, -0.3], atol=0.04)

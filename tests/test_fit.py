@@ -1,0 +1,278 @@
+"""`mo.fit`: table in, table out."""
+
+from __future__ import annotations
+
+import json
+import warnings
+import zipfile
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.dataset
+import pytest
+
+import modicum as mo
+from modicum.fit import model_for
+from modicum.log_posterior import LogPosterior
+from modicum.rows.reading import read_formula
+
+FORMULA = "late ~ carrier + bs(hour, df=5) + dist:carrier + flag + offset(base)"
+SETTINGS = {"method": "nuts", "draws": 60, "tune": 100, "chains": 2, "random_seed": 1}
+
+
+@pytest.fixture(scope="module")
+def frame() -> pd.DataFrame:
+    rng, n = np.random.default_rng(3), 1500
+    made = pd.DataFrame(
+        {
+            "carrier": rng.choice(["UA", "AA", "DL"], n),
+            "hour": rng.integers(5, 23, n),
+            "dist": rng.normal(size=n),
+            "flag": rng.random(n) < 0.4,
+            "base": rng.normal(size=n) / 10,
+            "count": rng.integers(1, 4, n),
+        }
+    )
+    eta = made["dist"] * (made["carrier"] == "UA") + 0.5 * made["flag"] + made["base"]
+    made["late"] = np.where(rng.random(n) < 1 / (1 + np.exp(-eta)), "yes", "no")
+    return made
+
+
+@pytest.fixture(scope="module")
+def post(frame: pd.DataFrame) -> mo.Posterior:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)  # of so few draws
+        return mo.fit(FORMULA, frame, weights="count", progressbar=False, **SETTINGS)
+
+
+def test_a_frame_gives_the_posterior_of_arrays(frame: pd.DataFrame, post: mo.Posterior) -> None:
+    """The same target, hence the same draws of the same method up to rounding, as dense columns."""
+    made = read_formula(FORMULA, frame, weight="count", progressbar=False).rows
+    assert made.coding is not None
+    batch = made.slice(0, len(made))
+    x = made.coding.densely(batch)
+    arrays = mo.Rows(
+        x=x, y=batch["y"], offset=frame["base"], weight=frame["count"], columns=list(made.columns)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        dense = mo.sample(mo.models.Logistic(), arrays, progressbar=False, **SETTINGS)
+    assert list(dense.summary().index) == list(post.summary().index)
+    np.testing.assert_allclose(dense.draws["beta"], post.draws["beta"], rtol=1e-5, atol=1e-7)
+    assert post.settings["outcome_levels"] == {"no": 0, "yes": 1}
+    assert post.settings["formula"] == FORMULA
+
+
+def test_the_mode_is_statsmodels(frame: pd.DataFrame) -> None:
+    sm = pytest.importorskip("statsmodels.api")
+    formulaic = pytest.importorskip("formulaic")
+    rows = read_formula(FORMULA, frame, weight="count", progressbar=False).rows
+    flat = mo.models.Logistic(prior_scale=1e6, intercept_scale=1e6)
+    mode = LogPosterior(model_for(rows, flat), rows).mode(within=1e-9)
+    matrix = formulaic.model_matrix("carrier + bs(hour, df=5) + dist:carrier + flag", frame)
+    fitted = sm.GLM(
+        (frame["late"] == "yes").astype(float),
+        np.asarray(matrix, float),
+        family=sm.families.Binomial(),
+        offset=frame["base"],
+        freq_weights=frame["count"],
+    ).fit(tol=1e-14)
+    names = [c.replace("[T.", "[").replace("flag", "flag[True]") for c in matrix.columns]
+    theirs = dict(zip(names, fitted.params, strict=True))
+    ours = dict(zip(rows.columns, mode.named["beta"], strict=True))
+    np.testing.assert_allclose([ours[k] for k in ours], [theirs[k] for k in ours], atol=1e-6)
+    np.testing.assert_allclose(mode.named["intercept"], theirs["Intercept"], atol=1e-6)
+
+
+def test_predictions_go_by_the_fits_encoding(frame: pd.DataFrame, post: mo.Posterior) -> None:
+    new = frame.iloc[:50].drop(columns=["late", "count"])
+    expected = post.predict(new).mean
+    shuffled = new[sorted(new.columns, reverse=True)].assign(other="text", more=1.0)
+    np.testing.assert_array_equal(post.predict(shuffled).mean, expected)
+    np.testing.assert_array_equal(post.predict(pl.from_pandas(shuffled)).mean, expected)
+    np.testing.assert_array_equal(post.predict(pa.Table.from_pandas(new)).mean, expected)
+    one = new[new["carrier"] == "DL"]  # a level is missing, and with it the reference
+    kept = (new["carrier"] == "DL").to_numpy()
+    np.testing.assert_allclose(post.predict(one).mean, expected[kept], rtol=1e-12)
+    as_category = new.assign(carrier=new["carrier"].astype("category"))
+    np.testing.assert_array_equal(post.predict(as_category).mean, expected)
+    rows = mo.Rows.from_table(new, like=post)
+    np.testing.assert_array_equal(post.predict(rows).mean, expected)
+    # A variant that is wrong is seen: without the offset, other probabilities.
+    wrong = post.predict(new.assign(base=0.0)).mean
+    assert np.abs(wrong - expected).max() > 1e-3
+
+
+def test_scores_and_corrections_take_the_table(frame: pd.DataFrame, post: mo.Posterior) -> None:
+    rows = read_formula(FORMULA, frame, weight="count", progressbar=False).rows
+    assert post.score(frame).log_density == post.score(rows).log_density
+    # weights count where there are some, and need not be there
+    assert post.score(frame.drop(columns="count")).log_density != post.score(frame).log_density
+    reordered = frame[sorted(frame.columns)]
+    assert "correction" in post.correct(reordered, progressbar=False).tuning
+    with pytest.raises(mo.DataError, match="hold other values"):
+        post.correct(frame.assign(base=0.0), progressbar=False)
+
+
+def test_a_new_level_is_refused_or_the_reference(frame: pd.DataFrame, post: mo.Posterior) -> None:
+    new = frame.iloc[:3].assign(carrier=["AA", "ZZ", "UA"])
+    with pytest.raises(mo.DataError, match=r"column 'carrier' holds 'ZZ' in row 1"):
+        post.predict(new)
+    lenient = post.predict(new, newlevels="reference").mean
+    np.testing.assert_array_equal(
+        lenient, post.predict(new.assign(carrier=["AA", "AA", "UA"])).mean
+    )
+    with pytest.raises(mo.SettingError, match="newlevels must be"):
+        post.predict(new, newlevels="ignore")  # type: ignore[arg-type]
+
+
+def test_wrong_tables_are_sentences(frame: pd.DataFrame, post: mo.Posterior) -> None:
+    new = frame.iloc[:3]
+    with pytest.raises(mo.DataError, match="column 'dist' of the formula is not in the data"):
+        post.predict(new.drop(columns="dist"))
+    with pytest.raises(mo.DataError, match="column 'dist' held numbers in the fit and holds text"):
+        post.predict(new.assign(dist="far"))
+    with pytest.raises(mo.DataError, match="column 'carrier' held text in the fit and holds numb"):
+        post.predict(new.assign(carrier=[1, 2, 3]))
+    with pytest.raises(mo.DataError, match="column 'dist' holds a missing value in row 2"):
+        post.predict(new.assign(dist=[1.0, 2.0, np.nan]))
+    with pytest.raises(mo.DataError, match=r"a spline from 5 to 22, and row 1 has 23"):
+        post.predict(new.assign(hour=[7, 23, 8]))
+    with pytest.raises(mo.DataError, match="'maybe' in row 0"):
+        post.score(new.assign(late="maybe"))
+
+
+def test_saved_and_loaded_it_predicts_the_same(
+    frame: pd.DataFrame, post: mo.Posterior, tmp_path
+) -> None:
+    post.save(tmp_path / "post")
+    loaded = mo.Posterior.load(tmp_path / "post")
+    new = frame.iloc[:20].drop(columns="late")
+    np.testing.assert_array_equal(loaded.predict(new).mean, post.predict(new).mean)
+    new.to_parquet(tmp_path / "new.parquet")
+    np.testing.assert_array_equal(
+        loaded.predict(tmp_path / "new.parquet").mean, post.predict(new).mean
+    )
+
+
+def test_streams_equal_the_frame(frame: pd.DataFrame, tmp_path) -> None:
+    rows = read_formula(FORMULA, frame, progressbar=False).rows
+    frame.to_parquet(tmp_path / "a.parquet", row_group_size=400)
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    for i in range(3):
+        frame[i * 500 : (i + 1) * 500].to_feather(tmp_path / f"{i}.feather")
+    sources = [
+        tmp_path / "a.parquet",
+        str(tmp_path / "a.csv"),
+        tmp_path / "*.feather",
+        pl.from_pandas(frame),
+        pa.Table.from_pandas(frame),
+        pa.dataset.dataset(tmp_path / "a.parquet"),
+    ]
+    for source in sources:
+        made = read_formula(FORMULA, source, progressbar=False).rows
+        assert made.columns == rows.columns
+        assert made.schema.terms == rows.schema.terms
+        assert made.fingerprint() == rows.fingerprint()
+    stored = read_formula(FORMULA, sources[0], store=tmp_path / "s", progressbar=False).rows
+    assert stored.is_store
+    assert stored.fingerprint() == rows.fingerprint()
+    assert stored.schema == rows.schema
+
+
+def test_a_store_is_a_table_too(frame: pd.DataFrame, tmp_path) -> None:
+    frame = frame.assign(late=(frame["late"] == "yes").astype(float))
+    store = mo.rows.ingest(
+        frame, tmp_path / "s", outcome="late", categorical=["carrier", "flag"], dtype="float64",
+        progressbar=False,
+    )  # fmt: skip
+    of_store = read_formula("late ~ carrier * dist", tmp_path / "s", progressbar=False).rows
+    of_frame = read_formula("late ~ carrier * dist", frame, progressbar=False).rows
+    assert store.columns != of_store.columns
+    assert of_store.fingerprint() == of_frame.fingerprint()
+    coded = read_formula("late ~ carrier + hour", of_frame_rows(frame), progressbar=False).rows
+    again = read_formula("late ~ carrier + hour", frame, progressbar=False).rows
+    assert coded.fingerprint() == again.fingerprint()
+
+
+def of_frame_rows(frame: pd.DataFrame) -> mo.Rows:
+    return read_formula("late ~ hour + carrier + dist", frame, progressbar=False).rows
+
+
+def test_missing_values_are_refused_or_dropped(frame: pd.DataFrame) -> None:
+    holes = frame.copy()
+    holes.loc[[3, 8], "dist"] = np.nan
+    holes.loc[8, "carrier"] = None
+    holes.loc[11, "carrier"] = None
+    holes["unused"] = np.nan
+    with pytest.raises(mo.DataError, match="column 'carrier' holds a missing value in row 8"):
+        read_formula(FORMULA, holes, progressbar=False)
+    made = read_formula(FORMULA, holes, missing="drop", progressbar=False)
+    assert made.dropped == 3
+    rest = read_formula(FORMULA, frame.drop(index=[3, 8, 11]), progressbar=False).rows
+    assert made.rows.fingerprint() == rest.fingerprint()
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        post = mo.fit("late ~ dist", holes, missing="drop", progressbar=False, **SETTINGS)
+    said = [doubt.numbers for doubt in post.warnings if doubt.code == "rows-dropped"]
+    assert said == [{"dropped": 2.0, "rows": 1500.0}]
+    assert "rows-dropped" in {getattr(w.message, "code", "") for w in heard}
+    post.correct(holes, progressbar=False)  # the same rows are left out again
+
+
+HOSTILE = {
+    "factor": (["factors", 0, "expression"], "__import__('os').system('true')", "by name only"),
+    "outcome": (["outcome", "expression"], "open('x').read()", "by name only"),
+    "field": (["fields", "offset"], ["eval('1')"], "calls eval"),
+    "attribute": (["factors", 0, "expression"], "hour.__class__", "more than a formula may"),
+    "levels": (["factors", 0, "levels"], [["a"]], "no text or number"),
+    "terms": (["terms", 0, "parts"], [[[99, True]]], "damaged"),
+    "knots": (["states", "bs(hour, df=5)", "values", 2], "x", "is damaged"),
+    "no knots": (["states"], {}, "knows nothing of bs"),
+    "columns": (["factors", 1, "expression"], "poly(hour, 100000000)", "more than 1,000 columns"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_file_is_refused(
+    frame: pd.DataFrame, post: mo.Posterior, tmp_path, kind: str
+) -> None:
+    post.save(tmp_path / "post")
+    with zipfile.ZipFile(tmp_path / "post") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    page = json.loads(members["posterior.json"])
+    place, value, words = HOSTILE[kind]
+    entry = page["rows"]["schema"]["origin"]
+    for step in place[:-1]:
+        entry = entry[step]
+    entry[place[-1]] = value
+    members["posterior.json"] = json.dumps(page).encode()
+    with zipfile.ZipFile(tmp_path / "bad", "w", zipfile.ZIP_STORED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    with pytest.raises(mo.ModicumError, match=words):
+        mo.Posterior.load(tmp_path / "bad").predict(frame.iloc[:2])
+
+
+@pytest.mark.parametrize(
+    ("formula", "settings", "words"),
+    [
+        ("late ~ carier", {}, "column 'carier' of the formula is not in the data: did you mean"),
+        ("late ~ dist + (1 | carrier)", {}, "multilevel models cannot be fitted yet"),
+        ("carrier ~ dist", {}, "has 3 levels"),
+        ("late ~ dist", {"family": "gaussian"}, "needs numbers"),
+        ("late ~ dist", {"family": "logistik"}, "did you mean 'logistic'"),
+        ("late ~ dist", {"family": mo.models.Logistic(intercept=False)}, "write '0 \\+'"),
+        ("late ~ dist", {"family": mo.models.MLP((4,))}, "by mo.sample"),
+        ("~ dist", {}, "no outcome"),
+        ("late ~ 1", {}, "intercept alone"),
+        ("late ~ dist", {"missing": "ignore"}, "missing must be"),
+        ("late ~ dist", {"weights": "nothing"}, "column 'nothing' of the formula"),
+    ],
+)
+def test_what_cannot_be_fitted_is_a_sentence(frame: pd.DataFrame, formula, settings, words) -> None:
+    with pytest.raises(mo.SettingError, match=words):
+        mo.fit(formula, frame, progressbar=False, **settings)

@@ -1,0 +1,160 @@
+"""What the families of counts, shares, times, orders and quantiles refuse, and say."""
+
+import numpy as np
+import pytest
+
+import modicum as mo
+from helpers.outcomes import family, family_rows
+from helpers.targets import all_of, sums_of
+from modicum.models import FAMILIES, Target
+from modicum.models.separation import find_ordinal_separation, find_separation
+
+M = mo.models
+
+
+def _with(name, field, value):
+    fields = all_of(family_rows(name, 30))
+    fields[field] = np.where(np.arange(30) == 7, value, fields[field])
+    return mo.Rows(**fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "words"),
+    [
+        ("Probit", "y", 2, "is 2 in row 7, but Probit needs outcomes that are 0 or 1"),
+        ("Binomial", "y", 1.5, "Binomial needs counts"),
+        ("Binomial", "y", 90, "row 7 has 90 successes among"),
+        ("Binomial", "trials", 2.5, "among 2.5 trials; 'y' must count the successes"),
+        ("Beta", "y", 1, "is 1 in row 7, but Beta needs shares strictly between 0 and 1"),
+        ("NegativeBinomial", "y", -1, "NegativeBinomial needs counts"),
+        ("HurdlePoisson", "y", 0.5, "HurdlePoisson needs counts"),
+        ("Gamma", "y", 0, "Gamma needs positive numbers"),
+        ("InverseGaussian", "y", -3, "InverseGaussian needs positive numbers"),
+        ("Ordinal", "y", 1.5, "Ordinal needs classes"),
+        ("Exponential", "y", 0, "Exponential needs positive times"),
+        ("Weibull", "event", 2, "'event' is 2 in row 7; it must be 1 where"),
+    ],
+)
+def test_rows_out_of_support_are_named(name, field, value, words):
+    with pytest.raises(mo.DataError) as caught:
+        Target.of(family(name), _with(name, field, value))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "field"), [("Binomial", "trials"), ("Weibull", "event")])
+def test_a_field_that_is_missing_is_named(name, field):
+    fields = all_of(family_rows(name, 30))
+    del fields[field]
+    with pytest.raises(mo.DataError, match=f"needs the field '{field}'"):
+        Target.of(family(name), mo.Rows(**fields))
+    with pytest.raises(mo.DataError, match=f"'{field}' must hold one number per row"):
+        Target.of(family(name), mo.Rows(**fields, **{field: np.ones((30, 2))}))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: M.Binomial(link="probitt"), "no link 'probitt' (did you mean 'probit'"),
+        (lambda: M.AsymmetricLaplace(quantile=1.0), "between 0 and 1"),
+        (lambda: M.AsymmetricLaplace(smoothing=-1), "smoothing must be 0, or"),
+        (lambda: M.Ordinal(intercept=False), "cutpoints in place of an intercept"),
+        (lambda: M.Ordinal(classes=2), "classes"),
+        (lambda: M.Gamma().derivatives(np.zeros(1), np.zeros(1)), "the parameter shape beside"),
+    ],
+)
+def test_settings_that_are_none(make, words):
+    with pytest.raises(mo.SettingError) as caught:
+        make()
+    assert words in str(caught.value)
+
+
+def test_two_classes_have_no_order():
+    rows = mo.Rows(x=np.eye(4), y=np.array([0.0, 1, 0, 1]))
+    with pytest.raises(mo.DataError, match="fewer than three classes"):
+        Target.of(M.Ordinal(), rows)
+    gap = mo.Rows(x=np.eye(4), y=np.array([0.0, 1, 3, 1]))
+    with pytest.raises(mo.DataError, match="never occur"):
+        Target.of(M.Ordinal(), gap)
+    assert Target.of(M.Ordinal(classes=4), gap)[0].size == 4 + 3
+
+
+def test_units_of_an_outcome_do_not_matter():
+    """Priors of log-link families are about the mean outcome, and of a shape in its unit."""
+    rows = family_rows("InverseGaussian", 300)
+    fields = all_of(rows)
+    models = [
+        M.InverseGaussian().resolved(mo.Rows(x=fields["x"], y=k * fields["y"])) for k in (1.0, 1e6)
+    ]
+    (_, small), (_, large) = (model.priors.extras[0] for model in models)
+    np.testing.assert_allclose(large.mean - small.mean, np.log(1e6), rtol=1e-9)
+    assert small.sd == large.sd
+
+
+# Separation --------------------------------------------------------------------------------
+
+
+def ordered(n, flip=None, level=False):
+    rng = np.random.default_rng(n)
+    x = rng.normal((0.0, 2000.0), size=(n, 2))
+    eta = x @ [1.0, -0.5]
+    y = np.searchsorted(np.quantile(eta, [0.3, 0.6]), eta)
+    if level:  # a level that has the highest class only, the others overlap
+        y = rng.integers(0, 3, n)
+        x = np.c_[x, rng.random(n) < 0.1]
+        y[x[:, 2] == 1] = 2
+    if flip is not None:
+        y[flip] = (y[flip] + 1) % 3
+    return mo.Rows(x=x, y=y * 1.0)
+
+
+def _notes(model, rows):
+    sums, start = sums_of(model, rows)
+    target = sums.target
+    theta = target.unravel(start)
+    note, _ = target.model.separation(rows, theta)
+    return None if note is None else note.code, note
+
+
+def test_ordered_classes_that_columns_tell_apart():
+    code, note = _notes(M.Ordinal(), ordered(300))
+    assert code == "separation"
+    assert note.numbers["complete"] == 1
+    code, note = _notes(M.Ordinal(), ordered(300, level=True))
+    assert code == "separation"
+    assert note.numbers["complete"] == 0
+    both = ordered(300, level=True)
+    one = int(np.flatnonzero(all_of(both)["x"][:, 2] == 1)[0])
+    assert _notes(M.Ordinal(), ordered(300, level=True, flip=one))[0] is None
+    assert _notes(M.Ordinal(), family_rows("Ordinal", 300))[0] is None
+    assert find_ordinal_separation(ordered(300), np.zeros(2), np.arange(3.0)) == (None, 1)
+
+
+def test_trials_that_columns_tell_apart():
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(200, 1))
+    trials = np.full(200, 4.0)
+    rows = mo.Rows(x=x, y=4.0 * (x[:, 0] > 0), trials=trials)
+    assert _notes(M.Binomial(), rows)[0] == "separation"
+    y = np.where(np.arange(200) == 5, 1.0, 4.0 * (x[:, 0] > 0))  # a row with both is enough not to
+    assert _notes(M.Binomial(), mo.Rows(x=x, y=y, trials=trials))[0] is None
+    found, _ = find_separation(rows, np.ones((1, 1)), np.zeros(1), reversed=True, trials=True)
+    assert found.complete
+
+
+@pytest.mark.parametrize("name", ["Probit", "Cloglog"])
+def test_other_links_are_separated_too(name):
+    x = np.linspace(-1, 1, 100)[:, None]
+    y = (x[:, 0] > 0) * 1.0
+    assert _notes(family(name), mo.Rows(x=x, y=y))[0] == "separation"
+    y[10] = 1.0
+    assert _notes(family(name), mo.Rows(x=x, y=y))[0] is None
+
+
+def test_every_family_has_a_name_and_is_kept_in_a_file():
+    from modicum.models import families
+    from modicum.models.prediction import ModelPredictor, rebuild
+
+    assert {kind.__name__ for kind in FAMILIES.values()} == set(families.__all__)
+    for kind in FAMILIES.values():
+        model = kind(prior_scale=2.0)
+        assert rebuild(ModelPredictor(model).to_dict()).model == model
