@@ -34,7 +34,7 @@ def with_fixed_nodes(task: Task) -> Task:
         where = (task.sums, start, task.names, task.seed)
         return anchor_at_mode(*where, within=NEAR).to_arrays()
 
-    anchor = Anchor.from_arrays(task.remember("anchor", compute))
+    anchor = task.remember("anchor", compute, Anchor.from_arrays)
     target, rows = with_nodes(task.sums, anchor.point)
     sums = Sums(target, rows, task.sums.engine, task.ledger)
     return replace(task, target=target, rows=rows, sums=sums, start=anchor.point, anchor=anchor)
