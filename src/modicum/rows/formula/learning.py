@@ -9,12 +9,12 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError
 from modicum.rows.checks import names_like
-from modicum.rows.description import Array, Level
+from modicum.rows.description import Array, Level, level_key
 from modicum.rows.encoding import MOST_LEVELS, ordered, refuse_stray_text
 from modicum.rows.formula.columns import BatchColumns, HeldColumns, complete_rows, kind_of
 from modicum.rows.formula.encoding import FormulaEncoding, Outcome, Term
 from modicum.rows.formula.evaluation import level_array
-from modicum.rows.formula.expressions import ColumnArray, Expression, LevelArray, State, level_key
+from modicum.rows.formula.expressions import ColumnArray, Expression, LevelArray, State
 from modicum.rows.formula.parsing import Formula
 from modicum.rows.formula.structure import Factor, reduced_parts
 from modicum.rows.sources import Source
@@ -199,7 +199,8 @@ class _Reading:
         call = expression.categorical
         inner = expression if call is None else call.inner
         array = level_array(inner, columns, {})
-        occurring = [array.values[code] for code in np.unique(array.codes)]
+        counts = np.bincount(array.codes, minlength=len(array.values))
+        occurring = [value for value, count in zip(array.values, counts, strict=True) if count]
         if self._keeps_order(inner):  # that of all categories, whether they occur here or not
             self._occurring.setdefault(expression, set()).update(map(level_key, occurring))
             occurring = list(array.values)
