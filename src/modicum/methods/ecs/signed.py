@@ -93,8 +93,8 @@ class SignedHMCECS(EnergyConserving):
             study.fresh,
         )
         case = Case(self, task.target, len(task.rows))
-        # No rehearsal: a posterior that lies where the pilot study did not look costs signs, or room
-        # for factors, and `look_back_signed` counts both.
+        # No rehearsal: a posterior that lies where the pilot study did not look costs signs, or
+        # room for factors, and `look_back_signed` counts both.
         notes = look_ahead_signed(case, study.pilot, choice, self.products is None)
         rows = choice.products * choice.batch
         notes += slow_run(
