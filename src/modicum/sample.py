@@ -315,7 +315,7 @@ def _check_tracer(target: Target, checkpoint: str | os.PathLike[str]) -> None:
 
 def _flat_names(target: Target, rows: Rows) -> tuple[str, ...]:
     """Names of the entries of the flat vector, such as "beta[age]"."""
-    shapes = jax.eval_shape(target.report, jax.ShapeDtypeStruct((target.size,), np.float64))
+    shapes = target.reported_shapes
     empty = {name: np.zeros((1, 1, *s.shape)) for name, s in shapes.items()}
     labels = tidy_labels(target.model.labels(rows), empty)
     named = (scalar_names(name, s.shape, labels) for name, s in shapes.items())

@@ -64,6 +64,7 @@ def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
         jnp.asarray(L.T @ gradient),
         None if plain else jnp.asarray((whitened + whitened.T) / 2),
         None if target.exact_prior is None else jax.tree.map(jnp.asarray, target.exact_prior[1]),
+        anchor.warp(target),
     )
 
 

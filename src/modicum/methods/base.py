@@ -76,6 +76,14 @@ class Task:
                 "field of that name another one."
             )
 
+    def refuse_own_parameters(self, method: str) -> None:
+        """Refuse priors with parameters of their own: chains would not be whitened for these."""
+        if self.target.likelihood.size < self.target.size:
+            raise SettingError(
+                f"{method} does not sample the parameters of priors (scales of groups, of a "
+                "horseshoe); use method='hmc-ecs', 'hmc-ecs-signed', 'hmc' or 'nuts'."
+            )
+
     def remember(self, name: str, compute: Callable[[], Arrays], read: Callable[[Arrays], T]) -> T:
         """What `read` makes of arrays that are computed, or taken from the checkpoint.
 

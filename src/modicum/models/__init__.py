@@ -21,6 +21,7 @@ from modicum.models.families import (
     Weibull,
     ZeroInflatedPoisson,
 )
+from modicum.models.groups import GroupTerm
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.networks import CNN, MLP
@@ -40,6 +41,7 @@ __all__ = [
     "Exponential",
     "Gamma",
     "Gaussian",
+    "GroupTerm",
     "HurdlePoisson",
     "IntegratedEffects",
     "InverseGaussian",

@@ -33,6 +33,7 @@ class BaseModel(ABC):
     reads_bytes: ClassVar[bool] = False  # whether rows may be held as uint8, which wraps around
     users_functions: ClassVar[bool] = False  # known by what it computes, not by its settings
     has_flat_prior: bool = False  # known to have one, so that the posterior may have no end
+    has_groups: bool = False  # whether effects of groups are among the parameters
     dispersed_starts: ClassVar[int] = 1  # from which modes are looked for, unless asked otherwise
 
     @abstractmethod
@@ -128,6 +129,11 @@ class BaseModel(ABC):
     def report(self, theta: Params) -> dict[str, jax.Array]:
         """Name the parameters the way draws and summaries show them."""
         return named_leaves(theta)
+
+    def report_own(self, theta: Params) -> dict[str, jax.Array]:
+        """Name the parameters that priors have, which are the last."""
+        del theta
+        return {}
 
     def restore(self, named: Mapping[str, Any]) -> Params:
         """Undo `report`: the unconstrained parameters of reported ones."""

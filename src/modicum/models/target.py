@@ -195,6 +195,15 @@ class Target:
         """Entries whose prior is meant to decide where the data say little."""
         return _marks(self.model.shrunk(self._shaped))
 
+    @cached_property
+    def reported_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """What is reported, by name, in the order of the flat vector; compiling would sort it."""
+        zeros = np.zeros(self.size)
+        named = self.report(zeros)  # type: ignore[arg-type]
+        own = self.model.report_own(self.unravel(zeros))
+        ordered = [name for name in named if name not in own] + list(own)
+        return {name: jax.ShapeDtypeStruct(np.shape(named[name]), np.float64) for name in ordered}
+
     def report(self, t: jax.Array) -> dict[str, jax.Array]:
         """Name the parameters laid out in `t` the way draws show them."""
         return self.model.report(self.unravel(t))

@@ -20,7 +20,7 @@ from modicum.designs import DESIGNS, RowFacts, Weighted, WeightTables, draw_on_h
 from modicum.errors import ConvergenceError, ModicumWarning
 from modicum.estimators import GroupTaylor, LinearTaylor, control_variate, proxy
 from modicum.kernels.adaptation import schedule
-from modicum.kernels.base import ControlVariate, Estimator, Move, Pytree
+from modicum.kernels.base import ControlVariate, Estimator, Move, Pytree, straighten
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Chosen, Plan, Task, Tuning
@@ -86,16 +86,23 @@ class Study:
         self.centre = anchor.factor.T @ (anchor.A + self._prior_slope())
         rng = generator(task.seed, Stream.PILOT_DRAWS)
         self.draws = self.centre + rng.standard_normal((PILOT_DRAWS, len(self.centre)))
+        straight = self._straight(self.draws)
         self.design = DESIGNS[self.method.design]()
-        facts = self._facts(self.draws)
+        facts = self._facts(straight)
         weighted = design_tables(task, Weighted(), facts)
         tables: Pytree = weighted
         if type(self.design) is not Weighted:
             tables = design_tables(task, self.design, facts)
-        self.pilot = self._study(self.draws, weighted, tables)
+        self.pilot = self._study(straight, weighted, tables)
         if isinstance(task.rows, GroupedRows):
             self.design, tables = of_groups(self.design, tables, task.rows)
         self.tables = jax.tree.map(jnp.asarray, tables)
+
+    def _straight(self, draws: np.ndarray) -> np.ndarray:
+        """Whitened coordinates of draws in which effects are relative to their scales."""
+        if self.proxy.warp is None:
+            return draws
+        return np.asarray(jax.vmap(lambda z: straighten(z, self.proxy)[0])(jnp.asarray(draws)))
 
     def _prior_slope(self) -> np.ndarray:
         """Gradient of the log-prior at t*, by the normal that stands for it where it is none."""

@@ -190,6 +190,7 @@ class StochasticGradientFamily(Method):
 
     def _checked(self, task: Task) -> Parts:
         task.check_fields(self.name)
+        task.refuse_own_parameters(self.name)
         if task.checkpoint is not None and callable(self.step_size) and "0x" in repr(self):
             raise SettingError(
                 "a checkpoint cannot tell one function from another; give step_size as mo.Decay or "
