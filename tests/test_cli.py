@@ -215,8 +215,10 @@ def test_a_misspelt_outcome_is_suggested(csv, tmp_path):
 
 
 def test_text_columns_are_explained_in_options(csv, tmp_path):
+    csv.write_text(csv.read_text() + "much,A,1\n")
     text = refused("fit", csv, "--outcome", "well", "--out", tmp_path / "run")
-    assert "pass --categorical ward" in text
+    assert "('much' in row 300) among numbers" in text
+    assert "pass --categorical dose" in text
 
 
 def test_missing_values_are_named(csv, tmp_path):
@@ -273,3 +275,59 @@ def test_options_name_columns_by_commas_or_repeated():
 def test_families_by_name():
     made = build_model("Student_T", 1.0, False, 2.0, 7.0)
     assert made == mo.models.StudentT(prior_scale=1.0, intercept=False, scale=2.0, df=7.0)
+
+
+def test_a_formula_is_fitted_summarised_and_predicted(csv, table, tmp_path):
+    """The same posterior as `mo.fit`, and predictions for another file."""
+    out, formula = tmp_path / "run", "well ~ dose + ward"
+    said = run("fit", csv, formula, "--out", out, "--set", "target_accept=0.8", *SHORT)
+    assert said.exit_code == 0, said.output
+    post = mo.Posterior.load(out / "posterior")
+    settings = {"draws": 100, "tune": 100, "chains": 2, "random_seed": 1, "method": "hmc"}
+    mine = mo.fit(formula, table, progressbar=False, **settings)
+    np.testing.assert_allclose(mine.draws["beta"], post.draws["beta"], rtol=1e-8)
+    page = json.loads(run("summary", out, "--json").stdout)
+    assert page["settings"]["formula"] == formula
+    assert page["parameters"]["beta[dose]"]["mean"] == post.summary().loc["beta[dose]", "mean"]
+    new = table.drop(columns="well").iloc[:7]
+    new.to_parquet(tmp_path / "new.parquet")
+    for ending, read in ((".parquet", pd.read_parquet), (".csv", pd.read_csv)):
+        target = tmp_path / f"p{ending}"
+        assert run("predict", out, tmp_path / "new.parquet", "--out", target).exit_code == 0
+        np.testing.assert_allclose(read(target)["mean"], post.predict(new).mean)
+    assert "add --overwrite" in refused(
+        "predict", out, tmp_path / "new.parquet", "--out", tmp_path / "p.csv"
+    )
+    new.assign(ward="Z").to_parquet(tmp_path / "new.parquet")
+    wrong = refused("predict", out, tmp_path / "new.parquet", "--out", tmp_path / "q.csv")
+    assert "holds 'Z' in row 0" in wrong
+    lenient = ["--newlevels", "reference", "--out", tmp_path / "q.csv"]
+    assert run("predict", out, tmp_path / "new.parquet", *lenient).exit_code == 0
+    assert not list(tmp_path.glob(".*.part"))
+
+
+def test_settings_and_formulas_that_are_none_are_one_line(csv, tmp_path):
+    out = ["--out", tmp_path / "run"]
+    assert "did you mean 'design'" in refused("fit", csv, "well ~ dose", *out, "--set", "desing=u")
+    assert "is no setting of nuts" in refused(
+        "fit", csv, "well ~ dose", *out, "--method", "nuts", "--set", "subsample=3"
+    )
+    assert "design must be" in refused("fit", csv, "well ~ dose", *out, "--set", "design=best")
+    assert "leave out --outcome" in refused("fit", csv, "well ~ dose", *out, "--outcome", "well")
+    assert "column 'dos'" in refused("fit", csv, "well ~ dos", *out)
+    assert "write '0 +'" in refused("fit", csv, "well ~ dose", *out, "--no-intercept")
+    assert "--missing must be" in refused("fit", csv, "well ~ dose", *out, "--missing", "no")
+    assert "not of a fit with a formula" in refused_prediction(csv, tmp_path)
+
+
+def refused_prediction(csv, tmp_path):
+    run("fit", csv, *USUAL, "--out", tmp_path / "plain", *SHORT)
+    return refused("predict", tmp_path / "plain", csv, "--out", tmp_path / "p.csv")
+
+
+def test_outcomes_that_are_text_are_told(csv, table, tmp_path):
+    told = table.assign(well=np.where(table["well"], "yes", "no"))
+    told.to_csv(csv, index=False, encoding="utf-16")
+    short = [*SHORT, "--encoding", "utf-16"]
+    said = run("fit", csv, "well ~ dose + ward", "--out", tmp_path / "run", *short)
+    assert "well: 0 is no, 1 is yes" in said.stdout

@@ -268,6 +268,7 @@ def test_a_hostile_file_is_refused(
         ("late ~ dist", {"family": mo.models.Logistic(intercept=False)}, "write '0 \\+'"),
         ("late ~ dist", {"family": mo.models.MLP((4,))}, "by mo.sample"),
         ("~ dist", {}, "no outcome"),
+        ("late ~ 1", {}, "intercept alone"),
         ("late ~ dist", {"missing": "ignore"}, "missing must be"),
         ("late ~ dist", {"weights": "nothing"}, "column 'nothing' of the formula"),
     ],

@@ -165,6 +165,11 @@ def model_for(
         _refuse_groups(encoding.groups)
     if encoding.outcome is None:
         raise SettingError(f"the formula {encoding.formula!r} has no outcome before ~: name one.")
+    if not encoding.layout.columns:
+        raise SettingError(
+            f"the formula {encoding.formula!r} has no column in it, and a model of the intercept "
+            "alone cannot be fitted yet: add a term."
+        )
     model = _model(family, encoding)
     if priors is not None:
         changes: dict[str, Any] = {"priors": priors}

@@ -31,6 +31,9 @@ class Ledger:
         Evaluations by (purpose, kind).
     sweeps
         Complete sweeps over the data set that are included in the counts.
+    unit
+        What is counted, "row" or "group": where effects of groups are integrated out, a group is
+        evaluated as a whole.
 
     Examples
     --------
@@ -51,6 +54,7 @@ class Ledger:
     full_data: int | None = None
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
     sweeps: int = 0
+    unit: str = "row"
 
     def __post_init__(self) -> None:
         if self.rows < 1:
@@ -122,6 +126,7 @@ class Ledger:
             self.rows,
             counts={key: n for key, n in fresh.items() if n},
             sweeps=self.sweeps - before["sweeps"],
+            unit=self.unit,
         ).to_dict()
 
     def to_dict(self) -> dict[str, Any]:
@@ -130,6 +135,7 @@ class Ledger:
             "rows": self.rows,
             "full_data": self.full_data,
             "sweeps": self.sweeps,
+            "unit": self.unit,
             "counts": [[purpose, kind, n] for (purpose, kind), n in self.counts.items()],
         }
 
@@ -142,14 +148,15 @@ class Ledger:
             full_data=None if full_data is None else int(full_data),
             counts={(str(purpose), str(kind)): int(n) for purpose, kind, n in values["counts"]},
             sweeps=int(values["sweeps"]),
+            unit=str(values.get("unit", "row")),
         )
 
     def __repr__(self) -> str:
         return str(self)
 
     def __str__(self) -> str:
-        total = f"{self.evaluations:,} row evaluations"
-        lines = [f"{total}: {self.passes:,.1f} passes over {self.rows:,} rows"]
+        total = f"{self.evaluations:,} {self.unit} evaluations"
+        lines = [f"{total}: {self.passes:,.1f} passes over {self.rows:,} {self.unit}s"]
         if self.counts:
             table = [("purpose", "kind", "evaluations", "passes")]
             for (purpose, kind), n in self.counts.items():

@@ -24,6 +24,7 @@ from modicum.errors import (
 from modicum.ledger import Ledger
 from modicum.methods import DEFAULT, Method, default_plan, resolve
 from modicum.methods.base import Plan, Task
+from modicum.methods.groups import with_fixed_nodes
 from modicum.models import BaseModel, Target
 from modicum.models.base import Params
 from modicum.models.prediction import ModelPredictor
@@ -34,6 +35,7 @@ from modicum.posterior.labels import scalar_names, tidy_labels
 from modicum.progress import Progressbar, phase
 from modicum.random import chain_keys, fresh_seed
 from modicum.rows import Rows
+from modicum.rows.groups import GroupedRows
 from modicum.run import (
     BLOCK,
     Chains,
@@ -137,9 +139,10 @@ def sample(
     tune, draws = _lengths(chosen, rows, draws, tune, chains, passes, thin)
     started = time.monotonic()
     seed = _seed(random_seed, checkpoint)
-    ledger = Ledger(rows=len(rows))
-    target, start = Target.of(model, rows, ledger)
-    where = _starts(target, rows, starts)
+    units = model.units(rows)
+    ledger = Ledger(rows=len(units), unit="group" if isinstance(units, GroupedRows) else "row")
+    target, start = Target.of(model, units, ledger)
+    where = _starts(target, units, starts)
     folder = None
     if checkpoint is not None:
         _check_tracer(target, checkpoint)
@@ -148,18 +151,20 @@ def sample(
             checkpoint, _identity(target, start, where, rows, chosen, *run_length, seed)
         )
     with folder or nullcontext(), stoppable(), within_limits():
-        sums = Sums(target, rows, LocalEngine(progressbar=progressbar), ledger)
-        names = _flat_names(target, rows)
+        sums = Sums(target, units, LocalEngine(progressbar=progressbar), ledger)
+        names = _flat_names(target, units)
         length = (draws * thin, tune * thin, chains)
-        task = Task(target, start, rows, sums, names, *length, seed, folder, where)
+        task = Task(target, start, units, sums, names, *length, seed, folder, where)
         with phase("mode", None, progressbar):
+            task = with_fixed_nodes(task)
             chosen, plan = default_plan(task) if method is None else (chosen, chosen.plan(task))
         doubts = [warn(note) for note in (*_captured(target), *plan.notes)]
         load_soon()  # it takes as long as compiling does, and can go on beside it
         ready = _chains(plan, task, parallel, thin)
-        history = run(ready, tune, draws, progressbar, folder, plan.pause, partial=True)
+        history = run(ready, tune, draws, progressbar, folder, plan.hook, partial=True)
         with phase("checks", None, progressbar):
-            return _posterior(task, chosen, plan, history, doubts, time.monotonic() - started, thin)
+            seconds = time.monotonic() - started
+            return _posterior(task, rows, chosen, plan, history, doubts, seconds, thin)
 
 
 def _check_arguments(model: object, rows: object, parallel: object) -> None:
@@ -310,7 +315,7 @@ def _check_tracer(target: Target, checkpoint: str | os.PathLike[str]) -> None:
 
 def _flat_names(target: Target, rows: Rows) -> tuple[str, ...]:
     """Names of the entries of the flat vector, such as "beta[age]"."""
-    shapes = jax.eval_shape(target.report, jax.ShapeDtypeStruct((target.size,), np.float64))
+    shapes = target.reported_shapes
     empty = {name: np.zeros((1, 1, *s.shape)) for name, s in shapes.items()}
     labels = tidy_labels(target.model.labels(rows), empty)
     named = (scalar_names(name, s.shape, labels) for name, s in shapes.items())
@@ -332,6 +337,7 @@ def _chains(plan: Plan, task: Task, parallel: Parallel | None, thin: int) -> Cha
 
 def _posterior(
     task: Task,
+    rows: Rows,
     method: Method,
     plan: Plan,
     history: History,
@@ -347,8 +353,9 @@ def _posterior(
     outcome = method.finish(task, plan, history)
     draws = _named_draws(task.target, plan.anchor.point, plan.anchor.factor, history.position)
     labels = task.target.model.labels(task.rows)
+    apart = any(doubt.code == "modes-apart" for doubt in outcome.warnings)
     convergence = convergence_warnings(
-        draws, history.stats, outcome.weights, labels, outcome.target_accept
+        draws, history.stats, outcome.weights, labels, outcome.target_accept, apart
     )
     doubts += [
         warn(doubt, stacklevel=5) for doubt in [*history.notes, *outcome.warnings, *convergence]
@@ -358,7 +365,7 @@ def _posterior(
         "method": method.name,
         "settings": repr(method),
         "model": task.target.identity,
-        "rows": len(task.rows),
+        "rows": len(rows),
         "tune": task.tune,
         "thin": thin,
         "warmup_rows": _rows_touched(history.warmup) // task.chains,  # of each chain
@@ -382,7 +389,8 @@ def _posterior(
         tuning=mode | plan.tuning | _priors_text(task),
         settings=settings,
         predictor=ModelPredictor(task.target.model),
-        fit_rows=FitRows.of(task.rows),
+        fit_rows=FitRows.of(rows),
+        rows=rows if isinstance(task.rows, GroupedRows) else None,
     )
 
 

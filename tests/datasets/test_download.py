@@ -51,6 +51,16 @@ def test_download_is_whole(server, tmp_path, digest):
     assert names(tmp_path) == ["file"]
 
 
+def test_without_a_checksum_the_size_is_compared(server, tmp_path):
+    length = len(CONTENT)
+    for sizes in ((length + 1, 2 * length), (0, length - 1)):
+        with pytest.raises(DownloadError, match=f"it has {length:,} bytes, and the file has"):
+            fetch(f"{server}/file", tmp_path / "file", None, False, sizes)
+        assert names(tmp_path) == []
+    fetch(f"{server}/file", tmp_path / "file", None, False, (length, length))
+    assert names(tmp_path) == ["file"]
+
+
 def test_progress_is_shown_to_the_end(server, tmp_path):
     events = []
     fetch(f"{server}/file", tmp_path / "file", DIGEST, progressbar=events.append)
@@ -135,5 +145,6 @@ def test_downloads_have_sha256_digests():
     modules = [getattr(d, f"{name}_table") for name in tables]
     sources = [*(module.SOURCE for module in modules), *d.mnist_digits.SOURCES.values()]
     unknown = [s.name for s in sources if s.digest is None]
-    assert unknown == ["taxi"]  # none is published
+    assert unknown == ["taxi"]  # none is published: its size is compared
+    assert all((s.sizes is None) == (s.digest is not None) for s in sources)
     assert all(re.fullmatch("sha256:[0-9a-f]{64}", s.digest) for s in sources if s.digest)

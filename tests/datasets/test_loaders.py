@@ -104,12 +104,23 @@ def test_flights(tmp_path, monkeypatch):
     at = made.columns.index("dest[SJU]") if "dest[SJU]" in made.columns else None
     assert at is None or np.array_equal(everything(made.rows)["x"][:, at], arrived["dest"] == "SJU")
     assert made.columns[-1] == "distance"
+    same_columns(D.flights(tmp_path, coded=True).rows, made.rows)
     (tmp_path / "narrow").mkdir()
     table.to_parquet(tmp_path / "narrow" / "flights.parquet")
     assert D.flights(tmp_path / "narrow").rows.fingerprint() == made.rows.fingerprint()
     monkeypatch.setattr("modicum.datasets.flights_table.find_spec", lambda name: None)
     with pytest.raises(mo.DataError, match="data set flights is not in"):
         D.flights(tmp_path / "nowhere", download=False)
+
+
+def test_a_file_that_is_not_the_taxi_table_is_one_sentence(tmp_path):
+    path = tmp_path / "yellow_tripdata_2023-05.parquet"
+    path.write_bytes(b"<html>Access denied</html>")
+    with pytest.raises(mo.DataError, match=r"05.parquet is no Parquet file, not the trips"):
+        D.taxi(tmp_path, download=False)
+    files.taxi().drop(columns="fare_amount").to_parquet(path)
+    with pytest.raises(mo.DataError, match="a file without the column 'fare_amount'"):
+        D.taxi(tmp_path, download=False)
 
 
 def test_taxi(tmp_path):
@@ -135,6 +146,7 @@ def test_claims(tmp_path):
     np.testing.assert_allclose(np.exp(batch["offset"]), policies["Exposure"], rtol=1e-6)
     assert np.array_equal(batch["y"], policies["ClaimNb"])
     assert made.columns[-1] == "log_density"
+    same_columns(D.claims(tmp_path, coded=True).rows, made.rows)
     (tmp_path / "rda").mkdir()
     (tmp_path / "rda" / "freMTPLfreq.rda").write_bytes(b"")
     if "pyreadr" not in sys.modules and not _installed("pyreadr"):
@@ -214,3 +226,12 @@ def test_real_files(name):
     Target.of(made.model, made.rows)
     expected = {"mnist": 60_000, "covertype": 581_012, "flights": 327_346, "claims": 413_169}
     assert len(made.rows) == expected.get(name, len(made.rows))
+
+
+def same_columns(codes, columns):
+    """Whether rows with codes stand for these rows."""
+    assert codes.columns == columns.columns
+    assert codes.nbytes < columns.nbytes
+    few, whole = everything(codes), everything(columns)
+    assert np.array_equal(codes.coding.densely(few), whole["x"])
+    assert all(np.array_equal(few[name], whole[name]) for name in whole if name != "x")

@@ -10,11 +10,12 @@ class Crash(BaseException):
     """The process dies here."""
 
 
-def planned(model, rows, method, seed=1):
+def planned(model, rows, method, seed=1, checkpoint=None):
     """What a method plans for, without a draw."""
     sums, start = sums_of(model, rows)
     names = tuple(f"t{i}" for i in range(len(start)))
-    return method.plan(Task(sums.target, start, rows, sums, names, 100, 100, 2, seed)), sums.ledger
+    task = Task(sums.target, start, rows, sums, names, 100, 100, 2, seed, checkpoint)
+    return method.plan(task), sums.ledger
 
 
 def saved_iterations(folder):

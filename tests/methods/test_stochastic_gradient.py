@@ -135,7 +135,7 @@ def whole():
 
 
 @pytest.mark.parametrize("chunk", [0.0, 1e9])
-def test_pauses_do_not_depend_on_chunks(whole, monkeypatch, chunk):
+def test_snapshots_do_not_depend_on_chunks(whole, monkeypatch, chunk):
     monkeypatch.setattr(runner, "CHUNK_SECONDS", chunk)
     assert same_draws(sample(SVRG, thin=3), whole)
 
@@ -144,10 +144,10 @@ class Crash(BaseException):
     """The process dies here."""
 
 
-def test_a_killed_run_with_pauses_and_thinning_resumes(whole, tmp_path, monkeypatch):
+def test_a_killed_run_with_snapshots_and_thinning_resumes(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "CHUNK_SECONDS", 0.0)
     real = checkpoint_module.Checkpoint.append
-    for stop in (7, 20, 41):  # at a pause, and within a window
+    for stop in (7, 20, 41):  # at a snapshot, and within a window
 
         def append(self, iterations, record, state, stop=stop):
             real(self, iterations, record, state)

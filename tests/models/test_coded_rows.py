@@ -4,12 +4,15 @@ Sums, residuals, moments and bounds agree to rounding; one short run per family 
 the same draws, since nothing but rounding differs.
 """
 
+import warnings
+
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 import modicum as mo
-from helpers.coded import Pair, crossed, pair
+from helpers.coded import Pair, crossed, densely, pair
 from modicum.estimators.bounds import BoundedRows, bound_of, collapse
 from modicum.estimators.taylor import control_variate, proxy
 from modicum.ledger import Ledger
@@ -109,26 +112,125 @@ def shared() -> Pair:
     return pair(6000)
 
 
-SETTINGS = {"draws": 8, "tune": 8, "chains": 1, "random_seed": 4, "progressbar": False}
+SETTINGS = {"draws": 40, "tune": 10, "chains": 1, "random_seed": 4, "progressbar": False}
 
 
-@pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
-@pytest.mark.parametrize(
-    "method", ["hmc-ecs", "hmc-ecs-signed", "flymc", "sgld", "cp-sghmc", "ewsg", "svrg-ld", "hmc"]
-)
-def test_methods_draw_the_same(shared, method):
-    ours, theirs = (mo.sample(mo.models.Logistic(), r, method=method, **SETTINGS) for r in shared)
+def fitted(rows, method="hmc-ecs"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)  # of chains this short
+        return mo.sample(mo.models.Logistic(), rows, method=method, **SETTINGS)
+
+
+def same_draws(ours, theirs):
     np.testing.assert_allclose(ours["beta"], theirs["beta"], rtol=1e-5, atol=1e-6)
     assert np.ptp(np.asarray(theirs["beta"]), axis=(0, 1)).min() > 0  # chains that move
     assert ours.summary().index.tolist() == theirs.summary().index.tolist()
 
 
-@pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
+@pytest.fixture(scope="module")
+def fits(shared):
+    return Pair(fitted(shared.coded), fitted(shared.dense))
+
+
+def test_hmc_ecs_draws_the_same(fits):
+    same_draws(*fits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method", ["hmc-ecs-signed", "flymc", "sgld", "cp-sghmc", "ewsg", "svrg-ld", "hmc"]
+)
+def test_methods_draw_the_same(shared, method):
+    same_draws(*(fitted(rows, method) for rows in shared))
+
+
+@pytest.mark.slow
 def test_from_a_store_too_and_streamed(shared, tmp_path):
     store = ingest(shared.coded, tmp_path / "s", dtype=None, progressbar=False)
     for method in (mo.HMCECS(memory_limit=0), mo.NUTS(memory_limit=0)):
-        ours, theirs = (
-            mo.sample(mo.models.Logistic(), rows, method=method, **SETTINGS)
-            for rows in (store, shared.dense)
-        )
-        np.testing.assert_allclose(ours["beta"], theirs["beta"], rtol=1e-5, atol=1e-6)
+        same_draws(fitted(store, method), fitted(shared.dense, method))
+
+
+def expected(post, rows):
+    return post.predict(rows).mean
+
+
+def test_predictions_do_not_depend_on_how_rows_are_held(shared, fits, tmp_path):
+    whole = shared.coded.slice(0, len(shared.coded))
+    gas, month = (np.asarray(shared.coded.levels[name])[whole[name]] for name in ("gas", "month"))
+    answer = expected(fits.dense, shared.dense)
+    for post in fits:
+        for rows in shared:
+            np.testing.assert_allclose(expected(post, rows), answer, atol=1e-6)
+    numbers = {"x0": whole["x"][:, 0], "x1": whole["x"][:, 1]}
+    table = pd.DataFrame({"month": month, "gas": gas, **numbers})
+    by_name = {"x": whole["x"], "gas": gas, "month": month}
+    as_codes = {"x": whole["x"], "codes": {"month": month, "gas": gas}}
+    formed = {"x": shared.dense.slice(0, len(gas))["x"]}
+    reference = pd.Categorical(gas, ["xenon", "argon", "neon", "radon"])
+    recoded = mo.Rows(x=whole["x"], codes={"month": month, "gas": gas})
+    turned = {**by_name, "x": pd.DataFrame(numbers)[["x1", "x0"]]}
+    for rows in (table, by_name, as_codes, formed, recoded, turned):
+        np.testing.assert_allclose(expected(fits.coded, rows), answer, atol=1e-6)
+    fits.coded.save(tmp_path / "post.npz")
+    again = mo.Posterior.load(tmp_path / "post.npz")
+    np.testing.assert_allclose(expected(again, by_name), answer, atol=1e-6)
+    with pytest.raises(mo.DataError, match="coded against the reference level 'xenon'"):
+        expected(fits.coded, mo.Rows(x=whole["x"], codes={"gas": reference, "month": month}))
+
+
+def test_a_few_new_rows_have_the_levels_of_the_fit(shared, fits):
+    first = shared.coded.slice(0, 1)
+    gas, month = (shared.coded.levels[name][int(first[name][0])] for name in ("gas", "month"))
+    one = {"x": first["x"], "gas": [gas], "month": [month]}
+    answer = expected(fits.coded, shared.coded.subset(np.arange(1)))
+    np.testing.assert_allclose(expected(fits.coded, one), answer, atol=1e-12)
+    np.testing.assert_allclose(
+        expected(
+            fits.coded,
+            pd.DataFrame(
+                {"gas": [gas], "month": [month], "x0": first["x"][:, 0], "x1": first["x"][:, 1]}
+            ),
+        ),
+        answer,
+        atol=1e-12,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"gas": ["helium"]}, "'gas' holds 'helium' in row 0, which the rows of the fit did not"),
+        ({"gas": None}, "lack the factor 'gas'"),
+        ({"gas": None, "month": None}, "x has 2 columns, but the fit had 7"),
+        ({"x": np.zeros((1, 3))}, "x has 3 columns besides the factors"),
+    ],
+)
+def test_rows_that_are_not_like_those_of_the_fit_are_refused(fits, change, said):
+    rows = {"x": np.zeros((1, 2)), "gas": ["neon"], "month": [3]} | change
+    with pytest.raises(mo.ModicumError, match=said):
+        expected(fits.coded, {k: v for k, v in rows.items() if v is not None})
+
+
+def test_correct_and_score_read_codes(shared, fits):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        ours, theirs = (post.correct(rows) for post, rows in zip(fits, shared, strict=True))
+    np.testing.assert_allclose(ours["beta"], theirs["beta"], rtol=1e-5, atol=1e-6)
+    scores = [post.score(rows).log_density for post, rows in zip(fits, shared, strict=True)]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-6)
+    with pytest.raises(mo.DataError, match="not the rows the posterior was sampled with"):
+        fits.coded.correct(shared.dense)
+
+
+def test_separated_levels_are_named_the_same():
+    rng = np.random.default_rng(1)
+    gas = np.array(["neon", "argon", "xenon"])[rng.integers(0, 3, 300)]
+    y = np.where(gas == "xenon", 1.0, rng.random(300) < 0.5)
+    coded = mo.Rows(y=y, codes={"gas": gas})
+    found = []
+    for rows in (coded, densely(coded)):
+        post = mo.LogPosterior(mo.models.Logistic(), rows)
+        found.append({w.code: str(w) for w in post.mode().warnings})
+    assert found[0] == found[1]
+    assert "gas[xenon]" in found[0]["separation"]

@@ -45,6 +45,11 @@ def test_blocks_add_up_to_the_chunk(small, rows):
 @pytest.mark.parametrize("n", [7, 1_024, 1_025, 70_000, 1_000_000])
 def test_large_chunks_are_whole_blocks(n):
     rows = logistic_rows(7, 3)
-    size = engine.chunk_rows(type("Many", (), {"fields": rows.fields, "__len__": lambda _: n})())
+    size = engine.chunk_rows(_many(rows, n))
     assert size % blocks.BLOCK == 0 or size == n
     assert size < n + blocks.BLOCK
+
+
+def _many(rows, n):
+    about = {"fields": rows.fields, "dtypes": rows.dtypes, "coding": rows.coding}
+    return type("Many", (), about | {"__len__": lambda _: n})()

@@ -1,12 +1,14 @@
 """Saved and loaded again; damaged and foreign files are refused in a sentence."""
 
+import errno
 import json
+import os
 import zipfile
 
 import numpy as np
 import pytest
 
-from modicum.errors import DataError, ModicumWarning, SettingError
+from modicum.errors import DataError, ModicumWarning, ResourceError, SettingError
 from modicum.ledger import Ledger
 from modicum.models import Logistic
 from modicum.models.prediction import ModelPredictor
@@ -132,6 +134,19 @@ def test_foreign_and_newer_files(post, tmp_path):
             Posterior.load(tmp_path / "new")
     with pytest.raises(FileNotFoundError):
         Posterior.load(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_is_one_sentence(post, tmp_path, monkeypatch, number):
+    path = tmp_path / "p"
+
+    def full(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ResourceError, match=r"the disk of '.*p' is full; make room"):
+        post.save(path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_save_leaves_the_old_file(post, tmp_path, monkeypatch):

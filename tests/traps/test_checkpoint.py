@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers import toy
+from helpers.interrupted import planned
 from helpers.targets import gaussian_rows, quick
 from modicum.run import checkpoint as module
 from modicum.run.checkpoint import Checkpoint
@@ -108,6 +110,43 @@ def test_an_odd_seed_in_the_index_is_another_run(tmp_path, seed):
     Checkpoint(tmp_path, identity).close()
     with pytest.raises(mo.SettingError, match="belongs to another run"):
         mo.sample(MODEL, rows, draws=5, tune=5, progressbar=False, checkpoint=tmp_path)
+
+
+# What a plan remembers ---------------------------------------------------------------------
+
+
+def without(arrays, name):
+    return {other: values for other, values in arrays.items() if other != name}
+
+
+@pytest.mark.parametrize(
+    ("method", "files"),
+    [
+        (mo.HMCECS(), {"anchor", "design-weighted"}),
+        (mo.HMCECS(anchor=toy.poor_anchor(), **toy.POOR), {"anchor", "design-weighted"}),
+        (mo.FlyMC(), {"anchor", "bound"}),
+    ],
+    ids=["hmc-ecs", "anchor by hand", "flymc"],
+)
+def test_remembered_files_without_one_of_their_names_are_one_sentence(tmp_path, method, files):
+    with Checkpoint(tmp_path, IDENTITY) as checkpoint:
+        _, whole = planned(toy.MODEL, toy.rows(), method, checkpoint=checkpoint)
+        _, again = planned(toy.MODEL, toy.rows(), method, checkpoint=checkpoint)
+        assert again.to_dict() == whole.to_dict()  # the bill is remembered too
+        assert {path.stem for path in tmp_path.glob("*.npz")} == files
+        for path in tmp_path.glob("*.npz"):
+            before = path.read_bytes()
+            with np.load(path) as file:
+                arrays = dict(file)
+            assert "ledger" in arrays
+            for name in arrays:
+                np.savez(path, **without(arrays, name))
+                with pytest.raises(mo.DataError, match="missing or damaged; delete the folder"):
+                    planned(toy.MODEL, toy.rows(), method, checkpoint=checkpoint)
+            np.savez(path, **arrays | {"ledger": np.array("[" * 5)})
+            with pytest.raises(mo.DataError, match="missing or damaged"):
+                planned(toy.MODEL, toy.rows(), method, checkpoint=checkpoint)
+            path.write_bytes(before)
 
 
 # Arrays ------------------------------------------------------------------------------------

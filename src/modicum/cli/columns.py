@@ -22,6 +22,7 @@ Categorical = Annotated[
 Offset = Annotated[str | None, typer.Option(help="Column added to the linear predictor.")]
 Weight = Annotated[str | None, typer.Option(help="Column of frequency weights.")]
 DType = Annotated[str | None, typer.Option(help="float32 or float64.")]
+Encoding = Annotated[str, typer.Option(help="Of CSV files, such as latin-1.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")]
 Prob = Annotated[float, typer.Option(help="Posterior probability of the interval.")]
 

@@ -21,6 +21,7 @@ from modicum.cli.columns import (
     Categorical,
     ColumnChoice,
     DType,
+    Encoding,
     Offset,
     Outcome,
     Predictors,
@@ -29,11 +30,14 @@ from modicum.cli.columns import (
     Weight,
 )
 from modicum.cli.fitting import (
+    build_method,
     build_model,
     checked_prob,
     ingest_table,
     prepare_folder,
+    read_formula_rows,
     read_rows,
+    require_path,
     sample_rows,
     write_results,
 )
@@ -49,7 +53,8 @@ from modicum.cli.messages import (
     summary_table,
     tell_warnings,
 )
-from modicum.errors import DataError
+from modicum.cli.predicting import NEW_LEVELS, saved_posterior, summary_json, write_predictions
+from modicum.fit import model_for, with_formula
 from modicum.methods import DEFAULT, METHODS
 from modicum.models import FAMILIES
 from modicum.run import Checkpoint
@@ -145,6 +150,14 @@ def fit(
         str,
         typer.Argument(help=f"{DATA}; or a row store."),
     ],
+    formula: Annotated[
+        str | None,
+        typer.Argument(
+            help="Such as 'late ~ carrier + bs(hour, df=6)'; without one, --outcome and "
+            "--predictors say what is fitted."
+        ),
+    ] = None,
+    *,
     out: Annotated[Path, typer.Option(help="Folder for the results.")],
     outcome: Outcome = None,
     family: Annotated[str, typer.Option(help=f"One of {', '.join(FAMILIES)}.")] = "logistic",
@@ -171,6 +184,16 @@ def fit(
         str | None,
         typer.Option(help=f"One of {', '.join(METHODS)}; default: {DEFAULT}."),
     ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="A setting of the method, such as design=uniform; may be repeated.",
+        ),
+    ] = None,
+    missing: Annotated[
+        str, typer.Option(help="Rows with missing values, with a formula: refuse or drop.")
+    ] = "refuse",
     draws: Annotated[int, typer.Option(help="Draws to keep, in each chain.")] = 1000,
     tune: Annotated[int, typer.Option(help="Warm-up before them, in each chain.")] = 1000,
     chains: Annotated[int, typer.Option(help="Independent chains.")] = 4,
@@ -182,6 +205,7 @@ def fit(
         bool, typer.Option("--overwrite", help="Replace the results of an earlier fit in OUT.")
     ] = False,
     dtype: DType = None,
+    encoding: Encoding = "utf-8",
     prob: Prob = 0.9,
     quiet: Quiet = False,
 ) -> None:
@@ -194,15 +218,27 @@ def fit(
     with one_sentence():
         checked_prob(prob)
         model = build_model(family, prior_scale, not no_intercept, scale, df)
+        chosen = build_method(method, set_ or ())
         choice = ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
+        require_path(data)
         prepare_folder(out, overwrite)
         after_a_stop("the same command goes on where it was.")
         say = console(quiet)
-        rows = read_rows(data, choice, out, say, overwrite)
+        table_rows = None
+        if formula is None:
+            rows = read_rows(data, choice, out, say, overwrite, encoding)
+        else:
+            table_rows = read_formula_rows(
+                data, formula, choice, missing, out, say, overwrite, encoding
+            )
+            rows = table_rows.rows
+            model = model_for(rows, model)
         say.print(escape(described(rows, data)), highlight=False)
         folder = checkpoint or out / "checkpoint"
         settings = {"draws": draws, "tune": tune, "chains": chains, "random_seed": seed}
-        post = sample_rows(model, rows, method, settings, folder, say)
+        post = sample_rows(model, rows, chosen, settings, folder, say)
+        if table_rows is not None:
+            post = with_formula(post, table_rows)
         table = write_results(post, out, prob)
         after_a_stop(f"the results are in {out}.")
         if checkpoint is None:  # the posterior is safe, and the next fit may be another one
@@ -220,6 +256,7 @@ def ingest(
     offset: Offset = None,
     weight: Weight = None,
     dtype: DType = "float32",
+    encoding: Encoding = "utf-8",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -227,7 +264,7 @@ def ingest(
     with one_sentence():
         choice = ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
         say = console(quiet)
-        rows = ingest_table(source, store, choice, say, overwrite)
+        rows = ingest_table(source, store, choice, say, overwrite, encoding)
         say.print(escape(described(rows, source)), highlight=False)
         say.print(f"The store is in {escape(str(store))}.", highlight=False)
 
@@ -237,20 +274,49 @@ def summary(
     run: Annotated[Path, typer.Argument(help="A folder `fit` wrote, or a saved posterior.")],
     prob: Prob = 0.9,
     everything: Annotated[bool, typer.Option("--all", help="However long the table is.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="As JSON: parameters, warnings, cost and settings.")
+    ] = False,
 ) -> None:
     """Print the table of a saved posterior."""
     with one_sentence():
-        from modicum.posterior import Posterior
-
         checked_prob(prob)
-        path = run / "posterior" if run.is_dir() else run
-        if not path.is_file():
-            raise DataError(f"there is no posterior at {path}: check the path, or finish the fit.")
-        post = Posterior.load(path)
+        post = saved_posterior(run)
         say = console(quiet=False)
         table = post.summary(prob=prob)
+        if as_json:
+            typer.echo(summary_json(post, table))
+            return
         say.print(summary_table(table, len(table) if everything else LINES))
         if len(table) > LINES and not everything:
             say.print(f"{len(table) - LINES} more lines: add --all.", highlight=False)
         say.print(escape(cost_line(post)), highlight=False)
         tell_warnings(post)
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="A folder `fit` wrote, or a saved posterior.")],
+    data: Annotated[str, typer.Argument(help=f"{DATA}, in the columns of the fit.")],
+    out: Annotated[Path, typer.Option(help="File to write: .parquet, .csv or .feather.")],
+    draws: Annotated[int, typer.Option(help="Posterior draws to use.")] = 200,
+    newlevels: Annotated[
+        str, typer.Option(help=f"Levels the fit did not have: {' or '.join(NEW_LEVELS)}.")
+    ] = "refuse",
+    encoding: Encoding = "utf-8",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+    prob: Prob = 0.9,
+    quiet: Quiet = False,
+) -> None:
+    """Predict the expected outcome of every row of a table, with an interval.
+
+    RUN is of a fit with a formula. The file will have one row for each row of DATA, in order: the
+    mean and the ends of the interval.
+    """
+    with one_sentence():
+        checked_prob(prob)
+        require_path(data)
+        post = saved_posterior(run)
+        rows = write_predictions(post, data, out, draws, prob, newlevels, encoding, overwrite)
+        say = console(quiet)
+        say.print(f"Wrote {rows:,} predictions to {escape(str(out))}.", highlight=False)

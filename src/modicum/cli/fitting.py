@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import glob
 import hashlib
 import json
 import os
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +18,16 @@ from rich.markup import escape
 
 from modicum.cli.columns import ColumnChoice
 from modicum.errors import ModicumWarning, SettingError, suggestion
-from modicum.models import FAMILIES, BaseModel
+from modicum.fit import family_named
+from modicum.methods import DEFAULT, Method, resolve
+from modicum.models import LinearPredictorModel
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from modicum.posterior import Posterior
     from modicum.rows import Rows
+    from modicum.rows.reading import TableRows
 
 RESULTS = ("posterior", "summary.csv")
 BEING_MADE = "being made"
@@ -30,21 +35,43 @@ BEING_MADE = "being made"
 
 def build_model(
     family: str, prior_scale: float | None, intercept: bool, scale: float | None, df: float | None
-) -> BaseModel:
+) -> LinearPredictorModel:
     """Return the family by its name, with settings that apply to it."""
-    name = family.lower().replace("_", "-")
-    if name not in FAMILIES:
-        raise SettingError(
-            f"there is no family {family!r}{suggestion(family, FAMILIES)}; "
-            f"the families are {', '.join(FAMILIES)}."
-        )
+    chosen = family_named(family)
     options: dict[str, Any] = {"scale": scale, "df": df}  # fields of some families
     extra = {option: value for option, value in options.items() if value is not None}
-    takes = {field.name for field in fields(FAMILIES[name])}
+    takes = {field.name for field in fields(chosen)}
     for option in extra:
         if option not in takes:
-            raise SettingError(f"--{option} does not apply to the family {name}: leave it out.")
-    return FAMILIES[name](prior_scale=prior_scale, intercept=intercept, **extra)
+            raise SettingError(f"--{option} does not apply to the family {family}: leave it out.")
+    return chosen(prior_scale=prior_scale, intercept=intercept, **extra)
+
+
+def build_method(name: str | None, settings: Sequence[str]) -> str | Method | None:
+    """Return a method with its settings, each NAME=VALUE; None: the default of `sample`."""
+    chosen = type(resolve(DEFAULT if name is None else name))
+    if not settings:
+        return name
+    takes = [f.name for f in fields(chosen) if f.init]  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or key not in takes:
+            raise SettingError(
+                f"--set {setting} is no setting of {chosen.name}{suggestion(key, takes)}; give "
+                f"NAME=VALUE, with a name among {', '.join(takes)}."
+            )
+        values[key] = _value(text.strip())
+    return chosen(**values)
+
+
+def _value(text: str) -> object:
+    """A number, a truth value, None or a list of them as Python writes it; any other is a text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return {"true": True, "false": False, "none": None}.get(text.lower(), text)
 
 
 def checked_prob(prob: float) -> None:
@@ -75,8 +102,19 @@ def prepare_folder(out: Path, overwrite: bool) -> None:
             )
 
 
+def require_path(data: str) -> None:
+    """Refuse what cannot be the name of a file."""
+    if not data.strip() or "\0" in data:
+        raise SettingError(f"name the data: {data!r} is no path.")
+
+
 def read_rows(
-    data: str, choice: ColumnChoice, out: Path, say: Console, overwrite: bool = False
+    data: str,
+    choice: ColumnChoice,
+    out: Path,
+    say: Console,
+    overwrite: bool = False,
+    encoding: str = "utf-8",
 ) -> Rows:
     """Open a row store, or ingest files into OUT/rows; an ingest is not repeated needlessly.
 
@@ -84,8 +122,7 @@ def read_rows(
     """
     from modicum.rows import Rows
 
-    if not data.strip() or "\0" in data:
-        raise SettingError(f"name the data: {data!r} is no path.")
+    require_path(data)
     if (Path(data) / "rows.json").is_file():
         rows = Rows.open(data)
         if not choice.unused() or choice.outcome not in (None, rows.outcome):
@@ -95,12 +132,75 @@ def read_rows(
             )
         return rows
     if choice.outcome is None:
-        raise SettingError("name the column of the outcome: --outcome NAME.")
+        raise SettingError(
+            "name the column of the outcome with --outcome NAME, or give a formula after the data."
+        )
+    origin = {"files": _files(data), **asdict(choice), "encoding": encoding}
+
+    def make(store: Path) -> tuple[Rows, int]:
+        return ingest_table(data, store, choice, say, overwrite=True, encoding=encoding), 0
+
+    return kept_rows(origin, make, data, out, overwrite)[0]
+
+
+def read_formula_rows(
+    data: str,
+    formula: str,
+    choice: ColumnChoice,
+    missing: str,
+    out: Path,
+    say: Console,
+    overwrite: bool,
+    encoding: str,
+) -> TableRows:
+    """Read files by a formula into OUT/rows, unless they are there already."""
+    from modicum.rows.reading import TableRows, read_formula
+
+    if choice.outcome or choice.predictors or choice.categorical:
+        raise SettingError(
+            "the formula names the outcome and the predictors: leave out --outcome, --predictors "
+            "and --categorical (write C(name) for numbers that are levels)."
+        )
+    if missing not in ("refuse", "drop"):
+        raise SettingError(f"--missing must be refuse or drop, not {missing}.")
+    origin = {"files": _files(data), **asdict(choice), "encoding": encoding}
+    origin |= {"formula": formula, "missing": missing}
+
+    def make(store: Path) -> tuple[Rows, int]:
+        return read_formula(
+            formula,
+            data,
+            offset=choice.offset,
+            weight=choice.weight,
+            missing="drop" if missing == "drop" else "refuse",
+            store=store,
+            overwrite=True,
+            dtype=choice.dtype,
+            text_encoding=encoding,
+            progressbar=not say.quiet,
+        )
+
+    return TableRows(*kept_rows(origin, make, data, out, overwrite))
+
+
+def kept_rows(
+    origin: dict[str, Any],
+    make: Callable[[Path], tuple[Rows, int]],
+    data: str,
+    out: Path,
+    overwrite: bool,
+) -> tuple[Rows, int]:
+    """Return the rows in OUT/rows, made again only where they are of another origin.
+
+    With them comes how many rows of the table were left out.
+    """
+    from modicum.rows import Rows
+
     store, note = out / "rows", out / "rows-source.json"
-    origin = json.loads(json.dumps({"files": _files(data), **asdict(choice)}))
+    origin = json.loads(json.dumps(origin))
     known = _note(note)
     if store.is_dir() and known.get("origin") == origin and known.get("store") == _digest(store):
-        return Rows.open(store)
+        return Rows.open(store), int(known.get("dropped", 0))
     made_here = known.get("store") == BEING_MADE or (
         bool(known) and known.get("store") == _digest(store)
     )
@@ -112,12 +212,13 @@ def read_rows(
     # A command that is killed now can replace what it has left, without being allowed to again.
     note.write_text(json.dumps({"origin": origin, "store": BEING_MADE}))
     try:
-        rows = ingest_table(data, store, choice, say, overwrite=True)
+        rows, dropped = make(store)
     except Exception:
         note.write_text(json.dumps(known)) if known else note.unlink()
         raise
-    note.write_text(json.dumps({"origin": origin, "store": _digest(store)}, indent=1))
-    return rows
+    entry = {"origin": origin, "store": _digest(store), "dropped": dropped}
+    note.write_text(json.dumps(entry, indent=1))
+    return rows, dropped
 
 
 def _note(path: Path) -> dict[str, Any]:
@@ -148,7 +249,12 @@ def _files(data: str) -> list[list[Any]]:
 
 
 def ingest_table(
-    source: str, store: Path, choice: ColumnChoice, say: Console, overwrite: bool
+    source: str,
+    store: Path,
+    choice: ColumnChoice,
+    say: Console,
+    overwrite: bool,
+    encoding: str = "utf-8",
 ) -> Rows:
     """Read files into a row store."""
     from modicum.rows import ingest as ingest_rows
@@ -164,13 +270,14 @@ def ingest_table(
         dtype=choice.dtype,
         progressbar=not say.quiet,
         overwrite=overwrite,
+        encoding=encoding,
     )
 
 
 def sample_rows(
-    model: BaseModel,
+    model: LinearPredictorModel,
     rows: Rows,
-    method: str | None,
+    method: str | Method | None,
     settings: dict[str, Any],
     checkpoint: Path,
     say: Console,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from modicum.posterior import Posterior
     from modicum.rows import Rows
+    from modicum.rows.description import Level
 
 LINES = 60  # a longer table is cut, and the rest left to summary.csv
 
@@ -34,9 +35,22 @@ def described(rows: Rows, source: str) -> str:
         f"Read {len(rows):,} rows from {source}: outcome {rows.outcome or 'y'}, "
         f"{count(len(rows.columns), 'column')} of x{' and ' + parts if parts else ''}."
     )
+    classes = outcome_levels(rows)
+    if classes:
+        numbered = ", ".join(f"{i} is {level}" for i, level in enumerate(classes[:5]))
+        text += f"\n  {rows.outcome}: {numbered}{', ...' if len(classes) > 5 else ''}"
     for name, levels in rows.levels.items():
         text += f"\n  {name}: {len(levels)} levels, compared with {levels[0]}"
     return text
+
+
+def outcome_levels(rows: Rows) -> tuple[Level, ...]:
+    """Levels of an outcome that was none of numbers, by the numbers they became."""
+    from modicum.rows.formula import FormulaEncoding
+
+    origin = rows.schema.origin
+    outcome = None if origin is None else FormulaEncoding.from_dict(origin).outcome
+    return () if outcome is None else outcome.levels
 
 
 def done_line(post: Posterior) -> str:

@@ -21,11 +21,18 @@ class DownloadError(Exception):
     """Why a download did not succeed, in a few words."""
 
 
-def fetch(url: str, target: Path, digest: str | None, progressbar: Progressbar = True) -> None:
+def fetch(
+    url: str,
+    target: Path,
+    digest: str | None,
+    progressbar: Progressbar = True,
+    sizes: tuple[int, int] | None = None,
+) -> None:
     """Download `url` to `target`.
 
     The bytes go to a file beside it, which takes the name only when all of them are there and their
-    checksum is right, so that an interrupted or spoilt download leaves nothing behind.
+    checksum is right (where none is known, their number plausible), so that an interrupted or
+    spoilt download leaves nothing behind.
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
@@ -34,6 +41,11 @@ def fetch(url: str, target: Path, digest: str | None, progressbar: Progressbar =
             found = _copy(url, file, digest, target.name, progressbar)
             file.flush()
             os.fsync(file.fileno())
+            size = file.tell()
+        if sizes is not None and not sizes[0] <= size <= sizes[1]:
+            raise DownloadError(
+                f"it has {size:,} bytes, and the file has between {sizes[0]:,} and {sizes[1]:,}"
+            )
         if digest is not None and found != digest:
             raise DownloadError(f"its checksum is {found} instead of {digest}")
         os.replace(temporary, target)

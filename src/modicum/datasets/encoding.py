@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-__all__ = ["dummies", "spline_names", "splines", "standardised"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["dummies", "factor", "spline_names", "splines", "standardised"]
 
 
 def standardised(values: np.ndarray) -> np.ndarray:
@@ -36,6 +40,23 @@ def dummies(
     kept = [k for k in range(int(codes.max()) + 1) if k != reference]
     columns = (codes[:, None] == np.array(kept)).astype(np.float32)
     return columns, [f"{name}[{levels[k]}]" for k in kept]
+
+
+def factor(codes: np.ndarray, levels: Sequence[object] | np.ndarray) -> pd.Categorical[str]:
+    """The same as a categorical whose first level, the reference, is the most frequent.
+
+    Examples
+    --------
+    >>> factor(np.array([0, 1, 1, 2]), ["a", "b", "c"]).categories.to_list()
+    ['b', 'a', 'c']
+    """
+    import pandas as pd  # slow to import
+
+    reference = int(np.bincount(codes).argmax())
+    order = [reference, *(k for k in range(int(codes.max()) + 1) if k != reference)]
+    place = np.argsort(order)
+    names = pd.Index([str(levels[k]) for k in order])
+    return pd.Categorical.from_codes(place[codes], names)
 
 
 def splines(values: np.ndarray, count: int = 10) -> np.ndarray:

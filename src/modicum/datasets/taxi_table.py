@@ -10,6 +10,7 @@ import numpy as np
 from modicum.datasets.dataset import Arrays, Dataset, Recipe
 from modicum.datasets.encoding import spline_names, splines
 from modicum.datasets.source import Folder, Source
+from modicum.errors import DataError
 from modicum.models import Logistic
 from modicum.rows import Rows
 
@@ -25,8 +26,14 @@ SOURCE = Source(
     url="https://d37ci6vzurychx.cloudfront.net/trip-data/yellow_tripdata_2023-05.parquet",
     saved="yellow_tripdata_2023-05.parquet",
     digest=None,  # the commission publishes none, and has written its files anew before
+    sizes=(30_000_000, 120_000_000),  # with other columns and compression it would be within these
 )
 CARD = 1
+PUBLISHED = (  # the commission's names of what is read
+    *("tpep_pickup_datetime", "tpep_dropoff_datetime", "payment_type", "trip_distance"),
+    *("fare_amount", "tip_amount"),
+)
+NARROW = ("pickup_s", "duration_s", "payment_type", "distance_cmi", "fare_c", "tip_c")
 
 
 def taxi(folder: Folder = None, download: bool = True, progressbar: bool = True) -> Dataset:
@@ -34,7 +41,9 @@ def taxi(folder: Folder = None, download: bool = True, progressbar: bool = True)
 
     Splines in the time of day and in the logarithms of distance and duration, nine columns each.
     Trips paid by card of 3 dollars and more, up to 100 miles, from one minute to four hours.
-    Parameters as in `covertype` (48 MB; no checksum is published, so that none is compared).
+    Parameters as in `covertype` (48 MB). The commission publishes no checksum, and has written its
+    files anew before, so that none is compared: a download must have a plausible size, and the file
+    the columns that are read.
     """
     return RECIPE.load(folder, download, progressbar)
 
@@ -42,8 +51,15 @@ def taxi(folder: Folder = None, download: bool = True, progressbar: bool = True)
 def _read(path: Path) -> Arrays:
     import pandas as pd
 
-    t = pd.read_parquet(path)
-    t = t if "pickup_s" in t.columns else _narrowed(t)
+    try:
+        t = pd.read_parquet(path)
+    except Exception as fault:  # pyarrow's own errors, of several kinds
+        raise _other_file(path, "no Parquet file") from fault
+    columns = NARROW if "pickup_s" in t.columns else PUBLISHED
+    missing = [name for name in columns if name not in t.columns]
+    if missing:
+        raise _other_file(path, f"a file without the column {missing[0]!r}")
+    t = t if columns == NARROW else _narrowed(t)
     sane = (t["payment_type"] == CARD) & (t["fare_c"] >= 300)
     sane &= t["distance_cmi"].between(1, 9_999) & t["duration_s"].between(61, 14_399)
     t = t[sane]
@@ -53,6 +69,13 @@ def _read(path: Path) -> Arrays:
         "duration": t["duration_s"].to_numpy(np.int16),
         "tip": (t["tip_c"] >= 0.2 * t["fare_c"]).to_numpy(),
     }
+
+
+def _other_file(path: Path, what: str) -> DataError:
+    return DataError(
+        f"{path} is {what}, not the trips of May 2023 as the commission publishes them; delete it, "
+        "and it is downloaded anew."
+    )
 
 
 def _narrowed(t: pd.DataFrame) -> pd.DataFrame:

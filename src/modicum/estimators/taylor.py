@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.estimators.groups import GroupTaylor, group_proxy
 from modicum.kernels.base import ControlVariate, Proxy
-from modicum.models import LinearPredictorModel, Target
+from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.base import Batch
 from modicum.models.priors.exact import ExactPrior
 from modicum.passes import Anchor
@@ -48,6 +49,8 @@ def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
     If all are, B = -I is what whitening means: it is left out then, and with it a product of d^2
     operations per evaluation.
     """
+    if isinstance(target.model, IntegratedEffects):
+        return group_proxy(anchor, target, order)
     L = anchor.factor
     gradient = anchor.A if order >= 1 else np.zeros_like(anchor.A)
     hessian = anchor.B if order >= 2 else np.zeros_like(anchor.B)
@@ -61,11 +64,15 @@ def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
         jnp.asarray(L.T @ gradient),
         None if plain else jnp.asarray((whitened + whitened.T) / 2),
         None if target.exact_prior is None else jax.tree.map(jnp.asarray, target.exact_prior[1]),
+        anchor.warp(target),
     )
 
 
 def control_variate(target: Target, order: int, precision: str = "float64") -> ControlVariate[Any]:
     """The cheapest form of the control variate that fits the model."""
+    groups = GroupTaylor.fitting(target, order, precision)
+    if groups is not None:
+        return groups
     exact = None if target.exact_prior is None else target.exact_prior[0]
     target = target.likelihood  # the normal priors of families are part of the proxy
     forms = (form(target, order, precision, exact) for form in CONTROL_VARIATES)

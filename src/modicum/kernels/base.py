@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from modicum.models.base import Batch
 
@@ -33,9 +34,12 @@ __all__ = [
     "RowBounds",
     "RowRequest",
     "StochasticGradientContext",
+    "Warp",
+    "Warped",
     "Whitening",
     "carried_fields",
     "scaled",
+    "straighten",
     "unwhiten",
 ]
 
@@ -134,6 +138,41 @@ def unwhiten(z: jax.Array, whitening: Whitening) -> jax.Array:
     return whitening.point + scaled(whitening.factor, z)
 
 
+class Warp(NamedTuple):
+    """Entries of t that move with the logarithm of a scale, in part or wholly (SPEC 14.1).
+
+    With r = t* + L z, t is r but for these entries, which are r e^(share L_scale z): a sampled
+    effect the data hardly inform is then independent of its standard deviation.
+    """
+
+    where: jax.Array  # places of the entries
+    scale: jax.Array  # place of the log scale of each
+    share: jax.Array  # 0: as they are; 1: relative to the scale
+    into: jax.Array  # their columns of the inverse of L
+
+
+class Warped(Whitening, Protocol):
+    """A whitening in which some entries may move with a scale."""
+
+    @property
+    def warp(self) -> Warp | None:
+        """Those entries; None: none do."""
+        ...
+
+
+def straighten(z: jax.Array, whitening: Warped) -> tuple[jax.Array, jax.Array]:
+    """From what a chain moves in to whitened coordinates of t, and the log of the volume's growth.
+
+    All that knows about rows takes the latter, s with t = t* + L s, and need not know the former.
+    """
+    warp = whitening.warp
+    if warp is None:
+        return z, jnp.zeros(())
+    growth = warp.share * (whitening.factor[warp.scale] @ z)
+    entries = whitening.point[warp.where] + whitening.factor[warp.where] @ z
+    return z + warp.into @ (entries * jnp.expm1(growth)), jnp.sum(growth)
+
+
 # Moves of the parameters ------------------------------------------------------------------
 
 
@@ -181,6 +220,7 @@ class Proxy(NamedTuple):
     a: jax.Array
     B: jax.Array | None  # None: -I, which is what whitening with the prior makes of it
     prior: Pytree = None  # numbers of the priors that are no part of the quadratic
+    warp: Warp | None = None  # entries that a chain moves with a scale
 
 
 class ControlVariate(Protocol[Cached]):

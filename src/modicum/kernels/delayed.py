@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from modicum.designs import Drawn
 from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt
-from modicum.kernels.base import Draw, LogPosterior, Pytree, unwhiten
+from modicum.kernels.base import Draw, LogPosterior, Pytree, straighten, unwhiten
 from modicum.kernels.energy_conserving import (
     EnergyConservingContext,
     EnergyConservingKernel,
@@ -77,7 +77,9 @@ class DelayedAcceptanceKernel:
         return self.surrogate.prepare(batch, context.surrogate)
 
     def _exact(self, z: jax.Array, context: DelayedAcceptanceContext) -> jax.Array:
-        return self.log_posterior(unwhiten(z, context.surrogate.proxy), context.data)
+        s, growth = straighten(z, context.surrogate.proxy)
+        exact = self.log_posterior(unwhiten(s, context.surrogate.proxy), context.data)
+        return exact if context.surrogate.proxy.warp is None else exact + growth
 
     def init(
         self, key: jax.Array, batch: Pytree, context: DelayedAcceptanceContext
@@ -122,10 +124,11 @@ class DelayedAcceptanceKernel:
         z = jnp.where(accept, point.position, state.z)
         exact = jnp.where(accept, exact, state.exact)
         adaptation = adapt(learned, flags, z, rates, kernel.target_accept)
-        values = kernel.control_variate.values(subsample, z, context.surrogate.proxy)
+        at, growth = straighten(z, context.surrogate.proxy)
+        values = kernel.control_variate.values(subsample, at, context.surrogate.proxy)
         draw = {
-            "position": z,
-            "lp": exact,
+            "position": at,
+            "lp": exact if context.surrogate.proxy.warp is None else exact - growth,
             "step_size": learned.step_size,
             "acceptance_rate_exact": jnp.minimum(1.0, jnp.exp(jnp.minimum(log_ratio, 0.0))),
             "rows_touched": context.n

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from modicum.designs import Design, Drawn
 from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt, start_adaptation
-from modicum.kernels.base import ControlVariate, Draw, Estimator, Move, Proxy, Pytree
+from modicum.kernels.base import ControlVariate, Draw, Estimator, Move, Proxy, Pytree, straighten
 from modicum.kernels.moves import Density, move_afresh
 from modicum.models.base import Batch
 
@@ -40,7 +40,7 @@ class EnergyConservingContext(NamedTuple):
 class EnergyConservingState(NamedTuple):
     """Where the chain is: parameters, subsample, and what warm-up knows."""
 
-    z: jax.Array  # whitened coordinates
+    z: jax.Array  # whitened coordinates, effects relative to their scales
     subsample: Pytree  # cached rows, in blocks
     present: jax.Array  # which parts of the blocks take part
     values: jax.Array  # D of each row at z
@@ -113,9 +113,11 @@ class EnergyConservingKernel:
         proxy = context.proxy
 
         def density(z: jax.Array) -> tuple[jax.Array, jax.Array]:
-            values = self.control_variate.values(subsample, z, proxy)
+            s, growth = straighten(z, proxy)
+            values = self.control_variate.values(subsample, s, proxy)
             estimate = self.estimator.combine(values, present, context.estimator)
-            return self.control_variate.log_proxy(z, proxy) + estimate.log, values
+            log = self.control_variate.log_proxy(s, proxy) + estimate.log
+            return (log if proxy.warp is None else log + growth), values
 
         return density
 
@@ -128,7 +130,7 @@ class EnergyConservingKernel:
         z_key, present_key = jax.random.split(key)
         z = self.spread * jax.random.normal(z_key, (size,))
         present = self.estimator.present(present_key, self.blocks)
-        values = self.control_variate.values(batch, z, proxy)
+        values = self.control_variate.values(batch, straighten(z, proxy)[0], proxy)
         adaptation = start_adaptation(size, self.first_step, adapt_mass=False)
         return EnergyConservingState(z, batch, present, values, adaptation)
 
@@ -151,9 +153,11 @@ class EnergyConservingKernel:
         )
         rate, values = info.acceptance_rate, point.by_product
         adaptation = adapt(learned, flags, point.position, rate, self.target_accept)
+        at, growth = straighten(point.position, context.proxy)
+        logdensity = point.logdensity if context.proxy.warp is None else point.logdensity - growth
         draw = {
-            "position": point.position,
-            "lp": point.logdensity + context.constant,
+            "position": at,
+            "lp": logdensity + context.constant,
             "step_size": learned.step_size,
             "acceptance_rate_u": refreshed.acceptance_rate,
             "rows_touched": refreshed.rows + self.rows_present(present) * evaluations,
@@ -178,7 +182,8 @@ class EnergyConservingKernel:
 
         Return the rows, which parts of them take part, and what it took.
         """
-        fresh_values = self.control_variate.values(fresh, state.z, context.proxy)
+        at, _ = straighten(state.z, context.proxy)
+        fresh_values = self.control_variate.values(fresh, at, context.proxy)
         chance_key, present_key = jax.random.split(key)
         place, chance = jax.random.uniform(chance_key, (2, self.refreshes))
         # Every call for random numbers costs compilation: one serves both purposes.

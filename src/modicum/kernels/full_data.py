@@ -16,6 +16,8 @@ from modicum.kernels.base import (
     Move,
     Point,
     Pytree,
+    Warp,
+    straighten,
     unwhiten,
 )
 from modicum.kernels.moves import at_point
@@ -32,6 +34,7 @@ class FullDataContext(NamedTuple):
     n: jax.Array  # rows there are
     data: Pytree  # the rows, in the form the log-posterior reads
     starts: ModeStarts | None = None  # where there are several modes
+    warp: Warp | None = None  # entries that a chain moves with a scale
 
 
 class FullDataState(NamedTuple):
@@ -85,7 +88,14 @@ class FullDataKernel:
         del batch, context
 
     def _density(self, context: FullDataContext) -> LogDensity:
-        return lambda z: self.log_posterior(unwhiten(z, context), context.data)
+        if context.warp is None:
+            return lambda z: self.log_posterior(unwhiten(z, context), context.data)
+
+        def density(z: jax.Array) -> jax.Array:
+            s, growth = straighten(z, context)
+            return self.log_posterior(unwhiten(s, context), context.data) + growth
+
+        return density
 
     def init(self, key: jax.Array, batch: None, context: FullDataContext) -> FullDataState:
         """Start at a draw about the anchor, or about the mode that is this chain's."""
@@ -115,9 +125,10 @@ class FullDataKernel:
             key, state.point, self._density(context), learned.step_size, learned.inverse_mass
         )
         adaptation = adapt(learned, flags, point.position, info.acceptance_rate, self.target_accept)
+        at, growth = straighten(point.position, context)
         draw = {
-            "position": point.position,
-            "lp": point.logdensity,
+            "position": at,
+            "lp": point.logdensity if context.warp is None else point.logdensity - growth,
             "step_size": learned.step_size,
             "rows_touched": info.n_steps * context.n,
             **info._asdict(),

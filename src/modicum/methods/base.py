@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, TypedDict
+from typing import Any, ClassVar, Protocol, TypedDict, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 Arrays = dict[str, np.ndarray]
+T = TypeVar("T")
 
 
 class Chosen(TypedDict):
@@ -60,6 +61,7 @@ class Task:
     seed: int
     checkpoint: Checkpoint | None = None
     starts: Starts | None = None  # where other modes are looked for
+    anchor: Anchor | None = None  # at the mode, where it was found with the task
 
     @property
     def ledger(self) -> Ledger:
@@ -74,10 +76,21 @@ class Task:
                 "field of that name another one."
             )
 
-    def remember(self, name: str, compute: Callable[[], Arrays]) -> Arrays:
-        """Compute arrays, or take them from the checkpoint; the ledger counts them either way."""
+    def refuse_own_parameters(self, method: str) -> None:
+        """Refuse priors with parameters of their own: chains would not be whitened for these."""
+        if self.target.likelihood.size < self.target.size:
+            raise SettingError(
+                f"{method} does not sample the parameters of priors (scales of groups, of a "
+                "horseshoe); use method='hmc-ecs', 'hmc-ecs-signed', 'hmc' or 'nuts'."
+            )
+
+    def remember(self, name: str, compute: Callable[[], Arrays], read: Callable[[Arrays], T]) -> T:
+        """What `read` makes of arrays that are computed, or taken from the checkpoint.
+
+        The ledger counts them either way.
+        """
         if self.checkpoint is None:
-            return compute()
+            return read(compute())
         fresh = False
 
         def with_bill() -> Arrays:
@@ -85,11 +98,14 @@ class Task:
             fresh, before = True, self.ledger.to_dict()
             return compute() | {"ledger": np.array(json.dumps(self.ledger.since(before)))}
 
-        arrays = self.checkpoint.remember(name, with_bill)
-        bill = arrays.pop("ledger")
+        def with_bill_read(arrays: Arrays) -> tuple[T, Ledger]:
+            bill = Ledger.from_dict(json.loads(str(arrays.pop("ledger"))))
+            return read(arrays), bill
+
+        value, bill = self.checkpoint.remember(name, with_bill, with_bill_read)
         if not fresh:
-            self.ledger.merge(Ledger.from_dict(json.loads(str(bill))))
-        return arrays
+            self.ledger.merge(bill)
+        return value
 
     def anchor_at_mode(self) -> Anchor:
         """Find the mode, or a point next to it, and what is known there, once per run."""
@@ -97,11 +113,14 @@ class Task:
 
     @cached_property
     def _anchor(self) -> Anchor:
+        if self.anchor is not None:
+            return self.anchor
+
         def compute() -> Arrays:
             where = (self.sums, self.start, self.names, self.seed)
             return anchor_at_mode(*where, within=NEAR, starts=self.starts).to_arrays()
 
-        return Anchor.from_arrays(self.remember("anchor", compute))
+        return self.remember("anchor", compute, Anchor.from_arrays)
 
 
 class Coordinates(Protocol):
@@ -145,7 +164,7 @@ class Plan:
     start_rows: int = 0  # evaluated by each chain before its first iteration
     tuning: Tuning = field(default_factory=dict)
     notes: list[ModicumWarning] = field(default_factory=list)
-    pause: PeriodicHook | None = None  # what is done to the chains between iterations
+    hook: PeriodicHook | None = None  # what is done to the chains between iterations
 
 
 @dataclass

@@ -91,6 +91,7 @@ class _FullData(Method):
             n=jnp.asarray(len(task.rows)),
             data=chunks,
             starts=_starts(anchor, task) if spread else None,
+            warp=anchor.warp(task.target),
         )
         tuned = self.step_size is None
         flags = schedule(task.tune, task.draws, adapt_mass=tuned, adapt_step=tuned)

@@ -23,7 +23,7 @@ from modicum.models.base import Batch
 from modicum.passes import Sums
 from modicum.passes.blocks import map_in_blocks
 from modicum.passes.faults import describe_row
-from modicum.runtime import jit
+from modicum.runtime import SCATTERS, jit
 
 __all__ = ["design_tables", "ends_near_the_mode", "expected_residuals"]
 
@@ -33,9 +33,11 @@ def design_tables(task: Task, design: Design[Tables], facts: RowFacts) -> Tables
     if design.needs == "nothing":
         return design.tables(facts)
     name = f"design-{type(design).__name__.lower()}"
-    arrays = task.remember(name, lambda: design.tables(facts)._asdict())
-    tables: Tables = design.layout(**arrays)
-    return tables
+
+    def read(arrays: dict[str, np.ndarray]) -> Tables:
+        return design.layout(**arrays)
+
+    return task.remember(name, lambda: design.tables(facts)._asdict(), read)
 
 
 def expected_residuals(
@@ -59,7 +61,8 @@ def expected_residuals(
         arguments: Pytree = (proxy, centre)
         sums.ledger.add("design", n, "gradient", passes=1)
     else:
-        chunk_map, arguments = partial(_from_pilot, control_variate), (proxy, pilot)
+        of_chunk = _from_pilot_by_group if sums.target.scatters else _from_pilot
+        chunk_map, arguments = partial(of_chunk, control_variate), (proxy, pilot)
         sums.ledger.add("design", n * len(pilot), "density", passes=1)
     expected = sums.engine.map_rows(chunk_map, arguments, sums.rows, "design")
     bad = np.flatnonzero(~np.isfinite(expected))
@@ -104,11 +107,14 @@ def _of_block(
     return cached.scale * jnp.sqrt(total)
 
 
-@jit(static=0)
-def _from_pilot(
+def _at_draws(
     control_variate: ControlVariate[Any], arguments: Pytree, batch: Batch, present: jax.Array
 ) -> jax.Array:
     proxy, pilot = arguments
     cached = control_variate.cache(dict(batch) | {"probability": jnp.ones(present.shape)}, proxy)
     values = jax.lax.map(lambda z: control_variate.values(cached, z, proxy), pilot)
     return jnp.sqrt(jnp.mean(values**2, axis=0))
+
+
+_from_pilot = jit(static=0)(_at_draws)
+_from_pilot_by_group = jit(static=0, options=SCATTERS)(_at_draws)

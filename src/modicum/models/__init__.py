@@ -21,6 +21,8 @@ from modicum.models.families import (
     Weibull,
     ZeroInflatedPoisson,
 )
+from modicum.models.groups import GroupTerm
+from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.networks import CNN, MLP
 from modicum.models.neural import Network
@@ -39,7 +41,9 @@ __all__ = [
     "Exponential",
     "Gamma",
     "Gaussian",
+    "GroupTerm",
     "HurdlePoisson",
+    "IntegratedEffects",
     "InverseGaussian",
     "LinearPredictorModel",
     "Logistic",

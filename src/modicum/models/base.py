@@ -33,6 +33,7 @@ class BaseModel(ABC):
     reads_bytes: ClassVar[bool] = False  # whether rows may be held as uint8, which wraps around
     users_functions: ClassVar[bool] = False  # known by what it computes, not by its settings
     has_flat_prior: bool = False  # known to have one, so that the posterior may have no end
+    has_groups: bool = False  # whether effects of groups are among the parameters
     dispersed_starts: ClassVar[int] = 1  # from which modes are looked for, unless asked otherwise
 
     @abstractmethod
@@ -62,6 +63,10 @@ class BaseModel(ABC):
 
     def check(self, rows: Rows) -> None:  # noqa: B027 - a model without demands need not override
         """Refuse rows the model cannot describe, with a `DataError` that says why."""
+
+    def units(self, rows: Rows) -> Rows:
+        """Return what has a log-likelihood of its own and is subsampled: the rows, or groups."""
+        return rows
 
     def resolved(self, rows: Rows) -> BaseModel:
         """Return the model with all it takes from the rows in numbers: priors in their units."""
@@ -124,6 +129,11 @@ class BaseModel(ABC):
     def report(self, theta: Params) -> dict[str, jax.Array]:
         """Name the parameters the way draws and summaries show them."""
         return named_leaves(theta)
+
+    def report_own(self, theta: Params) -> dict[str, jax.Array]:
+        """Name the parameters that priors have, which are the last."""
+        del theta
+        return {}
 
     def restore(self, named: Mapping[str, Any]) -> Params:
         """Undo `report`: the unconstrained parameters of reported ones."""

@@ -8,7 +8,7 @@ followed by the model's other parameters (a log-scale), the same for every row.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import pi
 from typing import Any, ClassVar, Self
@@ -19,10 +19,21 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError
 from modicum.models.base import BaseModel, Batch, Labels, Params
+from modicum.models.groups import (
+    INTERCEPT,
+    GroupTerm,
+    check_groups,
+    common_columns,
+    grouped,
+    tidy_groups,
+)
 from modicum.models.matrix import ModelMatrix, model_matrix
 from modicum.models.outcomes import check_codes, check_outcomes
 from modicum.models.priors import (
+    LKJ,
     OWN,
+    GroupPrior,
+    HalfNormal,
     Horseshoe,
     LogNormal,
     ModelPriors,
@@ -68,6 +79,11 @@ class LinearPredictorModel(BaseModel):
         narrower key wins. `prior_scale` and the like are short for normal distributions about 0.
     resolved_priors
         The priors in numbers, as `resolved` finds them; not for users to give.
+    groups
+        Factors among the codes of the rows whose levels have effects with a standard deviation of
+        their own: names, or `mo.models.GroupTerm` with slopes. Such a factor has no contrasts among
+        the common columns. The priors of standard deviations have the key "group_sd" or the
+        group's name, that of correlations "group_cor".
     coding
         What the codes of the rows mean, as `resolved` finds it there; not for users to give.
     """
@@ -77,6 +93,7 @@ class LinearPredictorModel(BaseModel):
     intercept_scale: float | None = None
     priors: Mapping[str, Prior] | PriorTable | None = field(default=None, kw_only=True)
     resolved_priors: ModelPriors | None = field(default=None, kw_only=True)
+    groups: str | GroupTerm | Sequence[str | GroupTerm] = field(default=(), kw_only=True)
     coding: Coding | None = field(default=None, kw_only=True)
 
     extras: ClassVar[tuple[str, ...]] = ()  # what a family has besides coefficients, by name
@@ -94,6 +111,7 @@ class LinearPredictorModel(BaseModel):
             object.__setattr__(self, "resolved_priors", ModelPriors.from_dict(self.resolved_priors))
         if isinstance(self.coding, Mapping):
             object.__setattr__(self, "coding", Coding.from_dict(self.coding))
+        object.__setattr__(self, "groups", tidy_groups(self.groups))
         self._check_priors()
 
     def _check_priors(self) -> None:
@@ -102,7 +120,12 @@ class LinearPredictorModel(BaseModel):
         short = {"common": "prior_scale", "intercept": "intercept_scale"}
         for name in self.extras:
             scales[extra_key(name)], short[extra_key(name)] = self.extra_scale(name), "scale_prior"
+        positive = {"group_sd", *(term.field for term in self.group_terms)}
         for key, prior in self.prior_table:
+            if self.groups and key in positive:
+                require_support(key, prior, "positive")
+            if self.groups and key == "group_cor":
+                require_support(key, prior, "correlation")
             if scales.get(key) is not None:
                 raise SettingError(
                     f"the prior of {key!r} is given twice, as {short[key]} and in priors; leave "
@@ -121,9 +144,9 @@ class LinearPredictorModel(BaseModel):
         return self.priors or ()  # type: ignore[return-value]  # `__post_init__` made it one
 
     def __repr__(self) -> str:
-        late = ("priors", "resolved_priors", "coding")
+        late = ("groups", "priors", "resolved_priors", "coding")
         settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in late}
-        settings |= {name: getattr(self, name) for name in late if getattr(self, name) is not None}
+        settings |= {name: getattr(self, name) for name in late if getattr(self, name)}
         if self.priors:
             settings["priors"] = dict(self.prior_table)
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in settings.items())})"
@@ -250,6 +273,7 @@ class LinearPredictorModel(BaseModel):
         if any(prior.unit is None or prior.resolution is None for prior in shoes):
             return True
         left = self.prior_scale is None and "common" not in given
+        left |= "group_sd" not in given and any(t.field not in given for t in self.group_terms)
         left |= self.intercept and self.intercept_scale is None and "intercept" not in given
         return left or any(
             self.extra_scale(name) is None and extra_key(name) not in given for name in self.extras
@@ -260,11 +284,20 @@ class LinearPredictorModel(BaseModel):
 
         Each setting stands by itself: what is given as a number stays a number in raw units.
         """
-        coded = self if rows.coding == self.coding else replace(self, coding=rows.coding)
+        coding = grouped(self.group_terms, rows)
+        coded = self if coding == self.coding else replace(self, coding=coding)
         if self.resolved_priors is not None or self.has_raw_priors:
             return coded
-        of = moments(rows) if self.needs_moments else None
+        of = self._moments(rows) if self.needs_moments else None
         return replace(coded, resolved_priors=self.priors_for(rows, of))
+
+    def _moments(self, rows: Rows) -> Moments:
+        """Of the common columns."""
+        of = moments(rows)
+        if not self.groups:
+            return of
+        common = list(common_columns(self.group_terms, rows))
+        return replace(of, x_mean=of.x_mean[common], x_sd=of.x_sd[common])
 
     def priors_for(self, rows: Rows, of: Moments | None) -> ModelPriors:
         """Return the priors in numbers; moments are needed where a setting is None."""
@@ -278,11 +311,45 @@ class LinearPredictorModel(BaseModel):
                 own = self.extra_prior(name, _known(of)) if scale is None else Normal(0.0, scale)
                 prior = LogNormal(own.mean, own.sd) if is_logged(name) else own
             extras.append((name, prior))
-        return ModelPriors(self._coefficient_priors(rows, of), intercept, centre, tuple(extras))
+        groups = self._group_priors(rows, of)
+        common = self._coefficient_priors(rows, of)
+        return ModelPriors(common, intercept, centre, tuple(extras), groups)
+
+    def _group_priors(self, rows: Rows, of: Moments | None) -> tuple[GroupPrior, ...]:
+        """By default 2.5 units of the outcome, over the column's sd for a slope."""
+        given = dict(self.prior_table)
+        made = []
+        for term in self.group_terms:
+            sd = given.get(term.field, given.get("group_sd"))
+            correlation = given.get("group_cor", LKJ())
+            assert isinstance(correlation, LKJ)
+            sds = [
+                self._sd_prior(effect, rows, _known(of)) if sd is None else sd
+                for effect in term.effects
+            ]
+            made.append(GroupPrior(term, len(rows.levels[term.field]), tuple(sds), correlation))
+        return tuple(made)
+
+    def _sd_prior(self, effect: str, rows: Rows, of: Moments) -> Prior:
+        if effect == INTERCEPT:
+            return HalfNormal(2.5 * self.outcome_unit(of))
+        names = [rows.columns[j] for j in common_columns(self.group_terms, rows)]
+        return HalfNormal(float(self._data_scales(of)[names.index(effect)]))
+
+    @property
+    def group_terms(self) -> tuple[GroupTerm, ...]:
+        """The groups."""
+        return self.groups  # type: ignore[return-value]  # `__post_init__` made them so
+
+    @property
+    def has_groups(self) -> bool:  # type: ignore[override]
+        """Whether there are effects of groups among the coefficients."""
+        return bool(self.groups)
 
     def _coefficient_priors(self, rows: Rows, of: Moments | None) -> tuple[Prior, ...]:
         """Each column's: the default, that of all, its term's or its own; the last wins."""
-        columns = len(rows.columns)
+        places = common_columns(self.group_terms, rows)
+        columns = len(places)
         given = dict(self.prior_table)
         common = given.pop("common", None)
         if common is not None:
@@ -297,13 +364,15 @@ class LinearPredictorModel(BaseModel):
             *(["intercept"] if self.intercept else []),
             *map(extra_key, self.extras),
         ]
+        others += ["group_sd", "group_cor"] if self.groups else []
+        others += [term.field for term in self.group_terms]
         named = {key: columns_of(key, rows) for key in given if key not in others}
         for key in sorted(named, key=lambda key: key in rows.columns):  # a column's own comes last
             if not named[key]:
                 require_known(key, others, rows)
             require_support(key, given[key], "real")
             for j in named[key]:
-                priors[j] = given[key]
+                priors[places.index(j)] = given[key]
         return tuple(self._in_units(prior, j, of) for j, prior in enumerate(priors))
 
     def _in_units(self, prior: Prior, column: int, of: Moments | None) -> Prior:
@@ -341,7 +410,8 @@ class LinearPredictorModel(BaseModel):
         known = self.resolved_priors
         if known is None and self.has_raw_priors:
             known = self.priors_for(rows, None)
-        return {} if known is None else known.describe(rows.columns)
+        common = common_columns(self.group_terms, rows)
+        return {} if known is None else known.describe(tuple(rows.columns[j] for j in common))
 
     def prior_distances(self, theta: Params) -> Params | None:
         """In prior standard deviations; of the intercept, the one its prior is about."""
@@ -408,7 +478,12 @@ class LinearPredictorModel(BaseModel):
     def without_priors(self) -> Self:
         """Return the likelihood alone: it compiles once, whatever the priors' numbers are."""
         return replace(
-            self, prior_scale=None, intercept_scale=None, priors=None, resolved_priors=None
+            self,
+            prior_scale=None,
+            intercept_scale=None,
+            priors=None,
+            resolved_priors=None,
+            groups=(),
         )
 
     # Layout, names, checks ----------------------------------------------------------------
@@ -418,7 +493,8 @@ class LinearPredictorModel(BaseModel):
 
         The layout is {beta, intercept, extras}, and the parameters that priors have, last.
         """
-        columns, q = len(rows.columns), self.predictors(rows)
+        columns, q = len(common_columns(self.group_terms, rows)), self.predictors(rows)
+        columns += sum(g.size for g in self.resolved_priors.groups) if self.resolved_priors else 0
         theta = {"beta": np.zeros((q, columns) if q else columns)}
         if self.intercept:
             theta["intercept"] = np.zeros(q) if q else np.zeros(())
@@ -437,7 +513,21 @@ class LinearPredictorModel(BaseModel):
     def report(self, theta: Params) -> dict[str, jax.Array]:
         """Parameters by name; those of priors in words of their own."""
         rest = {name: leaf for name, leaf in theta.items() if name != OWN}
-        return super().report(rest) | self.report_own(theta)
+        return self.split_effects(super().report(rest)) | self.report_own(theta)
+
+    def split_effects(self, named: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """Name the effects of groups, which follow the common coefficients."""
+        known = self.resolved_priors
+        if known is None or not known.groups:
+            return named
+        beta = jnp.asarray(named.pop("beta"))
+        first = len(known.coefficients)
+        split = {"beta": beta[:first]}
+        for group in known.groups:
+            for name in group.term.names:
+                split[name] = beta[first : first + group.levels]
+                first += group.levels
+        return split | named
 
     def report_own(self, theta: Params) -> dict[str, jax.Array]:
         """Name the parameters that priors have."""
@@ -447,12 +537,22 @@ class LinearPredictorModel(BaseModel):
     def restore(self, named: Mapping[str, Any]) -> Params:
         """Undo `report`."""
         theta = dict(named)
-        own = {} if self.resolved_priors is None else self.resolved_priors.restore(theta)
+        known = self.resolved_priors
+        own = {} if known is None else known.restore(theta)
+        if known is not None and known.groups:
+            names = [name for group in known.groups for name in group.term.names]
+            parts = [theta["beta"], *(theta.pop(name) for name in names)]
+            theta["beta"] = jnp.concatenate([jnp.asarray(part) for part in parts])
         return theta | own
 
     def labels(self, rows: Rows) -> Labels:
-        """Columns of x name the entries of beta."""
-        return {"beta": (tuple(rows.columns),)}
+        """Columns of x name the entries of beta, levels those of effects."""
+        common = common_columns(self.group_terms, rows)
+        named: Labels = {"beta": (tuple(rows.columns[j] for j in common),)}
+        for term in self.group_terms:
+            levels = tuple(str(level) for level in rows.levels[term.field])
+            named |= dict.fromkeys(term.names, (levels,))
+        return named | ({} if self.resolved_priors is None else self.resolved_priors.labels())
 
     def check(self, rows: Rows) -> None:
         """Refuse rows without x and y, scales of the wrong length, outcomes out of support."""
@@ -463,7 +563,13 @@ class LinearPredictorModel(BaseModel):
             if rows.fields[name] != ():
                 thing = "outcome" if name == "y" else "number"
                 raise DataError(f"the field '{name}' must hold one {thing} per row.")
-        columns = len(rows.columns)
+        if self.groups and self.predictors(rows) > 1:
+            raise SettingError(
+                f"groups are for families of one linear predictor, and {type(self).__name__} has "
+                f"{self.predictors(rows)}."
+            )
+        check_groups(self.group_terms, rows)
+        columns = len(common_columns(self.group_terms, rows))
         if isinstance(self.prior_scale, tuple) and len(self.prior_scale) != columns:
             raise SettingError(
                 f"prior_scale has {len(self.prior_scale)} entries for {columns} columns of x."

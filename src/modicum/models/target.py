@@ -14,6 +14,7 @@ from jax.tree_util import PyTreeDef
 from modicum.errors import DataError, SettingError
 from modicum.ledger import Ledger
 from modicum.models.base import BaseModel, Batch, Params, named_leaves
+from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.tracing import Trace
@@ -125,6 +126,11 @@ class Target:
         return jnp.zeros(()) if folded is None else folded
 
     @property
+    def scatters(self) -> bool:
+        """Whether sums are over levels or groups: scattered, for which there is other code."""
+        return self.coding is not None or isinstance(self.model, IntegratedEffects)
+
+    @property
     def coding(self) -> Coding | None:
         """What the codes of the rows mean, where the model reads them as columns; else None."""
         return self.model.coding if isinstance(self.model, LinearPredictorModel) else None
@@ -188,6 +194,15 @@ class Target:
     def not_compared(self) -> np.ndarray:
         """Entries whose prior is meant to decide where the data say little."""
         return _marks(self.model.shrunk(self._shaped))
+
+    @cached_property
+    def reported_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """What is reported, by name, in the order of the flat vector; compiling would sort it."""
+        zeros = np.zeros(self.size)
+        named = self.report(zeros)  # type: ignore[arg-type]
+        own = self.model.report_own(self.unravel(zeros))
+        ordered = [name for name in named if name not in own] + list(own)
+        return {name: jax.ShapeDtypeStruct(np.shape(named[name]), np.float64) for name in ordered}
 
     def report(self, t: jax.Array) -> dict[str, jax.Array]:
         """Name the parameters laid out in `t` the way draws show them."""

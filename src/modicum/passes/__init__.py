@@ -4,6 +4,7 @@ from modicum.passes.anchor import Anchor, anchor_at, anchor_at_mode
 from modicum.passes.engine import Engine, LocalEngine
 from modicum.passes.mode import NEAR, ModeRecord, find_mode
 from modicum.passes.modes import Modes, Starts
+from modicum.passes.nodes import common_start, units_of, with_nodes
 from modicum.passes.sums import Sums
 
 __all__ = [
@@ -17,5 +18,8 @@ __all__ = [
     "Sums",
     "anchor_at",
     "anchor_at_mode",
+    "common_start",
     "find_mode",
+    "units_of",
+    "with_nodes",
 ]

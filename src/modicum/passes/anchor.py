@@ -6,10 +6,12 @@ import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 
+import jax.numpy as jnp
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, eigh
+from scipy.linalg import cho_factor, cho_solve, cholesky, eigh
 
 from modicum.errors import ConvergenceError, ModicumWarning
+from modicum.kernels.base import Warp
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.priors import prior_warnings
 from modicum.passes.improper import require_proper
@@ -26,6 +28,7 @@ from modicum.passes.mode import (
 )
 from modicum.passes.mode import quasi_newton_on_subset as near_mode
 from modicum.passes.modes import Modes, Starts, find_modes
+from modicum.passes.scales import group_notes
 from modicum.passes.sums import Sums
 
 __all__ = ["Anchor", "anchor_at", "anchor_at_mode"]
@@ -75,6 +78,16 @@ class Anchor:
         if self.factor.ndim == 1:
             return self.factor
         return np.asarray(np.sqrt(np.sum(self.factor**2, axis=1)))
+
+    def warp(self, target: Target) -> Warp | None:
+        """Which entries chains move with a scale: effects of groups, by how little data say."""
+        if target.exact_prior is None or self.factor.ndim < 2:
+            return None
+        parts = target.exact_prior[0].non_centred(self.point, self.factor @ self.factor.T)
+        if parts is None:
+            return None
+        into = np.linalg.inv(self.factor)[:, parts.where]
+        return Warp(*(jnp.asarray(part) for part in (*parts, into)))
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Everything as arrays, for a checkpoint."""
@@ -159,7 +172,8 @@ def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[M
     called = tuple(_name(names, i) for i in range(len(away)))
     causes = prior_warnings(called, away, spread, sums.target.has_normal_prior)
     per_row = anchor.C / len(sums.rows)
-    if causes or per_row > LIKELY or np.any(spread > VAGUE):
+    doubtful = causes or per_row > LIKELY or np.any(spread > VAGUE)
+    if doubtful and not sums.target.model.has_groups:  # whose effects have a prior of their own
         theta = sums.target.unravel(anchor.point)
         separated, passes = sums.target.model.separation(sums.rows, theta)
         sums.enter("separation", passes, "density", passes)
@@ -198,14 +212,19 @@ def _from_curvature(
             )
         )
     notes.extend(_prior_decides(at, names, sums))
+    if sums.target.exact_prior is not None:
+        notes.extend(group_notes(sums.target, at.point, factor @ factor.T, names))
     return Anchor(at.point, at.C, at.A, at.B, factor, record, notes)
 
 
 def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[ModicumWarning]:
     """Say so if along some direction the prior decides and the data do not, and why."""
     information, prior, names = _compared(at, names, sums.target)
+    with suppress(np.linalg.LinAlgError, ValueError):
+        cholesky(information - DULL * prior)  # all ratios are above: a tenth of eigh's time
+        return []
     try:
-        ratios, vectors = eigh(information, prior)
+        ratios, vectors = eigh(information, prior, subset_by_index=[0, 0])
     except (np.linalg.LinAlgError, ValueError):
         return []  # an improper or non-concave prior: nothing to compare with
     if not len(ratios) or ratios[0] > DULL:

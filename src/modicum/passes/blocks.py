@@ -65,7 +65,7 @@ def compiled_pass(
 
     @wraps(function)
     def compiled(target: Target, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        suitable = of_columns if target.coding is None else of_codes
+        suitable = of_codes if target.scatters else of_columns
         return suitable(target, *args, **kwargs)
 
     return compiled

@@ -11,6 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from math import ceil
 from typing import Any, Protocol
 
@@ -20,9 +21,10 @@ import numpy as np
 from modicum.passes.blocks import BLOCK
 from modicum.progress import Progressbar, pass_progress
 from modicum.rows import Rows
+from modicum.rows.groups import GroupedRows
 from modicum.runtime import in_double_precision
 
-__all__ = ["Engine", "LocalEngine", "chunk_rows", "padded_chunk"]
+__all__ = ["Engine", "LocalEngine", "chunk_bounds", "chunk_rows", "padded_chunk"]
 
 CHUNK_BYTES = 8 * 2**20  # a chunk, widened to float64, stays near the caches
 ChunkSum = Callable[[Any, dict[str, np.ndarray], np.ndarray], Any]
@@ -44,7 +46,10 @@ class Engine(Protocol):
     def map_rows(
         self, chunk_map: ChunkSum, arguments: Any, rows: Rows, description: str = ...
     ) -> np.ndarray:
-        """Return one float32 number per row: `chunk_map(arguments, batch, present)`, joined."""
+        """Return float32 numbers, one or an array of them per row, joined over all chunks.
+
+        They are those of `chunk_map(arguments, batch, present)`.
+        """
         ...
 
 
@@ -71,20 +76,20 @@ class LocalEngine:
     def map_rows(
         self, chunk_map: ChunkSum, arguments: Any, rows: Rows, description: str = "pass"
     ) -> np.ndarray:
-        """Return one float32 number per row (see `Engine`)."""
-        out = np.empty(len(rows), np.float32)
-        start = 0
-        for part in self._parts(chunk_map, arguments, rows, description, np.float32):
-            stop = min(start + len(part), len(rows))
+        """Return float32 numbers per row (see `Engine`)."""
+        out = np.empty(0, np.float32)
+        parts = self._parts(chunk_map, arguments, rows, description, np.float32)
+        for (start, stop), part in zip(chunk_bounds(rows), parts, strict=True):
+            if not len(out):
+                out = np.empty((len(rows), *part.shape[1:]), np.float32)
             out[start:stop] = part[: stop - start]
-            start = stop
         return out
 
     def _parts(
         self, function: ChunkSum, arguments: Any, rows: Rows, description: str, dtype: Any
     ) -> Iterator[Any]:
         """Results of all chunks in order."""
-        size = chunk_rows(rows)
+        size, bounds = chunk_rows(rows), chunk_bounds(rows)
         compute = in_double_precision(_one_chunk)
         with (
             pass_progress(description, len(rows), self.progressbar) as advance,
@@ -92,11 +97,12 @@ class LocalEngine:
         ):
             jobs = (
                 (lambda i=i: compute(function, arguments, rows, i, size, dtype))
-                for i in range(ceil(len(rows) / size))
+                for i in range(len(bounds))
             )
-            for part in _in_order(pool, jobs, ahead=2 * self.threads):
+            parts = _in_order(pool, jobs, ahead=2 * self.threads)
+            for (start, stop), part in zip(bounds, parts, strict=True):
                 yield part
-                advance(size)
+                advance(stop - start)
 
 
 def chunk_rows(rows: Rows) -> int:
@@ -104,6 +110,8 @@ def chunk_rows(rows: Rows) -> int:
 
     On a CPU large chunks are made of whole blocks.
     """
+    if isinstance(rows, GroupedRows):
+        return rows.flat_groups
     size = sum(int(np.prod(shape)) * _bytes(rows, name) for name, shape in rows.fields.items())
     # An accelerator wants large pieces; a CPU wants them near its caches.
     on_cpu = jax.default_backend() == "cpu"
@@ -116,6 +124,14 @@ def chunk_rows(rows: Rows) -> int:
     return BLOCK * ceil(even / BLOCK) if on_cpu and even > BLOCK else even
 
 
+def chunk_bounds(rows: Rows) -> list[tuple[int, int]]:
+    """The first row of each chunk, and the first after it; of groups, their numbers."""
+    if isinstance(rows, GroupedRows):
+        return list(pairwise(map(int, rows.chunk_starts)))
+    size, n = chunk_rows(rows), len(rows)
+    return [(start, min(start + size, n)) for start in range(0, n, size)]
+
+
 def _bytes(rows: Rows, name: str) -> int:
     """Bytes of one number of a field where it is used: numbers are widened to float64."""
     codes = () if rows.coding is None else rows.coding.fields
@@ -124,6 +140,8 @@ def _bytes(rows: Rows, name: str) -> int:
 
 def padded_chunk(rows: Rows, index: int, size: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Chunk `index` of `size` rows; the last is filled up with copies marked as not present."""
+    if isinstance(rows, GroupedRows):  # as many groups as have room
+        return rows.chunk(index)
     start = index * size
     stop = min(start + size, len(rows))
     batch = rows.slice(start, stop)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import partial
-from math import ceil
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.models import Target
-from modicum.passes.engine import chunk_rows, padded_chunk
+from modicum.passes.engine import chunk_bounds, chunk_rows, padded_chunk
 from modicum.passes.sums import value_and_slope
 from modicum.rows import Rows
 from modicum.rows.description import DType
@@ -43,14 +42,14 @@ class Streamed:
 
     def chunk(self, index: Any) -> Any:
         """Return (batch, present) of chunk `index`."""
-        dtypes = self.rows.dtypes
+        first, mask = padded_chunk(self.rows, 0, self.size)  # all have its shapes and types
         batch = {
-            name: jax.ShapeDtypeStruct((self.size, *shape, *_words(kind)), _word(kind))
-            for (name, shape), kind in zip(self.rows.fields.items(), dtypes.values(), strict=True)
+            name: jax.ShapeDtypeStruct((*values.shape, *_words(values.dtype)), _word(values.dtype))
+            for name, values in first.items()
         }
-        shapes = batch, jax.ShapeDtypeStruct((self.size,), np.bool_)
+        shapes = batch, jax.ShapeDtypeStruct(mask.shape, np.bool_)
         raw, present = jax.pure_callback(self._read, shapes, index, vmap_method="sequential")
-        return {name: _from_words(words, dtypes[name]) for name, words in raw.items()}, present
+        return {name: _from_words(words, first[name].dtype) for name, words in raw.items()}, present
 
     def _read(self, index: Any) -> Any:
         # Only NumPy in here: JAX must not be called from inside its own callback. The numbers
@@ -86,13 +85,11 @@ def hold(rows: Rows, limit: int | None = None) -> tuple[Resident | Streamed, Any
     the memory that is free.
     """
     size = chunk_rows(rows)
-    count = ceil(len(rows) / size)
+    count = len(chunk_bounds(rows))
     if rows.nbytes > (free_memory() // 2 if limit is None else limit):
         return Streamed(rows, size), jnp.arange(count)
-    filled = {
-        name: np.zeros((count, size, *shape), rows.dtypes[name])
-        for name, shape in rows.fields.items()
-    }
+    shapes = padded_chunk(rows, 0, size)[0]
+    filled = {name: np.zeros((count, *part.shape), part.dtype) for name, part in shapes.items()}
     present = np.zeros((count, size), bool)
     for i in range(count):
         batch, present[i] = padded_chunk(rows, i, size)

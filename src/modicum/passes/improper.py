@@ -35,9 +35,11 @@ def require_proper(sums: Sums, at: Curvature, names: tuple[str, ...]) -> None:
             "which are collinear, and their priors are flat; drop a column, or give them a prior "
             "such as mo.priors.Normal(0, 1)."
         )
-    separated, passes = sums.target.model.separation(sums.rows, sums.target.unravel(at.point))
-    sums.enter("separation", passes, "density", passes)
-    endless = None if separated is None else "the outcome"
+    endless = None
+    if not sums.target.model.has_groups:
+        separated, passes = sums.target.model.separation(sums.rows, sums.target.unravel(at.point))
+        sums.enter("separation", passes, "density", passes)
+        endless = None if separated is None else "the outcome"
     if endless is None:
         endless = _endless(sums, at, flat, names)
     if endless is not None:

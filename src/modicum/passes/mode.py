@@ -12,11 +12,12 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, eigh, solve_triangular
 
 from modicum.errors import ConvergenceError
-from modicum.models import LinearPredictorModel, Target
+from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.passes.engine import chunk_rows
 from modicum.passes.faults import first_bad_row, point_text
 from modicum.passes.sums import Sums
 from modicum.random import Stream, generator
+from modicum.rows.groups import GroupedRows
 from modicum.runtime import in_double_precision, jit
 
 __all__ = ["NEAR", "Curvature", "ModeRecord", "ascend", "find_mode", "whitening_factor"]
@@ -26,6 +27,7 @@ GOAL = 1e-8  # what Newton aims for: at 1e-7 a small coefficient agrees with a G
 NEAR = 0.01  # near enough to expand about, and to set a scale: it saves a pass or two
 DENSE_LIMIT = 2000  # parameters up to which Hessians are formed
 MAX_STEPS = 60
+FEWEST_GROUPS = 500  # of a subset: fewer say little of how groups differ
 MAX_SETTLING = 100
 LEAST_INFORMATION = 1e-4  # about an entry, where a stand-in prior starts from that of the data
 
@@ -262,6 +264,8 @@ def find_mode(
 
 def _subset(sums: Sums, seed: int) -> Sums:
     """A small random subset of the rows; all of them where they are few."""
+    if isinstance(sums.rows, GroupedRows):
+        return _subset_of_groups(sums, sums.rows, seed)
     n, d = len(sums.rows), sums.target.size
     size = max(20_000, 100 * d)
     # Whole chunks of the size that passes over all rows have share the compiled pass.
@@ -275,9 +279,19 @@ def _subset(sums: Sums, seed: int) -> Sums:
     return replace(sums, rows=rows)
 
 
+def _subset_of_groups(sums: Sums, groups: GroupedRows, seed: int) -> Sums:
+    """Some groups, with as many rows as a subset of rows has."""
+    n, rows = len(groups), len(groups.members)
+    size = max(FEWEST_GROUPS, ceil(max(20_000, 100 * sums.target.size) * n / rows))
+    if 2 * size > n:
+        return sums
+    picked = np.sort(generator(seed, Stream.MODE_SUBSET).choice(n, size, replace=False))
+    return replace(sums, rows=groups.subset(picked))
+
+
 def _climb(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> Curvature:
     """Newton with damping, after L-BFGS where the log-posterior need not be concave."""
-    if not isinstance(sums.target.model, LinearPredictorModel):
+    if not isinstance(sums.target.model, LinearPredictorModel | IntegratedEffects):
         start = _quasi_newton(sums, start, purpose)
     return ascend(sums, start, purpose, goal)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.ledger import Kind, Ledger
-from modicum.models import LinearPredictorModel, Target
+from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.passes.blocks import compiled_pass, sum_in_blocks
 from modicum.passes.engine import Engine
+from modicum.passes.groups import group_hessian_sum
 from modicum.passes.linear import linear_hessian_sum
 from modicum.rows import Rows
 from modicum.runtime import jit
@@ -76,8 +78,12 @@ class Sums:
 
     def hessian(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray, np.ndarray]:
         """Log-likelihood, gradient and Hessian at `t` (C, A and B)."""
-        linear = isinstance(self.target.model, LinearPredictorModel)
-        chunk_sum = linear_hessian_sum if linear else _hessian_sum
+        model = self.target.model
+        chunk_sum: Callable[..., Any] = _hessian_sum
+        if isinstance(model, LinearPredictorModel):
+            chunk_sum = linear_hessian_sum
+        elif isinstance(model, IntegratedEffects):
+            chunk_sum = group_hessian_sum
         value, gradient, hessian = self._sweep(chunk_sum, t, purpose, "hessian")
         both = self._padded(self._padded((hessian + hessian.T) / 2).T)
         return float(value), self._padded(gradient), both

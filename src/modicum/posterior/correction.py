@@ -11,7 +11,7 @@ from modicum.errors import ModicumWarning, SettingError, warn, whole_number
 from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.models.base import BaseModel
-from modicum.passes import LocalEngine, Sums
+from modicum.passes import LocalEngine, Sums, units_of
 from modicum.posterior.alignment import FitRows, require_rows_of_fit
 from modicum.posterior.draws import Draws, require_finite
 from modicum.posterior.weighted import kish_share, weighted_mean, weighted_variance
@@ -71,7 +71,8 @@ def correct(source: Draws, fit: Fit, rows: Rows, draws: int, progressbar: bool) 
     They are draws that `require_correctable` accepts.
     """
     whole_number("draws", draws)
-    require_rows_of_fit(rows, fit.rows, source.ledger.rows, "a correction")
+    number = source.ledger.rows if source.ledger.unit == "row" else None
+    require_rows_of_fit(rows, fit.rows, number, "a correction")
     every = max(1, -(-source.chains * source.num_draws // draws))
     kept = {name: x[:, ::every] for name, x in source.draws.items()}
     stats = {name: x[:, ::every] for name, x in source.stats.items()}
@@ -131,7 +132,8 @@ def _exact_log_posterior(
     chains, number = next(iter(draws.values())).shape[:2]
     flat = {k: v.reshape(chains * number, *v.shape[2:]) for k, v in draws.items()}
     target, points = flat_points(fit, rows, flat)
-    sums = Sums(target, rows, LocalEngine(progressbar=progressbar), ledger)
+    engine = LocalEngine(progressbar=progressbar)
+    sums = Sums(target, units_of(target, rows, engine, ledger), engine, ledger)
     total = sums.values(points, "correction") + target.log_priors(points)
     return np.asarray(total.reshape(chains, number))
 

@@ -17,6 +17,7 @@ __all__ = ["Warnings", "convergence_warnings"]
 
 LARGEST_R_HAT = 1.01
 SMALLEST_ESS = 400  # Vehtari et al. (2021): below it, R-hat and ESS themselves are unreliable
+EACH_ITS_MODE = "leave a single mode: the chains sit in different ones, however many the draws"
 FEWEST_DRAWS = 20  # per chain; with fewer, R-hat and ESS say nothing
 MOST_CHAINS, MOST_SCALARS = 64, 500  # evenly spaced ones stand for the rest: a guard must be quick
 
@@ -45,6 +46,7 @@ def convergence_warnings(
     weights: np.ndarray | None = None,
     labels: AnyLabels | None = None,
     target_accept: float = 0.8,
+    modes_apart: bool = False,
 ) -> list[ModicumWarning]:
     """List what is wrong with the draws, the gravest first; an empty list is a clean bill.
 
@@ -59,6 +61,8 @@ def convergence_warnings(
         As for `modicum.posterior.Posterior`.
     target_accept
         The acceptance rate that was aimed at.
+    modes_apart
+        Whether the chains are known to sit in different modes, which more draws do not mend.
 
     Examples
     --------
@@ -83,7 +87,7 @@ def convergence_warnings(
             weights = None  # they all count alike
     doubts += _steps({name: np.asarray(x) for name, x in stats.items()}, target_accept)
     if usable and not frozen:
-        doubts += _disagreement(arrays, weights, tidy_labels(labels, arrays))
+        doubts += _disagreement(arrays, weights, tidy_labels(labels, arrays), modes_apart)
     return doubts
 
 
@@ -250,7 +254,10 @@ def _acceptance(rates: np.ndarray, target_accept: float) -> list[ModicumWarning]
 
 
 def _disagreement(
-    draws: dict[str, np.ndarray], weights: np.ndarray | None, labels: Labels
+    draws: dict[str, np.ndarray],
+    weights: np.ndarray | None,
+    labels: Labels,
+    modes_apart: bool,
 ) -> list[ModicumWarning]:
     """R-hat and effective sample size of the worst parameter."""
     names, values = [], []
@@ -284,7 +291,7 @@ def _disagreement(
                 "r-hat",
                 f"the chains disagree: R-hat is {ratios[worst]:.2f} for {names[some[worst]]} "
                 f"(limit {limit:.2f})",
-                "draw more, or tune longer",
+                EACH_ITS_MODE if modes_apart else "draw more, or tune longer",
                 r_hat=ratios[worst],
                 limit=limit,
             )
@@ -296,7 +303,9 @@ def _disagreement(
                 "ess",
                 f"the {chains * number} draws are worth only {sizes[worst]:.0f} independent ones "
                 f"for {names[some[worst]]} (ESS)",
-                "draw more, or use more rows per step if subsampling slows it",
+                EACH_ITS_MODE
+                if modes_apart
+                else "draw more, or use more rows per step if subsampling slows it",
                 ess=sizes[worst],
             )
         )

@@ -11,8 +11,8 @@ B-spline, few of which differ from zero in any row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -132,6 +132,16 @@ class Coding:
             value = 1 if term.scale is None else like[has, term.scale]
             out[has, term.first + place[has]] += value
         return out
+
+    def reordered(self, places: Sequence[int]) -> Coding:
+        """Return the coding with column j at `places[j]`; the columns of a term stay neighbours."""
+        terms = []
+        for term in self.terms:
+            first = places[term.first] if term.width else 0
+            if list(places[term.columns]) != list(range(first, first + term.width)):
+                raise ValueError(f"the columns of {term.field!r} would not stay together")
+            terms.append(replace(term, first=first))
+        return Coding(tuple(places[place] for place in self.dense), tuple(terms))
 
     def fault(self, batch: Mapping[str, Any]) -> tuple[str, int] | None:
         """Return field and row of the first code that stands for no column; None if all do."""

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from modicum.errors import DataError, SettingError, whole_number
-from modicum.rows.checks import RowIndexError, block_rows
+from modicum.rows.checks import RowIndexError, block_rows, names_like
 from modicum.rows.coding import Coding
 from modicum.rows.description import Array, Description, DType, Level, RowsSchema
 from modicum.rows.encoding import ColumnChoice, read_table, read_table_like
@@ -215,19 +215,23 @@ class Rows:
         >>> new.take([0])["carrier"]
         array([2], dtype=uint8)
         """
-        given = dict(fields)
-        coded = given.pop("codes", None)
         coding = schema.coding
         assert coding is not None, "other rows without codes have no levels to go by"
-        factors = dict(coded) if isinstance(coded, Mapping) else coded
+        given = dict(fields)
+        factors = given.pop("codes", None)
         if factors is None:
             factors = {name: given.pop(name) for name in coding.fields if name in given}
+        if isinstance(factors, Mapping):
+            if not factors:
+                return cls(**given, dtype=dtype)
+            factors = {name: factors[name] for name in coding.fields if name in factors}
+        if is_table(given.get("x")):  # columns with names may come in any order
+            names = [schema.columns[place] for place in coding.dense]
+            given["x"] = _columns_of(TableSource(given["x"]), names)
         levels: dict[str, tuple[Level, ...]] = {k: tuple(v) for k, v in schema.levels.items()}
-        if not factors:
-            return cls(**given, dtype=dtype)
-        columns = given.pop("columns", None)
-        field_set = FieldSet(given, columns, dtype, factors, levels)
-        return cls._at(field_set.description, field_set.in_memory())
+        field_set = FieldSet(given, given.pop("columns", None), dtype, factors, levels)
+        about = field_set.description.like(schema)
+        return cls._at(about, field_set.in_memory())
 
     @classmethod
     def open(cls, store: str | os.PathLike[str], verify: bool = False) -> Rows:
@@ -267,6 +271,29 @@ class Rows:
                 raise damage.error()
         about = replace(self._description, n=len(next(iter(arrays.values()))))
         return Rows._at(about, MemoryBackend(about, arrays))
+
+    def reordered(self, columns: Sequence[str]) -> Rows:
+        """Return rows with codes whose columns, and so their coefficients, come in another order.
+
+        The numbers and codes stay where they are; levels of a factor stay side by side.
+
+        Examples
+        --------
+        >>> rows = Rows(x=[[0.5], [1.5]], columns=["dose"], codes={"gas": ["neon", "argon"]})
+        >>> rows.columns, rows.reordered(["gas[neon]", "dose"]).columns
+        (('dose', 'gas[neon]'), ('gas[neon]', 'dose'))
+        """
+        place = {str(name): i for i, name in enumerate(columns)}
+        if self.coding is None or len(place) != len(columns) or set(place) != set(self.columns):
+            raise SettingError("reordered takes the columns of rows with codes, each once.")
+        try:
+            coding = self.coding.reordered([place[name] for name in self.columns])
+        except ValueError as fault:
+            raise SettingError(f"columns cannot come in this order: {fault}.") from None
+        about = replace(self._description, columns=tuple(place), coding=coding)
+        if self.is_store:
+            raise SettingError("the columns of a store stay in their order: ingest it anew.")
+        return Rows._at(about, self._backend)
 
     def take(self, row_ids: object) -> dict[str, Array]:
         """Return the rows at `row_ids`, an integer array of any shape S.
@@ -423,6 +450,17 @@ def _like(table: object, like: object, dtype: object) -> Rows:
         encoding = FormulaEncoding.from_dict(schema.origin)
         needed = [name for name in encoding.needed() if name not in encoding.needed(outcome=False)]
     return Rows.from_table_like(table, schema, all(name in names for name in needed))
+
+
+def _columns_of(source: TableSource, names: Sequence[str]) -> object:
+    """Columns of a table by name, in this order."""
+    for name in names:
+        if name not in source.names:
+            raise DataError(
+                f"the rows lack the column {name!r}, which those of the fit had: "
+                f"{names_like(name, source.names)}"
+            )
+    return source.table(names)
 
 
 class NotFinite(NamedTuple):

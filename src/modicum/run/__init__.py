@@ -5,7 +5,7 @@ from modicum.run.chains import Chains, Parallel, default_parallel
 from modicum.run.checkpoint import Checkpoint
 from modicum.run.fetching import place_rows
 from modicum.run.interrupt import stoppable
-from modicum.run.limits import within_limits
+from modicum.run.limits import within_disk, within_limits
 from modicum.run.runner import History, PeriodicHook, capacity_for, run
 
 __all__ = [
@@ -21,5 +21,6 @@ __all__ = [
     "place_rows",
     "run",
     "stoppable",
+    "within_disk",
     "within_limits",
 ]

@@ -28,11 +28,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TypeVar
 
 import numpy as np
 
 from modicum.errors import DataError, ResourceError, SettingError
+from modicum.run.limits import DISK_FULL
 
 __all__ = ["Checkpoint"]
 
@@ -40,8 +41,8 @@ FORMAT = "modicum-checkpoint-1"
 INDEX, LOCK = "run.json", "run.lock"
 OURS = {".npz", ".tmp", ".lock"}
 LOCKED_BYTE = 1 << 20  # past the text: where locks are mandatory, what is locked cannot be read
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 Arrays = dict[str, np.ndarray]
+T = TypeVar("T")
 
 
 class Checkpoint:
@@ -145,14 +146,21 @@ class Checkpoint:
         """How many iterations are safely on disk."""
         return self.index.iterations
 
-    def remember(self, name: str, compute: Callable[[], Arrays]) -> Arrays:
-        """Return the arrays saved under `name`, or compute and save them now."""
+    def remember(self, name: str, compute: Callable[[], Arrays], read: Callable[[Arrays], T]) -> T:
+        """What `read` makes of the arrays saved under `name`; they are computed if there are none.
+
+        Arrays from a file that `read` can make nothing of are a damaged file.
+        """
         path = self.folder / f"{name}.npz"
-        if path.exists():
-            return _load(path)
-        arrays = compute()
-        self._write(path.name, arrays)
-        return arrays
+        if not path.exists():
+            arrays = compute()
+            self._write(path.name, arrays)
+            return read(arrays)
+        saved = _load(path)
+        try:
+            return read(saved)
+        except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as fault:
+            raise _damaged(path) from fault
 
     def append(self, iterations: int, record: Arrays, state: list[np.ndarray]) -> None:
         """Save what the iterations up to number `iterations` recorded, and where they ended."""
@@ -387,7 +395,7 @@ def _writing(folder: Path, iterations: int = 0) -> Iterator[None]:
         yield
     except OSError as error:
         kept = f" (the first {iterations:,} iterations are safe there)" if iterations else ""
-        if error.errno in FULL:
+        if error.errno in DISK_FULL:
             free = ""
             with contextlib.suppress(OSError):
                 free = f", with {shutil.disk_usage(folder).free:,} bytes left"

@@ -16,8 +16,9 @@ import jax
 
 from modicum.errors import ResourceError
 
-__all__ = ["memory_limit", "within_limits"]
+__all__ = ["DISK_FULL", "memory_limit", "within_disk", "within_limits"]
 
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # XLA's status, which begins the text of its errors
 COMPILER, COMPILER_PER_CORE = 500_000_000, 100_000_000  # address space of a compilation, and more
 REMEDY = (
@@ -44,10 +45,25 @@ def within_limits() -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.ENOMEM:
             raise _out_of_memory() from error
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+        if error.errno not in DISK_FULL:
             raise
-        where = f"of '{error.filename}' " if error.filename else ""
-        raise ResourceError(f"the disk {where}is full; make room and try again.") from error
+        raise _full_disk(error.filename) from error
+
+
+@contextmanager
+def within_disk(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Say in one sentence that there is no room for the file `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        raise _full_disk(path) from error
+
+
+def _full_disk(path: str | os.PathLike[str] | None) -> ResourceError:
+    where = f"of '{os.fspath(path)}' " if path else ""
+    return ResourceError(f"the disk {where}is full; make room and try again.")
 
 
 def _refuse_small_room() -> None:

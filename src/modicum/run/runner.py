@@ -62,7 +62,7 @@ class PeriodicHook:
     Attributes
     ----------
     every
-        Iterations from one pause to the next.
+        Iterations from one time to the next.
     renew
         From the kernel's states, stacked along a leading axis for chains, to new ones. It must
         depend on nothing else that changes.
@@ -76,7 +76,7 @@ class PeriodicHook:
         return iteration % self.every == 0
 
     def until_next(self, iteration: int) -> int:
-        """Iterations that can be run from this one on before the next pause."""
+        """Iterations that can be run from this one on before it is due again."""
         return self.every - iteration % self.every
 
 
@@ -132,7 +132,7 @@ def run(
     draws: int,
     progressbar: Progressbar = True,
     checkpoint: Checkpoint | None = None,
-    pause: PeriodicHook | None = None,
+    hook: PeriodicHook | None = None,
     partial: bool = False,
 ) -> History:
     """Run all chains until `tune + draws` iterations are recorded, or the user interrupts.
@@ -153,7 +153,7 @@ def run(
                 book, made = _begun(chains, tune, total, checkpoint)
             monitor = Monitor(tune, draws, len(chains.keys), progressbar)
             with stop.at_chunk_ends(), monitor:
-                made = _to_the_end(chains, made, total, book, stop, monitor, checkpoint, pause)
+                made = _to_the_end(chains, made, total, book, stop, monitor, checkpoint, hook)
             if stop.signal == signal.SIGTERM:
                 _say_where(made, total, checkpoint)
                 stop.pass_on()
@@ -217,15 +217,15 @@ def _to_the_end(
     stop: Stop,
     monitor: Monitor,
     checkpoint: Checkpoint | None,
-    pause: PeriodicHook | None,
+    hook: PeriodicHook | None,
 ) -> int:
     """Chunk after chunk, until all are made or a stop is asked for; how many were made."""
-    pace = _Pace(chains.capacity, total, pause)
+    pace = _Pace(chains.capacity, total, hook)
     count = pace.first(made)
     while made < total and not stop.asked:
         started = time.monotonic()
-        if pause is not None and pause.due(made):
-            chains.renew(pause.renew)
+        if hook is not None and hook.due(made):
+            chains.renew(hook.renew)
         after = pace.next(made + count)
         record = chains.advance(made, count, next_count=after)
         made += count
@@ -249,8 +249,8 @@ def _say_where(made: int, total: int, checkpoint: Checkpoint | None) -> None:
 class _Pace:
     """How many iterations to run at a time, so that a chunk takes CHUNK_SECONDS."""
 
-    def __init__(self, capacity: int, total: int, pause: PeriodicHook | None = None) -> None:
-        self.capacity, self.total, self.pause = capacity, total, pause
+    def __init__(self, capacity: int, total: int, hook: PeriodicHook | None = None) -> None:
+        self.capacity, self.total, self.hook = capacity, total, hook
         self.per_iteration: float | None = None
         self.timed = 0
 
@@ -264,8 +264,8 @@ class _Pace:
         return self._at_most(made, int(np.clip(count, 1, self.capacity)))
 
     def _at_most(self, made: int, count: int) -> int:
-        if self.pause is not None:
-            count = min(count, self.pause.until_next(made))
+        if self.hook is not None:
+            count = min(count, self.hook.until_next(made))
         return max(0, min(count, self.total - made))
 
     def took(self, seconds: float, count: int) -> None:

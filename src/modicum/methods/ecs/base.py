@@ -96,8 +96,9 @@ class EnergyConserving(Method):
                 f"the anchor has {point.size} entries, but the model has {task.start.size} "
                 f"unconstrained parameters ({', '.join(task.names[:3])} ...)."
             )
-        arrays = task.remember("anchor", lambda: anchor_at(task.sums, point).to_arrays())
-        return Anchor.from_arrays(arrays)
+        return task.remember(
+            "anchor", lambda: anchor_at(task.sums, point).to_arrays(), Anchor.from_arrays
+        )
 
     def account(self, task: Task, plan: Plan, history: History) -> None:
         """Enter what full-data HMC would have cost, and the step size that was used."""

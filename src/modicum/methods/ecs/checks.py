@@ -146,7 +146,8 @@ def look_ahead(
 def rehearsed(case: Case, rehearsal: Rehearsal, m: int) -> list[ModicumWarning]:
     """Judge whether the posterior is where the pilot study looked, by short chains."""
     variance = rehearsal.variance / m
-    share, distance = float(np.mean(variance > NOISY)), rehearsal.distance
+    share = float(np.mean(variance > NOISY))
+    distance = rehearsal.distance(case.target.likelihood.size)
     if distance > FAR:
         return [
             ModicumWarning(
@@ -339,7 +340,9 @@ def _refused(accepted: float, remedy: str) -> ModicumWarning:
 def _wandering(case: Case, blocks: int, refreshes: int, history: History) -> list[ModicumWarning]:
     """Judge how the subsample mixed, and how far from the anchor the chains went."""
     doubts = []
-    distance = float(np.abs(history.position.mean(axis=(0, 1))).max())
+    # Parameters of priors are the last coordinates, and no part of what is expanded.
+    read = case.target.likelihood.size
+    distance = float(np.abs(history.position.mean(axis=(0, 1))[:read]).max())
     if distance > 1:
         doubts.append(
             ModicumWarning(

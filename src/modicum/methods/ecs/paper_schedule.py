@@ -77,8 +77,10 @@ def burn_in(method: Scheduled, task: Task) -> BurnIn:
         own = {"subsample": np.asarray(done.subsample), "variance": done.variance}
         return done.anchor.to_arrays() | own
 
-    arrays = task.remember("anchor", compute)
-    return BurnIn(Anchor.from_arrays(arrays), int(arrays["subsample"]), arrays["variance"])
+    def read(arrays: dict[str, np.ndarray]) -> BurnIn:
+        return BurnIn(Anchor.from_arrays(arrays), int(arrays["subsample"]), arrays["variance"])
+
+    return task.remember("anchor", compute, read)
 
 
 def _burn_in(method: Scheduled, task: Task) -> BurnIn:

@@ -22,6 +22,7 @@ from modicum.methods.ecs.tuning import Choice, choose
 from modicum.methods.full_data import WholeLogPosterior
 from modicum.passes import Anchor
 from modicum.passes.full_likelihood import hold
+from modicum.rows.groups import GroupedRows
 from modicum.run import History
 from modicum.runtime import in_double_precision
 
@@ -152,6 +153,7 @@ class HMCECS(EnergyConserving):
             fixed.get("refreshes"),
             fixed_by,
             study.fresh,
+            isinstance(study.task.rows, GroupedRows),
         )
 
     def composition(self, choice: Choice) -> Composition:

@@ -20,22 +20,26 @@ from modicum.designs import DESIGNS, RowFacts, Weighted, WeightTables, draw_on_h
 from modicum.errors import ConvergenceError, ModicumWarning
 from modicum.estimators import LinearTaylor, control_variate, proxy
 from modicum.kernels.adaptation import schedule
-from modicum.kernels.base import Estimator, Move, Pytree
+from modicum.kernels.base import Estimator, Move, Pytree, straighten
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Chosen, Plan, Task, Tuning
 from modicum.methods.ecs.base import EnergyConserving
 from modicum.methods.ecs.tuning import Pilot, Rehearsal, log_ratios, rehearse, study
+from modicum.methods.groups import of_groups
 from modicum.methods.weights import design_tables, ends_near_the_mode, expected_residuals
 from modicum.passes import Anchor
 from modicum.passes.faults import first_bad_row
 from modicum.passes.mode import folded_prior, prior_slope
 from modicum.random import Stream, generator, key
+from modicum.rows import Rows
+from modicum.rows.groups import GroupedRows
 from modicum.run import place_rows
 
 __all__ = ["Composition", "Study"]
 
 PILOT_DRAWS, PILOT_ROWS = 32, 20_000
+PILOT_GROUPS, SLOPE_GROUPS = 1_024, 128  # instead, where groups are integrated out
 REHEARSED = 4_096  # pilot rows that stand for all in a rehearsal
 NORMAL = 0.5  # sd of log posterior over normal approximation up to which nothing is rehearsed
 
@@ -81,14 +85,23 @@ class Study:
         self.centre = anchor.factor.T @ (anchor.A + self._prior_slope())
         rng = generator(task.seed, Stream.PILOT_DRAWS)
         self.draws = self.centre + rng.standard_normal((PILOT_DRAWS, len(self.centre)))
+        straight = self._straight(self.draws)
         self.design = DESIGNS[self.method.design]()
-        facts = self._facts(self.draws)
+        facts = self._facts(straight)
         weighted = design_tables(task, Weighted(), facts)
         tables: Pytree = weighted
         if type(self.design) is not Weighted:
             tables = design_tables(task, self.design, facts)
-        self.pilot = self._study(self.draws, weighted, tables)
+        self.pilot = self._study(straight, weighted, tables)
+        if isinstance(task.rows, GroupedRows):
+            self.design, tables = of_groups(self.design, tables, task.rows)
         self.tables = jax.tree.map(jnp.asarray, tables)
+
+    def _straight(self, draws: np.ndarray) -> np.ndarray:
+        """Whitened coordinates of draws in which effects are relative to their scales."""
+        if self.proxy.warp is None:
+            return draws
+        return np.asarray(jax.vmap(lambda z: straighten(z, self.proxy)[0])(jnp.asarray(draws)))
 
     def _prior_slope(self) -> np.ndarray:
         """Gradient of the log-prior at t*, by the normal that stands for it where it is none."""
@@ -103,20 +116,29 @@ class Study:
     def _facts(self, draws: np.ndarray) -> RowFacts:
         @cache
         def expected() -> np.ndarray:
-            return expected_residuals(self.task.sums, self.control_variate, self.proxy, draws[:8])
+            sums = self.task.sums
+            expected = expected_residuals(sums, self.control_variate, self.proxy, draws[:8])
+            if isinstance(sums.rows, GroupedRows):  # what a group costs counts as well (SPEC 14.2)
+                expected = expected / np.sqrt(sums.rows.index.size)
+            return expected
 
         return RowFacts(len(self.task.rows), PILOT_ROWS, expected, floor=self.method.floor)
 
     def _study(self, draws: np.ndarray, weighted: WeightTables, tables: Pytree) -> Pilot:
         rows = self.task.rows
         rng = generator(self.task.seed, Stream.PILOT_ROWS)
-        drawn = draw_on_host(rng, min(len(rows), PILOT_ROWS), weighted)
+        most = PILOT_GROUPS if isinstance(rows, GroupedRows) else PILOT_ROWS
+        drawn = draw_on_host(rng, min(len(rows), most), weighted)
         drawn_with = np.asarray(drawn.probability)
         studied = self.design.probability_of(drawn, tables)
         batch = rows.take(np.asarray(drawn.row_ids)) | {"probability": studied}
         self.task.ledger.add("pilot", len(drawn_with) * len(draws), "density")
         self._rows, self._ratio = batch, studied / drawn_with
-        pilot = study(self.control_variate, batch, self._ratio, self.proxy, draws)
+        few = None
+        if isinstance(rows, GroupedRows):
+            first = np.asarray(drawn.row_ids)[:SLOPE_GROUPS]
+            few = rows.take(first) | {"probability": studied[:SLOPE_GROUPS]}
+        pilot = study(self.control_variate, batch, self._ratio, self.proxy, draws, few)
         bad = np.flatnonzero(~np.isfinite(pilot.variance))
         if len(bad):
             t = self.anchor.point + self.anchor.factor @ draws[bad[0]]
@@ -134,7 +156,7 @@ class Study:
         ratios = log_ratios(self.control_variate, self.pilot, self.proxy, self.centre, self.draws)
         if np.std(ratios) <= NORMAL:
             return None
-        some = slice(0, REHEARSED)
+        some = slice(0, None if isinstance(self.task.rows, GroupedRows) else REHEARSED)
         rehearsal = rehearse(
             self.control_variate,
             {name: values[some] for name, values in self._rows.items()},
@@ -165,7 +187,7 @@ class Study:
             context=self.context(parts),
             flags=schedule(task.tune, task.draws, False, adapt_step=method.step_size is None),
             anchor=self.anchor,
-            rows=place_rows(task.rows, method.memory_limit),
+            rows=place_rows(_members(task.rows), method.memory_limit),
             floats_per_iteration=self.floats_per_iteration(parts),
             start_rows=parts.subsample,
             tuning=tuning | {"design": design},
@@ -189,7 +211,10 @@ class Study:
     def floats_per_iteration(self, parts: Composition) -> int:
         """How many numbers an iteration holds of the rows it requests."""
         requested = parts.refreshes * (parts.subsample // parts.blocks)
-        fields = sum(int(np.prod(shape)) for shape in self.task.rows.fields.values())
+        rows = self.task.rows
+        fields = sum(int(np.prod(shape)) for shape in rows.fields.values())
+        if isinstance(rows, GroupedRows):
+            return requested * rows.largest * (fields + 12)
         return requested * (self.task.target.size + fields + 12)
 
     def context(self, parts: Composition) -> EnergyConservingContext:
@@ -200,6 +225,11 @@ class Study:
             estimator=jax.tree.map(jnp.asarray, parts.tables),
             constant=jnp.asarray(self.anchor.C + self.folded_prior),
         )
+
+
+def _members(rows: Rows) -> Rows:
+    """The rows that a request for units names by number."""
+    return rows.members if isinstance(rows, GroupedRows) else rows
 
 
 def _move(method: EnergyConserving) -> Move:

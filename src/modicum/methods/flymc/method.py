@@ -93,6 +93,7 @@ class FlyMC(Method):
     def plan(self, task: Task) -> Plan:
         """Find the mode, collapse the bounds, find the bright rows, compose the kernel."""
         bound_of(task.target.model)  # before any pass is made for nothing
+        task.refuse_own_parameters(self.name)
         if task.target.size > DENSE_LIMIT:
             raise SettingError(
                 f"FlyMC sums bounds to a matrix of all {task.target.size:,} parameters, which is "

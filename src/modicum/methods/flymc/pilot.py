@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, sqrt
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +53,24 @@ class Lit(Protocol):
         ...
 
 
+class _Found(NamedTuple):
+    """What two passes found, and a checkpoint remembers."""
+
+    collapsed: Collapsed
+    start: Candidates
+    bright: float  # expected number of bright rows
+    most: float
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> _Found:
+        return cls(
+            Collapsed(*(arrays[name] for name in Collapsed._fields)),
+            Candidates(*(jnp.asarray(arrays[name]) for name in Candidates._fields)),
+            float(arrays["bright"]),
+            float(arrays["most"]),
+        )
+
+
 @dataclass
 class FlyStudy:
     """The bounds of one run and the brightness of its rows."""
@@ -67,18 +85,16 @@ class FlyStudy:
     def __post_init__(self) -> None:
         target = self.task.target
         self.bounded = BoundedRows(target, bound_of(target.model), self.method.tuned)
-        arrays = self.task.remember("bound", self._collapse)
+        found = self.task.remember("bound", self._collapse, _Found.from_arrays)
         self.n = len(self.task.rows)
-        self.bright = float(arrays["bright"])  # expected number of bright rows
-        self.most = float(arrays["most"])
-        collapsed = Collapsed(*(arrays[name] for name in Collapsed._fields))
-        candidates = int(np.sum(arrays["number"] < self.n))
+        self.bright, self.most = found.bright, found.most
+        candidates = int(np.sum(np.asarray(found.start.number) < self.n))
         self.task.ledger.add("start", self.task.chains * candidates, "density")
         self.context = FlyContext(
-            bound=whitened_sums(self.anchor, collapsed),
+            bound=whitened_sums(self.anchor, found.collapsed),
             n=jnp.asarray(self.n),
             rate=jnp.asarray(self.rate),
-            start=Candidates(*(jnp.asarray(arrays[name]) for name in Candidates._fields)),
+            start=found.start,
         )
 
     def _collapse(self) -> dict[str, np.ndarray]:

@@ -175,21 +175,22 @@ class StochasticGradientFamily(Method):
         )
         context = self._context(task, place, estimator, tables)
         step_size, tuning = self._step_size(task, place, kernel, context)
-        pause = self._pause(task, kernel, context)
+        hook = self._hook(task, kernel, context)
         return Plan(
             kernel=kernel,
             context=context,
-            flags=_flags(kernel, step_size, task.tune + task.draws, pause),
+            flags=_flags(kernel, step_size, task.tune + task.draws, hook),
             anchor=place.coordinates,
             rows=place_rows(task.rows, self.memory_limit),
             floats_per_iteration=_floats_per_iteration(task, kernel, estimator),
             tuning=tuning | {"design": {"value": self.design, "why": design.description}},
             notes=[*place.notes, *look_ahead(self.batch, len(task.rows))],
-            pause=pause,
+            hook=hook,
         )
 
     def _checked(self, task: Task) -> Parts:
         task.check_fields(self.name)
+        task.refuse_own_parameters(self.name)
         if task.checkpoint is not None and callable(self.step_size) and "0x" in repr(self):
             raise SettingError(
                 "a checkpoint cannot tell one function from another; give step_size as mo.Decay or "
@@ -241,7 +242,7 @@ class StochasticGradientFamily(Method):
         )
         return h, {"step_size": {"value": h, "why": why}}
 
-    def _pause(
+    def _hook(
         self, task: Task, kernel: StochasticGradientKernel, context: StochasticGradientContext
     ) -> PeriodicHook | None:
         estimator = kernel.estimator
@@ -267,7 +268,7 @@ def _flags(
     kernel: StochasticGradientKernel,
     step_size: float | Callable[[int], float],
     total: int,
-    pause: PeriodicHook | None,
+    hook: PeriodicHook | None,
 ) -> StepFlags:
     number = np.arange(total)
     period = kernel.integrator.period
@@ -275,7 +276,7 @@ def _flags(
     return StepFlags(
         jnp.asarray(step_sizes(step_size, total)),
         jnp.asarray(never if period is None else number % period == 0),
-        jnp.asarray(never if pause is None else number % pause.every == 0),
+        jnp.asarray(never if hook is None else number % hook.every == 0),
     )
 
 

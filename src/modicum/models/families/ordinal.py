@@ -128,7 +128,8 @@ class Ordinal(LinearPredictorModel):
         gaps = [jnp.exp(theta[name]) for name in self.extras]
         first = -jnp.asarray(theta["intercept"])
         cutpoint = jnp.cumsum(jnp.stack([first, *gaps]))
-        return {"beta": theta["beta"], "cutpoint": cutpoint} | self.report_own(theta)
+        named = {"beta": theta["beta"], "cutpoint": cutpoint}
+        return self.split_effects(named) | self.report_own(theta)
 
     def restore(self, named: Mapping[str, Any]) -> Params:
         """Undo `report`."""

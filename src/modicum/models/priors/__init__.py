@@ -16,7 +16,7 @@ from modicum.models.priors.distributions import (
     is_positive,
 )
 from modicum.models.priors.guard import prior_warnings
-from modicum.models.priors.resolved import OWN, ModelPriors
+from modicum.models.priors.resolved import OWN, GroupPrior, ModelPriors
 from modicum.models.priors.units import Moments, moments
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Exponential",
     "Flat",
     "Gamma",
+    "GroupPrior",
     "HalfCauchy",
     "HalfNormal",
     "Horseshoe",

@@ -12,7 +12,7 @@ point and a covariance, without a pass over the rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -21,7 +21,15 @@ import numpy as np
 
 from modicum.models.priors.distributions import HalfCauchy, Horseshoe, Prior
 
-__all__ = ["ExactPrior", "ExactTerm", "Independent", "Numbers", "SharedScale", "StandIn"]
+__all__ = [
+    "ExactPrior",
+    "ExactTerm",
+    "Independent",
+    "NonCentred",
+    "Numbers",
+    "SharedScale",
+    "StandIn",
+]
 
 Numbers: TypeAlias = tuple[jax.Array | np.ndarray, ...]
 
@@ -32,6 +40,14 @@ class StandIn(NamedTuple):
     where: np.ndarray  # flat places
     mean: np.ndarray
     precision: np.ndarray  # a matrix, or a vector where it is diagonal
+
+
+class NonCentred(NamedTuple):
+    """Entries that move with the logarithm of a scale: t = r e^(share (log scale - its anchor))."""
+
+    where: np.ndarray  # flat places
+    scale: np.ndarray  # flat place of the log scale of each
+    share: np.ndarray  # 0: centred; 1: non-centred
 
 
 class ExactTerm(Protocol):
@@ -49,6 +65,10 @@ class ExactTerm(Protocol):
         self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers
     ) -> Sequence[StandIn]:
         """Return the normals that stand for the term about t."""
+        ...
+
+    def non_centred(self, t: np.ndarray, covariance: np.ndarray) -> NonCentred | None:
+        """Return which entries are sampled relative to a scale, and how far; None: none."""
         ...
 
 
@@ -70,6 +90,14 @@ class ExactPrior:
         for term, own in zip(self.terms, numbers, strict=True):
             t = term.settle(t, covariance, own)
         return t
+
+    def non_centred(self, t: np.ndarray, covariance: np.ndarray) -> NonCentred | None:
+        """Return all entries that are sampled relative to a scale; None: there are none."""
+        parts = [term.non_centred(t, covariance) for term in self.terms]
+        held = [part for part in parts if part is not None]
+        if not held:
+            return None
+        return NonCentred(*(np.concatenate(each) for each in zip(*held, strict=True)))
 
     def stand_in(
         self, t: np.ndarray, covariance: np.ndarray, numbers: tuple[Numbers, ...]
@@ -117,10 +145,13 @@ class Independent:
         if self.logged:
             return [self._tangent(t, where, numbers)]
         of = [np.asarray(number) for number in numbers]
-        names = list(self.kind.__dataclass_fields__)  # type: ignore[attr-defined]
+        names = [field.name for field in fields(self.kind)]  # type: ignore[arg-type]
         mean = of[names.index("mean")]
         square = (t[where] - mean) ** 2 + np.diag(covariance)[where]
         return [StandIn(where, mean, self.kind.precision(square, *of))]
+
+    def non_centred(self, t: np.ndarray, covariance: np.ndarray) -> None:
+        """Nothing: these have no scale of their own."""
 
     def _tangent(self, t: np.ndarray, where: np.ndarray, numbers: Numbers) -> StandIn:
         def total(value: jax.Array) -> jax.Array:
@@ -179,6 +210,9 @@ class SharedScale:
             StandIn(where, np.zeros(len(where)), precision),
             StandIn(place, t[place], np.array([bent])),
         ]
+
+    def non_centred(self, t: np.ndarray, covariance: np.ndarray) -> None:
+        """Nothing: local scales are integrated out."""
 
 
 GRID = np.linspace(-12.0, 3.0, 151)  # of log tau, about that of its prior's scale

@@ -13,8 +13,8 @@ Normal priors, and flat ones, are part of the likelihood's quadratic wherever th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
@@ -22,8 +22,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.models.groups import GroupTerm
 from modicum.models.priors.distributions import (
+    LKJ,
+    Exponential,
     Flat,
+    Gamma,
     Horseshoe,
     LogNormal,
     Normal,
@@ -38,9 +42,11 @@ from modicum.models.priors.exact import (
     Numbers,
     SharedScale,
 )
+from modicum.models.priors.grouped import Effects, correlations, partials_of
 
-__all__ = ["OWN", "ModelPriors", "is_logged", "shapes_of"]
+__all__ = ["OWN", "GroupPrior", "ModelPriors", "is_logged", "shapes_of"]
 
+LOG_SD, PARTIAL = "log_group_sd", "group_partial"
 OWN = "variation"  # the parameters of priors: last among a model's, whatever a family has besides
 HORSESHOE = "log_horseshoe"
 
@@ -48,6 +54,55 @@ HORSESHOE = "log_horseshoe"
 def is_logged(name: str) -> bool:
     """Whether the parameter of this name is the logarithm of a positive number."""
     return name.startswith("log_")
+
+
+@dataclass(frozen=True)
+class GroupPrior:
+    """The prior of the effects of one group term.
+
+    Parameters
+    ----------
+    term
+        The term.
+    levels
+        How many levels the factor has.
+    sds
+        Prior of the standard deviation of each effect.
+    correlation
+        Prior of their correlations.
+    """
+
+    term: GroupTerm
+    levels: int
+    sds: tuple[Prior, ...]
+    correlation: LKJ
+
+    @property
+    def size(self) -> int:
+        """How many coefficients are effects of the term."""
+        return self.levels * len(self.sds)
+
+    @property
+    def partials(self) -> int:
+        """How many correlations there are."""
+        return len(self.term.cor_names)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "term": asdict(self.term),
+            "levels": self.levels,
+            "sds": [prior.to_dict() for prior in self.sds],
+            "correlation": self.correlation.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> GroupPrior:
+        """Undo `to_dict`."""
+        correlation = prior_from_dict(saved["correlation"])
+        assert isinstance(correlation, LKJ)
+        sds = tuple(prior_from_dict(prior) for prior in saved["sds"])
+        return cls(GroupTerm(**saved["term"]), int(saved["levels"]), sds, correlation)
 
 
 @dataclass(frozen=True)
@@ -65,12 +120,15 @@ class ModelPriors:
     extras
         Priors of the other parameters, by name; of one called log_..., that of what it is the
         logarithm of.
+    groups
+        Priors of effects, which follow the common coefficients in beta, in this order.
     """
 
     coefficients: tuple[Prior, ...]
     intercept: Prior | None = None
     centre: tuple[float, ...] = ()
     extras: tuple[tuple[str, Prior], ...] = ()
+    groups: tuple[GroupPrior, ...] = ()
 
     # To and from a file ----------------------------------------------------------------------
 
@@ -81,6 +139,7 @@ class ModelPriors:
             "intercept": None if self.intercept is None else self.intercept.to_dict(),
             "centre": list(self.centre),
             "extras": [[name, prior.to_dict()] for name, prior in self.extras],
+            "groups": [prior.to_dict() for prior in self.groups],
         }
 
     @classmethod
@@ -92,6 +151,7 @@ class ModelPriors:
             None if intercept is None else prior_from_dict(intercept),
             tuple(float(c) for c in saved["centre"]),
             tuple((str(name), prior_from_dict(prior)) for name, prior in saved["extras"]),
+            tuple(GroupPrior.from_dict(prior) for prior in saved["groups"]),
         )
 
     # Log-densities ---------------------------------------------------------------------------
@@ -129,7 +189,8 @@ class ModelPriors:
         intercept = jnp.asarray(theta["intercept"])
         if not self.centre:
             return intercept
-        return intercept + jnp.asarray(theta["beta"]) @ jnp.asarray(self.centre)
+        common = jnp.asarray(theta["beta"])[..., : len(self.coefficients)]
+        return intercept + common @ jnp.asarray(self.centre)
 
     def exact(
         self, shapes: Mapping[str, tuple[int, ...]]
@@ -147,6 +208,7 @@ class ModelPriors:
         for k, like in enumerate(self.horseshoes):
             own = [j for j, p in enumerate(self.coefficients) if _alike(p, like)]
             terms.append(self._shared(columns[..., own], own, like, places[_HORSESHOE][k]))
+        terms += self._effects(places)
         if self.intercept is not None and not self.intercept.quadratic:
             of_all = [self.intercept] * places["intercept"].size
             terms.append(_independent(type(self.intercept), places["intercept"], of_all))
@@ -156,6 +218,28 @@ class ModelPriors:
         if not terms:
             return None
         return ExactPrior(tuple(term for term, _ in terms)), tuple(own for _, own in terms)
+
+    def _effects(self, places: Mapping[str, np.ndarray]) -> list[tuple[ExactTerm, Numbers]]:
+        """The terms of groups, one after the other in beta and in what is sampled."""
+        terms: list[tuple[ExactTerm, Numbers]] = []
+        first, sd, partial = len(self.coefficients), 0, 0
+        for group in self.groups:
+            count, correlated = len(group.sds), group.partials
+            sds = places[f"{OWN}.{LOG_SD}"][sd : sd + count]
+            none = np.arange(0)
+            own = places.get(f"{OWN}.{PARTIAL}", none)[partial : partial + correlated]
+            where = places["beta"][first : first + group.size]
+            term = Effects(
+                tuple(map(int, where)),
+                count,
+                tuple(map(int, sds)),
+                tuple(map(int, own)),
+                tuple(type(prior) for prior in group.sds),
+            )
+            numbers = [number for prior in group.sds for number in prior.numbers]
+            terms.append((term, tuple(map(np.asarray, [*numbers, group.correlation.eta]))))
+            first, sd, partial = first + group.size, sd + count, partial + correlated
+        return terms
 
     def _shared(
         self, where: np.ndarray, columns: list[int], like: Horseshoe, tau: int
@@ -178,23 +262,59 @@ class ModelPriors:
 
     def start(self) -> dict[str, Any]:
         """Where the priors' own parameters start."""
-        if not self.horseshoes:
-            return {}
-        return {OWN: {HORSESHOE: np.log([0.1 * h.scale for h in self.horseshoes])}}
+        own: dict[str, Any] = {}
+        if self.horseshoes:
+            own[HORSESHOE] = np.log([0.1 * h.scale for h in self.horseshoes])
+        if self.groups:
+            typical = [0.1 * _typical(prior) for group in self.groups for prior in group.sds]
+            own[LOG_SD] = np.log(typical)
+        if any(group.partials for group in self.groups):
+            own[PARTIAL] = np.zeros(sum(group.partials for group in self.groups))
+        return {OWN: own} if own else {}
+
+    def labels(self) -> dict[str, tuple[tuple[str, ...], ...]]:
+        """Names of the entries of the priors' own parameters."""
+        sds = tuple(name for group in self.groups for name in group.term.sd_names)
+        cors = tuple(name for group in self.groups for name in group.term.cor_names)
+        named = {"group_sd": sds, "group_cor": cors}
+        return {name: (entries,) for name, entries in named.items() if entries}
 
     def report(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """Name the priors' own parameters the way draws show them."""
-        if HORSESHOE not in own:
-            return {}
-        scale = jnp.exp(own[HORSESHOE])
-        return {"horseshoe_scale": scale[0] if len(self.horseshoes) == 1 else scale}
+        named: dict[str, Any] = {}
+        if PARTIAL in own:
+            named["group_cor"] = jnp.concatenate(self._by_group(own[PARTIAL], correlations))
+        if LOG_SD in own:
+            named["group_sd"] = jnp.exp(own[LOG_SD])
+        if HORSESHOE in own:
+            scale = jnp.exp(own[HORSESHOE])
+            named["horseshoe_scale"] = scale[0] if len(self.horseshoes) == 1 else scale
+        return named
+
+    def _by_group(
+        self, values: jax.Array, function: Callable[[jax.Array, int], jax.Array]
+    ) -> list[jax.Array]:
+        """Apply a function to the part of each group that has correlations."""
+        parts, first = [], 0
+        for group in self.groups:
+            if group.partials:
+                part = values[first : first + group.partials]
+                parts.append(function(part, len(group.sds)))
+                first += group.partials
+        return parts
 
     def restore(self, named: dict[str, Any]) -> dict[str, Any]:
         """Undo `report`: take the priors' own parameters out of `named`."""
-        if not self.horseshoes:
-            return {}
-        scale = jnp.log(named.pop("horseshoe_scale"))
-        return {OWN: {HORSESHOE: jnp.reshape(scale, (len(self.horseshoes),))}}
+        own: dict[str, Any] = {}
+        if "group_cor" in named:
+            below = self._by_group(jnp.asarray(named.pop("group_cor")), partials_of)
+            own[PARTIAL] = jnp.concatenate(below)
+        if self.groups:
+            own[LOG_SD] = jnp.log(named.pop("group_sd"))
+        if self.horseshoes:
+            scale = jnp.log(named.pop("horseshoe_scale"))
+            own[HORSESHOE] = jnp.reshape(scale, (len(self.horseshoes),))
+        return {OWN: own} if own else {}
 
     # What users see --------------------------------------------------------------------------
 
@@ -202,7 +322,9 @@ class ModelPriors:
         """How far parameters lie from their prior's centre, in its widths (of a normal, sds)."""
         beta = np.asarray(theta["beta"])
         centre, width = np.array([(p.centre, p.width) for p in self.coefficients]).T
-        away: dict[str, Any] = {"beta": (beta - centre) / width}
+        beta, effects = np.split(beta, [len(self.coefficients)], axis=-1)
+        zero = np.zeros_like(effects)  # of effects nothing is too far: their scale is sampled
+        away: dict[str, Any] = {"beta": np.concatenate([(beta - centre) / width, zero], axis=-1)}
         if self.intercept is not None:
             centred = np.asarray(theta["intercept"])
             if self.centre:
@@ -219,6 +341,7 @@ class ModelPriors:
     def normal(self, theta: Mapping[str, Any]) -> dict[str, Any]:
         """Which parameters have a normal prior, whose width is its standard deviation."""
         is_normal = [isinstance(p, Normal) for p in self.coefficients]
+        is_normal += [False] * (np.shape(theta["beta"])[-1] - len(is_normal))
         marks: dict[str, Any] = {"beta": np.broadcast_to(is_normal, np.shape(theta["beta"]))}
         if self.intercept is not None:
             own = isinstance(self.intercept, Normal)
@@ -234,6 +357,7 @@ class ModelPriors:
             name: np.zeros(np.shape(leaf), bool) for name, leaf in theta.items() if name != OWN
         }
         own = [isinstance(prior, Horseshoe) for prior in self.coefficients]
+        own += [True] * (np.shape(theta["beta"])[-1] - len(own))  # effects of groups
         marks["beta"] = np.broadcast_to(own, np.shape(theta["beta"]))
         if OWN in theta:
             marks[OWN] = jax.tree.map(lambda leaf: np.ones(np.shape(leaf), bool), theta[OWN])
@@ -260,10 +384,26 @@ class ModelPriors:
                 said[name] = str(Normal(*prior.numbers))
             else:
                 said[name.removeprefix("log_") if is_logged(name) else name] = str(prior)
+        for group in self.groups:
+            pairs = zip(group.term.sd_names, group.sds, strict=True)
+            said |= {f"group_sd[{name}]": str(prior) for name, prior in pairs}
+            if group.partials:
+                said[f"group_cor[{group.term.field}]"] = str(group.correlation)
         return said
 
 
 _HORSESHOE = f"{OWN}.{HORSESHOE}"
+
+
+def _typical(prior: Prior) -> float:
+    """About how large a positive number of this distribution is."""
+    if isinstance(prior, LogNormal):
+        return float(np.exp(prior.mean))
+    if isinstance(prior, Exponential | Gamma):
+        return float(
+            prior.numbers[0] / prior.numbers[-1] if isinstance(prior, Gamma) else 1 / prior.rate
+        )
+    return float(prior.numbers[-1])
 
 
 def _alike(prior: Prior, like: Horseshoe) -> bool:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.kernels.base import ControlVariate, Proxy
+from modicum.kernels.base import ControlVariate, Proxy, straighten
 from modicum.kernels.moves import follow
 from modicum.methods.ecs.tuning.residuals import Pilot
 from modicum.models.base import Batch
@@ -48,10 +48,12 @@ class Rehearsal:
     rows: int
     evaluations: int
 
-    @property
-    def distance(self) -> float:
-        """How far from the anchor the chains' mean lies, in the worst coordinate, in its sd."""
-        return float(np.abs(self.position.mean(axis=(0, 1))).max())
+    def distance(self, read: int) -> float:
+        """How far from the anchor the chains' mean lies, in the worst coordinate, in its sd.
+
+        Of the first `read` coordinates: of what rows say nothing of, nothing is expanded.
+        """
+        return float(np.abs(self.position.mean(axis=(0, 1))[:read]).max())
 
 
 def log_ratios(
@@ -72,7 +74,11 @@ def log_ratios(
 
 @jit(static=0)
 def _log_proxies(cv: ControlVariate[Any], proxy: Proxy, draws: Array) -> jax.Array:
-    return jax.vmap(lambda z: cv.log_proxy(z, proxy))(draws)
+    def one(z: jax.Array) -> jax.Array:
+        s, growth = straighten(z, proxy)
+        return cv.log_proxy(s, proxy) + growth
+
+    return jax.vmap(one)(jnp.asarray(draws))
 
 
 def rehearse(
@@ -129,9 +135,10 @@ def _chains(
     cached = cv.cache(batch, proxy)
 
     def density(z: jax.Array) -> tuple[jax.Array, jax.Array]:
-        values = cv.values(cached, z, proxy)
+        s, growth = straighten(z, proxy)
+        values = cv.values(cached, s, proxy)
         mean = weight @ values
-        return cv.log_proxy(z, proxy) + mean, weight @ (values - mean) ** 2
+        return cv.log_proxy(s, proxy) + mean + growth, weight @ (values - mean) ** 2
 
     def iterate(z: jax.Array, key: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         path = follow(key, z, density, step, jnp.ones_like(z), jnp.asarray(steps))

@@ -15,7 +15,7 @@ import numpy as np
 
 from modicum.kernels.base import ControlVariate, Proxy
 from modicum.models.base import Batch
-from modicum.runtime import FASTEST_COMPILE, jit
+from modicum.runtime import FASTEST_COMPILE, SCATTERS, jit
 
 __all__ = ["Pilot", "study"]
 
@@ -82,6 +82,7 @@ def study(
     ratio: np.ndarray,
     proxy: Proxy,
     pilot: np.ndarray,
+    few: Batch | None = None,
 ) -> Pilot:
     """Study the residuals of the rows in `batch` at the draws `pilot` (draws, d).
 
@@ -91,16 +92,22 @@ def study(
         Pilot rows, with the `probability` each has under the design that is studied.
     ratio
         That probability over the one the row was drawn with: 1 where the designs agree.
+    few
+        Groups: the first of them as a batch of their own, since their rows lie side by side.
     """
     weight = ratio / ratio.sum()
-    cached, evaluated = _values(control_variate, batch, proxy, pilot)
+    evaluate = _values if few is None else _values_of_groups
+    cached, evaluated = evaluate(control_variate, batch, proxy, pilot)
     values = np.asarray(evaluated)
     mean = values @ weight
     centred = values - mean[:, None]
     second, third, fourth = (np.asarray(centred**k @ weight) for k in (2, 3, 4))
     size = proxy.a.shape[0]
     rows = int(np.clip(SLOPE_WORK / size**2, 64, 4096))
-    slopes = _slopes(control_variate, rows, cached, proxy, pilot[:8], weight)
+    if few is None:
+        slopes = _slopes(control_variate, rows, cached, proxy, pilot[:8], weight)
+    else:
+        slopes = _slopes_of_groups(control_variate, few, proxy, pilot[:8], weight)
     shares, tails = zip(*(_tail(np.abs(c), weight) for c in centred), strict=True)
     return Pilot(
         second,
@@ -115,10 +122,17 @@ def study(
     )
 
 
-@jit(static=0, options=FASTEST_COMPILE)
-def _values(cv: ControlVariate[Any], batch: Any, proxy: Proxy, pilot: Any) -> tuple[Any, jax.Array]:
+def _evaluate(
+    cv: ControlVariate[Any], batch: Any, proxy: Proxy, pilot: Any
+) -> tuple[Any, jax.Array]:
     cached = cv.cache(batch, proxy)
     return cached, jax.lax.map(lambda z: cv.values(cached, z, proxy), pilot)
+
+
+_values = jit(static=0, options=FASTEST_COMPILE)(_evaluate)
+_values_of_groups = jit(static=0, options=SCATTERS)(
+    _evaluate
+)  # rows at many nodes: compiling is the lesser part
 
 
 @jit(static=(0, 1), options=FASTEST_COMPILE)
@@ -127,7 +141,22 @@ def _slopes(
 ) -> jax.Array:
     """Largest eigenvalue of the covariance of the first `rows` gradients, one per pilot draw."""
     few = jax.tree.map(lambda a: a[:rows], cached)
-    share = weight[:rows] / weight[:rows].sum()
+    return _largest_slopes(cv, few, weight[:rows], proxy, pilot)
+
+
+@jit(static=0, options=SCATTERS)
+def _slopes_of_groups(
+    cv: ControlVariate[Any], few: Any, proxy: Proxy, pilot: Any, weight: Any
+) -> jax.Array:
+    """The same of groups."""
+    groups = few["probability"].shape[0]
+    return _largest_slopes(cv, cv.cache(few, proxy), weight[:groups], proxy, pilot)
+
+
+def _largest_slopes(
+    cv: ControlVariate[Any], few: Any, weight: Any, proxy: Proxy, pilot: Any
+) -> jax.Array:
+    share = weight / weight.sum()
 
     def largest(z: jax.Array) -> jax.Array:
         jacobian = jax.jacfwd(lambda z: cv.values(few, z, proxy))(z)

@@ -13,6 +13,7 @@ from modicum.methods.ecs.tuning.residuals import Pilot
 __all__ = ["Choice", "best_sweep", "choose", "refresh_acceptance"]
 
 SMALLEST = 30
+FEWEST_GROUPS = 10  # as many as SPEC 14.2 found enough; each holds many rows
 FEWEST_BLOCKS = 20
 
 
@@ -67,6 +68,7 @@ def choose(
     refreshes: int | None = None,
     fixed_by: str = "set by hand",
     fresh: float = 1.0,
+    of_groups: bool = False,
 ) -> Choice:
     """Choose what is not set already.
 
@@ -86,22 +88,26 @@ def choose(
         Who set them.
     fresh
         What a fresh row costs, in evaluations of a row.
+    of_groups
+        Whether groups of rows are what is subsampled: fewer of them will do.
     """
-    needs = _needs(pilot, bias, ddof)
+    least = FEWEST_GROUPS if of_groups else SMALLEST
+    needs = _needs(pilot, bias, ddof, least)
     binding = max(needs, key=lambda name: needs[name])
     m = subsample if subsample is not None else needs[binding]
     variance = float(np.median(pilot.spread(m)))
-    G = blocks if blocks is not None else _blocks(variance, m, subsample is not None)
+    G = blocks if blocks is not None else _blocks(variance, m, subsample is not None, of_groups)
     if subsample is None:
         m = G * ceil(m / G)
     noise = float(np.median(pilot.slope)) / m
     accept = max(refresh_acceptance(variance, G), 1e-3)
+    unit = "groups" if of_groups else "rows"
     sweep = best_sweep(noise, steps, accept, fresh)
     K = refreshes if refreshes is not None else int(np.clip(ceil(G * sweep), 1, G))
     why = {
         "subsample": fixed_by
         if subsample is not None
-        else f"the smallest m with {_REASON[binding]}",
+        else f"the smallest m with {_REASON[binding].format(least, unit)}",
         "blocks": fixed_by
         if blocks is not None
         else f"a refresh is then accepted with probability {accept:.2f}",
@@ -117,7 +123,7 @@ def choose(
 
 
 _REASON = {
-    "floor": "at least 30 rows",
+    "floor": "at least {} {}",
     "median": "sigma^2 of the log-likelihood estimate at most 1 at the median pilot draw",
     "largest": "sigma^2 of the log-likelihood estimate at most 5 at every pilot draw",
     "slope": "gradient noise of a quarter of the posterior variance at the median pilot draw",
@@ -125,10 +131,10 @@ _REASON = {
 }
 
 
-def _needs(pilot: Pilot, bias: float, ddof: int) -> dict[str, int]:
+def _needs(pilot: Pilot, bias: float, ddof: int, least: int) -> dict[str, int]:
     """The smallest m that each criterion allows."""
     needs = {
-        "floor": SMALLEST,
+        "floor": least,
         "median": ceil(float(np.median(pilot.variance)) / 1.0),
         "largest": ceil(float(np.max(pilot.variance)) / 5.0),
         "slope": ceil(float(np.median(pilot.slope)) / 0.25),
@@ -139,9 +145,9 @@ def _needs(pilot: Pilot, bias: float, ddof: int) -> dict[str, int]:
     return needs | {"bias": m}
 
 
-def _blocks(variance: float, m: int, fixed: bool) -> int:
+def _blocks(variance: float, m: int, fixed: bool, of_groups: bool) -> int:
     """G = max(20, 2 sigma^2); for an m set by hand, a divisor of it near that."""
-    enough = max(FEWEST_BLOCKS, ceil(2 * variance))
+    enough = max(FEWEST_GROUPS if of_groups else FEWEST_BLOCKS, ceil(2 * variance))
     if not fixed:
         return min(enough, m)
     divisors = [g for g in range(1, m + 1) if m % g == 0]

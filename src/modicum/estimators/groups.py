@@ -1,0 +1,361 @@
+"""Control variates of groups whose effects are integrated out (SPEC 14.2 and 14.3).
+
+l_j is nearly linear in the entries of S = T T', the effects' covariance, where these are small, and
+far from quadratic in their logarithms. So chains move in the model's own coordinates, and the
+control variate is expanded in phi: the coefficients and other parameters as they are, and the
+entries of S.
+
+Two forms of the same residual. A chain keeps gradient and Hessian of each of its few groups, and
+its groups are padded to the largest there is: what is done at all nodes is done for the rows that
+are there, side by side in the smallest of a few sizes. A pass sees every group once: it expands
+along phi - phi* instead, where with p the nodes' probabilities at the anchor and h_k the sum over a
+group's rows dl = E_p h' and d2l = E_p h'' + Var_p h', and no Hessian is formed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.kernels.base import Proxy
+from modicum.models import IntegratedEffects, Target
+from modicum.models.base import Batch
+from modicum.models.covariance import entries_of, factor_of_entries
+from modicum.models.integrated import FlatGroups, Nodes, PaddedGroup
+from modicum.passes import Anchor
+from modicum.passes.groups import curvature_sum
+from modicum.rows.groups import GroupedRows
+from modicum.runtime import jit
+
+__all__ = ["FlatCache", "GroupTaylor", "PaddedCache", "expansion_coordinates", "group_proxy"]
+
+SIZES = 4  # shares 1, 1/2, 1/4, 1/8 of the padded rows that evaluations have code for
+FEWEST = 256  # rows, below which there is no smaller size
+DENSE = 4_000_000  # products up to which sums over groups are matrix products
+
+
+class FlatCache(NamedTuple):
+    """Groups of a pass or a pilot study, their rows one after the other."""
+
+    rows: Batch
+    group: jax.Array  # of each row
+    eta: jax.Array  # common part of the predictor at the anchor
+    nodes: Nodes
+    scale: jax.Array  # one over probability
+
+
+class PaddedCache(NamedTuple):
+    """Groups of a chain, (groups, width, ...): only the first `size` rows of each are there."""
+
+    rows: Batch
+    size: jax.Array
+    eta: jax.Array  # (groups, width)
+    nodes: Nodes
+    scale: jax.Array
+    value: jax.Array  # l_j at the anchor, and its derivatives in phi
+    slope: jax.Array
+    curvature: jax.Array
+
+
+@dataclass(frozen=True)
+class GroupTaylor:
+    """Control variates of groups, expanded in the entries of the effects' covariance.
+
+    Its proxy's `a` and `B` are the gradient and Hessian of the log-likelihood in phi, not in
+    whitened coordinates.
+
+    Parameters
+    ----------
+    target
+        A model with integrated effects, and its layout.
+    order
+        0, 1 or 2.
+    """
+
+    target: Target
+    order: int = 2
+
+    @classmethod
+    def fitting(cls, target: Target, order: int, precision: str) -> GroupTaylor | None:
+        """For models of this kind; None for others."""
+        del precision  # float64: residuals are differences of log-likelihoods of groups
+        if not isinstance(target.model, IntegratedEffects):
+            return None
+        return cls(replace(target, model=replace(target.model, nodes_at=None)), order)
+
+    @property
+    def model(self) -> IntegratedEffects:
+        """The model."""
+        model = self.target.model
+        assert isinstance(model, IntegratedEffects)
+        return model
+
+    @property
+    def fresh_cost(self) -> float:
+        """Derivatives of a fresh group take some evaluations of it."""
+        return 4.0
+
+    def cache(self, batch: Batch, proxy: Proxy) -> FlatCache | PaddedCache:
+        """Place the nodes and form the predictors at the anchor."""
+        model = self.model
+        own = {*GroupedRows.RESERVED[:-1], "probability"}
+        rows = {name: jnp.asarray(f) for name, f in batch.items() if name not in own}
+        if "weight" in rows:
+            rows["row_weight"] = rows.pop("weight")
+        nodes = model.nodes_at_places(batch["group_centre"], batch["group_spread"])
+        scale = 1.0 / jnp.asarray(batch["probability"])
+        linear = partial(model.family.linear, self.target.unravel(proxy.point))
+        if "group_of_row" in batch:
+            eta = linear(rows).astype(jnp.float64)
+            rows.pop("offset", None)  # it is part of eta
+            return FlatCache(rows, jnp.asarray(batch["group_of_row"]), eta, nodes, scale)
+        size = jnp.asarray(batch["group_rows"])
+        expansion = jax.vmap(partial(self._expansion, proxy))(rows, size, nodes)
+        eta = jax.vmap(linear)(rows).astype(jnp.float64)
+        rows.pop("offset", None)
+        return PaddedCache(rows, size, eta, nodes, scale, *expansion)
+
+    def values(self, cached: FlatCache | PaddedCache, z: jax.Array, proxy: Proxy) -> jax.Array:
+        """l_j less its expansion, over the group's probability."""
+        if isinstance(cached, FlatCache):
+            return self._along(cached, proxy.factor @ z, proxy)
+        model, away = self.model, proxy.factor @ z
+        theta = self.target.unravel(proxy.point + away)
+        moved = self.target.unravel(away)
+        e = jax.vmap(partial(model.family.linear, moved))(cached.rows).astype(jnp.float64)
+        T, extras = model.covariance.factor(theta), model.extras_of(theta)
+        exact = _likelihoods(model, (e, T, extras), cached)
+        phi = partial(expansion_coordinates, self.target)
+        step = phi(proxy.point + away) - phi(proxy.point)
+        expansion = cached.value
+        if self.order >= 1:
+            expansion = expansion + cached.slope @ step
+        if self.order >= 2:
+            expansion = expansion + 0.5 * (cached.curvature @ step) @ step
+        return cached.scale * (exact - expansion)
+
+    def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
+        """The quadratic in phi - phi*, and the prior."""
+        t = proxy.point + proxy.factor @ z
+        phi = partial(expansion_coordinates, self.target)
+        away = phi(t) - phi(proxy.point)
+        assert proxy.B is not None
+        return away @ (proxy.a + 0.5 * proxy.B @ away) + self.target.log_prior(t)
+
+    def _expansion(
+        self, proxy: Proxy, rows: Batch, size: jax.Array, nodes: Nodes
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """l_j of one group at the anchor with its derivatives in phi."""
+        alone = Nodes(nodes.v[None], nodes.log_weight[None])
+        group = PaddedGroup(rows, size)
+        at = curvature_sum(self.target, proxy.point, group, alone, jnp.ones(1, bool))
+        return at[0], *in_expansion_coordinates(self.target, proxy.point, at[1], at[2])
+
+    def _along(self, cached: FlatCache, away: jax.Array, proxy: Proxy) -> jax.Array:
+        """The residuals of a flat batch, expanded along phi - phi*."""
+        model, target = self.model, self.target
+        theta, anchor = target.unravel(proxy.point + away), target.unravel(proxy.point)
+        flat = FlatGroups(cached.rows, cached.group, len(cached.scale))
+        columns = model.effect_columns(flat.rows)
+
+        def shift(T: jax.Array) -> jax.Array:
+            effects = flat.spread(jnp.einsum("ab,jkb->jka", T, cached.nodes.v))
+            return jnp.einsum("ia,ika->ik", columns, effects)
+
+        eta = cached.eta[:, None]
+        e = model.family.linear(target.unravel(away), flat.rows).astype(jnp.float64)[:, None]
+        T = self._factor_path(proxy.point, proxy.point + away)
+        extras, x = model.extras_of(theta), model.extras_of(anchor)
+        f = model.of_row(eta + e + shift(model.covariance.factor(theta)), extras, flat.rows)
+        at = (eta + shift(T[0]), e + shift(T[1]), shift(T[2]))
+
+        def along(s: jax.Array) -> jax.Array:
+            moved = tuple(old + s * (new - old) for new, old in zip(extras, x, strict=True))
+            return model.of_row(at[0] + s * at[1] + 0.5 * s**2 * at[2], moved, flat.rows)
+
+        f0, f1, f2 = _derivatives(along)
+        log_weight = cached.nodes.log_weight
+        exact = jax.nn.logsumexp(log_weight + flat.sum(f), axis=1)
+        terms = log_weight + flat.sum(f0)
+        expansion = jax.nn.logsumexp(terms, axis=1)
+        p = jnp.exp(terms - expansion[:, None])
+        slope = flat.sum(f1)
+        mean = jnp.sum(p * slope, axis=1)
+        if self.order >= 1:
+            expansion = expansion + mean
+        if self.order >= 2:
+            variance = jnp.sum(p * (slope - mean[:, None]) ** 2, axis=1)
+            expansion = expansion + 0.5 * (jnp.sum(p * flat.sum(f2), axis=1) + variance)
+        return cached.scale * (exact - expansion)
+
+    def _factor_path(self, point: jax.Array, t: jax.Array) -> tuple[jax.Array, ...]:
+        """T and its first two derivatives along the straight line in the entries of S, at t*."""
+        covariance, unravel = self.model.covariance, self.target.unravel
+        start = entries_of(covariance.factor(unravel(point)), covariance.correlated)
+        away = entries_of(covariance.factor(unravel(t)), covariance.correlated) - start
+
+        def path(s: jax.Array) -> jax.Array:
+            return factor_of_entries(start + s * away, covariance.size, covariance.correlated)
+
+        return _derivatives(path)
+
+
+def _derivatives(path: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """A function of one number at 0, and its first two derivatives there."""
+    one, zero = jnp.ones(()), jnp.zeros(())
+    (value, first), (_, second) = jax.jvp(lambda s: jax.jvp(path, (s,), (one,)), (zero,), (one,))
+    return value, first, second
+
+
+# Log-likelihoods of padded groups ---------------------------------------------------------
+#
+# Their gradient is an expectation over nodes, and is made with the value: a padded row has the
+# weight 0 in both, and nothing of all rows at all nodes is kept for a backward sweep.
+
+Moving = tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]  # predictors' shift, T, extras
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _likelihoods(model: IntegratedEffects, moving: Moving, cached: PaddedCache) -> jax.Array:
+    """l_j of each group."""
+    return _with_slopes(model, moving, cached)[0]
+
+
+@_likelihoods.defjvp
+def _likelihoods_slope(
+    model: IntegratedEffects, at: tuple[Moving, PaddedCache], tangents: tuple[Moving, Any]
+) -> tuple[jax.Array, jax.Array]:
+    value, by_row, by_factor, by_extra = _with_slopes(model, *at)
+    e, T, extras = tangents[0]
+    change = jnp.sum(by_row * e, axis=1) + jnp.einsum("jab,ab->j", by_factor, T)
+    for slope, extra in zip(by_extra, extras, strict=True):
+        change = change + slope * extra
+    return value, change
+
+
+def _with_slopes(
+    model: IntegratedEffects, moving: Moving, cached: PaddedCache
+) -> tuple[jax.Array, jax.Array, jax.Array, tuple[jax.Array, ...]]:
+    """l_j, and its derivatives in the predictor of each row, in T and in the extras.
+
+    The rows that are there are evaluated in the smallest size that has room for them.
+    """
+    room = cached.eta.size
+    sizes = [room // 2**k for k in reversed(range(SIZES)) if k == 0 or room // 2**k >= FEWEST]
+    if len(sizes) == 1:
+        return _in_room(model, room, moving, cached)
+    total = jnp.sum(cached.size)
+    which = jnp.searchsorted(jnp.asarray(sizes), total)
+    branches = [partial(_in_room, model, size) for size in sizes]
+    result: tuple[jax.Array, jax.Array, jax.Array, tuple[jax.Array, ...]]
+    result = jax.lax.switch(which, branches, moving, cached)
+    return result
+
+
+def _in_room(
+    model: IntegratedEffects, room: int, moving: Moving, cached: PaddedCache
+) -> tuple[jax.Array, jax.Array, jax.Array, tuple[jax.Array, ...]]:
+    """The same where at most `room` rows are there."""
+    e, T, extras = moving
+    count, width = cached.eta.shape
+    size, nodes = cached.size, cached.nodes
+    first = jnp.cumsum(size) - size
+    group = jnp.repeat(jnp.arange(count), size, total_repeat_length=room)
+    there = jnp.arange(room) < jnp.sum(size)
+    place = jnp.minimum(jnp.arange(room) - first[group], width - 1)
+    rows = {name: field[group, place] for name, field in cached.rows.items()}
+    z = model.effect_columns(rows)
+    shift = jnp.einsum("ia,ika->ik", z, jnp.einsum("ab,jkb->jka", T, nodes.v)[group])
+    eta = (cached.eta + e)[group, place][:, None] + shift
+
+    def f(eta: jax.Array, *extras: jax.Array) -> jax.Array:
+        return model.of_row(eta, extras, rows)
+
+    def total(values: jax.Array) -> jax.Array:
+        """Over the rows of each group, (groups, ...)."""
+        if count * values.size > DENSE:
+            kept = jnp.where(there.reshape(-1, *[1] * (values.ndim - 1)), values, 0.0)
+            return jax.ops.segment_sum(kept, group, count, indices_are_sorted=True)
+        member = ((group == jnp.arange(count)[:, None]) & there).astype(values.dtype)
+        return jnp.tensordot(member, values, 1)
+
+    value_at, f1 = jax.jvp(lambda eta: f(eta, *extras), (eta,), (jnp.ones_like(eta),))
+    terms = nodes.log_weight + total(value_at)
+    value = jax.nn.logsumexp(terms, axis=1)
+    p = jnp.exp(terms - value[:, None])
+    share = p[group] * f1
+    by_row = jnp.sum(share, axis=1)
+    each = z[:, :, None] * jnp.einsum("ik,ikb->ib", share, nodes.v[group])[:, None, :]
+    by_extra = []
+    for k in range(len(extras)):
+        unit = tuple(jnp.where(i == k, 1.0, 0.0) for i in range(len(extras)))
+        slope = jax.jvp(lambda *x: f(eta, *x), extras, unit)[1]
+        by_extra.append(jnp.sum(p * total(slope), axis=1))
+    at = jnp.minimum(first[:, None] + jnp.arange(width), room - 1)
+    padded = jnp.where(jnp.arange(width) < size[:, None], by_row[at], 0.0)
+    return value, padded, total(each), tuple(by_extra)
+
+
+# Coordinates ------------------------------------------------------------------------------
+
+
+def _covariance_places(target: Target) -> np.ndarray:
+    """Places in the flat vector of the covariance's own parameters."""
+    places = target.unravel(np.arange(target.size))
+    own = [places[name] for name in ("group_log_sd", "group_partial") if name in places]
+    return np.concatenate(own)
+
+
+def expansion_coordinates(target: Target, t: jax.Array) -> jax.Array:
+    """phi(t): t with the entries of S in place of the covariance's own parameters."""
+    own = _covariance_places(target)
+    t = jnp.asarray(t)
+    return t.at[own].set(_entries(target, t, t[own]))
+
+
+def _entries(target: Target, t: jax.Array, own: jax.Array) -> jax.Array:
+    model = target.model
+    assert isinstance(model, IntegratedEffects)
+    covariance = model.covariance
+    theta = target.unravel(jnp.asarray(t).at[_covariance_places(target)].set(own))
+    return entries_of(covariance.factor(theta), covariance.correlated)
+
+
+def in_expansion_coordinates(
+    target: Target, t: jax.Array, gradient: jax.Array, hessian: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Derivatives in phi of a function with these derivatives in t.
+
+    With J = dphi/dt, A_t = J'A and B_t = J'B J + sum_k A_k phi_k''; J differs from the identity for
+    the covariance's parameters only.
+    """
+    own = _covariance_places(target)
+    t = jnp.asarray(t)
+    entries = partial(_entries, target, t)
+    inverse = jnp.linalg.inv(jax.jacfwd(entries)(t[own]))
+    A = gradient.at[own].set(inverse.T @ gradient[own])
+    bent = jax.hessian(lambda s: entries(s) @ A[own])(t[own])
+    B = hessian.at[np.ix_(own, own)].add(-bent)
+    B = B.at[:, own].set(B[:, own] @ inverse)
+    B = B.at[own].set(inverse.T @ B[own])
+    return A, B
+
+
+_converted = jit(static=0)(in_expansion_coordinates)
+
+
+def group_proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
+    """The anchor's sums in phi."""
+    point = jnp.asarray(anchor.point)
+    A, B = _converted(target.likelihood, point, jnp.asarray(anchor.A), jnp.asarray(anchor.B))
+    return Proxy(
+        point,
+        jnp.asarray(anchor.factor),
+        A if order >= 1 else jnp.zeros_like(A),
+        (B + B.T) / 2 if order >= 2 else jnp.zeros_like(B),
+    )

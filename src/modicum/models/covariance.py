@@ -1,0 +1,135 @@
+"""The covariance of a group's effects: unconstrained numbers, priors, and a factor T with T T' = S.
+
+Standard deviations are sampled on their logarithm, correlations as the inverse hyperbolic tangents
+of canonical partial correlations (Lewandowski, Kurowicka and Joe, 2009). One to three effects: the
+matrices are small, and written out they are differentiated and vectorised at no cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["Covariance", "entries_of", "factor_of_entries"]
+
+
+@dataclass(frozen=True)
+class Covariance:
+    """The covariance of `size` effects.
+
+    Parameters
+    ----------
+    size
+        Effects per group.
+    correlated
+        Whether they may be correlated; else S is diagonal.
+    """
+
+    size: int
+    correlated: bool = True
+
+    @property
+    def pairs(self) -> int:
+        """Correlations there are."""
+        return self.size * (self.size - 1) // 2 if self.correlated else 0
+
+    def correlation_factor(self, theta: Mapping[str, jax.Array]) -> jax.Array:
+        """The Cholesky factor of the correlation matrix."""
+        if not self.pairs:
+            return jnp.eye(self.size)
+        partial = jnp.tanh(jnp.asarray(theta["group_partial"]))
+        rows, k = [], 0
+        for i in range(self.size):
+            left, row = jnp.ones(()), []
+            for _ in range(i):
+                entry = partial[k] * jnp.sqrt(left)
+                left, k = left - entry**2, k + 1
+                row.append(entry)
+            zeros = [jnp.zeros(())] * (self.size - i - 1)
+            rows.append(jnp.stack([*row, jnp.sqrt(left), *zeros]))
+        return jnp.stack(rows)
+
+    def factor(self, theta: Mapping[str, jax.Array]) -> jax.Array:
+        """T, lower triangular: effects are T v with v ~ N(0, I)."""
+        return jnp.exp(jnp.asarray(theta["group_log_sd"]))[:, None] * self.correlation_factor(theta)
+
+    def log_prior(
+        self, theta: Mapping[str, jax.Array], scales: tuple[float, ...], concentration: float
+    ) -> jax.Array:
+        """Half-normal standard deviations and an LKJ correlation matrix, with their Jacobians."""
+        log_sd = jnp.asarray(theta["group_log_sd"])
+        ratio = jnp.exp(log_sd) / jnp.asarray(scales)
+        total = jnp.sum(-0.5 * ratio**2 + jnp.log(ratio) + 0.5 * jnp.log(2 / jnp.pi))
+        if not self.pairs:
+            return total
+        # (1 - r^2)^(alpha - 1) of each partial correlation r, times dr/dx = 1 - r^2
+        alpha = [
+            concentration + (self.size - 2 - j) / 2 for i in range(self.size) for j in range(i)
+        ]
+        x = jnp.abs(jnp.asarray(theta["group_partial"]))
+        log_complement = 2 * (jnp.log(2.0) - x - jnp.log1p(jnp.exp(-2 * x)))
+        return total + jnp.sum(jnp.asarray(alpha) * log_complement)
+
+    def report(self, theta: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Standard deviations and correlations."""
+        named = {"group_sd": jnp.exp(jnp.asarray(theta["group_log_sd"]))}
+        if self.pairs:
+            L = self.correlation_factor(theta)
+            R = L @ L.T
+            pairs = [(i, j) for i in range(self.size) for j in range(i)]
+            named["group_cor"] = jnp.stack([R[i, j] for i, j in pairs])
+        return named
+
+    def restore(self, named: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Undo `report`."""
+        theta = {"group_log_sd": jnp.log(jnp.asarray(named["group_sd"]))}
+        if self.pairs:
+            correlation = jnp.asarray(named["group_cor"])
+            R, k = jnp.eye(self.size), 0
+            for i in range(self.size):
+                for j in range(i):
+                    R, k = R.at[i, j].set(correlation[k]), k + 1
+            L = _cholesky(R)
+            partial = []
+            for i in range(self.size):
+                left = jnp.ones(())
+                for j in range(i):
+                    partial.append(L[i][j] / jnp.sqrt(left))
+                    left = left - L[i][j] ** 2
+            theta["group_partial"] = jnp.arctanh(jnp.stack(partial))
+        return theta
+
+
+def entries_of(factor: jax.Array, correlated: bool) -> jax.Array:
+    """The entries of S = T T' that may differ from 0: the lower triangle, or the diagonal."""
+    S = factor @ factor.T
+    size = len(S)
+    return jnp.stack([S[i, j] for i in range(size) for j in range(i + 1) if correlated or i == j])
+
+
+def factor_of_entries(entries: jax.Array, size: int, correlated: bool) -> jax.Array:
+    """Undo `entries_of`: the Cholesky factor."""
+    S, k = jnp.zeros((size, size)), 0
+    for i in range(size):
+        for j in range(i + 1):
+            if correlated or i == j:
+                S, k = S.at[i, j].set(entries[k]), k + 1
+    zero = jnp.zeros(())
+    rows = [[*row, *[zero] * (size - len(row))] for row in _cholesky(S)]
+    return jnp.stack([jnp.stack(row) for row in rows])
+
+
+def _cholesky(S: jax.Array) -> list[list[jax.Array]]:
+    """Rows of the Cholesky factor, from the lower triangle of S, without a library call."""
+    L: list[list[jax.Array]] = []
+    for i in range(len(S)):
+        row: list[jax.Array] = []
+        for j in range(i + 1):
+            inner = sum((row[k] * (L[j] if j < i else row)[k] for k in range(j)), jnp.zeros(()))
+            left = S[i, j] - inner
+            row.append(jnp.sqrt(left) if i == j else left / L[j][j])
+        L.append(row)
+    return L

@@ -1,0 +1,521 @@
+"""Multilevel models in which the effects of groups are integrated out, one value per *group*.
+
+    l_j(theta) = log integral prod_{i in j} f(y_i, x_i'beta + z_i'T v) N(v; 0, I) dv
+
+by Gauss-Hermite quadrature with nodes that are fixed per group (SPEC 14.2): at v_jk = centre_j +
+spread_j xi_k the weights are log w_jk = log w_k + log|spread_j| + xi_k'xi_k/2 - v_jk'v_jk/2, and
+
+    l_j(theta) = log sum_k exp(log w_jk + sum_{i in j} f(y_i, x_i'beta + z_i'T v_jk)).
+
+The units of such a model are the groups (`modicum.rows.groups`): a batch without `group_centre` is
+evaluated with nodes found at the parameters themselves, held fixed under differentiation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.errors import DataError, SettingError, whole_number
+from modicum.models.base import BaseModel, Batch, Labels, Params
+from modicum.models.covariance import Covariance
+from modicum.models.families import Cloglog, Logistic, Probit, Softmax
+from modicum.models.linear import LinearPredictorModel
+from modicum.models.priors import OWN, is_positive, moments
+from modicum.rows import Rows
+from modicum.rows.groups import GroupedRows, GroupIndex
+
+__all__ = ["FlatGroups", "IntegratedEffects", "Nodes", "PaddedGroup"]
+
+NODES = {1: 9, 2: 7, 3: 5}  # per effect, by the number of effects
+FEWEST_NODES = 5  # with fewer, derivatives at fixed nodes are not those of the integral
+NEWTON_STEPS = 10  # to the centre of a group's integrand
+LONGEST_STEP = 2.0  # of them, in prior standard deviations of an effect
+PER_COMMON = 8  # the first guess of a group's sd is its prior's scale over this
+
+
+class Nodes(NamedTuple):
+    """Quadrature nodes of some groups."""
+
+    v: jax.Array  # (groups, nodes, effects)
+    log_weight: jax.Array  # (groups, nodes)
+
+
+class FlatGroups(NamedTuple):
+    """Rows of several groups one after the other, and how to add up over a group."""
+
+    rows: Batch  # fields of the rows, (rows, ...)
+    group: jax.Array  # of each row; padding has a number beyond the last
+    groups: int
+
+    @classmethod
+    def of(cls, batch: Batch) -> FlatGroups:
+        """A flat batch as `GroupedRows` makes them."""
+        own = GroupedRows.RESERVED[:-1]
+        rows = {k: jnp.asarray(v) for k, v in batch.items() if k not in own and k != "probability"}
+        return cls(rows, jnp.asarray(batch["group_of_row"]), len(batch["group_rows"]))
+
+    @property
+    def there(self) -> jax.Array:
+        """Which rows are no padding."""
+        return self.group < self.groups
+
+    def sum(self, values: jax.Array) -> jax.Array:
+        """Over the rows of each group, (groups, ...)."""
+        return jax.ops.segment_sum(values, self.group, self.groups, indices_are_sorted=True)
+
+    def spread(self, values: jax.Array) -> jax.Array:
+        """The value of its group for each row."""
+        return values[jnp.minimum(self.group, self.groups - 1)]
+
+
+class PaddedGroup(NamedTuple):
+    """`FlatGroups` of a single group, of which the first `size` rows are there."""
+
+    rows: Batch
+    size: jax.Array
+    groups: int = 1
+
+    @property
+    def there(self) -> jax.Array:
+        """Which rows are."""
+        return jnp.arange(len(next(iter(self.rows.values())))) < self.size
+
+    def sum(self, values: jax.Array) -> jax.Array:
+        """Over the rows that are there, (1, ...)."""
+        there = self.there.reshape(-1, *[1] * (values.ndim - 1))
+        return jnp.sum(jnp.where(there, values, 0.0), axis=0, keepdims=True)
+
+    def spread(self, values: jax.Array) -> jax.Array:
+        """The value of the group for each row."""
+        rows = len(next(iter(self.rows.values())))
+        return jnp.broadcast_to(values[0], (rows, *values.shape[1:]))
+
+
+@dataclass(frozen=True)
+class IntegratedEffects(BaseModel):
+    """A family whose linear predictor varies by group, with the groups' effects integrated out.
+
+    Parameters
+    ----------
+    family
+        What is believed of a row given its predictor: `mo.models.Logistic()` ...
+    group
+        The field of the rows that says which group a row is in.
+    slopes
+        Columns of x whose coefficient varies by group, besides the intercept.
+    intercept
+        Whether the intercept varies by group.
+    correlated
+        Whether the effects of a group may be correlated.
+    group_sd
+        Scale of the half-normal prior of the effects' standard deviations: one number, or one per
+        effect (the intercept's first). None: 2.5 in the units of the outcome over the column's sd.
+    concentration
+        Of the LKJ prior of the effects' correlations; 1 is uniform.
+    nodes
+        Quadrature nodes per effect; None: 9, 7 or 5 for one, two or three effects.
+    columns, scales, nodes_at
+        What `resolved` and a run find out; not for users to give.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> model = mo.models.IntegratedEffects(mo.models.Logistic(), "clinic")
+    >>> rows = mo.Rows(x=np.eye(4), y=[0, 1, 1, 0], clinic=[0, 0, 1, 1])
+    >>> len(model.units(rows))
+    2
+    """
+
+    family: LinearPredictorModel
+    group: str
+    slopes: tuple[str, ...] = ()
+    intercept: bool = True
+    correlated: bool = True
+    group_sd: float | tuple[float, ...] | None = None
+    concentration: float = 1.0
+    nodes: int | None = None
+    columns: tuple[int, ...] | None = None
+    scales: tuple[float, ...] | None = None
+    nodes_at: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.family, LinearPredictorModel) or isinstance(self.family, Softmax):
+            raise SettingError(
+                "groups can be integrated out of families with one linear predictor, such as "
+                f"mo.models.Logistic(), not {type(self.family).__name__}."
+            )
+        if not isinstance(self.group, str):
+            raise SettingError(f"group must be the name of a field of the rows, not {self.group!r}")
+        slopes = (self.slopes,) if isinstance(self.slopes, str) else tuple(self.slopes)
+        object.__setattr__(self, "slopes", slopes)
+        if not 1 <= self.effects <= 3:
+            raise SettingError(
+                f"a group can have one to three effects that are integrated out, not {self.effects}"
+                "; hold them explicitly, or let fewer columns vary by group."
+            )
+        if self.group_sd is not None:
+            scales = np.atleast_1d(np.asarray(self.group_sd, object))
+            if scales.shape not in ((1,), (self.effects,)) or not all(map(is_positive, scales)):
+                raise SettingError("group_sd must be a positive number, or one per effect.")
+            wide = tuple(float(s) for s in np.broadcast_to(scales, self.effects))
+            object.__setattr__(self, "group_sd", wide)
+        if not is_positive(self.concentration):
+            raise SettingError("concentration must be a positive number.")
+        if self.nodes is not None:
+            whole_number("nodes", self.nodes, FEWEST_NODES)
+
+    # Shapes -------------------------------------------------------------------------------
+
+    @property
+    def effects(self) -> int:
+        """Effects per group, r."""
+        return len(self.slopes) + self.intercept
+
+    @property
+    def covariance(self) -> Covariance:
+        """The covariance of a group's effects."""
+        return Covariance(self.effects, self.correlated and self.effects > 1)
+
+    @property
+    def per_effect(self) -> int:
+        """Quadrature nodes per effect."""
+        return self.nodes or NODES[self.effects]
+
+    @cached_property
+    def rule(self) -> tuple[np.ndarray, np.ndarray]:
+        """Nodes xi (nodes, effects) and log-weights of the product rule for N(0, I)."""
+        xi, w = np.polynomial.hermite_e.hermegauss(self.per_effect)
+        log_w = np.log(w) - 0.5 * np.log(2 * np.pi)
+        points = np.array(list(product(xi, repeat=self.effects)))
+        return points, np.array([sum(part) for part in product(log_w, repeat=self.effects)])
+
+    # Units --------------------------------------------------------------------------------
+
+    def units(self, rows: Rows) -> GroupedRows:
+        """Return the rows as groups; a sentence for those that are none."""
+        if isinstance(rows, GroupedRows):
+            return rows
+        groups = GroupedRows(rows, GroupIndex.of(rows, self.group))
+        if len(groups) < 2:
+            raise DataError(
+                f"all rows have the same '{self.group}', so that nothing can be said of how groups "
+                "differ; leave the group out."
+            )
+        if len(groups) == len(rows) and self.family.extras:
+            raise DataError(
+                f"every row is a group of its own by '{self.group}', so that the groups' effects "
+                "cannot be told from the noise of a row; leave the group out."
+            )
+        if groups.largest == 1 and isinstance(self.family, Logistic | Probit | Cloglog):
+            raise DataError(
+                f"every row is a group of its own by '{self.group}', and one outcome of 0 or 1 "
+                "says nothing of its group's effect; leave the group out."
+            )
+        for name in self.slopes:
+            if not _varies_within(groups, _column_of_x(rows, name)):
+                raise DataError(
+                    f"'{name}' does not vary within any '{self.group}', so that its slope cannot "
+                    "differ between groups; let it be a common column only."
+                )
+        return groups
+
+    # The log-likelihood -------------------------------------------------------------------
+
+    def effect_columns(self, rows: Batch) -> jax.Array:
+        """z of each row, (rows, effects): one for the intercept, then the columns that vary."""
+        columns = [jnp.ones(len(rows["y"]), jnp.float64)] if self.intercept else []
+        for j in self.columns or ():
+            columns.append(jnp.asarray(rows["x"])[:, j].astype(jnp.float64))
+        return jnp.stack(columns, axis=1)
+
+    def of_row(self, eta: jax.Array, extras: Any, rows: Batch) -> jax.Array:
+        """f of each row (and node: trailing axes of eta), times its frequency weight."""
+        axes = (slice(None), *[None] * (eta.ndim - 1))
+        y = self.family.outcome(rows).astype(jnp.float64)[axes]
+        if self.family.extras:
+            shared = [jnp.broadcast_to(value, eta.shape) for value in extras]
+            seen = "()" if len(self.family.outcome_fields) == 1 else "(s)"
+            density: Callable[..., jax.Array] = jnp.vectorize(
+                self.family.log_density, signature=f"(q),{seen}->()"
+            )
+            f = density(jnp.stack([eta, *shared], axis=-1), y)
+        else:
+            f = self.family.derivatives(eta, y)[0]
+        return f * jnp.asarray(rows["row_weight"])[axes] if "row_weight" in rows else f
+
+    def extras_of(self, theta: Params) -> tuple[jax.Array, ...]:
+        """The family's other parameters."""
+        return tuple(jnp.asarray(theta[name]) for name in self.family.extras)
+
+    def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
+        """l_j of each group of the batch; of rows without groups each is its own, and new."""
+        if "group_of_row" not in batch:
+            count = len(batch["y"])
+            own = {"group_of_row": jnp.arange(count), "group_rows": jnp.ones(count, jnp.int32)}
+            batch = dict(batch) | own
+        return jax.nn.logsumexp(self.log_terms(theta, batch), axis=1)
+
+    def log_terms(self, theta: Params, batch: Batch) -> jax.Array:
+        """log w_jk + sum_i f(y_i, x_i'beta + z_i'T v_jk), (groups, nodes)."""
+        flat = FlatGroups.of(batch)
+        nodes = self.nodes_of(theta, batch)
+        eta = self.family.linear(theta, flat.rows).astype(jnp.float64)
+        effects = jnp.einsum("ab,jkb->jka", self.covariance.factor(theta), nodes.v)
+        shift = jnp.einsum("ia,ika->ik", self.effect_columns(flat.rows), flat.spread(effects))
+        f = self.of_row(eta[:, None] + shift, self.extras_of(theta), flat.rows)
+        return nodes.log_weight + flat.sum(f)
+
+    def nodes_of(self, theta: Params, batch: Batch) -> Nodes:
+        """The nodes a batch brings, or those found at theta; fixed under differentiation."""
+        if "group_centre" in batch:
+            return self.nodes_at_places(batch["group_centre"], batch["group_spread"])
+        return self.nodes_at_places(*self.places(theta, batch))
+
+    def nodes_at_places(self, centre: Any, spread: Any) -> Nodes:
+        """v = centre + spread xi, with weights that make up for the prior and the Gaussian."""
+        centre, spread = (jnp.asarray(part, jnp.float64) for part in (centre, spread))
+        xi, log_w = self.rule
+        v = centre[:, None, :] + jnp.einsum("jab,kb->jka", spread, xi)
+        log_det = jnp.sum(jnp.log(jnp.diagonal(spread, axis1=1, axis2=2)), axis=1)
+        outside = 0.5 * (np.sum(xi**2, axis=1) - jnp.sum(v**2, axis=2))
+        return Nodes(v, log_w + log_det[:, None] + outside)
+
+    def places(self, theta: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """Where each group's integrand lies: its mode, and a factor of its inverse curvature.
+
+        They are rounded to float32, in which they are kept beside the groups: passes that find
+        them and chains that are handed them then evaluate the same function.
+        """
+        theta = jax.lax.stop_gradient(theta)
+        flat = FlatGroups.of(batch)
+        z = self.effect_columns(flat.rows) @ self.covariance.factor(theta)  # of v, not of effects
+        eta = self.family.linear(theta, flat.rows).astype(jnp.float64)
+        extras = self.extras_of(theta)
+        ones, unit = jnp.ones_like(eta), jnp.eye(self.effects)
+
+        def f(eta: jax.Array) -> jax.Array:
+            return self.of_row(eta, extras, flat.rows)
+
+        def slopes(v: jax.Array) -> tuple[jax.Array, jax.Array]:
+            at = eta + jnp.sum(z * flat.spread(v), axis=1)
+            first = lambda e: jax.jvp(f, (e,), (ones,))[1]  # noqa: E731
+            f1, f2 = jax.jvp(first, (at,), (ones,))
+            gradient = flat.sum(f1[:, None] * z) - v
+            bent = jnp.maximum(-f2, 0.0)[:, None, None] * z[:, :, None] * z[:, None, :]
+            return gradient, flat.sum(bent) + unit
+
+        def step(_: int, v: jax.Array) -> jax.Array:
+            gradient, precision = slopes(v)
+            move = jnp.einsum("jab,jb->ja", _inverse(precision), gradient)
+            length = jnp.sqrt(jnp.sum(move**2, axis=1, keepdims=True))
+            return v + move * jnp.minimum(1.0, LONGEST_STEP / jnp.maximum(length, 1e-300))
+
+        start = jnp.zeros((flat.groups, self.effects))
+        centre = jax.lax.fori_loop(0, NEWTON_STEPS, step, start)
+        spread = _lower_factor(_inverse(slopes(centre)[1]))
+        kept = (part.astype(jnp.float32) for part in (centre, spread))
+        centre, spread = (jax.lax.stop_gradient(part.astype(jnp.float64)) for part in kept)
+        return centre, spread
+
+    # Priors -------------------------------------------------------------------------------
+
+    def log_prior(self, theta: Params) -> jax.Array:
+        """That of the family, and of the effects' covariance."""
+        if self.scales is None:
+            raise SettingError(
+                "the default prior of group_sd is in the units of the data, and known only with "
+                "rows: use model.resolved(rows), or give group_sd."
+            )
+        own = self.covariance.log_prior(theta, self.scales, self.concentration)
+        return self.family.log_prior(theta) + own
+
+    def resolved(self, rows: Rows) -> IntegratedEffects:
+        """Return the model with its priors in numbers, and the columns that vary by place."""
+        if self.scales is not None:
+            return self
+        members = _members(rows)
+        family = self.family.resolved(members)
+        columns = tuple(_column_of_x(members, name) for name in self.slopes)
+        if isinstance(self.group_sd, tuple):
+            return replace(self, family=family, columns=columns, scales=self.group_sd)
+        of = moments(members)
+        spread = [float(of.x_sd[members.columns.index(name)]) or 1.0 for name in self.slopes]
+        unit = 2.5 * self.family.outcome_unit(of)
+        scales = [*([unit] if self.intercept else []), *(unit / sd for sd in spread)]
+        return replace(self, family=family, columns=columns, scales=tuple(map(float, scales)))
+
+    @property
+    def needs_moments(self) -> bool:
+        """Whether a prior is in the units of the data."""
+        return self.scales is None and (self.group_sd is None or self.family.needs_moments)
+
+    def without_priors(self) -> IntegratedEffects:
+        """Return the likelihood alone."""
+        return replace(
+            self,
+            family=self.family.without_priors(),
+            group="",
+            slopes=("",) * len(self.slopes),
+            group_sd=None,
+            concentration=1.0,
+            scales=None,
+            nodes_at=None,
+        )
+
+    def describe_priors(self, rows: Rows) -> dict[str, str]:
+        """Those of the family, and half-normal and LKJ ones."""
+        text = dict(self.family.describe_priors(rows))
+        for name, scale in zip(self.effect_names, self.scales or (), strict=False):
+            text[f"group_sd[{name}]"] = f"half-normal({scale:.4g})"
+        if self.covariance.pairs:
+            text["group_cor"] = f"LKJ({self.concentration:g})"
+        return text
+
+    # Layout, names, checks ----------------------------------------------------------------
+
+    @property
+    def effect_names(self) -> tuple[str, ...]:
+        """The group for its intercept, "group:column" for a slope."""
+        return (
+            *([self.group] if self.intercept else []),
+            *(f"{self.group}:{s}" for s in self.slopes),
+        )
+
+    def start(self, rows: Rows) -> Params:
+        """That of the family, small standard deviations and no correlation."""
+        members = _members(rows)
+        assert self.scales is not None
+        theta = dict(self.family.start(members))
+        if OWN in theta:
+            raise SettingError(
+                "a horseshoe prior cannot stand beside effects that are integrated out; hold them "
+                "explicitly, or give the coefficients another prior."
+            )
+        theta["group_log_sd"] = np.log(np.asarray(self.scales) / PER_COMMON)
+        if self.covariance.pairs:
+            theta["group_partial"] = np.zeros(self.covariance.pairs)
+        return theta
+
+    def report(self, theta: Params) -> dict[str, jax.Array]:
+        """Name the family's parameters, group_sd and group_cor."""
+        own = {"group_log_sd", "group_partial"}
+        common = {name: value for name, value in theta.items() if name not in own}
+        return self.family.report(common) | self.covariance.report(theta)
+
+    def restore(self, named: Mapping[str, Any]) -> Params:
+        """Undo `report`."""
+        own = {"group_sd", "group_cor"}
+        common = {name: value for name, value in named.items() if name not in own}
+        return self.family.restore(common) | self.covariance.restore(named)
+
+    def labels(self, rows: Rows) -> Labels:
+        """Columns of x, and effects."""
+        names = self.effect_names
+        labels = dict(self.family.labels(rows)) | {"group_sd": (names,)}
+        if self.covariance.pairs:
+            pairs = [(i, j) for i in range(len(names)) for j in range(i)]
+            labels["group_cor"] = (tuple(f"{names[j]},{names[i]}" for i, j in pairs),)
+        return labels
+
+    def check(self, rows: Rows) -> None:
+        """Refuse what the family refuses; `units` has looked at the groups."""
+        self.family.check(_members(rows))
+
+    def expected(self, theta: Params, batch: Batch) -> jax.Array:
+        """Mean of the outcome of each row, over all groups there may be.
+
+        Of a group of which nothing is known, and the population's average for such rows.
+        """
+        xi, log_w = self.rule
+        effects = xi @ self.covariance.factor(theta).T
+        predictors = self.family.predictor_vector(theta, batch)
+        seen = dict(batch) | {"y": predictors[:, 0]}  # of which the length is what counts
+        shift = self.effect_columns(seen) @ effects.T  # (rows, nodes)
+
+        def at_node(shift: jax.Array) -> jax.Array:
+            return jax.vmap(self.family.mean)(predictors.at[:, 0].add(shift))
+
+        return jnp.tensordot(jnp.exp(log_w), jax.vmap(at_node, 1)(shift), 1)
+
+    def expected_given(self, theta: Params, effects: jax.Array, batch: Batch) -> jax.Array:
+        """Mean of the outcome of each row given the effects of its group, (rows, effects)."""
+        predictors = self.family.predictor_vector(theta, batch)
+        seen = dict(batch) | {"y": predictors[:, 0]}
+        shift = jnp.sum(self.effect_columns(seen) * effects, axis=1)
+        return jax.vmap(self.family.mean)(predictors.at[:, 0].add(shift))
+
+    def decide(self, expected: np.ndarray) -> np.ndarray | None:
+        """As the family does."""
+        return self.family.decide(expected)
+
+
+def _members(rows: Rows) -> Rows:
+    return rows.members if isinstance(rows, GroupedRows) else rows
+
+
+def _column_of_x(rows: Rows, name: str) -> int:
+    """Where in the field x a column is; the columns of codes are not there."""
+    if name not in rows.columns:
+        raise SettingError(
+            f"'{name}' is to vary by group, and x has no column of that name; it has "
+            f"{', '.join(rows.columns[:8])}."
+        )
+    place = rows.columns.index(name)
+    if rows.coding is None:
+        return place
+    if place not in rows.coding.dense:
+        raise SettingError(
+            f"'{name}' is a level of a categorical column, and only numbers can vary by group as "
+            "an effect that is integrated out."
+        )
+    return rows.coding.dense.index(place)
+
+
+def _varies_within(groups: GroupedRows, column: int) -> bool:
+    """Whether a column of x takes two values within any group."""
+    for k in range(len(groups.chunk_starts) - 1):
+        batch, _ = groups.chunk(k)
+        which, x = batch["group_of_row"], batch["x"][:, column]
+        same = which[1:] == which[:-1]
+        if np.any(same & (x[1:] != x[:-1]) & (which[1:] < groups.flat_groups)):
+            return True
+    return False
+
+
+def _inverse(S: jax.Array) -> jax.Array:
+    """Inverses of positive definite matrices (..., r, r) for r up to 3, without a library call."""
+    size = S.shape[-1]
+    if size == 1:
+        return 1 / S
+    if size == 2:
+        a, b, c = S[..., 0, 0], S[..., 0, 1], S[..., 1, 1]
+        inverse = jnp.stack([jnp.stack([c, -b], -1), jnp.stack([-b, a], -1)], -2)
+        return inverse / (a * c - b**2)[..., None, None]
+    rows = [S[..., k, :] for k in range(3)]
+    cofactors = jnp.stack([jnp.cross(rows[(k + 1) % 3], rows[(k + 2) % 3]) for k in range(3)], -1)
+    return cofactors / jnp.sum(rows[0] * cofactors[..., 0], axis=-1)[..., None, None]
+
+
+def _lower_factor(S: jax.Array) -> jax.Array:
+    """Cholesky factors of positive definite matrices (..., r, r)."""
+    size = S.shape[-1]
+    zero = jnp.zeros(S.shape[:-2])
+    L: list[list[jax.Array]] = []
+    for i in range(size):
+        row: list[jax.Array] = []
+        for j in range(i + 1):
+            left = S[..., i, j]
+            for k in range(j):
+                left = left - row[k] * (L[j] if j < i else row)[k]
+            row.append(jnp.sqrt(left) if i == j else left / L[j][j])
+        L.append(row)
+    padded = [jnp.stack([*row, *[zero] * (size - len(row))], -1) for row in L]
+    return jnp.stack(padded, -2)

@@ -1,0 +1,59 @@
+"""Quadrature nodes at the anchor: found with the mode, then fixed beside the groups (SPEC 14.2)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from modicum.ledger import Ledger
+from modicum.models import IntegratedEffects, Target
+from modicum.models.base import Params
+from modicum.passes.engine import Engine
+from modicum.passes.groups import group_places
+from modicum.passes.mode import find_mode
+from modicum.passes.sums import Sums
+from modicum.rows import Rows
+from modicum.rows.groups import GroupedRows, NodePlaces
+
+__all__ = ["common_start", "units_of", "with_nodes"]
+
+CLOSE = 0.5  # posterior standard deviations: a start needs no more
+
+
+def with_nodes(sums: Sums, t: np.ndarray) -> tuple[Target, GroupedRows]:
+    """Fix the nodes of every group where they lie at `t`, by one pass."""
+    target, groups = sums.target, sums.rows
+    model = target.model
+    assert isinstance(model, IntegratedEffects)
+    assert isinstance(groups, GroupedRows)
+    sums.enter("nodes", 1, "gradient", passes=1)
+    places = sums.engine.map_rows(partial(group_places, target.likelihood), t, groups, "nodes")
+    size = model.effects
+    nodes = NodePlaces(places[:, :size], places[:, size:].reshape(-1, size, size))
+    fixed = replace(model, nodes_at=tuple(float(value) for value in t))
+    return replace(target, model=fixed), groups.with_nodes(nodes)
+
+
+def units_of(target: Target, rows: Rows, engine: Engine, ledger: Ledger) -> Rows:
+    """The units of a model that was fitted before: its groups with the nodes they had then."""
+    units = target.model.units(rows)
+    model = target.model
+    if not isinstance(model, IntegratedEffects) or model.nodes_at is None:
+        return units
+    return with_nodes(Sums(target, units, engine, ledger), np.array(model.nodes_at))[1]
+
+
+def common_start(sums: Sums, start: np.ndarray, seed: int) -> np.ndarray:
+    """A start for the mode: coefficients as if there were no groups, small effects."""
+    model, groups = sums.target.model, sums.rows
+    assert isinstance(model, IntegratedEffects)
+    assert isinstance(groups, GroupedRows)
+    ledger = Ledger(rows=len(groups.members))
+    target, first = Target.of(model.family, groups.members)
+    plain = Sums(target, groups.members, sums.engine, ledger)
+    at, _ = find_mode(plain, first, seed, within=CLOSE)
+    sums.enter("mode", ledger.sweeps, "hessian", passes=ledger.sweeps)
+    theta: Params = dict(sums.target.unravel(start)) | target.unravel(at.point)
+    return sums.target.ravel(theta)

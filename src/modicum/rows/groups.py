@@ -1,0 +1,251 @@
+"""Rows seen as groups: all rows that share a value of one field are one unit.
+
+Where effects of groups are integrated out, the group is what has a log-likelihood and what is
+subsampled (SPEC 14.2). Groups differ in size, so a batch of them is *flat*: their rows one after
+the other, and for each row the number of its group within the batch. Nothing is padded to the
+largest group but what a chain holds at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from modicum.errors import DataError, SettingError
+from modicum.rows.description import Array
+from modicum.rows.rows import Rows
+
+__all__ = ["GroupIndex", "GroupedRows", "NodePlaces"]
+
+SWEEP = 1 << 20  # rows whose groups are read at a time
+FLAT_ROWS = 16_384  # rows of a batch in a pass: what is made of them at all nodes stays in caches
+MOST_GROUPS = 1024  # of such a batch
+
+
+class NodePlaces(NamedTuple):
+    """Where the quadrature nodes of each group lie: v = centre + spread xi."""
+
+    centre: Array  # (groups, effects)
+    spread: Array  # (groups, effects, effects)
+
+
+@dataclass(frozen=True)
+class GroupIndex:
+    """Which rows are in which group.
+
+    Attributes
+    ----------
+    field
+        The field whose values are the groups.
+    values
+        The value of each group, ascending.
+    start
+        Where each group begins among the rows in group order; one entry more than groups.
+    order
+        Numbers of the rows in group order; None where the rows lie in that order already.
+    """
+
+    field: str
+    values: Array
+    start: Array
+    order: Array | None
+
+    @classmethod
+    def of(cls, rows: Rows, field: str) -> GroupIndex:
+        """Find the groups of `rows`: a stable sort in memory, offsets alone for a sorted store."""
+        if field not in rows.fields or rows.fields[field] != ():
+            raise DataError(
+                f"the rows have no field '{field}' with one number per row to group by; make them "
+                f"with Rows(x=..., y=..., {field}=...)."
+            )
+        values = np.empty(len(rows), np.int64)
+        at = 0
+        for chunk in rows.chunks(SWEEP):
+            part = chunk[field]
+            whole = part.astype(np.int64)
+            if part.dtype.kind == "f" and np.any(whole != part):
+                row = at + int(np.argmax(whole != part))
+                raise DataError(
+                    f"the group of row {row} ('{field}' = {part[row - at]:g}) is no whole number; "
+                    "number the groups, for instance with numpy.unique(..., return_inverse=True)."
+                )
+            values[at : at + len(part)] = whole
+            at += len(part)
+        order = None
+        if np.any(values[1:] < values[:-1]):
+            if rows.is_store:
+                raise DataError(
+                    f"the rows of the store are not in the order of '{field}', and groups that are "
+                    "integrated out must lie next to each other on disk; ingest them again with "
+                    f"sort_by='{field}'."
+                )
+            order = np.argsort(values, kind="stable")
+            values = values[order]
+            order = order.astype(np.uint32 if len(values) < 2**32 else np.int64)
+        begins = np.flatnonzero(np.r_[True, values[1:] != values[:-1]])
+        return cls(field, values[begins], np.r_[begins, len(values)], order)
+
+    @property
+    def size(self) -> Array:
+        """Rows of each group."""
+        return np.diff(self.start)
+
+    def row_ids(self, positions: Array) -> Array:
+        """Numbers of the rows at `positions` of the group order."""
+        return positions if self.order is None else self.order[positions].astype(np.intp)
+
+    def some(self, group_ids: Array) -> tuple[Array, Array]:
+        """Positions of all rows of these groups, group after group, and which group each is in."""
+        size = self.size[group_ids]
+        which = np.repeat(np.arange(len(group_ids)), size)
+        first = np.cumsum(size) - size
+        within = np.arange(len(which)) - first[which]
+        return self.start[group_ids][which] + within, which
+
+
+class GroupedRows(Rows):
+    """Rows whose units are groups: `len` counts groups, and `take` takes group numbers.
+
+    A batch holds the fields of all rows of its groups, flat, and besides `group` (of each row,
+    numbered within the batch; padding has the number of groups), `group_rows` (rows of each
+    group), and, once they are known, `group_centre` and `group_spread` (`NodePlaces`). A field
+    `weight` is called `row_weight`, since it belongs to the rows and not to the groups.
+
+    Parameters
+    ----------
+    members
+        The rows themselves.
+    index
+        Which of them are in which group.
+    nodes
+        Where the quadrature nodes of the groups lie, once that is known.
+    """
+
+    RESERVED = ("group_of_row", "group_rows", "group_centre", "group_spread", "row_weight")
+
+    def __init__(self, members: Rows, index: GroupIndex, nodes: NodePlaces | None = None) -> None:
+        self._description, self._backend = members._description, members._backend
+        self._fingerprint = members._fingerprint
+        self.members, self.index, self.nodes = members, index, nodes
+        taken = [name for name in self.RESERVED if name in members.fields]
+        if taken:
+            raise SettingError(
+                f"groups call something else '{taken[0]}'; give that field another name."
+            )
+
+    def with_nodes(self, nodes: NodePlaces) -> GroupedRows:
+        """Return the same groups with quadrature nodes at these places."""
+        same = GroupedRows(self.members, self.index, nodes)
+        same.flat_rows, same.flat_groups = self.flat_rows, self.flat_groups
+        return same
+
+    def fingerprint(self) -> str:
+        """Return that of the rows themselves."""
+        return self.members.fingerprint()
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of an average group."""
+        return max(1, self.members.nbytes // len(self))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return self.members.nbytes
+
+    @property
+    def largest(self) -> int:
+        """Rows of the largest group."""
+        return int(self.index.size.max())
+
+    def __len__(self) -> int:
+        return len(self.index.values)
+
+    def __repr__(self) -> str:
+        return f"GroupedRows({len(self):,} groups by '{self.index.field}' of {self.members!r})"
+
+    def __reduce__(self) -> tuple[Callable[..., GroupedRows], tuple[object, ...]]:
+        return GroupedRows, (self.members, self.index, self.nodes)
+
+    # Batches ------------------------------------------------------------------------------
+
+    def take(self, group_ids: object) -> dict[str, Array]:
+        """Return the groups of these numbers as one flat batch."""
+        ids = np.asarray(group_ids, np.intp).ravel()
+        return self._batch(ids, len(ids), 0)
+
+    def slice(self, start: int, stop: int) -> dict[str, Array]:
+        """Return the groups from `start` up to `stop` as one flat batch."""
+        return self.take(np.arange(start, stop))
+
+    def chunks(self, size: int) -> Iterator[dict[str, Array]]:
+        """Return an iterator over all groups in order, `size` at a time."""
+        for start in range(0, len(self), size):
+            yield self.slice(start, min(start + size, len(self)))
+
+    def subset(self, group_ids: Array) -> GroupedRows:
+        """Return some of the groups, in memory."""
+        ids = np.asarray(group_ids, np.intp)
+        positions, _ = self.index.some(ids)
+        members = self.members.subset(self.index.row_ids(positions))
+        start = np.r_[0, np.cumsum(self.index.size[ids])]
+        nodes = None if self.nodes is None else NodePlaces(*(part[ids] for part in self.nodes))
+        index = GroupIndex(self.index.field, self.index.values[ids], start, None)
+        some = GroupedRows(members, index, nodes)
+        some.flat_rows, some.flat_groups = self.flat_rows, self.flat_groups  # compiled already
+        return some
+
+    # Passes -------------------------------------------------------------------------------
+
+    @cached_property
+    def chunk_starts(self) -> Array:
+        """The first group of each chunk of a pass, and the number of groups at the end.
+
+        A chunk holds as many whole groups as have room in `chunk_rows` rows.
+        """
+        start, starts, at = self.index.start, [0], 0
+        while at < len(self):
+            most = np.searchsorted(start, start[at] + self.flat_rows, side="right") - 1
+            at = int(min(most, at + self.flat_groups, len(self)))
+            starts.append(at)
+        return np.array(starts)
+
+    @cached_property
+    def flat_rows(self) -> int:
+        """Rows that a chunk has room for."""
+        few = 256 * -(-len(self.members) // 256)
+        return max(self.largest, min(FLAT_ROWS, few))
+
+    @cached_property
+    def flat_groups(self) -> int:
+        """Groups that a chunk has room for."""
+        return min(MOST_GROUPS, len(self))
+
+    def chunk(self, index: int) -> tuple[dict[str, Array], Array]:
+        """Chunk `index` of a pass in arrays of one shape for all, and which groups are present."""
+        first, stop = (int(k) for k in self.chunk_starts[index : index + 2])
+        batch = self._batch(np.arange(first, stop), self.flat_groups, self.flat_rows)
+        return batch, np.arange(self.flat_groups) < stop - first
+
+    def _batch(self, ids: Array, groups: int, rows: int) -> dict[str, Array]:
+        """Groups as one flat batch with room for so many groups and rows, at least."""
+        positions, which = self.index.some(ids)
+        missing = max(0, rows - len(which))
+        which = np.r_[which, np.full(missing, groups)].astype(np.int32)
+        positions = np.r_[positions, np.full(missing, positions[0])]
+        batch = self.members.take(self.index.row_ids(positions))
+        if "weight" in batch:
+            batch["row_weight"] = batch.pop("weight")
+        spare = np.zeros(groups - len(ids), np.intp)  # copies of the first group
+        padded = np.r_[ids, np.full(len(spare), ids[0])]
+        size = self.index.size[padded]
+        size[len(ids) :] = 0
+        batch |= {"group_of_row": which, "group_rows": size.astype(np.int32)}
+        if self.nodes is not None:
+            batch["group_centre"] = self.nodes.centre[padded]
+            batch["group_spread"] = self.nodes.spread[padded]
+        return batch

@@ -1,0 +1,177 @@
+"""Group terms: what they mean, the prior of their effects, and what is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import modicum as mo
+from modicum.kernels.base import Proxy, Warp, straighten
+from modicum.models import Target
+from modicum.models.priors.distributions import HalfNormal
+from modicum.models.priors.grouped import Effects, correlations, partials_of
+
+M, P, G = mo.models, mo.priors, mo.models.GroupTerm
+
+
+def rows(n=120, **codes):
+    rng = np.random.default_rng(1)
+    codes = codes or {"g": np.arange(n) % 6, "h": rng.choice(["a", "b", "c"], n)}
+    x = rng.normal(size=(n, 2))
+    return mo.Rows(x=x, y=(rng.random(n) < 0.5) * 1.0, columns=["a", "b"], codes=codes)
+
+
+# Layout ----------------------------------------------------------------------------------------
+
+
+def test_effects_follow_the_common_columns_in_beta():
+    target, start = Target.of(M.Logistic(groups=["g", G("h", ("1", "a"))]), rows())
+    assert target.size == 2 + 6 + 6 + 1 + 3 + 1  # common, effects, intercept, sds, correlation
+    assert list(target.reported_shapes) == [
+        *("beta", "1|g", "1|h", "a|h", "intercept", "group_cor", "group_sd")
+    ]
+    assert target.model.labels(rows())["group_sd"] == (("g", "h", "h:a"),)
+    assert target.model.labels(rows())["group_cor"] == (("h:1,a",),)
+    assert target.likelihood.size == 2 + 6 + 6 + 1
+    named = {name: np.asarray(v)[None] for name, v in target.report(start + 0.3).items()}
+    np.testing.assert_allclose(target.ravel_reported(named)[0], start + 0.3, atol=1e-12)
+
+
+def test_a_factor_that_is_no_group_keeps_its_contrasts():
+    model = M.Logistic(groups="g", priors={"h": P.Flat(), "g": P.Exponential(1)}).resolved(rows())
+    assert model.labels(rows())["beta"] == (("a", "b", "h[b]", "h[c]"),)
+    assert model.resolved_priors.coefficients[2:] == (P.Flat(), P.Flat())
+    assert model.resolved_priors.groups[0].sds == (P.Exponential(1),)
+
+
+def test_the_likelihood_is_that_of_the_columns_written_out(x64):
+    held = rows()
+    target, start = Target.of(M.Logistic(groups=["h", G("g", ("1", "b"))]), held)
+    rng = np.random.default_rng(2)
+    t = start + rng.normal(size=len(start))
+    batch = held.slice(0, len(held))
+    theta = target.report(jnp.asarray(t))
+    eta = batch["x"] @ theta["beta"] + theta["intercept"] + theta["1|h"][batch["h"]]
+    eta += theta["1|g"][batch["g"]] + theta["b|g"][batch["g"]] * batch["x"][:, 1]
+    truth = batch["y"] * eta - np.logaddexp(0, eta)
+    np.testing.assert_allclose(target.log_likelihood(jnp.asarray(t), batch), truth, atol=1e-6)
+
+
+# The prior -------------------------------------------------------------------------------------
+
+
+def test_the_prior_of_one_effect_per_level(x64):
+    term = Effects((0, 1, 2), 1, (3,), (), (HalfNormal,))
+    t = np.array([0.3, -0.2, 0.5, np.log(0.4)])
+    ours = float(term.log_density(jnp.asarray(t), (np.asarray(1.5), np.asarray(2.0))))
+    sd = np.exp(t[3])
+    truth = stats.norm(0, sd).logpdf(t[:3]).sum() + stats.halfnorm(0, 1.5).logpdf(sd) + t[3]
+    assert ours == pytest.approx(truth, abs=1e-10)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_correlated_effects_have_an_lkj_prior(count, x64):
+    """log det(R)^(eta - 1) in R, and the volume of R in what is sampled."""
+    rng = np.random.default_rng(count)
+    levels, pairs, eta = 4, count * (count - 1) // 2, 1.7
+    where = tuple(range(count * levels))
+    sds = tuple(range(len(where), len(where) + count))
+    partials = tuple(range(sds[-1] + 1, sds[-1] + 1 + pairs))
+    term = Effects(where, count, sds, partials, (HalfNormal,) * count)
+    numbers = (*(np.asarray(1.0),) * count, np.asarray(eta))
+
+    def without_constant(t):
+        own = jnp.asarray(t)[np.array(partials)]
+        r = np.eye(count)
+        r[np.tril_indices(count, -1)] = correlations(own, count)
+        r = np.tril(r) + np.tril(r, -1).T
+        sd = np.exp(t[list(sds)])
+        u = t[: len(where)].reshape(count, levels).T
+        log = stats.multivariate_normal(np.zeros(count), np.outer(sd, sd) * r).logpdf(u).sum()
+        log += stats.halfnorm.logpdf(sd).sum() + np.log(sd).sum()
+        volume = np.linalg.slogdet(jax.jacobian(lambda o: correlations(o, count))(own))[1]
+        return log + (eta - 1) * np.linalg.slogdet(r)[1] + volume
+
+    ours = jax.jit(term.log_density)
+    points = 0.5 * rng.normal(size=(3, partials[-1] + 1))
+    gaps = [float(ours(jnp.asarray(t), numbers)) - without_constant(t) for t in points]
+    assert np.ptp(gaps) < 1e-8
+    wrong = (*numbers[:-1], np.asarray(eta + 0.3))
+    assert np.ptp([float(ours(jnp.asarray(t), wrong)) - without_constant(t)
+                   for t in points]) > 1e-3  # fmt: skip
+    own = points[0][list(partials)]
+    np.testing.assert_allclose(partials_of(correlations(own, count), count), own, atol=1e-10)
+
+
+def test_the_scale_settles_at_its_closed_form(x64):
+    """tau^4 / s^2 + (L - 1) tau^2 - S = 0 for HalfNormal(s), in the logarithm that is sampled."""
+    term = Effects(tuple(range(20)), 1, (20,), (), (HalfNormal,))
+    t = np.append(np.random.default_rng(1).normal(size=20), 0.0)
+    covariance = 0.1 * np.eye(21)
+    settled = term.settle(t, covariance, (np.asarray(0.8), np.asarray(2.0)))[20]
+    S = np.sum(t[:20] ** 2 + 0.1)
+    assert np.exp(2 * settled) == pytest.approx(0.8**2 * (-19 + np.sqrt(19**2 + 4 * S / 0.64)) / 2)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_the_growth_is_that_of_the_volume(share, x64):
+    rng = np.random.default_rng(1)
+    factor = np.linalg.inv(np.triu(rng.normal(size=(4, 4))) + 3 * np.eye(4))
+    where, scale = np.array([0, 2]), np.array([3, 3])
+    warp = Warp(
+        *map(jnp.asarray, (where, scale, np.full(2, share), np.linalg.inv(factor)[:, where]))
+    )
+    proxy = Proxy(
+        jnp.asarray(rng.normal(size=4)), jnp.asarray(factor), jnp.zeros(4), None, warp=warp
+    )
+    z = jnp.asarray(rng.normal(size=4))
+    s, growth = straighten(z, proxy)
+    jacobian = jax.jacobian(lambda z: straighten(z, proxy)[0])(z)
+    assert float(growth) == pytest.approx(np.linalg.slogdet(jacobian)[1], abs=1e-10)
+    t, r = (proxy.point + proxy.factor @ v for v in (s, z))
+    stretch = np.exp(share * float(proxy.factor[3] @ z))
+    np.testing.assert_allclose(t, np.array(r) * [stretch, 1, stretch, 1], atol=1e-10)
+
+
+# What is refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "held", "says"),
+    [
+        (lambda: M.Logistic(groups="town"), rows, "no group 'town' in the rows; they hold .* g, h"),
+        (
+            lambda: M.Logistic(groups="g"),
+            lambda: rows(g=np.zeros(120, int)),
+            "holds one level only",
+        ),
+        (lambda: M.Logistic(groups="g"), lambda: rows(g=np.arange(120)), "as many levels as there"),
+        (lambda: M.Logistic(groups=G("g", ("1", "c"))), rows, "slope 'c' of the group 'g' is no"),
+        (lambda: M.Softmax(classes=3, groups="g"), rows, "of one linear predictor"),
+        (lambda: M.Logistic(groups=3), rows, "groups must be names"),
+        (lambda: M.Logistic(groups=["g", "g"]), rows, "an effect twice"),
+        (lambda: M.Logistic(groups="g", priors={"g": P.Normal(0, 1)}), rows, "positive number"),
+        (lambda: M.Logistic(groups="g", priors={"group_cor": P.Flat()}), rows, "correlation mat"),
+        (lambda: G("g", "a"), rows, "must be a list of names"),
+    ],
+)
+def test_bad_groups_are_refused_in_a_sentence(model, held, says):
+    with pytest.raises(mo.ModicumError, match=says):
+        Target.of(model(), held())
+
+
+def test_a_slope_that_is_constant_within_groups_is_refused():
+    held = rows()
+    batch = held.slice(0, len(held))
+    x = np.c_[batch["x"][:, 0], np.asarray(batch["g"], float)]
+    fields = {"x": x, "y": batch["y"], "columns": ["a", "size"], "codes": {"g": batch["g"]}}
+    with pytest.raises(mo.DataError, match="'size' does not vary within any level of 'g'"):
+        Target.of(M.Logistic(groups=G("g", ("1", "size"))), mo.Rows(**fields))
+    Target.of(M.Logistic(groups=G("g", ("1", "a"))), mo.Rows(**fields))
+
+
+@pytest.mark.parametrize("method", ["flymc", "sgld"])
+def test_methods_that_cannot_sample_scales_say_so(method):
+    with pytest.raises(mo.SettingError, match="does not sample the parameters of priors"):
+        mo.sample(M.Logistic(groups="g"), rows(), method=method, progressbar=False)

@@ -1,0 +1,284 @@
+"""Groups integrated out: against brute-force quadrature, autodiff, and effects held explicitly."""
+
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import logsumexp
+
+import modicum as mo
+from modicum.errors import DataError, SettingError
+from modicum.estimators.groups import GroupTaylor, expansion_coordinates, group_proxy
+from modicum.kernels.base import Proxy
+from modicum.ledger import Ledger
+from modicum.methods import groups as groups_module
+from modicum.methods.groups import doubts_about_groups
+from modicum.models import IntegratedEffects, Target
+from modicum.models.integrated import NODES
+from modicum.passes import LocalEngine, Sums, anchor_at, with_nodes
+from modicum.passes.sums import _hessian_sum
+
+GROUPS = 40
+
+
+def simulated(family, seed=1):
+    """Rows of groups of 1 to 11 rows, in no order."""
+    rng = np.random.default_rng(seed)
+    g = rng.permutation(np.repeat(np.arange(GROUPS), rng.integers(1, 12, GROUPS)))
+    x = rng.normal(size=(len(g), 3))
+    eta = x @ [0.5, -0.3, 0.2] - 0.5 + 0.5 * rng.normal(size=GROUPS)[g]
+    y = {
+        "Logistic": lambda: rng.random(len(g)) < 1 / (1 + np.exp(-eta)),
+        "Gaussian": lambda: eta + rng.normal(size=len(g)),
+        "Poisson": lambda: rng.poisson(np.exp(eta)),
+    }[type(family).__name__]()
+    return mo.Rows(x=x, y=np.asarray(y, float), g=g)
+
+
+def problem(family, effects, **settings):
+    """Sums over groups, and a point near the start."""
+    rows = simulated(family)
+    model = IntegratedEffects(family, "g", slopes=("x0", "x1")[: effects - 1], **settings)
+    units = model.units(rows)
+    ledger = Ledger(rows=len(units))
+    target, start = Target.of(model, units, ledger)
+    sums = Sums(target, units, LocalEngine(1, progressbar=False), ledger)
+    return sums, start + 0.1 * np.random.default_rng(2).normal(size=len(start))
+
+
+def brute_force(sums, t, nodes):
+    """The log-likelihood by a fine product rule about 0, group by group in NumPy."""
+    model, rows = sums.target.model, sums.rows.members.slice(0, len(sums.rows.members))
+    theta = sums.target.unravel(t)
+    xi, w = np.polynomial.hermite_e.hermegauss(nodes)
+    points = np.array(list(product(xi, repeat=model.effects)))
+    weights = np.log(np.array(list(product(w, repeat=model.effects)))).sum(1)
+    weights -= model.effects * 0.5 * np.log(2 * np.pi)
+    z = np.column_stack([np.ones(len(rows["y"])), *rows["x"].T[: model.effects - 1]])
+    T = np.asarray(model.covariance.factor(theta))
+    eta = rows["x"] @ theta["beta"] + theta["intercept"]
+    f = model.of_row(jnp.asarray(eta[:, None] + z @ T @ points.T), model.extras_of(theta), rows)
+    f = np.asarray(f)
+    return sum(logsumexp(weights + f[rows["g"] == j].sum(0)) for j in range(GROUPS))
+
+
+@pytest.fixture(autouse=True)
+def double():
+    """Everything here is in double precision."""
+    with jax.enable_x64(True):
+        yield
+
+
+CASES = [(mo.models.Logistic(), 1, 1e-8), (mo.models.Gaussian(), 2, 1e-10)]
+
+
+@pytest.mark.parametrize(("family", "effects", "error"), CASES)
+def test_quadrature_and_derivatives(family, effects, error):
+    sums, t = problem(family, effects)
+    value, gradient, hessian = sums.hessian(t, "mode")
+    assert abs(value - brute_force(sums, t, 50)) < error
+    plain = sums._sweep(_hessian_sum, t, "mode", "hessian")
+    for mine, autodiff in zip((value, gradient, hessian), plain, strict=True):
+        np.testing.assert_allclose(mine, autodiff, rtol=1e-9, atol=1e-9)
+
+
+def test_too_few_nodes_fail_the_check(monkeypatch):
+    monkeypatch.setitem(NODES, 1, 1)  # Laplace's approximation
+    sums, t = problem(mo.models.Logistic(), 1)
+    assert abs(sums.value(t, "mode") - brute_force(sums, t, 50)) > 1e-3
+
+
+def test_nodes_fixed_at_the_point_give_the_same_function_there():
+    sums, t = problem(mo.models.Logistic(), 1)
+    target, groups = with_nodes(sums, t)
+    fixed = Sums(target, groups, sums.engine, sums.ledger)
+    assert fixed.value(t, "mode") == sums.value(t, "mode")
+    # elsewhere the nodes are those of t, and the integral is about the same
+    near = t + 0.2
+    assert 0 < abs(fixed.value(near, "mode") - sums.value(near, "mode")) < 1e-4
+
+
+@pytest.mark.parametrize(("family", "effects", "error"), CASES)
+def test_residuals_of_chains_and_passes_agree(family, effects, error):
+    del error
+    sums, t = problem(family, effects)
+    target, groups = with_nodes(sums, t)
+    anchor = anchor_at(Sums(target, groups, sums.engine, sums.ledger), t)
+    cv = GroupTaylor.fitting(target, 2, "float64")
+    proxy = group_proxy(anchor, target, 2)
+    ids = np.array([3, 0, 7, 7])
+    chance = {"probability": np.array([0.1, 0.2, 0.3, 0.4])}
+    everything = groups.slice(0, GROUPS) | {"probability": np.ones(GROUPS)}
+    index, width = groups.index, groups.largest
+    within = np.minimum(np.arange(width), index.size[ids][:, None] - 1)
+    rows = groups.members.take(index.row_ids(index.start[ids][:, None] + within))
+    beside = {
+        "group_rows": index.size[ids],
+        "group_centre": groups.nodes.centre[ids],
+        "group_spread": groups.nodes.spread[ids],
+    }
+    z = jnp.asarray(np.random.default_rng(5).normal(size=len(t)))
+
+    @jax.jit
+    def loss(batch):
+        cached = cv.cache(batch, proxy)
+        return jax.value_and_grad(lambda z: jnp.sum(cv.values(cached, z, proxy) ** 2))(z)
+
+    one, other = loss(groups.take(ids) | chance), loss(rows | beside | chance)
+    np.testing.assert_allclose(one[0], other[0], rtol=1e-6)
+    np.testing.assert_allclose(one[1], other[1], rtol=1e-6)
+    # sum of proxies and residuals over all groups: the log-likelihood itself
+    moved = np.asarray(anchor.point + anchor.factor @ z)
+    total = anchor.C + cv.log_proxy(z, proxy) - target.log_prior(moved)
+    total += jax.jit(lambda b: jnp.sum(cv.values(cv.cache(b, proxy), z, proxy)))(everything)
+    exact = Sums(target, groups, sums.engine, sums.ledger).value(moved, "mode")
+    assert abs(float(total) - exact) < 1e-8
+
+
+def test_expansion_in_the_variance_is_better_than_in_its_logarithm():
+    """SPEC 14.3: for small effects residuals in tau^2 are smaller by orders of magnitude."""
+    sums, t = problem(mo.models.Logistic(), 1)
+    t[3] = np.log(0.1)
+    target, groups = with_nodes(sums, t)
+    batch = groups.slice(0, GROUPS)
+    step = jnp.zeros(len(t)).at[3].set(0.8)  # a posterior sd of log tau, about
+    cv = GroupTaylor.fitting(target, 2, "float64")
+    zero = jnp.zeros(len(t))
+    proxy = Proxy(jnp.asarray(t), jnp.eye(len(t)), zero, jnp.zeros((len(t), len(t))))
+    chances = batch | {"probability": np.ones(GROUPS)}
+    squared = jax.jit(lambda b: cv.values(cv.cache(b, proxy), step, proxy))(chances)
+
+    @jax.jit
+    def in_logarithm(batch):
+        def along(s):
+            return target.log_likelihood(t + s * step, batch)
+
+        first = jax.jacfwd(along)
+        return along(1.0) - along(0.0) - first(0.0) - jax.jacfwd(first)(0.0) / 2
+
+    logarithmic = in_logarithm(batch)
+    assert jnp.abs(squared).sum() < 0.05 * jnp.abs(logarithmic).sum()
+    assert float(expansion_coordinates(target, jnp.asarray(t))[3]) == pytest.approx(0.01)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """A fit with groups integrated out, and its rows."""
+    rng = np.random.default_rng(3)
+    J = 300
+    g = np.repeat(np.arange(J), rng.integers(2, 16, J))
+    x = rng.normal(size=(len(g), 1))
+    effect = 0.6 * rng.normal(size=J)
+    y = rng.random(len(g)) < 1 / (1 + np.exp(0.5 - x[:, 0] * 0.8 - effect[g]))
+    rows = mo.Rows(x=x, y=y, g=g)
+    model = IntegratedEffects(
+        mo.models.Logistic(prior_scale=2.0, intercept_scale=2.0), "g", group_sd=1.0
+    )
+    post = mo.sample(
+        model, rows, method="hmc-ecs", draws=400, tune=200, random_seed=1, progressbar=False
+    )
+    return post, rows, model, effect
+
+
+def test_posterior_of_all_rows(fitted):
+    """HMC-ECS on groups against NUTS on all groups, by means and sds."""
+    post, rows, model, _ = fitted
+    exact = mo.sample(
+        model, rows, method="nuts", draws=400, tune=200, random_seed=2, progressbar=False
+    )
+    a, b = post.summary(), exact.summary()
+    assert list(a.index) == ["beta[x0]", "group_sd[g]", "intercept"]
+    error = np.hypot(a["mcse_mean"], b["mcse_mean"])
+    assert np.all(np.abs(a["mean"] - b["mean"]) < 4 * error)
+    assert np.all(np.abs(np.log(a["sd"] / b["sd"])) < 0.2)
+    corrected = post.correct(rows, progressbar=False)
+    assert corrected.tuning["correction"]["pareto_k"] < 0.7
+
+
+def test_effects_drawn_afterwards(fitted):
+    """Means and sds of effects against their integrals over a grid at the posterior's draws."""
+    post, rows, _, effect = fitted
+    table = post.effects("g", levels=[5, 2, 8], draws=400)
+    assert list(table.index) == [5, 2, 8]
+    everything = rows.slice(0, len(rows))
+    grid = np.linspace(-5, 5, 401)
+    draws = {name: x.reshape(-1, *x.shape[2:])[::8] for name, x in post.draws.items()}
+    for level in (5, 2, 8):
+        mine = everything["g"] == level
+        x, y = everything["x"][mine, 0], everything["y"][mine]
+        tau = draws["group_sd"] * grid  # (draws, grid)
+        eta = (draws["intercept"][:, None] + draws["beta"] * x)[:, :, None] + tau[:, None, :]
+        h = np.sum(y[:, None] * eta - np.logaddexp(0, eta), axis=1) - grid**2 / 2
+        p = np.exp(h - logsumexp(h, axis=1, keepdims=True))
+        mean = np.sum(p * tau, axis=1)
+        sd = np.sqrt(np.mean(np.sum(p * tau**2, axis=1)) - np.mean(mean) ** 2)
+        # 400 draws by four Metropolis steps each are worth some 250
+        assert abs(table.loc[level, "mean"] - mean.mean()) < 4 * sd / np.sqrt(250)
+        assert abs(np.log(table.loc[level, "sd"] / sd)) < 4 / np.sqrt(2 * 250)
+    covered = post.effects("g")
+    inside = (covered["5%"] < effect) & (effect < covered["95%"])
+    assert abs(inside.mean() - 0.9) < 4 * np.sqrt(0.09 / len(effect))
+    assert covered["rows"].sum() == len(rows)
+    with pytest.raises(DataError, match="no 'g' 777"):
+        post.effects("g", levels=[777])
+
+
+def test_prediction_for_new_and_known_groups(fitted):
+    post, *_ = fitted
+    x = np.zeros((2, 1))
+    new = post.predict({"x": x})
+    tau, intercept = post.draws["group_sd"].mean(), post.draws["intercept"].mean()
+    xi, w = np.polynomial.hermite_e.hermegauss(40)
+    average = np.sum(w / w.sum() / (1 + np.exp(-(intercept + tau * xi))))
+    assert abs(new.mean[0] - average) < 0.01
+    table = post.effects("g")["mean"]
+    best, worst = table.idxmax(), table.idxmin()
+    known = post.predict({"x": x, "g": np.array([best, worst], float)}, groups="known")
+    assert known.mean[0] > new.mean[0] > known.mean[1]
+    expected = 1 / (1 + np.exp(-(intercept + table[best])))
+    assert abs(known.mean[0] - expected) < 0.05
+    with pytest.raises(DataError, match="among the rows of the fit"):
+        post.predict({"x": x, "g": np.array([0.0, 777.0])}, groups="known")
+
+
+def test_doubts_about_groups(monkeypatch):
+    sums, t = problem(mo.models.Logistic(), 1)
+
+    def codes():
+        target, groups = with_nodes(sums, t)
+        fixed = Sums(target, groups, sums.engine, sums.ledger)
+        return {doubt.code for doubt in doubts_about_groups(fixed, anchor_at(fixed, t), 1)}
+
+    monkeypatch.setattr(groups_module, "COARSE", 1e-3)
+    assert "quadrature-coarse" not in codes()
+    monkeypatch.setitem(NODES, 1, 3)
+    monkeypatch.setattr(groups_module, "FEW", GROUPS + 1)
+    monkeypatch.setattr(groups_module, "NEAR_ZERO", 0.01)
+    sums, t = problem(mo.models.Logistic(), 1)
+    assert codes() == {"few-groups", "scale-near-zero", "quadrature-coarse"}
+
+
+def test_refusals():
+    x, y = np.zeros((4, 1)), np.array([0.0, 1.0, 1.0, 0.0])
+    model = IntegratedEffects(mo.models.Logistic(), "g")
+    with pytest.raises(DataError, match="same 'g'"):
+        model.units(mo.Rows(x=x, y=y, g=np.ones(4)))
+    with pytest.raises(DataError, match="no field 'g'"):
+        model.units(mo.Rows(x=x, y=y))
+    with pytest.raises(DataError, match="whole number"):
+        model.units(mo.Rows(x=x, y=y, g=[0.5, 1, 2, 2]))
+    with pytest.raises(DataError, match="of its own"):
+        model.units(mo.Rows(x=x, y=y, g=np.arange(4)))
+    slope = IntegratedEffects(mo.models.Logistic(), "g", slopes="x0")
+    with pytest.raises(DataError, match="does not vary within"):
+        slope.units(mo.Rows(x=x, y=y, g=[0, 0, 1, 1]))
+    with pytest.raises(SettingError, match="no column of that name"):
+        IntegratedEffects(mo.models.Logistic(), "g", slopes="dose").units(
+            mo.Rows(x=x, y=y, g=[0, 0, 1, 1])
+        )
+    with pytest.raises(SettingError, match="one linear predictor"):
+        IntegratedEffects(mo.models.Softmax(), "g")
+    with pytest.raises(SettingError, match="one to three"):
+        IntegratedEffects(mo.models.Logistic(), "g", slopes=("a", "b", "c"))
