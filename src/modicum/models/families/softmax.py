@@ -106,4 +106,5 @@ class Softmax(LinearPredictorModel):
     def labels(self, rows: Rows) -> Labels:
         """Classes, then columns."""
         classes = tuple(f"class {k}" for k in range(self.predictors(rows)))
-        return {"beta": (classes, tuple(rows.columns)), "intercept": (classes,)}
+        named: Labels = {"beta": (classes, tuple(rows.columns))} if rows.columns else {}
+        return named | {"intercept": (classes,)}

@@ -12,11 +12,12 @@ from modicum.rows.checks import missing, require_exact
 from modicum.rows.description import Array
 from modicum.rows.encoding import distinct, joined, numbers
 from modicum.rows.formula.expressions import LevelArray
+from modicum.rows.sources import BATCH_ROWS, Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BatchColumns", "HeldColumns", "complete_rows", "kind_of"]
+__all__ = ["BatchColumns", "HeldColumns", "complete_rows", "counted", "kind_of"]
 
 
 def kind_of(kind: pa.DataType) -> str:
@@ -148,6 +149,20 @@ def complete_rows(
             row_ids = row_ids[~absent]
         if batch.num_rows or absent.any():
             yield BatchColumns(batch, row_ids), int(absent.sum())
+
+
+def counted(source: Source) -> Iterator[tuple[BatchColumns, int]]:
+    """Yield batches of rows of which nothing is read but their number."""
+    import pyarrow as pa
+
+    nothing, start = pa.record_batch({}), 0
+    if source.rows is None:
+        sizes = [batch.num_rows for batch in source.batches(source.names[:1])]
+    else:
+        sizes = [min(BATCH_ROWS, source.rows - i) for i in range(0, source.rows, BATCH_ROWS)]
+    for size in sizes:
+        yield BatchColumns(nothing, np.arange(start, start + size)), 0
+        start += size
 
 
 def _holes(array: pa.Array) -> Array | None:
