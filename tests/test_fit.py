@@ -17,6 +17,7 @@ import pytest
 import modicum as mo
 from modicum.fit import model_for
 from modicum.log_posterior import LogPosterior
+from modicum.posterior.correction import _smooth
 from modicum.rows.reading import read_formula
 
 FORMULA = "late ~ carrier + bs(hour, df=5) + dist:carrier + flag + offset(base)"
@@ -299,3 +300,21 @@ def test_a_formula_without_a_column(frame: pd.DataFrame, tmp_path) -> None:
     assert len(loaded.predict(tmp_path / "new.csv")) == n
     with pytest.raises(mo.DataError, match="needs the field 'x'"):  # forgotten, more likely
         mo.sample(mo.models.Logistic(), mo.Rows(y=frame["late"] == "yes"), **settings)
+
+
+def test_classes_go_by_their_levels(frame: pd.DataFrame) -> None:
+    settings = {"method": "nuts", "draws": 8, "tune": 20, "chains": 1, "random_seed": 1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)  # of so few draws
+        post = mo.fit("carrier ~ 1", frame, "softmax", progressbar=False, **settings)
+    assert list(post.summary().index) == ["intercept[AA]", "intercept[DL]"]
+    rows = read_formula("carrier ~ dist", frame, progressbar=False).rows
+    labels = mo.models.Ordinal().labels(rows)
+    assert labels["cutpoint"] == (("AA|DL", "DL|UA"),)
+
+
+def test_few_draws_cannot_be_corrected() -> None:
+    rng = np.random.default_rng(2)
+    with pytest.raises(mo.SettingError, match="8 draws are too few to be corrected"):
+        _smooth(rng.normal(size=(2, 4)))
+    assert np.isfinite(_smooth(rng.normal(size=(2, 13)))[1])

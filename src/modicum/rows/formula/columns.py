@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from modicum.errors import DataError
-from modicum.rows.checks import missing, require_exact
+from modicum.rows.checks import MissingValueError, require_exact
 from modicum.rows.description import Array
 from modicum.rows.encoding import distinct, joined, numbers
 from modicum.rows.formula.expressions import LevelArray
@@ -140,7 +140,7 @@ def complete_rows(
         for name in columns:
             holes = _holes(joined(batch.column(name)))
             if holes is not None and not drop:
-                raise DataError(missing(name, start + int(np.argmax(holes))))
+                raise MissingValueError(name, start + int(np.argmax(holes)))
             if holes is not None:
                 absent |= holes
         start += batch.num_rows
