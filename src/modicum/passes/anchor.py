@@ -28,7 +28,7 @@ from modicum.passes.mode import (
 )
 from modicum.passes.mode import quasi_newton_on_subset as near_mode
 from modicum.passes.modes import Modes, Starts, find_modes
-from modicum.passes.scales import group_notes
+from modicum.passes.scales import group_notes, with_scale_widths
 from modicum.passes.sums import Sums
 
 __all__ = ["Anchor", "anchor_at", "anchor_at_mode"]
@@ -202,6 +202,7 @@ def _from_curvature(
     at: Curvature, record: ModeRecord | None, names: tuple[str, ...], sums: Sums
 ) -> Anchor:
     notes: list[ModicumWarning] = []
+    at = with_scale_widths(at, sums.target)
     factor, mended = whitening_factor(at.precision)
     if mended:
         notes.append(

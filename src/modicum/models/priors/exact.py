@@ -62,9 +62,9 @@ class ExactTerm(Protocol):
         ...
 
     def stand_ins(
-        self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers
+        self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers, own: bool
     ) -> Sequence[StandIn]:
-        """Return the normals that stand for the term about t."""
+        """Return the normals that stand for the term about t, with those of its `own` or not."""
         ...
 
     def non_centred(self, t: np.ndarray, covariance: np.ndarray) -> NonCentred | None:
@@ -100,12 +100,19 @@ class ExactPrior:
         return NonCentred(*(np.concatenate(each) for each in zip(*held, strict=True)))
 
     def stand_in(
-        self, t: np.ndarray, covariance: np.ndarray, numbers: tuple[Numbers, ...]
+        self,
+        t: np.ndarray,
+        covariance: np.ndarray,
+        numbers: tuple[Numbers, ...],
+        own: bool = True,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and precision (d, d) of the normal that stands for all terms about t."""
+        """Mean and precision (d, d) of the normal that stands for all terms about t.
+
+        Without the priors' `own` parameters, where these are not asked for.
+        """
         mean, precision = t.copy(), np.zeros((len(t), len(t)))
-        for term, own in zip(self.terms, numbers, strict=True):
-            for where, centre, inverse in term.stand_ins(t, covariance, own):
+        for term, of_term in zip(self.terms, numbers, strict=True):
+            for where, centre, inverse in term.stand_ins(t, covariance, of_term, own):
                 mean[where] = centre
                 square = np.diag(inverse) if inverse.ndim == 1 else inverse
                 precision[np.ix_(where, where)] += square
@@ -138,9 +145,10 @@ class Independent:
         return t
 
     def stand_ins(
-        self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers
+        self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers, own: bool
     ) -> Sequence[StandIn]:
         """That of EM; of a logarithm, the tangent quadratic, with some curvature at least."""
+        del own  # it has none
         where = np.array(self.where)
         if self.logged:
             return [self._tangent(t, where, numbers)]
@@ -195,21 +203,20 @@ class SharedScale:
         return settled
 
     def stand_ins(
-        self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers
+        self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers, own: bool
     ) -> Sequence[StandIn]:
         """Normal coefficients given tau, and a scale for tau from the curvature there."""
-        own = [np.asarray(number) for number in numbers]
-        square = self._squares(t, covariance)
-        precision = Horseshoe.precision(square, *own, np.exp(t[self.tau]))
+        arguments = [np.asarray(number) for number in numbers]
+        square, where = self._squares(t, covariance), np.array(self.where)
+        precision = Horseshoe.precision(square, *arguments, np.exp(t[self.tau]))
+        coefficients = StandIn(where, np.zeros(len(where)), precision)
+        if not own:
+            return [coefficients]
         near = t[self.tau] + np.array([-0.5, 0.0, 0.5])
-        left, at, right = np.asarray(_of_tau(jnp.asarray(near), square, *own))
+        left, at, right = np.asarray(_of_tau(jnp.asarray(near), square, *arguments))
         bent = np.clip(-(left - 2 * at + right) / 0.25, 0.3, None)
         place = np.array([self.tau])
-        where = np.array(self.where)
-        return [
-            StandIn(where, np.zeros(len(where)), precision),
-            StandIn(place, t[place], np.array([bent])),
-        ]
+        return [coefficients, StandIn(place, t[place], np.array([bent]))]
 
     def non_centred(self, t: np.ndarray, covariance: np.ndarray) -> None:
         """Nothing: local scales are integrated out."""
