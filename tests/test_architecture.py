@@ -23,6 +23,7 @@ from helpers.architecture import (
 ORDER = (  # from the top down; packages of one line may use each other
     ("__main__",),
     ("cli",),
+    ("sklearn",),
     ("fit",),
     ("sample", "log_posterior", "plots", "priors"),
     ("methods",),
@@ -51,6 +52,7 @@ PUBLIC_MODULES = (  # the names in their `__all__` are public, and nothing else 
     "modicum.posterior",
     "modicum.priors",
     "modicum.rows",
+    "modicum.sklearn",
 )
 
 ONLY_SOME_RUNS = (  # what `import modicum` must not wait for

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from modicum.errors import ModicumWarning, SettingError, argument, suggestion, warn
 from modicum.methods import Method
-from modicum.models import FAMILIES, BaseModel, LinearPredictorModel
+from modicum.models import FAMILIES, BaseModel, GroupTerm, LinearPredictorModel
 from modicum.models.base import Params
+from modicum.models.groups import INTERCEPT
+from modicum.models.multilevel import HoldEffects, multilevel
 from modicum.posterior import Posterior, Warnings
 from modicum.progress import Progressbar
 from modicum.rows import Rows
-from modicum.rows.formula import FormulaEncoding, GroupTerm
+from modicum.rows.formula import FormulaEncoding
+from modicum.rows.formula.grouping import grouping_name
 from modicum.rows.reading import Missing, TableRows, read_formula
 from modicum.run import Parallel
 from modicum.sample import sample
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import dataset
 
-__all__ = ["Table", "family_named", "fit", "model_for"]
+__all__ = ["FormulaModel", "Table", "family_named", "fit", "model_for"]
 
 Table: TypeAlias = (
     "pd.DataFrame | pl.DataFrame | pa.Table | dataset.Dataset | str | os.PathLike[str] | Rows"
@@ -40,6 +43,7 @@ def fit(
     priors: Mapping[str, Any] | None = None,
     weights: str | None = None,
     offset: str | None = None,
+    groups: HoldEffects | None = None,
     missing: Missing = "refuse",
     store: str | os.PathLike[str] | None = None,
     dtype: object = None,
@@ -69,7 +73,9 @@ def fit(
         may be computed (``late > 15``). Terms may call what works row by row (``log``,
         ``np.sqrt`` ...) and ``bs``, ``cr``, ``cc``, ``poly``, ``center``, ``scale`` and
         ``C(column, contr.sum, levels=[...])``. ``0 +`` leaves the intercept out, ``.`` stands for
-        all other columns. What else belongs to an outcome follows it after a bar:
+        all other columns. ``(1 | ward)``, ``(1 + dose | ward)``, ``(dose || ward)`` and
+        ``(1 | school/class)`` are effects that vary between groups, with standard deviations of
+        their own. What else belongs to an outcome follows it after a bar:
         ``"wins | trials(games) ~ team"`` fills the field `trials`.
     data
         A pandas or polars data frame, an Arrow table or dataset, a path or glob of Parquet, CSV
@@ -79,9 +85,13 @@ def fit(
         with settings (`mo.models.StudentT(df=3)`). An outcome of two levels is logistic: the
         second is 1; one of several levels is for "softmax".
     priors
-        Priors by "intercept", "common", the name of a term or of a column.
+        Priors by "intercept", "common", the name of a term or of a column; of group terms by
+        "group_sd", "group_cor" or the name of the group.
     weights, offset
         Columns.
+    groups
+        How effects of groups are held: "explicit", as parameters of their own, or "integrate"d
+        out, which allows for any number of groups of one factor. None: by what each would cost.
     missing
         What becomes of a row with a missing value in a column that the formula uses: "refuse" it,
         or "drop" it and say how many there were.
@@ -126,9 +136,9 @@ def fit(
         text_encoding=encoding,
         progressbar=progressbar,
     )
-    model = model_for(made.rows, family, priors)
+    asked = model_for(made.rows, family, priors, groups)
     post = sample(
-        model,
+        asked.model,
         made.rows,
         method=method,
         draws=draws,
@@ -142,30 +152,36 @@ def fit(
         parallel=parallel,
         starts=starts,
     )
-    return with_formula(post, made)
+    return with_formula(post, made, asked)
+
+
+class FormulaModel(NamedTuple):
+    """The model that a formula asks for, and what was chosen about it."""
+
+    model: BaseModel
+    tuning: dict[str, dict[str, str]]
 
 
 def model_for(
     rows: Rows,
     family: str | type[LinearPredictorModel] | LinearPredictorModel,
     priors: Mapping[str, Any] | None = None,
-) -> LinearPredictorModel:
-    """Return the family that a formula asks for, of rows that the formula made.
+    groups: HoldEffects | None = None,
+) -> FormulaModel:
+    """Return the model that a formula asks for, of rows that the formula made.
 
     Parameters
     ----------
     rows
         Rows of `modicum.rows.reading.read_formula`.
-    family, priors
+    family, priors, groups
         As in `fit`.
     """
     assert rows.schema.origin is not None, "rows of a formula know it"
     encoding = FormulaEncoding.from_dict(rows.schema.origin)
-    if encoding.groups:
-        _refuse_groups(encoding.groups)
     if encoding.outcome is None:
         raise SettingError(f"the formula {encoding.formula!r} has no outcome before ~: name one.")
-    if not encoding.layout.columns:
+    if not encoding.layout.columns and not encoding.groups:
         raise SettingError(
             f"the formula {encoding.formula!r} has no column in it, and a model of the intercept "
             "alone cannot be fitted yet: add a term."
@@ -175,7 +191,12 @@ def model_for(
         changes: dict[str, Any] = {"priors": priors}
         model = replace(model, **changes)
     _check_outcome(model, encoding)
-    return model
+    if not encoding.groups:
+        if groups is not None:
+            raise SettingError("groups says how effects are held, and the formula has none.")
+        return FormulaModel(model, {})
+    held = multilevel(model, _group_terms(encoding, rows), rows, groups)
+    return FormulaModel(held.model, {"groups": {"value": held.how, "why": held.why}})
 
 
 def family_named(name: str) -> type[LinearPredictorModel]:
@@ -207,11 +228,24 @@ def _model(family: object, encoding: FormulaEncoding) -> LinearPredictorModel:
     return replace(family, intercept=encoding.intercept)
 
 
-def _refuse_groups(groups: Sequence[GroupTerm]) -> None:
-    raise SettingError(
-        f"the formula has the group term {groups[0]}, and multilevel models cannot be fitted yet: "
-        f"leave it out, or write C({':'.join(groups[0].group)}) for levels without pooling."
-    )
+def _group_terms(encoding: FormulaEncoding, rows: Rows) -> tuple[GroupTerm, ...]:
+    """Return the group terms of a formula; refuse what a model of them cannot hold."""
+    terms = []
+    for group in encoding.groups:
+        field = grouping_name(group.group)
+        if field in encoding.layout.coding.fields:
+            raise SettingError(
+                f"{field!r} is a term of its own and a group in {encoding.formula!r}: levels have "
+                "either effects that are pooled or coefficients that are not; leave one out."
+            )
+        for effect in group.effects:
+            if effect != INTERCEPT and effect not in rows.columns:
+                raise SettingError(
+                    f"the slope {effect!r} varies by {field!r} and is no common column of "
+                    f"numbers: add it, as in '{effect} + {group}'."
+                )
+        terms.append(GroupTerm(field, group.effects, group.correlated))
+    return tuple(terms)
 
 
 def _check_outcome(model: LinearPredictorModel, encoding: FormulaEncoding) -> None:
@@ -240,7 +274,7 @@ def _check_outcome(model: LinearPredictorModel, encoding: FormulaEncoding) -> No
             )
 
 
-def with_formula(post: Posterior, made: TableRows) -> Posterior:
+def with_formula(post: Posterior, made: TableRows, asked: FormulaModel) -> Posterior:
     """Add to a posterior what the table and the formula were."""
     assert made.rows.schema.origin is not None
     encoding = FormulaEncoding.from_dict(made.rows.schema.origin)
@@ -261,4 +295,9 @@ def with_formula(post: Posterior, made: TableRows) -> Posterior:
             rows=total,
         )
         doubts.append(warn(dropped, stacklevel=4))
-    return replace(post, warnings=Warnings(doubts), settings=post.settings | settings)
+    return replace(
+        post,
+        warnings=Warnings(doubts),
+        settings=post.settings | settings,
+        tuning=asked.tuning | post.tuning,
+    )

@@ -390,6 +390,7 @@ def _posterior(
         settings=settings,
         predictor=ModelPredictor(task.target.model),
         fit_rows=FitRows.of(rows),
+        rows=rows if isinstance(task.rows, GroupedRows) else None,
     )
 
 

@@ -1,6 +1,7 @@
 """Lower bounds: below the likelihood everywhere, tight where asked, and summed in one go."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -44,15 +45,34 @@ def somewhere(model, seed, spread=3.0):
     return jnp.asarray(np.c_[eta, extras]), jnp.asarray(y)
 
 
+# Compiled as a whole, as chains have them: one by one, their operations take much longer.
+
+
+@partial(jax.jit, static_argnums=0)
 def log_likelihood(model, predictors, y):
     return jax.vmap(model.log_density)(predictors, y)
+
+
+@partial(jax.jit, static_argnums=0)
+def log_bound(bound, predictors, y, tight):
+    return bound.log_bound(predictors, y, tight)
+
+
+@partial(jax.jit, static_argnums=0)
+def gap_of(bound, predictors, y, tight):
+    return bound.gap(predictors, y, tight)
+
+
+@partial(jax.jit, static_argnums=0)
+def tight_at(bound, predictors, y):
+    return bound.tight_at(predictors, y)
 
 
 def holes(bound, places):
     """How many rows have a bound above their likelihood, beyond rounding."""
     predictors, y = somewhere(bound.model, 1)
     right = log_likelihood(bound.model, predictors, y)
-    above = bound.log_bound(predictors, y, places(bound)) - right
+    above = log_bound(bound, predictors, y, places(bound)) - right
     return int(np.sum(np.asarray(above) > 1e-12 * (1 + np.abs(right))))
 
 
@@ -61,7 +81,7 @@ def untuned(bound):
 
 
 def elsewhere(bound):
-    return bound.tight_at(*somewhere(bound.model, 2))
+    return tight_at(bound, *somewhere(bound.model, 2))
 
 
 @EACH
@@ -75,8 +95,8 @@ def test_the_gap_is_the_difference(model, x64):
     bound = bound_of(model)
     predictors, y = somewhere(model, 1)
     for tight in (untuned(bound), elsewhere(bound)):
-        right = log_likelihood(model, predictors, y) - bound.log_bound(predictors, y, tight)
-        gap = bound.gap(predictors, y, tight)
+        right = log_likelihood(model, predictors, y) - log_bound(bound, predictors, y, tight)
+        gap = gap_of(bound, predictors, y, tight)
         np.testing.assert_allclose(gap, right, rtol=1e-9, atol=1e-11)
         assert np.median(gap) > 1e-3  # they are not all zero
 
@@ -85,10 +105,10 @@ def test_the_gap_is_the_difference(model, x64):
 def test_a_tuned_bound_is_tight_and_touches(model, x64):
     bound = bound_of(model)
     predictors, y = somewhere(model, 1)
-    tight = bound.tight_at(predictors, y)
-    np.testing.assert_allclose(bound.gap(predictors, y, tight), 0, atol=1e-13)
+    tight = tight_at(bound, predictors, y)
+    np.testing.assert_allclose(gap_of(bound, predictors, y, tight), 0, atol=1e-13)
     # second order: what is left of the slope is rounding
-    slope = jax.grad(lambda p: bound.gap(p, y, tight).sum())(predictors)
+    slope = jax.jit(jax.grad(lambda p: bound.gap(p, y, tight).sum()))(predictors)
     np.testing.assert_allclose(slope, 0, atol=1e-12)
 
 
@@ -132,7 +152,7 @@ def test_wrong_bounds_are_caught(x64):
     assert holes(NoReference(FAMILIES["softmax"]), elsewhere) > 100
     raw = Raw(FAMILIES["student"])
     predictors, y = somewhere(raw.model, 1)
-    assert np.abs(raw.gap(predictors, y, raw.tight_at(predictors, y))).max() > 1e-3
+    assert np.abs(gap_of(raw, predictors, y, tight_at(raw, predictors, y))).max() > 1e-3
 
 
 # The sum over all rows ---------------------------------------------------------------------
@@ -167,19 +187,28 @@ def collapsed_error(model, rows, tuned, bound=None, spoil=lambda context: contex
     before = sums.ledger.evaluations
     context = spoil(whitened_sums(anchor, collapse(sums, bounded, anchor)))
     assert sums.ledger.evaluations - before == len(rows)
-    cached = bounded.cache(all_of(rows), context.point)
     worst = 0.0
     for z in 3 * np.random.default_rng(1).normal(size=(5, len(start))):
         t = anchor.point + anchor.factor @ z
-        predictors = model.predictor_vector(sums.target.unravel(jnp.asarray(t)), cached.fields)
-        each = bounded.bound.log_bound(predictors, cached.fields["y"], cached.tight)
-        right = jnp.sum(cached.fields.get("weight", 1.0) * each) + sums.target.log_prior(t)
-        worst = max(worst, abs(float(bounded.log_base(jnp.asarray(z), context) - right)))
+        base, right, prior, gap, total = _sums_at(bounded, z, t, all_of(rows), context)
+        worst = max(worst, abs(float(base - right)))
         # and log L = log B + gap, weights and all
-        total = float(jnp.sum(sums.target.log_likelihood(t, all_of(rows))))
-        gap = float(jnp.sum(bounded.gap(cached, jnp.asarray(t))))
-        assert float(right - sums.target.log_prior(t)) + gap == pytest.approx(total, abs=1e-8)
+        assert float(right - prior) + float(gap) == pytest.approx(float(total), abs=1e-8)
     return worst
+
+
+@partial(jax.jit, static_argnums=0)
+def _sums_at(bounded, z, t, batch, context):
+    """The collapsed sum, and over rows: bounds with the prior, prior, gaps, log-likelihoods."""
+    target, cached = bounded.target, bounded.cache(batch, context.point)
+    predictors = target.model.predictor_vector(target.unravel(t), cached.fields)
+    each = bounded.bound.log_bound(predictors, cached.fields["y"], cached.tight)
+    prior = target.log_prior(t)
+    right = jnp.sum(cached.fields.get("weight", 1.0) * each) + prior
+    gap = jnp.sum(bounded.gap(cached, t))
+    return (
+        bounded.log_base(z, context), right, prior, gap, jnp.sum(target.log_likelihood(t, batch))
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("tuned", [True, False])

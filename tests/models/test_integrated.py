@@ -10,10 +10,13 @@ from scipy.special import logsumexp
 
 import modicum as mo
 from modicum.errors import DataError, SettingError
-from modicum.estimators.groups import GroupTaylor, expansion_coordinates
+from modicum.estimators.groups import GroupTaylor, expansion_coordinates, group_proxy
 from modicum.kernels.base import Proxy
 from modicum.ledger import Ledger
+from modicum.methods import groups as groups_module
+from modicum.methods.groups import doubts_about_groups
 from modicum.models import IntegratedEffects, Target
+from modicum.models.integrated import NODES
 from modicum.passes import LocalEngine, Sums, anchor_at, with_nodes
 from modicum.passes.sums import _hessian_sum
 
@@ -81,8 +84,9 @@ def test_quadrature_and_derivatives(family, effects, error):
         np.testing.assert_allclose(mine, autodiff, rtol=1e-9, atol=1e-9)
 
 
-def test_too_few_nodes_fail_the_check():
-    sums, t = problem(mo.models.Logistic(), 1, nodes=1)  # Laplace's approximation
+def test_too_few_nodes_fail_the_check(monkeypatch):
+    monkeypatch.setitem(NODES, 1, 1)  # Laplace's approximation
+    sums, t = problem(mo.models.Logistic(), 1)
     assert abs(sums.value(t, "mode") - brute_force(sums, t, 50)) > 1e-3
 
 
@@ -103,9 +107,7 @@ def test_residuals_of_chains_and_passes_agree(family, effects, error):
     target, groups = with_nodes(sums, t)
     anchor = anchor_at(Sums(target, groups, sums.engine, sums.ledger), t)
     cv = GroupTaylor.fitting(target, 2, "float64")
-    from modicum.estimators import proxy as make_proxy
-
-    proxy = make_proxy(anchor, target, 2)
+    proxy = group_proxy(anchor, target, 2)
     ids = np.array([3, 0, 7, 7])
     chance = {"probability": np.array([0.1, 0.2, 0.3, 0.4])}
     everything = groups.slice(0, GROUPS) | {"probability": np.ones(GROUPS)}
@@ -195,6 +197,69 @@ def test_posterior_of_all_rows(fitted):
     assert corrected.tuning["correction"]["pareto_k"] < 0.7
 
 
+def test_effects_drawn_afterwards(fitted):
+    """Means and sds of effects against their integrals over a grid at the posterior's draws."""
+    post, rows, _, effect = fitted
+    table = post.effects("g", levels=[5, 2, 8], draws=400)
+    assert list(table.index) == [5, 2, 8]
+    everything = rows.slice(0, len(rows))
+    grid = np.linspace(-5, 5, 401)
+    draws = {name: x.reshape(-1, *x.shape[2:])[::8] for name, x in post.draws.items()}
+    for level in (5, 2, 8):
+        mine = everything["g"] == level
+        x, y = everything["x"][mine, 0], everything["y"][mine]
+        tau = draws["group_sd"] * grid  # (draws, grid)
+        eta = (draws["intercept"][:, None] + draws["beta"] * x)[:, :, None] + tau[:, None, :]
+        h = np.sum(y[:, None] * eta - np.logaddexp(0, eta), axis=1) - grid**2 / 2
+        p = np.exp(h - logsumexp(h, axis=1, keepdims=True))
+        mean = np.sum(p * tau, axis=1)
+        sd = np.sqrt(np.mean(np.sum(p * tau**2, axis=1)) - np.mean(mean) ** 2)
+        # 400 draws by four Metropolis steps each are worth some 250
+        assert abs(table.loc[level, "mean"] - mean.mean()) < 4 * sd / np.sqrt(250)
+        assert abs(np.log(table.loc[level, "sd"] / sd)) < 4 / np.sqrt(2 * 250)
+    covered = post.effects("g")
+    inside = (covered["5%"] < effect) & (effect < covered["95%"])
+    assert abs(inside.mean() - 0.9) < 4 * np.sqrt(0.09 / len(effect))
+    assert covered["rows"].sum() == len(rows)
+    with pytest.raises(DataError, match="no 'g' 777"):
+        post.effects("g", levels=[777])
+
+
+def test_prediction_for_new_and_known_groups(fitted):
+    post, *_ = fitted
+    x = np.zeros((2, 1))
+    new = post.predict({"x": x})
+    tau, intercept = post.draws["group_sd"].mean(), post.draws["intercept"].mean()
+    xi, w = np.polynomial.hermite_e.hermegauss(40)
+    average = np.sum(w / w.sum() / (1 + np.exp(-(intercept + tau * xi))))
+    assert abs(new.mean[0] - average) < 0.01
+    table = post.effects("g")["mean"]
+    best, worst = table.idxmax(), table.idxmin()
+    known = post.predict({"x": x, "g": np.array([best, worst], float)}, groups="known")
+    assert known.mean[0] > new.mean[0] > known.mean[1]
+    expected = 1 / (1 + np.exp(-(intercept + table[best])))
+    assert abs(known.mean[0] - expected) < 0.05
+    with pytest.raises(DataError, match="among the rows of the fit"):
+        post.predict({"x": x, "g": np.array([0.0, 777.0])}, groups="known")
+
+
+def test_doubts_about_groups(monkeypatch):
+    sums, t = problem(mo.models.Logistic(), 1)
+
+    def codes():
+        target, groups = with_nodes(sums, t)
+        fixed = Sums(target, groups, sums.engine, sums.ledger)
+        return {doubt.code for doubt in doubts_about_groups(fixed, anchor_at(fixed, t), 1)}
+
+    monkeypatch.setattr(groups_module, "COARSE", 1e-3)
+    assert "quadrature-coarse" not in codes()
+    monkeypatch.setitem(NODES, 1, 3)
+    monkeypatch.setattr(groups_module, "FEW", GROUPS + 1)
+    monkeypatch.setattr(groups_module, "NEAR_ZERO", 0.01)
+    sums, t = problem(mo.models.Logistic(), 1)
+    assert codes() == {"few-groups", "scale-near-zero", "quadrature-coarse"}
+
+
 def test_refusals():
     x, y = np.zeros((4, 1)), np.array([0.0, 1.0, 1.0, 0.0])
     model = IntegratedEffects(mo.models.Logistic(), "g")
@@ -204,6 +269,15 @@ def test_refusals():
         model.units(mo.Rows(x=x, y=y))
     with pytest.raises(DataError, match="whole number"):
         model.units(mo.Rows(x=x, y=y, g=[0.5, 1, 2, 2]))
+    with pytest.raises(DataError, match="of its own"):
+        model.units(mo.Rows(x=x, y=y, g=np.arange(4)))
+    slope = IntegratedEffects(mo.models.Logistic(), "g", slopes="x0")
+    with pytest.raises(DataError, match="does not vary within"):
+        slope.units(mo.Rows(x=x, y=y, g=[0, 0, 1, 1]))
+    with pytest.raises(SettingError, match="no column of that name"):
+        IntegratedEffects(mo.models.Logistic(), "g", slopes="dose").units(
+            mo.Rows(x=x, y=y, g=[0, 0, 1, 1])
+        )
     with pytest.raises(SettingError, match="one linear predictor"):
         IntegratedEffects(mo.models.Softmax(), "g")
     with pytest.raises(SettingError, match="one to three"):

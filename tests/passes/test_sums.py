@@ -189,6 +189,8 @@ def test_chunks_are_even_and_bounded():
 
 
 class _Shape:
+    coding = None
+
     def __init__(self, n, width):
         self.n, self.fields = n, {"x": (width,)}
 

@@ -54,7 +54,7 @@ from modicum.cli.messages import (
     tell_warnings,
 )
 from modicum.cli.predicting import NEW_LEVELS, saved_posterior, summary_json, write_predictions
-from modicum.fit import model_for, with_formula
+from modicum.fit import FormulaModel, model_for, with_formula
 from modicum.methods import DEFAULT, METHODS
 from modicum.models import FAMILIES
 from modicum.run import Checkpoint
@@ -224,21 +224,18 @@ def fit(
         prepare_folder(out, overwrite)
         after_a_stop("the same command goes on where it was.")
         say = console(quiet)
-        table_rows = None
+        made, asked = None, FormulaModel(model, {})
         if formula is None:
             rows = read_rows(data, choice, out, say, overwrite, encoding)
         else:
-            table_rows = read_formula_rows(
-                data, formula, choice, missing, out, say, overwrite, encoding
-            )
-            rows = table_rows.rows
-            model = model_for(rows, model)
+            made = read_formula_rows(data, formula, choice, missing, out, say, overwrite, encoding)
+            rows, asked = made.rows, model_for(made.rows, model)
         say.print(escape(described(rows, data)), highlight=False)
         folder = checkpoint or out / "checkpoint"
         settings = {"draws": draws, "tune": tune, "chains": chains, "random_seed": seed}
-        post = sample_rows(model, rows, chosen, settings, folder, say)
-        if table_rows is not None:
-            post = with_formula(post, table_rows)
+        post = sample_rows(asked.model, rows, chosen, settings, folder, say)
+        if made is not None:
+            post = with_formula(post, made, asked)
         table = write_results(post, out, prob)
         after_a_stop(f"the results are in {out}.")
         if checkpoint is None:  # the posterior is safe, and the next fit may be another one

@@ -20,7 +20,7 @@ from modicum.cli.columns import ColumnChoice
 from modicum.errors import ModicumWarning, SettingError, suggestion
 from modicum.fit import family_named
 from modicum.methods import DEFAULT, Method, resolve
-from modicum.models import LinearPredictorModel
+from modicum.models import BaseModel, LinearPredictorModel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -275,7 +275,7 @@ def ingest_table(
 
 
 def sample_rows(
-    model: LinearPredictorModel,
+    model: BaseModel,
     rows: Rows,
     method: str | Method | None,
     settings: dict[str, Any],

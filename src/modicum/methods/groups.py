@@ -11,13 +11,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.designs import Design, Drawn, RowFacts
+from modicum.errors import ModicumWarning
 from modicum.kernels.base import Pytree
 from modicum.methods.base import Task
+from modicum.models import IntegratedEffects, Target
+from modicum.models.base import Batch
 from modicum.passes import NEAR, Anchor, Sums, anchor_at_mode, common_start, with_nodes
+from modicum.random import Stream, generator
 from modicum.rows.groups import GroupedRows
-from modicum.runtime import Array
+from modicum.runtime import SCATTERS, Array, jit
 
 __all__ = ["DrawnGroups", "GroupDesign", "GroupTables", "of_groups", "with_fixed_nodes"]
+
+
+FEW = 10  # groups
+NEAR_ZERO = 0.5  # posterior sd of log group_sd from which its lower end is the prior's
+CHECKED_GROUPS, CHECKED_DRAWS = 256, 8  # of which the quadrature is checked
+COARSE = 0.1  # posterior standard deviations
 
 
 def with_fixed_nodes(task: Task) -> Task:
@@ -37,7 +47,84 @@ def with_fixed_nodes(task: Task) -> Task:
     anchor = task.remember("anchor", compute, Anchor.from_arrays)
     target, rows = with_nodes(task.sums, anchor.point)
     sums = Sums(target, rows, task.sums.engine, task.ledger)
+    anchor = replace(anchor, notes=[*anchor.notes, *doubts_about_groups(sums, anchor, task.seed)])
     return replace(task, target=target, rows=rows, sums=sums, start=anchor.point, anchor=anchor)
+
+
+# Doubts -----------------------------------------------------------------------------------
+
+
+def doubts_about_groups(sums: Sums, anchor: Anchor, seed: int) -> list[ModicumWarning]:
+    """What is to be said of the groups before any chain runs."""
+    model, groups = sums.target.model, sums.rows
+    assert isinstance(model, IntegratedEffects)
+    notes = []
+    if len(groups) < FEW:
+        notes.append(
+            ModicumWarning(
+                "few-groups",
+                f"there are only {len(groups)} groups by '{model.group}', which say little of how "
+                "groups differ, so that the prior of group_sd decides much",
+                "choose that prior with care (group_sd), or make the groups columns of x",
+                groups=len(groups),
+            )
+        )
+    places = sums.target.unravel(np.arange(sums.target.size))["group_log_sd"]
+    for name, k in zip(model.effect_names, places, strict=True):
+        if anchor.sd[k] > NEAR_ZERO:
+            notes.append(
+                ModicumWarning(
+                    "scale-near-zero",
+                    f"group_sd[{name}] may be zero as far as the data tell: its posterior reaches "
+                    f"down to where the prior ends it (mode {np.exp(anchor.point[k]):.2g}, "
+                    f"relative standard deviation {anchor.sd[k]:.2g})",
+                    "report an upper bound rather than an estimate, or leave that effect out",
+                    mode=float(np.exp(anchor.point[k])),
+                    relative_sd=float(anchor.sd[k]),
+                )
+            )
+    return notes + _coarse_quadrature(sums, anchor, seed)
+
+
+def _coarse_quadrature(sums: Sums, anchor: Anchor, seed: int) -> list[ModicumWarning]:
+    """Compare some groups with twice the nodes, at posterior draws.
+
+    The error of all groups is a function of the parameters that is added to the log-posterior:
+    its standard deviation bounds the shift of any posterior mean, in posterior standard deviations.
+    """
+    target, groups = sums.target.likelihood, sums.rows
+    model = target.model
+    assert isinstance(model, IntegratedEffects)
+    rng = generator(seed, Stream.NODE_CHECK)
+    checked = min(len(groups), CHECKED_GROUPS)
+    batch = groups.take(np.sort(rng.choice(len(groups), checked, replace=False)))
+    finer = replace(target, model=replace(model, nodes=2 * model.per_effect))
+    z = np.clip(rng.standard_normal((CHECKED_DRAWS, target.size)), -2.5, 2.5)
+    points = anchor.point + z @ anchor.factor.T
+    error = np.array([_difference(finer, target, jnp.asarray(t), batch) for t in points])
+    sums.ledger.add("nodes", checked * CHECKED_DRAWS, "density")
+    bound = float(np.std(error)) * len(groups) / checked
+    if not bound > COARSE:
+        return []
+    return [
+        ModicumWarning(
+            "quadrature-coarse",
+            f"with {model.per_effect} quadrature nodes per effect the integrals over groups are "
+            f"off: by comparison with twice as many on {checked} groups, posterior means may be "
+            f"wrong by up to {bound:.2g} posterior standard deviations",
+            f"give more nodes (nodes={2 * model.per_effect})",
+            bound=bound,
+            nodes=model.per_effect,
+        )
+    ]
+
+
+@jit(static=(0, 1), options=SCATTERS)
+def _difference(finer: Target, target: Target, t: jax.Array, batch: Batch) -> jax.Array:
+    return jnp.sum(finer.log_likelihood(t, batch) - target.log_likelihood(t, batch))
+
+
+# Groups drawn as rows -----------------------------------------------------------------------
 
 
 class DrawnGroups(NamedTuple):

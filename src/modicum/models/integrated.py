@@ -26,7 +26,7 @@ import numpy as np
 from modicum.errors import DataError, SettingError, whole_number
 from modicum.models.base import BaseModel, Batch, Labels, Params
 from modicum.models.covariance import Covariance
-from modicum.models.families import Softmax
+from modicum.models.families import Cloglog, Logistic, Probit, Softmax
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors import OWN, is_positive, moments
 from modicum.rows import Rows
@@ -35,6 +35,7 @@ from modicum.rows.groups import GroupedRows, GroupIndex
 __all__ = ["FlatGroups", "IntegratedEffects", "Nodes", "PaddedGroup"]
 
 NODES = {1: 9, 2: 7, 3: 5}  # per effect, by the number of effects
+FEWEST_NODES = 5  # with fewer, derivatives at fixed nodes are not those of the integral
 NEWTON_STEPS = 10  # to the centre of a group's integrand
 LONGEST_STEP = 2.0  # of them, in prior standard deviations of an effect
 PER_COMMON = 8  # the first guess of a group's sd is its prior's scale over this
@@ -169,7 +170,7 @@ class IntegratedEffects(BaseModel):
         if not is_positive(self.concentration):
             raise SettingError("concentration must be a positive number.")
         if self.nodes is not None:
-            whole_number("nodes", self.nodes, 1)
+            whole_number("nodes", self.nodes, FEWEST_NODES)
 
     # Shapes -------------------------------------------------------------------------------
 
@@ -213,6 +214,17 @@ class IntegratedEffects(BaseModel):
                 f"every row is a group of its own by '{self.group}', so that the groups' effects "
                 "cannot be told from the noise of a row; leave the group out."
             )
+        if groups.largest == 1 and isinstance(self.family, Logistic | Probit | Cloglog):
+            raise DataError(
+                f"every row is a group of its own by '{self.group}', and one outcome of 0 or 1 "
+                "says nothing of its group's effect; leave the group out."
+            )
+        for name in self.slopes:
+            if not _varies_within(groups, _column_of_x(rows, name)):
+                raise DataError(
+                    f"'{name}' does not vary within any '{self.group}', so that its slope cannot "
+                    "differ between groups; let it be a common column only."
+                )
         return groups
 
     # The log-likelihood -------------------------------------------------------------------
@@ -244,7 +256,11 @@ class IntegratedEffects(BaseModel):
         return tuple(jnp.asarray(theta[name]) for name in self.family.extras)
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
-        """l_j of each group of the batch."""
+        """l_j of each group of the batch; of rows without groups each is its own, and new."""
+        if "group_of_row" not in batch:
+            count = len(batch["y"])
+            own = {"group_of_row": jnp.arange(count), "group_rows": jnp.ones(count, jnp.int32)}
+            batch = dict(batch) | own
         return jax.nn.logsumexp(self.log_terms(theta, batch), axis=1)
 
     def log_terms(self, theta: Params, batch: Batch) -> jax.Array:
@@ -410,19 +426,31 @@ class IntegratedEffects(BaseModel):
         return labels
 
     def check(self, rows: Rows) -> None:
-        """Refuse what the family refuses, and slopes that the groups cannot tell."""
-        members = _members(rows)
-        self.family.check(members)
-        for name in self.slopes:
-            if name not in members.columns:
-                raise SettingError(
-                    f"'{name}' is to vary by '{self.group}', and x has no column of that name; it "
-                    f"has {', '.join(members.columns[:8])}."
-                )
+        """Refuse what the family refuses; `units` has looked at the groups."""
+        self.family.check(_members(rows))
 
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
-        """Mean of the outcome of each row of a group of which nothing is known."""
-        return self.family.expected(theta, batch)
+        """Mean of the outcome of each row, over all groups there may be.
+
+        Of a group of which nothing is known, and the population's average for such rows.
+        """
+        xi, log_w = self.rule
+        effects = xi @ self.covariance.factor(theta).T
+        predictors = self.family.predictor_vector(theta, batch)
+        seen = dict(batch) | {"y": predictors[:, 0]}  # of which the length is what counts
+        shift = self.effect_columns(seen) @ effects.T  # (rows, nodes)
+
+        def at_node(shift: jax.Array) -> jax.Array:
+            return jax.vmap(self.family.mean)(predictors.at[:, 0].add(shift))
+
+        return jnp.tensordot(jnp.exp(log_w), jax.vmap(at_node, 1)(shift), 1)
+
+    def expected_given(self, theta: Params, effects: jax.Array, batch: Batch) -> jax.Array:
+        """Mean of the outcome of each row given the effects of its group, (rows, effects)."""
+        predictors = self.family.predictor_vector(theta, batch)
+        seen = dict(batch) | {"y": predictors[:, 0]}
+        shift = jnp.sum(self.effect_columns(seen) * effects, axis=1)
+        return jax.vmap(self.family.mean)(predictors.at[:, 0].add(shift))
 
     def decide(self, expected: np.ndarray) -> np.ndarray | None:
         """As the family does."""
@@ -435,6 +463,11 @@ def _members(rows: Rows) -> Rows:
 
 def _column_of_x(rows: Rows, name: str) -> int:
     """Where in the field x a column is; the columns of codes are not there."""
+    if name not in rows.columns:
+        raise SettingError(
+            f"'{name}' is to vary by group, and x has no column of that name; it has "
+            f"{', '.join(rows.columns[:8])}."
+        )
     place = rows.columns.index(name)
     if rows.coding is None:
         return place
@@ -444,6 +477,17 @@ def _column_of_x(rows: Rows, name: str) -> int:
             "an effect that is integrated out."
         )
     return rows.coding.dense.index(place)
+
+
+def _varies_within(groups: GroupedRows, column: int) -> bool:
+    """Whether a column of x takes two values within any group."""
+    for k in range(len(groups.chunk_starts) - 1):
+        batch, _ = groups.chunk(k)
+        which, x = batch["group_of_row"], batch["x"][:, column]
+        same = which[1:] == which[:-1]
+        if np.any(same & (x[1:] != x[:-1]) & (which[1:] < groups.flat_groups)):
+            return True
+    return False
 
 
 def _inverse(S: jax.Array) -> jax.Array:

@@ -16,7 +16,7 @@ import numpy as np
 from modicum.models import LinearPredictorModel, Softmax, Target
 from modicum.models.matrix import ModelMatrix
 from modicum.passes.blocks import compiled_pass, sum_in_blocks
-from modicum.passes.products import Products, products_with
+from modicum.passes.products import CodedProducts, Products, products_with
 
 __all__ = ["assemble", "linear_hessian_sum"]
 
@@ -84,6 +84,8 @@ def _blocks(products: Products, h: jax.Array, count: int) -> jax.Array:
     """The Hessian in the order (x of predictor 1, ..., x of predictor q, extras)."""
     width, extras = products.columns, h.shape[1] - count
     size = count * width + extras
+    if size == width and isinstance(products, CodedProducts):
+        return products.weighted(h[:, 0, 0])  # many columns, and no copies of them
     out = jnp.zeros((size, size))
     for a in range(count):
         rows = slice(a * width, (a + 1) * width)

@@ -17,7 +17,9 @@ import jax.numpy as jnp
 from modicum.models.matrix import CodedMatrix, ModelMatrix
 from modicum.passes.blocks import sum_in_blocks
 
-__all__ = ["Products", "products_with"]
+__all__ = ["CodedProducts", "Products", "products_with"]
+
+FEW = 32  # columns that a chunk is multiplied by as a whole
 
 
 class Products(Protocol):
@@ -127,10 +129,9 @@ class CodedProducts:
     def weighted(self, h: jax.Array) -> jax.Array:
         """X' diag(h) X: half of it, and its mirror image."""
         h = h.astype(jnp.float64)
-        numbers, places = self.matrix.numbers(), 1 + self.matrix.dense_places()
-        half = self._codes_by_codes(h).at[:, places].add(self._codes_by_numbers(h))
-        numbers_alone = sum_in_blocks(self._numbers_by_numbers, (numbers, h), self.counts)
-        half = half.at[places[:, None], places].add(numbers_alone / 2)[1:, 1:]
+        places = 1 + self.matrix.dense_places()
+        cross = self._codes_by_numbers(h).at[places].add(self._numbers_by_numbers(h) / 2)
+        half = self._codes_by_codes(h).at[places].add(cross.T)[1:, 1:]
         return half + half.T
 
     def _codes_by_codes(self, h: jax.Array) -> jax.Array:
@@ -155,8 +156,15 @@ class CodedProducts:
             sums = sums.at[matrix.place(term)].add(part, mode="promise_in_bounds")
         return sums
 
-    def _numbers_by_numbers(
-        self, part: tuple[jax.Array, jax.Array], counts: jax.Array
-    ) -> jax.Array:
-        x, h = part
-        return DenseProducts(x, _centre(x, counts) if self.intercept else None).weighted(h)
+    def _numbers_by_numbers(self, h: jax.Array) -> jax.Array:
+        """As for rows of columns; few of them at once, in float64."""
+        numbers = self.matrix.numbers()
+        if numbers.shape[1] <= FEW:
+            return DenseProducts(numbers.astype(jnp.float64), None).weighted(h)
+
+        def of_block(part: tuple[jax.Array, jax.Array], counts: jax.Array) -> jax.Array:
+            x, its_h = part
+            return DenseProducts(x, _centre(x, counts) if self.intercept else None).weighted(its_h)
+
+        total: jax.Array = sum_in_blocks(of_block, (numbers, h), self.counts)
+        return total

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -17,12 +17,14 @@ from modicum.posterior.alignment import FitRows, RowsLike, aligned, rows_of_fit
 from modicum.posterior.correction import Fit, correct, require_correctable
 from modicum.posterior.datatree import to_datatree, weight_name
 from modicum.posterior.draws import Draws
+from modicum.posterior.effects import effects, known_groups
 from modicum.posterior.guards import Warnings
 from modicum.posterior.prediction import Prediction, Predictor, predict
 from modicum.posterior.score import Score, score
 from modicum.posterior.stein import PURPOSE, SteinDiscrepancy, stein_discrepancy
 from modicum.posterior.storage import Contents, load, save
 from modicum.posterior.summary import Statistic, learning_curve, summarise
+from modicum.rows import Rows
 from modicum.rows.formula import NewLevels
 from modicum.run import within_disk
 
@@ -63,6 +65,8 @@ class Posterior(Draws):
     fit_rows
         Names, levels, reference levels and fingerprint of the rows of the fit, which other rows
         are compared with; ``None``: rows are taken as they are.
+    rows
+        The rows of the fit themselves, where effects can be drawn from them; not saved.
 
     Examples
     --------
@@ -84,6 +88,7 @@ class Posterior(Draws):
     predictor: Predictor | None = None
     predictor_spec: dict[str, Any] | None = None
     fit_rows: FitRows | None = None
+    rows: Rows | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,6 +117,7 @@ class Posterior(Draws):
         draws: int = 200,
         prob: float = 0.9,
         newlevels: NewLevels = "refuse",
+        groups: Literal["new", "known"] = "new",
     ) -> Prediction:
         """Predict the expected outcome of each row, with an interval of probability `prob`.
 
@@ -132,7 +138,13 @@ class Posterior(Draws):
         newlevels
             What becomes of a level that the fit did not have, in a table given to a posterior of
             `mo.fit`: "refuse" it, or take it for the "reference" level.
+        groups
+            Where effects of groups were integrated out: "new" averages over the groups there may
+            be, "known" takes the effects of the rows' own groups, which must be among those of the
+            fit.
         """
+        if groups not in ("new", "known"):
+            raise SettingError(f"groups must be 'new' or 'known', not {groups!r}.")
         predictor = self.restore_predictor()
         if predictor is None:
             raise SettingError(
@@ -140,8 +152,10 @@ class Posterior(Draws):
                 "or its file, which keeps no model of one's own, was loaded without it; use "
                 "Posterior.load(path, model=...), or compute from posterior.draws."
             )
-        ready = aligned(rows, self.fit_rows, False, newlevels)
-        return predict(self, predictor, ready, draws, prob)
+        new = aligned(rows, self.fit_rows, False, newlevels)
+        if groups == "known":
+            predictor = known_groups(self, self._fit(), self._rows_of_fit(None), new, draws)
+        return predict(self, predictor, new, draws, prob)
 
     def score(self, rows: RowsLike, draws: int = 200, newlevels: NewLevels = "refuse") -> Score:
         """Score predictions of outcomes that were seen: accuracy and log predictive density.
@@ -219,6 +233,61 @@ class Posterior(Draws):
             warnings=Warnings(doubts),
             tuning=self.tuning | {"correction": weighted.report},
         )
+
+    def effects(
+        self,
+        group: str,
+        levels: Sequence[Any] | None = None,
+        rows: Rows | None = None,
+        draws: int = 200,
+        prob: float = 0.9,
+    ) -> pd.DataFrame:
+        """Tabulate the effects of groups: mean, sd, interval, and rows of each.
+
+        Effects that were integrated out are drawn now, given draws of everything else, from the
+        rows of the groups asked for.
+
+        Parameters
+        ----------
+        group
+            The field the rows are grouped by.
+        levels
+            Groups to tabulate, by their values; None: all.
+        rows
+            The rows the posterior was sampled with; needed where it was loaded from a file.
+        draws
+            Posterior draws to use, evenly spaced.
+        prob
+            Posterior probability of the equal-tailed interval.
+
+        Returns
+        -------
+        DataFrame
+            Indexed by level; by level and effect where a group has several.
+
+        Examples
+        --------
+        >>> import numpy as np, modicum as mo
+        >>> rng = np.random.default_rng(1)
+        >>> g = np.repeat(np.arange(30), 20)
+        >>> y = rng.random(600) < 1 / (1 + np.exp(-rng.normal(size=30)[g]))
+        >>> rows = mo.Rows(x=rng.normal(size=(600, 1)), y=y, clinic=g)
+        >>> model = mo.models.IntegratedEffects(mo.models.Logistic(), "clinic")
+        >>> post = mo.sample(model, rows, method="nuts", draws=50, tune=50, chains=2,
+        ...                  random_seed=1, progressbar=False)
+        >>> list(post.effects("clinic", levels=[3, 4]).columns)
+        ['mean', 'sd', '5%', '95%', 'rows']
+        """
+        return effects(self, self._fit(), self._rows_of_fit(rows), group, levels, draws, prob)
+
+    def _rows_of_fit(self, rows: Rows | None) -> Rows:
+        known = self.rows if rows is None else rows
+        if known is None:
+            raise SettingError(
+                "effects that were integrated out are drawn from the rows of the fit, which a file "
+                "does not keep; give them as `rows`."
+            )
+        return known
 
     def stein_discrepancy(
         self,

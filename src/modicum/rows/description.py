@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -211,7 +212,7 @@ class Description:
     @property
     def schema(self) -> RowsSchema:
         """What another data set must match for its rows to mean the same."""
-        levels = {name: tuple(map(str, values)) for name, values in self.levels.items()}
+        levels = {name: level_names(values) for name, values in self.levels.items()}
         return RowsSchema(
             columns=self.columns,
             fields={f.name: f.shape for f in self.fields},
@@ -348,6 +349,53 @@ class Description:
             raise ValueError("the coding has another number of columns than names")
         if not codes.issuperset(self.coding.fields):
             raise ValueError("the coding names codes that are no field")
+
+
+def level_key(level: object) -> str:
+    """What tells levels of one column apart: 6 and 6.0 are one, "6" and "6.0" are two."""
+    if isinstance(level, bool | np.bool_):
+        return str(bool(level))
+    if isinstance(level, float | np.floating) and float(level).is_integer():
+        return str(int(level))
+    return str(level)
+
+
+def level_names(levels: Sequence[Level]) -> tuple[str, ...]:
+    """Levels as they stand in names of columns; a CSV file's true and false are True and False.
+
+    Examples
+    --------
+    >>> level_names(["false", "true"]), level_names([False, True]), level_names(["true", "so"])
+    (('False', 'True'), ('False', 'True'), ('true', 'so'))
+    """
+    names = tuple(map(str, levels))
+    truths = {name.lower() for name in names} == {"false", "true"} and len(names) == 2
+    return tuple(name.capitalize() for name in names) if truths else names
+
+
+def level_places(levels: Sequence[Level], values: Iterable[Level]) -> list[int]:
+    """Return the place of each value among levels another table wrote, -1 where it is none.
+
+    Tables write one level in several ways: 6 is "6" in a CSV file and 6.0 beside missing values,
+    and True may be "true". Where two levels differ in nothing else, each is itself alone.
+
+    Examples
+    --------
+    >>> level_places([False, True], ["true", "false", "maybe"]), level_places(["6", "6.0"], [6.0])
+    ([1, 0, -1], [0])
+    """
+    exact = {level_key(level): i for i, level in enumerate(levels)}
+    alike: dict[str, list[int]] = {}
+    for key, i in exact.items():
+        alike.setdefault(_loosely(key), []).append(i)
+    alone = {key: places[0] for key, places in alike.items() if len(places) == 1}
+    return [exact.get(level_key(v), alone.get(_loosely(level_key(v)), -1)) for v in values]
+
+
+def _loosely(key: str) -> str:
+    if key in ("true", "false", "TRUE", "FALSE"):
+        return key.capitalize()
+    return re.sub(r"^([+-]?[0-9]+)[.]0+$", r"\1", key)
 
 
 class _Origin(TypedDict):

@@ -26,7 +26,16 @@ from modicum.rows.checks import (
     require_exact,
     require_finite,
 )
-from modicum.rows.description import Array, Description, DType, Field, Level, RowsSchema
+from modicum.rows.description import (
+    Array,
+    Description,
+    DType,
+    Field,
+    Level,
+    RowsSchema,
+    level_names,
+    level_places,
+)
 from modicum.rows.sources import Source, TableSource, is_table
 
 if TYPE_CHECKING:
@@ -321,7 +330,8 @@ class Encoder:
         self._spans: dict[str, tuple[int, int]] = {}
         for name in roles.predictors:
             first = len(columns)
-            columns += [f"{name}[{v}]" for v in levels[name][1:]] if name in levels else [name]
+            coded = level_names(levels[name])[1:] if name in levels else ()
+            columns += [f"{name}[{v}]" for v in coded] or [name]
             self._spans[name] = (first, len(columns))
         parts = {"y": roles.outcome, "offset": roles.offset, "weight": roles.weight}
         self._scalars = {part: name for part, name in parts.items() if name is not None}
@@ -502,7 +512,11 @@ def read_table_like(
     plain = [name for name in roles.needed if name not in roles.categorical]
     levels = {name: _levels_like(source, name, schema.levels[name]) for name in roles.categorical}
     encoder = Encoder(roles, levels, as_dtype(None, floating(source.types(plain))))
-    return encoder.describe(source.rows or 0), encoder.blocks(source.batches(roles.needed))
+    # The names are those of the other rows, however this table writes its levels.
+    about = replace(
+        encoder.describe(source.rows or 0), columns=schema.columns, levels=dict(schema.levels)
+    )
+    return about, encoder.blocks(source.batches(roles.needed))
 
 
 def _levels_like(source: Source, name: str, known: Sequence[str]) -> tuple[Level, ...]:
@@ -511,14 +525,15 @@ def _levels_like(source: Source, name: str, known: Sequence[str]) -> tuple[Level
     start = 0
     for batch in source.batches([name]):
         values, codes = distinct(batch.column(name), name, start)
+        places = level_places(known, values)
         for code in np.unique(codes):
-            if str(values[code]) not in known:
+            if places[code] < 0:
                 raise DataError(
                     f"column {name!r} holds {values[code]!r} in row "
                     f"{start + int(np.argmax(codes == code))}, which the rows of the fit did not; "
                     "leave such rows out, or fit again with rows that have them."
                 )
-            as_written[str(values[code])] = values[code]
+            as_written[known[places[code]]] = values[code]
         start += batch.num_rows
     return tuple(as_written.get(level, level) for level in known)
 

@@ -20,6 +20,7 @@ from modicum.rows.encoding import ColumnChoice, read_source
 from modicum.rows.fields import FieldSet
 from modicum.rows.fingerprint import RunningFingerprint
 from modicum.rows.rows import Rows
+from modicum.rows.sorting import sorted_blocks
 from modicum.rows.sources import (
     DatasetSource,
     FileSource,
@@ -56,6 +57,7 @@ def ingest(
     progressbar: Progressbar = True,
     overwrite: bool = False,
     encoding: str = "utf-8",
+    sort_by: str | None = None,
 ) -> Rows:
     r"""Write a row store from files, a table or arrays, and open it.
 
@@ -85,6 +87,10 @@ def ingest(
     encoding : str
         How CSV files are encoded, as Python names it ("latin-1", "utf-16", ...). Other files say
         so themselves.
+    sort_by : str, optional
+        A field with one number per row in whose order the rows are written, by an external sort in
+        bounded memory: the rows of a group then lie side by side, as models need that integrate
+        the effects of groups out. It takes as much disk again as the store while it works.
 
     Returns
     -------
@@ -108,7 +114,12 @@ def ingest(
     while True:
         try:
             return write_store(
-                lambda: _packed(table, choice, dtype), store, overwrite, progressbar, shard_rows
+                lambda: _packed(table, choice, dtype),
+                store,
+                overwrite,
+                progressbar,
+                shard_rows,
+                sort_by,
             )
         except TypesWidened:
             continue
@@ -128,11 +139,16 @@ def write_store(
     overwrite: bool,
     progressbar: Progressbar,
     shard_rows: int | None = None,
+    sort_by: str | None = None,
 ) -> Rows:
     """Write the rows that `rows` returns, once it is known that they may be written there."""
     folder = Path(os.path.realpath(store))  # what a link points to is written, not the link
     with staged(folder, overwrite) as staging:
-        _write(rows(), staging, folder, shard_rows, progressbar)
+        ready = rows()
+        if sort_by is not None:
+            ordered = sorted_blocks(ready.description, ready.blocks, sort_by, staging)
+            ready = ready._replace(blocks=ordered)
+        _write(ready, staging, folder, shard_rows, progressbar)
     return Rows.open(store)
 
 

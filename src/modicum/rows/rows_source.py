@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from modicum.rows.description import Array, Level
+from modicum.rows.description import Array, Level, level_names
 from modicum.rows.rows import Rows
 from modicum.rows.sources import BATCH_ROWS
 
@@ -33,7 +33,7 @@ class RowsSource:
         self._factors: dict[str, tuple[Level, ...]] = {}
         self._dummies: dict[str, list[int]] = {}
         for name, levels in rows.levels.items():
-            places = [held.pop(f"{name}[{level}]", -1) for level in levels[1:]]
+            places = [held.pop(f"{name}[{level}]", -1) for level in level_names(levels)[1:]]
             self._factors[name] = levels
             if min(places) >= 0:
                 self._dummies[name] = places

@@ -11,6 +11,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
@@ -104,7 +105,9 @@ def _raised_again() -> Iterator[None]:
     before = sys.unraisablehook
     inside = True
 
-    def again() -> None:
+    def again(returned: threading.Event) -> None:
+        returned.wait()  # on a busy machine the hook may take long, and would swallow it too
+        time.sleep(AGAIN)
         if inside:
             signal.raise_signal(signal.SIGINT)  # the handler runs in the main thread
 
@@ -112,9 +115,9 @@ def _raised_again() -> Iterator[None]:
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
             before(unraisable)
             return
-        later = threading.Timer(AGAIN, again)
-        later.daemon = True
-        later.start()
+        returned = threading.Event()
+        threading.Thread(target=again, args=(returned,), daemon=True).start()
+        returned.set()
 
     sys.unraisablehook = swallowed
     try:

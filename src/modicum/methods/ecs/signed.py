@@ -9,6 +9,7 @@ from modicum.errors import CrudeControlVariateError, SettingError, is_number
 from modicum.estimators import BlockPoisson, BlockPoissonTables
 from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.methods.base import Outcome, Plan, Task, Tuning
+from modicum.methods.cost import slow_run
 from modicum.methods.ecs.base import EnergyConserving, check_blocks, check_counts
 from modicum.methods.ecs.checks import Case, look_ahead_signed, look_back_signed
 from modicum.methods.ecs.pilot import Composition, Study
@@ -92,7 +93,15 @@ class SignedHMCECS(EnergyConserving):
             study.fresh,
         )
         case = Case(self, task.target, len(task.rows))
+        # No rehearsal: a posterior that lies where the pilot study did not look costs signs, or
+        # room for factors, and `look_back_signed` counts both.
         notes = look_ahead_signed(case, study.pilot, choice, self.products is None)
+        rows = choice.products * choice.batch
+        notes += slow_run(
+            *(task, study.anchor.point, rows * (study.steps + 1)),
+            work=f"{rows:,} rows per step",
+            remedy=f"draw less, or {case.all_rows}",
+        )
         estimator = BlockPoisson(choice.products, choice.batch, choice.blocks)
         parts = Composition(
             estimator,

@@ -69,13 +69,13 @@ class NegativeBinomial(ExtraParameter, LogLink):
 
     extra: ClassVar[str] = "overdispersion"
 
-    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+    def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """With a = overdispersion: gamma(y + 1/a) / gamma(1/a) y!, (a mu)^y, (1 + a mu)^(-y - 1/a).
 
         It goes to Poisson's as a goes to 0, without cancellation.
         """
-        size = jnp.exp(-eta[1])
-        odds = eta[0] + eta[1]  # log of a mu
+        size = jnp.exp(-extra)
+        odds = eta + extra  # log of a mu
         arrangements = log_rising(size, y) - log_factorial(y, eta)
         return arrangements - y * softplus(-odds) - size * softplus(odds)
 

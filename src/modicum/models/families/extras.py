@@ -6,6 +6,7 @@ differentiated automatically, in the linear predictor and that coordinate togeth
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ import numpy as np
 from jax.scipy.special import logit
 
 from modicum.errors import DataError, SettingError
-from modicum.models.base import Params
+from modicum.models.base import Batch, Params
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.outcomes import CHUNK
 from modicum.models.priors import Moments, Normal
@@ -90,6 +91,18 @@ class ExtraParameter(LinearPredictorModel):
         if self.extra in theta:
             theta[self.extras[0]] = self.coordinate.free(theta.pop(self.extra))
         return theta
+
+    @abstractmethod
+    def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
+        """Log-likelihood, elementwise over rows; `extra` is the parameter on its coordinate."""
+
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """Of one row."""
+        return self.density(eta[0], eta[1], y)
+
+    def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
+        """Of all rows at once: what depends on the extra parameter alone is computed once."""
+        return self.density(self.linear(theta, batch), theta[self.extras[0]], self.outcome(batch))
 
     def derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
         """Not of use: such a family is differentiated automatically."""

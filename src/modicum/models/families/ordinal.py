@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError, ModicumWarning, SettingError, whole_number
-from modicum.models.base import Labels, Params
+from modicum.models.base import Batch, Labels, Params
 from modicum.models.families.special import log1m_exp, softplus
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.outcomes import class_fault, count_classes
@@ -83,17 +83,25 @@ class Ordinal(LinearPredictorModel):
 
         That is log sigmoid(a) + log sigmoid(-b) + log(1 - e^(b - a)), which does not cancel.
         """
-        gaps = jnp.exp(eta[1:])
-        cuts = jnp.concatenate([jnp.zeros(1, eta.dtype), jnp.cumsum(gaps)]) - eta[0]
-        mine = jnp.arange(len(cuts))
-        above, below = (mine == y) @ cuts, (mine == y - 1) @ cuts  # sums, which scatter nothing
-        inner = (y > 0) & (y < len(cuts))
-        gap = jnp.where(inner, (mine[1:] == y) @ gaps, 1.0)
+        return self.density(eta[0], eta[1:], y)
+
+    def density(self, eta: jax.Array, log_gaps: jax.Array, y: jax.Array) -> jax.Array:
+        """The same elementwise over rows, with distances of cutpoints that all rows share."""
+        gaps = jnp.exp(log_gaps)
+        cuts = jnp.concatenate([jnp.zeros(1, gaps.dtype), jnp.cumsum(gaps)])
+        apart = jnp.pad(log1m_exp(gaps), (1, 0))  # of class k = 1, 2, ... from its neighbours
+        mine = jnp.asarray(y)[..., None] - jnp.arange(len(cuts))  # products scatter nothing
+        above, below, between = (mine == 0) @ cuts, (mine == 1) @ cuts, (mine == 0) @ apart
         return (
-            jnp.where(y < len(cuts), -softplus(-above), 0.0)
-            + jnp.where(y > 0, -softplus(below), 0.0)
-            + jnp.where(inner, log1m_exp(gap), 0.0)
+            jnp.where(y < len(cuts), -softplus(eta - above), 0.0)
+            + jnp.where(y > 0, -softplus(below - eta), 0.0)
+            + between
         )
+
+    def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
+        """Of all rows at once: what depends on the cutpoints alone is computed once."""
+        log_gaps = jnp.stack([jnp.asarray(theta[name]) for name in self.extras])
+        return self.density(self.linear(theta, batch), log_gaps, self.outcome(batch))
 
     def derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
         """Not of use: the family is differentiated automatically."""

@@ -31,11 +31,11 @@ class Gamma(ExtraParameter, LogLink):
 
     extra: ClassVar[str] = "shape"
 
-    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+    def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """With s = log(y / mu): k (s - e^s + 1) + log(k) / 2 - log y, and what Stirling leaves."""
         y = jnp.asarray(y, eta.dtype)
-        k, s = jnp.exp(eta[1]), jnp.log(y) - eta[0]
-        constant = 0.5 * eta[1] - HALF_LOG_2PI - stirling_rest(k)
+        k, s = jnp.exp(extra), jnp.log(y) - eta
+        constant = 0.5 * extra - HALF_LOG_2PI - stirling_rest(k)
         return k * (s - jnp.expm1(s)) + constant - jnp.log(y)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
@@ -59,12 +59,12 @@ class InverseGaussian(ExtraParameter, LogLink):
 
     extra: ClassVar[str] = "shape"
 
-    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+    def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """log(shape / 2 pi y^3) / 2 - shape (y / mu - 1)^2 / 2y."""
         y = jnp.asarray(y, eta.dtype)
         log_y = jnp.log(y)
-        apart = jnp.expm1(log_y - eta[0]) ** 2 / y
-        return 0.5 * (eta[1] - 3 * log_y) - HALF_LOG_2PI - 0.5 * jnp.exp(eta[1]) * apart
+        apart = jnp.expm1(log_y - eta) ** 2 / y
+        return 0.5 * (extra - 3 * log_y) - HALF_LOG_2PI - 0.5 * jnp.exp(extra) * apart
 
     def extra_prior(self, name: str, of: Moments) -> Normal:
         """In the unit of the outcome."""

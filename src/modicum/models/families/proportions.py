@@ -125,12 +125,12 @@ class Beta(ExtraParameter):
 
     extra: ClassVar[str] = "precision"
 
-    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+    def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """Gammas of a and b are taken one further, so that neither overflows as it goes to 0."""
         y = jnp.asarray(y, eta.dtype)
-        log_a, log_b = eta[1] - softplus(-eta[0]), eta[1] - softplus(eta[0])
+        log_a, log_b = extra - softplus(-eta), extra - softplus(eta)
         a, b = jnp.exp(log_a), jnp.exp(log_b)
-        constant = log_gamma(jnp.exp(eta[1])) - log_gamma(a + 1) - log_gamma(b + 1) + log_a + log_b
+        constant = log_gamma(jnp.exp(extra)) - log_gamma(a + 1) - log_gamma(b + 1) + log_a + log_b
         return constant + (a - 1) * jnp.log(y) + (b - 1) * jnp.log1p(-y)
 
     def mean(self, eta: jax.Array) -> jax.Array:

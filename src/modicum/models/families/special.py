@@ -49,11 +49,11 @@ def _series(x: jax.Array) -> jax.Array:
 
 def stirling_rest(x: jax.Array) -> jax.Array:
     """log-gamma less Stirling's formula (x - 1/2) log x - x + log(2 pi) / 2, for x > 0."""
+    x = jnp.asarray(x)
     near, far = jnp.minimum(x, FAR), jnp.maximum(x, FAR)
-    below = near
-    for k in range(1, int(FAR)):
-        below = below * (near + k)  # gamma(x + 10) / gamma(x)
-    shifted = _leading(near + FAR) + _series(near + FAR) - jnp.log(below)
+    steps = jnp.arange(FAR, dtype=near.dtype)
+    below = jnp.sum(jnp.log(near[..., None] + steps), axis=-1)  # log of gamma(x + 10) / gamma(x)
+    shifted = _leading(near + FAR) + _series(near + FAR) - below
     return jnp.where(x < FAR, shifted - _leading(near), _series(far))
 
 

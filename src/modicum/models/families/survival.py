@@ -90,12 +90,12 @@ class Weibull(ExtraParameter, _Survival):
 
     extra: ClassVar[str] = "shape"
 
-    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+    def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """With z = shape (log y - eta): log(shape / y) + z - e^z of an event, -e^z if censored."""
-        time, event = y
+        time, event = y[..., 0], y[..., 1]
         log_time = jnp.log(jnp.asarray(time, eta.dtype))
-        z = jnp.exp(eta[1]) * (log_time - eta[0])
-        return event * (eta[1] - log_time + z) - jnp.exp(z)
+        z = jnp.exp(extra) * (log_time - eta)
+        return event * (extra - log_time + z) - jnp.exp(z)
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """e^eta gamma(1 + 1 / shape)."""

@@ -41,12 +41,12 @@ class ZeroInflatedPoisson(_Zeros):
 
     extra: ClassVar[str] = "zero_inflation"
 
-    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+    def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """log(pi + (1 - pi) e^-mu) of a zero, log(1 - pi) and Poisson's of any other count."""
-        mu = jnp.exp(eta[0])
-        zero = jnp.logaddexp(eta[1], -mu)
-        some = y * eta[0] - mu - log_factorial(y, eta)
-        return jnp.where(y == 0, zero, some) - softplus(eta[1])
+        mu = jnp.exp(eta)
+        zero = jnp.logaddexp(extra, -mu)
+        some = y * eta - mu - log_factorial(y, eta)
+        return jnp.where(y == 0, zero, some) - softplus(extra)
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """(1 - pi) mu."""
@@ -68,11 +68,11 @@ class HurdlePoisson(_Zeros):
 
     extra: ClassVar[str] = "zero_chance"
 
-    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+    def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """Log pi of a zero; of others log(1 - pi) and Poisson's less log(1 - e^-mu)."""
-        mu = jnp.exp(eta[0])
-        some = y * eta[0] - mu - log_factorial(y, eta) - log_some(eta[0])
-        return jnp.where(y == 0, eta[1], some) - softplus(eta[1])
+        mu = jnp.exp(eta)
+        some = y * eta - mu - log_factorial(y, eta) - log_some(eta)
+        return jnp.where(y == 0, extra, some) - softplus(extra)
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """(1 - pi) mu / (1 - e^-mu)."""

@@ -21,6 +21,7 @@ from modicum.rows.entries import mapping, sequence, text, whole
 from modicum.rows.formula.columns import BatchColumns, complete_rows, kind_of
 from modicum.rows.formula.evaluation import Evaluated, NewLevels, as_type, check_weights
 from modicum.rows.formula.expressions import CONTRASTS, Contrast, Expression, State
+from modicum.rows.formula.grouping import Grouping
 from modicum.rows.formula.parsing import GroupTerm
 from modicum.rows.formula.structure import Factor, Layout, Part, lay_out
 from modicum.rows.sources import Source
@@ -63,6 +64,8 @@ class FormulaEncoding:
         up), "weight", and what stands after | in the outcome.
     groups
         Group terms.
+    groupings
+        The factors of the group terms.
     states
         What transforms have learned, by the text of their call.
     kinds
@@ -78,6 +81,7 @@ class FormulaEncoding:
     outcome: Outcome | None
     fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     groups: tuple[GroupTerm, ...] = ()
+    groupings: tuple[Grouping, ...] = ()
     states: Mapping[str, State] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
     drops: bool = False
@@ -91,8 +95,9 @@ class FormulaEncoding:
         self, outcome: bool = True, fields: Collection[str] | None = None
     ) -> tuple[str, ...]:
         """Columns of the table that are read, for these further fields (None: all)."""
-        expressions = self.expressions(outcome, fields)
-        return tuple(dict.fromkeys(name for e in expressions for name in e.names))
+        names = [name for e in self.expressions(outcome, fields) for name in e.names]
+        names += [n for g in self.groupings if _among(g.field, fields) for n in g.columns]
+        return tuple(dict.fromkeys(names))
 
     def expressions(
         self, outcome: bool = True, fields: Collection[str] | None = None
@@ -102,7 +107,7 @@ class FormulaEncoding:
         if outcome and self.outcome is not None:
             texts.append(self.outcome.expression)
         for name, parts in self.fields.items():
-            if fields is None or name in fields:
+            if _among(name, fields):
                 texts += parts
         return tuple(Expression(text) for text in texts)
 
@@ -110,9 +115,10 @@ class FormulaEncoding:
         """Return the further fields that rows of a table with these columns have.
 
         An offset always. Weights count where outcomes are seen, if the table has any. What belongs
-        to the outcome (the number of trials) must be there with it, and may be without it.
+        to the outcome (the number of trials) must be there with it, and may be without it, and so
+        must groups: without them, rows are of new groups.
         """
-        kept = []
+        kept = [g.field for g in self.groupings if outcome or all(n in names for n in g.columns)]
         for name, texts in self.fields.items():
             there = all(n in names for text in texts for n in Expression(text).names)
             required = name == "offset" or (outcome and name != "weight")
@@ -130,12 +136,17 @@ class FormulaEncoding:
             fields.append(Field(codes.field, (), code_type(codes.levels)))
         if outcome and self.outcome is not None:
             fields.append(Field("y"))
-        fields += [Field(name) for name in self.fields if extra is None or name in extra]
+        fields += [Field(name) for name in self.fields if _among(name, extra)]
+        coded = {f.name for f in fields}
+        for group in self.groupings:
+            if group.field not in coded and _among(group.field, extra):
+                fields.append(Field(group.field, (), code_type(len(group.levels))))
         levels = {
             codes.field: self.factors[codes.parts[0][0]].levels
             for codes in layout.codes
             if len(codes.parts) == 1
         }
+        levels |= {g.field: g.levels for g in self.groupings if _among(g.field, extra)}
         return Description(
             n=n,
             dtype=dtype,
@@ -180,14 +191,16 @@ class FormulaEncoding:
         """
         needed = self.needed(outcome, fields)
         self._check_columns(source, needed)
-        extra = [name for name in self.fields if fields is None or name in fields]
+        extra = [name for name in self.fields if _among(name, fields)]
+        groups = [g for g in self.groupings if _among(g.field, fields)]
         check = WeightCheck(self.fields["weight"][0]) if "weight" in extra else None
         some = False
         for columns, _ in complete_rows(source.batches(needed), needed, drop):
             if len(columns) == 0:
                 continue
             some = True
-            yield self._encode(columns, dtype, outcome, extra, check, newlevels)
+            made = self._encode(columns, dtype, outcome, extra, check, newlevels)
+            yield made | {group.field: group.codes(columns) for group in groups}
         if not some:
             raise DataError("there are no (complete) rows in the data: at least one is needed.")
         if check:
@@ -258,6 +271,9 @@ class FormulaEncoding:
                 {"group": list(g.group), "effects": list(g.effects), "correlated": g.correlated}
                 for g in self.groups
             ],
+            "groupings": [
+                {"columns": list(g.columns), "levels": list(g.levels)} for g in self.groupings
+            ],
             "states": {call: _plain(state) for call, state in self.states.items()},
             "kinds": dict(self.kinds),
             "drops": self.drops,
@@ -276,6 +292,7 @@ class FormulaEncoding:
                 outcome=None if page["outcome"] is None else _outcome(page["outcome"]),
                 fields={k: _texts(v) for k, v in mapping(page["fields"]).items()},
                 groups=tuple(_group(entry) for entry in sequence(page["groups"])),
+                groupings=tuple(_grouping(entry) for entry in sequence(page["groupings"])),
                 states={k: _state(v) for k, v in mapping(page["states"]).items()},
                 kinds={k: text(v) for k, v in mapping(page["kinds"]).items()},
                 drops=_truth(page["drops"]),
@@ -287,6 +304,11 @@ class FormulaEncoding:
         except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
             raise DataError(f"the encoding in the file is damaged ({error}): fit again.") from None
         return made
+
+
+def _among(name: str, fields: Collection[str] | None) -> bool:
+    """Whether a field is asked for; None: all are."""
+    return fields is None or name in fields
 
 
 # The JSON form, and back. What reads it raises KeyError, TypeError or ValueError for anything else.
@@ -342,6 +364,11 @@ def _outcome(saved: object) -> Outcome:
 def _group(saved: object) -> GroupTerm:
     entry = mapping(saved)
     return GroupTerm(_texts(entry["group"]), _texts(entry["effects"]), _truth(entry["correlated"]))
+
+
+def _grouping(saved: object) -> Grouping:
+    entry = mapping(saved)
+    return Grouping(_texts(entry["columns"]), _levels(entry["levels"]))
 
 
 def _texts(saved: object) -> tuple[str, ...]:

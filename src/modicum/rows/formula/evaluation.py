@@ -10,14 +10,13 @@ import numpy as np
 from modicum.errors import DataError, SettingError
 from modicum.rows.checks import WeightCheck, require_finite
 from modicum.rows.coding import code_type
-from modicum.rows.description import Array, DType, Level
+from modicum.rows.description import Array, DType, Level, level_places
 from modicum.rows.formula.columns import BatchColumns
 from modicum.rows.formula.expressions import (
     ColumnArray,
     Expression,
     LevelArray,
     State,
-    level_key,
 )
 from modicum.rows.formula.structure import Codes, Factor
 
@@ -128,8 +127,7 @@ class Evaluated:
         call = expression.categorical
         inner = expression if call is None else call.inner
         array = level_array(inner, self._columns, self._states)
-        place = {level_key(level): i for i, level in enumerate(levels)}
-        places = np.array([place.get(level_key(v), -1) for v in array.values] or [-1])[array.codes]
+        places = np.array(level_places(levels, array.values) or [-1])[array.codes]
         if len(places) and places.min() < 0:
             if not (lenient and self._newlevels == "reference"):
                 at = int(np.argmax(places < 0))

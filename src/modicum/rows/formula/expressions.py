@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from modicum.errors import DataError, SettingError, suggestion
-from modicum.rows.description import Array, Level
+from modicum.rows.description import Array, Level, level_places
 
 LONGEST = 10_000  # characters of an expression
 LARGEST = 1_000  # of a number of knots, degrees of freedom or powers
@@ -417,8 +417,8 @@ class _Interpreter:
             a, b = b, a
         same = isinstance(op, ast.Eq | ast.NotEq | ast.In | ast.NotIn)
         if same and isinstance(a, LevelArray) and isinstance(b, str | int | float | list):
-            sought = {level_key(v) for v in (b if isinstance(b, list) else [b])}
-            hit = np.array([level_key(v) in sought for v in a.values] or [False])[a.codes]
+            sought = b if isinstance(b, list) else [b]
+            hit = np.array([p >= 0 for p in level_places(sought, a.values)] or [False])[a.codes]
             return hit if isinstance(op, ast.Eq | ast.In) else ~hit
         if isinstance(op, ast.In | ast.NotIn):
             if not isinstance(b, list) or not all(isinstance(v, int | float) for v in b):
@@ -521,16 +521,6 @@ def _spline_memory(
         inner = np.quantile(within, np.linspace(0, 1, count + 2))[1:-1].tolist()
     padded = np.pad([low, *inner, high], degree, mode="edge").tolist()
     return {"lower_bound": low, "upper_bound": high, "knots": padded}
-
-
-def level_key(level: object) -> str:
-    """What tells levels apart however a table writes them: 6, 6.0 and "6"; True and "true"."""
-    if isinstance(level, bool | np.bool_):
-        return str(bool(level))
-    if isinstance(level, float | np.floating) and float(level).is_integer():
-        return str(int(level))
-    text = str(level)
-    return text.capitalize() if text in ("true", "false", "TRUE", "FALSE") else text
 
 
 def _function(call: ast.Call) -> str | None:

@@ -9,12 +9,13 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError
 from modicum.rows.checks import names_like
-from modicum.rows.description import Array, Level
+from modicum.rows.description import Array, Level, level_key
 from modicum.rows.encoding import MOST_LEVELS, ordered, refuse_stray_text
 from modicum.rows.formula.columns import BatchColumns, HeldColumns, complete_rows, kind_of
 from modicum.rows.formula.encoding import FormulaEncoding, Outcome, Term
 from modicum.rows.formula.evaluation import level_array
-from modicum.rows.formula.expressions import ColumnArray, Expression, LevelArray, State, level_key
+from modicum.rows.formula.expressions import ColumnArray, Expression, LevelArray, State
+from modicum.rows.formula.grouping import GroupingLevels
 from modicum.rows.formula.parsing import Formula
 from modicum.rows.formula.structure import Factor, reduced_parts
 from modicum.rows.sources import Source
@@ -74,9 +75,11 @@ def learn(
     all_parts = [*factors, *(Expression(t) for texts in fields.values() for t in texts)]
     if formula.outcome is not None:
         all_parts.append(formula.outcome)
-    needed = tuple(dict.fromkeys(name for part in all_parts for name in part.names))
+    groupings = GroupingLevels(formula.groups)
+    names = [name for part in all_parts for name in part.names]
+    needed = tuple(dict.fromkeys([*names, *groupings.names]))
     kinds = _kinds(source, needed)
-    reading = _Reading(source, kinds, factors, formula.outcome, needed, drop)
+    reading = _Reading(source, kinds, factors, formula.outcome, groupings, needed, drop)
     reading.read()
     made = [reading.factor(expression) for expression in factors]
     number = {factor.expression: i for i, factor in enumerate(made)}
@@ -93,6 +96,7 @@ def learn(
         outcome=reading.outcome(),
         fields=fields,
         groups=formula.groups,
+        groupings=groupings.groupings(),
         states=reading.states,
         kinds=kinds,
         drops=drop,
@@ -127,10 +131,12 @@ class _Reading:
         kinds: Mapping[str, str],
         factors: Sequence[Expression],
         outcome: Expression | None,
+        groupings: GroupingLevels,
         needed: Sequence[str],
         drop: bool,
     ) -> None:
         self._source, self._kinds, self._outcome = source, kinds, outcome
+        self._groupings = groupings
         self._needed, self._drop = needed, drop
         self.states: dict[str, State] = {}
         self.rows: int | None = None
@@ -166,7 +172,8 @@ class _Reading:
     def read(self) -> None:
         """Read what is to be learned from."""
         learned = [*self._values, *self._learners]
-        names = tuple(dict.fromkeys(name for e in learned for name in e.names))
+        learned_from = [name for e in learned for name in e.names]
+        names = tuple(dict.fromkeys([*learned_from, *self._groupings.names]))
         self.dropped = 0
         if not names and not self._drop:
             return
@@ -176,6 +183,7 @@ class _Reading:
             rows += len(columns)
             for expression, values in self._values.items():
                 self._collect(expression, values, columns)
+            self._groupings.collect(columns)
             for name, parts in held.items():
                 value = columns.column(name)
                 if isinstance(value, LevelArray):
@@ -199,7 +207,8 @@ class _Reading:
         call = expression.categorical
         inner = expression if call is None else call.inner
         array = level_array(inner, columns, {})
-        occurring = [array.values[code] for code in np.unique(array.codes)]
+        counts = np.bincount(array.codes, minlength=len(array.values))
+        occurring = [value for value, count in zip(array.values, counts, strict=True) if count]
         if self._keeps_order(inner):  # that of all categories, whether they occur here or not
             self._occurring.setdefault(expression, set()).update(map(level_key, occurring))
             occurring = list(array.values)

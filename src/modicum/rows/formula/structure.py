@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from modicum.errors import DataError
 from modicum.rows.coding import CodedTerm, Coding
-from modicum.rows.description import Level
+from modicum.rows.description import Level, level_names
 from modicum.rows.formula.expressions import Contrast
 
 Scoped: TypeAlias = tuple[int, bool]
@@ -64,7 +64,8 @@ class Factor:
             return self.columns[1:] if reduced and self.spans else self.columns
         if reduced and self.contrast:
             return tuple(f"{self.label}[{n}]" for n in self.contrast.matrix(self.levels)[1])
-        return tuple(f"{self.label}[{level}]" for level in self.levels[int(reduced) :])
+        names = level_names(self.levels)
+        return tuple(f"{self.label}[{name}]" for name in names[int(reduced) :])
 
 
 @dataclass(frozen=True)

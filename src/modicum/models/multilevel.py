@@ -1,0 +1,137 @@
+"""How the effects of groups are held: as parameters of their own, or integrated out.
+
+Explicit effects (`groups=` of a family) are right for crossed factors of up to some thousand
+levels. The rows that a step needs then grow like d^3 / n with the number of parameters d: rows of
+thin groups are far from quadratic in their group's effect. Effects of one factor can be integrated
+out instead (`IntegratedEffects`), whatever the number of its levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from modicum.errors import SettingError
+from modicum.models.base import BaseModel
+from modicum.models.families import Softmax
+from modicum.models.groups import INTERCEPT, GroupTerm
+from modicum.models.integrated import IntegratedEffects
+from modicum.models.linear import LinearPredictorModel
+from modicum.models.priors import LKJ, HalfNormal, Horseshoe, Prior
+from modicum.rows import Rows
+
+__all__ = ["HoldEffects", "Multilevel", "multilevel"]
+
+HoldEffects: TypeAlias = Literal["explicit", "integrate"]
+
+MOST_PARAMETERS = 2_000  # of which a Hessian is formed
+MOST_EFFECTS = 3  # per group that quadrature serves
+# Rows per step that explicit effects may need: d^3 / n times this is what logistic rows of the
+# flights needed, 60 for 137 parameters and some 15,000 for 4,042.
+ROWS_NEEDED = 0.08
+MOST_ROWS = 2_000
+
+
+class Multilevel(NamedTuple):
+    """A model with group terms, how it holds their effects, and why."""
+
+    model: BaseModel
+    how: HoldEffects
+    why: str
+
+
+def multilevel(
+    family: LinearPredictorModel,
+    terms: Sequence[GroupTerm],
+    rows: Rows,
+    how: HoldEffects | None = None,
+) -> Multilevel:
+    """Return a family with group terms, whose effects are held the cheaper way.
+
+    Parameters
+    ----------
+    family
+        The family, with priors of its coefficients; "group_sd", the name of a group and
+        "group_cor" among them are those of the effects.
+    terms
+        The group terms.
+    rows
+        The rows, which hold the codes of the groups.
+    how
+        "explicit" or "integrate"; None: by what each would cost.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> ward = np.repeat(np.arange(40), 5)
+    >>> rows = mo.Rows(x=np.ones((200, 1)), y=ward % 2, codes={"ward": ward})
+    >>> multilevel(mo.models.Logistic(), [mo.models.GroupTerm("ward")], rows).how
+    'explicit'
+    """
+    if how not in (None, "explicit", "integrate"):
+        raise SettingError(f"groups must be 'explicit' or 'integrate', not {how!r}.")
+    size = len(rows.columns) + sum(len(rows.levels[t.field]) * len(t.effects) for t in terms)
+    needed = ROWS_NEEDED * size**3 / len(rows)
+    obstacle = _obstacle(family, terms)
+    if how == "integrate" and obstacle is not None:
+        raise SettingError(f"{obstacle}; use groups='explicit'.")
+    thin = size > MOST_PARAMETERS or needed > MOST_ROWS
+    if how == "integrate" or (how is None and thin and obstacle is None):
+        levels = len(rows.levels[terms[0].field])
+        why = (
+            "set by hand"
+            if how
+            else f"holding {levels:,} effects explicitly would need some {needed:,.2g} rows per "
+            "step; of groups, tens do"
+        )
+        return Multilevel(_integrated(family, terms), "integrate", why)
+    if size > MOST_PARAMETERS:
+        reason = "" if obstacle is None else f", and {obstacle}"
+        raise SettingError(
+            f"the model would hold {size:,} parameters explicitly, which is possible up to "
+            f"{MOST_PARAMETERS:,}{reason}; leave the group of the most levels out, or merge levels."
+        )
+    why = "set by hand" if how else f"{size:,} parameters for {len(rows):,} rows are few"
+    return Multilevel(replace(family, groups=tuple(terms)), "explicit", why)
+
+
+def _obstacle(family: LinearPredictorModel, terms: Sequence[GroupTerm]) -> str | None:
+    """Why effects cannot be integrated out; None: they can."""
+    if len({term.field for term in terms}) > 1:
+        return "effects of one grouping factor only can be integrated out"
+    effects = [effect for term in terms for effect in term.effects]
+    if len(effects) > MOST_EFFECTS:
+        return f"at most {MOST_EFFECTS} effects per group can be integrated out"
+    if len(terms) > 1 and any(term.has_correlations for term in terms):
+        return "correlated and uncorrelated effects of one group cannot be integrated out together"
+    if isinstance(family, Softmax):
+        return "effects can be integrated out of families with one linear predictor only"
+    given = dict(family.prior_table)
+    if any(isinstance(prior, Horseshoe) for prior in given.values()):
+        return "a horseshoe prior cannot stand beside effects that are integrated out"
+    own = [given[key] for key in ("group_sd", terms[0].field) if key in given]
+    if any(not isinstance(prior, HalfNormal) for prior in own):
+        return "group_sd must have a HalfNormal prior for effects to be integrated out"
+    return None
+
+
+def _integrated(family: LinearPredictorModel, terms: Sequence[GroupTerm]) -> IntegratedEffects:
+    given: dict[str, Prior] = dict(family.prior_table)
+    field = terms[0].field
+    sd = given.pop(field, given.pop("group_sd", None))
+    given.pop("group_sd", None)
+    correlation = given.pop("group_cor", LKJ())
+    effects = [effect for term in terms for effect in term.effects]
+    assert sd is None or isinstance(sd, HalfNormal)
+    assert isinstance(correlation, LKJ)
+    changes: dict[str, Any] = {"priors": given or None}
+    return IntegratedEffects(
+        replace(family, **changes),
+        field,
+        slopes=tuple(effect for effect in effects if effect != INTERCEPT),
+        intercept=INTERCEPT in effects,
+        correlated=len(terms) == 1 and terms[0].correlated,
+        group_sd=None if sd is None else sd.sd,
+        concentration=correlation.eta,
+    )

@@ -1,0 +1,218 @@
+"""Effects of groups, drawn afterwards where they were integrated out (SPEC 14.2).
+
+Given a draw of the coefficients and of the effects' covariance, groups are independent. Their
+effects are drawn by independence-Metropolis steps whose proposals are N(centre, spread spread') of
+each group at the anchor, along the posterior's draws, a chunk of groups at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.errors import DataError, SettingError, whole_number
+from modicum.ledger import Ledger
+from modicum.models import IntegratedEffects, Target
+from modicum.models.integrated import FlatGroups
+from modicum.passes import LocalEngine, Sums, with_nodes
+from modicum.posterior.alignment import AlignedRows, Batch, require_rows_of_fit
+from modicum.posterior.correction import Fit, flat_points
+from modicum.posterior.draws import Draws, check_interval, thinned
+from modicum.posterior.prediction import Predictor
+from modicum.posterior.weighted import weighted_mean, weighted_quantile, weighted_variance
+from modicum.rows import Rows
+from modicum.rows.groups import GroupedRows
+from modicum.runtime import SCATTERS, in_double_precision, jit
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["effect_draws", "effects", "group_levels", "integrated", "known_groups"]
+
+STEPS = 4  # Metropolis steps from one draw of the posterior to the next
+WIDER = 1.15  # proposals than the groups' own spread: nodes are those of the anchor
+CHUNK = 65_536  # rows whose groups are looked up at a time
+STEADY = 20  # steps before the first draw
+
+
+def integrated(fit: Fit, group: str) -> IntegratedEffects:
+    """The model, where it has integrated effects of that group; else a sentence."""
+    model = fit.model
+    if not isinstance(model, IntegratedEffects):
+        raise SettingError("this posterior is that of a model without groups: it has no effects.")
+    if group != model.group:
+        raise SettingError(f"the effects are those of '{model.group}', and there are no {group!r}.")
+    return model
+
+
+def effects(
+    source: Draws,
+    fit: Fit,
+    rows: Rows,
+    group: str,
+    levels: Sequence[Any] | None,
+    draws: int,
+    prob: float,
+) -> pd.DataFrame:
+    """Tabulate the effects of groups; see `Posterior.effects`."""
+    import pandas as pd
+
+    model = integrated(fit, group)
+    check_interval(prob)
+    whole_number("draws", draws)
+    require_rows_of_fit(rows, fit.rows, None, "a table of effects")
+    groups = model.units(rows)
+    ids = _ids_of(groups, levels)
+    subset, weights = thinned(source, draws)
+    ends = [(1 - prob) / 2, (1 + prob) / 2]
+    parts = []
+    for found in effect_draws(fit, groups, ids, subset):
+        x = found[None]  # as of one chain: (1, draws, groups, effects)
+        low, high = weighted_quantile(x, weights, ends)
+        sd = np.sqrt(weighted_variance(x, weights))
+        parts.append(np.stack([weighted_mean(x, weights), sd, low, high], axis=-1))
+    table = np.concatenate(parts)
+    columns = ["mean", "sd", *(f"{100 * end:g}%" for end in ends)]
+    named = group_levels(groups)[ids]
+    index: Any = pd.Index(named, name=group)
+    size = groups.index.size[ids]
+    if model.effects > 1:
+        index = pd.MultiIndex.from_product([named, model.effect_names], names=[group, "effect"])
+        size = np.repeat(size, model.effects)
+    frame = pd.DataFrame(table.reshape(-1, len(columns)), index=index, columns=columns)
+    return frame.assign(rows=size)
+
+
+def known_groups(source: Draws, fit: Fit, rows: Rows, new: AlignedRows, draws: int) -> Predictor:
+    """What predicts rows of groups that are among those of the fit, by the groups' own effects."""
+    model = integrated(fit, _group_of(fit))
+    require_rows_of_fit(rows, fit.rows, None, "prediction for known groups")
+    if model.group not in new.fields:
+        raise DataError(
+            f"the rows do not say which '{model.group}' each is in, so that no group is known; "
+            "give that field, or predict for new groups."
+        )
+    groups = model.units(rows)
+    asked = np.unique(np.concatenate([chunk[model.group] for chunk in new.chunks(CHUNK)]))
+    unknown = np.setdiff1d(asked, groups.index.values)
+    if len(unknown):
+        raise DataError(
+            f"there is no '{model.group}' {unknown[0]:g} among the rows of the fit; predict for "
+            "new groups (groups='new') there."
+        )
+    ids = np.searchsorted(groups.index.values, asked)
+    subset, _ = thinned(source, draws)
+    found = np.concatenate(list(effect_draws(fit, groups, ids, subset)), axis=1)
+
+    @in_double_precision
+    def predictor(draws: dict[str, np.ndarray], batch: Batch) -> np.ndarray:
+        which = np.searchsorted(asked, batch[model.group])
+        theta = {name: jnp.asarray(value) for name, value in draws.items()}
+        rest = {name: v for name, v in batch.items() if name not in ("y", "weight")}
+        return np.asarray(_expected_given(model, theta, found[:, which], rest))
+
+    return predictor
+
+
+@jit(static=0)
+def _expected_given(model: IntegratedEffects, draws: Any, found: Any, batch: Any) -> jax.Array:
+    def of_draw(named: Any, effects: jax.Array) -> jax.Array:
+        return model.expected_given(model.restore(named), effects, batch)
+
+    return jax.vmap(of_draw)(draws, found)
+
+
+def _group_of(fit: Fit) -> str:
+    return fit.model.group if isinstance(fit.model, IntegratedEffects) else ""
+
+
+def group_levels(groups: GroupedRows) -> np.ndarray:
+    """What the groups are called: levels where the rows know them, else numbers."""
+    names = groups.levels.get(groups.index.field)
+    values = groups.index.values
+    return values if names is None else np.asarray(names, object)[values]
+
+
+def _ids_of(groups: GroupedRows, levels: Sequence[Any] | None) -> np.ndarray:
+    if levels is None:
+        return np.arange(len(groups))
+    place = {level: k for k, level in enumerate(group_levels(groups).tolist())}
+    unknown = [level for level in levels if level not in place]
+    if unknown:
+        raise DataError(
+            f"there is no '{groups.index.field}' {unknown[0]!r} among the rows of the fit; of a "
+            "new group nothing is known but the spread of all: see group_sd."
+        )
+    return np.array([place[level] for level in levels], np.intp)
+
+
+@in_double_precision
+def effect_draws(
+    fit: Fit, groups: GroupedRows, ids: np.ndarray, draws: dict[str, np.ndarray], seed: int = 0
+) -> Iterator[np.ndarray]:
+    """Draws of the effects of some groups, chunk after chunk: (draws, groups, effects) each."""
+    target, points = flat_points(fit, groups, draws)
+    model = target.model
+    assert isinstance(model, IntegratedEffects)
+    assert model.nodes_at is not None, "a run says where its nodes are"
+    some = groups if len(ids) == len(groups) else groups.subset(ids)
+    plain = target.likelihood
+    sums = Sums(target, some, LocalEngine(progressbar=False), Ledger(rows=len(some)))
+    some = with_nodes(sums, np.array(model.nodes_at))[1]
+    points = np.ascontiguousarray(points[:, : plain.size])
+
+    def chunk(k: int) -> np.ndarray:
+        with jax.enable_x64(True):
+            batch, present = some.chunk(k)
+            key = jax.random.fold_in(jax.random.key(seed), k)
+            found = _draw_effects(plain, batch, jnp.asarray(points), key)
+            return np.asarray(found)[:, present]
+
+    return map(chunk, range(len(some.chunk_starts) - 1))
+
+
+@jit(static=0, options=SCATTERS)
+def _draw_effects(target: Target, batch: Any, points: jax.Array, key: jax.Array) -> jax.Array:
+    """Effects T v of the groups of a chunk at each point, (points, groups, effects)."""
+    model = target.model
+    assert isinstance(model, IntegratedEffects)
+    flat = FlatGroups.of(batch)
+    z = model.effect_columns(flat.rows)
+    centre = jnp.asarray(batch["group_centre"], jnp.float64)
+    spread = WIDER * jnp.asarray(batch["group_spread"], jnp.float64)
+
+    def log_ratio(theta: Any, eta: jax.Array, v: jax.Array, xi: jax.Array) -> jax.Array:
+        """Log of target over proposal at v = centre + spread xi, of each group."""
+        shift = jnp.sum(z * flat.spread(v @ model.covariance.factor(theta).T), axis=1)
+        f = model.of_row(eta + shift, model.extras_of(theta), flat.rows)
+        return flat.sum(f) - 0.5 * jnp.sum(v**2 - xi**2, axis=1)
+
+    def step(theta: Any, eta: jax.Array, key: jax.Array, state: Any) -> Any:
+        v, now = state
+        normal_key, uniform_key = jax.random.split(key)
+        xi = jax.random.normal(normal_key, v.shape)
+        proposed = centre + jnp.einsum("jab,jb->ja", spread, xi)
+        then = log_ratio(theta, eta, proposed, xi)
+        accept = jnp.log(jax.random.uniform(uniform_key, now.shape)) < then - now
+        return jnp.where(accept[:, None], proposed, v), jnp.where(accept, then, now)
+
+    def at_point(steps: int, carry: jax.Array, item: Any) -> tuple[jax.Array, jax.Array]:
+        t, key = item
+        theta = target.unravel(t)
+        eta = model.family.linear(theta, flat.rows).astype(jnp.float64)
+        xi = jnp.einsum("jab,jb->ja", jnp.linalg.inv(spread), carry - centre)
+        state = (carry, log_ratio(theta, eta, carry, xi))
+        keys = jax.random.split(key, steps)
+        v, _ = jax.lax.fori_loop(0, steps, lambda k, s: step(theta, eta, keys[k], s), state)
+        return v, v @ model.covariance.factor(theta).T
+
+    first, rest = jax.random.split(key)
+    start, _ = at_point(STEADY, centre, (points[0], first))
+    keys = jax.random.split(rest, len(points))
+    _, found = jax.lax.scan(partial(at_point, STEPS), start, (points, keys))
+    return found

@@ -1,0 +1,117 @@
+"""Factors whose levels have effects of their own: ``(1 | ward)`` and ``(1 | school:class)``.
+
+They may have millions of levels, so that levels are numbered without forming anything of that
+width, and the table of their places is made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from modicum.errors import DataError
+from modicum.rows.coding import code_type
+from modicum.rows.description import Array, Level, level_key, level_places
+from modicum.rows.encoding import ordered
+from modicum.rows.formula.columns import BatchColumns
+from modicum.rows.formula.parsing import GroupTerm
+
+__all__ = ["Grouping", "GroupingLevels", "grouping_name"]
+
+
+def grouping_name(columns: Sequence[str]) -> str:
+    """Return what a factor of one column, or of combinations of several, is called."""
+    return ":".join(columns)
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """A factor that group terms name, and its levels in order.
+
+    Parameters
+    ----------
+    columns
+        The table's columns whose levels, or combinations of levels, it has.
+    levels
+        Its levels; combinations are texts such as "UA:N14228".
+    """
+
+    columns: tuple[str, ...]
+    levels: tuple[Level, ...]
+
+    @property
+    def field(self) -> str:
+        """The field of the rows that holds its codes."""
+        return grouping_name(self.columns)
+
+    @cached_property
+    def _place(self) -> dict[str, int]:
+        return {level_key(level): i for i, level in enumerate(self.levels)}
+
+    def codes(self, columns: BatchColumns) -> Array:
+        """Return the code of each row of a chunk; a level that is not known is refused."""
+        values, codes = _distinct(self.columns, columns)
+        places = np.array([self._place.get(level_key(v), -1) for v in values] or [-1])
+        if places.min() < 0:  # tables write one level in several ways
+            unknown = np.flatnonzero(places < 0)
+            places[unknown] = level_places(self.levels, [values[i] for i in unknown])
+        made = places[codes]
+        if len(made) and made.min() < 0:
+            at = int(np.argmax(made < 0))
+            raise DataError(
+                f"column {self.field!r} holds {values[codes[at]]!r} in row {columns.row(at)}, a "
+                "group that the rows of the fit did not have: to predict for new groups, leave "
+                "that column out of the table."
+            )
+        return made.astype(code_type(len(self.levels)))
+
+
+class GroupingLevels:
+    """Collects the levels of the factors of group terms, a chunk at a time."""
+
+    def __init__(self, groups: Iterable[GroupTerm]) -> None:
+        factors = dict.fromkeys(group.group for group in groups)
+        self._values: dict[tuple[str, ...], dict[str, Level]] = {names: {} for names in factors}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Columns that are read."""
+        return tuple(dict.fromkeys(name for names in self._values for name in names))
+
+    def collect(self, columns: BatchColumns) -> None:
+        """Note the levels of a chunk."""
+        for names, known in self._values.items():
+            for value in _distinct(names, columns)[0]:
+                known.setdefault(level_key(value), value)
+
+    def groupings(self) -> tuple[Grouping, ...]:
+        """Return the factors, their levels sorted."""
+        made = []
+        for names, known in self._values.items():
+            if len(known) < 2:
+                raise DataError(
+                    f"the group {grouping_name(names)!r} has a single level, so that nothing can "
+                    "be said of how its effects vary; leave it out."
+                )
+            made.append(Grouping(names, ordered(grouping_name(names), known.values())))
+        return tuple(made)
+
+
+def _distinct(names: Sequence[str], columns: BatchColumns) -> tuple[list[Level], Array]:
+    """Levels that occur in a chunk, and which of them each row has."""
+    parts = [columns.levels(name) for name in names]
+    cell, widths = np.zeros(len(columns), np.int64), [len(part.values) for part in parts]
+    for part, width in zip(parts, widths, strict=True):
+        cell = cell * width + part.codes
+    cells, codes = np.unique(cell, return_inverse=True)
+    if len(parts) == 1:
+        return [parts[0].values[i] for i in cells], codes
+    places = np.unravel_index(cells, widths)
+    combined = zip(
+        *([level_key(p.values[i]) for i in at] for p, at in zip(parts, places, strict=True)),
+        strict=True,
+    )
+    return [":".join(texts) for texts in combined], codes

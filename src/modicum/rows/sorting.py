@@ -1,0 +1,139 @@
+"""Packed rows in the order of one field, in bounded memory: sorted runs on disk, then merged.
+
+What is read is sorted in runs that fit in memory, each a file. The runs are merged a range of
+values at a time: the rows of a range lie side by side in each run, and ranges are chosen so that
+together they fit in memory again. Rows of one value keep the order they came in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from modicum.errors import SettingError
+from modicum.rows.description import Array, Description
+
+__all__ = ["sorted_blocks"]
+
+RUN_BYTES = 1 << 27  # of a run, and of what is merged at a time
+SAMPLES = 1024  # values of each run by which ranges are chosen
+
+
+def sorted_blocks(
+    about: Description,
+    blocks: Iterator[Array],
+    field: str,
+    folder: Path,
+    run_bytes: int = RUN_BYTES,
+) -> Iterator[Array]:
+    """Return the rows of `blocks` in the order of `field`, with runs kept in `folder` meanwhile."""
+    if field not in {f.name for f in about.fields if f.shape == ()}:
+        names = ", ".join(f.name for f in about.fields if f.shape == ())
+        raise SettingError(
+            f"sort_by names a field with one number per row, and {field!r} is none; there are "
+            f"{names or 'none'}."
+        )
+    most = max(1, run_bytes // about.row_bytes)
+    runs: list[_Run] = []
+    try:
+        for number, block in enumerate(_gathered(blocks, most)):
+            runs.append(_Run(about, block, field, folder / f".run-{number:05d}"))
+        yield from _merged(runs, most)
+    finally:
+        for run in runs:
+            run.remove()
+
+
+def _gathered(blocks: Iterator[Array], most: int) -> Iterator[Array]:
+    """Blocks joined to runs of `most` rows, or a few more."""
+    held: list[Array] = []
+    count = 0
+    for block in blocks:
+        held.append(np.array(block))
+        count += len(block)
+        if count >= most:
+            yield np.concatenate(held)
+            held, count = [], 0
+    if held:
+        yield np.concatenate(held)
+
+
+class _Run:
+    """Sorted rows in a file."""
+
+    def __init__(self, about: Description, block: Array, field: str, path: Path) -> None:
+        keys = np.asarray(about.split(block)[field])
+        order = np.argsort(keys, kind="stable")
+        self._file, self._key_file = path, path.with_suffix(".key")
+        self._shape, self._type = block.shape, block.dtype
+        self._key_type = keys.dtype
+        block[order].tofile(self._file)
+        keys = np.ascontiguousarray(keys[order])
+        keys.tofile(self._key_file)
+        self.samples = keys[:: max(1, len(keys) // SAMPLES)]
+
+    @property
+    def keys(self) -> Array:
+        """The values, ascending."""
+        return np.memmap(self._key_file, self._key_type, "r", shape=self._shape[:1])
+
+    def rows(self, start: int, stop: int) -> Array:
+        """Some of the rows."""
+        whole = np.memmap(self._file, self._type, "r", shape=self._shape)
+        return np.array(whole[start:stop])
+
+    def remove(self) -> None:
+        """Delete the files."""
+        for path in (self._file, self._key_file):
+            if path.exists():
+                os.unlink(path)
+
+
+def _merged(runs: list[_Run], most: int) -> Iterator[Array]:
+    """All rows, a range of values at a time."""
+    if not runs:
+        return
+    known = np.unique(np.concatenate([run.samples for run in runs]))
+    at = [0] * len(runs)
+    for place in range(len(known)):
+        last = place == len(known) - 1
+        ends = [
+            len(run.keys) if last else int(np.searchsorted(run.keys, known[place + 1], side="left"))
+            for run in runs
+        ]
+        waiting = sum(end - start for start, end in zip(at, ends, strict=True))
+        if waiting < most // 2 and not last:
+            continue
+        parts = list(zip(runs, at, ends, strict=True))
+        if waiting:
+            yield from _range(parts, most)
+        at = ends
+
+
+def _range(parts: list[tuple[_Run, int, int]], most: int) -> Iterator[Array]:
+    """The rows of a range, in order: at once, unless one value alone has too many of them."""
+    total = sum(end - start for _, start, end in parts)
+    low = min(run.keys[start] for run, start, end in parts if end > start)
+    high = max(run.keys[end - 1] for run, start, end in parts if end > start)
+    if low == high:  # in order already, as many as there may be
+        for run, start, end in parts:
+            for first in range(start, end, most):
+                yield run.rows(first, min(first + most, end))
+        return
+    if total > 2 * most:  # split at a value between
+        keys = np.unique(np.concatenate([run.keys[s:e] for run, s, e in parts]))
+        middle = keys[len(keys) // 2]
+        cut = [int(np.searchsorted(run.keys, middle, side="left")) for run, _, _ in parts]
+        cut = [min(max(c, s), e) for c, (_, s, e) in zip(cut, parts, strict=True)]
+        before = [(run, s, c) for (run, s, _), c in zip(parts, cut, strict=True)]
+        after = [(run, c, e) for (run, _, e), c in zip(parts, cut, strict=True)]
+        for half in (before, after):
+            if any(e > s for _, s, e in half):
+                yield from _range(half, most)
+        return
+    rows = np.concatenate([run.rows(s, e) for run, s, e in parts])
+    keys = np.concatenate([np.asarray(run.keys[s:e]) for run, s, e in parts])
+    yield rows[np.argsort(keys, kind="stable")]

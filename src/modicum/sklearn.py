@@ -1,0 +1,536 @@
+"""The front door with scikit-learn's handles: regressions that keep their posterior.
+
+It needs scikit-learn (`pip install modicum[sklearn]`), which nothing else of Modicum loads.
+Sampling warns as `mo.sample` does. Sparse matrices are taken, and held dense: a block of rows at a
+time becomes part of one dense array, so that a fit needs rows times columns numbers of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import sparse
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.metrics import d2_tweedie_score
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+from modicum.errors import ConvergenceError, DataError, ModicumWarning, SettingError, warn
+from modicum.fit import family_named
+from modicum.methods import Method
+from modicum.models import (
+    Gaussian,
+    LinearPredictorModel,
+    Logistic,
+    Poisson,
+    Softmax,
+    StudentT,
+)
+from modicum.models.base import BaseModel
+from modicum.posterior import Posterior
+from modicum.posterior.alignment import aligned
+from modicum.posterior.draws import thinned
+from modicum.posterior.prediction import in_pieces
+from modicum.posterior.weighted import weighted_mean
+from modicum.rows import Rows
+from modicum.sample import sample
+
+__all__ = ["LinearRegression", "LogisticRegression", "PoissonRegressor", "Regressor"]
+
+Features: TypeAlias = Any  # arrays, sparse matrices, data frames
+TOGETHER = 2**22  # numbers of a sparse matrix that are made dense at a time
+PREDICTION_DRAWS = 1000
+NO_NOISE = 1e-6  # of the outcome's standard deviation
+FIRST_ROWS = 10_000  # on which noise is looked for
+
+
+class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """What all have in common: settings, rows of what scikit-learn users bring, sampling."""
+
+    def __init__(
+        self,
+        *,
+        prior_scale: float | tuple[float, ...] | None = None,
+        fit_intercept: bool = True,
+        priors: Mapping[str, Any] | None = None,
+        method: str | Method | None = None,
+        draws: int = 1000,
+        tune: int = 1000,
+        chains: int = 4,
+        random_state: int | np.random.RandomState | None = None,
+        progressbar: bool = False,
+    ) -> None:
+        self.prior_scale = prior_scale
+        self.fit_intercept = fit_intercept
+        self.priors = priors
+        self.method = method
+        self.draws = draws
+        self.tune = tune
+        self.chains = chains
+        self.random_state = random_state
+        self.progressbar = progressbar
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    # Rows ---------------------------------------------------------------------------------
+
+    def _validated(self, X: Features, y: ArrayLike) -> tuple[Features, np.ndarray]:
+        """Features and outcomes as arrays; a frame with categorical columns stays a frame."""
+        if _categorical_columns(X):
+            y = validate_data(self, y=y, **_OF_Y)
+            validate_data(self, X, skip_check_array=True)  # last: it keeps the columns' names
+            return X, np.asarray(y)
+        X, y = validate_data(self, X, y, **_OF_X, **_OF_Y, ensure_min_samples=2)
+        return X, np.asarray(y)
+
+    def _rows(self, X: Features, y: np.ndarray, sample_weight: ArrayLike | None) -> Rows:
+        weight = sample_weight
+        if weight is not None:
+            weight = _check_sample_weight(weight, X, dtype=np.float64, ensure_non_negative=True)
+        categorical = _categorical_columns(X)
+        if categorical:
+            return _rows_of_frame(X, y, weight, categorical)
+        names = getattr(self, "feature_names_in_", None)
+        columns = None if names is None else [str(name) for name in names]
+        return Rows(x=_dense(X), y=y, weight=weight, columns=columns)
+
+    def _rows_like(self, X: Features) -> Features:
+        """What `Posterior.predict` takes."""
+        check_is_fitted(self)
+        if _categorical_columns(X):
+            validate_data(self, X, skip_check_array=True, reset=False)
+            return X
+        return {"x": _dense(validate_data(self, X, reset=False, **_OF_X))}
+
+    # Sampling -----------------------------------------------------------------------------
+
+    def _sample(self, family: LinearPredictorModel, rows: Rows) -> Posterior:
+        changes: dict[str, Any] = {"intercept": self.fit_intercept}
+        if self.prior_scale is not None:
+            changes["prior_scale"] = self.prior_scale
+        if self.priors is not None:
+            changes["priors"] = self.priors
+        seed = self.random_state
+        if seed is not None and not isinstance(seed, int | np.integer):
+            seed = int(check_random_state(seed).randint(2**31 - 1))
+        return sample(
+            replace(family, **changes),
+            rows,
+            method=self.method,
+            draws=self.draws,
+            tune=self.tune,
+            chains=self.chains,
+            random_seed=seed,
+            progressbar=self.progressbar,
+        )
+
+    def _expected(self, X: Features) -> np.ndarray:
+        """Posterior mean of the expected outcomes."""
+        rows = self._rows_like(X)
+        return np.asarray(self.posterior_.predict(rows, draws=PREDICTION_DRAWS).mean)
+
+
+_OF_X: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
+_OF_Y: dict[str, Any] = {"multi_output": False}
+
+
+def _categorical_columns(X: Features) -> list[str]:
+    """Columns of a pandas or polars frame that hold no numbers."""
+    if hasattr(X, "select_dtypes"):  # pandas
+        return list(X.select_dtypes(exclude=["number", "bool"]).columns)
+    schema = getattr(X, "schema", None)
+    if isinstance(schema, Mapping) and hasattr(X, "to_pandas"):  # polars
+        return [name for name, kind in schema.items() if not _is_number(kind)]
+    return []
+
+
+def _is_number(kind: Any) -> bool:
+    return bool(kind.is_numeric()) or str(kind) == "Boolean"
+
+
+def _rows_of_frame(
+    X: Features, y: np.ndarray, weight: np.ndarray | None, categorical: list[str]
+) -> Rows:
+    """Rows of a frame with categorical columns, which are coded by treatment contrasts."""
+    frame = X if hasattr(X, "select_dtypes") else X.to_pandas()
+    if not all(isinstance(name, str) for name in frame.columns):
+        raise DataError(
+            "a frame with categorical columns needs columns whose names are text, since new "
+            "frames are encoded by them."
+        )
+    outcome, weights = _free_name("y", frame), _free_name("sample_weight", frame)
+    added = {outcome: y} if weight is None else {outcome: y, weights: weight}
+    return Rows.from_table(
+        frame.assign(**added),
+        outcome=outcome,
+        weight=None if weight is None else weights,
+        categorical=categorical,
+    )
+
+
+def _free_name(name: str, frame: Any) -> str:
+    while name in frame.columns:
+        name += "_"
+    return name
+
+
+def _dense(X: Features) -> np.ndarray:
+    """A dense array; a sparse matrix is made one block by block, without a second copy of it."""
+    if not sparse.issparse(X):
+        return np.asarray(X)
+    out = np.empty(X.shape, X.dtype)
+    step = max(1, TOGETHER // max(1, X.shape[1]))
+    for start in range(0, X.shape[0], step):
+        out[start : start + step] = X[start : start + step].toarray()
+    return out
+
+
+# Regression -------------------------------------------------------------------------------
+
+
+class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
+    """Regression of any family whose outcome is a number.
+
+    Parameters
+    ----------
+    family
+        A name ("gaussian", "gamma", "negative-binomial" ...) or a family with settings
+        (`mo.models.StudentT(df=3)`).
+    prior_scale, priors
+        As in the families: None puts priors in the units of the data.
+    fit_intercept
+        Whether to add an intercept.
+    method, draws, tune, chains, progressbar
+        As in `mo.sample`.
+    random_state
+        A seed, a NumPy random state, or None for a fresh one at every fit.
+
+    Attributes
+    ----------
+    posterior_
+        The `mo.Posterior`: summaries, intervals, warnings.
+    coef_, intercept_
+        Posterior means.
+    n_features_in_, feature_names_in_
+        What the fit saw.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from modicum.sklearn import Regressor
+    >>> rng = np.random.default_rng(1)
+    >>> X = rng.normal(size=(300, 2))
+    >>> y = 1 + X @ [2.0, -1.0] + 0.1 * rng.normal(size=300)
+    >>> fit = Regressor("gaussian", draws=300, tune=300, random_state=1).fit(X, y)
+    >>> fit.coef_.round(1)
+    array([ 2., -1.])
+    """
+
+    def __init__(
+        self,
+        family: str | LinearPredictorModel = "gaussian",
+        *,
+        prior_scale: float | tuple[float, ...] | None = None,
+        fit_intercept: bool = True,
+        priors: Mapping[str, Any] | None = None,
+        method: str | Method | None = None,
+        draws: int = 1000,
+        tune: int = 1000,
+        chains: int = 4,
+        random_state: int | np.random.RandomState | None = None,
+        progressbar: bool = False,
+    ) -> None:
+        super().__init__(
+            prior_scale=prior_scale,
+            fit_intercept=fit_intercept,
+            priors=priors,
+            method=method,
+            draws=draws,
+            tune=tune,
+            chains=chains,
+            random_state=random_state,
+            progressbar=progressbar,
+        )
+        self.family = family
+
+    def _family(self) -> LinearPredictorModel:
+        family = family_named(self.family)() if isinstance(self.family, str) else self.family
+        if not isinstance(family, LinearPredictorModel):
+            raise SettingError(
+                "family must be a name such as 'gamma', or a family with settings such as "
+                f"mo.models.StudentT(df=3), not {family!r}."
+            )
+        name = type(family).__name__
+        if type(family).decide is not BaseModel.decide:
+            raise SettingError(f"{name} is a family of classes: use LogisticRegression.")
+        if family.outcome_fields != ("y",):
+            raise SettingError(
+                f"{name} needs {' and '.join(family.outcome_fields)} of each row, and fit(X, y) "
+                "has one number: use mo.sample, or mo.fit."
+            )
+        return family
+
+    def fit(self, X: Features, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Draw from the posterior given outcomes `y`; rows count `sample_weight` times."""
+        family = self._family()
+        X, y = self._validated(X, y)
+        rows = self._rows(X, y.astype(float), sample_weight)
+        try:
+            self.posterior_ = self._sample(family, rows)
+        except ConvergenceError:
+            quiet = _without_noise(family, rows)
+            if quiet is None:
+                raise
+            self.posterior_ = self._sample(quiet, rows)
+        self.coef_ = np.asarray(self.posterior_.mean("beta"))
+        has = "intercept" in self.posterior_.draws
+        self.intercept_ = float(self.posterior_.mean("intercept")) if has else 0.0
+        return self
+
+    def predict(
+        self, X: Features, return_std: bool = False
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+        """Posterior mean of the expected outcome; with `return_std`, the predictive sd too.
+
+        That is the standard deviation of a new outcome, noise included, as scikit-learn's
+        `BayesianRidge` has it; of the families with real outcomes.
+        """
+        if not return_std:
+            return self._expected(X)
+        rows = self._rows_like(X)
+        return _predictive_moments(self.posterior_, rows)
+
+
+def _without_noise(family: LinearPredictorModel, rows: Rows) -> Gaussian | None:
+    """The family with a small scale, where columns give the outcome to the last digit; else None.
+
+    The likelihood then rises without end as the scale of the noise goes to 0: there is no mode.
+    """
+    if not isinstance(family, Gaussian) or family.scale is not None or rows.coding is not None:
+        return None
+    batch = rows.slice(0, min(len(rows), FIRST_ROWS))
+    x, y = np.asarray(batch["x"], float), np.asarray(batch["y"], float)
+    x = np.c_[x, np.ones(len(x))]
+    gap = y - x @ np.linalg.lstsq(x, y)[0]
+    size = float(np.std(y))
+    if not np.std(gap) < NO_NOISE * size:
+        return None
+    warn(
+        ModicumWarning(
+            "no-noise",
+            "the columns give the outcome without noise, so that its scale has no posterior; it "
+            f"was taken as {NO_NOISE * size:.2g}, a millionth of the outcome's standard deviation",
+            "look for a column that is the outcome in disguise",
+            scale=NO_NOISE * size,
+        ),
+        stacklevel=4,
+    )
+    return replace(family, scale=NO_NOISE * size)
+
+
+def _predictive_moments(post: Posterior, rows: Features) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of new outcomes: Var(y) = Var(mean) + E(noise variance)."""
+    predictor = post.restore_predictor()
+    assert predictor is not None, "it was sampled here"
+    draws, weights = thinned(post, PREDICTION_DRAWS)
+    noise = weighted_mean(_noise_variance(post, draws)[None], weights)
+    means, variances = [], []
+    ready = aligned(rows, post.fit_rows, False, "refuse")
+    for _, outcome in in_pieces(ready, weights.size, lambda b: np.asarray(predictor(draws, b))):
+        mean = weighted_mean(outcome[None], weights)
+        means.append(mean)
+        variances.append(weighted_mean(((outcome - mean) ** 2)[None], weights))
+    return np.concatenate(means), np.sqrt(np.concatenate(variances) + noise)
+
+
+def _noise_variance(post: Posterior, draws: Mapping[str, np.ndarray]) -> np.ndarray:
+    model = post.restore_predictor().model  # type: ignore[union-attr]
+    if not isinstance(model, Gaussian | StudentT):
+        raise SettingError(
+            f"return_std is for real outcomes with noise of one size, and {type(model).__name__} "
+            "has none: use posterior_.predict(rows), whose intervals are of the expected outcome."
+        )
+    size = len(draws["beta"])
+    scale = draws["scale"] if model.scale is None else np.full(size, model.scale)
+    df = model.df if isinstance(model, StudentT) else np.inf
+    factor = 1.0 if np.isinf(df) else df / (df - 2) if df > 2 else np.inf
+    return np.asarray(scale**2 * factor)
+
+
+class LinearRegression(Regressor):
+    """Linear regression with normal noise.
+
+    Parameters are those of `Regressor`, without a family.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from modicum.sklearn import LinearRegression
+    >>> rng = np.random.default_rng(1)
+    >>> X = rng.normal(size=(300, 2))
+    >>> y = 1 + X @ [2.0, -1.0] + 0.5 * rng.normal(size=300)
+    >>> fit = LinearRegression(draws=300, tune=300, random_state=1).fit(X, y)
+    >>> mean, std = fit.predict(X[:1], return_std=True)
+    >>> std.round(1)
+    array([0.5])
+    """
+
+    def __init__(
+        self,
+        *,
+        prior_scale: float | tuple[float, ...] | None = None,
+        fit_intercept: bool = True,
+        priors: Mapping[str, Any] | None = None,
+        method: str | Method | None = None,
+        draws: int = 1000,
+        tune: int = 1000,
+        chains: int = 4,
+        random_state: int | np.random.RandomState | None = None,
+        progressbar: bool = False,
+    ) -> None:
+        _Estimator.__init__(
+            self,
+            prior_scale=prior_scale,
+            fit_intercept=fit_intercept,
+            priors=priors,
+            method=method,
+            draws=draws,
+            tune=tune,
+            chains=chains,
+            random_state=random_state,
+            progressbar=progressbar,
+        )
+
+    def _family(self) -> LinearPredictorModel:
+        return Gaussian()
+
+
+@dataclass(frozen=True, repr=False)
+class _Rates(Poisson):
+    """Poisson regression of counts over exposures, weighted by these, as scikit-learn has it."""
+
+    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
+        """Numbers from 0: with weights, y log(mu) - mu is the likelihood of the counts w y."""
+        return y < 0, "counts, or counts over exposures: numbers from 0"
+
+
+class PoissonRegressor(LinearRegression):
+    """Poisson regression with log link.
+
+    As in scikit-learn, outcomes may be counts over exposures with the exposures as sample weights;
+    the posterior is that of the counts. `score` is the share of deviance explained.
+    Parameters are those of `Regressor`, without a family.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from modicum.sklearn import PoissonRegressor
+    >>> rng = np.random.default_rng(1)
+    >>> X = rng.normal(size=(300, 1))
+    >>> y = rng.poisson(np.exp(0.5 + 0.8 * X[:, 0]))
+    >>> fit = PoissonRegressor(draws=300, tune=300, random_state=1).fit(X, y)
+    >>> fit.coef_.round(1)
+    array([0.8])
+    """
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = True
+        return tags
+
+    def _family(self) -> LinearPredictorModel:
+        return _Rates()
+
+    def predict(self, X: Features) -> np.ndarray:  # type: ignore[override]
+        """Posterior mean of the rate."""
+        return self._expected(X)
+
+    def score(self, X: Features, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Share of the Poisson deviance that is explained (D squared)."""
+        return float(d2_tweedie_score(y, self.predict(X), sample_weight=sample_weight, power=1))
+
+
+# Classes ----------------------------------------------------------------------------------
+
+
+class LogisticRegression(ClassifierMixin, _Estimator):  # type: ignore[misc]
+    """Logistic regression of two classes, softmax regression of more.
+
+    Parameters
+    ----------
+    prior_scale, priors
+        As in the families: None puts priors in the units of the data.
+    fit_intercept
+        Whether to add an intercept.
+    method, draws, tune, chains, progressbar
+        As in `mo.sample`.
+    random_state
+        A seed, a NumPy random state, or None for a fresh one at every fit.
+
+    Attributes
+    ----------
+    posterior_
+        The `mo.Posterior`: summaries, intervals, warnings.
+    classes_
+        Class labels, sorted.
+    coef_, intercept_
+        Posterior means: one line for two classes; else one per class, zeros for the last, which is
+        the reference.
+    n_features_in_, feature_names_in_
+        What the fit saw.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from modicum.sklearn import LogisticRegression
+    >>> rng = np.random.default_rng(1)
+    >>> X = rng.normal(size=(500, 2))
+    >>> y = np.where(rng.random(500) < 1 / (1 + np.exp(-2 * X[:, 0])), "late", "in time")
+    >>> fit = LogisticRegression(draws=300, tune=300, random_state=1).fit(X, y)
+    >>> fit.classes_, fit.predict(X[:2]).shape
+    (array(['in time', 'late'], dtype='<U7'), (2,))
+    """
+
+    def fit(self, X: Features, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Draw from the posterior given class labels `y`; rows count `sample_weight` times."""
+        X, y = self._validated(X, y)
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        count = len(self.classes_)
+        if count < 2:
+            raise DataError(
+                "LogisticRegression needs outcomes of two classes or more, and these are of one "
+                f"class only, {self.classes_[0]!r}."
+            )
+        family: LinearPredictorModel = Logistic() if count == 2 else Softmax(classes=count)
+        post = self._sample(family, self._rows(X, codes.astype(float), sample_weight))
+        beta = np.atleast_2d(post.mean("beta"))
+        intercept = np.zeros(len(beta))
+        if "intercept" in post.draws:
+            intercept = np.atleast_1d(post.mean("intercept"))
+        if count > 2:  # the reference
+            beta, intercept = np.r_[beta, np.zeros((1, beta.shape[1]))], np.r_[intercept, 0.0]
+        self.posterior_, self.coef_, self.intercept_ = post, beta, intercept
+        return self
+
+    def predict_proba(self, X: Features) -> np.ndarray:
+        """Posterior mean of the chance of each class, in the order of `classes_`."""
+        chance = self._expected(X)
+        return chance if chance.ndim == 2 else np.c_[1 - chance, chance]
+
+    def predict_log_proba(self, X: Features) -> np.ndarray:
+        """Logarithm of `predict_proba`."""
+        return np.log(self.predict_proba(X))
+
+    def predict(self, X: Features) -> np.ndarray:
+        """The most probable class."""
+        chances = self.predict_proba(X)
+        return np.asarray(self.classes_[np.argmax(chances, axis=1)])

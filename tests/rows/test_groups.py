@@ -1,0 +1,80 @@
+"""Rows seen as groups, in memory and in a store sorted by group."""
+
+import numpy as np
+import pytest
+
+import modicum as mo
+from modicum.errors import DataError, SettingError
+from modicum.rows import ingest
+from modicum.rows.groups import GroupedRows, GroupIndex
+from modicum.rows.sorting import sorted_blocks
+
+
+def table(n=500, groups=37, seed=1):
+    rng = np.random.default_rng(seed)
+    g = rng.integers(0, groups, n)
+    return {"x": rng.normal(size=(n, 2)), "y": np.arange(n, dtype=float), "g": g.astype(float)}
+
+
+def test_batches_hold_whole_groups():
+    fields = table()
+    rows = mo.Rows(**fields)
+    groups = GroupedRows(rows, GroupIndex.of(rows, "g"))
+    assert len(groups) == 37
+    batch = groups.take([5, 0, 5])
+    for place, level in enumerate((5, 0, 5)):
+        mine = batch["group_of_row"] == place
+        np.testing.assert_array_equal(batch["y"][mine], fields["y"][fields["g"] == level])
+    assert list(batch["group_rows"]) == [np.sum(fields["g"] == k) for k in (5, 0, 5)]
+    few = groups.subset(np.array([3, 9]))
+    assert list(few.index.values) == [3, 9]
+    np.testing.assert_array_equal(few.take([1])["y"], fields["y"][fields["g"] == 9])
+
+
+def test_chunks_of_a_pass_hold_every_row_once(monkeypatch):
+    monkeypatch.setattr("modicum.rows.groups.FLAT_ROWS", 64)
+    rows = mo.Rows(**table())
+    groups = GroupedRows(rows, GroupIndex.of(rows, "g"))
+    seen = []
+    for k in range(len(groups.chunk_starts) - 1):
+        batch, present = groups.chunk(k)
+        assert len(batch["y"]) == groups.flat_rows
+        real = batch["group_of_row"] < groups.flat_groups
+        assert batch["group_rows"][present].sum() == real.sum()
+        seen.extend(batch["y"][real])
+    assert len(groups.chunk_starts) > 3
+    np.testing.assert_array_equal(np.sort(seen), np.arange(len(rows)))
+
+
+@pytest.mark.parametrize("groups", [1, 3, 200])
+def test_external_sort(tmp_path, groups):
+    """Small runs, groups larger than a run among them: the order of a stable sort in memory."""
+    fields = table(1000, groups)
+    rows = mo.Rows(**fields)
+    about = rows._description
+    blocks = (about.pack(chunk) for chunk in rows.chunks(60))
+    made = list(sorted_blocks(about, blocks, "g", tmp_path, run_bytes=100 * about.row_bytes))
+    assert max(map(len, made)) <= 220
+    order = np.argsort(fields["g"], kind="stable")
+    np.testing.assert_array_equal(
+        np.concatenate([about.split(block)["y"] for block in made]), fields["y"][order]
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_store_sorted_by_group(tmp_path):
+    fields = table()
+    plain = ingest(fields, tmp_path / "plain", dtype="float64", progressbar=False)
+    with pytest.raises(DataError, match="sort_by='g'"):
+        GroupIndex.of(plain, "g")
+    store = ingest(plain, tmp_path / "store", dtype=None, sort_by="g", progressbar=False)
+    index = GroupIndex.of(store, "g")
+    assert index.order is None
+    memory = mo.Rows(**fields)
+    there = GroupedRows(store, index).take([4, 30])
+    here = GroupedRows(memory, GroupIndex.of(memory, "g")).take([4, 30])
+    for name in here:
+        np.testing.assert_array_equal(there[name], here[name])
+    with pytest.raises(SettingError, match="one number per row"):
+        ingest(fields, tmp_path / "other", sort_by="x", progressbar=False)
+    assert not (tmp_path / "other").exists()

@@ -1,0 +1,216 @@
+"""The estimators for scikit-learn: its own checks, and the posterior they hand back."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.linear_model import BayesianRidge
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+import modicum as mo
+from helpers.targets import TIMES, class_rows, gaussian_rows, logistic_rows, poisson_rows
+from modicum.diagnostics import mcse
+from modicum.sklearn import LinearRegression, LogisticRegression, PoissonRegressor, Regressor
+
+SHORT = {"draws": 200, "tune": 150, "chains": 2, "method": "hmc", "random_state": 1}
+SHORTEST = SHORT | {"draws": 150, "tune": 100, "chains": 1}
+N = 200
+
+pytestmark = pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")  # the runs are short
+
+
+def arrays(rows):
+    batch = rows.slice(0, len(rows))
+    return batch["x"], batch["y"]
+
+
+@pytest.fixture(scope="module")
+def binary():
+    X, y = arrays(logistic_rows(N))
+    return X, np.where(y == 1, "late", "in time")
+
+
+@pytest.fixture(scope="module")
+def late(binary):
+    return LogisticRegression(**SHORT).fit(*binary)
+
+
+def test_the_posterior_is_that_of_the_front_door(late, binary):
+    rows = mo.Rows(x=binary[0], y=(binary[1] == "late") * 1.0)
+    post = mo.sample(
+        mo.models.Logistic(), rows, method="hmc", draws=200, tune=150, chains=2, random_seed=1,
+        progressbar=False,
+    )  # fmt: skip
+    np.testing.assert_array_equal(late.posterior_["beta"], post["beta"])
+    np.testing.assert_allclose(late.coef_, [post.mean("beta")])
+    np.testing.assert_allclose(late.intercept_, [post.mean("intercept")])
+    np.testing.assert_allclose(
+        late.predict_proba(binary[0])[:, 1], post.predict(rows, draws=1000).mean
+    )
+
+
+def test_classes_and_scores(late, binary):
+    X, y = binary
+    assert list(late.classes_) == ["in time", "late"]
+    chances = late.predict_proba(X)
+    np.testing.assert_allclose(chances.sum(axis=1), 1.0)
+    np.testing.assert_array_equal(late.predict(X), late.classes_[np.argmax(chances, axis=1)])
+    assert late.score(X, y) == np.mean(late.predict(X) == y) > 0.6
+    assert late.n_features_in_ == 3
+
+
+def test_clone_pickle_and_pipelines(late, binary):
+    X, y = binary
+    again = clone(late)
+    assert again.get_params() == late.get_params()
+    assert not hasattr(again, "coef_")
+    kept = pickle.loads(pickle.dumps(late))
+    np.testing.assert_array_equal(kept.predict_proba(X), late.predict_proba(X))
+    scaled = make_pipeline(StandardScaler(), clone(late)).fit(X, y)
+    moved = make_pipeline(StandardScaler(), clone(late)).fit(100 + 7 * X, y)
+    np.testing.assert_allclose(scaled.predict_proba(X), moved.predict_proba(100 + 7 * X), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_folds(late, binary):
+    assert cross_val_score(late, *binary, cv=2).min() > 0.55
+
+
+def test_sparse_columns_are_dense_ones(late, binary):
+    X, y = binary
+    thin = LogisticRegression(**SHORT).fit(sparse.csr_array(X), y)
+    np.testing.assert_array_equal(thin.coef_, late.coef_)
+    np.testing.assert_array_equal(thin.predict(sparse.csc_array(X)), late.predict(X))
+
+
+@pytest.mark.slow
+def test_weights_count_rows(binary):
+    """A row of weight 2 is two rows; and one of weight 0 is none."""
+    X, y = binary
+    weight = np.arange(N) % 3
+    weighted = LogisticRegression(**SHORT).fit(X, y, sample_weight=weight)
+    repeated = LogisticRegression(**SHORT).fit(np.repeat(X, weight, axis=0), np.repeat(y, weight))
+    error = np.hypot(*(mcse(fit.posterior_["beta"]) for fit in (weighted, repeated)))
+    assert np.all(np.abs(weighted.coef_ - repeated.coef_)[0] < TIMES * error)
+    plain = LogisticRegression(**SHORT).fit(X, y)  # the negative control
+    assert np.any(np.abs(plain.coef_ - repeated.coef_)[0] > TIMES * error)
+
+
+def test_frames_with_categories(binary):
+    X, y = binary
+    rng = np.random.default_rng(1)
+    ward = rng.choice(["a", "b", "c"], N)
+    frame = pd.DataFrame({"dose": X[:, 0], "ward": pd.Categorical(ward), "age": X[:, 1]})
+    fit = LogisticRegression(**SHORT).fit(frame, y, sample_weight=np.ones(N))
+    assert list(fit.feature_names_in_) == ["dose", "ward", "age"]
+    assert {"beta[ward[b]]", "beta[ward[c]]", "beta[age]"} < set(fit.posterior_.summary().index)
+    np.testing.assert_array_equal(fit.predict_proba(frame[:9]), fit.predict_proba(frame)[:9])
+    one = frame[:3].astype({"ward": str})  # levels by name, not by place
+    np.testing.assert_array_equal(fit.predict_proba(one), fit.predict_proba(frame)[:3])
+    with pytest.raises(ValueError, match="order"):
+        fit.predict(frame[["age", "ward", "dose"]])
+    with pytest.raises(mo.DataError, match="d"):
+        fit.predict(one.assign(ward="d"))
+
+
+@pytest.mark.slow
+def test_more_than_two_classes():
+    X, y = arrays(class_rows(N))
+    fit = LogisticRegression(**SHORT).fit(X, np.array(["x", "y", "z"])[y.astype(int)])
+    assert fit.coef_.shape == (3, 2)
+    assert np.all(fit.coef_[2] == 0)
+    assert fit.predict_proba(X).shape == (N, 3)
+    assert fit.score(X, np.array(["x", "y", "z"])[y.astype(int)]) > 0.5
+
+
+def test_real_outcomes_and_their_spread():
+    X, y = arrays(gaussian_rows(N))
+    fit = LinearRegression(**SHORT).fit(X, y)
+    ridge = BayesianRidge().fit(X, y)
+    np.testing.assert_allclose(fit.coef_, ridge.coef_, atol=0.1)
+    mean, std = fit.predict(X, return_std=True)
+    theirs, spread = ridge.predict(X, return_std=True)
+    np.testing.assert_allclose(mean, theirs, atol=0.15)
+    np.testing.assert_allclose(std, spread, rtol=0.1)
+    assert fit.score(X, y) > 0.8
+    assert LinearRegression(fit_intercept=False, **SHORTEST).fit(X, y).intercept_ == 0.0
+
+
+@pytest.mark.slow
+def test_outcomes_without_noise_are_fitted_and_told():
+    X = np.random.RandomState(0).normal(size=(10, 4))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fit = LinearRegression(**SHORTEST).fit(X, X[:, 0])
+    assert "no-noise" in [w.message.code for w in told if hasattr(w.message, "code")]
+    np.testing.assert_allclose(fit.coef_, [1.0, 0.0, 0.0, 0.0], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_counts_over_exposures_are_counts():
+    """y = counts / exposure weighted by exposure has the posterior of counts with an offset."""
+    batch = poisson_rows(N).slice(0, N)
+    X, exposure = batch["x"], np.exp(batch["offset"])
+    fit = PoissonRegressor(**SHORT).fit(X, batch["y"] / exposure, sample_weight=exposure)
+    truth = mo.sample(
+        mo.models.Poisson(), mo.Rows(**batch), method="hmc", draws=200, tune=150, chains=2,
+        random_seed=1, progressbar=False,
+    )  # fmt: skip
+    error = np.hypot(mcse(fit.posterior_["beta"]), mcse(truth["beta"]))
+    assert np.all(np.abs(fit.coef_ - truth.mean("beta")) < TIMES * error)
+    assert 0 < fit.score(X, batch["y"] / exposure, sample_weight=exposure) < 1
+    plain = PoissonRegressor(**SHORT).fit(X, batch["y"] / exposure)  # the negative control
+    assert np.any(np.abs(plain.coef_ - truth.mean("beta")) > TIMES * error)
+
+
+@pytest.mark.slow
+def test_any_family_of_numbers():
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(N, 1))
+    y = rng.gamma(3.0, np.exp(0.5 + 0.3 * X[:, 0]) / 3)
+    fit = Regressor(mo.models.Gamma(), **SHORT).fit(X, y)
+    assert abs(fit.coef_[0] - 0.3) < 0.2
+    with pytest.raises(mo.SettingError, match="return_std is for real outcomes"):
+        fit.predict(X, return_std=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        ("logistic", "use LogisticRegression"),
+        ("weibull", "needs y and event"),
+        ("gama", "no family 'gama'"),
+        (3, "must be a name"),
+    ],
+)
+def test_families_that_are_not_for_it(family, words):
+    with pytest.raises(mo.SettingError, match=words):
+        Regressor(family).fit(np.eye(3), np.arange(3.0))
+
+
+def test_one_class_is_refused():
+    with pytest.raises(mo.DataError, match="one class"):
+        LogisticRegression().fit(np.eye(3), ["a", "a", "a"])
+
+
+# These compare predictions to seven digits, of chains whose sums are rounded otherwise, and that
+# see fewer rows than columns. `test_weights_count_rows` compares posteriors, to Monte Carlo error.
+CHAINS = {
+    f"check_sample_weight_equivalence_on_{kind}_data": "chains agree to Monte Carlo error only"
+    for kind in ("dense", "sparse")
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", [LogisticRegression, LinearRegression, PoissonRegressor, Regressor]
+)
+def test_scikit_learns_own_checks(kind):
+    check_estimator(kind(**SHORTEST), expected_failed_checks=CHAINS)

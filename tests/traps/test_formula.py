@@ -1,0 +1,156 @@
+"""What a formula and a table could get wrong without a word."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import modicum as mo
+from modicum.rows import csv as csv_module
+from modicum.rows import ingest, sources
+from modicum.rows.formula import FormulaEncoding
+from modicum.rows.reading import encode_table, read_formula
+
+
+def rows_of(formula, data, **settings):
+    return read_formula(formula, data, progressbar=False, **settings).rows
+
+
+def column(rows, name):
+    """One column of the model matrix."""
+    batch = rows.slice(0, len(rows))
+    dense = batch["x"] if rows.coding is None else rows.coding.densely(batch)
+    return dense[:, rows.columns.index(name)]
+
+
+def test_narrow_integers_do_not_wrap_around():
+    frame = pd.DataFrame({"y": [0.0, 1.0], "x": np.array([100, 3], np.int8)})
+    assert column(rows_of("y ~ I(x ** 2)", frame), "I(x ** 2)").tolist() == [10_000, 9]
+    assert column(rows_of("y ~ I(x * x + x)", frame), "I(x * x + x)").tolist() == [10_100, 12]
+
+
+def test_centring_is_that_of_all_rows_not_of_a_chunk(monkeypatch):
+    monkeypatch.setattr(sources, "BATCH_ROWS", 10)
+    frame = pd.DataFrame({"y": np.zeros(50), "x": np.arange(50.0)})
+    rows = rows_of("y ~ center(x) + bs(x, df=4)", frame)
+    np.testing.assert_allclose(column(rows, "center(x)"), np.arange(50) - 24.5)
+    # and new rows are centred by it
+    encoding = FormulaEncoding.from_dict(rows.schema.origin)
+    one = encode_table(encoding, frame.iloc[[7]], outcome=False)
+    np.testing.assert_allclose(one.slice(0, 1)["x"], rows.slice(7, 8)["x"])
+
+
+def test_a_stray_text_does_not_make_levels_of_numbers(tmp_path, monkeypatch):
+    monkeypatch.setattr(csv_module, "BLOCK_BYTES", 2000)  # the stray comes after the first block
+    lines = ["y,x"] + [f"{i % 2},{i % 7}.5" for i in range(2000)] + ["1,what"]
+    path = tmp_path / "d.csv"
+    path.write_text("\n".join(lines))
+    with pytest.raises(mo.DataError, match=r"'x' holds text \('what' in row 2000\) among numbers"):
+        rows_of("y ~ x", path)
+    assert len(rows_of("y ~ C(x)", path).columns) == 7  # told so, they are levels
+    frame = pd.DataFrame({"y": [0, 1, 0], "x": ["1", "2", "two"]})
+    with pytest.raises(mo.DataError, match=r"\('two' in row 2\).*write C\(x\)"):
+        rows_of("y ~ x", frame)
+
+
+def test_codes_with_leading_zeros_stay_apart(tmp_path):
+    path = tmp_path / "d.csv"
+    path.write_text("y,zip\n0,01234\n1,1234\n1,01234\n0,99\n")
+    assert rows_of("y ~ C(zip)", path).levels["C(zip)"] == ("99", "01234", "1234")
+
+
+def test_texts_that_look_alike_are_levels_of_their_own():
+    frame = pd.DataFrame({"y": [0.0, 1, 2, 3], "g": ["true", "True", "1", "1.0"]})
+    rows = rows_of("y ~ C(g)", frame)
+    assert set(rows.levels["C(g)"]) == {"true", "True", "1", "1.0"}
+    assert len(set(rows.slice(0, 4)["C(g)"])) == 4
+
+
+def test_true_in_a_csv_file_is_true_elsewhere(tmp_path):
+    frame = pd.DataFrame({"y": [0.0, 1.0, 1.0, 0.0], "f": [True, False, True, False]})
+    path = tmp_path / "d.csv"
+    path.write_text("y,f\n0,true\n1,false\n1,true\n0,false\n")
+    by_formula = rows_of("y ~ f", path)
+    assert by_formula.columns == ("f[True]",)
+    assert by_formula.fingerprint() == rows_of("y ~ f", frame).fingerprint()
+    told = ingest(path, tmp_path / "s", categorical=["f"], dtype="float64", progressbar=False)
+    table = mo.Rows.from_table(frame, categorical=["f"])
+    assert told.columns == table.columns
+    assert told.schema.levels == table.schema.levels
+    like = mo.Rows.from_table(frame, like=told)
+    assert like.fingerprint() == told.fingerprint()
+    texts = frame.assign(f=["true", "false", "true", "false"])
+    assert mo.Rows.from_table(texts, like=table).schema == table.schema
+
+
+def test_an_order_of_categories_is_kept_from_frames_and_files(tmp_path):
+    frame = pd.DataFrame({"y": np.zeros(6), "g": pd.Categorical(list("cbacba"), list("cab"))})
+    frame.to_parquet(tmp_path / "d.parquet", row_group_size=2)
+    assert rows_of("y ~ g", frame).columns == ("g[a]", "g[b]")
+    assert rows_of("y ~ g", tmp_path / "d.parquet").columns == ("g[a]", "g[b]")
+    # a category that no row has gets no coefficient
+    few = frame[frame["g"] != "a"]
+    assert rows_of("y ~ g", few).columns == ("g[b]",)
+
+
+def test_columns_with_the_names_of_fields_do_not_get_mixed_up():
+    frame = pd.DataFrame(
+        {"out": [0.0, 1, 0, 1], "y": list("abab"), "x": list("uuvv"), "weight": [1.0, 2, 3, 4]}
+    )
+    rows = rows_of("out ~ x + y + weight", frame)
+    assert rows.columns == ("x[v]", "y[b]", "weight")
+    assert column(rows, "y[b]").tolist() == [0, 1, 0, 1]
+    assert column(rows, "weight").tolist() == [1, 2, 3, 4]
+    assert rows.slice(0, 4)["y"].tolist() == [0, 1, 0, 1]
+    assert "weight" not in rows.fields
+    clash = pd.DataFrame({"y": [0.0, 1.0], "g": ["a", "b"], "g[b]": [1.0, 2.0]})
+    with pytest.raises(mo.DataError, match=r"would be named 'g\[b\]'"):
+        rows_of("y ~ g + `g[b]`", clash)
+
+
+def test_what_a_formula_makes_infinite_is_named_by_row():
+    frame = pd.DataFrame({"y": [0.0, 1.0, 1.0], "x": [1.0, 0.0, 2.0]})
+    with pytest.raises(mo.DataError, match=r"column 'np.log\(x\)' holds -inf in row 1"):
+        rows_of("y ~ np.log(x)", frame)
+    holes = frame.assign(z=[np.nan, 1.0, 2.0])
+    with pytest.raises(mo.DataError, match=r"holds -inf in row 1"):  # counted in the source
+        rows_of("y ~ z + np.log(x)", holes, missing="drop")
+
+
+def test_a_tower_of_powers_ends():
+    frame = pd.DataFrame({"y": [0.0, 1.0], "x": [1.0, 2.0]})
+    with pytest.raises(mo.DataError, match="holds inf in row"):
+        rows_of("y ~ I(x + 9 ** 9 ** 9 ** 9)", frame)
+
+
+def test_one_level_or_too_many_are_refused():
+    frame = pd.DataFrame({"y": np.zeros(3), "g": ["a"] * 3})
+    with pytest.raises(mo.DataError, match="holds one level only"):
+        rows_of("y ~ g", frame)
+    many = pd.DataFrame({"y": np.zeros(400)} | {n: [f"{n}{i}" for i in range(400)] for n in "ab"})
+    with pytest.raises(mo.DataError, match="has 159,600 combinations"):
+        rows_of("y ~ a:b", many)
+
+
+def test_dates_and_empty_tables_are_sentences(tmp_path):
+    dates = pd.DataFrame({"y": [0.0], "day": pd.to_datetime(["2013-01-01"])})
+    with pytest.raises(mo.DataError, match="column 'day' holds values of type timestamp"):
+        rows_of("y ~ day", dates)
+    empty = pd.DataFrame({"y": np.zeros(0), "x": np.zeros(0)})
+    with pytest.raises(mo.DataError, match="there are no"):
+        rows_of("y ~ x", empty)
+    pq.write_table(pa.table({"y": [0.0, 1.0], "x": [None, None]}), tmp_path / "d.parquet")
+    with pytest.raises(mo.DataError, match="column 'x' holds"):
+        rows_of("y ~ x", tmp_path / "d.parquet")
+    with pytest.raises(mo.SettingError, match="cannot be read as a table"):
+        rows_of("y ~ x", {"y": [0.0], "x": [1.0]})
+
+
+def test_a_store_in_the_way_is_seen_before_the_data_are_read(tmp_path):
+    frame = pd.DataFrame({"y": [0.0, 1.0], "x": [1.0, 2.0]})
+    rows_of("y ~ x", frame, store=tmp_path / "s")
+    with pytest.raises(mo.SettingError, match="exists"):
+        rows_of("y ~ nothing", frame, store=tmp_path / "s")
