@@ -83,7 +83,8 @@ class Anchor:
         """Which entries chains move with a scale: effects of groups, by how little data say."""
         if target.exact_prior is None or self.factor.ndim < 2:
             return None
-        parts = target.exact_prior[0].non_centred(self.point, self.factor @ self.factor.T)
+        information = np.maximum(-np.diag(self.B), 0.0)
+        parts = target.exact_prior[0].non_centred(self.point, information)
         if parts is None:
             return None
         into = np.linalg.inv(self.factor)[:, parts.where]

@@ -67,8 +67,11 @@ class ExactTerm(Protocol):
         """Return the normals that stand for the term about t, with those of its `own` or not."""
         ...
 
-    def non_centred(self, t: np.ndarray, covariance: np.ndarray) -> NonCentred | None:
-        """Return which entries are sampled relative to a scale, and how far; None: none."""
+    def non_centred(self, t: np.ndarray, information: np.ndarray) -> NonCentred | None:
+        """Return which entries are sampled relative to a scale, and how far; None: none.
+
+        `information` is what the data alone say of each entry, all others known.
+        """
         ...
 
 
@@ -91,9 +94,9 @@ class ExactPrior:
             t = term.settle(t, covariance, own)
         return t
 
-    def non_centred(self, t: np.ndarray, covariance: np.ndarray) -> NonCentred | None:
+    def non_centred(self, t: np.ndarray, information: np.ndarray) -> NonCentred | None:
         """Return all entries that are sampled relative to a scale; None: there are none."""
-        parts = [term.non_centred(t, covariance) for term in self.terms]
+        parts = [term.non_centred(t, information) for term in self.terms]
         held = [part for part in parts if part is not None]
         if not held:
             return None
@@ -158,7 +161,7 @@ class Independent:
         square = (t[where] - mean) ** 2 + np.diag(covariance)[where]
         return [StandIn(where, mean, self.kind.precision(square, *of))]
 
-    def non_centred(self, t: np.ndarray, covariance: np.ndarray) -> None:
+    def non_centred(self, t: np.ndarray, information: np.ndarray) -> None:
         """Nothing: these have no scale of their own."""
 
     def _tangent(self, t: np.ndarray, where: np.ndarray, numbers: Numbers) -> StandIn:
@@ -218,7 +221,7 @@ class SharedScale:
         place = np.array([self.tau])
         return [coefficients, StandIn(place, t[place], np.array([bent]))]
 
-    def non_centred(self, t: np.ndarray, covariance: np.ndarray) -> None:
+    def non_centred(self, t: np.ndarray, information: np.ndarray) -> None:
         """Nothing: local scales are integrated out."""
 
 

@@ -116,15 +116,15 @@ class Effects:
         prior = np.exp(2 * t[np.array(self.sds)])[:, None]
         return np.asarray(np.clip(1 - variance / prior, 0.0, 1.0))
 
-    def non_centred(self, t: np.ndarray, covariance: np.ndarray) -> NonCentred:
+    def non_centred(self, t: np.ndarray, information: np.ndarray) -> NonCentred:
         """Effects the data hardly inform move with their standard deviation.
 
-        By lambda^2 rather than lambda: towards small scales data inform less than at the anchor,
-        and there is where trajectories diverge.
+        By the square of lambda_l = A_ll tau^2 / (1 + A_ll tau^2) (SPEC 14.1): towards small scales
+        data inform less than at the anchor, and there is where trajectories diverge.
         """
         scale = np.repeat(np.array(self.sds), self.levels)
-        share = 1 - self.informed(t, covariance).ravel() ** 2
-        return NonCentred(np.array(self.where), scale, share)
+        ratio = information[np.array(self.where)] * np.exp(2 * t[scale])
+        return NonCentred(np.array(self.where), scale, 1 - (ratio / (1 + ratio)) ** 2)
 
 
 def _lower(own: jax.Array, count: int) -> jax.Array:
