@@ -169,7 +169,7 @@ def settle(
 
     The log-likelihood is held as the quadratic it is at `at`. In turn: the mode and covariance of
     the posterior under the normal that stands for the prior; that normal, and the marginal modes
-    of the priors' own parameters, given these (SPEC 14.1).
+    of the priors' own parameters, given these.
     """
     assert target.exact_prior is not None
     exact, numbers = target.exact_prior

@@ -118,7 +118,7 @@ class Study:
         def expected() -> np.ndarray:
             sums = self.task.sums
             expected = expected_residuals(sums, self.control_variate, self.proxy, draws[:8])
-            if isinstance(sums.rows, GroupedRows):  # what a group costs counts as well (SPEC 14.2)
+            if isinstance(sums.rows, GroupedRows):  # what a group costs counts as well
                 expected = expected / np.sqrt(sums.rows.index.size)
             return expected
 

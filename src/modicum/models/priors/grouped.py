@@ -71,7 +71,7 @@ class Effects:
         of_effects = -0.5 * jnp.sum(z**2) - self.levels * (log_det + self.count * HALF_LOG_2PI)
         return of_effects + _log_hyper(self.kinds, own, numbers)
 
-    # The anchor (SPEC 14.1) ------------------------------------------------------------------
+    # The anchor -------------------------------------------------------------------------------
 
     def _second_moments(self, t: np.ndarray, covariance: np.ndarray) -> tuple[np.ndarray, ...]:
         """Sums over levels of u u' and of the effects' posterior covariances, (count, count)."""
