@@ -51,7 +51,9 @@ def test_the_posterior_is_that_of_the_front_door(late, binary):
     np.testing.assert_array_equal(late.posterior_["beta"], post["beta"])
     np.testing.assert_allclose(late.coef_, [post.mean("beta")])
     np.testing.assert_allclose(late.intercept_, [post.mean("intercept")])
-    np.testing.assert_allclose(late.predict_proba(binary[0])[:, 1], post.predict(rows).mean)
+    np.testing.assert_allclose(
+        late.predict_proba(binary[0])[:, 1], post.predict(rows, draws=1000).mean
+    )
 
 
 def test_classes_and_scores(late, binary):
@@ -64,7 +66,7 @@ def test_classes_and_scores(late, binary):
     assert late.n_features_in_ == 3
 
 
-def test_clone_pickle_pipelines_and_folds(late, binary):
+def test_clone_pickle_and_pipelines(late, binary):
     X, y = binary
     again = clone(late)
     assert again.get_params() == late.get_params()
@@ -74,7 +76,11 @@ def test_clone_pickle_pipelines_and_folds(late, binary):
     scaled = make_pipeline(StandardScaler(), clone(late)).fit(X, y)
     moved = make_pipeline(StandardScaler(), clone(late)).fit(100 + 7 * X, y)
     np.testing.assert_allclose(scaled.predict_proba(X), moved.predict_proba(100 + 7 * X), atol=1e-6)
-    assert cross_val_score(late, X, y, cv=2).min() > 0.55
+
+
+@pytest.mark.slow
+def test_folds(late, binary):
+    assert cross_val_score(late, *binary, cv=2).min() > 0.55
 
 
 def test_sparse_columns_are_dense_ones(late, binary):
@@ -84,6 +90,7 @@ def test_sparse_columns_are_dense_ones(late, binary):
     np.testing.assert_array_equal(thin.predict(sparse.csc_array(X)), late.predict(X))
 
 
+@pytest.mark.slow
 def test_weights_count_rows(binary):
     """A row of weight 2 is two rows; and one of weight 0 is none."""
     X, y = binary
@@ -113,6 +120,7 @@ def test_frames_with_categories(binary):
         fit.predict(one.assign(ward="d"))
 
 
+@pytest.mark.slow
 def test_more_than_two_classes():
     X, y = arrays(class_rows(N))
     fit = LogisticRegression(**SHORT).fit(X, np.array(["x", "y", "z"])[y.astype(int)])
@@ -135,15 +143,17 @@ def test_real_outcomes_and_their_spread():
     assert LinearRegression(fit_intercept=False, **SHORTEST).fit(X, y).intercept_ == 0.0
 
 
+@pytest.mark.slow
 def test_outcomes_without_noise_are_fitted_and_told():
-    X = np.random.default_rng(1).normal(size=(20, 2))
+    X = np.random.RandomState(0).normal(size=(10, 4))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        fit = LinearRegression(**SHORTEST).fit(X, X @ [1.0, 2.0])
+        fit = LinearRegression(**SHORTEST).fit(X, X[:, 0])
     assert "no-noise" in [w.message.code for w in told if hasattr(w.message, "code")]
-    np.testing.assert_allclose(fit.coef_, [1.0, 2.0], atol=1e-4)
+    np.testing.assert_allclose(fit.coef_, [1.0, 0.0, 0.0, 0.0], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_counts_over_exposures_are_counts():
     """y = counts / exposure weighted by exposure has the posterior of counts with an offset."""
     batch = poisson_rows(N).slice(0, N)
@@ -160,6 +170,7 @@ def test_counts_over_exposures_are_counts():
     assert np.any(np.abs(plain.coef_ - truth.mean("beta")) > TIMES * error)
 
 
+@pytest.mark.slow
 def test_any_family_of_numbers():
     rng = np.random.default_rng(1)
     X = rng.normal(size=(N, 1))
@@ -189,9 +200,17 @@ def test_one_class_is_refused():
         LogisticRegression().fit(np.eye(3), ["a", "a", "a"])
 
 
+# These compare predictions to seven digits, of chains whose sums are rounded otherwise, and that
+# see fewer rows than columns. `test_weights_count_rows` compares posteriors, to Monte Carlo error.
+CHAINS = {
+    f"check_sample_weight_equivalence_on_{kind}_data": "chains agree to Monte Carlo error only"
+    for kind in ("dense", "sparse")
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [LogisticRegression, LinearRegression, PoissonRegressor, Regressor]
 )
 def test_scikit_learns_own_checks(kind):
-    check_estimator(kind(**SHORTEST))
+    check_estimator(kind(**SHORTEST), expected_failed_checks=CHAINS)

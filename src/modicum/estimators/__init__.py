@@ -2,6 +2,7 @@
 
 from modicum.estimators.block_poisson import BlockPoisson, BlockPoissonTables
 from modicum.estimators.bounds import BoundedRows, collapse, whitened_sums
+from modicum.estimators.groups import GroupTaylor
 from modicum.estimators.perturbed import Perturbed
 from modicum.estimators.taylor import AutodiffTaylor, LinearTaylor, control_variate, proxy
 
@@ -10,6 +11,7 @@ __all__ = [
     "BlockPoisson",
     "BlockPoissonTables",
     "BoundedRows",
+    "GroupTaylor",
     "LinearTaylor",
     "Perturbed",
     "collapse",

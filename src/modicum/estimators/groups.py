@@ -7,7 +7,7 @@ entries of S.
 
 Two forms of the same residual. A chain keeps gradient and Hessian of each of its few groups, and
 its groups are padded to the largest there is: what is done at all nodes is done for the rows that
-are there, side by side in the smallest of a few sizes. A pass sees every group once: it expands
+are there, side by side. A pass sees every group once: it expands
 along phi - phi* instead, where with p the nodes' probabilities at the anchor and h_k the sum over a
 group's rows dl = E_p h' and d2l = E_p h'' + Var_p h', and no Hessian is formed.
 """
@@ -34,9 +34,7 @@ from modicum.runtime import jit
 
 __all__ = ["FlatCache", "GroupTaylor", "PaddedCache", "expansion_coordinates", "group_proxy"]
 
-SIZES = 4  # shares 1, 1/2, 1/4, 1/8 of the padded rows that evaluations have code for
-FEWEST = 256  # rows, below which there is no smaller size
-DENSE = 4_000_000  # products up to which sums over groups are matrix products
+DENSE = 1_000_000  # entries up to which sums over groups are matrix products
 
 
 class FlatCache(NamedTuple):
@@ -75,10 +73,13 @@ class GroupTaylor:
         A model with integrated effects, and its layout.
     order
         0, 1 or 2.
+    typical
+        Rows per group that there is usually room for; others are evaluated all the same.
     """
 
     target: Target
     order: int = 2
+    typical: int = 64
 
     @classmethod
     def fitting(cls, target: Target, order: int, precision: str) -> GroupTaylor | None:
@@ -116,7 +117,7 @@ class GroupTaylor:
             return FlatCache(rows, jnp.asarray(batch["group_of_row"]), eta, nodes, scale)
         size = jnp.asarray(batch["group_rows"])
         expansion = jax.vmap(partial(self._expansion, proxy))(rows, size, nodes)
-        eta = jax.vmap(linear)(rows).astype(jnp.float64)
+        eta = _linear(model, self.target.unravel(proxy.point), rows)
         rows.pop("offset", None)
         return PaddedCache(rows, size, eta, nodes, scale, *expansion)
 
@@ -127,9 +128,9 @@ class GroupTaylor:
         model, away = self.model, proxy.factor @ z
         theta = self.target.unravel(proxy.point + away)
         moved = self.target.unravel(away)
-        e = jax.vmap(partial(model.family.linear, moved))(cached.rows).astype(jnp.float64)
+        e = _linear(model, moved, cached.rows)
         T, extras = model.covariance.factor(theta), model.extras_of(theta)
-        exact = _likelihoods(model, (e, T, extras), cached)
+        exact = _likelihoods(model, self.typical, (e, T, extras), cached)
         phi = partial(expansion_coordinates, self.target)
         step = phi(proxy.point + away) - phi(proxy.point)
         expansion = cached.value
@@ -205,6 +206,13 @@ class GroupTaylor:
         return _derivatives(path)
 
 
+def _linear(model: IntegratedEffects, theta: Any, rows: Batch) -> jax.Array:
+    """The common predictor of padded rows, (groups, width): one product for all."""
+    count, width = rows["y"].shape[:2]
+    flat = {name: field.reshape(count * width, *field.shape[2:]) for name, field in rows.items()}
+    return model.family.linear(theta, flat).reshape(count, width).astype(jnp.float64)
+
+
 def _derivatives(path: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     """A function of one number at 0, and its first two derivatives there."""
     one, zero = jnp.ones(()), jnp.zeros(())
@@ -218,19 +226,25 @@ def _derivatives(path: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
 # weight 0 in both, and nothing of all rows at all nodes is kept for a backward sweep.
 
 Moving = tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]  # predictors' shift, T, extras
+Slopes = tuple[jax.Array, jax.Array, jax.Array, tuple[jax.Array, ...]]  # l_j, and in these
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _likelihoods(model: IntegratedEffects, moving: Moving, cached: PaddedCache) -> jax.Array:
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _likelihoods(
+    model: IntegratedEffects, typical: int, moving: Moving, cached: PaddedCache
+) -> jax.Array:
     """l_j of each group."""
-    return _with_slopes(model, moving, cached)[0]
+    return _with_slopes(model, typical, moving, cached)[0]
 
 
 @_likelihoods.defjvp
 def _likelihoods_slope(
-    model: IntegratedEffects, at: tuple[Moving, PaddedCache], tangents: tuple[Moving, Any]
+    model: IntegratedEffects,
+    typical: int,
+    at: tuple[Moving, PaddedCache],
+    tangents: tuple[Moving, Any],
 ) -> tuple[jax.Array, jax.Array]:
-    value, by_row, by_factor, by_extra = _with_slopes(model, *at)
+    value, by_row, by_factor, by_extra = _with_slopes(model, typical, *at)
     e, T, extras = tangents[0]
     change = jnp.sum(by_row * e, axis=1) + jnp.einsum("jab,ab->j", by_factor, T)
     for slope, extra in zip(by_extra, extras, strict=True):
@@ -239,66 +253,96 @@ def _likelihoods_slope(
 
 
 def _with_slopes(
-    model: IntegratedEffects, moving: Moving, cached: PaddedCache
-) -> tuple[jax.Array, jax.Array, jax.Array, tuple[jax.Array, ...]]:
+    model: IntegratedEffects, typical: int, moving: Moving, cached: PaddedCache
+) -> Slopes:
     """l_j, and its derivatives in the predictor of each row, in T and in the extras.
 
-    The rows that are there are evaluated in the smallest size that has room for them.
+    The rows that are there are evaluated side by side: in the usual room, and only where they do
+    not fit there in room for groups as large as the largest.
     """
-    room = cached.eta.size
-    sizes = [room // 2**k for k in reversed(range(SIZES)) if k == 0 or room // 2**k >= FEWEST]
-    if len(sizes) == 1:
-        return _in_room(model, room, moving, cached)
-    total = jnp.sum(cached.size)
-    which = jnp.searchsorted(jnp.asarray(sizes), total)
-    branches = [partial(_in_room, model, size) for size in sizes]
-    result: tuple[jax.Array, jax.Array, jax.Array, tuple[jax.Array, ...]]
-    result = jax.lax.switch(which, branches, moving, cached)
+    count, width = cached.eta.shape
+    usual = typical * count
+    if 2 * usual > count * width:
+        return _in_room(model, count * width, moving, cached)
+    fits = jnp.sum(cached.size) <= usual
+    result: Slopes = jax.lax.cond(
+        fits,
+        partial(_in_room, model, usual),
+        partial(_in_room, model, count * width),
+        moving,
+        cached,
+    )
     return result
 
 
-def _in_room(
-    model: IntegratedEffects, room: int, moving: Moving, cached: PaddedCache
-) -> tuple[jax.Array, jax.Array, jax.Array, tuple[jax.Array, ...]]:
+def _in_room(model: IntegratedEffects, room: int, moving: Moving, cached: PaddedCache) -> Slopes:
     """The same where at most `room` rows are there."""
     e, T, extras = moving
     count, width = cached.eta.shape
     size, nodes = cached.size, cached.nodes
     first = jnp.cumsum(size) - size
-    group = jnp.repeat(jnp.arange(count), size, total_repeat_length=room)
-    there = jnp.arange(room) < jnp.sum(size)
-    place = jnp.minimum(jnp.arange(room) - first[group], width - 1)
+    slot = jnp.arange(room)
+    group = jnp.sum(slot[:, None] >= first + size, axis=1)
+    there = group < count
+    group = jnp.minimum(group, count - 1)
+    place = jnp.clip(slot - first[group], 0, width - 1)
     rows = {name: field[group, place] for name, field in cached.rows.items()}
+    sums = _Sums(group, there, count)
     z = model.effect_columns(rows)
-    shift = jnp.einsum("ia,ika->ik", z, jnp.einsum("ab,jkb->jka", T, nodes.v)[group])
-    eta = (cached.eta + e)[group, place][:, None] + shift
+    effects = sums.spread(jnp.einsum("ab,jkb->jka", T, nodes.v))
+    shift = effects[..., 0] * z[:, :1]
+    for a in range(1, model.effects):
+        shift = shift + effects[..., a] * z[:, a : a + 1]
+    eta = jax.lax.optimization_barrier((cached.eta + e)[group, place][:, None] + shift)
 
     def f(eta: jax.Array, *extras: jax.Array) -> jax.Array:
         return model.of_row(eta, extras, rows)
 
-    def total(values: jax.Array) -> jax.Array:
-        """Over the rows of each group, (groups, ...)."""
-        if count * values.size > DENSE:
-            kept = jnp.where(there.reshape(-1, *[1] * (values.ndim - 1)), values, 0.0)
-            return jax.ops.segment_sum(kept, group, count, indices_are_sorted=True)
-        member = ((group == jnp.arange(count)[:, None]) & there).astype(values.dtype)
-        return jnp.tensordot(member, values, 1)
-
-    value_at, f1 = jax.jvp(lambda eta: f(eta, *extras), (eta,), (jnp.ones_like(eta),))
-    terms = nodes.log_weight + total(value_at)
+    both = jax.jvp(lambda eta: f(eta, *extras), (eta,), (jnp.ones_like(eta),))
+    value_at, f1 = jax.lax.optimization_barrier(both)  # made once, not in every sum
+    terms = nodes.log_weight + sums.total(value_at)
     value = jax.nn.logsumexp(terms, axis=1)
     p = jnp.exp(terms - value[:, None])
-    share = p[group] * f1
-    by_row = jnp.sum(share, axis=1)
-    each = z[:, :, None] * jnp.einsum("ik,ikb->ib", share, nodes.v[group])[:, None, :]
+    by_row = jnp.sum(sums.spread(p) * f1, axis=1)
+    # sum_i z_ia sum_k p_jk f1_ik v_jkb, over the rows first
+    scores = jnp.stack([sums.total(f1 * z[:, a : a + 1]) for a in range(model.effects)], axis=1)
+    by_factor = jnp.einsum("jak,jk,jkb->jab", scores, p, nodes.v)
     by_extra = []
     for k in range(len(extras)):
         unit = tuple(jnp.where(i == k, 1.0, 0.0) for i in range(len(extras)))
         slope = jax.jvp(lambda *x: f(eta, *x), extras, unit)[1]
-        by_extra.append(jnp.sum(p * total(slope), axis=1))
+        by_extra.append(jnp.sum(p * sums.total(slope), axis=1))
     at = jnp.minimum(first[:, None] + jnp.arange(width), room - 1)
     padded = jnp.where(jnp.arange(width) < size[:, None], by_row[at], 0.0)
-    return value, padded, total(each), tuple(by_extra)
+    return value, padded, by_factor, tuple(by_extra)
+
+
+class _Sums:
+    """Sums over the rows of a few groups, as products with the matrix of who is in which.
+
+    Of many groups, which are scattered and gathered instead.
+    """
+
+    def __init__(self, group: jax.Array, there: jax.Array, count: int) -> None:
+        self._group, self._there, self._count = group, there, count
+        few = count * len(group) <= DENSE
+        members = (group == jnp.arange(count)[:, None]) & there
+        self._members = members.astype(jnp.float64) if few else None
+
+    def total(self, values: jax.Array) -> jax.Array:
+        """Over the rows of each group that are there, (groups, nodes)."""
+        if self._members is not None:
+            # What is not there may be no number: zero times that is none either.
+            return self._members @ jnp.where(self._there[:, None], values, 0.0)
+        kept = jnp.where(self._there[:, None], values, 0.0)
+        return jax.ops.segment_sum(kept, self._group, self._count, indices_are_sorted=True)
+
+    def spread(self, values: jax.Array) -> jax.Array:
+        """The value of its group for each row."""
+        if self._members is None:
+            return values[self._group]
+        flat = self._members.T @ values.reshape(self._count, -1)
+        return flat.reshape(-1, *values.shape[1:])
 
 
 # Coordinates ------------------------------------------------------------------------------

@@ -62,32 +62,35 @@ class GroupIndex:
                 f"the rows have no field '{field}' with one number per row to group by; make them "
                 f"with Rows(x=..., y=..., {field}=...)."
             )
-        values = np.empty(len(rows), np.int64)
-        at = 0
-        for chunk in rows.chunks(SWEEP):
-            part = chunk[field]
-            whole = part.astype(np.int64)
-            if part.dtype.kind == "f" and np.any(whole != part):
-                row = at + int(np.argmax(whole != part))
-                raise DataError(
-                    f"the group of row {row} ('{field}' = {part[row - at]:g}) is no whole number; "
-                    "number the groups, for instance with numpy.unique(..., return_inverse=True)."
-                )
-            values[at : at + len(part)] = whole
-            at += len(part)
+        if rows.is_store:
+            return cls._of_sorted(rows, field)
+        values = np.concatenate([part for _, part in _values(rows, field)])
         order = None
         if np.any(values[1:] < values[:-1]):
-            if rows.is_store:
-                raise DataError(
-                    f"the rows of the store are not in the order of '{field}', and groups that are "
-                    "integrated out must lie next to each other on disk; ingest them again with "
-                    f"sort_by='{field}'."
-                )
             order = np.argsort(values, kind="stable")
             values = values[order]
             order = order.astype(np.uint32 if len(values) < 2**32 else np.int64)
         begins = np.flatnonzero(np.r_[True, values[1:] != values[:-1]])
         return cls(field, values[begins], np.r_[begins, len(values)], order)
+
+    @classmethod
+    def _of_sorted(cls, rows: Rows, field: str) -> GroupIndex:
+        """Offsets of rows that lie in group order, without holding the group of every row."""
+        starts, values, last = [], [], None
+        for at, part in _values(rows, field):
+            before = np.r_[part[0] if last is None else last, part[:-1]]
+            if np.any(part < before):
+                raise DataError(
+                    f"the rows of the store are not in the order of '{field}', and groups that are "
+                    "integrated out must lie next to each other on disk; ingest them again with "
+                    f"sort_by='{field}'."
+                )
+            begins = part != before
+            begins[0] |= last is None
+            starts.append(at + np.flatnonzero(begins))
+            values.append(part[begins])
+            last = part[-1]
+        return cls(field, np.concatenate(values), np.concatenate([*starts, [len(rows)]]), None)
 
     @property
     def size(self) -> Array:
@@ -105,6 +108,22 @@ class GroupIndex:
         first = np.cumsum(size) - size
         within = np.arange(len(which)) - first[which]
         return self.start[group_ids][which] + within, which
+
+
+def _values(rows: Rows, field: str) -> Iterator[tuple[int, Array]]:
+    """The groups of rows as whole numbers, with the number of the first row, a chunk at a time."""
+    at = 0
+    for chunk in rows.chunks(SWEEP):
+        part = chunk[field]
+        whole = part.astype(np.int64)
+        if part.dtype.kind == "f" and np.any(whole != part):
+            row = at + int(np.argmax(whole != part))
+            raise DataError(
+                f"the group of row {row} ('{field}' = {part[row - at]:g}) is no whole number; "
+                "number the groups, for instance with numpy.unique(..., return_inverse=True)."
+            )
+        yield at, whole
+        at += len(part)
 
 
 class GroupedRows(Rows):

@@ -7,7 +7,7 @@ method chooses its subsample, a `Composition`; `Study.plan` makes kernel, contex
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import ceil
 from typing import Any
@@ -18,9 +18,9 @@ import numpy as np
 
 from modicum.designs import DESIGNS, RowFacts, Weighted, WeightTables, draw_on_host
 from modicum.errors import ConvergenceError, ModicumWarning
-from modicum.estimators import LinearTaylor, control_variate, proxy
+from modicum.estimators import GroupTaylor, LinearTaylor, control_variate, proxy
 from modicum.kernels.adaptation import schedule
-from modicum.kernels.base import Estimator, Move, Pytree, straighten
+from modicum.kernels.base import ControlVariate, Estimator, Move, Pytree, straighten
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Chosen, Plan, Task, Tuning
@@ -28,6 +28,7 @@ from modicum.methods.ecs.base import EnergyConserving
 from modicum.methods.ecs.tuning import Pilot, Rehearsal, log_ratios, rehearse, study
 from modicum.methods.groups import of_groups
 from modicum.methods.weights import design_tables, ends_near_the_mode, expected_residuals
+from modicum.models.base import Batch
 from modicum.passes import Anchor
 from modicum.passes.faults import first_bad_row
 from modicum.passes.mode import folded_prior, prior_slope
@@ -39,7 +40,7 @@ from modicum.run import place_rows
 __all__ = ["Composition", "Study"]
 
 PILOT_DRAWS, PILOT_ROWS = 32, 20_000
-PILOT_GROUPS, SLOPE_GROUPS = 1_024, 128  # instead, where groups are integrated out
+PILOT_GROUPS, SLOPE_GROUPS = 512, 64  # instead, where groups are integrated out
 REHEARSED = 4_096  # pilot rows that stand for all in a rehearsal
 NORMAL = 0.5  # sd of log posterior over normal approximation up to which nothing is rehearsed
 
@@ -117,7 +118,8 @@ class Study:
         @cache
         def expected() -> np.ndarray:
             sums = self.task.sums
-            expected = expected_residuals(sums, self.control_variate, self.proxy, draws[:8])
+            few = draws[: 4 if isinstance(sums.rows, GroupedRows) else 8]
+            expected = expected_residuals(sums, self.control_variate, self.proxy, few)
             if isinstance(sums.rows, GroupedRows):  # what a group costs counts as well
                 expected = expected / np.sqrt(sums.rows.index.size)
             return expected
@@ -134,11 +136,11 @@ class Study:
         batch = rows.take(np.asarray(drawn.row_ids)) | {"probability": studied}
         self.task.ledger.add("pilot", len(drawn_with) * len(draws), "density")
         self._rows, self._ratio = batch, studied / drawn_with
-        few = None
+        self._few: Batch | None = None
         if isinstance(rows, GroupedRows):
             first = np.asarray(drawn.row_ids)[:SLOPE_GROUPS]
-            few = rows.take(first) | {"probability": studied[:SLOPE_GROUPS]}
-        pilot = study(self.control_variate, batch, self._ratio, self.proxy, draws, few)
+            self._few = rows.take(first) | {"probability": studied[:SLOPE_GROUPS]}
+        pilot = study(self.control_variate, batch, self._ratio, self.proxy, draws, self._few)
         bad = np.flatnonzero(~np.isfinite(pilot.variance))
         if len(bad):
             t = self.anchor.point + self.anchor.factor @ draws[bad[0]]
@@ -197,7 +199,7 @@ class Study:
     def kernel(self, parts: Composition) -> EnergyConservingKernel:
         """Compose the kernel."""
         return EnergyConservingKernel(
-            self.control_variate,
+            self._with_room(parts.subsample),
             parts.estimator,
             self.design,
             _move(self.method),
@@ -207,6 +209,15 @@ class Study:
             self.method.target_accept,
             first_step=self.method.step_size,
         )
+
+    def _with_room(self, subsample: int) -> ControlVariate[Any]:
+        """The control variate, with room for the rows that so many groups usually have."""
+        form = self.control_variate
+        if not isinstance(form, GroupTaylor) or self._few is None:
+            return form
+        size = self._few["group_rows"]
+        usual = np.mean(size) + 2.5 * np.std(size) / np.sqrt(subsample)
+        return replace(form, typical=8 * ceil(usual / 8))
 
     def floats_per_iteration(self, parts: Composition) -> int:
         """How many numbers an iteration holds of the rows it requests."""
