@@ -89,23 +89,26 @@ class Effects:
         return settled
 
     def stand_ins(
-        self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers
+        self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers, own: bool
     ) -> Sequence[StandIn]:
         """Normal effects given Sigma; for Sigma what information the effects leave of it."""
-        uu, V = self._second_moments(t, covariance)
-        own = self.own
-        _, curvature = _mode_of_own(self.kinds, self.count, self.levels, t[own], uu + V, numbers, 0)
-        lower = np.asarray(_lower(jnp.asarray(t[own]), self.count))
-        inverse = np.linalg.inv(lower @ lower.T)
-        share = 1 - np.sum(inverse * V) / (self.levels * self.count)
-        bent = np.maximum(np.diag(curvature) * max(share, LEAST_SHARE), LEAST)
-        where = np.array(self.where)
+        places, where = self.own, np.array(self.where)
+        if self.partials:
+            lower = np.asarray(_lower(jnp.asarray(t[places]), self.count))
+            inverse = np.linalg.inv(lower @ lower.T)
+        else:
+            inverse = np.diag(np.exp(-2 * t[places]))
         eye = np.eye(self.levels)
         precision = np.full(len(where), inverse[0, 0]) if self.count == 1 else np.kron(inverse, eye)
-        return [
-            StandIn(where, np.zeros(len(where)), precision),
-            StandIn(own, t[own], bent),
-        ]
+        effects = StandIn(where, np.zeros(len(where)), precision)
+        if not own:
+            return [effects]
+        uu, V = self._second_moments(t, covariance)
+        arguments = (self.kinds, self.count, self.levels, t[places], uu + V, numbers)
+        curvature = np.asarray(_mode_of_own(*arguments, 0)[1])
+        share = 1 - np.sum(inverse * V) / (self.levels * self.count)
+        bent = np.maximum(np.diag(curvature) * max(share, LEAST_SHARE), LEAST)
+        return [effects, StandIn(places, t[places], bent)]
 
     def informed(self, t: np.ndarray, covariance: np.ndarray) -> np.ndarray:
         """lambda of each effect: the share of what is known of it that the data say, in 0 to 1."""
@@ -113,10 +116,15 @@ class Effects:
         prior = np.exp(2 * t[np.array(self.sds)])[:, None]
         return np.asarray(np.clip(1 - variance / prior, 0.0, 1.0))
 
-    def non_centred(self, t: np.ndarray, covariance: np.ndarray) -> NonCentred:
-        """Effects the data hardly inform move with their standard deviation."""
+    def non_centred(self, t: np.ndarray, information: np.ndarray) -> NonCentred:
+        """Effects the data hardly inform move with their standard deviation.
+
+        By the square of lambda_l = A_ll tau^2 / (1 + A_ll tau^2) (SPEC 14.1): towards small scales
+        data inform less than at the anchor, and there is where trajectories diverge.
+        """
         scale = np.repeat(np.array(self.sds), self.levels)
-        return NonCentred(np.array(self.where), scale, 1 - self.informed(t, covariance).ravel())
+        ratio = information[np.array(self.where)] * np.exp(2 * t[scale])
+        return NonCentred(np.array(self.where), scale, 1 - (ratio / (1 + ratio)) ** 2)
 
 
 def _lower(own: jax.Array, count: int) -> jax.Array:
