@@ -119,7 +119,7 @@ class Effects:
     def non_centred(self, t: np.ndarray, information: np.ndarray) -> NonCentred:
         """Effects the data hardly inform move with their standard deviation.
 
-        By the square of lambda_l = A_ll tau^2 / (1 + A_ll tau^2) (SPEC 14.1): towards small scales
+        By the square of lambda_l = A_ll tau^2 / (1 + A_ll tau^2): towards small scales
         data inform less than at the anchor, and there is where trajectories diverge.
         """
         scale = np.repeat(np.array(self.sds), self.levels)
