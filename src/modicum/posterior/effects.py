@@ -1,4 +1,4 @@
-"""Effects of groups, drawn afterwards where they were integrated out (SPEC 14.2).
+"""Effects of groups, drawn afterwards where they were integrated out.
 
 Given a draw of the coefficients and of the effects' covariance, groups are independent. Their
 effects are drawn by independence-Metropolis steps whose proposals are N(centre, spread spread') of

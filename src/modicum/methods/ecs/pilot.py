@@ -143,7 +143,7 @@ class Study:
             sums = self.task.sums
             few = draws[: 4 if isinstance(sums.rows, GroupedRows) else 8]
             expected = expected_residuals(sums, self.control_variate, self.proxy, few)
-            if isinstance(sums.rows, GroupedRows):  # what a group costs counts as well (SPEC 14.2)
+            if isinstance(sums.rows, GroupedRows):  # what a group costs counts as well
                 expected = expected / np.sqrt(sums.rows.index.size)
             return expected
 

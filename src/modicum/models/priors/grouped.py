@@ -71,7 +71,7 @@ class Effects:
         of_effects = -0.5 * jnp.sum(z**2) - self.levels * (log_det + self.count * HALF_LOG_2PI)
         return of_effects + _log_hyper(self.kinds, own, numbers)
 
-    # The anchor (SPEC 14.1) ------------------------------------------------------------------
+    # The anchor -------------------------------------------------------------------------------
 
     def _second_moments(self, t: np.ndarray, covariance: np.ndarray) -> tuple[np.ndarray, ...]:
         """Sums over levels of u u' and of the effects' posterior covariances, (count, count)."""
@@ -119,7 +119,7 @@ class Effects:
     def non_centred(self, t: np.ndarray, information: np.ndarray) -> NonCentred:
         """Effects the data hardly inform move with their standard deviation.
 
-        By the square of lambda_l = A_ll tau^2 / (1 + A_ll tau^2) (SPEC 14.1): towards small scales
+        By the square of lambda_l = A_ll tau^2 / (1 + A_ll tau^2): towards small scales
         data inform less than at the anchor, and there is where trajectories diverge.
         """
         scale = np.repeat(np.array(self.sds), self.levels)
