@@ -75,13 +75,13 @@ def test_other_methods_sample_them_too(method, truth):
 def test_a_correction_by_all_rows_finds_nothing_to_correct(truth):
     post = mo.sample(model(), rows(), method=mo.HMCECS(), draws=1_000, tune=300, **RUN)
     corrected = post.correct(rows(), draws=500, progressbar=False)
-    assert corrected.correction["largest_shift"] < 0.1
+    assert corrected.tuning["correction"]["largest_shift"] < 0.1
     assert np.ptp(corrected.stats["log_weight"]) < 1.0  # `lp` has the exact prior in it
 
 
 @pytest.mark.slow
 def test_stochastic_gradients_have_the_exact_prior(truth):
-    post = mo.sample(model(), rows(), method=mo.SGLDCV(), draws=4_000, tune=500, **RUN)
+    post = mo.sample(model(), rows(), method=mo.SGLDCV(), draws=4_000, tune=500, thin=4, **RUN)
     draws = flat_draws(post)
     sd = np.sqrt(truth[2:] - truth[:2] ** 2)
     assert np.all(np.abs(draws.mean(axis=(0, 1)) - truth[:2]) < 0.3 * sd)

@@ -28,7 +28,7 @@ from modicum.passes.mode import (
 )
 from modicum.passes.mode import quasi_newton_on_subset as near_mode
 from modicum.passes.modes import Modes, Starts, find_modes
-from modicum.passes.scales import group_notes
+from modicum.passes.scales import group_notes, with_scale_widths
 from modicum.passes.sums import Sums
 
 __all__ = ["Anchor", "anchor_at", "anchor_at_mode"]
@@ -83,7 +83,8 @@ class Anchor:
         """Which entries chains move with a scale: effects of groups, by how little data say."""
         if target.exact_prior is None or self.factor.ndim < 2:
             return None
-        parts = target.exact_prior[0].non_centred(self.point, self.factor @ self.factor.T)
+        information = np.maximum(-np.diag(self.B), 0.0)
+        parts = target.exact_prior[0].non_centred(self.point, information)
         if parts is None:
             return None
         into = np.linalg.inv(self.factor)[:, parts.where]
@@ -202,6 +203,7 @@ def _from_curvature(
     at: Curvature, record: ModeRecord | None, names: tuple[str, ...], sums: Sums
 ) -> Anchor:
     notes: list[ModicumWarning] = []
+    at = with_scale_widths(at, sums.target)
     factor, mended = whitening_factor(at.precision)
     if mended:
         notes.append(

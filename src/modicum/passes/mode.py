@@ -13,6 +13,7 @@ from scipy.linalg import cho_factor, cho_solve, cholesky, eigh, solve_triangular
 
 from modicum.errors import ConvergenceError
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
+from modicum.models.priors.exact import ExactPrior
 from modicum.passes.engine import chunk_rows
 from modicum.passes.faults import first_bad_row, point_text
 from modicum.passes.sums import Sums
@@ -29,6 +30,7 @@ DENSE_LIMIT = 2000  # parameters up to which Hessians are formed
 MAX_STEPS = 60
 FEWEST_GROUPS = 500  # of a subset: fewer say little of how groups differ
 MAX_SETTLING = 100
+SETTLED = 3e-3  # posterior standard deviations: nothing depends on where exactly priors settle
 LEAST_INFORMATION = 1e-4  # about an entry, where a stand-in prior starts from that of the data
 
 
@@ -121,6 +123,7 @@ class StandInPrior:
     target: Target
     mean: np.ndarray
     precision: np.ndarray
+    covariance: np.ndarray | None = None  # of the posterior, where it was found
 
     def expanded(self, t: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """Value, gradient and Hessian at `t`."""
@@ -162,43 +165,54 @@ def _folded_prior(target: Target, t: Any) -> tuple[jax.Array, jax.Array, jax.Arr
     return *jax.value_and_grad(folded)(t), jax.hessian(folded)(t)
 
 
+@in_double_precision
+def exact_log_priors(target: Target, points: np.ndarray) -> np.ndarray:
+    """The part of the log-prior that is no quadratic, at each of `points`."""
+    assert target.exact_prior is not None
+    exact, numbers = target.exact_prior
+    return np.array(_exact_log_priors(exact, points, numbers))
+
+
+@jit(static=0)
+def _exact_log_priors(exact: ExactPrior, points: Any, numbers: Any) -> jax.Array:
+    return jax.vmap(lambda t: exact.log_density(t, numbers))(points)
+
+
 def settle(
-    at: Curvature, target: Target, tolerance: float = 1e-3
+    at: Curvature, target: Target, before: StandInPrior | None = None
 ) -> tuple[Curvature, StandInPrior]:
     """Let a stand-in prior and the priors' own parameters settle, without a pass over the rows.
 
     The log-likelihood is held as the quadratic it is at `at`. In turn: the mode and covariance of
     the posterior under the normal that stands for the prior; that normal, and the marginal modes
-    of the priors' own parameters, given these (SPEC 14.1).
+    of the priors' own parameters, given these. It starts from where it was `before`.
     """
     assert target.exact_prior is not None
     exact, numbers = target.exact_prior
-    folded = folded_prior(target, at.point)
-    t, own = at.point.copy(), slice(target.likelihood.size, None)
-    V = np.diag(1 / np.maximum(-np.diag(at.B + folded[2]), LEAST_INFORMATION))
+    _, slope, bent = folded_prior(target, at.point)
+    read = target.likelihood.size
+    t, information = at.point.copy(), -(at.B + bent)[:read, :read]
+    V = None if before is None else before.covariance
+    if V is None:
+        V = np.diag(1 / np.maximum(-np.diag(at.B + bent), LEAST_INFORMATION))
     mean, precision = exact.stand_in(t, V, numbers)
     for _ in range(MAX_SETTLING):
-        P = -(at.B + folded[2]) + precision
-        V = _inverse(P)
-        pull = at.A + folded[1] - precision @ (at.point - mean)
-        pull[own] = 0.0
-        before, t = t, at.point + V @ pull
-        t[own] = before[own]
+        V[:read, :read] = _inverse(information + precision[:read, :read])
+        pull = (at.A + slope - precision @ (at.point - mean))[:read]
+        last = t
+        t = np.concatenate([at.point[:read] + V[:read, :read] @ pull, t[read:]])
         t = exact.settle(t, V, numbers)
-        mean, precision = exact.stand_in(t, V, numbers)
-        if np.all(np.abs(t - before) < tolerance * np.sqrt(np.diag(V))):
+        mean, precision = exact.stand_in(t, V, numbers, own=False)
+        if np.all(np.abs(t - last) < SETTLED * np.sqrt(np.diag(V))):
             break
+    mean, precision = exact.stand_in(t, V, numbers)
+    V[read:, read:] = np.diag(1 / np.diag(precision)[read:])
     # The pass was made at `at.point`: the priors' own parameters move, all others stay.
-    moved = np.concatenate([at.point[: own.start], t[own]])
-    prior = StandInPrior(target, mean, precision)
-    expanded = prior.expanded(moved)
-    return replace(
-        at,
-        point=moved,
-        log_prior=expanded[0],
-        prior_gradient=expanded[1],
-        prior_hessian=expanded[2],
-    ), prior
+    moved = np.concatenate([at.point[:read], t[read:]])
+    prior = StandInPrior(target, mean, precision, V)
+    value, gradient, hessian = prior.expanded(moved)
+    at = replace(at, point=moved, log_prior=value, prior_gradient=gradient, prior_hessian=hessian)
+    return at, prior
 
 
 def _inverse(precision: np.ndarray) -> np.ndarray:
@@ -305,7 +319,7 @@ def ascend(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> Curvatur
     damping = 0.0
     for _ in range(MAX_STEPS):
         if prior is not None:
-            at, prior = settle(at, sums.target)
+            at, prior = settle(at, sums.target, prior)
         if at.gradient_norm < goal:
             break
         better, damping = _step(sums, at, purpose, damping, prior)

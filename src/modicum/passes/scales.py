@@ -1,17 +1,65 @@
-"""What to know of groups at the anchor: too few of them, or a scale that may be zero."""
+"""Scales of groups at the anchor: how wide their posterior is, and what to know of it.
+
+The log-likelihood is held as the quadratic it is at the anchor, so that coefficients and effects
+can be integrated out at any scale.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+from scipy.linalg import solve_triangular
 
 from modicum.errors import ModicumWarning
 from modicum.models import Target
 from modicum.models.priors.grouped import Effects
+from modicum.passes.mode import Curvature, exact_log_priors, folded_prior
 
-__all__ = ["group_notes"]
+__all__ = ["group_notes", "with_scale_widths"]
+
+GRID = np.linspace(-8.0, 6.0, 22)  # in widths as EM has them, which are too narrow near zero
+WIDEST = 2.0  # standard deviations of log tau: beyond it only the prior ends
 
 FEW = 5  # levels below which their standard deviation is mostly its prior
 UNTOLD = 1.0  # standard errors from 0 to an estimate of tau^2, below which tau may be 0
+
+
+def with_scale_widths(at: Curvature, target: Target) -> Curvature:
+    """Give scales and correlations of groups the curvature of their marginal posterior's width."""
+    if target.exact_prior is None:
+        return at
+    terms = [term for term in target.exact_prior[0].terms if isinstance(term, Effects)]
+    places = [int(place) for term in terms for place in term.own]
+    if not places:
+        return at
+    hessian = at.prior_hessian.copy()
+    for place in places:
+        grid = GRID / np.sqrt(-hessian[place, place])
+        points = np.repeat(at.point[None], len(grid), axis=0)
+        points[:, place] += grid
+        log = _marginal(at, target, points)
+        weight = np.exp(log - log.max())
+        square = float(weight @ grid**2 / weight.sum())  # about the anchor
+        hessian[place, place] = -1 / min(max(square, 1e-6), WIDEST**2)
+    return replace(at, prior_hessian=hessian)
+
+
+def _marginal(at: Curvature, target: Target, points: np.ndarray) -> np.ndarray:
+    """Log-posterior of the priors' own parameters in `points`, all others integrated out."""
+    assert target.exact_prior is not None
+    exact, numbers = target.exact_prior
+    read = target.likelihood.size
+    _, slope, bent = folded_prior(target, at.point)
+    none = np.zeros((len(at.point), len(at.point)))
+    logs = exact_log_priors(target, points)
+    for k, t in enumerate(points):
+        mean, precision = exact.stand_in(t, none, numbers, own=False)
+        lower = np.linalg.cholesky(-(at.B + bent)[:read, :read] + precision[:read, :read])
+        pull = (at.A + slope - precision @ (t - mean))[:read]
+        logs[k] += 0.5 * float(np.sum(solve_triangular(lower, pull, lower=True) ** 2))
+        logs[k] -= float(np.sum(np.log(np.diag(lower))))
+    return logs
 
 
 def group_notes(

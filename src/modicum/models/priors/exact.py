@@ -5,7 +5,7 @@ them (the horseshoe's global scale). What is static is the term; its numbers tra
 
 The anchor is where the posterior would have its mode if each term were a normal: that of precision
 w(r), r^2 the posterior second moment of the entry (see `distributions`). Parameters of the prior's
-own are at the mode of their marginal posterior, by the same EM (SPEC 14.1). Both follow from a
+own are at the mode of their marginal posterior, by the same EM. Both follow from a
 point and a covariance, without a pass over the rows.
 """
 
@@ -62,13 +62,16 @@ class ExactTerm(Protocol):
         ...
 
     def stand_ins(
-        self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers
+        self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers, own: bool
     ) -> Sequence[StandIn]:
-        """Return the normals that stand for the term about t."""
+        """Return the normals that stand for the term about t, with those of its `own` or not."""
         ...
 
-    def non_centred(self, t: np.ndarray, covariance: np.ndarray) -> NonCentred | None:
-        """Return which entries are sampled relative to a scale, and how far; None: none."""
+    def non_centred(self, t: np.ndarray, information: np.ndarray) -> NonCentred | None:
+        """Return which entries are sampled relative to a scale, and how far; None: none.
+
+        `information` is what the data alone say of each entry, all others known.
+        """
         ...
 
 
@@ -91,21 +94,28 @@ class ExactPrior:
             t = term.settle(t, covariance, own)
         return t
 
-    def non_centred(self, t: np.ndarray, covariance: np.ndarray) -> NonCentred | None:
+    def non_centred(self, t: np.ndarray, information: np.ndarray) -> NonCentred | None:
         """Return all entries that are sampled relative to a scale; None: there are none."""
-        parts = [term.non_centred(t, covariance) for term in self.terms]
+        parts = [term.non_centred(t, information) for term in self.terms]
         held = [part for part in parts if part is not None]
         if not held:
             return None
         return NonCentred(*(np.concatenate(each) for each in zip(*held, strict=True)))
 
     def stand_in(
-        self, t: np.ndarray, covariance: np.ndarray, numbers: tuple[Numbers, ...]
+        self,
+        t: np.ndarray,
+        covariance: np.ndarray,
+        numbers: tuple[Numbers, ...],
+        own: bool = True,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and precision (d, d) of the normal that stands for all terms about t."""
+        """Mean and precision (d, d) of the normal that stands for all terms about t.
+
+        Without the priors' `own` parameters, where these are not asked for.
+        """
         mean, precision = t.copy(), np.zeros((len(t), len(t)))
-        for term, own in zip(self.terms, numbers, strict=True):
-            for where, centre, inverse in term.stand_ins(t, covariance, own):
+        for term, of_term in zip(self.terms, numbers, strict=True):
+            for where, centre, inverse in term.stand_ins(t, covariance, of_term, own):
                 mean[where] = centre
                 square = np.diag(inverse) if inverse.ndim == 1 else inverse
                 precision[np.ix_(where, where)] += square
@@ -138,9 +148,10 @@ class Independent:
         return t
 
     def stand_ins(
-        self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers
+        self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers, own: bool
     ) -> Sequence[StandIn]:
         """That of EM; of a logarithm, the tangent quadratic, with some curvature at least."""
+        del own  # it has none
         where = np.array(self.where)
         if self.logged:
             return [self._tangent(t, where, numbers)]
@@ -150,7 +161,7 @@ class Independent:
         square = (t[where] - mean) ** 2 + np.diag(covariance)[where]
         return [StandIn(where, mean, self.kind.precision(square, *of))]
 
-    def non_centred(self, t: np.ndarray, covariance: np.ndarray) -> None:
+    def non_centred(self, t: np.ndarray, information: np.ndarray) -> None:
         """Nothing: these have no scale of their own."""
 
     def _tangent(self, t: np.ndarray, where: np.ndarray, numbers: Numbers) -> StandIn:
@@ -195,23 +206,22 @@ class SharedScale:
         return settled
 
     def stand_ins(
-        self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers
+        self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers, own: bool
     ) -> Sequence[StandIn]:
         """Normal coefficients given tau, and a scale for tau from the curvature there."""
-        own = [np.asarray(number) for number in numbers]
-        square = self._squares(t, covariance)
-        precision = Horseshoe.precision(square, *own, np.exp(t[self.tau]))
+        arguments = [np.asarray(number) for number in numbers]
+        square, where = self._squares(t, covariance), np.array(self.where)
+        precision = Horseshoe.precision(square, *arguments, np.exp(t[self.tau]))
+        coefficients = StandIn(where, np.zeros(len(where)), precision)
+        if not own:
+            return [coefficients]
         near = t[self.tau] + np.array([-0.5, 0.0, 0.5])
-        left, at, right = np.asarray(_of_tau(jnp.asarray(near), square, *own))
+        left, at, right = np.asarray(_of_tau(jnp.asarray(near), square, *arguments))
         bent = np.clip(-(left - 2 * at + right) / 0.25, 0.3, None)
         place = np.array([self.tau])
-        where = np.array(self.where)
-        return [
-            StandIn(where, np.zeros(len(where)), precision),
-            StandIn(place, t[place], np.array([bent])),
-        ]
+        return [coefficients, StandIn(place, t[place], np.array([bent]))]
 
-    def non_centred(self, t: np.ndarray, covariance: np.ndarray) -> None:
+    def non_centred(self, t: np.ndarray, information: np.ndarray) -> None:
         """Nothing: local scales are integrated out."""
 
 
