@@ -516,13 +516,13 @@ class LinearPredictorModel(BaseModel):
         return self.split_effects(super().report(rest)) | self.report_own(theta)
 
     def split_effects(self, named: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """Name the effects of groups, which follow the common coefficients."""
+        """Name the effects of groups, which follow the common coefficients, if there are any."""
         known = self.resolved_priors
         if known is None or not known.groups:
-            return named
+            return {k: v for k, v in named.items() if k != "beta" or np.shape(v)[-1]}
         beta = jnp.asarray(named.pop("beta"))
         first = len(known.coefficients)
-        split = {"beta": beta[:first]}
+        split = {"beta": beta[:first]} if first else {}
         for group in known.groups:
             for name in group.term.names:
                 split[name] = beta[first : first + group.levels]
@@ -536,7 +536,8 @@ class LinearPredictorModel(BaseModel):
 
     def restore(self, named: Mapping[str, Any]) -> Params:
         """Undo `report`."""
-        theta = dict(named)
+        # without columns, beta is empty and not reported
+        theta = {"beta": jnp.zeros((*np.shape(named.get("intercept", 0.0)), 0))} | dict(named)
         known = self.resolved_priors
         own = {} if known is None else known.restore(theta)
         if known is not None and known.groups:
@@ -548,7 +549,7 @@ class LinearPredictorModel(BaseModel):
     def labels(self, rows: Rows) -> Labels:
         """Columns of x name the entries of beta, levels those of effects."""
         common = common_columns(self.group_terms, rows)
-        named: Labels = {"beta": (tuple(rows.columns[j] for j in common),)}
+        named: Labels = {"beta": (tuple(rows.columns[j] for j in common),)} if common else {}
         for term in self.group_terms:
             levels = tuple(str(level) for level in rows.levels[term.field])
             named |= dict.fromkeys(term.names, (levels,))
