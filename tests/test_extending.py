@@ -68,26 +68,33 @@ def test_a_family(monkeypatch):
 
 @dataclass(frozen=True)
 class LogisticPrior(Prior):
-    """A logistic distribution about 0."""
+    """A logistic distribution."""
 
+    mean: float = 0.0
     scale: float = 1.0
     positive: ClassVar[tuple[str, ...]] = ("scale",)
 
     @staticmethod
     def density(value, *numbers):
-        z = value / numbers[0]
-        return -z - 2 * jnp.log1p(jnp.exp(-z)) - jnp.log(numbers[0])
+        mean, scale = numbers
+        z = (value - mean) / scale
+        return -z - 2 * jnp.log1p(jnp.exp(-z)) - jnp.log(scale)
+
+    @property
+    def centre(self):
+        return self.mean
 
     @staticmethod
     def precision(square, *numbers):
+        _, scale = numbers
         r = np.sqrt(square)
-        return np.tanh(r / (2 * numbers[0])) / (numbers[0] * r)
+        return np.tanh(r / (2 * scale)) / (scale * r)
 
 
 def test_a_prior(monkeypatch, truth, tmp_path):
     monkeypatch.setitem(DISTRIBUTIONS, "LogisticPrior", LogisticPrior)
     rows, without = truth
-    model = mo.models.Logistic(priors={"common": LogisticPrior(0.02)})
+    model = mo.models.Logistic(priors={"common": LogisticPrior(0, 0.02)})
     post = mo.sample(model, rows, method="hmc-ecs", **RUN)
     by_all = mo.sample(model, rows, method="nuts", **RUN)
     assert disagreements(flat_draws(post), flat_draws(by_all)) == []
