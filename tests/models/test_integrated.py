@@ -137,7 +137,7 @@ def test_residuals_of_chains_and_passes_agree(family, effects, error):
 
 
 def test_expansion_in_the_variance_is_better_than_in_its_logarithm():
-    """SPEC 14.3: for small effects residuals in tau^2 are smaller by orders of magnitude."""
+    """For small effects residuals in tau^2 are smaller by orders of magnitude."""
     sums, t = problem(mo.models.Logistic(), 1)
     t[3] = np.log(0.1)
     target, groups = with_nodes(sums, t)

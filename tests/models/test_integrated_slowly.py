@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_aircraft_of_the_flights():
-    """SPEC 14.2: group sd .3433 (sd .0080) by NUTS with 4,037 explicit effects on all flights."""
+    """Group sd .3433 (sd .0080) by NUTS with 4,037 explicit effects on all flights."""
     import pandas as pd
 
     file = data_folder() / "nycflights13" / "flights.parquet"
@@ -57,7 +57,7 @@ def ranks(wrong=1.0, simulations=60, groups=300, size=8):
 
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
 def test_small_scales_by_simulation():
-    """SPEC 14.3: a scale whose posterior reaches zero, where log tau is far from normal."""
+    """A scale whose posterior reaches zero, where log tau is far from normal."""
     counts = ranks()
     expected = counts.sum() / len(counts)
     assert np.sum((counts - expected) ** 2 / expected) < chi2.ppf(0.999, len(counts) - 1)

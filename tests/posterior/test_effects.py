@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 import modicum as mo
+from modicum import plots
 
 SDS, SLOPE = (0.9, 0.4), 0.7
 
@@ -12,7 +13,7 @@ SDS, SLOPE = (0.9, 0.4), 0.7
 @pytest.fixture(scope="module")
 def table():
     rng = np.random.default_rng(3)
-    n, levels = 2_000, 25
+    n, levels = 4_000, 25
     ward, dose = rng.integers(0, levels, n), rng.normal(size=n)
     effects = rng.normal(size=(levels, 2)) * SDS
     eta = -0.3 + (SLOPE + effects[ward, 1]) * dose + effects[ward, 0]
@@ -52,7 +53,7 @@ def test_effects_are_a_table_by_level_and_effect(post, table):
 def test_levels_and_groups_that_are_not_there_are_named(post):
     with pytest.raises(mo.DataError, match="there is no 'ward' 'w99'"):
         post.effects("ward", levels=["w99"])
-    with pytest.raises(mo.SettingError, match="no effects of 'wards'.*did you mean 'ward'"):
+    with pytest.raises(mo.SettingError, match=r"no effects of 'wards'.*did you mean 'ward'"):
         post.effects("wards")
 
 
@@ -97,3 +98,16 @@ def test_a_file_keeps_explicit_effects(post, tmp_path):
     pd.testing.assert_frame_equal(loaded.effects("ward"), whole.drop(columns="rows"))
     new = pd.DataFrame({"dose": [0.3], "ward": ["w02"]})
     np.testing.assert_allclose(loaded.predict(new).mean, post.predict(new).mean)
+
+
+def test_pictures_of_effects(post):
+    """What is drawn are the numbers of the table, in order."""
+    table = post.effects("ward").xs("ward:dose", level="effect")
+    ax = plots.caterpillar(post, "ward", effect="ward:dose")
+    drawn = ax.lines[0].get_xdata()
+    np.testing.assert_allclose(drawn, np.sort(table["mean"]))
+    assert [t.get_text() for t in ax.get_yticklabels()] == list(table["mean"].sort_values().index)
+    ax = plots.shrinkage(post, "ward")
+    np.testing.assert_allclose(ax.lines[0].get_xdata(), post.effects("ward")["rows"][::2])
+    with pytest.raises(mo.SettingError, match="there is no effect 'ward:x'"):
+        plots.caterpillar(post, "ward", effect="ward:x")

@@ -125,7 +125,7 @@ class Study:
         """Draws from about the posterior, in whitened coordinates.
 
         From its normal approximation; the standard deviations of groups may be far from that on
-        their logarithm, and are resampled by the proxy, which is nearly exact in them (SPEC 14.3).
+        their logarithm, and are resampled by the proxy, which is nearly exact in them.
         """
         rng = generator(self.task.seed, Stream.PILOT_DRAWS)
         of_groups = isinstance(self.control_variate, GroupTaylor)
