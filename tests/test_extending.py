@@ -19,6 +19,7 @@ from modicum.kernels.moves import MALAMove
 from modicum.methods import METHODS, list_methods
 from modicum.methods.full_data import HMC
 from modicum.models import FAMILIES, LinearPredictorModel
+from modicum.models.priors.distributions import DISTRIBUTIONS, Prior
 
 RUN = {"draws": 600, "tune": 300, "chains": 2, "random_seed": 3, "progressbar": False}
 
@@ -30,7 +31,7 @@ def truth():
 
 
 @dataclass(frozen=True)
-class Exponential(LinearPredictorModel):
+class WaitingTimes(LinearPredictorModel):
     """Waiting times, log-rate linear in x."""
 
     def log_density(self, eta, y):
@@ -52,17 +53,55 @@ class Exponential(LinearPredictorModel):
 
 
 def test_a_family(monkeypatch):
-    monkeypatch.setitem(FAMILIES, "exponential", Exponential)
+    monkeypatch.setitem(FAMILIES, "waiting-times", WaitingTimes)
     rng = np.random.default_rng(1)
     x = rng.normal(size=(4_000, 1))
     rows = mo.Rows(x=x, y=rng.exponential(np.exp(-0.3 - 0.5 * x[:, 0])))
-    model = build_model("exponential", None, intercept=True, scale=None, df=None)
+    model = build_model("waiting-times", None, intercept=True, scale=None, df=None)
     post = mo.sample(model, rows, method="hmc-ecs", **RUN)
     by_all = mo.sample(model, rows, method="nuts", **RUN)
     assert disagreements(flat_draws(post), flat_draws(by_all)) == []
     assert abs(post.mean("beta")[0] - 0.5) < 0.1
     with pytest.raises(mo.DataError, match="positive times"):
         mo.sample(model, mo.Rows(x=x, y=-np.ones(4_000)), **RUN)
+
+
+@dataclass(frozen=True)
+class LogisticPrior(Prior):
+    """A logistic distribution."""
+
+    mean: float = 0.0
+    scale: float = 1.0
+    positive: ClassVar[tuple[str, ...]] = ("scale",)
+
+    @staticmethod
+    def density(value, *numbers):
+        mean, scale = numbers
+        z = (value - mean) / scale
+        return -z - 2 * jnp.log1p(jnp.exp(-z)) - jnp.log(scale)
+
+    @property
+    def centre(self):
+        return self.mean
+
+    @staticmethod
+    def precision(square, *numbers):
+        _, scale = numbers
+        r = np.sqrt(square)
+        return np.tanh(r / (2 * scale)) / (scale * r)
+
+
+def test_a_prior(monkeypatch, truth, tmp_path):
+    monkeypatch.setitem(DISTRIBUTIONS, "LogisticPrior", LogisticPrior)
+    rows, without = truth
+    model = mo.models.Logistic(priors={"common": LogisticPrior(0, 0.02)})
+    post = mo.sample(model, rows, method="hmc-ecs", **RUN)
+    by_all = mo.sample(model, rows, method="nuts", **RUN)
+    assert disagreements(flat_draws(post), flat_draws(by_all)) == []
+    assert disagreements(flat_draws(post), flat_draws(without)) != []
+    post.save(tmp_path / "post")
+    again = mo.Posterior.load(tmp_path / "post")
+    assert again.predict(rows).mean[0] == post.predict(rows).mean[0]
 
 
 class HalvesTables(NamedTuple):

@@ -17,6 +17,7 @@ import pytest
 import modicum as mo
 from modicum.fit import model_for
 from modicum.log_posterior import LogPosterior
+from modicum.posterior.correction import _smooth
 from modicum.rows.reading import read_formula
 
 FORMULA = "late ~ carrier + bs(hour, df=5) + dist:carrier + flag + offset(base)"
@@ -71,7 +72,7 @@ def test_the_mode_is_statsmodels(frame: pd.DataFrame) -> None:
     formulaic = pytest.importorskip("formulaic")
     rows = read_formula(FORMULA, frame, weight="count", progressbar=False).rows
     flat = mo.models.Logistic(prior_scale=1e6, intercept_scale=1e6)
-    mode = LogPosterior(model_for(rows, flat), rows).mode(within=1e-9)
+    mode = LogPosterior(model_for(rows, flat).model, rows).mode(within=1e-9)
     matrix = formulaic.model_matrix("carrier + bs(hour, df=5) + dist:carrier + flag", frame)
     fitted = sm.GLM(
         (frame["late"] == "yes").astype(float),
@@ -261,14 +262,13 @@ def test_a_hostile_file_is_refused(
     ("formula", "settings", "words"),
     [
         ("late ~ carier", {}, "column 'carier' of the formula is not in the data: did you mean"),
-        ("late ~ dist + (1 | carrier)", {}, "multilevel models cannot be fitted yet"),
         ("carrier ~ dist", {}, "has 3 levels"),
         ("late ~ dist", {"family": "gaussian"}, "needs numbers"),
         ("late ~ dist", {"family": "logistik"}, "did you mean 'logistic'"),
         ("late ~ dist", {"family": mo.models.Logistic(intercept=False)}, "write '0 \\+'"),
         ("late ~ dist", {"family": mo.models.MLP((4,))}, "by mo.sample"),
         ("~ dist", {}, "no outcome"),
-        ("late ~ 1", {}, "intercept alone"),
+        ("late ~ 0", {}, "neither a term nor an intercept"),
         ("late ~ dist", {"missing": "ignore"}, "missing must be"),
         ("late ~ dist", {"weights": "nothing"}, "column 'nothing' of the formula"),
     ],
@@ -276,3 +276,45 @@ def test_a_hostile_file_is_refused(
 def test_what_cannot_be_fitted_is_a_sentence(frame: pd.DataFrame, formula, settings, words) -> None:
     with pytest.raises(mo.SettingError, match=words):
         mo.fit(formula, frame, progressbar=False, **settings)
+
+
+def test_a_formula_without_a_column(frame: pd.DataFrame, tmp_path) -> None:
+    """The intercept alone: its posterior is that of a proportion."""
+    settings = {"draws": 200, "tune": 100, "chains": 2, "random_seed": 1, "progressbar": False}
+    stored = mo.fit("late ~ 1", frame, store=tmp_path / "store", **settings)
+    post = mo.fit("late ~ 1", frame, **settings)
+    np.testing.assert_array_equal(stored.draws["intercept"], post.draws["intercept"])
+    summary = post.summary()
+    assert list(summary.index) == ["intercept"]
+    share, n = (frame["late"] == "yes").mean(), len(frame)
+    expected = np.log(share / (1 - share)), 1 / np.sqrt(n * share * (1 - share))
+    mean, sd, ess = summary.loc["intercept", ["mean", "sd", "ess_bulk"]]
+    assert abs(mean - expected[0]) < 4 * expected[1] / np.sqrt(ess)
+    assert abs(mean + expected[0]) > 4 * expected[1] / np.sqrt(ess)  # of the other class: not so
+    assert sd == pytest.approx(expected[1], rel=4 / np.sqrt(ess))
+    # a table need not have any column to be predicted, but rows
+    np.testing.assert_allclose(post.predict(pd.DataFrame(index=range(3))).mean, share, atol=0.02)
+    post.save(tmp_path / "post")
+    loaded = mo.Posterior.load(tmp_path / "post")
+    frame.to_csv(tmp_path / "new.csv")
+    assert len(loaded.predict(tmp_path / "new.csv")) == n
+    with pytest.raises(mo.DataError, match="needs the field 'x'"):  # forgotten, more likely
+        mo.sample(mo.models.Logistic(), mo.Rows(y=frame["late"] == "yes"), **settings)
+
+
+def test_classes_go_by_their_levels(frame: pd.DataFrame) -> None:
+    settings = {"method": "nuts", "draws": 8, "tune": 20, "chains": 1, "random_seed": 1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)  # of so few draws
+        post = mo.fit("carrier ~ 1", frame, "softmax", progressbar=False, **settings)
+    assert list(post.summary().index) == ["intercept[AA]", "intercept[DL]"]
+    rows = read_formula("carrier ~ dist", frame, progressbar=False).rows
+    labels = mo.models.Ordinal().labels(rows)
+    assert labels["cutpoint"] == (("AA|DL", "DL|UA"),)
+
+
+def test_few_draws_cannot_be_corrected() -> None:
+    rng = np.random.default_rng(2)
+    with pytest.raises(mo.SettingError, match="8 draws are too few to be corrected"):
+        _smooth(rng.normal(size=(2, 4)))
+    assert np.isfinite(_smooth(rng.normal(size=(2, 13)))[1])

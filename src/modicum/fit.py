@@ -181,10 +181,10 @@ def model_for(
     encoding = FormulaEncoding.from_dict(rows.schema.origin)
     if encoding.outcome is None:
         raise SettingError(f"the formula {encoding.formula!r} has no outcome before ~: name one.")
-    if not encoding.layout.columns and not encoding.groups:
+    if not encoding.layout.columns and not encoding.groups and not encoding.intercept:
         raise SettingError(
-            f"the formula {encoding.formula!r} has no column in it, and a model of the intercept "
-            "alone cannot be fitted yet: add a term."
+            f"the formula {encoding.formula!r} has neither a term nor an intercept, so that there "
+            "is nothing to fit: add a term, or leave '0 +' out."
         )
     model = _model(family, encoding)
     if priors is not None:

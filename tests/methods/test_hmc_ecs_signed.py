@@ -23,7 +23,7 @@ from modicum.errors import CrudeControlVariateError
 from modicum.posterior.weighted import weighted_mcse, weighted_mean
 
 M = mo.models
-# About a poor anchor with uniform rows, some estimates are negative: the setting of SPEC's check.
+# About a poor anchor with uniform rows, some estimates are negative.
 POOR = {"design": "uniform", "batch": 10, "products": 20, "centre": -7.8, "refreshes": 4}
 
 
@@ -130,7 +130,7 @@ def test_nuts_inside():
 
 
 def test_too_few_products_are_warned_of_before_and_after():
-    # a mini-batch varies by half of lambda here: chains are caught, as SPEC saw
+    # a mini-batch varies by half of lambda here: chains are caught
     method = mo.SignedHMCECS(anchor=toy.poor_anchor(), **(POOR | {"products": 8, "blocks": 4}))
     post = toy.sample(method, draws=500, chains=2, random_seed=1)
     told = " ".join(map(str, post.warnings))

@@ -15,8 +15,7 @@ from modicum.kernels.base import Proxy
 from modicum.ledger import Ledger
 from modicum.methods import groups as groups_module
 from modicum.methods.groups import doubts_about_groups
-from modicum.models import IntegratedEffects, Target
-from modicum.models.integrated import NODES
+from modicum.models import IntegratedEffects, Target, integrated
 from modicum.passes import LocalEngine, Sums, anchor_at, with_nodes
 from modicum.passes.sums import _hessian_sum
 
@@ -85,8 +84,8 @@ def test_quadrature_and_derivatives(family, effects, error):
 
 
 def test_too_few_nodes_fail_the_check(monkeypatch):
-    monkeypatch.setitem(NODES, 1, 1)  # Laplace's approximation
-    sums, t = problem(mo.models.Logistic(), 1)
+    monkeypatch.setattr(integrated, "FEWEST_NODES", 1)
+    sums, t = problem(mo.models.Logistic(), 1, nodes=1)  # Laplace's approximation
     assert abs(sums.value(t, "mode") - brute_force(sums, t, 50)) > 1e-3
 
 
@@ -138,7 +137,7 @@ def test_residuals_of_chains_and_passes_agree(family, effects, error):
 
 
 def test_expansion_in_the_variance_is_better_than_in_its_logarithm():
-    """SPEC 14.3: for small effects residuals in tau^2 are smaller by orders of magnitude."""
+    """For small effects residuals in tau^2 are smaller by orders of magnitude."""
     sums, t = problem(mo.models.Logistic(), 1)
     t[3] = np.log(0.1)
     target, groups = with_nodes(sums, t)
@@ -253,10 +252,10 @@ def test_doubts_about_groups(monkeypatch):
 
     monkeypatch.setattr(groups_module, "COARSE", 1e-3)
     assert "quadrature-coarse" not in codes()
-    monkeypatch.setitem(NODES, 1, 3)
+    monkeypatch.setattr(integrated, "FEWEST_NODES", 3)
     monkeypatch.setattr(groups_module, "FEW", GROUPS + 1)
     monkeypatch.setattr(groups_module, "NEAR_ZERO", 0.01)
-    sums, t = problem(mo.models.Logistic(), 1)
+    sums, t = problem(mo.models.Logistic(), 1, nodes=3)
     assert codes() == {"few-groups", "scale-near-zero", "quadrature-coarse"}
 
 

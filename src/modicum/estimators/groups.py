@@ -1,4 +1,4 @@
-"""Control variates of groups whose effects are integrated out (SPEC 14.2 and 14.3).
+"""Control variates of groups whose effects are integrated out.
 
 l_j is nearly linear in the entries of S = T T', the effects' covariance, where these are small, and
 far from quadratic in their logarithms. So chains move in the model's own coordinates, and the

@@ -139,7 +139,7 @@ def unwhiten(z: jax.Array, whitening: Whitening) -> jax.Array:
 
 
 class Warp(NamedTuple):
-    """Entries of t that move with the logarithm of a scale, in part or wholly (SPEC 14.1).
+    """Entries of t that move with the logarithm of a scale, in part or wholly.
 
     With r = t* + L z, t is r but for these entries, which are r e^(share L_scale z): a sampled
     effect the data hardly inform is then independent of its standard deviation.

@@ -1,6 +1,6 @@
 """Group terms: effects of the levels of a factor, with a standard deviation of their own.
 
-Effects held explicitly (SPEC 14.1) are coefficients like any other: columns of the model matrix,
+Effects held explicitly are coefficients like any other: columns of the model matrix,
 one per level, by the codes of the rows. What makes them effects is their prior, N(0, sd^2) with an
 sd that is sampled.
 """

@@ -2,7 +2,7 @@
 
     l_j(theta) = log integral prod_{i in j} f(y_i, x_i'beta + z_i'T v) N(v; 0, I) dv
 
-by Gauss-Hermite quadrature with nodes that are fixed per group (SPEC 14.2): at v_jk = centre_j +
+by Gauss-Hermite quadrature with nodes that are fixed per group: at v_jk = centre_j +
 spread_j xi_k the weights are log w_jk = log w_k + log|spread_j| + xi_k'xi_k/2 - v_jk'v_jk/2, and
 
     l_j(theta) = log sum_k exp(log w_jk + sum_{i in j} f(y_i, x_i'beta + z_i'T v_jk)).

@@ -1,7 +1,7 @@
 """The model matrix of a batch of rows: all its columns, or a few of them and codes.
 
 Whatever multiplies by the columns of a row asks a model for its matrix of the batch. For rows with
-codes (SPEC section 18) the matrix is never formed: a product with it gathers one row of the other
+codes the matrix is never formed: a product with it gathers one row of the other
 factor per code, and the derivative of that is a scatter-add.
 """
 

@@ -15,6 +15,7 @@ __all__ = [
     "check_codes",
     "check_outcomes",
     "class_fault",
+    "class_names",
     "count_classes",
     "largest_class",
 ]
@@ -30,6 +31,13 @@ def class_fault(y: np.ndarray, classes: int | None) -> tuple[np.ndarray, str]:
     above = np.inf if classes is None else classes - 1
     upto = "0, 1, 2, ..." if classes is None else f"0 to {classes - 1}"
     return (y < 0) | (y != np.floor(y)) | (y > above), f"classes numbered {upto}"
+
+
+def class_names(rows: Rows, count: int, prefix: str = "") -> tuple[str, ...]:
+    """What the first `count` classes are called: the outcome's levels, else their numbers."""
+    levels = rows.outcome_levels
+    numbered = (f"{prefix}{k}" for k in range(len(levels), count))
+    return (*map(str, levels[:count]), *numbered)
 
 
 def largest_class(rows: Rows) -> int:

@@ -2,7 +2,7 @@
 
 l_j = log sum_k exp(h_jk), so that with p_jk the posterior probabilities of a group's nodes and s_jk
 the gradient of h_jk, the gradient of l_j is E_p s, and its Hessian E_p h'' + Cov_p(s): expectations
-over nodes of what a linear predictor makes cheap (SPEC 14.2).
+over nodes of what a linear predictor makes cheap.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def settle(
 
     The log-likelihood is held as the quadratic it is at `at`. In turn: the mode and covariance of
     the posterior under the normal that stands for the prior; that normal, and the marginal modes
-    of the priors' own parameters, given these (SPEC 14.1). It starts from where it was `before`.
+    of the priors' own parameters, given these. It starts from where it was `before`.
     """
     assert target.exact_prior is not None
     exact, numbers = target.exact_prior

@@ -1,4 +1,4 @@
-"""Quadrature nodes at the anchor: found with the mode, then fixed beside the groups (SPEC 14.2)."""
+"""Quadrature nodes at the anchor: found with the mode, then fixed beside the groups."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Of rows that hold codes no row is ever formed. X'f adds up f by level; X' diag(h) X is made of
 products of the dense columns, of sums of h x by level, and of sums of h by pairs of levels:
 O(n (p^2 + k p + k^2)) operations for p numbers and k codes per row, instead of O(n d^2) for d
-columns (SPEC section 18).
+columns.
 """
 
 from __future__ import annotations

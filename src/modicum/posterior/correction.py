@@ -19,6 +19,7 @@ from modicum.rows import Rows
 
 __all__ = ["Correction", "Fit", "correct", "flat_points", "require_correctable"]
 
+FEWEST = 25  # draws of which a fifth are the tail that a Pareto distribution is fitted to
 WORST_TAIL = 0.7  # Pareto k above which importance weights are not to be trusted
 
 
@@ -162,6 +163,11 @@ def _smooth(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
     centred = np.maximum(log_weights - log_weights.max(), -700.0)
     if np.ptp(centred) < 1e-10:
         return centred, 0.0
+    if centred.size < FEWEST:
+        raise SettingError(
+            f"{centred.size} draws are too few to be corrected, since nothing can be said of the "
+            f"tail of their weights; {FEWEST} or more are needed: sample more."
+        )
     smoothed, tail = array_stats.psislw(-centred.reshape(-1))  # it expects minus log-weights
     return np.asarray(smoothed).reshape(log_weights.shape), float(tail)
 

@@ -80,6 +80,23 @@ def missing(label: str, row: int, what: str = "a missing value") -> str:
     )
 
 
+class MissingValueError(DataError):
+    """A value of a table is missing.
+
+    Parameters
+    ----------
+    column, row
+        Where.
+    remedy
+        What to do, where there is more than to mend the table.
+    """
+
+    def __init__(self, column: str, row: int, remedy: str | None = None) -> None:
+        self.column, self.row = column, row
+        sentence = f"column {column!r} holds a missing value in row {row}: {remedy}."
+        super().__init__(missing(column, row) if remedy is None else sentence)
+
+
 def require_exact(values: Array, dtype: DType, label: Callable[[int], str], start: int) -> None:
     """Refuse numbers that `dtype` must hold exactly and cannot: integers, and all that is a byte.
 

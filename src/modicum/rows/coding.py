@@ -1,6 +1,6 @@
 """Categorical columns as integer codes: which columns of the model matrix the codes of a row mean.
 
-A row is a short vector of numbers x and a few codes c_k (SPEC section 18). The model matrix, which
+A row is a short vector of numbers x and a few codes c_k. The model matrix, which
 is never formed, has the columns of x and one for each level of each factor:
 
     eta = x_d . beta[dense] + sum_k s_k beta[first_k + c_k]

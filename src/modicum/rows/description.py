@@ -439,7 +439,7 @@ def _code_type(value: object) -> DType | None:
 
 
 def _shape(value: object) -> tuple[int, ...]:
-    shape = tuple(whole(length, 1) for length in sequence(value))
+    shape = tuple(whole(length, 0) for length in sequence(value))
     if len(shape) > MOST_AXES:
         raise ValueError(f"a field has {len(shape)} axes")
     return shape

@@ -1,7 +1,7 @@
 """Rows seen as groups: all rows that share a value of one field are one unit.
 
 Where effects of groups are integrated out, the group is what has a log-likelihood and what is
-subsampled (SPEC 14.2). Groups differ in size, so a batch of them is *flat*: their rows one after
+subsampled. Groups differ in size, so a batch of them is *flat*: their rows one after
 the other, and for each row the number of its group within the batch. Nothing is padded to the
 largest group but what a chain holds at a time.
 """

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
-from modicum.errors import SettingError
+from modicum.errors import SettingError, argument
 from modicum.progress import Progressbar, phase
+from modicum.rows.checks import MissingValueError
 from modicum.rows.csv import TypesWidened
 from modicum.rows.description import Array
 from modicum.rows.formula import Formula, FormulaEncoding, NewLevels, learn, parse
@@ -100,6 +101,9 @@ def read_formula(
             )
         except TypesWidened:  # a CSV file's column turned out to hold more than whole numbers
             continue
+        except MissingValueError as fault:
+            remedy = f"fill it in, or leave such rows out by {argument('missing', 'drop')}"
+            raise MissingValueError(fault.column, fault.row, remedy) from None
 
 
 def encode_table(

@@ -398,6 +398,13 @@ class Rows:
         return dict(self._description.levels)
 
     @property
+    def outcome_levels(self) -> tuple[Level, ...]:
+        """Levels of the outcome of a formula, whose codes 0, 1, ... are y; empty for numbers."""
+        origin = self._description.origin
+        outcome = None if origin is None else FormulaEncoding.from_dict(origin).outcome
+        return () if outcome is None else outcome.levels
+
+    @property
     def schema(self) -> RowsSchema:
         """Columns, fields, outcome and levels: what a later table must match."""
         return self._description.schema

@@ -25,7 +25,14 @@ from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyCon
 from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Chosen, Plan, Task, Tuning
 from modicum.methods.ecs.base import EnergyConserving
-from modicum.methods.ecs.tuning import Pilot, Rehearsal, log_ratios, rehearse, study
+from modicum.methods.ecs.tuning import (
+    Pilot,
+    Rehearsal,
+    log_ratios,
+    proxy_ratios,
+    rehearse,
+    study,
+)
 from modicum.methods.groups import of_groups
 from modicum.methods.weights import design_tables, ends_near_the_mode, expected_residuals
 from modicum.models.base import Batch
@@ -40,6 +47,7 @@ from modicum.run import place_rows
 __all__ = ["Composition", "Study"]
 
 PILOT_DRAWS, PILOT_ROWS = 32, 20_000
+CANDIDATES = 2_048  # of which pilot draws are resampled
 PILOT_GROUPS, SLOPE_GROUPS = 512, 64  # instead, where groups are integrated out
 REHEARSED = 4_096  # pilot rows that stand for all in a rehearsal
 NORMAL = 0.5  # sd of log posterior over normal approximation up to which nothing is rehearsed
@@ -84,8 +92,7 @@ class Study:
         # One Newton step from t* is where the posterior is: pilot draws about t* itself would
         # flatter the control variates, whose residuals vanish there.
         self.centre = anchor.factor.T @ (anchor.A + self._prior_slope())
-        rng = generator(task.seed, Stream.PILOT_DRAWS)
-        self.draws = self.centre + rng.standard_normal((PILOT_DRAWS, len(self.centre)))
+        self.draws = self._pilot_draws()
         straight = self._straight(self.draws)
         self.design = DESIGNS[self.method.design]()
         facts = self._facts(straight)
@@ -114,13 +121,29 @@ class Study:
         mean, precision = exact.stand_in(point, L @ L.T, numbers)
         return np.asarray(folded_prior(target, point)[1] - precision @ (point - mean))
 
+    def _pilot_draws(self) -> np.ndarray:
+        """Draws from about the posterior, in whitened coordinates.
+
+        From its normal approximation; the standard deviations of groups may be far from that on
+        their logarithm, and are resampled by the proxy, which is nearly exact in them.
+        """
+        rng = generator(self.task.seed, Stream.PILOT_DRAWS)
+        of_groups = isinstance(self.control_variate, GroupTaylor)
+        number = CANDIDATES if of_groups else PILOT_DRAWS
+        draws = self.centre + rng.standard_normal((number, len(self.centre)))
+        if not of_groups:
+            return np.asarray(draws)
+        ratios = proxy_ratios(self.control_variate, self.proxy, self.centre, draws)
+        weights = np.exp(ratios - np.max(ratios))
+        return np.asarray(draws[rng.choice(number, PILOT_DRAWS, p=weights / weights.sum())])
+
     def _facts(self, draws: np.ndarray) -> RowFacts:
         @cache
         def expected() -> np.ndarray:
             sums = self.task.sums
             few = draws[: 4 if isinstance(sums.rows, GroupedRows) else 8]
             expected = expected_residuals(sums, self.control_variate, self.proxy, few)
-            if isinstance(sums.rows, GroupedRows):  # what a group costs counts as well (SPEC 14.2)
+            if isinstance(sums.rows, GroupedRows):  # what a group costs counts as well
                 expected = expected / np.sqrt(sums.rows.index.size)
             return expected
 

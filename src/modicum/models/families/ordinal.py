@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Self
 
 import jax
@@ -14,7 +15,7 @@ from modicum.errors import DataError, ModicumWarning, SettingError, whole_number
 from modicum.models.base import Batch, Labels, Params
 from modicum.models.families.special import log1m_exp, softplus
 from modicum.models.linear import LinearPredictorModel
-from modicum.models.outcomes import class_fault, count_classes
+from modicum.models.outcomes import class_fault, class_names, count_classes
 from modicum.models.priors import Moments, Normal
 from modicum.models.separation import find_ordinal_separation
 from modicum.rows import Rows
@@ -161,5 +162,5 @@ class Ordinal(LinearPredictorModel):
     def labels(self, rows: Rows) -> Labels:
         """Columns, and the classes on either side of each cutpoint."""
         count = self.classes or count_classes(rows)
-        between = tuple(f"{k}|{k + 1}" for k in range(count - 1))
+        between = tuple(f"{a}|{b}" for a, b in pairwise(class_names(rows, count)))
         return super().labels(rows) | {"cutpoint": (between,)}

@@ -11,7 +11,7 @@ import numpy as np
 from modicum.errors import ModicumWarning, SettingError, whole_number
 from modicum.models.base import Labels, Params
 from modicum.models.linear import LinearPredictorModel
-from modicum.models.outcomes import class_fault, count_classes
+from modicum.models.outcomes import class_fault, class_names, count_classes
 from modicum.models.separation import find_separation
 from modicum.rows import Rows
 
@@ -105,5 +105,6 @@ class Softmax(LinearPredictorModel):
 
     def labels(self, rows: Rows) -> Labels:
         """Classes, then columns."""
-        classes = tuple(f"class {k}" for k in range(self.predictors(rows)))
-        return {"beta": (classes, tuple(rows.columns)), "intercept": (classes,)}
+        classes = class_names(rows, self.predictors(rows), "class ")
+        named: Labels = {"beta": (classes, tuple(rows.columns))} if rows.columns else {}
+        return named | {"intercept": (classes,)}

@@ -5,7 +5,7 @@ them (the horseshoe's global scale). What is static is the term; its numbers tra
 
 The anchor is where the posterior would have its mode if each term were a normal: that of precision
 w(r), r^2 the posterior second moment of the entry (see `distributions`). Parameters of the prior's
-own are at the mode of their marginal posterior, by the same EM (SPEC 14.1). Both follow from a
+own are at the mode of their marginal posterior, by the same EM. Both follow from a
 point and a covariance, without a pass over the rows.
 """
 

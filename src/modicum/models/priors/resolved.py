@@ -42,7 +42,12 @@ from modicum.models.priors.exact import (
     Numbers,
     SharedScale,
 )
-from modicum.models.priors.grouped import Effects, correlations, partials_of
+from modicum.models.priors.grouped import (
+    Effects,
+    correlations,
+    covariance_factor,
+    partials_of,
+)
 
 __all__ = ["OWN", "GroupPrior", "ModelPriors", "is_logged", "shapes_of"]
 
@@ -303,6 +308,18 @@ class ModelPriors:
                 first += group.partials
         return parts
 
+    def effect_factors(self, own: Mapping[str, Any]) -> list[jax.Array]:
+        """Cholesky factor of the covariance of each group's effects."""
+        factors, sd, partial = [], 0, 0
+        for group in self.groups:
+            count = len(group.sds)
+            parts = [own[LOG_SD][sd : sd + count]]
+            if group.partials:
+                parts.append(own[PARTIAL][partial : partial + group.partials])
+            factors.append(covariance_factor(jnp.concatenate(parts), count))
+            sd, partial = sd + count, partial + group.partials
+        return factors
+
     def restore(self, named: dict[str, Any]) -> dict[str, Any]:
         """Undo `report`: take the priors' own parameters out of `named`."""
         own: dict[str, Any] = {}
@@ -321,7 +338,8 @@ class ModelPriors:
     def distances(self, theta: Mapping[str, Any]) -> dict[str, Any]:
         """How far parameters lie from their prior's centre, in its widths (of a normal, sds)."""
         beta = np.asarray(theta["beta"])
-        centre, width = np.array([(p.centre, p.width) for p in self.coefficients]).T
+        centre = np.array([p.centre for p in self.coefficients])
+        width = np.array([p.width for p in self.coefficients])
         beta, effects = np.split(beta, [len(self.coefficients)], axis=-1)
         zero = np.zeros_like(effects)  # of effects nothing is too far: their scale is sampled
         away: dict[str, Any] = {"beta": np.concatenate([(beta - centre) / width, zero], axis=-1)}
@@ -332,16 +350,16 @@ class ModelPriors:
             away["intercept"] = (centred - self.intercept.centre) / self.intercept.width
         for name, prior in self.extras:
             value = np.asarray(theta[name])
-            mean, width = prior.numbers if prior.quadratic and prior.numbers else (0.0, np.inf)
-            away[name] = (value - mean) / width
+            mean, sd = prior.numbers if prior.quadratic and prior.numbers else (0.0, np.inf)
+            away[name] = (value - mean) / sd
         if OWN in theta:
             away[OWN] = jax.tree.map(np.zeros_like, theta[OWN])
         return away
 
     def normal(self, theta: Mapping[str, Any]) -> dict[str, Any]:
         """Which parameters have a normal prior, whose width is its standard deviation."""
-        is_normal = [isinstance(p, Normal) for p in self.coefficients]
-        is_normal += [False] * (np.shape(theta["beta"])[-1] - len(is_normal))
+        is_normal = np.zeros(np.shape(theta["beta"])[-1], bool)
+        is_normal[: len(self.coefficients)] = [isinstance(p, Normal) for p in self.coefficients]
         marks: dict[str, Any] = {"beta": np.broadcast_to(is_normal, np.shape(theta["beta"]))}
         if self.intercept is not None:
             own = isinstance(self.intercept, Normal)
@@ -356,8 +374,8 @@ class ModelPriors:
         marks = {
             name: np.zeros(np.shape(leaf), bool) for name, leaf in theta.items() if name != OWN
         }
-        own = [isinstance(prior, Horseshoe) for prior in self.coefficients]
-        own += [True] * (np.shape(theta["beta"])[-1] - len(own))  # effects of groups
+        own = np.ones(np.shape(theta["beta"])[-1], bool)  # effects of groups are
+        own[: len(self.coefficients)] = [isinstance(p, Horseshoe) for p in self.coefficients]
         marks["beta"] = np.broadcast_to(own, np.shape(theta["beta"]))
         if OWN in theta:
             marks[OWN] = jax.tree.map(lambda leaf: np.ones(np.shape(leaf), bool), theta[OWN])

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from modicum.errors import DataError
-from modicum.rows.checks import missing, require_exact
+from modicum.rows.checks import MissingValueError, require_exact
 from modicum.rows.description import Array
 from modicum.rows.encoding import distinct, joined, numbers
 from modicum.rows.formula.expressions import LevelArray
+from modicum.rows.sources import BATCH_ROWS, Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BatchColumns", "HeldColumns", "complete_rows", "kind_of"]
+__all__ = ["BatchColumns", "HeldColumns", "complete_rows", "counted", "kind_of"]
 
 
 def kind_of(kind: pa.DataType) -> str:
@@ -139,7 +140,7 @@ def complete_rows(
         for name in columns:
             holes = _holes(joined(batch.column(name)))
             if holes is not None and not drop:
-                raise DataError(missing(name, start + int(np.argmax(holes))))
+                raise MissingValueError(name, start + int(np.argmax(holes)))
             if holes is not None:
                 absent |= holes
         start += batch.num_rows
@@ -148,6 +149,20 @@ def complete_rows(
             row_ids = row_ids[~absent]
         if batch.num_rows or absent.any():
             yield BatchColumns(batch, row_ids), int(absent.sum())
+
+
+def counted(source: Source) -> Iterator[tuple[BatchColumns, int]]:
+    """Yield batches of rows of which nothing is read but their number."""
+    import pyarrow as pa
+
+    nothing, start = pa.record_batch({}), 0
+    if source.rows is None:
+        sizes = [batch.num_rows for batch in source.batches(source.names[:1])]
+    else:
+        sizes = [min(BATCH_ROWS, source.rows - i) for i in range(0, source.rows, BATCH_ROWS)]
+    for size in sizes:
+        yield BatchColumns(nothing, np.arange(start, start + size)), 0
+        start += size
 
 
 def _holes(array: pa.Array) -> Array | None:

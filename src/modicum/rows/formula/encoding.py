@@ -18,7 +18,7 @@ from modicum.rows.checks import WeightCheck, names_like
 from modicum.rows.coding import code_type
 from modicum.rows.description import Array, Description, DType, Field, Level
 from modicum.rows.entries import mapping, sequence, text, whole
-from modicum.rows.formula.columns import BatchColumns, complete_rows, kind_of
+from modicum.rows.formula.columns import BatchColumns, complete_rows, counted, kind_of
 from modicum.rows.formula.evaluation import Evaluated, NewLevels, as_type, check_weights
 from modicum.rows.formula.expressions import CONTRASTS, Contrast, Expression, State
 from modicum.rows.formula.grouping import Grouping
@@ -131,7 +131,9 @@ class FormulaEncoding:
     ) -> Description:
         """Describe `n` rows of this encoding, with these further fields (None: all)."""
         layout = self.layout
-        fields = [Field("x", (len(layout.numbers),))] if layout.numbers else []
+        # Where there is neither number nor code, x of no columns says how many rows there are.
+        has_x = layout.numbers or not layout.codes
+        fields = [Field("x", (len(layout.numbers),))] if has_x else []
         for codes in layout.codes:
             fields.append(Field(codes.field, (), code_type(codes.levels)))
         if outcome and self.outcome is not None:
@@ -195,7 +197,8 @@ class FormulaEncoding:
         groups = [g for g in self.groupings if _among(g.field, fields)]
         check = WeightCheck(self.fields["weight"][0]) if "weight" in extra else None
         some = False
-        for columns, _ in complete_rows(source.batches(needed), needed, drop):
+        read = complete_rows(source.batches(needed), needed, drop) if needed else counted(source)
+        for columns, _ in read:
             if len(columns) == 0:
                 continue
             some = True
@@ -237,6 +240,8 @@ class FormulaEncoding:
             values = [made.product(numbers.parts) for numbers in layout.numbers]
             labels = [made.product_label(numbers.parts) for numbers in layout.numbers]
             rows["x"] = as_type(values, dtype, labels, columns)
+        elif not layout.codes:
+            rows["x"] = np.empty((len(columns), 0), dtype)
         for codes in layout.codes:
             rows[codes.field] = made.code(codes)
         if outcome and self.outcome is not None:

@@ -2,7 +2,7 @@
 
 Columns of a formula can say the same thing twice: with an intercept, one level of a factor needs
 no column of its own. Which level goes where follows formulaic's (and R's) rule, so that the matrix
-has the columns users expect. Levels then stay codes (SPEC section 18); numbers are columns of x.
+has the columns users expect. Levels then stay codes; numbers are columns of x.
 """
 
 from __future__ import annotations

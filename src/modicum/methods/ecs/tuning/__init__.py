@@ -1,7 +1,7 @@
 """Choosing what the user need not: subsample size, products, blocks, refreshes."""
 
 from modicum.methods.ecs.tuning.block_poisson import Products, choose_products
-from modicum.methods.ecs.tuning.rehearsal import Rehearsal, log_ratios, rehearse
+from modicum.methods.ecs.tuning.rehearsal import Rehearsal, log_ratios, proxy_ratios, rehearse
 from modicum.methods.ecs.tuning.residuals import Pilot, study
 from modicum.methods.ecs.tuning.sign_theory import NormalFactors
 from modicum.methods.ecs.tuning.subsample import Choice, choose, refresh_acceptance
@@ -15,6 +15,7 @@ __all__ = [
     "choose",
     "choose_products",
     "log_ratios",
+    "proxy_ratios",
     "refresh_acceptance",
     "rehearse",
     "study",

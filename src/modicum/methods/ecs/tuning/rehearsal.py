@@ -23,7 +23,7 @@ from modicum.methods.ecs.tuning.residuals import Pilot
 from modicum.models.base import Batch
 from modicum.runtime import Array, jit
 
-__all__ = ["Rehearsal", "log_ratios", "rehearse"]
+__all__ = ["Rehearsal", "log_ratios", "proxy_ratios", "rehearse"]
 
 CHAINS, ITERATIONS, DROPPED = 8, 60, 20
 TRAJECTORY = 1.2
@@ -67,9 +67,16 @@ def log_ratios(
 
     With all rows' log-likelihood estimated by the pilot rows: l - sum q is `pilot.mean`.
     """
+    return proxy_ratios(control_variate, proxy, centre, draws) + pilot.mean
+
+
+def proxy_ratios(
+    control_variate: ControlVariate[Any], proxy: Proxy, centre: np.ndarray, draws: np.ndarray
+) -> np.ndarray:
+    """The same with the log-likelihood taken for its proxy: no row is read."""
     quadratic = -0.5 * np.sum((draws - centre) ** 2, axis=1)
     log_proxy = np.asarray(_log_proxies(control_variate, proxy, draws))
-    return np.asarray(log_proxy + pilot.mean - quadratic)
+    return np.asarray(log_proxy - quadratic)
 
 
 @jit(static=0)

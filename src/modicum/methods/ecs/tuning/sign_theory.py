@@ -17,6 +17,9 @@ from modicum.estimators.block_poisson import poisson_chance
 __all__ = ["NormalFactors"]
 
 
+SHARP = 1e6  # (mean / sd)^2 / 2 of a factor beyond which the mixture has too many parts
+
+
 @dataclass(frozen=True)
 class NormalFactors:
     """A Poisson(products) number of normal factors.
@@ -63,6 +66,8 @@ class NormalFactors:
         if self.sd == 0:
             return math.log(abs(self.mean)), 0.0
         rate = self.mean**2 / (2 * self.sd**2)
+        if rate > SHARP:  # log |f| is normal about log |mu|, by the delta method
+            return math.log(abs(self.mean)) - 1 / (4 * rate), 1 / (2 * rate)
         width = 12 * math.sqrt(rate) + 30
         J = np.arange(max(0, math.floor(rate - width)), math.ceil(rate + width))
         weight = poisson_chance(J, rate)
