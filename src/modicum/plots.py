@@ -15,9 +15,19 @@ from modicum.posterior.labels import scalar_names
 from modicum.rows.checks import names_like
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = ["METHOD_COLOURS", "colour_of", "forest", "marginal", "new_axes", "pyplot"]
+__all__ = [
+    "METHOD_COLOURS",
+    "caterpillar",
+    "colour_of",
+    "forest",
+    "marginal",
+    "new_axes",
+    "pyplot",
+    "shrinkage",
+]
 
 METHOD_COLOURS = {
     "hmc": "#0b5fa5",
@@ -41,6 +51,7 @@ METHOD_COLOURS = {
 """One colour per method, the same in every picture."""
 
 OTHER = "#555555"
+MOST_NAMED = 60  # levels that are written beside their lines
 
 
 def colour_of(method: str | Posterior) -> str:
@@ -115,6 +126,117 @@ def forest(
     ax.set_xlabel(f"median and {prob:.0%} interval")
     ax.grid(axis="x", alpha=0.3)
     return ax
+
+
+def caterpillar(
+    post: Posterior,
+    group: str,
+    *,
+    effect: str | None = None,
+    levels: Sequence[object] | None = None,
+    prob: float = 0.9,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw the effects of a group in order, each with its interval, and zero.
+
+    Parameters
+    ----------
+    post
+        The posterior of a model with groups.
+    group
+        The grouping factor.
+    effect
+        Which effect, where levels have several, as `post.effects` calls it; the first by default.
+    levels
+        Levels to draw; all by default.
+    prob
+        Posterior probability of the interval.
+    ax
+        Matplotlib axes; by default those of a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+    """
+    table = _effect_table(post, group, effect, levels, prob).sort_values("mean")
+    low, high = (table.iloc[:, k].to_numpy() for k in (2, 3))
+    named = len(table) <= MOST_NAMED
+    ax = new_axes(ax, (6.0, 1.0 + 0.22 * len(table)) if named else (6.0, 5.0))
+    at = np.arange(len(table))
+    ax.hlines(at, low, high, color=colour_of(post), linewidth=2 if named else 0.6, alpha=0.7)
+    ax.plot(table["mean"], at, "o", color=colour_of(post), markersize=4 if named else 1.5)
+    ax.axvline(0, color=OTHER, linewidth=0.8)
+    if named:
+        ax.set_yticks(at, [str(level) for level in table.index])
+    else:
+        ax.set_yticks([])
+        ax.set_ylabel(f"{len(table):,} levels of {group}")
+    ax.set_xlabel(f"effect of {group}: mean and {prob:.0%} interval")
+    return ax
+
+
+def shrinkage(
+    post: Posterior,
+    group: str,
+    *,
+    effect: str | None = None,
+    prob: float = 0.9,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw effects against the rows of their level: those of few rows are pulled to zero.
+
+    The band is where effects of new levels lie, with probability `prob`.
+
+    Parameters
+    ----------
+    post
+        The posterior of a model with groups, which knows its rows (it was not loaded from a file).
+    group, effect, prob, ax
+        As in `caterpillar`.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+    """
+    from scipy.stats import norm
+
+    table = _effect_table(post, group, effect, None, prob)
+    if "rows" not in table:
+        raise SettingError(
+            "the picture needs how many rows each level has, and this posterior, loaded from a "
+            "file, does not know its rows."
+        )
+    entry = f"group_sd[{effect or group}]"
+    sd = _quantiles(post, _chosen(post, entry), [0.5], None).item()
+    ax = new_axes(ax)
+    low, high = (table.iloc[:, k].to_numpy() for k in (2, 3))
+    ax.vlines(table["rows"], low, high, color=colour_of(post), linewidth=0.8, alpha=0.4)
+    ax.plot(table["rows"], table["mean"], "o", color=colour_of(post), markersize=3)
+    wide = float(norm.ppf((1 + prob) / 2)) * sd
+    ax.axhspan(-wide, wide, color=OTHER, alpha=0.12, label=f"{prob:.0%} of new levels")
+    ax.axhline(0, color=OTHER, linewidth=0.8)
+    ax.set(xscale="log", xlabel=f"rows per {group}", ylabel="effect")
+    ax.legend(frameon=False)
+    return ax
+
+
+def _effect_table(
+    post: Posterior,
+    group: str,
+    effect: str | None,
+    levels: Sequence[object] | None,
+    prob: float,
+) -> pd.DataFrame:
+    """One effect of each level."""
+    table = post.effects(group, levels=levels, prob=prob)
+    if table.index.nlevels == 1:
+        if effect not in (None, group):
+            raise SettingError(f"levels of {group!r} have one effect, and it is not {effect!r}.")
+        return table
+    names = list(dict.fromkeys(table.index.get_level_values("effect")))
+    if effect is not None and effect not in names:
+        raise SettingError(f"there is no effect {effect!r}: {names_like(effect, names)}")
+    return table[table.index.get_level_values("effect") == (effect or names[0])].droplevel("effect")
 
 
 def marginal(post: Posterior, name: str, *, bins: int = 40, ax: Axes | None = None) -> Axes:

@@ -57,6 +57,8 @@ from modicum.rows import Coding, Rows
 
 __all__ = ["LinearPredictorModel"]
 
+NEW_GROUP_NODES = 21  # at which effects of new groups are averaged over
+
 
 @dataclass(frozen=True, repr=False)
 class LinearPredictorModel(BaseModel):
@@ -192,8 +194,15 @@ class LinearPredictorModel(BaseModel):
     # What follows from it -----------------------------------------------------------------
 
     def matrix(self, batch: Batch) -> ModelMatrix:
-        """Return the columns of the rows that `beta` multiplies, formed or not."""
-        return model_matrix(self.coding, batch)
+        """Return the columns of the rows that `beta` multiplies, formed or not.
+
+        Groups that the rows do not say have no columns.
+        """
+        absent = self.absent_groups(batch)
+        if not absent or self.coding is None:
+            return model_matrix(self.coding, batch)
+        terms = tuple(term for term in self.coding.terms if term.field not in absent)
+        return model_matrix(replace(self.coding, terms=terms), batch)
 
     def outcome(self, batch: Batch) -> jax.Array:
         """What is seen of each row: y, or y and the family's other fields along a last axis."""
@@ -220,11 +229,52 @@ class LinearPredictorModel(BaseModel):
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
         """f at the predictors of each row."""
+        absent = self.absent_groups(batch)
+        if absent:
+            raise DataError(
+                f"the rows do not say which {min(absent)!r} each is in, and outcomes are judged "
+                "by the effect of their group; give that column."
+            )
         return jax.vmap(self.log_density)(self.predictor_vector(theta, batch), self.outcome(batch))
 
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
-        """Mean of the outcome of each row."""
-        return jax.vmap(self.mean)(self.predictor_vector(theta, batch))
+        """Mean of the outcome of each row; over all groups there may be, where one is not said.
+
+        What effects of new groups add to a predictor is normal, however many they are.
+        """
+        absent = self.absent_groups(batch)
+        predictors = self.predictor_vector(theta, batch)
+        if not absent:
+            return jax.vmap(self.mean)(predictors)
+        xi, w = np.polynomial.hermite_e.hermegauss(NEW_GROUP_NODES)
+        sd = self._spread_of_new_groups(theta, batch, absent)
+
+        def at_node(xi: jax.Array) -> jax.Array:
+            return jax.vmap(self.mean)(predictors.at[:, 0].add(sd * xi))
+
+        return jnp.tensordot(jnp.asarray(w / w.sum()), jax.lax.map(at_node, jnp.asarray(xi)), 1)
+
+    def absent_groups(self, batch: Batch) -> frozenset[str]:
+        """Groups of the model that the rows of a batch do not say."""
+        return frozenset(t.field for t in self.group_terms if t.field not in batch)
+
+    def _spread_of_new_groups(
+        self, theta: Params, batch: Batch, absent: frozenset[str]
+    ) -> jax.Array:
+        """Standard deviation, in each row, of what effects of these groups add to eta."""
+        known, coding = self.resolved_priors, self.coding
+        assert known is not None
+        assert coding is not None
+        effects = iter([t for t in coding.terms if t.first >= len(known.coefficients)])
+        variance = jnp.zeros(())
+        for group, factor in zip(known.groups, known.effect_factors(theta[OWN]), strict=True):
+            scales = [next(effects).scale for _ in group.sds]
+            if group.term.field in absent:
+                z = [jnp.ones(()) if s is None else jnp.asarray(batch["x"])[:, s] for s in scales]
+                for column in factor.T:
+                    along = sum((a * b for a, b in zip(z, column, strict=True)), jnp.zeros(()))
+                    variance = variance + along**2
+        return jnp.sqrt(variance)
 
     # Priors -------------------------------------------------------------------------------
 

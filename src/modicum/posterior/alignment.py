@@ -173,8 +173,10 @@ def aligned(
     columns = None
     if named and ours.columns and theirs.columns:
         columns = _columns_by_name(theirs, ours)
-    coded_alike = theirs.coding == ours.coding and (
-        ours.coding is None or theirs.levels == ours.levels
+    # Groups, which are no columns, may be left out: rows are then of new ones.
+    factors = () if ours.coding is None else ours.coding.fields
+    coded_alike = theirs.coding == ours.coding and all(
+        theirs.levels.get(name) == ours.levels.get(name) for name in factors
     )
     same = coded_alike and columns is None
     coding = None if same else theirs.coding

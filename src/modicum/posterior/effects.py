@@ -1,4 +1,4 @@
-"""Effects of groups, drawn afterwards where they were integrated out.
+"""Effects of groups: among the draws, or drawn afterwards where they were integrated out.
 
 Given a draw of the coefficients and of the effects' covariance, groups are independent. Their
 effects are drawn by independence-Metropolis steps whose proposals are N(centre, spread spread') of
@@ -8,16 +8,17 @@ each group at the anchor, along the posterior's draws, a chunk of groups at a ti
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.errors import DataError, SettingError, whole_number
+from modicum.errors import DataError, SettingError, suggestion, whole_number
 from modicum.ledger import Ledger
-from modicum.models import IntegratedEffects, Target
+from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.integrated import FlatGroups
 from modicum.passes import LocalEngine, Sums, with_nodes
 from modicum.posterior.alignment import AlignedRows, Batch, require_rows_of_fit
@@ -32,7 +33,14 @@ from modicum.runtime import SCATTERS, in_double_precision, jit
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["effect_draws", "effects", "group_levels", "integrated", "known_groups"]
+__all__ = [
+    "effect_draws",
+    "effects",
+    "group_levels",
+    "group_names",
+    "known_groups",
+    "with_groups",
+]
 
 STEPS = 4  # Metropolis steps from one draw of the posterior to the next
 WIDER = 1.15  # proposals than the groups' own spread: nodes are those of the anchor
@@ -40,57 +48,131 @@ CHUNK = 65_536  # rows whose groups are looked up at a time
 STEADY = 20  # steps before the first draw
 
 
-def integrated(fit: Fit, group: str) -> IntegratedEffects:
-    """The model, where it has integrated effects of that group; else a sentence."""
-    model = fit.model
-    if not isinstance(model, IntegratedEffects):
-        raise SettingError("this posterior is that of a model without groups: it has no effects.")
-    if group != model.group:
-        raise SettingError(f"the effects are those of '{model.group}', and there are no {group!r}.")
-    return model
-
-
 def effects(
     source: Draws,
     fit: Fit,
-    rows: Rows,
+    rows: Rows | None,
     group: str,
     levels: Sequence[Any] | None,
     draws: int,
     prob: float,
 ) -> pd.DataFrame:
     """Tabulate the effects of groups; see `Posterior.effects`."""
-    import pandas as pd
-
-    model = integrated(fit, group)
     check_interval(prob)
     whole_number("draws", draws)
-    require_rows_of_fit(rows, fit.rows, None, "a table of effects")
+    model = fit.model
+    known = group_names(model)
+    if group not in known:
+        raise SettingError(
+            f"there are no effects of {group!r}{suggestion(group, known)}; "
+            + (f"there are those of {', '.join(known)}." if known else "the model has no groups.")
+        )
+    if rows is not None:
+        require_rows_of_fit(rows, fit.rows, None, "a table of effects")
+    if isinstance(model, LinearPredictorModel):
+        return _explicit(source, model, rows, group, levels, prob)
+    if rows is None:
+        raise SettingError(
+            "effects that were integrated out are drawn from the rows of the fit, which a file "
+            "does not keep; give them as `rows`."
+        )
+    assert isinstance(model, IntegratedEffects)
     groups = model.units(rows)
-    ids = _ids_of(groups, levels)
+    names = group_levels(groups)
+    ids = _places(names, group, levels)
     subset, weights = thinned(source, draws)
-    ends = [(1 - prob) / 2, (1 + prob) / 2]
-    parts = []
-    for found in effect_draws(fit, groups, ids, subset):
-        x = found[None]  # as of one chain: (1, draws, groups, effects)
-        low, high = weighted_quantile(x, weights, ends)
-        sd = np.sqrt(weighted_variance(x, weights))
-        parts.append(np.stack([weighted_mean(x, weights), sd, low, high], axis=-1))
-    table = np.concatenate(parts)
-    columns = ["mean", "sd", *(f"{100 * end:g}%" for end in ends)]
-    named = group_levels(groups)[ids]
-    index: Any = pd.Index(named, name=group)
+    parts = [
+        _tabulated(part[None], weights, prob)  # as of one chain: (1, draws, groups, effects)
+        for part in effect_draws(fit, groups, ids, subset)
+    ]
     size = groups.index.size[ids]
-    if model.effects > 1:
-        index = pd.MultiIndex.from_product([named, model.effect_names], names=[group, "effect"])
-        size = np.repeat(size, model.effects)
+    return _frame(np.concatenate(parts), group, names[ids], model.effect_names, size, prob)
+
+
+def group_names(model: object) -> tuple[str, ...]:
+    """The factors whose levels have effects."""
+    if isinstance(model, IntegratedEffects):
+        return (model.group,)
+    if isinstance(model, LinearPredictorModel):
+        return tuple(dict.fromkeys(term.field for term in model.group_terms))
+    return ()
+
+
+def _explicit(
+    source: Draws,
+    model: LinearPredictorModel,
+    rows: Rows | None,
+    group: str,
+    levels: Sequence[Any] | None,
+    prob: float,
+) -> pd.DataFrame:
+    """Effects that are among the draws."""
+    terms = [term for term in model.group_terms if term.field == group]
+    names = [name for term in terms for name in term.names]
+    called = [name for term in terms for name in term.sd_names]
+    (entries,) = source.labels[names[0]]
+    ids = _places(np.asarray(entries, object), group, levels)
+    x = np.stack([source.draws[name][:, :, ids] for name in names], axis=-1)
+    weights = np.ones(x.shape[:2]) if source.weights is None else source.weights
+    size = None
+    if rows is not None:
+        counts = sum(
+            np.bincount(chunk[group], minlength=len(entries)) for chunk in rows.chunks(CHUNK)
+        )
+        size = np.asarray(counts)[ids]
+    levels_there = np.asarray(entries, object)[ids]
+    return _frame(_tabulated(x, weights, prob), group, levels_there, called, size, prob)
+
+
+def _tabulated(x: np.ndarray, weights: np.ndarray, prob: float) -> np.ndarray:
+    """Mean, sd and interval of draws (chains, draws, groups, effects), along a last axis."""
+    low, high = weighted_quantile(x, weights, [(1 - prob) / 2, (1 + prob) / 2])
+    sd = np.sqrt(weighted_variance(x, weights))
+    return np.stack([weighted_mean(x, weights), sd, low, high], axis=-1)
+
+
+def _frame(
+    table: np.ndarray,
+    group: str,
+    levels: np.ndarray,
+    effect_names: Sequence[str],
+    size: np.ndarray | None,
+    prob: float,
+) -> pd.DataFrame:
+    """One line per level; per level and effect where there are several."""
+    import pandas as pd
+
+    columns = ["mean", "sd", *(f"{100 * end:g}%" for end in ((1 - prob) / 2, (1 + prob) / 2))]
+    index: Any = pd.Index(levels, name=group)
+    if len(effect_names) > 1:
+        index = pd.MultiIndex.from_product([levels, effect_names], names=[group, "effect"])
     frame = pd.DataFrame(table.reshape(-1, len(columns)), index=index, columns=columns)
-    return frame.assign(rows=size)
+    return frame if size is None else frame.assign(rows=np.repeat(size, len(effect_names)))
+
+
+def with_groups(
+    new: AlignedRows, model: object, asked: Literal["known", "new"] | None
+) -> tuple[AlignedRows, bool]:
+    """Rows to predict, with their groups if those count, and whether they do."""
+    names = group_names(model)
+    if not names and asked is not None:
+        raise SettingError("groups says how groups count, and this model has none; leave it out.")
+    absent = [name for name in names if name not in new.fields]
+    if asked == "known" and absent:
+        raise DataError(
+            f"the rows do not say which '{absent[0]}' each is in, so that no group is known; "
+            "give that column, or predict for new groups (groups='new')."
+        )
+    if asked == "new":
+        kept = tuple(name for name in new.fields if name not in names)
+        return replace(new, fields=kept), False
+    return new, bool(names) and not absent
 
 
 def known_groups(source: Draws, fit: Fit, rows: Rows, new: AlignedRows, draws: int) -> Predictor:
     """What predicts rows of groups that are among those of the fit, by the groups' own effects."""
-    model = integrated(fit, _group_of(fit))
+    model = fit.model
+    assert isinstance(model, IntegratedEffects)
     require_rows_of_fit(rows, fit.rows, None, "prediction for known groups")
     if model.group not in new.fields:
         raise DataError(
@@ -127,10 +209,6 @@ def _expected_given(model: IntegratedEffects, draws: Any, found: Any, batch: Any
     return jax.vmap(of_draw)(draws, found)
 
 
-def _group_of(fit: Fit) -> str:
-    return fit.model.group if isinstance(fit.model, IntegratedEffects) else ""
-
-
 def group_levels(groups: GroupedRows) -> np.ndarray:
     """What the groups are called: levels where the rows know them, else numbers."""
     names = groups.levels.get(groups.index.field)
@@ -138,17 +216,18 @@ def group_levels(groups: GroupedRows) -> np.ndarray:
     return values if names is None else np.asarray(names, object)[values]
 
 
-def _ids_of(groups: GroupedRows, levels: Sequence[Any] | None) -> np.ndarray:
+def _places(names: np.ndarray, group: str, levels: Sequence[Any] | None) -> np.ndarray:
+    """Where the levels asked for are; a sentence for one that the fit did not have."""
     if levels is None:
-        return np.arange(len(groups))
-    place = {level: k for k, level in enumerate(group_levels(groups).tolist())}
-    unknown = [level for level in levels if level not in place]
+        return np.arange(len(names))
+    place = {str(level): k for k, level in enumerate(names.tolist())}
+    unknown = [level for level in levels if str(level) not in place]
     if unknown:
         raise DataError(
-            f"there is no '{groups.index.field}' {unknown[0]!r} among the rows of the fit; of a "
+            f"there is no '{group}' {unknown[0]!r} among the rows of the fit; of a "
             "new group nothing is known but the spread of all: see group_sd."
         )
-    return np.array([place[level] for level in levels], np.intp)
+    return np.array([place[str(level)] for level in levels], int)
 
 
 @in_double_precision

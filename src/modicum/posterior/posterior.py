@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from modicum.errors import DataError, SettingError, is_number
+from modicum.models import IntegratedEffects
 from modicum.models.base import BaseModel, Model, named_leaves
 from modicum.models.prediction import ModelPredictor, rebuild
 from modicum.posterior.alignment import FitRows, RowsLike, aligned, rows_of_fit
 from modicum.posterior.correction import Fit, correct, require_correctable
 from modicum.posterior.datatree import to_datatree, weight_name
 from modicum.posterior.draws import Draws
-from modicum.posterior.effects import effects, known_groups
+from modicum.posterior.effects import effects, known_groups, with_groups
 from modicum.posterior.guards import Warnings
 from modicum.posterior.prediction import Prediction, Predictor, predict
 from modicum.posterior.score import Score, score
@@ -117,7 +118,7 @@ class Posterior(Draws):
         draws: int = 200,
         prob: float = 0.9,
         newlevels: NewLevels = "refuse",
-        groups: Literal["new", "known"] = "new",
+        groups: Literal["known", "new"] | None = None,
     ) -> Prediction:
         """Predict the expected outcome of each row, with an interval of probability `prob`.
 
@@ -139,11 +140,11 @@ class Posterior(Draws):
             What becomes of a level that the fit did not have, in a table given to a posterior of
             `mo.fit`: "refuse" it, or take it for the "reference" level.
         groups
-            Where effects of groups were integrated out: "new" averages over the groups there may
-            be, "known" takes the effects of the rows' own groups, which must be among those of the
-            fit.
+            Of a model with groups: "known" takes the effects of the rows' own groups, which must
+            be among those of the fit, "new" averages over the groups there may be. None: known
+            where the rows say which group they are in, else new.
         """
-        if groups not in ("new", "known"):
+        if groups not in (None, "new", "known"):
             raise SettingError(f"groups must be 'new' or 'known', not {groups!r}.")
         predictor = self.restore_predictor()
         if predictor is None:
@@ -153,8 +154,10 @@ class Posterior(Draws):
                 "Posterior.load(path, model=...), or compute from posterior.draws."
             )
         new = aligned(rows, self.fit_rows, False, newlevels)
-        if groups == "known":
-            predictor = known_groups(self, self._fit(), self._rows_of_fit(None), new, draws)
+        if isinstance(predictor, ModelPredictor):
+            new, known = with_groups(new, predictor.model, groups)
+            if known and isinstance(predictor.model, IntegratedEffects):
+                predictor = known_groups(self, self._fit(), self._rows_of_fit(None), new, draws)
         return predict(self, predictor, new, draws, prob)
 
     def score(self, rows: RowsLike, draws: int = 200, newlevels: NewLevels = "refuse") -> Score:
@@ -254,9 +257,10 @@ class Posterior(Draws):
         levels
             Groups to tabulate, by their values; None: all.
         rows
-            The rows the posterior was sampled with; needed where it was loaded from a file.
+            The rows the posterior was sampled with; needed for integrated effects where it was
+            loaded from a file.
         draws
-            Posterior draws to use, evenly spaced.
+            Posterior draws to use for integrated effects, evenly spaced; explicit ones use all.
         prob
             Posterior probability of the equal-tailed interval.
 
@@ -278,14 +282,16 @@ class Posterior(Draws):
         >>> list(post.effects("clinic", levels=[3, 4]).columns)
         ['mean', 'sd', '5%', '95%', 'rows']
         """
-        return effects(self, self._fit(), self._rows_of_fit(rows), group, levels, draws, prob)
+        known = self.rows if rows is None else rows
+        return effects(self, self._fit(), known, group, levels, draws, prob)
 
     def _rows_of_fit(self, rows: Rows | None) -> Rows:
         known = self.rows if rows is None else rows
         if known is None:
             raise SettingError(
-                "effects that were integrated out are drawn from the rows of the fit, which a file "
-                "does not keep; give them as `rows`."
+                "predictions for known groups need the rows of the fit where effects were "
+                "integrated out, and a file does not keep them; predict for new groups "
+                "(groups='new')."
             )
         return known
 

@@ -19,7 +19,7 @@ from modicum.models.priors.distributions import HALF_LOG_2PI, Prior
 from modicum.models.priors.exact import NonCentred, Numbers, StandIn
 from modicum.runtime import jit
 
-__all__ = ["Effects", "correlations", "partials_of"]
+__all__ = ["Effects", "correlations", "covariance_factor", "partials_of"]
 
 NEWTON_STEPS = 30
 LEAST = 1.0  # precision of a sampled scale: its posterior is never taken to be wider
@@ -65,7 +65,7 @@ class Effects:
         """log p(u | Sigma) + log p(Sigma), in what is sampled."""
         u = t[np.array(self.where)].reshape(self.count, self.levels)
         own = t[self.own]
-        lower = _lower(own, self.count)
+        lower = covariance_factor(own, self.count)
         z = u / jnp.diag(lower)[:, None] if not self.partials else _solve(lower, u)
         log_det = jnp.sum(jnp.log(jnp.diag(lower)))
         of_effects = -0.5 * jnp.sum(z**2) - self.levels * (log_det + self.count * HALF_LOG_2PI)
@@ -94,7 +94,7 @@ class Effects:
         """Normal effects given Sigma; for Sigma what information the effects leave of it."""
         places, where = self.own, np.array(self.where)
         if self.partials:
-            lower = np.asarray(_lower(jnp.asarray(t[places]), self.count))
+            lower = np.asarray(covariance_factor(jnp.asarray(t[places]), self.count))
             inverse = np.linalg.inv(lower @ lower.T)
         else:
             inverse = np.diag(np.exp(-2 * t[places]))
@@ -127,7 +127,7 @@ class Effects:
         return NonCentred(np.array(self.where), scale, 1 - (ratio / (1 + ratio)) ** 2)
 
 
-def _lower(own: jax.Array, count: int) -> jax.Array:
+def covariance_factor(own: jax.Array, count: int) -> jax.Array:
     """Cholesky factor of Sigma from what is sampled."""
     sds = jnp.exp(own[:count])
     if own.shape[0] == count:
@@ -199,7 +199,7 @@ def _mode_of_own(
     """Maximise E log p(u, Sigma) given the effects' second moments; minus its Hessian there."""
 
     def expected(own: jax.Array) -> jax.Array:
-        lower = _lower(own, count)
+        lower = covariance_factor(own, count)
         half = _solve(lower, _solve(lower, second).T)
         of_effects = -0.5 * jnp.trace(half) - levels * jnp.sum(jnp.log(jnp.diag(lower)))
         return of_effects + _log_hyper(kinds, own, numbers)

@@ -42,7 +42,12 @@ from modicum.models.priors.exact import (
     Numbers,
     SharedScale,
 )
-from modicum.models.priors.grouped import Effects, correlations, partials_of
+from modicum.models.priors.grouped import (
+    Effects,
+    correlations,
+    covariance_factor,
+    partials_of,
+)
 
 __all__ = ["OWN", "GroupPrior", "ModelPriors", "is_logged", "shapes_of"]
 
@@ -302,6 +307,18 @@ class ModelPriors:
                 parts.append(function(part, len(group.sds)))
                 first += group.partials
         return parts
+
+    def effect_factors(self, own: Mapping[str, Any]) -> list[jax.Array]:
+        """Cholesky factor of the covariance of each group's effects."""
+        factors, sd, partial = [], 0, 0
+        for group in self.groups:
+            count = len(group.sds)
+            parts = [own[LOG_SD][sd : sd + count]]
+            if group.partials:
+                parts.append(own[PARTIAL][partial : partial + group.partials])
+            factors.append(covariance_factor(jnp.concatenate(parts), count))
+            sd, partial = sd + count, partial + group.partials
+        return factors
 
     def restore(self, named: dict[str, Any]) -> dict[str, Any]:
         """Undo `report`: take the priors' own parameters out of `named`."""

@@ -13,12 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.estimators import LinearTaylor
 from modicum.kernels.base import ControlVariate, Proxy
 from modicum.models.base import Batch
 from modicum.runtime import FASTEST_COMPILE, SCATTERS, jit
 
 __all__ = ["Pilot", "study"]
 
+BLOCK = 4096  # rows with codes that are whitened at once; slopes take no more
 SLOPE_WORK = 4e7  # numbers in the slopes' covariance products, per draw
 
 
@@ -96,14 +98,14 @@ def study(
         Groups: the first of them as a batch of their own, since their rows lie side by side.
     """
     weight = ratio / ratio.sum()
-    evaluate = _values if few is None else _values_of_groups
+    evaluate = _values_in_blocks if few is None else _values_of_groups
     cached, evaluated = evaluate(control_variate, batch, proxy, pilot)
     values = np.asarray(evaluated)
     mean = values @ weight
     centred = values - mean[:, None]
     second, third, fourth = (np.asarray(centred**k @ weight) for k in (2, 3, 4))
     size = proxy.a.shape[0]
-    rows = int(np.clip(SLOPE_WORK / size**2, 64, 4096))
+    rows = int(np.clip(SLOPE_WORK / size**2, 64, BLOCK))
     if few is None:
         slopes = _slopes(control_variate, rows, cached, proxy, pilot[:8], weight)
     else:
@@ -133,6 +135,28 @@ _values = jit(static=0, options=FASTEST_COMPILE)(_evaluate)
 _values_of_groups = jit(static=0, options=SCATTERS)(
     _evaluate
 )  # rows at many nodes: compiling is the lesser part
+
+
+def _values_in_blocks(
+    cv: ControlVariate[Any], batch: Batch, proxy: Proxy, pilot: np.ndarray
+) -> tuple[Any, jax.Array | np.ndarray]:
+    """Values of all rows; of those with codes a block is whitened at a time, and the first kept.
+
+    Factors of many levels make few numbers many: 20,000 rows of 900 columns take 140 MB, and as
+    much again while they are made.
+    """
+    rows = len(batch["probability"])
+    coded = isinstance(cv, LinearTaylor) and cv.target.coding is not None
+    if not coded or rows <= BLOCK:
+        return _values(cv, batch, proxy, pilot)
+    first, parts = None, []
+    for start in range(0, rows, BLOCK):
+        row_ids = np.minimum(np.arange(start, start + BLOCK), rows - 1)  # all of one shape
+        block = {name: np.asarray(values)[row_ids] for name, values in batch.items()}
+        cached, values = _values(cv, block, proxy, pilot)
+        first = cached if first is None else first
+        parts.append(np.asarray(values)[:, : rows - start])
+    return first, np.concatenate(parts, axis=1)
 
 
 @jit(static=(0, 1), options=FASTEST_COMPILE)

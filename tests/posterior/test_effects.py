@@ -1,0 +1,113 @@
+"""Effects that are among the draws: tabulated, predicted with, and averaged over for new groups."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import modicum as mo
+from modicum import plots
+
+SDS, SLOPE = (0.9, 0.4), 0.7
+
+
+@pytest.fixture(scope="module")
+def table():
+    rng = np.random.default_rng(3)
+    n, levels = 4_000, 25
+    ward, dose = rng.integers(0, levels, n), rng.normal(size=n)
+    effects = rng.normal(size=(levels, 2)) * SDS
+    eta = -0.3 + (SLOPE + effects[ward, 1]) * dose + effects[ward, 0]
+    well = rng.random(n) < 1 / (1 + np.exp(-eta))
+    names = np.array([f"w{k:02d}" for k in range(levels)])
+    return pd.DataFrame({"well": well, "dose": dose, "ward": names[ward]}), effects
+
+
+@pytest.fixture(scope="module")
+def post(table):
+    return mo.fit(
+        "well ~ dose + (1 + dose || ward)",
+        table[0],
+        method="nuts",
+        draws=300,
+        tune=300,
+        chains=2,
+        random_seed=1,
+        progressbar=False,
+    )
+
+
+def test_effects_are_a_table_by_level_and_effect(post, table):
+    frame, truth = table
+    effects = post.effects("ward")
+    assert list(effects.columns) == ["mean", "sd", "5%", "95%", "rows"]
+    of_intercept = effects.xs("ward", level="effect")
+    assert (of_intercept["rows"] == frame["ward"].value_counts().sort_index()).all()
+    z = (of_intercept["mean"].to_numpy() - truth[:, 0]) / of_intercept["sd"].to_numpy()
+    assert np.mean(z**2) < 2.5  # 25 of about 1; all share the error of the intercept
+    shuffled = (of_intercept["mean"].to_numpy()[::-1] - truth[:, 0]) / of_intercept["sd"]
+    assert np.mean(shuffled**2) > 2.5  # the check notices effects of other levels
+    some = post.effects("ward", levels=["w03"])
+    pd.testing.assert_frame_equal(some, effects.loc[["w03"]])
+
+
+def test_levels_and_groups_that_are_not_there_are_named(post):
+    with pytest.raises(mo.DataError, match="there is no 'ward' 'w99'"):
+        post.effects("ward", levels=["w99"])
+    with pytest.raises(mo.SettingError, match=r"no effects of 'wards'.*did you mean 'ward'"):
+        post.effects("wards")
+
+
+def test_known_groups_are_predicted_by_their_effects(post):
+    new = pd.DataFrame({"dose": [0.0, 0.0], "ward": ["w00", "w01"]})
+    mean = post.predict(new, draws=600).mean
+    intercept, effect = post.draws["intercept"], post.draws["1|ward"]
+    by_hand = [(1 / (1 + np.exp(-intercept - effect[..., k]))).mean() for k in (0, 1)]
+    np.testing.assert_allclose(mean, by_hand, rtol=1e-10)
+    assert post.predict(new, draws=600, groups="known").mean == pytest.approx(mean)
+
+
+def test_new_groups_are_averaged_over(post):
+    """By drawing many effects of each draw's own spread."""
+    new = pd.DataFrame({"dose": [0.0, 1.5]})
+    mean = post.predict(new, draws=600).mean
+    rng = np.random.default_rng(1)
+    intercept, slope = post.draws["intercept"].ravel(), post.draws["beta"][..., 0].ravel()
+    sd = post.draws["group_sd"].reshape(-1, 2)
+    u = rng.normal(size=(400, *sd.shape)) * sd
+    eta = intercept + u[..., 0] + (slope + u[..., 1]) * np.array([0.0, 1.5])[:, None, None]
+    np.testing.assert_allclose(mean, (1 / (1 + np.exp(-eta))).mean(axis=(1, 2)), atol=0.004)
+    plain = (1 / (1 + np.exp(-intercept - slope * 1.5))).mean()  # of an average group
+    assert abs(plain - mean[1]) > 0.01
+    with_column = new.assign(ward=["w00", "w01"])
+    np.testing.assert_allclose(post.predict(with_column, draws=600, groups="new").mean, mean)
+
+
+def test_groups_must_be_said_where_they_count(post, table):
+    with pytest.raises(mo.DataError, match="do not say which 'ward'"):
+        post.predict(pd.DataFrame({"dose": [0.0]}), groups="known")
+    with pytest.raises(mo.DataError, match="'w99' in row 0, a group that the rows of the fit"):
+        post.predict(pd.DataFrame({"dose": [0.0], "ward": ["w99"]}))
+    with pytest.raises(mo.ModicumError, match="ward"):
+        post.score(table[0].drop(columns="ward"))
+
+
+def test_a_file_keeps_explicit_effects(post, tmp_path):
+    post.save(tmp_path / "post")
+    loaded = mo.Posterior.load(tmp_path / "post")
+    whole = post.effects("ward")
+    pd.testing.assert_frame_equal(loaded.effects("ward"), whole.drop(columns="rows"))
+    new = pd.DataFrame({"dose": [0.3], "ward": ["w02"]})
+    np.testing.assert_allclose(loaded.predict(new).mean, post.predict(new).mean)
+
+
+def test_pictures_of_effects(post):
+    """What is drawn are the numbers of the table, in order."""
+    table = post.effects("ward").xs("ward:dose", level="effect")
+    ax = plots.caterpillar(post, "ward", effect="ward:dose")
+    drawn = ax.lines[0].get_xdata()
+    np.testing.assert_allclose(drawn, np.sort(table["mean"]))
+    assert [t.get_text() for t in ax.get_yticklabels()] == list(table["mean"].sort_values().index)
+    ax = plots.shrinkage(post, "ward")
+    np.testing.assert_allclose(ax.lines[0].get_xdata(), post.effects("ward")["rows"][::2])
+    with pytest.raises(mo.SettingError, match="there is no effect 'ward:x'"):
+        plots.caterpillar(post, "ward", effect="ward:x")
