@@ -1,26 +1,21 @@
 """Effects of groups: among the draws, or drawn afterwards where they were integrated out.
 
-Given a draw of the coefficients and of the effects' covariance, groups are independent. Their
-effects are drawn by independence-Metropolis steps whose proposals are N(centre, spread spread') of
-each group at the anchor, along the posterior's draws, a chunk of groups at a time.
+Those are drawn a chunk of groups at a time, from the rows of the fit (`modicum.passes.effects`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError, SettingError, suggestion, whole_number
 from modicum.ledger import Ledger
-from modicum.models import IntegratedEffects, LinearPredictorModel, Target
-from modicum.models.integrated import FlatGroups
+from modicum.models import IntegratedEffects, LinearPredictorModel
 from modicum.passes import LocalEngine, Sums, with_nodes
+from modicum.passes.effects import draw_effects, expected_given
 from modicum.posterior.alignment import AlignedRows, Batch, require_rows_of_fit
 from modicum.posterior.correction import Fit, flat_points
 from modicum.posterior.draws import Draws, check_interval, thinned
@@ -28,7 +23,7 @@ from modicum.posterior.prediction import Predictor
 from modicum.posterior.weighted import weighted_mean, weighted_quantile, weighted_variance
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
-from modicum.runtime import SCATTERS, in_double_precision, jit
+from modicum.runtime import in_double_precision
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,10 +37,7 @@ __all__ = [
     "with_groups",
 ]
 
-STEPS = 4  # Metropolis steps from one draw of the posterior to the next
-WIDER = 1.15  # proposals than the groups' own spread: nodes are those of the anchor
 CHUNK = 65_536  # rows whose groups are looked up at a time
-STEADY = 20  # steps before the first draw
 
 
 def effects(
@@ -194,19 +186,10 @@ def known_groups(source: Draws, fit: Fit, rows: Rows, new: AlignedRows, draws: i
     @in_double_precision
     def predictor(draws: dict[str, np.ndarray], batch: Batch) -> np.ndarray:
         which = np.searchsorted(asked, batch[model.group])
-        theta = {name: jnp.asarray(value) for name, value in draws.items()}
         rest = {name: v for name, v in batch.items() if name not in ("y", "weight")}
-        return np.asarray(_expected_given(model, theta, found[:, which], rest))
+        return np.asarray(expected_given(model, draws, found[:, which], rest))
 
     return predictor
-
-
-@jit(static=0)
-def _expected_given(model: IntegratedEffects, draws: Any, found: Any, batch: Any) -> jax.Array:
-    def of_draw(named: Any, effects: jax.Array) -> jax.Array:
-        return model.expected_given(model.restore(named), effects, batch)
-
-    return jax.vmap(of_draw)(draws, found)
 
 
 def group_levels(groups: GroupedRows) -> np.ndarray:
@@ -246,52 +229,7 @@ def effect_draws(
     points = np.ascontiguousarray(points[:, : plain.size])
 
     def chunk(k: int) -> np.ndarray:
-        with jax.enable_x64(True):
-            batch, present = some.chunk(k)
-            key = jax.random.fold_in(jax.random.key(seed), k)
-            found = _draw_effects(plain, batch, jnp.asarray(points), key)
-            return np.asarray(found)[:, present]
+        batch, present = some.chunk(k)
+        return draw_effects(plain, batch, points, seed, k)[:, present]
 
     return map(chunk, range(len(some.chunk_starts) - 1))
-
-
-@jit(static=0, options=SCATTERS)
-def _draw_effects(target: Target, batch: Any, points: jax.Array, key: jax.Array) -> jax.Array:
-    """Effects T v of the groups of a chunk at each point, (points, groups, effects)."""
-    model = target.model
-    assert isinstance(model, IntegratedEffects)
-    flat = FlatGroups.of(batch)
-    z = model.effect_columns(flat.rows)
-    centre = jnp.asarray(batch["group_centre"], jnp.float64)
-    spread = WIDER * jnp.asarray(batch["group_spread"], jnp.float64)
-
-    def log_ratio(theta: Any, eta: jax.Array, v: jax.Array, xi: jax.Array) -> jax.Array:
-        """Log of target over proposal at v = centre + spread xi, of each group."""
-        shift = jnp.sum(z * flat.spread(v @ model.covariance.factor(theta).T), axis=1)
-        f = model.of_row(eta + shift, model.extras_of(theta), flat.rows)
-        return flat.sum(f) - 0.5 * jnp.sum(v**2 - xi**2, axis=1)
-
-    def step(theta: Any, eta: jax.Array, key: jax.Array, state: Any) -> Any:
-        v, now = state
-        normal_key, uniform_key = jax.random.split(key)
-        xi = jax.random.normal(normal_key, v.shape)
-        proposed = centre + jnp.einsum("jab,jb->ja", spread, xi)
-        then = log_ratio(theta, eta, proposed, xi)
-        accept = jnp.log(jax.random.uniform(uniform_key, now.shape)) < then - now
-        return jnp.where(accept[:, None], proposed, v), jnp.where(accept, then, now)
-
-    def at_point(steps: int, carry: jax.Array, item: Any) -> tuple[jax.Array, jax.Array]:
-        t, key = item
-        theta = target.unravel(t)
-        eta = model.family.linear(theta, flat.rows).astype(jnp.float64)
-        xi = jnp.einsum("jab,jb->ja", jnp.linalg.inv(spread), carry - centre)
-        state = (carry, log_ratio(theta, eta, carry, xi))
-        keys = jax.random.split(key, steps)
-        v, _ = jax.lax.fori_loop(0, steps, lambda k, s: step(theta, eta, keys[k], s), state)
-        return v, v @ model.covariance.factor(theta).T
-
-    first, rest = jax.random.split(key)
-    start, _ = at_point(STEADY, centre, (points[0], first))
-    keys = jax.random.split(rest, len(points))
-    _, found = jax.lax.scan(partial(at_point, STEPS), start, (points, keys))
-    return found

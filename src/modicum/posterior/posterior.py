@@ -277,7 +277,7 @@ class Posterior(Draws):
         >>> y = rng.random(600) < 1 / (1 + np.exp(-rng.normal(size=30)[g]))
         >>> rows = mo.Rows(x=rng.normal(size=(600, 1)), y=y, clinic=g)
         >>> model = mo.models.IntegratedEffects(mo.models.Logistic(), "clinic")
-        >>> post = mo.sample(model, rows, method="nuts", draws=50, tune=50, chains=2,
+        >>> post = mo.sample(model, rows, method="nuts", draws=200, tune=200, chains=2,
         ...                  random_seed=1, progressbar=False)
         >>> list(post.effects("clinic", levels=[3, 4]).columns)
         ['mean', 'sd', '5%', '95%', 'rows']
