@@ -242,7 +242,8 @@ def _group_terms(encoding: FormulaEncoding, rows: Rows) -> tuple[GroupTerm, ...]
             if effect != INTERCEPT and effect not in rows.columns:
                 raise SettingError(
                     f"the slope {effect!r} varies by {field!r} and is no common column of "
-                    f"numbers: add it, as in '{effect} + {group}'."
+                    f"numbers: add it, as in '{effect} + {group}', if it holds numbers; slopes of "
+                    "levels cannot vary by group."
                 )
         terms.append(GroupTerm(field, group.effects, group.correlated))
     return tuple(terms)

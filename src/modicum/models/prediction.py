@@ -13,6 +13,7 @@ import numpy as np
 from modicum.errors import DataError, ModicumError, SettingError
 from modicum.models import families, networks
 from modicum.models.base import BaseModel, Batch
+from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.matrix import CodedMatrix
 from modicum.models.tracing import digest_of
@@ -24,6 +25,7 @@ BUDGET = 2**25  # numbers that draws evaluated together may hold at their widest
 SAVED: dict[str, type[BaseModel]] = {
     name: getattr(module, name) for module in (families, networks) for name in module.__all__
 }
+INTEGRATED = "IntegratedEffects"  # a model of another, which its file describes within it
 Draws: TypeAlias = dict[str, np.ndarray]
 Question: TypeAlias = Callable[[BaseModel, Mapping[str, Any], Batch], tuple[jax.Array, ...]]
 """What is asked of one draw and a batch of rows."""
@@ -75,10 +77,21 @@ class ModelPredictor:
 
     def to_dict(self) -> dict[str, Any] | None:
         """Describe a model of Modicum's by name and settings; one's own is not saved."""
-        if type(self.model) not in SAVED.values():
-            return None
-        settings = {f.name: _plain(getattr(self.model, f.name)) for f in fields(self.model)}  # type: ignore[arg-type]
-        return {"family": type(self.model).__name__, "settings": settings}
+        if not isinstance(self.model, IntegratedEffects):
+            return _described(self.model)
+        family = _described(self.model.family)
+        rest = {f.name: getattr(self.model, f.name) for f in fields(self.model)} | {
+            "family": family
+        }
+        settings = {name: _plain(value) for name, value in rest.items()}
+        return None if family is None else {"family": INTEGRATED, "settings": settings}
+
+
+def _described(model: BaseModel) -> dict[str, Any] | None:
+    if type(model) not in SAVED.values():
+        return None
+    settings = {f.name: _plain(getattr(model, f.name)) for f in fields(model)}  # type: ignore[arg-type]
+    return {"family": type(model).__name__, "settings": settings}
 
 
 def _plain(value: Any) -> Any:
@@ -93,15 +106,26 @@ def _plain(value: Any) -> Any:
 def rebuild(description: Mapping[str, Any]) -> ModelPredictor | None:
     """Undo `ModelPredictor.to_dict`; None for what is no model of Modicum's."""
     try:
-        model_class = SAVED.get(description.get("family", ""))
-        return (
-            None if model_class is None else ModelPredictor(model_class(**description["settings"]))
-        )
+        if description.get("family") != INTEGRATED:
+            model = _rebuilt(description)
+        else:
+            entries = description["settings"].items()
+            settings: dict[str, Any] = {
+                k: tuple(v) if isinstance(v, list) else v for k, v in entries
+            }
+            settings["family"] = _rebuilt(settings["family"])
+            model = IntegratedEffects(**settings)
+        return None if model is None else ModelPredictor(model)
     except (TypeError, ValueError, KeyError, AttributeError) as fault:
         raise DataError(
             f"the posterior's file describes no model that can be rebuilt ({fault}): it is "
             "damaged, or of another version of Modicum."
         ) from fault
+
+
+def _rebuilt(description: Mapping[str, Any]) -> BaseModel | None:
+    model_class = SAVED.get(description.get("family", ""))
+    return None if model_class is None else model_class(**description["settings"])
 
 
 def _expected(model: BaseModel, named: Mapping[str, Any], fields: Batch) -> tuple[jax.Array]:

@@ -1,0 +1,128 @@
+"""`mo.fit` with group terms: names, effects and predictions, held explicitly or integrated out."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import modicum as mo
+from modicum.fit import model_for
+from modicum.rows.reading import read_formula
+
+FORMULA = "well ~ dose + (1 | ward)"
+SETTINGS = {"method": "nuts", "draws": 100, "tune": 100, "chains": 2, "random_seed": 1}
+EFFECTS = np.random.default_rng(5).normal(size=12)
+
+
+@pytest.fixture(scope="module")
+def frame() -> pd.DataFrame:
+    rng, n = np.random.default_rng(4), 900
+    ward = rng.integers(0, 12, n)
+    made = pd.DataFrame(
+        {
+            "dose": rng.normal(size=n),
+            "ward": [f"w{i:02d}" for i in ward],
+            "site": rng.choice(["east", "west"], n),
+        }
+    )
+    eta = 0.3 + made["dose"] + EFFECTS[ward]
+    return made.assign(well=(rng.random(n) < 1 / (1 + np.exp(-eta))).astype(int))
+
+
+@pytest.fixture(scope="module", params=["explicit", "integrate"])
+def post(request, frame: pd.DataFrame) -> mo.Posterior:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)  # of so few draws
+        how = request.param
+        return mo.fit(FORMULA, frame, groups=how, progressbar=False, **SETTINGS)
+
+
+def names(formula: str, frame: pd.DataFrame, how: str) -> dict[str, tuple[tuple[str, ...], ...]]:
+    rows = read_formula(formula, frame, progressbar=False).rows
+    return dict(model_for(rows, "logistic", None, how).model.resolved(rows).labels(rows))
+
+
+@pytest.mark.parametrize(
+    ("term", "sds", "effects"),
+    [
+        ("(1 | ward)", ("ward",), {"1|ward": 12}),
+        ("(dose | ward)", ("ward", "ward:dose"), {"1|ward": 12, "dose|ward": 12}),
+        ("(dose || ward)", ("ward", "ward:dose"), {"1|ward": 12, "dose|ward": 12}),
+        ("(0 + dose | ward)", ("ward:dose",), {"dose|ward": 12}),
+        ("(1 | site:ward)", ("site:ward",), {"1|site:ward": 24}),
+        ("(1 | site/ward)", ("site", "site:ward"), {"1|site": 2, "1|site:ward": 24}),
+    ],
+)
+def test_names_of_draws(frame: pd.DataFrame, term: str, sds, effects) -> None:
+    labels = names(f"well ~ dose + {term}", frame, "explicit")
+    assert labels["beta"] == (("dose",),)
+    assert labels["group_sd"] == (sds,)
+    assert {name: len(of[0]) for name, of in labels.items() if "|" in name} == effects
+    correlated = term == "(dose | ward)"
+    assert labels.get("group_cor") == ((("ward:1,dose",),) if correlated else None)
+    if "/" in term:
+        with pytest.raises(mo.SettingError, match="effects of one grouping factor only"):
+            names(f"well ~ dose + {term}", frame, "integrate")
+        assert labels["1|site:ward"][0][:2] == ("east:w00", "east:w01")
+        return
+    assert names(f"well ~ dose + {term}", frame, "integrate")["group_sd"] == (sds,)
+
+
+def test_effects_are_those_of_the_wards(frame: pd.DataFrame, post: mo.Posterior) -> None:
+    table = post.effects("ward")
+    assert list(table.index) == sorted(frame["ward"].unique())
+    np.testing.assert_array_equal(table["rows"], frame.groupby("ward").size())
+    centred = EFFECTS - EFFECTS.mean()
+    away = (table["mean"] - table["mean"].mean() - centred) / table["sd"]
+    assert np.abs(away).max() < 4.5
+    wrong = (table["mean"] - table["mean"].mean() - centred[::-1]) / table["sd"]
+    assert np.abs(wrong).max() > 4.5
+    assert list(post.effects("ward", levels=["w03"]).index) == ["w03"]
+    sd = post.summary().loc["group_sd[ward]"]
+    assert abs(sd["mean"] - EFFECTS.std(ddof=1)) < 3 * sd["sd"]
+
+
+def test_known_and_new_groups_are_predicted(frame: pd.DataFrame, post: mo.Posterior) -> None:
+    new = frame.iloc[:40]
+    known = post.predict(new).mean
+    ward = new["ward"].str[1:].astype(int).to_numpy()
+    truth = 1 / (1 + np.exp(-(0.3 + new["dose"] + EFFECTS[ward])))
+    average = post.predict(new.drop(columns="ward")).mean  # which ward is not said: a new one
+    np.testing.assert_allclose(post.predict(new, groups="new").mean, average)
+    assert np.abs(known - truth).max() < 0.15 < np.abs(average - truth).max()
+    # a new ward's effect is a draw of N(0, sd^2)
+    of = post.draws
+    at = of["intercept"] + of["beta"][..., 0] * new["dose"].iloc[0]
+    u = np.random.default_rng(1).normal(size=(400, *at.shape)) * of["group_sd"][..., 0]
+    expected = (1 / (1 + np.exp(-(at + u)))).mean()
+    assert average[0] == pytest.approx(expected, abs=0.02)
+    with pytest.raises(mo.DataError, match="'w99' in row 1, a group that the rows of the fit"):
+        post.predict(new.iloc[:2].assign(ward=["w00", "w99"]))
+
+
+def test_saved_and_loaded(frame: pd.DataFrame, post: mo.Posterior, tmp_path) -> None:
+    post.save(tmp_path / "post")
+    loaded = mo.Posterior.load(tmp_path / "post")
+    new = frame.iloc[:5]
+    fresh = new.drop(columns="ward")
+    np.testing.assert_allclose(loaded.predict(fresh).mean, post.predict(fresh).mean)
+    if "1|ward" in post.draws:  # effects are in the file
+        np.testing.assert_allclose(loaded.predict(new).mean, post.predict(new).mean)
+        assert list(loaded.effects("ward")["mean"]) == list(post.effects("ward")["mean"])
+        return
+    with pytest.raises(mo.SettingError, match="a file does not keep"):
+        loaded.predict(new, groups="known")
+    with pytest.raises(mo.SettingError, match="a file does not keep"):
+        loaded.effects("ward")
+    rows = read_formula(FORMULA, frame, progressbar=False).rows
+    again = loaded.effects("ward", rows=rows)
+    np.testing.assert_allclose(again["mean"], post.effects("ward")["mean"], atol=1e-6)
+
+
+def test_groups_without_a_common_column(frame: pd.DataFrame) -> None:
+    explicit = names("well ~ 1 + (1 | ward)", frame, "explicit")
+    assert set(explicit) == {"1|ward", "group_sd"}
+    assert set(names("well ~ 1 + (1 | ward)", frame, "integrate")) == {"group_sd"}

@@ -1,0 +1,59 @@
+"""Group terms of formulas that cannot be fitted say why, in a sentence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import modicum as mo
+
+
+@pytest.fixture(scope="module")
+def frame() -> pd.DataFrame:
+    rng, n = np.random.default_rng(4), 120
+    made = pd.DataFrame(
+        {
+            "dose": rng.normal(size=n),
+            "ward": rng.choice(list("abcd"), n),
+            "level": 0.0,
+            "one": "same",
+            "patient": [f"p{i}" for i in range(n)],
+            "well": rng.integers(0, 2, n),
+        }
+    )
+    made["gap"] = made["ward"].where(np.arange(n) != 7)
+    made["height"] = made["ward"].map({"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0})
+    return made
+
+
+@pytest.mark.parametrize("how", ["explicit", "integrate"])
+@pytest.mark.parametrize(
+    ("formula", "words"),
+    [
+        ("well ~ ward + (1 | ward)", "'ward' is a term of its own and a group"),
+        ("well ~ 1 + (dose | ward)", r"the slope 'dose' .* add it, as in 'dose \+ \(1 \+ dose"),
+        ("well ~ patient + (patient | ward)", "slopes of levels cannot vary by group"),
+        ("well ~ dose + (1 | one)", "the group 'one' has a single level"),
+        ("well ~ dose + (1 | patient)", "as many levels as there are rows|group of its own"),
+        ("well ~ dose + (1 | gap)", "column 'gap' holds a missing value in row 7: .*missing='drop"),
+        ("well ~ dose + (1 | wards)", "column 'wards' .* did you mean 'ward'"),
+        ("well ~ dose + (1 | ward) + (1 | ward)", "an effect twice"),
+        ("well ~ dose + (1 | dose)", "column 'dose'|as many levels as there are rows|group of its"),
+    ],
+)
+def test_what_groups_cannot_be(frame: pd.DataFrame, formula: str, words: str, how) -> None:
+    with pytest.raises(mo.ModicumError, match=words):
+        mo.fit(formula, frame, groups=how, draws=5, progressbar=False)
+
+
+def test_a_slope_that_is_constant_within_groups(frame: pd.DataFrame) -> None:
+    with pytest.raises(mo.DataError, match="'height' does not vary within any level of 'ward'"):
+        mo.fit("well ~ height + (height | ward)", frame, groups="explicit", progressbar=False)
+
+
+def test_groups_is_for_formulas_with_groups(frame: pd.DataFrame) -> None:
+    with pytest.raises(mo.SettingError, match="the formula has none"):
+        mo.fit("well ~ dose", frame, groups="explicit", progressbar=False)
+    with pytest.raises(mo.SettingError, match="must be 'explicit' or 'integrate', not 'both'"):
+        mo.fit("well ~ (1 | ward)", frame, groups="both", progressbar=False)  # type: ignore[arg-type]
