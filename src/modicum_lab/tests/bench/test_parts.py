@@ -69,4 +69,6 @@ def test_an_unknown_part_is_a_sentence(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["parts", "iteration"])
     with pytest.raises(SystemExit):
         parts.main()
-    assert "there is no benchmark iteration; there are codes, gpu, imports" in capsys.readouterr().err
+    assert (
+        "there is no benchmark iteration; there are codes, gpu, imports" in capsys.readouterr().err
+    )
