@@ -16,6 +16,7 @@ import numpy as np
 
 from modicum.models import IntegratedEffects, Target
 from modicum.models.integrated import FlatGroups
+from modicum.random import IMPL
 from modicum.runtime import SCATTERS, in_double_precision, jit
 
 __all__ = ["draw_effects", "expected_given"]
@@ -30,7 +31,7 @@ def draw_effects(
     target: Target, batch: Any, points: np.ndarray, seed: int, chunk: int
 ) -> np.ndarray:
     """Effects of the groups of a chunk at each of the flat points: (points, groups, effects)."""
-    key = jax.random.fold_in(jax.random.key(seed), chunk)
+    key = jax.random.fold_in(jax.random.key(seed, impl=IMPL), chunk)
     return np.asarray(_draw_effects(target, batch, jnp.asarray(points), key))
 
 
