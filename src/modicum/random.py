@@ -37,6 +37,7 @@ class Stream(IntEnum):
     MODE_STARTS = 14  # points from which other modes are looked for
     MODE_ROWS = 15  # rows on which they are
     NODE_CHECK = 21  # groups and points at which quadrature is checked
+    EFFECTS = 22  # effects of groups that were integrated out
 
 
 def generator(seed: int, purpose: Stream) -> np.random.Generator:
