@@ -15,11 +15,12 @@ from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.tracing import Trace, trace_of, uncompiled
 from modicum.rows import Rows
 
-__all__ = ["BaseModel", "Batch", "Model", "Params"]
+__all__ = ["DENSE_LIMIT", "BaseModel", "Batch", "Model", "Params"]
 
 Params: TypeAlias = Any  # a pytree of arrays: the unconstrained parameters
 Batch: TypeAlias = Mapping[str, Any]  # field name -> one entry per row
 Labels: TypeAlias = dict[str, tuple[tuple[str, ...], ...]]
+DENSE_LIMIT = 2_000  # parameters up to which Hessians are formed
 DISPERSED = 10  # starts for a model of which nothing is known
 
 
