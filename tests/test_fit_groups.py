@@ -64,12 +64,14 @@ def test_names_of_draws(frame: pd.DataFrame, term: str, sds, effects) -> None:
     assert {name: len(of[0]) for name, of in labels.items() if "|" in name} == effects
     correlated = term == "(dose | ward)"
     assert labels.get("group_cor") == ((("ward:1,dose",),) if correlated else None)
-    if "/" in term:
-        with pytest.raises(mo.SettingError, match="effects of one grouping factor only"):
-            names(f"well ~ dose + {term}", frame, "integrate")
+    integrated = names(f"well ~ dose + {term}", frame, "integrate")
+    assert integrated.get("group_cor") == labels.get("group_cor")
+    if "/" in term:  # the larger factor is integrated out, and comes first
         assert labels["1|site:ward"][0][:2] == ("east:w00", "east:w01")
+        assert integrated["group_sd"] == (sds[::-1],)
+        assert {name for name in integrated if "|" in name} == {"1|site"}
         return
-    assert names(f"well ~ dose + {term}", frame, "integrate")["group_sd"] == (sds,)
+    assert integrated["group_sd"] == (sds,)
 
 
 def test_effects_are_those_of_the_wards(frame: pd.DataFrame, post: mo.Posterior) -> None:

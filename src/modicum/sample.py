@@ -25,7 +25,7 @@ from modicum.ledger import Ledger
 from modicum.methods import DEFAULT, Method, default_plan, resolve
 from modicum.methods.base import Coordinates, Plan, Task
 from modicum.methods.groups import quadrature_doubts, with_fixed_nodes
-from modicum.models import BaseModel, Target
+from modicum.models import BaseModel, IntegratedEffects, Target
 from modicum.models.base import Params
 from modicum.models.prediction import ModelPredictor
 from modicum.passes import LocalEngine, ModeRecord, Starts, Sums
@@ -315,6 +315,8 @@ def _check_tracer(target: Target, checkpoint: str | os.PathLike[str]) -> None:
 
 def _flat_names(target: Target, rows: Rows) -> tuple[str, ...]:
     """Names of the entries of the flat vector, such as "beta[age]"."""
+    if isinstance(target.model, IntegratedEffects):
+        return target.model.flat_names(rows)
     shapes = target.reported_shapes
     empty = {name: np.zeros((1, 1, *s.shape)) for name, s in shapes.items()}
     labels = tidy_labels(target.model.labels(rows), empty)

@@ -80,8 +80,10 @@ def effects(
                 "not loaded from a file knows them."
             )
         require_rows_of_fit(rows, fit.rows, None, "a table of effects")
-    if isinstance(model, LinearPredictorModel):
-        return _explicit(source, model, rows, group, levels, prob)
+    family = model.family if isinstance(model, IntegratedEffects) else model
+    assert isinstance(family, LinearPredictorModel)
+    if any(term.field == group for term in family.group_terms):
+        return _explicit(source, family, rows, group, levels, prob)
     if rows is None:
         raise SettingError(
             "effects that were integrated out are drawn from the rows of the fit, which a file "
@@ -103,7 +105,7 @@ def effects(
 def group_names(model: object) -> tuple[str, ...]:
     """The factors whose levels have effects."""
     if isinstance(model, IntegratedEffects):
-        return (model.group,)
+        return (model.group, *group_names(model.family))
     if isinstance(model, LinearPredictorModel):
         return tuple(dict.fromkeys(term.field for term in model.group_terms))
     return ()

@@ -87,7 +87,10 @@ class Study:
         task, anchor, order = self.task, self.anchor, self.method.order
         self.control_variate = control_variate(task.target, order, self.method.precision)
         # Normal priors are part of the proxy's quadratic, which leaves out its constant.
-        self.folded_prior = folded_prior(task.target, anchor.point)[0]
+        # Of groups the proxy has all of the prior as it is.
+        self.folded_prior = 0.0
+        if not isinstance(task.rows, GroupedRows):
+            self.folded_prior = folded_prior(task.target, anchor.point)[0]
         self.proxy = proxy(anchor, task.target, order)
         # One Newton step from t* is where the posterior is: pilot draws about t* itself would
         # flatter the control variates, whose residuals vanish there.
