@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 __all__ = ["FormulaModel", "Table", "family_named", "fit", "model_for"]
 
-Table: TypeAlias = "pd.DataFrame | pl.DataFrame | pa.Table | dataset.Dataset | str | os.PathLike[str] | Rows | Digest"
+Table: TypeAlias = (
+    "pd.DataFrame | pl.DataFrame | pa.Table | dataset.Dataset | str | os.PathLike[str] | Rows"
+    " | Digest"
+)
 
 
 def fit(
