@@ -30,7 +30,7 @@ from modicum.methods.sgmcmc.named import (
 )
 from modicum.methods.sgmcmc.step_size import Decay
 from modicum.models import Model
-from modicum.posterior import Posterior
+from modicum.posterior import Posterior, compare
 from modicum.progress import ProgressEvent
 from modicum.rows import Rows
 from modicum.sample import sample
@@ -70,6 +70,7 @@ __all__ = [
     "SignedHMCECS",
     "StochasticGradient",
     "__version__",
+    "compare",
     "datasets",
     "diagnostics",
     "fit",

@@ -377,7 +377,6 @@ def _posterior(
         "jax": jax.__version__,
         "backend": jax.default_backend(),
     }
-    grouped = isinstance(task.rows, GroupedRows) or task.target.model.has_groups
     record = plan.anchor.record
     mode = {} if record is None else {"mode": _mode_text(record)}
     return Posterior(
@@ -391,7 +390,7 @@ def _posterior(
         settings=settings,
         predictor=ModelPredictor(task.target.model),
         fit_rows=FitRows.of(rows),
-        rows=rows if grouped else None,
+        rows=rows,
     )
 
 

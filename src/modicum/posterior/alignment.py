@@ -200,6 +200,8 @@ def rows_of_fit(rows: object, fit: FitRows | None, purpose: str) -> Rows:
     """Return the rows a posterior was sampled with, made of their table where it is one."""
     if isinstance(rows, Rows):
         return rows
+    if fit is not None and fit.encoding is None and is_table(rows):
+        return Rows.from_table_like(rows, fit.schema, True)
     if fit is None or fit.encoding is None or not is_tabular(rows):
         raise SettingError(
             f"{purpose} needs the rows the posterior was sampled with, as mo.Rows, not "
