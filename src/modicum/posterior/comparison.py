@@ -10,6 +10,7 @@ import numpy as np
 from modicum.errors import DataError, SettingError
 from modicum.models import BaseModel, IntegratedEffects
 from modicum.posterior.alignment import RowsLike
+from modicum.posterior.checking.evidence import log_evidence
 from modicum.posterior.checking.leave_one_out import LeaveOneOut, Subject, leave_one_out
 from modicum.posterior.posterior import Posterior
 from modicum.rows import Rows
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compare"]
 
+POINTS = 500  # at which all rows are evaluated for the evidence
 CHUNK = 1 << 20  # rows whose outcomes are compared at a time
 
 
@@ -26,6 +28,7 @@ def compare(
     posteriors: Mapping[str, Posterior],
     data: RowsLike | Mapping[str, RowsLike] | None = None,
     *,
+    evidence: bool = False,
     subsample: int | None = None,
     draws: int = 4000,
     random_seed: int = 0,
@@ -43,6 +46,9 @@ def compare(
     data
         The table all of them were fitted to, their rows, or either by the names of the posteriors.
         None: the rows that the posteriors still hold.
+    evidence
+        Whether to compute log evidences too (see `Posterior.log_evidence`), which takes a pass of
+        many evaluations per row and model.
     subsample, draws, random_seed, progressbar
         As in `Posterior.loo`.
 
@@ -52,7 +58,8 @@ def compare(
         The best first, by name: `rank`, `elpd`, `p` (effective number of parameters), `elpd_diff`
         (how much worse than the best), `se`, `dse` (standard error of the difference),
         `subsampling_dse` (the part of it that drawing rows causes) and `warning` (whether some rows
-        could not be left out reliably).
+        could not be left out reliably). With `evidence` also `log_evidence`, `evidence_error` and
+        `log_bayes_factor`, that of the model against the best by `elpd`.
 
     Examples
     --------
@@ -73,7 +80,18 @@ def compare(
     found = leave_one_out(list(subjects.values()), subsample, draws, random_seed, progressbar)
     for name, left_out in zip(subjects, found, strict=True):
         left_out.warn(name, stacklevel=4)
-    return _table(dict(zip(subjects, found, strict=True)))
+    table = _table(dict(zip(subjects, found, strict=True)))
+    if not evidence:
+        return table
+    of = {
+        name: log_evidence(subjects[name], POINTS, random_seed, progressbar) for name in table.index
+    }
+    values = np.array([of[name].value for name in table.index])
+    return table.assign(
+        log_evidence=values,
+        evidence_error=[of[name].error for name in table.index],
+        log_bayes_factor=values - values[0],
+    )
 
 
 def _subjects(posteriors: object, data: object) -> dict[str, Subject]:

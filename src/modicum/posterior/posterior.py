@@ -21,6 +21,7 @@ from modicum.posterior.alignment import (
     require_rows_of_fit,
     rows_of_fit,
 )
+from modicum.posterior.checking.evidence import Evidence, log_evidence
 from modicum.posterior.checking.leave_one_out import Subject, leave_one_out
 from modicum.posterior.correction import Fit, correct, require_correctable
 from modicum.posterior.datatree import to_datatree, weight_name
@@ -383,12 +384,49 @@ class Posterior(Draws):
         ...                  progressbar=False)
         >>> left_out = post.loo(rows)
         >>> round(left_out.elpd), round(left_out.p)
-        (-306, 3)
+        (-301, 3)
         """
         subject = self.subject(data, "leaving rows out")
         (left_out,) = leave_one_out([subject], subsample, draws, random_seed, progressbar)
         left_out.warn(stacklevel=4)
         return left_out.result()
+
+    def log_evidence(
+        self,
+        data: RowsLike | None = None,
+        points: int = 500,
+        random_seed: int = 0,
+        progressbar: bool = True,
+    ) -> Evidence:
+        """Integrate the likelihood over the prior: how probable the rows were, by this model.
+
+        The difference of two models' log evidences is the log of their Bayes factor. It depends on
+        the priors even where the posteriors do not, and for a model of one's own it is right if
+        `log_prior` and `log_likelihood` include their constants.
+
+        All rows are evaluated at `points` draws of the normal distribution with the posterior's
+        mean and covariance, in one pass, and the importance weights are Pareto-smoothed. Where
+        their tail is too heavy, bridge sampling with the posterior's draws follows, in one more.
+
+        Parameters
+        ----------
+        data
+            The rows the posterior was sampled with, or the table they were made of; others are
+            refused. None: those the posterior still holds.
+        points
+            Points to evaluate all rows at.
+        random_seed
+            Of the points.
+        progressbar
+            Whether to show progress on a long pass.
+
+        Returns
+        -------
+        Evidence
+            A named tuple: `value`, the log evidence, and `error`, its Monte Carlo standard error.
+        """
+        subject = self.subject(data, "the evidence")
+        return log_evidence(subject, points, random_seed, progressbar)
 
     def subject(self, data: RowsLike | None, purpose: str) -> Subject:
         """Return what was fitted to which rows, those of `data` if they are the same."""
