@@ -227,6 +227,10 @@ def require_rows_of_fit(rows: Rows, fit: FitRows | None, number: int | None, pur
         fault = "have their columns in another order"
     elif theirs.columns != ours.columns:
         fault = _differing(theirs.columns, ours.columns)
+    elif (theirs.coding is None) != (ours.coding is None):
+        held = ("columns of zeros and ones", "codes")
+        here, there = held if theirs.coding is None else held[::-1]
+        fault = f"hold levels as {here}, and those of the fit held them as {there}"
     else:
         fault = "hold other values"
     raise DataError(
