@@ -3,6 +3,7 @@
 from importlib.metadata import version
 
 from modicum import datasets, diagnostics, methods, models, priors, rows
+from modicum.digest import Digest, digest
 from modicum.errors import (
     ConvergenceError,
     DataError,
@@ -55,6 +56,7 @@ __all__ = [
     "ConvergenceError",
     "DataError",
     "Decay",
+    "Digest",
     "FlyMC",
     "Ledger",
     "LogPosterior",
@@ -73,6 +75,7 @@ __all__ = [
     "compare",
     "datasets",
     "diagnostics",
+    "digest",
     "fit",
     "methods",
     "models",

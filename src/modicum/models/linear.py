@@ -342,21 +342,22 @@ class LinearPredictorModel(BaseModel):
             self.extra_scale(name) is None and extra_key(name) not in given for name in self.extras
         )
 
-    def resolved(self, rows: Rows) -> Self:
+    def resolved(self, rows: Rows, of: Moments | None = None) -> Self:
         """Return the model with its priors in numbers, by one pass over the rows where needed.
 
-        Each setting stands by itself: what is given as a number stays a number in raw units.
+        Each setting stands by itself: what is given as a number stays a number in raw units. With
+        the moments `of` all rows, no pass is made.
         """
         coding = grouped(self.group_terms, rows)
         coded = self if coding == self.coding else replace(self, coding=coding)
         if self.resolved_priors is not None or self.has_raw_priors:
             return coded
-        of = self._moments(rows) if self.needs_moments else None
+        of = self._moments(rows, of) if self.needs_moments else None
         return replace(coded, resolved_priors=self.priors_for(rows, of))
 
-    def _moments(self, rows: Rows) -> Moments:
+    def _moments(self, rows: Rows, of: Moments | None) -> Moments:
         """Of the common columns."""
-        of = moments(rows)
+        of = moments(rows) if of is None else of
         if not self.groups:
             return of
         common = list(common_columns(self.group_terms, rows))
