@@ -3,6 +3,7 @@
 from importlib.metadata import version
 
 from modicum import datasets, diagnostics, methods, models, priors, rows
+from modicum.digest import Digest, digest
 from modicum.errors import (
     ConvergenceError,
     DataError,
@@ -30,7 +31,7 @@ from modicum.methods.sgmcmc.named import (
 )
 from modicum.methods.sgmcmc.step_size import Decay
 from modicum.models import Model
-from modicum.posterior import Posterior
+from modicum.posterior import Posterior, compare
 from modicum.progress import ProgressEvent
 from modicum.rows import Rows
 from modicum.sample import sample
@@ -55,6 +56,7 @@ __all__ = [
     "ConvergenceError",
     "DataError",
     "Decay",
+    "Digest",
     "FlyMC",
     "Ledger",
     "LogPosterior",
@@ -70,8 +72,10 @@ __all__ = [
     "SignedHMCECS",
     "StochasticGradient",
     "__version__",
+    "compare",
     "datasets",
     "diagnostics",
+    "digest",
     "fit",
     "methods",
     "models",

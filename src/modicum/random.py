@@ -36,7 +36,12 @@ class Stream(IntEnum):
     REHEARSAL = 11  # short chains on the pilot rows, before those of the run
     MODE_STARTS = 14  # points from which other modes are looked for
     MODE_ROWS = 15  # rows on which they are
+    DIGEST_ROWS = 30  # rows that a digest keeps
     NODE_CHECK = 21  # groups and points at which quadrature is checked
+    LEFT_OUT_ROWS = 30  # rows that are left out, one at a time
+    EVIDENCE = 31  # points at which the evidence is summed up
+    OUTCOMES = 32  # outcomes drawn of the posterior predictive distribution
+    CHECKED_ROWS = 33  # rows that stand for all in pictures and checks
 
 
 def generator(seed: int, purpose: Stream) -> np.random.Generator:

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.models.base import Batch
+from modicum.models.families.drawing import bounded_exp, draw_counts
 from modicum.models.families.extras import ExtraParameter, LogLink
 from modicum.models.families.special import log_factorial, log_rising, softplus
 
@@ -48,6 +50,11 @@ class Poisson(LogLink):
         rate = jnp.exp(eta)
         return -rate, -rate, -rate
 
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Poisson counts."""
+        del batch
+        return draw_counts(rng, bounded_exp(eta[..., 0]))
+
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Only whole numbers from 0."""
         return count_fault(y)
@@ -78,6 +85,13 @@ class NegativeBinomial(ExtraParameter, LogLink):
         odds = eta + extra  # log of a mu
         arrangements = log_rising(size, y) - log_factorial(y, eta)
         return arrangements - y * softplus(-odds) - size * softplus(odds)
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Poisson counts of a gamma rate."""
+        del batch
+        size = bounded_exp(-eta[..., 1])
+        rate = bounded_exp(eta[..., 0]) * rng.standard_gamma(size) / size
+        return draw_counts(rng, rate)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Only whole numbers from 0."""
