@@ -61,7 +61,7 @@ html_sidebars = {"index": []}
 
 
 def as_plain_text(app, what, name, obj, options, lines):
-    """Docstrings are plain text with `code`: a * of an equation is no emphasis, a | no reference."""
+    """Docstrings are plain text with `code`: a * of an equation is no emphasis."""
     example = False
     for i, line in enumerate(lines):
         example = bool(line.strip()) and (example or line.lstrip().startswith(">>>"))

@@ -24,8 +24,8 @@ from modicum.errors import (
 )
 from modicum.ledger import Ledger
 from modicum.methods import DEFAULT, METHODS, Method, default_plan, resolve
-from modicum.methods.base import Plan, Task
-from modicum.methods.groups import with_fixed_nodes
+from modicum.methods.base import Coordinates, Plan, Task
+from modicum.methods.groups import quadrature_doubts, with_fixed_nodes
 from modicum.models import BaseModel, Target
 from modicum.models.base import Params
 from modicum.models.prediction import ModelPredictor
@@ -395,9 +395,8 @@ def _posterior(
     convergence = convergence_warnings(
         draws, history.stats, outcome.weights, labels, outcome.target_accept, apart
     )
-    doubts += [
-        warn(doubt, stacklevel=5) for doubt in [*history.notes, *outcome.warnings, *convergence]
-    ]
+    last = [*outcome.warnings, *_of_quadrature(task, plan.anchor, history.position), *convergence]
+    doubts += [warn(doubt, stacklevel=5) for doubt in [*history.notes, *last]]
     method.doubted(plan, doubts)
     settings = {
         "method": method.name,
@@ -430,6 +429,15 @@ def _posterior(
         fit_rows=rows.fit_rows if isinstance(rows, Digest) else FitRows.of(rows),
         rows=rows if isinstance(rows, Rows) else None,
     )
+
+
+def _of_quadrature(task: Task, anchor: Coordinates, position: np.ndarray) -> list[ModicumWarning]:
+    """Doubts about the integrals over effects, at some of the draws."""
+    if not isinstance(task.rows, GroupedRows):
+        return []
+    z = position.reshape(-1, position.shape[-1])
+    away = z @ anchor.factor.T if anchor.factor.ndim == 2 else z * anchor.factor
+    return quadrature_doubts(task.sums, anchor.point + away, task.seed)
 
 
 def _priors_text(task: Task) -> dict[str, dict[str, str]]:
