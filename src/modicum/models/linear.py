@@ -183,6 +183,17 @@ class LinearPredictorModel(BaseModel):
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Mask of outcomes outside the family's support, and what the support is."""
 
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """Variance of the outcome given the vector of predictors of one row."""
+        raise SettingError(
+            f"{type(self).__name__} does not say what the variance of an outcome is; give it a "
+            "method `variance(eta)`."
+        )
+
+    def moments(self, eta: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Mean and variance of the outcome given the vector of predictors of one row."""
+        return self.mean(eta), self.variance(eta)
+
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw an outcome for each vector of predictors, as floating numbers.
 
