@@ -30,6 +30,13 @@ from modicum.methods.sgmcmc.named import (
 )
 from modicum.methods.sgmcmc.step_size import Decay
 from modicum.models import Model
+from modicum.models.constraints import (
+    cholesky_corr,
+    interval,
+    ordered,
+    positive,
+    simplex,
+)
 from modicum.posterior import Posterior
 from modicum.progress import ProgressEvent
 from modicum.rows import Rows
@@ -70,12 +77,17 @@ __all__ = [
     "SignedHMCECS",
     "StochasticGradient",
     "__version__",
+    "cholesky_corr",
     "datasets",
     "diagnostics",
     "fit",
+    "interval",
     "methods",
     "models",
+    "ordered",
+    "positive",
     "priors",
     "rows",
     "sample",
+    "simplex",
 ]
