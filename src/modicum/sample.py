@@ -269,7 +269,8 @@ def _starts(target: Target, rows: Rows, starts: int | Sequence[Params] | None) -
     if starts is None:
         starts = model.dispersed_starts if searchable else 1
     elif isinstance(starts, Sequence) and not isinstance(starts, str):
-        points, starts = tuple(target.ravel(theta) for theta in starts), 1
+        given = [model.free_point(theta, rows) for theta in starts]
+        points, starts = tuple(target.ravel(theta) for theta in given), 1
     where = Starts(points, whole_number("starts, unless it is a list of points,", starts))
     if where.several and not searchable:
         raise SettingError(
@@ -353,6 +354,9 @@ def _check_tracer(target: Target, checkpoint: str | os.PathLike[str]) -> None:
 
 def _flat_names(target: Target, rows: Rows) -> tuple[str, ...]:
     """Names of the entries of the flat vector, such as "beta[age]"."""
+    own = target.model.flat_names()
+    if own is not None:
+        return own
     shapes = target.reported_shapes
     empty = {name: np.zeros((1, 1, *s.shape)) for name, s in shapes.items()}
     labels = tidy_labels(target.model.labels(rows), empty)
