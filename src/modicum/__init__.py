@@ -31,7 +31,14 @@ from modicum.methods.sgmcmc.named import (
 )
 from modicum.methods.sgmcmc.step_size import Decay
 from modicum.models import Model
-from modicum.posterior import Posterior
+from modicum.models.constraints import (
+    cholesky_corr,
+    interval,
+    ordered,
+    positive,
+    simplex,
+)
+from modicum.posterior import Posterior, compare
 from modicum.progress import ProgressEvent
 from modicum.rows import Rows
 from modicum.sample import sample
@@ -72,13 +79,19 @@ __all__ = [
     "SignedHMCECS",
     "StochasticGradient",
     "__version__",
+    "cholesky_corr",
+    "compare",
     "datasets",
     "diagnostics",
     "digest",
     "fit",
+    "interval",
     "methods",
     "models",
+    "ordered",
+    "positive",
     "priors",
     "rows",
     "sample",
+    "simplex",
 ]

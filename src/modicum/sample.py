@@ -24,8 +24,8 @@ from modicum.errors import (
 )
 from modicum.ledger import Ledger
 from modicum.methods import DEFAULT, METHODS, Method, default_plan, resolve
-from modicum.methods.base import Plan, Task
-from modicum.methods.groups import with_fixed_nodes
+from modicum.methods.base import Coordinates, Plan, Task
+from modicum.methods.groups import quadrature_doubts, with_fixed_nodes
 from modicum.models import BaseModel, Target
 from modicum.models.base import Params
 from modicum.models.prediction import ModelPredictor
@@ -269,7 +269,8 @@ def _starts(target: Target, rows: Rows, starts: int | Sequence[Params] | None) -
     if starts is None:
         starts = model.dispersed_starts if searchable else 1
     elif isinstance(starts, Sequence) and not isinstance(starts, str):
-        points, starts = tuple(target.ravel(theta) for theta in starts), 1
+        given = [model.free_point(theta, rows) for theta in starts]
+        points, starts = tuple(target.ravel(theta) for theta in given), 1
     where = Starts(points, whole_number("starts, unless it is a list of points,", starts))
     if where.several and not searchable:
         raise SettingError(
@@ -353,6 +354,9 @@ def _check_tracer(target: Target, checkpoint: str | os.PathLike[str]) -> None:
 
 def _flat_names(target: Target, rows: Rows) -> tuple[str, ...]:
     """Names of the entries of the flat vector, such as "beta[age]"."""
+    own = target.model.flat_names()
+    if own is not None:
+        return own
     shapes = target.reported_shapes
     empty = {name: np.zeros((1, 1, *s.shape)) for name, s in shapes.items()}
     labels = tidy_labels(target.model.labels(rows), empty)
@@ -395,9 +399,8 @@ def _posterior(
     convergence = convergence_warnings(
         draws, history.stats, outcome.weights, labels, outcome.target_accept, apart
     )
-    doubts += [
-        warn(doubt, stacklevel=5) for doubt in [*history.notes, *outcome.warnings, *convergence]
-    ]
+    last = [*outcome.warnings, *_of_quadrature(task, plan.anchor, history.position), *convergence]
+    doubts += [warn(doubt, stacklevel=5) for doubt in [*history.notes, *last]]
     method.doubted(plan, doubts)
     settings = {
         "method": method.name,
@@ -415,7 +418,6 @@ def _posterior(
         "jax": jax.__version__,
         "backend": jax.default_backend(),
     }
-    grouped = isinstance(task.rows, GroupedRows) or task.target.model.has_groups
     record = plan.anchor.record
     mode = {} if record is None else {"mode": _mode_text(record, rows)}
     return Posterior(
@@ -429,8 +431,17 @@ def _posterior(
         settings=settings,
         predictor=ModelPredictor(task.target.model),
         fit_rows=rows.fit_rows if isinstance(rows, Digest) else FitRows.of(rows),
-        rows=rows if grouped and isinstance(rows, Rows) else None,
+        rows=rows if isinstance(rows, Rows) else None,
     )
+
+
+def _of_quadrature(task: Task, anchor: Coordinates, position: np.ndarray) -> list[ModicumWarning]:
+    """Doubts about the integrals over effects, at some of the draws."""
+    if not isinstance(task.rows, GroupedRows):
+        return []
+    z = position.reshape(-1, position.shape[-1])
+    away = z @ anchor.factor.T if anchor.factor.ndim == 2 else z * anchor.factor
+    return quadrature_doubts(task.sums, anchor.point + away, task.seed)
 
 
 def _priors_text(task: Task) -> dict[str, dict[str, str]]:

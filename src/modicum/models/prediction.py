@@ -57,6 +57,12 @@ class ModelPredictor:
             return None, density
         return expected, density
 
+    def moments(self, draws: Draws, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Means and variances of outcomes, each one value per draw and row."""
+        known = {k: v for k, v in batch.items() if k not in ("y", "weight")}
+        mean, variance = self._evaluate(_moments, draws, known)
+        return mean, variance
+
     @in_double_precision
     def _evaluate(self, what: Question, draws: Draws, batch: Batch) -> tuple[np.ndarray, ...]:
         fields = {k: np.asarray(v) for k, v in batch.items()}
@@ -130,6 +136,12 @@ def _rebuilt(description: Mapping[str, Any]) -> BaseModel | None:
 
 def _expected(model: BaseModel, named: Mapping[str, Any], fields: Batch) -> tuple[jax.Array]:
     return (model.expected(model.restore(named), fields),)
+
+
+def _moments(model: BaseModel, named: Mapping[str, Any], fields: Batch) -> tuple[jax.Array, ...]:
+    if not isinstance(model, LinearPredictorModel):
+        raise SettingError(f"{type(model).__name__} does not say what its variance is.")
+    return jax.vmap(model.moments)(model.predictor_vector(model.restore(named), fields))
 
 
 def _log_density(model: BaseModel, named: Mapping[str, Any], fields: Batch) -> tuple[jax.Array]:

@@ -8,13 +8,20 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from modicum.errors import DataError, SettingError, is_number
 from modicum.models import IntegratedEffects
-from modicum.models.base import BaseModel, Model, named_leaves
+from modicum.models.base import BaseModel
+from modicum.models.own import Model
 from modicum.models.prediction import ModelPredictor, rebuild
-from modicum.posterior.alignment import FitRows, RowsLike, aligned, rows_of_fit
+from modicum.posterior.alignment import (
+    FitRows,
+    RowsLike,
+    aligned,
+    require_rows_of_fit,
+    rows_of_fit,
+)
+from modicum.posterior.checking.evidence import Evidence, log_evidence
+from modicum.posterior.checking.leave_one_out import Subject, leave_one_out
 from modicum.posterior.correction import Fit, correct, require_correctable
 from modicum.posterior.datatree import to_datatree, weight_name
 from modicum.posterior.draws import Draws
@@ -32,6 +39,7 @@ from modicum.run import within_disk
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
+    from arviz_stats.utils import ELPDData
 
 __all__ = ["Posterior"]
 
@@ -67,7 +75,7 @@ class Posterior(Draws):
         Names, levels, reference levels and fingerprint of the rows of the fit, which other rows
         are compared with; ``None``: rows are taken as they are.
     rows
-        The rows of the fit themselves, where effects can be drawn from them; not saved.
+        The rows of the fit themselves, which checks and effects are computed from; not saved.
 
     Examples
     --------
@@ -327,6 +335,111 @@ class Posterior(Draws):
             self, self._fit(), same, draws, subsample, random_seed, progressbar
         )
 
+    def loo(
+        self,
+        data: RowsLike | None = None,
+        subsample: int | None = None,
+        draws: int = 4000,
+        random_seed: int = 0,
+        progressbar: bool = True,
+    ) -> ELPDData:
+        """Estimate how well the model predicts rows it has not seen, without fitting again.
+
+        Pareto-smoothed importance sampling leaves each row out (Vehtari, Gelman and Gabry 2017).
+        Of many rows, a pass approximates every one from a few draws, and `subsample` rows, drawn by
+        how much the approximation may miss, make up for it (difference estimator; Magnusson and
+        others 2019), so that no array of draws x rows is held. Rows of a model with effects of
+        groups are left out given the effects of the others; where effects were integrated out,
+        whole groups are left out.
+
+        Parameters
+        ----------
+        data
+            The rows the posterior was sampled with, or the table they were made of; others are
+            refused. None: those the posterior still holds.
+        subsample
+            Rows to draw, with replacement. None: all rows up to 4,000, and 2,000 of more.
+        draws
+            The most posterior draws to use, evenly spaced.
+        random_seed
+            Of the rows that are drawn.
+        progressbar
+            Whether to show progress on a long pass.
+
+        Returns
+        -------
+        arviz_stats.utils.ELPDData
+            `elpd`; `se`, its standard error as an estimate for new data; `p`, the effective number
+            of parameters; `subsampling_se`, the part of the error that drawing rows causes; and
+            `elpd_i` and `pareto_k` of the rows that were left out.
+
+        Examples
+        --------
+        >>> import numpy as np, modicum as mo
+        >>> rng = np.random.default_rng(1)
+        >>> x = rng.normal(size=(500, 2))
+        >>> rows = mo.Rows(x=x, y=rng.random(500) < 1 / (1 + np.exp(-x[:, 0])))
+        >>> post = mo.sample(mo.models.Logistic(), rows, draws=500, tune=300, random_seed=1,
+        ...                  progressbar=False)
+        >>> left_out = post.loo(rows)
+        >>> round(left_out.elpd), round(left_out.p)
+        (-301, 3)
+        """
+        subject = self.subject(data, "leaving rows out")
+        (left_out,) = leave_one_out([subject], subsample, draws, random_seed, progressbar)
+        left_out.warn(stacklevel=4)
+        return left_out.result()
+
+    def log_evidence(
+        self,
+        data: RowsLike | None = None,
+        points: int = 500,
+        random_seed: int = 0,
+        progressbar: bool = True,
+    ) -> Evidence:
+        """Integrate the likelihood over the prior: how probable the rows were, by this model.
+
+        The difference of two models' log evidences is the log of their Bayes factor. It depends on
+        the priors even where the posteriors do not, and for a model of one's own it is right if
+        `log_prior` and `log_likelihood` include their constants.
+
+        All rows are evaluated at `points` draws of the normal distribution with the posterior's
+        mean and covariance, in one pass, and the importance weights are Pareto-smoothed. Where
+        their tail is too heavy, bridge sampling with the posterior's draws follows, in one more.
+
+        Parameters
+        ----------
+        data
+            The rows the posterior was sampled with, or the table they were made of; others are
+            refused. None: those the posterior still holds.
+        points
+            Points to evaluate all rows at.
+        random_seed
+            Of the points.
+        progressbar
+            Whether to show progress on a long pass.
+
+        Returns
+        -------
+        Evidence
+            A named tuple: `value`, the log evidence, and `error`, its Monte Carlo standard error.
+        """
+        subject = self.subject(data, "the evidence")
+        return log_evidence(subject, points, random_seed, progressbar)
+
+    def subject(self, data: RowsLike | None, purpose: str) -> Subject:
+        """Return what was fitted to which rows, those of `data` if they are the same."""
+        rows = self.rows if data is None else rows_of_fit(data, self.fit_rows, purpose)
+        if rows is None:
+            raise SettingError(
+                f"{purpose} needs the rows of the fit, which this posterior, made by hand or "
+                "loaded from a file, does not hold; give them, or their table."
+            )
+        if rows is not self.rows:
+            number = self.ledger.rows if self.ledger.unit == "row" else None
+            require_rows_of_fit(rows, self.fit_rows, number, purpose)
+        return Subject(self, self._fit(), rows)
+
     def learning_curve(
         self,
         statistic: Statistic,
@@ -411,13 +524,8 @@ class Posterior(Draws):
         if self.predictor_spec is not None:
             raise SettingError("the file keeps the model of this posterior: leave `model` out.")
         if isinstance(model, Model):
-            needed = {name: np.shape(leaf) for name, leaf in named_leaves(model.init).items()}
-            drawn = {name: x.shape[2:] for name, x in self.draws.items()}
-            if needed != drawn:
-                raise SettingError(
-                    f"the posterior is of another model: its parameters are {drawn}, those of this "
-                    f"model {needed}."
-                )
+            kinds = {} if self.fit_rows is None else self.fit_rows.schema.kinds
+            model = model.of_draws({name: x.shape[2:] for name, x in self.draws.items()}, kinds)
         self.predictor = ModelPredictor(model)
 
     def __repr__(self) -> str:
