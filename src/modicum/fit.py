@@ -152,7 +152,7 @@ def fit(
         parallel=parallel,
         starts=starts,
     )
-    return with_formula(post, made, asked)
+    return replace(with_formula(post, made, asked), table=data)
 
 
 class FormulaModel(NamedTuple):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from modicum.errors import SettingError, whole_number
 from modicum.posterior import Posterior
+from modicum.posterior.axes import new_axes, pyplot
 from modicum.posterior.draws import check_interval, require_finite
 from modicum.posterior.labels import scalar_names
 from modicum.rows.checks import names_like
@@ -58,25 +58,6 @@ def colour_of(method: str | Posterior) -> str:
     """Return the colour of a method, given by name or as a posterior it made."""
     name = method if isinstance(method, str) else method.settings.get("method", "")
     return METHOD_COLOURS.get(str(name), OTHER)
-
-
-def pyplot() -> ModuleType:
-    """Import matplotlib, or say how to get it."""
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError:
-        raise SettingError(
-            "pictures need matplotlib, which is not installed: pip install 'modicum[plots]'."
-        ) from None
-    return plt
-
-
-def new_axes(ax: Axes | None = None, size: tuple[float, float] = (6.0, 4.0)) -> Axes:
-    """Return `ax`, or the axes of a new figure."""
-    if ax is not None:
-        return ax
-    axes: Axes = pyplot().subplots(figsize=size, layout="constrained")[1]
-    return axes
 
 
 def forest(
