@@ -22,6 +22,7 @@ __all__ = [
     "METHOD_COLOURS",
     "caterpillar",
     "colour_of",
+    "effect",
     "forest",
     "marginal",
     "new_axes",
@@ -106,6 +107,50 @@ def forest(
     ax.set_ylim(len(chosen) - 0.5, -0.5)  # the first on top
     ax.set_xlabel(f"median and {prob:.0%} interval")
     ax.grid(axis="x", alpha=0.3)
+    return ax
+
+
+def effect(table: pd.DataFrame, *, ax: Axes | None = None, label: str | None = None) -> Axes:
+    """Draw what a column does: a table of `post.marginal` or `post.contrast`.
+
+    Parameters
+    ----------
+    table
+        Mean and interval by value, or by contrast.
+    ax
+        Matplotlib axes; by default those of a new figure.
+    label
+        For the legend.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+    """
+    if table.index.nlevels > 1:
+        ax = new_axes(ax)
+        for name in dict.fromkeys(table.index.get_level_values(-1)):
+            one = table[table.index.get_level_values(-1) == name].droplevel(-1)
+            effect(one, ax=ax, label=f"{table.index.names[-1]} {name}")
+        ax.legend(frameon=False)
+        return ax
+    low, high = (table.iloc[:, k].to_numpy() for k in (2, 3))
+    ax = new_axes(ax)
+    if table.index.dtype.kind in "fiu" and len(table) > 2:
+        x = table.index.to_numpy(float)
+        (line,) = ax.plot(x, table["mean"], marker="o", markersize=3, label=label)
+        ax.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+        ax.set(xlabel=str(table.index.name), ylabel="expected outcome")
+    else:
+        at = np.arange(len(table))
+        ax.hlines(at, low, high, linewidth=2)
+        ax.plot(table["mean"], at, "o", markersize=4, label=label)
+        ax.set_yticks(at, [str(value) for value in table.index])
+        ax.set_ylim(len(table) - 0.5, -0.5)
+        ax.set(
+            ylabel=str(table.index.name),
+            xlabel=f"mean and {table.columns[2]}-{table.columns[3]} interval",
+        )
+    ax.grid(alpha=0.3)
     return ax
 
 

@@ -17,6 +17,7 @@ from modicum.models.prediction import ModelPredictor, rebuild
 from modicum.models.prior_draws import prior_draws
 from modicum.posterior.alignment import (
     AlignedRows,
+    Batch,
     FitRows,
     RowsLike,
     aligned,
@@ -26,11 +27,14 @@ from modicum.posterior.alignment import (
 from modicum.posterior.checking.columns import column_values, random_rows
 from modicum.posterior.checking.evidence import Evidence, log_evidence
 from modicum.posterior.checking.leave_one_out import Subject, leave_one_out
+from modicum.posterior.checking.marginal import Comparison, Expected, contrast, marginal
+from modicum.posterior.checking.population import Population
+from modicum.posterior.checking.population import population as population_of
 from modicum.posterior.checking.predictive import OutcomeDraws, equal_draws, outcome_array
 from modicum.posterior.checking.predictive_check import PredictiveCheck, predictive_check
 from modicum.posterior.correction import Fit, correct, require_correctable
 from modicum.posterior.datatree import to_datatree, weight_name
-from modicum.posterior.draws import Draws, check_interval
+from modicum.posterior.draws import Draws, check_interval, thinned
 from modicum.posterior.effects import effects, known_effects, known_groups, with_groups
 from modicum.posterior.guards import Warnings
 from modicum.posterior.prediction import Prediction, Predictor, predict
@@ -479,7 +483,7 @@ class Posterior(Draws):
         >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=3))
         >>> post.predictor = mo.models.prediction.ModelPredictor(mo.models.Logistic())
         >>> post.predictive({"x": [[-9.0], [0.0], [9.0]]}, draws=50).mean(axis=0).round(1)
-        array([0. , 0.6, 1. ])
+        array([0. , 0.5, 1. ])
         """
         new = self._rows_to_draw(data, False, newlevels)
         source, new = self._outcome_draws(new, draws, random_seed, groups, prior)
@@ -539,6 +543,145 @@ class Posterior(Draws):
         values = None if by is None else (by, column_values(every.rows, table, by, ids))
         source, some = self._outcome_draws(some, draws, random_seed, None, prior)
         return predictive_check(source, some, values, bins, prob, random_seed)
+
+    def marginal(
+        self,
+        column: str,
+        data: RowsLike | None = None,
+        at: Sequence[Any] | None = None,
+        slope: bool = False,
+        draws: int = 200,
+        prob: float = 0.9,
+        subsample: int = 5_000,
+        random_seed: int = 0,
+        groups: Literal["known", "new"] | None = None,
+    ) -> pd.DataFrame:
+        """Say what a column does to the expected outcome, all other columns being as they are.
+
+        The column is set to each value in turn, in all rows of a sample, and predictions are
+        averaged. After `mo.fit` it is a column of the table, so that splines, interactions and
+        levels follow.
+
+        Parameters
+        ----------
+        column
+            A column of the table, of x, or a factor.
+        data
+            Rows or a table to average over; None: those of the fit.
+        at
+            Values to set; None: levels, few values, or a grid of twenty between the 1st and the
+            99th percentile.
+        slope
+            Whether to give marginal effects instead: derivatives with respect to the column,
+            averaged over the rows as they are, or with the column at each value of `at`.
+        draws
+            Posterior draws to use, evenly spaced.
+        prob
+            Posterior probability of the equal-tailed interval.
+        subsample
+            The most rows to average over; random ones of more.
+        random_seed
+            Of the rows.
+        groups
+            As in `predict`.
+
+        Returns
+        -------
+        DataFrame
+            By value: `mean`, `sd` and the ends of the interval. `mo.plots.effect` draws it.
+
+        Examples
+        --------
+        >>> import numpy as np, modicum as mo
+        >>> rng = np.random.default_rng(1)
+        >>> rows = mo.Rows(x=rng.normal(size=(100, 2)), y=np.zeros(100), columns=["dose", "age"])
+        >>> draws = {"beta": np.tile([2.0, -1.0], (1, 100, 1)), "intercept": np.zeros((1, 100))}
+        >>> model = mo.models.Gaussian(scale=1.0)
+        >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=100), rows=rows)
+        >>> post.predictor = mo.models.prediction.ModelPredictor(model)
+        >>> post.marginal("dose", slope=True)["mean"].round(3).to_dict()
+        {'dose': 2.0}
+        """
+        check_interval(prob)
+        rows, expected, weights = self._averages(
+            column, data, draws, subsample, random_seed, groups
+        )
+        return marginal(rows, expected, weights, column, at, slope, prob)
+
+    def contrast(
+        self,
+        column: str,
+        between: Sequence[Any] | None = None,
+        data: RowsLike | None = None,
+        comparison: Comparison = "difference",
+        draws: int = 200,
+        prob: float = 0.9,
+        subsample: int = 5_000,
+        random_seed: int = 0,
+        groups: Literal["known", "new"] | None = None,
+    ) -> pd.DataFrame:
+        """Compare expected outcomes at values of a column, all others being as they are.
+
+        Parameters
+        ----------
+        column
+            As in `marginal`.
+        between
+            Two values or more: each is compared with the first. None: levels with the reference
+            level, and numbers with themselves plus one.
+        data
+            Rows or a table to average over; None: those of the fit.
+        comparison
+            "difference", "ratio" or "odds ratio" of the average predictions.
+        draws, prob, subsample, random_seed, groups
+            As in `marginal`.
+
+        Returns
+        -------
+        DataFrame
+            By contrast: `mean`, `sd` and the ends of the interval.
+        """
+        check_interval(prob)
+        rows, expected, weights = self._averages(
+            column, data, draws, subsample, random_seed, groups
+        )
+        return contrast(rows, expected, weights, column, between, comparison, prob)
+
+    def _averages(
+        self,
+        column: str,
+        data: RowsLike | None,
+        draws: int,
+        subsample: int,
+        seed: int,
+        groups: Literal["known", "new"] | None,
+    ) -> tuple[Population, Expected, np.ndarray]:
+        """Rows to average over, what to average, and the weights of the draws."""
+        whole_number("draws", draws)
+        whole_number("subsample", subsample)
+        fit = self._fit()
+        by_formula = self.fit_rows is not None and self.fit_rows.encoding is not None
+        rows = None
+        if not by_formula and (data is not None or self.rows is not None):
+            rows = self._rows_to_draw(data, False, "refuse")
+        table = self.table if data is None else data
+        population = population_of(table, rows, self.fit_rows, subsample, seed)
+        subset, weights = thinned(self, draws)
+        there, known = with_groups(population.as_it_is, fit.model, groups)
+        predictor: Predictor = ModelPredictor(fit.model)
+        if known and isinstance(fit.model, IntegratedEffects):
+            if column == fit.model.group:
+                raise SettingError(
+                    f"the effects of {column!r} are tabulated by post.effects({column!r})."
+                )
+            predictor = known_groups(self, fit, self._rows_of_fit(None), there, draws)
+        left_out = set(population.as_it_is.fields) - set(there.fields)
+
+        def expected(batch: Batch) -> np.ndarray:
+            kept = {name: values for name, values in batch.items() if name not in left_out}
+            return np.asarray(predictor(subset, kept), float)
+
+        return population, expected, weights
 
     def _rows_to_draw(
         self, data: RowsLike | None, outcome: bool, newlevels: NewLevels
