@@ -161,7 +161,7 @@ def fit(
         parallel=parallel,
         starts=starts,
     )
-    return with_formula(post, made, asked)
+    return replace(with_formula(post, made, asked), table=data)
 
 
 def _check_digest(formula: str, data: Digest, others: tuple[object, ...], missing: object) -> None:
