@@ -37,6 +37,7 @@ from modicum.models.constraints import (
     positive,
     simplex,
 )
+from modicum.models.from_numpyro import from_numpyro
 from modicum.posterior import Posterior
 from modicum.progress import ProgressEvent
 from modicum.rows import Rows
@@ -81,6 +82,7 @@ __all__ = [
     "datasets",
     "diagnostics",
     "fit",
+    "from_numpyro",
     "interval",
     "methods",
     "models",
