@@ -3,6 +3,7 @@
 from importlib.metadata import version
 
 from modicum import datasets, diagnostics, methods, models, priors, rows
+from modicum.digest import Digest, digest
 from modicum.errors import (
     ConvergenceError,
     DataError,
@@ -38,7 +39,7 @@ from modicum.models.constraints import (
     simplex,
 )
 from modicum.models.from_numpyro import from_numpyro
-from modicum.posterior import Posterior
+from modicum.posterior import Posterior, compare
 from modicum.progress import ProgressEvent
 from modicum.rows import Rows
 from modicum.sample import sample
@@ -63,6 +64,7 @@ __all__ = [
     "ConvergenceError",
     "DataError",
     "Decay",
+    "Digest",
     "FlyMC",
     "Ledger",
     "LogPosterior",
@@ -79,8 +81,10 @@ __all__ = [
     "StochasticGradient",
     "__version__",
     "cholesky_corr",
+    "compare",
     "datasets",
     "diagnostics",
+    "digest",
     "fit",
     "from_numpyro",
     "interval",

@@ -110,7 +110,8 @@ class FrameField:
         """Rows from `start` up to `stop`."""
         piece = self._table.slice(start, stop - start)
         encoder = Encoder(self._roles, {}, dtype, from_table=False)
-        return encoder.encode(piece, start).reshape(-1, *self.shape)
+        (made,) = encoder.encode(piece, start).values()
+        return made.reshape(-1, *self.shape)
 
     def whole(self, dtype: DType, labels: Sequence[str]) -> Array:
         """All rows."""
