@@ -3,6 +3,7 @@
 from importlib.metadata import version
 
 from modicum import datasets, diagnostics, methods, models, priors, rows
+from modicum.digest import Digest, digest
 from modicum.errors import (
     ConvergenceError,
     DataError,
@@ -30,6 +31,13 @@ from modicum.methods.sgmcmc.named import (
 )
 from modicum.methods.sgmcmc.step_size import Decay
 from modicum.models import Model
+from modicum.models.constraints import (
+    cholesky_corr,
+    interval,
+    ordered,
+    positive,
+    simplex,
+)
 from modicum.posterior import Posterior, compare
 from modicum.progress import ProgressEvent
 from modicum.rows import Rows
@@ -55,6 +63,7 @@ __all__ = [
     "ConvergenceError",
     "DataError",
     "Decay",
+    "Digest",
     "FlyMC",
     "Ledger",
     "LogPosterior",
@@ -70,13 +79,19 @@ __all__ = [
     "SignedHMCECS",
     "StochasticGradient",
     "__version__",
+    "cholesky_corr",
     "compare",
     "datasets",
     "diagnostics",
+    "digest",
     "fit",
+    "interval",
     "methods",
     "models",
+    "ordered",
+    "positive",
     "priors",
     "rows",
     "sample",
+    "simplex",
 ]

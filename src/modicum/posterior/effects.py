@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError, suggestion, whole_number
+from modicum.errors import (
+    DataError,
+    ModicumWarning,
+    SettingError,
+    suggestion,
+    warn,
+    whole_number,
+)
 from modicum.ledger import Ledger
 from modicum.models import IntegratedEffects, LinearPredictorModel
 from modicum.passes import LocalEngine, Sums, with_nodes
@@ -40,6 +47,7 @@ __all__ = [
 ]
 
 CHUNK = 65_536  # rows whose groups are looked up at a time
+STICKY = 0.2  # share of proposals taken below which four per draw are too few
 
 
 def effects(
@@ -247,9 +255,32 @@ def effect_draws(
     sums = Sums(target, some, LocalEngine(progressbar=False), Ledger(rows=len(some)))
     some = with_nodes(sums, np.array(model.nodes_at))[1]
     points = np.ascontiguousarray(points[:, : plain.size])
+    accepted: list[np.ndarray] = []
 
     def chunk(k: int) -> np.ndarray:
         batch, present = some.chunk(k)
-        return draw_effects(plain, batch, points, seed, k)[:, present]
+        drawn = draw_effects(plain, batch, points, seed, k)
+        accepted.append(drawn.acceptance[present])
+        return drawn.effects[:, present]
 
-    return map(chunk, range(len(some.chunk_starts) - 1))
+    yield from map(chunk, range(len(some.chunk_starts) - 1))
+    _check_acceptance(np.concatenate(accepted), group_levels(some), model.group)
+
+
+def _check_acceptance(acceptance: np.ndarray, names: np.ndarray, group: str) -> None:
+    """Say so where proposals for a group are hardly ever taken, so that its draws stand still."""
+    worst, badly = int(np.argmin(acceptance)), int(np.sum(acceptance < STICKY))
+    if not badly:
+        return
+    warn(
+        ModicumWarning(
+            "effects-stuck",
+            f"effects of '{group}' were drawn by proposals that fit {badly} of "
+            f"{len(names):,} groups badly ({100 * acceptance[worst]:.2g}% were taken for "
+            f"{names[worst]}), so that their means, standard deviations and intervals are rough",
+            "ask for more draws (draws=...), or hold the effects explicitly (groups='explicit')",
+            acceptance=float(acceptance[worst]),
+            groups=badly,
+        ),
+        stacklevel=5,
+    )

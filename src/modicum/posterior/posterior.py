@@ -12,7 +12,8 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError, is_number, whole_number
 from modicum.models import IntegratedEffects
-from modicum.models.base import BaseModel, Model, named_leaves
+from modicum.models.base import BaseModel
+from modicum.models.own import Model
 from modicum.models.prediction import ModelPredictor, rebuild
 from modicum.models.prior_draws import prior_draws
 from modicum.posterior.alignment import (
@@ -815,13 +816,8 @@ class Posterior(Draws):
         if self.predictor_spec is not None:
             raise SettingError("the file keeps the model of this posterior: leave `model` out.")
         if isinstance(model, Model):
-            needed = {name: np.shape(leaf) for name, leaf in named_leaves(model.init).items()}
-            drawn = {name: x.shape[2:] for name, x in self.draws.items()}
-            if needed != drawn:
-                raise SettingError(
-                    f"the posterior is of another model: its parameters are {drawn}, those of this "
-                    f"model {needed}."
-                )
+            kinds = {} if self.fit_rows is None else self.fit_rows.schema.kinds
+            model = model.of_draws({name: x.shape[2:] for name, x in self.draws.items()}, kinds)
         self.predictor = ModelPredictor(model)
 
     def __repr__(self) -> str:

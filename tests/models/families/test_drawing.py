@@ -1,8 +1,10 @@
 """Outcomes that families draw, against scipy's distributions of the same predictors."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import special, stats
+from scipy import integrate, special, stats
 
 import modicum as mo
 from modicum.errors import ModicumError
@@ -19,32 +21,38 @@ def _asymmetric(tau, s):
     return stats.laplace_asymmetric(kappa, ETA, s / np.sqrt(tau * (1 - tau)))
 
 
-def _smooth(tau, width, s):
+class Smooth:
     """With v = (y - eta) / (s width): sigmoid(v) is Beta((1 - tau) width, tau width)."""
-    low, high = (
-        stats.beta((1 - tau) * width, tau * width),
-        stats.beta(tau * width, (1 - tau) * width),
-    )
 
-    def cdf(y):
-        v = (y - ETA) / (s * width)
-        return np.where(v < 0, low.cdf(expit(v)), high.sf(expit(-v)))  # neither end rounds to 1
+    def __init__(self, tau, width, s):
+        self.low = stats.beta((1 - tau) * width, tau * width)
+        self.high = stats.beta(tau * width, (1 - tau) * width)
+        self.scale = s * width
 
-    return cdf
+    def cdf(self, y):
+        v = (y - ETA) / self.scale
+        return np.where(v < 0, self.low.cdf(expit(v)), self.high.sf(expit(-v)))
+
+    def stats(self):
+        v = np.linspace(-250, 500, 15_001)  # far enough: its tails are exponential
+        density = np.gradient(self.cdf(ETA + self.scale * v), v)
+        mean = integrate.simpson(v * density, x=v)
+        variance = integrate.simpson((v - mean) ** 2 * density, x=v)
+        return ETA + self.scale * mean, self.scale**2 * variance
 
 
 MU, E = np.exp(ETA), np.exp(EXTRA)
 CONTINUOUS = {
-    "gaussian": (M.Gaussian(), stats.norm(ETA, E).cdf),
-    "known scale": (M.Gaussian(scale=2.0), stats.norm(ETA, 2.0).cdf),
-    "student": (M.StudentT(df=3.0), stats.t(3.0, ETA, E).cdf),
-    "gamma": (M.Gamma(), stats.gamma(E, scale=MU / E).cdf),
-    "inverse gaussian": (M.InverseGaussian(), stats.invgauss(MU / E, scale=E).cdf),
-    "beta": (M.Beta(), stats.beta(E * expit(ETA), E * expit(-ETA)).cdf),
-    "exponential": (M.Exponential(), stats.expon(scale=MU).cdf),
-    "weibull": (M.Weibull(), stats.weibull_min(E, scale=MU).cdf),
-    "quantile": (M.AsymmetricLaplace(quantile=0.8), _asymmetric(0.8, E).cdf),
-    "smooth": (M.AsymmetricLaplace(quantile=0.3, smoothing=0.2), _smooth(0.3, 0.2, E)),
+    "gaussian": (M.Gaussian(), stats.norm(ETA, E)),
+    "known scale": (M.Gaussian(scale=2.0), stats.norm(ETA, 2.0)),
+    "student": (M.StudentT(df=3.0), stats.t(3.0, ETA, E)),
+    "gamma": (M.Gamma(), stats.gamma(E, scale=MU / E)),
+    "inverse gaussian": (M.InverseGaussian(), stats.invgauss(MU / E, scale=E)),
+    "beta": (M.Beta(), stats.beta(E * expit(ETA), E * expit(-ETA))),
+    "exponential": (M.Exponential(), stats.expon(scale=MU)),
+    "weibull": (M.Weibull(), stats.weibull_min(E, scale=MU)),
+    "quantile": (M.AsymmetricLaplace(quantile=0.8), _asymmetric(0.8, E)),
+    "smooth": (M.AsymmetricLaplace(quantile=0.3, smoothing=0.2), Smooth(0.3, 0.2, E)),
 }
 
 
@@ -90,7 +98,7 @@ def _drawn(model, eta=ETA, count=N, seed=1):
 
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_continuous_outcomes_have_their_distribution(name):
-    model, cdf = CONTINUOUS[name]
+    model, cdf = CONTINUOUS[name][0], CONTINUOUS[name][1].cdf
     assert stats.kstest(_drawn(model), cdf).pvalue > 1e-3
     assert stats.kstest(_drawn(model, eta=ETA + 0.3), cdf).pvalue < 1e-6  # the negative control
 
@@ -112,6 +120,29 @@ def test_discrete_outcomes_have_their_distribution(name):
     model, pmf = DISCRETE[name]
     assert _p_value(_drawn(model), pmf) > 1e-3
     assert _p_value(_drawn(model, eta=ETA + 0.3), pmf) < 1e-6  # the negative control
+
+
+def _moments(model):
+    eta = jnp.array([ETA, EXTRA])
+    return [float(part) for part in jax.jit(model.moments)(eta)]
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_moments_of_continuous_outcomes(name, x64):
+    model, truth = CONTINUOUS[name]
+    if name in ("exponential", "weibull"):
+        with pytest.raises(ModicumError, match="does not say what the variance"):
+            _moments(model)
+        return
+    np.testing.assert_allclose(_moments(model), truth.stats(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["poisson", "negative binomial", "zero-inflated", "hurdle"])
+def test_moments_of_counts(name, x64):
+    model, pmf = DISCRETE[name]
+    y = np.arange(400)
+    mean, square = pmf(y) @ y, pmf(y) @ y**2
+    np.testing.assert_allclose(_moments(model), [mean, square - mean**2], rtol=1e-9)
 
 
 def test_every_family_draws_outcomes():

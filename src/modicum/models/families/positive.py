@@ -40,6 +40,10 @@ class Gamma(ExtraParameter, LogLink):
         constant = 0.5 * extra - HALF_LOG_2PI - stirling_rest(k)
         return k * (s - jnp.expm1(s)) + constant - jnp.log(y)
 
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """mu^2 / shape."""
+        return jnp.exp(2 * eta[0] - eta[1])
+
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Gamma variables of mean e^eta."""
         del batch
@@ -77,6 +81,10 @@ class InverseGaussian(ExtraParameter, LogLink):
     def extra_prior(self, name: str, of: Moments) -> Normal:
         """In the unit of the outcome."""
         return Normal(self.intercept_prior(of).mean, super().extra_prior(name, of).sd)
+
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """mu^3 / shape."""
+        return jnp.exp(3 * eta[0] - eta[1])
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """The smaller or the larger root of a chi-square (Michael, Schucany and Haas 1976).

@@ -149,6 +149,11 @@ class Beta(ExtraParameter):
         """The sigmoid of eta."""
         return jax.nn.sigmoid(eta[0])
 
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """mu (1 - mu) / (1 + precision)."""
+        spread = jax.nn.sigmoid(eta[0]) * jax.nn.sigmoid(-eta[0])
+        return spread / (1 + jnp.exp(eta[1]))
+
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Beta variables: the share that one gamma variable has of two."""
         del batch

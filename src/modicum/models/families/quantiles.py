@@ -10,6 +10,7 @@ from numbers import Real
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import polygamma, psi
 
 from modicum.errors import SettingError
 from modicum.models.families.drawing import draw_log_gammas
@@ -135,6 +136,21 @@ class AsymmetricLaplace(ScaleFamily):
         curves = LINKS["logit"].failure(-u / width, order)  # of -log(1 + e^(-u / width))
         f, f1, *others = (width * c / (s * width) ** k for k, c in enumerate(curves))
         return (constant - tau * u + f, tau / s + f1, *others)
+
+    def moments(self, eta: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Mean and variance of the outcome, whose quantile is eta."""
+        s, tau, width = self.spread(eta), self.quantile, self.smoothing
+        if not width:
+            centre, square = 1 / tau - 1 / (1 - tau), 1 / tau**2 + 1 / (1 - tau) ** 2
+        else:  # of the logarithm of a gamma variable, digamma and trigamma of its shape
+            above, below = (1 - tau) * width, tau * width
+            centre = width * float(psi(above) - psi(below))
+            square = width**2 * float(polygamma(1, above) + polygamma(1, below))
+        return eta[0] + centre * s, jnp.asarray(square * s**2)
+
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """The second of the moments."""
+        return self.moments(eta)[1]
 
     def draw_noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Draw a difference of exponential variables, or of logarithms of gamma variables."""

@@ -139,6 +139,10 @@ class Gaussian(ScaleFamily):
         f = -0.5 * r**2 - np.log(s) - 0.5 * np.log(2 * np.pi)
         return f, r / s, constant, jnp.zeros_like(eta)
 
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """The square of the scale."""
+        return jnp.asarray(self.spread(eta) ** 2)
+
     def draw_noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Draw normal noise."""
         return rng.standard_normal(shape)
@@ -193,6 +197,11 @@ class StudentT(ScaleFamily):
         f2 = (nu + 1) * (r**2 - v) / (v + r**2) ** 2
         f3 = 2 * (nu + 1) * r * (r**2 - 3 * v) / (v + r**2) ** 3
         return f, f1, f2, f3
+
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """s^2 df / (df - 2); infinite up to df = 2."""
+        factor = self.df / (self.df - 2) if self.df > 2 else inf
+        return jnp.asarray(factor * self.spread(eta) ** 2)
 
     def draw_noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Draw Student-t noise."""

@@ -75,6 +75,10 @@ class ZeroInflatedPoisson(_Zeros):
         """(1 - pi) mu."""
         return jax.nn.sigmoid(-eta[1]) * jnp.exp(eta[0])
 
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """(1 - pi) mu (1 + pi mu)."""
+        return self.mean(eta) * (1 + jax.nn.sigmoid(eta[1]) * jnp.exp(eta[0]))
+
 
 @dataclass(frozen=True, repr=False)
 class HurdlePoisson(_Zeros):
@@ -104,3 +108,8 @@ class HurdlePoisson(_Zeros):
     def mean(self, eta: jax.Array) -> jax.Array:
         """(1 - pi) mu / (1 - e^-mu)."""
         return jax.nn.sigmoid(-eta[1]) * jnp.exp(eta[0] - log_some(eta[0]))
+
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """m (1 + mu - m) with m the mean: the mean square of a Poisson count is mu (1 + mu)."""
+        mean = self.mean(eta)
+        return mean * (1 + jnp.exp(eta[0]) - mean)
