@@ -58,6 +58,12 @@ class ModelPredictor:
             return None, density
         return expected, density
 
+    def moments(self, draws: Draws, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Means and variances of outcomes, each one value per draw and row."""
+        known = {k: v for k, v in batch.items() if k not in ("y", "weight")}
+        mean, variance = self._evaluate(_moments, draws, known)
+        return mean, variance
+
     def predictors(self, draws: Draws, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Predictors (draws, rows, q + extras), and the spread of what new groups add.
 
@@ -66,12 +72,6 @@ class ModelPredictor:
         known = {k: v for k, v in batch.items() if k not in ("y", "weight")}
         predictors, spread = self._evaluate(_predictors, draws, known)
         return predictors, spread
-
-    def moments(self, draws: Draws, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Means and variances of outcomes, each one value per draw and row."""
-        known = {k: v for k, v in batch.items() if k not in ("y", "weight")}
-        mean, variance = self._evaluate(_moments, draws, known)
-        return mean, variance
 
     @in_double_precision
     def _evaluate(self, what: Question, draws: Draws, batch: Batch) -> tuple[np.ndarray, ...]:
@@ -148,6 +148,12 @@ def _expected(model: BaseModel, named: Mapping[str, Any], fields: Batch) -> tupl
     return (model.expected(model.restore(named), fields),)
 
 
+def _moments(model: BaseModel, named: Mapping[str, Any], fields: Batch) -> tuple[jax.Array, ...]:
+    if not isinstance(model, LinearPredictorModel):
+        raise SettingError(f"{type(model).__name__} does not say what its variance is.")
+    return jax.vmap(model.moments)(model.predictor_vector(model.restore(named), fields))
+
+
 def _predictors(
     model: BaseModel, named: Mapping[str, Any], fields: Batch
 ) -> tuple[jax.Array, jax.Array]:
@@ -161,12 +167,6 @@ def _predictors(
     absent = model.absent_groups(fields)
     spread = model.spread_of_new_groups(theta, fields, absent) if absent else jnp.zeros(())
     return predictors, jnp.broadcast_to(spread, predictors.shape[0])
-
-
-def _moments(model: BaseModel, named: Mapping[str, Any], fields: Batch) -> tuple[jax.Array, ...]:
-    if not isinstance(model, LinearPredictorModel):
-        raise SettingError(f"{type(model).__name__} does not say what its variance is.")
-    return jax.vmap(model.moments)(model.predictor_vector(model.restore(named), fields))
 
 
 def _log_density(model: BaseModel, named: Mapping[str, Any], fields: Batch) -> tuple[jax.Array]:
