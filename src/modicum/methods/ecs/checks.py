@@ -127,9 +127,9 @@ def look_ahead(
         doubts.append(
             ModicumWarning(
                 "subsample-small",
-                f"{m:,} {case.units} are too few: the log-likelihood estimate has a variance of up to "
-                f"{largest:.3g}, and posterior means may be off by about {min(expected, 99):.2g} "
-                "posterior sd",
+                f"{m:,} {case.units} are too few: the log-likelihood estimate has a variance of "
+                f"up to {largest:.3g}, and posterior means may be off by about "
+                f"{min(expected, 99):.2g} posterior sd",
                 f"{advice}, or {case.remedy}",
                 rows=m,
                 variance=largest,
@@ -309,8 +309,8 @@ def _crude(case: Case, m: int, smallest: int) -> CrudeControlVariateError:
     """Why these rows are not to be subsampled; `smallest` is what a good control variate needs."""
     if m <= smallest:
         return CrudeControlVariateError(
-            f"{case.rows:,} {case.units} are too few for subsampling to make sense ({m:,} would be used at "
-            "every step)",
+            f"{case.rows:,} {case.units} are too few for subsampling to make sense ({m:,} would be "
+            "used at every step)",
             case.all_rows,
         )
     needed = f"{m:,} of {case.rows:,} {case.units} would be needed at every step"
@@ -327,8 +327,8 @@ def _more_than_all(case: Case, m: int, phrase: str) -> list[ModicumWarning]:
     return [
         ModicumWarning(
             "subsample-exceeds-rows",
-            f"{phrase} of {m:,} is larger than the data set of {case.rows:,} {case.units}, so that a step "
-            "costs more than one on all rows, which would be exact",
+            f"{phrase} of {m:,} is larger than the data set of {case.rows:,} {case.units}, so that "
+            "a step costs more than one on all rows, which would be exact",
             case.all_rows,
             subsample=m,
             rows=case.rows,
