@@ -514,8 +514,9 @@ class IntegratedEffects(BaseModel):
             labels |= {name: ((*mine, *theirs),)} if mine or theirs else {}
         return labels
 
-    def flat_names(self, rows: Rows) -> tuple[str, ...]:
+    def flat_names(self, rows: Rows | None = None) -> tuple[str, ...]:
         """Names of the entries of the flat vector, whose order is that of their keys."""
+        assert rows is not None
         labels, terms = self.family.labels(rows), self.family.group_terms
         beta = [f"beta[{column}]" for column in labels.get("beta", ((),))[0]]
         effects = [

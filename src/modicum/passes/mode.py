@@ -286,6 +286,8 @@ def find_mode(
 
 def _subset(sums: Sums, seed: int) -> Sums:
     """A small random subset of the rows; all of them where they are few."""
+    if sums.rest is not None:  # of which no subset is known
+        return sums
     if isinstance(sums.rows, GroupedRows):
         return _subset_of_groups(sums, sums.rows, seed)
     n, d = len(sums.rows), sums.target.size

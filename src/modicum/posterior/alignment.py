@@ -201,6 +201,8 @@ def rows_of_fit(rows: object, fit: FitRows | None, purpose: str) -> Rows:
     """Return the rows a posterior was sampled with, made of their table where it is one."""
     if isinstance(rows, Rows):
         return rows
+    if fit is not None and fit.encoding is None and is_table(rows):
+        return Rows.from_table_like(rows, fit.schema, True)
     if fit is None or fit.encoding is None or not is_tabular(rows):
         raise SettingError(
             f"{purpose} needs the rows the posterior was sampled with, as mo.Rows, not "
@@ -232,6 +234,10 @@ def require_rows_of_fit(rows: Rows, fit: FitRows | None, number: int | None, pur
         fault = "have their columns in another order"
     elif theirs.columns != ours.columns:
         fault = _differing(theirs.columns, ours.columns)
+    elif (theirs.coding is None) != (ours.coding is None):
+        held = ("columns of zeros and ones", "codes")
+        here, there = held if theirs.coding is None else held[::-1]
+        fault = f"hold levels as {here}, and those of the fit held them as {there}"
     else:
         fault = "hold other values"
     raise DataError(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -36,10 +36,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
+    "KnownEffects",
     "effect_draws",
     "effects",
     "group_levels",
     "group_names",
+    "known_effects",
     "known_groups",
     "with_groups",
 ]
@@ -182,8 +184,22 @@ def with_groups(
     return new, bool(names) and not absent
 
 
-def known_groups(source: Draws, fit: Fit, rows: Rows, new: AlignedRows, draws: int) -> Predictor:
-    """What predicts rows of groups that are among those of the fit, by the groups' own effects."""
+class KnownEffects(NamedTuple):
+    """Draws of the effects of those groups that some rows are in."""
+
+    model: IntegratedEffects
+    values: np.ndarray  # of the groups
+    draws: np.ndarray  # (draws, groups, effects)
+
+    def of_rows(self, batch: Batch) -> np.ndarray:
+        """The effects of each row's group, (draws, rows, effects)."""
+        return self.draws[:, np.searchsorted(self.values, batch[self.model.group])]
+
+
+def known_effects(
+    draws: dict[str, np.ndarray], fit: Fit, rows: Rows, new: AlignedRows
+) -> KnownEffects:
+    """Draw the effects of the groups that `new` rows are in, from the rows of the fit."""
     model = fit.model
     assert isinstance(model, IntegratedEffects)
     require_rows_of_fit(rows, fit.rows, None, "prediction for known groups")
@@ -201,14 +217,18 @@ def known_groups(source: Draws, fit: Fit, rows: Rows, new: AlignedRows, draws: i
             "new groups (groups='new') there."
         )
     ids = np.searchsorted(groups.index.values, asked)
-    subset, _ = thinned(source, draws)
-    found = np.concatenate(list(effect_draws(fit, groups, ids, subset)), axis=1)
+    drawn = np.concatenate(list(effect_draws(fit, groups, ids, draws)), axis=1)
+    return KnownEffects(model, asked, drawn)
+
+
+def known_groups(source: Draws, fit: Fit, rows: Rows, new: AlignedRows, draws: int) -> Predictor:
+    """What predicts rows of groups that are among those of the fit, by the groups' own effects."""
+    known = known_effects(thinned(source, draws)[0], fit, rows, new)
 
     @in_double_precision
     def predictor(draws: dict[str, np.ndarray], batch: Batch) -> np.ndarray:
-        which = np.searchsorted(asked, batch[model.group])
         rest = {name: v for name, v in batch.items() if name not in ("y", "weight")}
-        return np.asarray(expected_given(model, draws, found[:, which], rest))
+        return np.asarray(expected_given(known.model, draws, known.of_rows(batch), rest))
 
     return predictor
 

@@ -23,7 +23,15 @@ from modicum.rows.rows_source import RowsSource
 from modicum.rows.sources import Source, is_dataset, is_table
 from modicum.rows.staging import refuse_existing
 
-__all__ = ["Missing", "TableRows", "encode_table", "largest_factor", "read_formula"]
+__all__ = [
+    "Missing",
+    "TableRows",
+    "encode_table",
+    "is_tabular",
+    "largest_factor",
+    "read_formula",
+    "source_of",
+]
 
 Missing: TypeAlias = Literal["refuse", "drop"]
 
@@ -136,6 +144,11 @@ def encode_table(
 def is_tabular(value: object) -> bool:
     """Whether `value` is a table that a formula can be asked of: a frame, files or a dataset."""
     return is_table(value) or is_dataset(value) or isinstance(value, str | os.PathLike)
+
+
+def source_of(table: object) -> Source:
+    """Return any table `read_formula` takes as something that is read in batches."""
+    return _source(table, "utf-8", ())
 
 
 def _read(
