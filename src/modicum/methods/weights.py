@@ -57,7 +57,6 @@ def expected_residuals(
     pilot
         Posterior draws in whitened coordinates, (draws, d); their mean is the posterior's centre.
     """
-    n = len(sums.rows)
     if isinstance(control_variate, LinearTaylor):
         centre = pilot.mean(axis=0) if len(pilot) else np.zeros(len(proxy.a))
         chunk_map: partial[jax.Array] = partial(_from_leverage, control_variate)
@@ -65,11 +64,11 @@ def expected_residuals(
         if control_variate.target.coding is not None:
             chunk_map = partial(_from_codes, control_variate)
             arguments = _posterior_of_predictors(control_variate, proxy, centre)
-        sums.ledger.add("design", n, "gradient", passes=1)
+        sums.enter("design", 1, "gradient", passes=1)
     else:
         of_chunk = _from_pilot_by_group if sums.target.scatters else _from_pilot
         chunk_map, arguments = partial(of_chunk, control_variate), (proxy, pilot)
-        sums.ledger.add("design", n * len(pilot), "density", passes=1)
+        sums.enter("design", len(pilot), "density", passes=1)
     expected = sums.engine.map_rows(chunk_map, arguments, sums.rows, "design")
     bad = np.flatnonzero(~np.isfinite(expected))
     if len(bad):

@@ -53,7 +53,8 @@ class Rows:
         Predictors, a column of ones included if an intercept is wanted.
     y, offset, weight : array of shape (n,) or series, optional
         Outcome, known part of the linear predictor, and non-negative weight of each row. A column
-        vector (n, 1) is taken as (n,); any other shape is refused.
+        vector (n, 1) is taken as (n,). For a model of your own the outcome may have any shape;
+        families refuse one of several numbers per row.
     columns : sequence of str, optional
         Names of the columns of `x`; by default those of the data frame, else x0, x1, ...
     codes : mapping of str to array or series, or data frame, optional
@@ -68,7 +69,8 @@ class Rows:
         where they are integers or the type is. Bytes (uint8) are for images, which networks
         (`mo.models.MLP`, `mo.models.CNN`) read as they are.
     **fields : array of shape (n, ...)
-        Further fields, of any trailing shape. Fields that are None are dropped.
+        Further fields, of any trailing shape. Fields that are None are dropped. What was given as
+        whole numbers or truth values (`Rows.kinds`) is handed to a model of your own as such.
 
     Examples
     --------
@@ -371,6 +373,19 @@ class Rows:
     def fields(self) -> dict[str, tuple[int, ...]]:
         """Shape of one row of each field: () for a scalar, (d,) for ``x``."""
         return {f.name: f.shape for f in self._description.fields}
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Fields that were handed over as whole numbers ("integer") or truth values ("boolean").
+
+        They are held in the type of the rows, in which they are exact.
+
+        Examples
+        --------
+        >>> Rows(school=[3, 1], treated=[True, False], y=[0.5, 1.5]).kinds
+        {'school': 'integer', 'treated': 'boolean'}
+        """
+        return self._description.kinds
 
     @property
     def dtype(self) -> DType:

@@ -75,10 +75,10 @@ class Ordinal(LinearPredictorModel):
         del name, of
         return Normal(0.0, GAP_SD)
 
-    def resolved(self, rows: Rows) -> Self:
+    def resolved(self, rows: Rows, of: Moments | None = None) -> Self:
         """Return the model with its classes counted, and its priors in numbers."""
         known = self if self.classes is not None else replace(self, classes=count_classes(rows))
-        return super(Ordinal, known).resolved(rows)
+        return super(Ordinal, known).resolved(rows, of)
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """With a, b the cutpoints of class y less eta: log(sigmoid(a) - sigmoid(b)).
