@@ -68,6 +68,7 @@ def test_posterior_alone_where_that_is_asked_for(post):
 
 def test_a_file_comes_back_as_it_was(post, tree, tmp_path):
     pytest.importorskip("h5netcdf")
+    pytest.importorskip("h5py")
     import xarray as xr
 
     post.to_netcdf(tmp_path / "post.nc", sample=60)

@@ -103,13 +103,15 @@ def write_netcdf(tree: xr.DataTree, path: str | os.PathLike[str]) -> None:
     """Write a tree to a file, or say what is missing for it."""
     from importlib.util import find_spec
 
-    engine = next((name for name in ("h5netcdf", "netCDF4") if find_spec(name)), None)
-    if engine is None:
+    if find_spec("h5netcdf") and find_spec("h5py"):
+        tree.to_netcdf(path, engine="h5netcdf")
+    elif find_spec("netCDF4"):
+        tree.to_netcdf(path, engine="netcdf4")
+    else:
         raise SettingError(
-            "netCDF files need h5netcdf or netCDF4, which are not installed: "
-            "pip install h5netcdf; post.save keeps a posterior without them."
+            "netCDF files need h5netcdf and h5py, or netCDF4, which are not installed: "
+            "pip install h5netcdf h5py; post.save keeps a posterior without them."
         )
-    tree.to_netcdf(path, engine="h5netcdf" if engine == "h5netcdf" else "netcdf4")
 
 
 def to_datatree(
