@@ -38,6 +38,7 @@ from modicum.models.constraints import (
     positive,
     simplex,
 )
+from modicum.models.from_numpyro import from_numpyro
 from modicum.posterior import Posterior, compare
 from modicum.progress import ProgressEvent
 from modicum.rows import Rows
@@ -85,6 +86,7 @@ __all__ = [
     "diagnostics",
     "digest",
     "fit",
+    "from_numpyro",
     "interval",
     "methods",
     "models",

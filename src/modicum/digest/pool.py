@@ -27,6 +27,8 @@ __all__ = ["Pool", "RowCounts", "choose", "hashes"]
 
 MIXERS = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))  # MurmurHash3's
 
+EACH = 8  # rows that are kept of a stratum, on average, at least
+
 
 @dataclass(frozen=True)
 class Pool:
@@ -206,17 +208,23 @@ def choose(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Choose about `size` rows: their numbers and strata, and each stratum's size and share of it.
 
-    Classes of the weighted design are the strata. At least two rows of each are kept, or all.
+    Classes of the weighted design are the strata, or several of them where few rows are kept. At
+    least two rows of each are kept, or all.
     """
     of_class, probability = np.asarray(tables.size), np.asarray(tables.probability)
     kinds = np.flatnonzero(of_class)
-    n, p = of_class[kinds].astype(np.float64), probability[kinds]
-    drawn = _allocation(n, n * p, min(size, int(n.sum())))
+    n, mass = of_class[kinds].astype(np.float64), (of_class * probability)[kinds]
+    # Neighbours are one stratum where there would be few rows of each.
+    count = max(1, min(len(kinds), size // EACH))
+    place = np.floor(count * (np.cumsum(mass) - mass) / mass.sum()) if count < len(kinds) else kinds
+    first = np.flatnonzero(np.diff(place, prepend=-1))
+    n, mass = np.add.reduceat(n, first), np.add.reduceat(mass, first)
+    start = np.asarray(tables.start)[kinds[first]]
+    drawn = _allocation(n, mass, min(size, int(n.sum())))
     row_ids, strata = [], []
-    for c, (kind, m) in enumerate(zip(kinds, drawn, strict=True)):
-        within = np.sort(rng.choice(int(of_class[kind]), int(m), replace=False))
-        first = int(np.asarray(tables.start)[kind])
-        row_ids.append(np.asarray(tables.order[first + within], np.int64))
+    for c, (at, rows, m) in enumerate(zip(start, n, drawn, strict=True)):
+        within = np.sort(rng.choice(int(rows), int(m), replace=False))
+        row_ids.append(np.asarray(tables.order[int(at) + within], np.int64))
         strata.append(np.full(int(m), c, np.int32))
     return np.concatenate(row_ids), np.concatenate(strata), n, drawn
 
