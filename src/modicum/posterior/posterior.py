@@ -373,8 +373,8 @@ class Posterior(Draws):
         >>> rng = np.random.default_rng(1)
         >>> g = np.repeat(np.arange(30), 20)
         >>> y = rng.random(600) < 1 / (1 + np.exp(-rng.normal(size=30)[g]))
-        >>> rows = mo.Rows(x=rng.normal(size=(600, 1)), y=y, clinic=g)
-        >>> model = mo.models.IntegratedEffects(mo.models.Logistic(), "clinic")
+        >>> rows = mo.Rows(x=rng.normal(size=(600, 1)), y=y, codes={"clinic": g})
+        >>> model = mo.models.Logistic(groups="clinic")
         >>> post = mo.sample(model, rows, method="nuts", draws=200, tune=200, chains=2,
         ...                  random_seed=1, progressbar=False)
         >>> list(post.effects("clinic", levels=[3, 4]).columns)
