@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from modicum import datasets, diagnostics, methods, models, priors, rows
+from modicum import datasets, diagnostics, engines, methods, models, priors, rows
 from modicum.digest import Digest, digest
 from modicum.errors import (
     ConvergenceError,
@@ -38,6 +38,7 @@ from modicum.models.constraints import (
     positive,
     simplex,
 )
+from modicum.models.from_numpyro import from_numpyro
 from modicum.posterior import Posterior, compare
 from modicum.progress import ProgressEvent
 from modicum.rows import Rows
@@ -84,7 +85,9 @@ __all__ = [
     "datasets",
     "diagnostics",
     "digest",
+    "engines",
     "fit",
+    "from_numpyro",
     "interval",
     "methods",
     "models",

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from modicum.digest import Digest
+from modicum.engines import EngineChoice
 from modicum.errors import ModicumWarning, SettingError, argument, suggestion, warn
 from modicum.methods import Method
 from modicum.models import FAMILIES, BaseModel, GroupTerm, LinearPredictorModel
@@ -61,6 +62,7 @@ def fit(
     checkpoint: str | os.PathLike[str] | None = None,
     parallel: Parallel | None = None,
     starts: int | Sequence[Params] | None = None,
+    engine: EngineChoice | None = None,
 ) -> Posterior:
     """Fit a regression to a table.
 
@@ -99,7 +101,8 @@ def fit(
         What becomes of a row with a missing value in a column that the formula uses: "refuse" it,
         or "drop" it and say how many there were.
     store
-        A folder to keep the encoded rows in, for data that do not fit in memory.
+        A folder to keep the encoded rows in, for data that do not fit in memory. With group terms
+        they are sorted by the factor of the most levels, on disk.
     dtype
         float32 or float64; None: float32 where all floating columns are that narrow, else
         float64.
@@ -107,7 +110,7 @@ def fit(
         Of CSV files.
     method, draws, tune, chains, passes, thin, random_seed, progressbar, checkpoint, parallel
         As in `mo.sample`.
-    starts
+    starts, engine
         As in `mo.sample`.
 
     Returns
@@ -160,6 +163,7 @@ def fit(
         checkpoint=checkpoint,
         parallel=parallel,
         starts=starts,
+        engine=engine,
     )
     return replace(with_formula(post, made, asked), table=data)
 

@@ -37,14 +37,15 @@ class Stream(IntEnum):
     REHEARSAL = 11  # short chains on the pilot rows, before those of the run
     MODE_STARTS = 14  # points from which other modes are looked for
     MODE_ROWS = 15  # rows on which they are
+    COORDINATE_ROWS = 50  # rows by which coordinates of control variates are chosen
     NODE_CHECK = 21  # groups and points at which quadrature is checked
     EFFECTS = 22  # effects of groups that were integrated out
-    LEFT_OUT_ROWS = 50  # rows that are left out, one at a time
-    EVIDENCE = 51  # points at which the evidence is summed up
-    OUTCOMES = 52  # outcomes drawn of the posterior predictive distribution
-    PRIOR_DRAWS = 54  # parameters drawn from their priors
-    CHECKED_ROWS = 53  # rows that stand for all in pictures and checks
-    DIGEST_ROWS = 34  # rows that a digest keeps
+    LEFT_OUT_ROWS = 30  # rows that are left out, one at a time
+    EVIDENCE = 31  # points at which the evidence is summed up
+    OUTCOMES = 32  # outcomes drawn of the posterior predictive distribution
+    PRIOR_DRAWS = 34  # parameters drawn from their priors
+    CHECKED_ROWS = 33  # rows that stand for all in pictures and checks
+    DIGEST_ROWS = 40  # rows that a digest keeps
 
 
 def generator(seed: int, purpose: Stream) -> np.random.Generator:

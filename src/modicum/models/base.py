@@ -14,11 +14,12 @@ from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.tracing import Trace, trace_of
 from modicum.rows import Rows
 
-__all__ = ["BaseModel", "Batch", "Params"]
+__all__ = ["DENSE_LIMIT", "BaseModel", "Batch", "Params"]
 
 Params: TypeAlias = Any  # a pytree of arrays: the unconstrained parameters
 Batch: TypeAlias = Mapping[str, Any]  # field name -> one entry per row
 Labels: TypeAlias = dict[str, tuple[tuple[str, ...], ...]]
+DENSE_LIMIT = 2_000  # parameters up to which Hessians are formed
 
 
 class BaseModel(ABC):
@@ -64,7 +65,7 @@ class BaseModel(ABC):
         del rows
         return theta
 
-    def flat_names(self) -> tuple[str, ...] | None:
+    def flat_names(self, rows: Rows | None = None) -> tuple[str, ...] | None:
         """Return names of the unconstrained numbers; None where those of reported ones serve."""
         return None
 
@@ -97,6 +98,14 @@ class BaseModel(ABC):
         """
         del theta
         return None
+
+    def expansions(self) -> dict[str, str | None]:
+        """Return the parameters that are sampled on a logarithm, and what they are expanded in.
+
+        By the names of the leaves of `theta`. What is a name in `estimators.coordinates.POWERS`;
+        None: the pilot study of HMC-ECS chooses.
+        """
+        return {}
 
     def likelihood_layout(self, theta: Params) -> Params:
         """Return those of the parameters that the likelihood reads: the first, if not all."""

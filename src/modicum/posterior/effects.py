@@ -69,10 +69,23 @@ def effects(
             f"there are no effects of {group!r}{suggestion(group, known)}; "
             + (f"there are those of {', '.join(known)}." if known else "the model has no groups.")
         )
+    if isinstance(levels, str) or hasattr(levels, "columns") or isinstance(levels, Rows):
+        raise SettingError(
+            f"levels must be a list of levels of '{group}', not "
+            f"{'a name' if isinstance(levels, str) else type(levels).__name__}; the rows of the "
+            "fit, where they are needed, are rows=..."
+        )
     if rows is not None:
+        if not isinstance(rows, Rows):
+            raise SettingError(
+                f"rows must be the mo.Rows of the fit, not {type(rows).__name__}; a fit that was "
+                "not loaded from a file knows them."
+            )
         require_rows_of_fit(rows, fit.rows, None, "a table of effects")
-    if isinstance(model, LinearPredictorModel):
-        return _explicit(source, model, rows, group, levels, prob)
+    family = model.family if isinstance(model, IntegratedEffects) else model
+    assert isinstance(family, LinearPredictorModel)
+    if any(term.field == group for term in family.group_terms):
+        return _explicit(source, family, rows, group, levels, prob)
     if rows is None:
         raise SettingError(
             "effects that were integrated out are drawn from the rows of the fit, which a file "
@@ -94,7 +107,7 @@ def effects(
 def group_names(model: object) -> tuple[str, ...]:
     """The factors whose levels have effects."""
     if isinstance(model, IntegratedEffects):
-        return (model.group,)
+        return (model.group, *group_names(model.family))
     if isinstance(model, LinearPredictorModel):
         return tuple(dict.fromkeys(term.field for term in model.group_terms))
     return ()

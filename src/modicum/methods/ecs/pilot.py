@@ -20,20 +20,22 @@ from modicum.designs import DESIGNS, RowFacts, Weighted, WeightTables, draw_on_h
 from modicum.errors import ConvergenceError, ModicumWarning
 from modicum.estimators import GroupTaylor, LinearTaylor, control_variate, proxy
 from modicum.kernels.adaptation import schedule
-from modicum.kernels.base import ControlVariate, Estimator, Move, Pytree, straighten
+from modicum.kernels.base import ControlVariate, Estimator, Move, Pytree, RowDesign, straighten
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Chosen, Plan, Task, Tuning
 from modicum.methods.ecs.base import EnergyConserving
 from modicum.methods.ecs.tuning import (
+    Expansion,
     Pilot,
     Rehearsal,
+    choose_coordinates,
     log_ratios,
     proxy_ratios,
     rehearse,
     study,
 )
-from modicum.methods.groups import of_groups
+from modicum.methods.groups import of_groups, uneven_groups
 from modicum.methods.weights import design_tables, ends_near_the_mode, expected_residuals
 from modicum.models.base import Batch
 from modicum.passes import Anchor
@@ -49,6 +51,7 @@ __all__ = ["Composition", "Study"]
 PILOT_DRAWS, PILOT_ROWS = 32, 20_000
 CANDIDATES = 2_048  # of which pilot draws are resampled
 PILOT_GROUPS, SLOPE_GROUPS = 512, 64  # instead, where groups are integrated out
+COORDINATE_ROWS = 2_048  # by which coordinates of dispersions are judged
 REHEARSED = 4_096  # pilot rows that stand for all in a rehearsal
 NORMAL = 0.5  # sd of log posterior over normal approximation up to which nothing is rehearsed
 
@@ -87,12 +90,18 @@ class Study:
         task, anchor, order = self.task, self.anchor, self.method.order
         self.control_variate = control_variate(task.target, order, self.method.precision)
         # Normal priors are part of the proxy's quadratic, which leaves out its constant.
-        self.folded_prior = folded_prior(task.target, anchor.point)[0]
+        # Of groups the proxy has all of the prior as it is.
+        self.folded_prior = 0.0
+        if not isinstance(task.rows, GroupedRows):
+            self.folded_prior = folded_prior(task.target, anchor.point)[0]
         self.proxy = proxy(anchor, task.target, order)
         # One Newton step from t* is where the posterior is: pilot draws about t* itself would
         # flatter the control variates, whose residuals vanish there.
         self.centre = anchor.factor.T @ (anchor.A + self._prior_slope())
         self.draws = self._pilot_draws()
+        self.expansion = self._expansion()
+        if self.expansion.bend is not None:
+            self.proxy = self.proxy._replace(bend=self.expansion.bend)
         straight = self._straight(self.draws)
         self.design = DESIGNS[self.method.design]()
         facts = self._facts(straight)
@@ -101,8 +110,9 @@ class Study:
         if type(self.design) is not Weighted:
             tables = design_tables(task, self.design, facts)
         self.pilot = self._study(straight, weighted, tables)
+        self.draws_rows: RowDesign = self.design
         if isinstance(task.rows, GroupedRows):
-            self.design, tables = of_groups(self.design, tables, task.rows)
+            self.draws_rows, tables = of_groups(self.design, tables, task.rows)
         self.tables = jax.tree.map(jnp.asarray, tables)
 
     def _straight(self, draws: np.ndarray) -> np.ndarray:
@@ -136,6 +146,22 @@ class Study:
         ratios = proxy_ratios(self.control_variate, self.proxy, self.centre, draws)
         weights = np.exp(ratios - np.max(ratios))
         return np.asarray(draws[rng.choice(number, PILOT_DRAWS, p=weights / weights.sum())])
+
+    def _expansion(self) -> Expansion:
+        """Coordinates of the control variates, by residuals of some rows where it may matter."""
+        rows = self.task.rows
+        rng = generator(self.task.seed, Stream.COORDINATE_ROWS)
+
+        def some() -> Batch:
+            row_ids = np.sort(rng.choice(len(rows), min(len(rows), COORDINATE_ROWS), replace=False))
+            return rows.take(row_ids) | {"probability": np.full(len(row_ids), 1 / len(rows))}
+
+        made = choose_coordinates(
+            self.task.target, self.control_variate, self.anchor, self.proxy, self.draws[:8], some
+        )
+        if made.evaluations:
+            self.task.ledger.add("pilot", made.evaluations, "density")
+        return made
 
     def _facts(self, draws: np.ndarray) -> RowFacts:
         @cache
@@ -207,6 +233,9 @@ class Study:
         """All that a run needs, given the subsample that was chosen."""
         task, method = self.task, self.method
         design: Chosen = {"value": method.design, "why": DESIGNS[method.design].description}
+        uneven = []
+        if isinstance(task.rows, GroupedRows):
+            uneven = uneven_groups(task.rows, parts.subsample)
         return Plan(
             kernel=self.kernel(parts),
             context=self.context(parts),
@@ -215,8 +244,8 @@ class Study:
             rows=place_rows(_members(task.rows), method.memory_limit),
             floats_per_iteration=self.floats_per_iteration(parts),
             start_rows=parts.subsample,
-            tuning=tuning | {"design": design},
-            notes=[*self.anchor.notes, *notes],
+            tuning=tuning | {"design": design} | self.expansion.tuning,
+            notes=[*self.anchor.notes, *notes, *uneven],
         )
 
     def kernel(self, parts: Composition) -> EnergyConservingKernel:
@@ -224,7 +253,7 @@ class Study:
         return EnergyConservingKernel(
             self._with_room(parts.subsample),
             parts.estimator,
-            self.design,
+            self.draws_rows,
             _move(self.method),
             parts.subsample,
             parts.blocks,
