@@ -213,9 +213,9 @@ def test_one_class_is_refused():
 
 # These have 15 rows, some of weight 0, and 30 columns, and ask for seven equal digits. Weighted and
 # repeated rows have the same priors to 1e-15, but their sums are rounded otherwise: by steps of HMC
-# in so wide a posterior that grows to the seventh digit (Poisson), or, where columns give classes or
-# real outcomes away, to the Monte Carlo error. With more rows than columns all draws agree to 1e-5
-# (`test_weights_count_rows`).
+# in so wide a posterior that grows to the seventh digit (Poisson), or, where columns give classes
+# or real outcomes away, to the Monte Carlo error. With more rows than columns all draws agree to
+# 1e-5 (`test_weights_count_rows`).
 CHAINS = {
     f"check_sample_weight_equivalence_on_{kind}_data": (
         "more columns than rows: chains are as sensitive to rounding as to their random numbers"
