@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from modicum.errors import SettingError
+from modicum.errors import SettingError, argument
 from modicum.models.base import DENSE_LIMIT, BaseModel
 from modicum.models.families import Softmax
 from modicum.models.groups import INTERCEPT, GroupTerm, tidy_groups
@@ -81,7 +81,7 @@ def multilevel(
     beside = size - len(rows.levels[largest]) * sum(len(term.effects) for term in inner)
     obstacle = _obstacle(family, inner, beside)
     if how == "integrate" and obstacle is not None:
-        raise SettingError(f"{obstacle}; use groups='explicit'.")
+        raise SettingError(f"{obstacle}; use {argument('groups', 'explicit')}.")
     thin = size > DENSE_LIMIT or needed > MOST_ROWS
     if how == "integrate" or (how is None and thin and obstacle is None):
         why = (
@@ -95,9 +95,12 @@ def multilevel(
         return Multilevel(_integrated(family, inner, outer), "integrate", why)
     if size > DENSE_LIMIT:
         reason = "" if obstacle is None else f", and {obstacle}"
+        remedy = f"integrate effects out by {argument('groups', 'integrate')}"
+        if obstacle is not None:
+            remedy = "leave the group of the most levels out, or merge levels"
         raise SettingError(
             f"the model would hold {size:,} parameters explicitly, which is possible up to "
-            f"{DENSE_LIMIT:,}{reason}; leave the group of the most levels out, or merge levels."
+            f"{DENSE_LIMIT:,}{reason}; {remedy}."
         )
     why = "set by hand" if how else f"{size:,} parameters for {len(rows):,} rows are few"
     return Multilevel(replace(family, groups=tuple(terms)), "explicit", why)
