@@ -99,6 +99,14 @@ class BaseModel(ABC):
         del theta
         return None
 
+    def expansions(self) -> dict[str, str | None]:
+        """Return the parameters that are sampled on a logarithm, and what they are expanded in.
+
+        By the names of the leaves of `theta`. What is a name in `estimators.coordinates.POWERS`;
+        None: the pilot study of HMC-ECS chooses.
+        """
+        return {}
+
     def likelihood_layout(self, theta: Params) -> Params:
         """Return those of the parameters that the likelihood reads: the first, if not all."""
         return theta

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from modicum.errors import DataError, SettingError, is_number, whole_number
+from modicum.ledger import Ledger
 from modicum.models import IntegratedEffects
 from modicum.models.base import BaseModel
 from modicum.models.own import Model
 from modicum.models.prediction import ModelPredictor, rebuild
-from modicum.models.prior_draws import prior_draws
+from modicum.models.prior_draws import log_priors, prior_draws
 from modicum.posterior.alignment import (
     AlignedRows,
     Batch,
@@ -31,10 +33,29 @@ from modicum.posterior.checking.leave_one_out import Subject, leave_one_out
 from modicum.posterior.checking.marginal import Comparison, Expected, contrast, marginal
 from modicum.posterior.checking.population import Population
 from modicum.posterior.checking.population import population as population_of
-from modicum.posterior.checking.predictive import OutcomeDraws, equal_draws, outcome_array
+from modicum.posterior.checking.predictive import (
+    OutcomeDraws,
+    density_array,
+    equal_draws,
+    outcome_array,
+)
 from modicum.posterior.checking.predictive_check import PredictiveCheck, predictive_check
-from modicum.posterior.correction import Fit, correct, require_correctable
-from modicum.posterior.datatree import to_datatree, weight_name
+from modicum.posterior.checking.sensitivity import sensitivity
+from modicum.posterior.correction import (
+    Fit,
+    correct,
+    exact_log_posterior,
+    require_correctable,
+)
+from modicum.posterior.datatree import (
+    MOST_DRAWS,
+    PRIOR_DRAWS,
+    SampledGroups,
+    add_groups,
+    to_datatree,
+    weight_name,
+    write_netcdf,
+)
 from modicum.posterior.draws import Draws, check_interval, thinned
 from modicum.posterior.effects import effects, known_effects, known_groups, with_groups
 from modicum.posterior.guards import Warnings
@@ -132,9 +153,63 @@ class Posterior(Draws):
         """
         return summarise(self, names, prob)
 
-    def to_datatree(self) -> xr.DataTree:
-        """Convert to an ArviZ DataTree, with dimensions named and labelled."""
-        return to_datatree(self, self.settings, self.warnings)
+    def to_datatree(self, sample: int = 500, random_seed: int = 0) -> xr.DataTree:
+        """Convert to an ArviZ DataTree, with dimensions named and labelled.
+
+        Groups: `posterior`, `sample_stats`; where the model is known `log_prior`, and `prior` if
+        it can be drawn from; where the rows are at hand, of a random sample of them,
+        `observed_data`, `log_likelihood`, `posterior_predictive` and `prior_predictive`.
+
+        Parameters
+        ----------
+        sample
+            Rows of the sample; 0: posterior and statistics alone, which takes no time.
+        random_seed
+            Of the sample, and of what is drawn.
+        """
+        whole_number("sample", sample, 0)
+        tree = to_datatree(self, self.settings, self.warnings)
+        if sample and not self.weighted and self.restore_predictor() is not None:
+            add_groups(tree, self._sampled_groups(sample, random_seed))
+        return tree
+
+    def to_netcdf(self, path: str | os.PathLike[str], sample: int = 500) -> None:
+        """Write the DataTree to a netCDF file, which ArviZ reads; see `to_datatree`.
+
+        It needs h5netcdf or netCDF4.
+        """
+        write_netcdf(self.to_datatree(sample), path)
+
+    def _sampled_groups(self, sample: int, seed: int) -> SampledGroups:
+        fit = self._fit()
+        every = max(1, -(-self.chains * self.num_draws // MOST_DRAWS))
+        kept = {name: x[:, ::every] for name, x in self.draws.items()}
+        groups = SampledGroups(kept, every)
+        groups.log_prior = log_priors(fit.model, kept)
+        shapes = {name: x.shape[2:] for name, x in self.draws.items()}
+        with suppress(SettingError):  # of a flat prior, say
+            rng = generator(seed, Stream.PRIOR_DRAWS)
+            groups.prior = prior_draws(fit.model, shapes, PRIOR_DRAWS, rng)
+        if self.rows is None or "y" not in self.rows.fields:
+            return groups
+        ids = np.sort(random_rows(len(self.rows), sample, seed))
+        some = AlignedRows(self.rows.subset(ids), tuple(self.rows.fields))
+        groups.observed, groups.row_ids = some.rows.slice(0, len(ids))["y"], ids
+        whole = {name: x.reshape(-1, *x.shape[2:]) for name, x in kept.items()}
+        predictor = ModelPredictor(fit.model)
+        if not isinstance(fit.model, IntegratedEffects):  # of which groups have likelihoods
+            groups.log_likelihood = density_array(predictor, whole, some)
+        with suppress(SettingError):  # of a model that draws no outcomes
+            some, known = with_groups(some, fit.model, None)
+            effects = None
+            if known and isinstance(fit.model, IntegratedEffects):
+                effects = known_effects(whole, fit, self.rows, some)
+            source = OutcomeDraws(whole, predictor, effects)
+            groups.posterior_predictive = outcome_array(source, some, seed, None)
+            if groups.prior is not None:
+                before = OutcomeDraws(groups.prior, predictor)
+                groups.prior_predictive = outcome_array(before, some, seed, None)
+        return groups
 
     def predict(
         self,
@@ -683,6 +758,45 @@ class Posterior(Draws):
             column, data, draws, subsample, random_seed, groups
         )
         return contrast(rows, expected, weights, column, between, comparison, prob)
+
+    def sensitivity(self, data: RowsLike | None = None, progressbar: bool = True) -> pd.DataFrame:
+        """Say how much prior and likelihood each decide, by raising either to a power.
+
+        Parameters
+        ----------
+        data
+            The rows of the fit, or their table: for a pass at all draws. None: the log-density
+            that the chain recorded is used, which costs nothing; methods that record none need
+            the rows.
+        progressbar
+            Whether to show progress on that pass.
+
+        Returns
+        -------
+        DataFrame
+            Of each scalar: sensitivity to the `prior` and to the `likelihood`, and ArviZ's
+            `diagnosis`. Above 0.05 something matters: a prior sensitivity alone says that the
+            prior is strong, or the data weak; both say that prior and data may disagree.
+
+        Examples
+        --------
+        >>> import numpy as np, modicum as mo
+        >>> rng = np.random.default_rng(1)
+        >>> draws = rng.normal(0, 1, size=(2, 500, 1))  # of the prior: the data said nothing
+        >>> log_density = -0.5 * draws[..., 0] ** 2
+        >>> post = mo.Posterior({"beta": draws}, {"lp": log_density}, mo.Ledger(rows=1))
+        >>> model = mo.models.Logistic(prior_scale=1.0, intercept=False)
+        >>> post.predictor = mo.models.prediction.ModelPredictor(model)
+        >>> post.sensitivity()["prior"].item() > 0.05
+        True
+        """
+        model = self._fit().model
+        if data is None and "lp" in self.stats:
+            return sensitivity(self, model, self.stats["lp"])
+        _, fit, rows = self.subject(data, "a sensitivity")
+        ledger = Ledger(rows=len(rows))
+        exact = exact_log_posterior(ledger, fit, rows, self.draws, progressbar)
+        return sensitivity(self, model, exact)
 
     def _averages(
         self,

@@ -26,8 +26,10 @@ from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Chosen, Plan, Task, Tuning
 from modicum.methods.ecs.base import EnergyConserving
 from modicum.methods.ecs.tuning import (
+    Expansion,
     Pilot,
     Rehearsal,
+    choose_coordinates,
     log_ratios,
     proxy_ratios,
     rehearse,
@@ -49,6 +51,7 @@ __all__ = ["Composition", "Study"]
 PILOT_DRAWS, PILOT_ROWS = 32, 20_000
 CANDIDATES = 2_048  # of which pilot draws are resampled
 PILOT_GROUPS, SLOPE_GROUPS = 512, 64  # instead, where groups are integrated out
+COORDINATE_ROWS = 2_048  # by which coordinates of dispersions are judged
 REHEARSED = 4_096  # pilot rows that stand for all in a rehearsal
 NORMAL = 0.5  # sd of log posterior over normal approximation up to which nothing is rehearsed
 
@@ -96,6 +99,9 @@ class Study:
         # flatter the control variates, whose residuals vanish there.
         self.centre = anchor.factor.T @ (anchor.A + self._prior_slope())
         self.draws = self._pilot_draws()
+        self.expansion = self._expansion()
+        if self.expansion.bend is not None:
+            self.proxy = self.proxy._replace(bend=self.expansion.bend)
         straight = self._straight(self.draws)
         self.design = DESIGNS[self.method.design]()
         facts = self._facts(straight)
@@ -140,6 +146,22 @@ class Study:
         ratios = proxy_ratios(self.control_variate, self.proxy, self.centre, draws)
         weights = np.exp(ratios - np.max(ratios))
         return np.asarray(draws[rng.choice(number, PILOT_DRAWS, p=weights / weights.sum())])
+
+    def _expansion(self) -> Expansion:
+        """Coordinates of the control variates, by residuals of some rows where it may matter."""
+        rows = self.task.rows
+        rng = generator(self.task.seed, Stream.COORDINATE_ROWS)
+
+        def some() -> Batch:
+            row_ids = np.sort(rng.choice(len(rows), min(len(rows), COORDINATE_ROWS), replace=False))
+            return rows.take(row_ids) | {"probability": np.full(len(row_ids), 1 / len(rows))}
+
+        made = choose_coordinates(
+            self.task.target, self.control_variate, self.anchor, self.proxy, self.draws[:8], some
+        )
+        if made.evaluations:
+            self.task.ledger.add("pilot", made.evaluations, "density")
+        return made
 
     def _facts(self, draws: np.ndarray) -> RowFacts:
         @cache
@@ -222,7 +244,7 @@ class Study:
             rows=place_rows(_members(task.rows), method.memory_limit),
             floats_per_iteration=self.floats_per_iteration(parts),
             start_rows=parts.subsample,
-            tuning=tuning | {"design": design},
+            tuning=tuning | {"design": design} | self.expansion.tuning,
             notes=[*self.anchor.notes, *notes, *uneven],
         )
 
