@@ -224,6 +224,14 @@ class IntegratedEffects(BaseModel):
         """Return the rows as groups; a sentence for those that are none."""
         if isinstance(rows, GroupedRows):
             return rows
+        if rows.coding is not None and any(
+            term.field == self.group and term.scale is None for term in rows.coding.terms
+        ):
+            raise DataError(
+                f"the levels of '{self.group}' are columns of the rows, and cannot be groups as "
+                f"well; give them as numbers, mo.Rows(x=..., y=..., {self.group}=numbers), or "
+                "use mo.fit with a group term."
+            )
         groups = GroupedRows(rows, GroupIndex.of(rows, self.group))
         if len(groups) < 2:
             raise DataError(

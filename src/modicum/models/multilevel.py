@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from modicum.errors import SettingError, argument
 from modicum.models.base import DENSE_LIMIT, BaseModel
 from modicum.models.families import Softmax
-from modicum.models.groups import INTERCEPT, GroupTerm, tidy_groups
+from modicum.models.groups import INTERCEPT, GroupTerm, common_columns, tidy_groups
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors import LKJ, HalfNormal, Horseshoe, Prior
@@ -73,7 +73,8 @@ def multilevel(
     if how not in (None, "explicit", "integrate"):
         raise SettingError(f"groups must be 'explicit' or 'integrate', not {how!r}.")
     terms = tidy_groups(terms)  # an effect that is there twice is refused
-    size = len(rows.columns) + sum(len(rows.levels[t.field]) * len(t.effects) for t in terms)
+    common = len(common_columns(terms, rows))
+    size = common + sum(len(rows.levels[t.field]) * len(t.effects) for t in terms)
     needed = ROWS_NEEDED * size**3 / len(rows)
     largest = max(terms, key=lambda term: len(rows.levels[term.field])).field
     inner = [term for term in terms if term.field == largest]
