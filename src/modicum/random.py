@@ -36,6 +36,8 @@ class Stream(IntEnum):
     REHEARSAL = 11  # short chains on the pilot rows, before those of the run
     MODE_STARTS = 14  # points from which other modes are looked for
     MODE_ROWS = 15  # rows on which they are
+    STUDY_DRAWS = 30  # points at which residuals are studied, the same in every run
+    STUDY_ROWS = 31  # rows whose residuals are studied there, the same in every run
     NODE_CHECK = 21  # groups and points at which quadrature is checked
 
 

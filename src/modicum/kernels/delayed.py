@@ -20,6 +20,7 @@ from modicum.kernels.base import Draw, LogPosterior, Pytree, straighten, unwhite
 from modicum.kernels.energy_conserving import (
     EnergyConservingContext,
     EnergyConservingKernel,
+    certain_rows,
     replace_blocks,
 )
 from modicum.kernels.moves import at_point
@@ -133,7 +134,8 @@ class DelayedAcceptanceKernel:
             "acceptance_rate_exact": jnp.minimum(1.0, jnp.exp(jnp.minimum(log_ratio, 0.0))),
             "rows_touched": context.n
             + kernel.refreshes * kernel.block
-            + kernel.subsample * (steps + 2),
+            + kernel.subsample * (steps + 2)
+            + certain_rows(context.surrogate) * (steps + 1),
             **kernel.estimator.describe(values, state.present, context.surrogate.estimator),
             **info._asdict(),
             "acceptance_rate": rates,
