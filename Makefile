@@ -76,7 +76,7 @@ parts: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet -e '.[docs]'
-	$(BIN)/mkdocs build --strict
+	$(BIN)/sphinx-build -W --keep-going -b html docs site
 
 clean:
 	rm -rf .venv .venv-lowest build dist site .pytest_cache .mypy_cache .ruff_cache .coverage

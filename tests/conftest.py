@@ -36,6 +36,7 @@ COMPILING = (  # where tests run chains, or compile much: folders and files
     *("test_sample.py", "test_cli.py", "test_readme.py", "test_extending.py", "test_progress.py"),
     *("test_taylor.py", "test_block_poisson.py", "test_bounds.py"),
     *("test_networks.py", "test_network_posterior.py", "test_wrapped.py", "test_posteriordb.py"),
+    *("test_constraints.py", "test_own.py", "test_from_numpyro.py"),
 )
 
 

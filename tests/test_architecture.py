@@ -26,11 +26,13 @@ ORDER = (  # from the top down; packages of one line may use each other
     ("sklearn",),
     ("fit",),
     ("sample", "log_posterior", "plots", "priors"),
+    ("digest",),
     ("methods",),
     ("posterior",),
     ("datasets",),
     ("estimators",),
     ("run",),
+    ("engines",),
     ("passes",),
     ("kernels",),
     ("models",),
@@ -45,6 +47,7 @@ PUBLIC_MODULES = (  # the names in their `__all__` are public, and nothing else 
     "modicum.cli",
     "modicum.datasets",
     "modicum.diagnostics",
+    "modicum.engines",
     "modicum.errors",
     "modicum.methods",
     "modicum.models",
@@ -57,7 +60,7 @@ PUBLIC_MODULES = (  # the names in their `__all__` are public, and nothing else 
 
 ONLY_SOME_RUNS = (  # what `import modicum` must not wait for
     *("matplotlib", "rich", "typer", "pyarrow", "polars", "pandas", "xarray", "arviz"),
-    *("arviz_stats", "numpyro", "statsmodels", "sklearn", "flax", "equinox", "modicum_lab"),
+    *("arviz_stats", "numpyro", "statsmodels", "sklearn", "flax", "equinox", "modicum_lab", "ray"),
 )
 
 SRC = Path(__file__).resolve().parents[1] / "src"

@@ -57,7 +57,7 @@ def test_a_family(monkeypatch):
     rng = np.random.default_rng(1)
     x = rng.normal(size=(4_000, 1))
     rows = mo.Rows(x=x, y=rng.exponential(np.exp(-0.3 - 0.5 * x[:, 0])))
-    model = build_model("waiting-times", None, intercept=True, scale=None, df=None)
+    model = build_model("waiting-times", {"intercept": True, "scale": None})
     post = mo.sample(model, rows, method="hmc-ecs", **RUN)
     by_all = mo.sample(model, rows, method="nuts", **RUN)
     assert disagreements(flat_draws(post), flat_draws(by_all)) == []

@@ -14,7 +14,7 @@ QUICK = [
     ROOT / "README.md",
     *(ROOT / "docs" / f"{name}.md" for name in ("models", "results", "rows")),
 ]
-PAGES = sorted({*(ROOT / "docs").glob("*.md")} - {*QUICK})
+PAGES = sorted({*(ROOT / "docs").glob("*.md")} - {*QUICK})  # tutorials run when docs are built
 
 
 def snippets(page: Path) -> list[tuple[str, str]]:

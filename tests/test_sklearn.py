@@ -91,16 +91,19 @@ def test_sparse_columns_are_dense_ones(late, binary):
 
 
 @pytest.mark.slow
-def test_weights_count_rows(binary):
-    """A row of weight 2 is two rows; and one of weight 0 is none."""
+@pytest.mark.parametrize("kind", [LogisticRegression, LinearRegression, PoissonRegressor])
+def test_weights_count_rows(kind, binary):
+    """A row of weight 2 is two rows; and one of weight 0 is none: chains are the same."""
     X, y = binary
+    y = y if kind is LogisticRegression else (y == "late") * 1.0
     weight = np.arange(N) % 3
-    weighted = LogisticRegression(**SHORT).fit(X, y, sample_weight=weight)
-    repeated = LogisticRegression(**SHORT).fit(np.repeat(X, weight, axis=0), np.repeat(y, weight))
-    error = np.hypot(*(mcse(fit.posterior_["beta"]) for fit in (weighted, repeated)))
-    assert np.all(np.abs(weighted.coef_ - repeated.coef_)[0] < TIMES * error)
-    plain = LogisticRegression(**SHORT).fit(X, y)  # the negative control
-    assert np.any(np.abs(plain.coef_ - repeated.coef_)[0] > TIMES * error)
+    weighted = kind(**SHORT).fit(X, y, sample_weight=weight)
+    repeated = kind(**SHORT).fit(np.repeat(X, weight, axis=0), np.repeat(y, weight))
+    np.testing.assert_allclose(weighted.coef_, repeated.coef_, atol=1e-6)
+    draws = (fit.posterior_["beta"] for fit in (weighted, repeated))
+    np.testing.assert_allclose(*draws, atol=1e-5)
+    plain = kind(**SHORT).fit(X, y)  # the negative control
+    assert np.max(np.abs(plain.coef_ - repeated.coef_)) > 1e-3
 
 
 def test_frames_with_categories(binary):
@@ -154,7 +157,7 @@ def test_outcomes_without_noise_are_fitted_and_told():
 
 
 @pytest.mark.slow
-def test_counts_over_exposures_are_counts():
+def test_counts_over_exposures_are_counts(tmp_path):
     """y = counts / exposure weighted by exposure has the posterior of counts with an offset."""
     batch = poisson_rows(N).slice(0, N)
     X, exposure = batch["x"], np.exp(batch["offset"])
@@ -166,6 +169,11 @@ def test_counts_over_exposures_are_counts():
     error = np.hypot(mcse(fit.posterior_["beta"]), mcse(truth["beta"]))
     assert np.all(np.abs(fit.coef_ - truth.mean("beta")) < TIMES * error)
     assert 0 < fit.score(X, batch["y"] / exposure, sample_weight=exposure) < 1
+    fit.posterior_.save(tmp_path / "saved")
+    loaded = mo.Posterior.load(tmp_path / "saved")
+    np.testing.assert_allclose(loaded.predict({"x": X}, draws=1000).mean, fit.predict(X))
+    mean, std = fit.predict(X, return_std=True)
+    assert np.all(std > np.sqrt(mean))  # a Poisson outcome's, and that of its rate
     plain = PoissonRegressor(**SHORT).fit(X, batch["y"] / exposure)  # the negative control
     assert np.any(np.abs(plain.coef_ - truth.mean("beta")) > TIMES * error)
 
@@ -177,8 +185,11 @@ def test_any_family_of_numbers():
     y = rng.gamma(3.0, np.exp(0.5 + 0.3 * X[:, 0]) / 3)
     fit = Regressor(mo.models.Gamma(), **SHORT).fit(X, y)
     assert abs(fit.coef_[0] - 0.3) < 0.2
-    with pytest.raises(mo.SettingError, match="return_std is for real outcomes"):
-        fit.predict(X, return_std=True)
+    mean, std = fit.predict(X, return_std=True)
+    np.testing.assert_allclose(mean, fit.predict(X))
+    shape = fit.posterior_.mean("shape")
+    np.testing.assert_allclose(std, mean / np.sqrt(shape), rtol=0.1)  # and a bit for the mean's
+    assert np.all(std > mean * np.sqrt(1 / shape))
 
 
 @pytest.mark.parametrize(
@@ -200,10 +211,15 @@ def test_one_class_is_refused():
         LogisticRegression().fit(np.eye(3), ["a", "a", "a"])
 
 
-# These compare predictions to seven digits, of chains whose sums are rounded otherwise, and that
-# see fewer rows than columns. `test_weights_count_rows` compares posteriors, to Monte Carlo error.
+# These have 12 rows of weight, 30 columns and no pattern: the columns give classes and real
+# outcomes away, the posterior has a spike (of the noise's scale) or no scale at all (of softmax
+# coefficients but for their prior), and chains there make errors of the last digit, from sums in
+# another order, as large as their Monte Carlo error. Priors and modes agree to 1e-13; and with more
+# rows than columns all draws do, to 1e-5 (`test_weights_count_rows`).
 CHAINS = {
-    f"check_sample_weight_equivalence_on_{kind}_data": "chains agree to Monte Carlo error only"
+    f"check_sample_weight_equivalence_on_{kind}_data": (
+        "more columns than rows: chains are as sensitive to rounding as to their random numbers"
+    )
     for kind in ("dense", "sparse")
 }
 
@@ -213,4 +229,5 @@ CHAINS = {
     "kind", [LogisticRegression, LinearRegression, PoissonRegressor, Regressor]
 )
 def test_scikit_learns_own_checks(kind):
-    check_estimator(kind(**SHORTEST), expected_failed_checks=CHAINS)
+    expected = {} if kind is PoissonRegressor else CHAINS
+    check_estimator(kind(**SHORTEST), expected_failed_checks=expected)

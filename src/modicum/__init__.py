@@ -2,7 +2,8 @@
 
 from importlib.metadata import version
 
-from modicum import datasets, diagnostics, methods, models, priors, rows
+from modicum import datasets, diagnostics, engines, methods, models, priors, rows
+from modicum.digest import Digest, digest
 from modicum.errors import (
     ConvergenceError,
     DataError,
@@ -30,7 +31,15 @@ from modicum.methods.sgmcmc.named import (
 )
 from modicum.methods.sgmcmc.step_size import Decay
 from modicum.models import Model
-from modicum.posterior import Posterior
+from modicum.models.constraints import (
+    cholesky_corr,
+    interval,
+    ordered,
+    positive,
+    simplex,
+)
+from modicum.models.from_numpyro import from_numpyro
+from modicum.posterior import Posterior, compare
 from modicum.progress import ProgressEvent
 from modicum.rows import Rows
 from modicum.sample import sample
@@ -55,6 +64,7 @@ __all__ = [
     "ConvergenceError",
     "DataError",
     "Decay",
+    "Digest",
     "FlyMC",
     "Ledger",
     "LogPosterior",
@@ -70,12 +80,21 @@ __all__ = [
     "SignedHMCECS",
     "StochasticGradient",
     "__version__",
+    "cholesky_corr",
+    "compare",
     "datasets",
     "diagnostics",
+    "digest",
+    "engines",
     "fit",
+    "from_numpyro",
+    "interval",
     "methods",
     "models",
+    "ordered",
+    "positive",
     "priors",
     "rows",
     "sample",
+    "simplex",
 ]

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from modicum.digest import Digest
+from modicum.engines import EngineChoice
 from modicum.errors import ModicumWarning, SettingError, argument, suggestion, warn
 from modicum.methods import Method
 from modicum.models import FAMILIES, BaseModel, GroupTerm, LinearPredictorModel
@@ -32,6 +34,7 @@ __all__ = ["FormulaModel", "Table", "family_named", "fit", "model_for"]
 
 Table: TypeAlias = (
     "pd.DataFrame | pl.DataFrame | pa.Table | dataset.Dataset | str | os.PathLike[str] | Rows"
+    " | Digest"
 )
 
 
@@ -59,6 +62,7 @@ def fit(
     checkpoint: str | os.PathLike[str] | None = None,
     parallel: Parallel | None = None,
     starts: int | Sequence[Params] | None = None,
+    engine: EngineChoice | None = None,
 ) -> Posterior:
     """Fit a regression to a table.
 
@@ -79,7 +83,8 @@ def fit(
         ``"wins | trials(games) ~ team"`` fills the field `trials`.
     data
         A pandas or polars data frame, an Arrow table or dataset, a path or glob of Parquet, CSV
-        or Feather files, or a row store (or `mo.Rows`), whose columns go by their names.
+        or Feather files, or a row store (or `mo.Rows`), whose columns go by their names; or a
+        digest (`mo.digest(post, table)`) of the same formula, for other priors without the data.
     family
         A name ("logistic", "gaussian", "poisson" ...), a family (`mo.models.Poisson`), or one
         with settings (`mo.models.StudentT(df=3)`). An outcome of two levels is logistic: the
@@ -96,7 +101,8 @@ def fit(
         What becomes of a row with a missing value in a column that the formula uses: "refuse" it,
         or "drop" it and say how many there were.
     store
-        A folder to keep the encoded rows in, for data that do not fit in memory.
+        A folder to keep the encoded rows in, for data that do not fit in memory. With group terms
+        they are sorted by the factor of the most levels, on disk.
     dtype
         float32 or float64; None: float32 where all floating columns are that narrow, else
         float64.
@@ -104,7 +110,7 @@ def fit(
         Of CSV files.
     method, draws, tune, chains, passes, thin, random_seed, progressbar, checkpoint, parallel
         As in `mo.sample`.
-    starts
+    starts, engine
         As in `mo.sample`.
 
     Returns
@@ -125,21 +131,27 @@ def fit(
     >>> len(post.predict(pd.DataFrame({"ward": ["c"], "dose": [0.5]})))
     1
     """
-    made = read_formula(
-        formula,
-        data,
-        offset=offset,
-        weight=weights,
-        missing=missing,
-        store=store,
-        dtype=dtype,
-        text_encoding=encoding,
-        progressbar=progressbar,
-    )
-    asked = model_for(made.rows, family, priors, groups)
+    if isinstance(data, Digest):
+        _check_digest(formula, data, (weights, offset, store, dtype), missing)
+        made = TableRows(data.pool.rows, 0)
+        has_groups = bool(FormulaEncoding.from_dict(data.schema.origin or {}).groups)
+        asked = model_for(made.rows, family, priors, "explicit" if has_groups else groups)
+    else:
+        made = read_formula(
+            formula,
+            data,
+            offset=offset,
+            weight=weights,
+            missing=missing,
+            store=store,
+            dtype=dtype,
+            text_encoding=encoding,
+            progressbar=progressbar,
+        )
+        asked = model_for(made.rows, family, priors, groups)
     post = sample(
         asked.model,
-        made.rows,
+        data if isinstance(data, Digest) else made.rows,
         method=method,
         draws=draws,
         tune=tune,
@@ -151,8 +163,29 @@ def fit(
         checkpoint=checkpoint,
         parallel=parallel,
         starts=starts,
+        engine=engine,
     )
-    return with_formula(post, made, asked)
+    return replace(with_formula(post, made, asked), table=data)
+
+
+def _check_digest(formula: str, data: Digest, others: tuple[object, ...], missing: object) -> None:
+    """Refuse a digest of another formula, and what was decided when it was made."""
+    origin = data.schema.origin
+    if origin is None:
+        raise SettingError(
+            "the digest was not made of a formula; sample it with mo.sample(model, digest)."
+        )
+    made = FormulaEncoding.from_dict(origin).formula
+    if "".join(str(formula).split()) != "".join(made.split()):
+        raise SettingError(
+            f"the digest was made for the formula {made!r}, and the likelihood of another needs "
+            "the data: give that formula, or the table."
+        )
+    if others != (None,) * len(others) or missing != "refuse":
+        raise SettingError(
+            "a digest has its offset, weights, type and missing values as the fit had them: leave "
+            "these arguments out."
+        )
 
 
 class FormulaModel(NamedTuple):

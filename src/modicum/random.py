@@ -8,7 +8,7 @@ of another version changes a draw.
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, unique
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ __all__ = ["IMPL", "Stream", "chain_keys", "fresh_seed", "generator", "key", "ty
 IMPL = "threefry2x32"
 
 
+@unique
 class Stream(IntEnum):
     """What random numbers of the host are for. A number that is in use stays what it is."""
 
@@ -36,9 +37,17 @@ class Stream(IntEnum):
     REHEARSAL = 11  # short chains on the pilot rows, before those of the run
     MODE_STARTS = 14  # points from which other modes are looked for
     MODE_ROWS = 15  # rows on which they are
-    STUDY_DRAWS = 30  # points at which residuals are studied, the same in every run
-    STUDY_ROWS = 31  # rows whose residuals are studied there, the same in every run
+    COORDINATE_ROWS = 50  # rows by which coordinates of control variates are chosen
     NODE_CHECK = 21  # groups and points at which quadrature is checked
+    EFFECTS = 22  # effects of groups that were integrated out
+    LEFT_OUT_ROWS = 30  # rows that are left out, one at a time
+    EVIDENCE = 31  # points at which the evidence is summed up
+    OUTCOMES = 32  # outcomes drawn of the posterior predictive distribution
+    PRIOR_DRAWS = 34  # parameters drawn from their priors
+    CHECKED_ROWS = 33  # rows that stand for all in pictures and checks
+    DIGEST_ROWS = 40  # rows that a digest keeps
+    STUDY_DRAWS = 60  # points at which residuals are studied, the same in every run
+    STUDY_ROWS = 61  # rows whose residuals are studied there, the same in every run
 
 
 def generator(seed: int, purpose: Stream) -> np.random.Generator:

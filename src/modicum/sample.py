@@ -14,6 +14,8 @@ import jax
 import numpy as np
 
 from modicum.diagnostics.convergence import load_soon
+from modicum.digest import Digest
+from modicum.engines import EngineChoice, engine_for
 from modicum.errors import (
     ModicumWarning,
     SettingError,
@@ -22,13 +24,13 @@ from modicum.errors import (
     whole_number,
 )
 from modicum.ledger import Ledger
-from modicum.methods import DEFAULT, Method, default_plan, resolve
-from modicum.methods.base import Plan, Task
-from modicum.methods.groups import with_fixed_nodes
+from modicum.methods import DEFAULT, METHODS, Method, default_plan, resolve
+from modicum.methods.base import Coordinates, Plan, Task
+from modicum.methods.groups import quadrature_doubts, with_fixed_nodes
 from modicum.models import BaseModel, Target
 from modicum.models.base import Params
 from modicum.models.prediction import ModelPredictor
-from modicum.passes import LocalEngine, ModeRecord, Starts, Sums
+from modicum.passes import ModeRecord, Starts, Sums
 from modicum.passes.mode import DENSE_LIMIT
 from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
 from modicum.posterior.labels import scalar_names, tidy_labels
@@ -58,7 +60,7 @@ CAPTURED = 64 * 2**20  # bytes of arrays in a model's functions from which compi
 @in_double_precision
 def sample(
     model: BaseModel,
-    rows: Rows,
+    rows: Rows | Digest,
     *,
     method: str | Method | None = None,
     draws: int | None = None,
@@ -71,6 +73,7 @@ def sample(
     checkpoint: str | os.PathLike[str] | None = None,
     parallel: Parallel | None = None,
     starts: int | Sequence[Params] | None = None,
+    engine: EngineChoice | None = None,
 ) -> Posterior:
     """Draw from the posterior of `model` given `rows`.
 
@@ -79,7 +82,8 @@ def sample(
     model
         A family (`mo.models.Logistic()` ...) or a model of your own (`mo.Model`).
     rows
-        The data: `mo.Rows(...)`, `mo.Rows.from_table(...)` or `mo.Rows.open(...)`.
+        The data: `mo.Rows(...)`, `mo.Rows.from_table(...)` or `mo.Rows.open(...)`; or what
+        `mo.digest` kept of them, which HMC-ECS, HMC and NUTS take.
     method
         A name ("hmc-ecs", "flymc", "nuts", "hmc", "sgld", "ewsg" ...) or an object with settings
         (`mo.HMCECS(design="uniform")`). By default HMC-ECS, which touches a few hundred rows per
@@ -114,6 +118,9 @@ def sample(
         of your own, a list of parameters in the layout of the model's `init`. HMC and NUTS start
         chains at every mode that holds at least 1% of the posterior, by Laplace's approximation;
         for the other methods a warning says what they leave out.
+    engine
+        Who makes the passes over all rows: `mo.engines.Local()`, the default, or the workers of a
+        cluster, `mo.engines.Ray(address=...)`. Draws do not depend on it.
 
     Returns
     -------
@@ -136,13 +143,20 @@ def sample(
     refuse_forked()
     _check_arguments(model, rows, parallel)
     chosen = resolve(DEFAULT if method is None else method)
+    if isinstance(rows, Digest):
+        _check_digest(chosen, starts)
     tune, draws = _lengths(chosen, rows, draws, tune, chains, passes, thin)
     started = time.monotonic()
     seed = _seed(random_seed, checkpoint)
-    units = model.units(rows)
-    ledger = Ledger(rows=len(units), unit="group" if isinstance(units, GroupedRows) else "row")
-    target, start = Target.of(model, units, ledger)
-    where = _starts(target, units, starts)
+    passing = engine_for(engine, progressbar)
+    if isinstance(rows, Digest):
+        target, start, units, rest = rows.ready(model)
+        ledger, where = Ledger(rows=len(rows)), Starts()
+    else:
+        units, rest = model.units(rows), None
+        ledger = Ledger(rows=len(units), unit="group" if isinstance(units, GroupedRows) else "row")
+        target, start = Target.of(model, units, ledger)
+        where = _starts(target, units, starts)
     folder = None
     if checkpoint is not None:
         _check_tracer(target, checkpoint)
@@ -151,14 +165,17 @@ def sample(
             checkpoint, _identity(target, start, where, rows, chosen, *run_length, seed)
         )
     with folder or nullcontext(), stoppable(), within_limits():
-        sums = Sums(target, units, LocalEngine(progressbar=progressbar), ledger)
+        sums = Sums(target, units, passing, ledger, rest)
         names = _flat_names(target, units)
         length = (draws * thin, tune * thin, chains)
         task = Task(target, start, units, sums, names, *length, seed, folder, where)
         with phase("mode", None, progressbar):
             task = with_fixed_nodes(task)
             chosen, plan = default_plan(task) if method is None else (chosen, chosen.plan(task))
-        doubts = [warn(note) for note in (*_captured(target), *plan.notes)]
+        notes = [*_captured(target), *plan.notes]
+        if isinstance(rows, Digest):
+            notes += _about_digest(rows, plan, target)
+        doubts = [warn(note) for note in notes]
         load_soon()  # it takes as long as compiling does, and can go on beside it
         ready = _chains(plan, task, parallel, thin)
         history = run(ready, tune, draws, progressbar, folder, plan.hook, partial=True)
@@ -167,8 +184,34 @@ def sample(
             return _posterior(task, rows, chosen, plan, history, doubts, seconds, thin)
 
 
+def _check_digest(method: Method, starts: object) -> None:
+    if not method.of_digests:
+        names = ", ".join(repr(name) for name, cls in METHODS.items() if cls.of_digests)
+        raise SettingError(
+            f"a digest keeps some of the rows and sums over all of them, which {method.name} does "
+            f"not use; take one of {names}, or sample from the rows."
+        )
+    if starts is not None:
+        raise SettingError(
+            "a digest is expanded about one mode, and other modes cannot be looked for in it; "
+            "leave `starts` out, or sample from the rows."
+        )
+
+
+def _about_digest(digest: Digest, plan: Plan, target: Target) -> list[ModicumWarning]:
+    """What to say of a digest before chains run; its error is entered in the plan."""
+    point, factor = plan.anchor.point, plan.anchor.factor
+    error = digest.error_at(target, point, factor)
+    plan.tuning["digest_error"] = {
+        "value": float(f"{error:.2g}"),
+        "why": f"how far, in posterior sd, the {len(digest.pool):,} rows of the digest may move "
+        "any posterior mean",
+    }
+    return digest.doubts(point, factor, error)
+
+
 def _check_arguments(model: object, rows: object, parallel: object) -> None:
-    check_model_and_rows(model, rows)
+    check_model_and_rows(model, rows.pool.rows if isinstance(rows, Digest) else rows)
     if parallel not in (None, "threads", "stacked"):
         raise SettingError(f"parallel must be 'threads' or 'stacked', not {parallel!r}.")
 
@@ -189,7 +232,7 @@ def check_model_and_rows(model: object, rows: object) -> None:
 
 def _lengths(
     method: Method,
-    rows: Rows,
+    rows: Rows | Digest,
     draws: int | None,
     tune: int | None,
     chains: int,
@@ -231,7 +274,8 @@ def _starts(target: Target, rows: Rows, starts: int | Sequence[Params] | None) -
     if starts is None:
         starts = model.dispersed_starts if searchable else 1
     elif isinstance(starts, Sequence) and not isinstance(starts, str):
-        points, starts = tuple(target.ravel(theta) for theta in starts), 1
+        given = [model.free_point(theta, rows) for theta in starts]
+        points, starts = tuple(target.ravel(theta) for theta in given), 1
     where = Starts(points, whole_number("starts, unless it is a list of points,", starts))
     if where.several and not searchable:
         raise SettingError(
@@ -274,7 +318,7 @@ def _identity(
     target: Target,
     start: np.ndarray,
     starts: Starts,
-    rows: Rows,
+    rows: Rows | Digest,
     method: Method,
     draws: int,
     tune: int,
@@ -315,6 +359,9 @@ def _check_tracer(target: Target, checkpoint: str | os.PathLike[str]) -> None:
 
 def _flat_names(target: Target, rows: Rows) -> tuple[str, ...]:
     """Names of the entries of the flat vector, such as "beta[age]"."""
+    own = target.model.flat_names(rows)
+    if own is not None:
+        return own
     shapes = target.reported_shapes
     empty = {name: np.zeros((1, 1, *s.shape)) for name, s in shapes.items()}
     labels = tidy_labels(target.model.labels(rows), empty)
@@ -332,12 +379,12 @@ def _chains(plan: Plan, task: Task, parallel: Parallel | None, thin: int) -> Cha
     fetched = isinstance(plan.rows, Rows)
     capacity = both if fetched else capacity_for(recorded, total, together)
     parts = (plan.kernel, plan.context, keys, plan.flags, capacity, plan.rows, how, thin)
-    return Chains(*parts, block=min(both, BLOCK))
+    return Chains(*parts, block=min(both, BLOCK), units=f"{task.ledger.unit}s")
 
 
 def _posterior(
     task: Task,
-    rows: Rows,
+    rows: Rows | Digest,
     method: Method,
     plan: Plan,
     history: History,
@@ -357,9 +404,8 @@ def _posterior(
     convergence = convergence_warnings(
         draws, history.stats, outcome.weights, labels, outcome.target_accept, apart
     )
-    doubts += [
-        warn(doubt, stacklevel=5) for doubt in [*history.notes, *outcome.warnings, *convergence]
-    ]
+    last = [*outcome.warnings, *_of_quadrature(task, plan.anchor, history.position), *convergence]
+    doubts += [warn(doubt, stacklevel=5) for doubt in [*history.notes, *last]]
     method.doubted(plan, doubts)
     settings = {
         "method": method.name,
@@ -377,9 +423,8 @@ def _posterior(
         "jax": jax.__version__,
         "backend": jax.default_backend(),
     }
-    grouped = isinstance(task.rows, GroupedRows) or task.target.model.has_groups
     record = plan.anchor.record
-    mode = {} if record is None else {"mode": _mode_text(record)}
+    mode = {} if record is None else {"mode": _mode_text(record, rows)}
     return Posterior(
         draws=draws,
         stats=history.stats,
@@ -390,9 +435,18 @@ def _posterior(
         tuning=mode | plan.tuning | _priors_text(task),
         settings=settings,
         predictor=ModelPredictor(task.target.model),
-        fit_rows=FitRows.of(rows),
-        rows=rows if grouped else None,
+        fit_rows=rows.fit_rows if isinstance(rows, Digest) else FitRows.of(rows),
+        rows=rows if isinstance(rows, Rows) else None,
     )
+
+
+def _of_quadrature(task: Task, anchor: Coordinates, position: np.ndarray) -> list[ModicumWarning]:
+    """Doubts about the integrals over effects, at some of the draws."""
+    if not isinstance(task.rows, GroupedRows):
+        return []
+    z = position.reshape(-1, position.shape[-1])
+    away = z @ anchor.factor.T if anchor.factor.ndim == 2 else z * anchor.factor
+    return quadrature_doubts(task.sums, anchor.point + away, task.seed)
 
 
 def _priors_text(task: Task) -> dict[str, dict[str, str]]:
@@ -405,7 +459,9 @@ def _rows_touched(stats: dict[str, np.ndarray]) -> int:
     return int(stats["rows_touched"].sum()) if "rows_touched" in stats else 0
 
 
-def _mode_text(record: ModeRecord) -> str:
+def _mode_text(record: ModeRecord, rows: Rows | Digest) -> str:
+    if isinstance(rows, Digest):
+        return f"found on the {len(rows.pool):,} rows of the digest"
     return (
         f"found in {record.passes} passes from a subset of {record.subset:,} rows; whitened "
         f"gradient norm {record.gradient_norm:.1e}"

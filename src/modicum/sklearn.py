@@ -8,7 +8,7 @@ time becomes part of one dense array, so that a fit needs rows times columns num
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -27,11 +27,11 @@ from modicum.models import (
     Gaussian,
     LinearPredictorModel,
     Logistic,
-    Poisson,
     Softmax,
-    StudentT,
 )
 from modicum.models.base import BaseModel
+from modicum.models.families import PoissonRates
+from modicum.models.prediction import ModelPredictor
 from modicum.posterior import Posterior
 from modicum.posterior.alignment import aligned
 from modicum.posterior.draws import thinned
@@ -301,7 +301,7 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         """Posterior mean of the expected outcome; with `return_std`, the predictive sd too.
 
         That is the standard deviation of a new outcome, noise included, as scikit-learn's
-        `BayesianRidge` has it; of the families with real outcomes.
+        `BayesianRidge` has it.
         """
         if not return_std:
             return self._expected(X)
@@ -337,32 +337,19 @@ def _without_noise(family: LinearPredictorModel, rows: Rows) -> Gaussian | None:
 
 
 def _predictive_moments(post: Posterior, rows: Features) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of new outcomes: Var(y) = Var(mean) + E(noise variance)."""
+    """Mean and standard deviation of new outcomes: Var(y) = Var(mean) + E(variance)."""
     predictor = post.restore_predictor()
-    assert predictor is not None, "it was sampled here"
+    assert isinstance(predictor, ModelPredictor), "it was sampled here"
     draws, weights = thinned(post, PREDICTION_DRAWS)
-    noise = weighted_mean(_noise_variance(post, draws)[None], weights)
-    means, variances = [], []
+    expected, variances = [], []
     ready = aligned(rows, post.fit_rows, False, "refuse")
-    for _, outcome in in_pieces(ready, weights.size, lambda b: np.asarray(predictor(draws, b))):
-        mean = weighted_mean(outcome[None], weights)
-        means.append(mean)
-        variances.append(weighted_mean(((outcome - mean) ** 2)[None], weights))
-    return np.concatenate(means), np.sqrt(np.concatenate(variances) + noise)
-
-
-def _noise_variance(post: Posterior, draws: Mapping[str, np.ndarray]) -> np.ndarray:
-    model = post.restore_predictor().model  # type: ignore[union-attr]
-    if not isinstance(model, Gaussian | StudentT):
-        raise SettingError(
-            f"return_std is for real outcomes with noise of one size, and {type(model).__name__} "
-            "has none: use posterior_.predict(rows), whose intervals are of the expected outcome."
-        )
-    size = len(draws["beta"])
-    scale = draws["scale"] if model.scale is None else np.full(size, model.scale)
-    df = model.df if isinstance(model, StudentT) else np.inf
-    factor = 1.0 if np.isinf(df) else df / (df - 2) if df > 2 else np.inf
-    return np.asarray(scale**2 * factor)
+    for batch, outcome in in_pieces(ready, weights.size, lambda b: predictor(draws, b)):
+        mean, noise = predictor.moments(draws, batch)
+        centre = weighted_mean(mean[None], weights)
+        between = weighted_mean(((mean - centre) ** 2)[None], weights)
+        expected.append(weighted_mean(outcome[None], weights))
+        variances.append(between + weighted_mean(noise[None], weights))
+    return np.concatenate(expected), np.sqrt(np.concatenate(variances))
 
 
 class LinearRegression(Regressor):
@@ -413,15 +400,6 @@ class LinearRegression(Regressor):
         return Gaussian()
 
 
-@dataclass(frozen=True, repr=False)
-class _Rates(Poisson):
-    """Poisson regression of counts over exposures, weighted by these, as scikit-learn has it."""
-
-    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Numbers from 0: with weights, y log(mu) - mu is the likelihood of the counts w y."""
-        return y < 0, "counts, or counts over exposures: numbers from 0"
-
-
 class PoissonRegressor(LinearRegression):
     """Poisson regression with log link.
 
@@ -447,11 +425,7 @@ class PoissonRegressor(LinearRegression):
         return tags
 
     def _family(self) -> LinearPredictorModel:
-        return _Rates()
-
-    def predict(self, X: Features) -> np.ndarray:  # type: ignore[override]
-        """Posterior mean of the rate."""
-        return self._expected(X)
+        return PoissonRates()
 
     def score(self, X: Features, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Share of the Poisson deviance that is explained (D squared)."""

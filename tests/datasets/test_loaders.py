@@ -105,12 +105,18 @@ def test_flights(tmp_path, monkeypatch):
     assert at is None or np.array_equal(everything(made.rows)["x"][:, at], arrived["dest"] == "SJU")
     assert made.columns[-1] == "distance"
     same_columns(D.flights(tmp_path, coded=True).rows, made.rows)
+    assert D.frame("flights", tmp_path).equals(table)
     (tmp_path / "narrow").mkdir()
     table.to_parquet(tmp_path / "narrow" / "flights.parquet")
     assert D.flights(tmp_path / "narrow").rows.fingerprint() == made.rows.fingerprint()
     monkeypatch.setattr("modicum.datasets.flights_table.find_spec", lambda name: None)
     with pytest.raises(mo.DataError, match="data set flights is not in"):
         D.flights(tmp_path / "nowhere", download=False)
+
+
+def test_an_unknown_table_is_one_sentence():
+    with pytest.raises(mo.SettingError, match="no table 'flight'; there are claims, flights"):
+        D.frame("flight")
 
 
 def test_a_file_that_is_not_the_taxi_table_is_one_sentence(tmp_path):

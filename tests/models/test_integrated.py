@@ -14,10 +14,12 @@ from modicum.estimators.groups import GroupTaylor, expansion_coordinates, group_
 from modicum.kernels.base import Proxy
 from modicum.ledger import Ledger
 from modicum.methods import groups as groups_module
-from modicum.methods.groups import doubts_about_groups
+from modicum.methods.groups import doubts_about_groups, quadrature_doubts
 from modicum.models import IntegratedEffects, Target, integrated
-from modicum.passes import LocalEngine, Sums, anchor_at, with_nodes
+from modicum.passes import LocalEngine, Sums, anchor_at, scales, with_nodes
+from modicum.passes.effects import draw_effects
 from modicum.passes.sums import _hessian_sum
+from modicum.posterior.effects import _check_acceptance
 
 GROUPS = 40
 
@@ -89,14 +91,49 @@ def test_too_few_nodes_fail_the_check(monkeypatch):
     assert abs(sums.value(t, "mode") - brute_force(sums, t, 50)) > 1e-3
 
 
-def test_nodes_fixed_at_the_point_give_the_same_function_there():
+def test_nodes_kept_at_a_point_give_the_same_function_there():
     sums, t = problem(mo.models.Logistic(), 1)
     target, groups = with_nodes(sums, t)
     fixed = Sums(target, groups, sums.engine, sums.ledger)
-    assert fixed.value(t, "mode") == sums.value(t, "mode")
-    # elsewhere the nodes are those of t, and the integral is about the same
+    assert fixed.value(t, "mode") == pytest.approx(sums.value(t, "mode"), abs=1e-11)
+    # elsewhere they have moved by a quadratic, and the integral is the same
     near = t + 0.2
-    assert 0 < abs(fixed.value(near, "mode") - sums.value(near, "mode")) < 1e-4
+    assert 0 < abs(fixed.value(near, "mode") - sums.value(near, "mode")) < 1e-6
+
+
+class Standing(IntegratedEffects):
+    """The negative control: nodes that stay where they were at the anchor."""
+
+    def nodes_of(self, theta, batch):
+        """Those of the anchor."""
+        if "group_centre" in batch:
+            theta = integrated._laid_out(theta, jnp.asarray(batch["group_point"]))
+        return super().nodes_of(theta, batch)
+
+
+@pytest.mark.parametrize("kind", [IntegratedEffects, Standing])
+def test_few_large_groups(kind):
+    """Where the posterior moves a group's effect by more than the width of its integrand."""
+    rng = np.random.default_rng(4)
+    g = np.repeat(np.arange(5), 300)
+    x, u = rng.normal(size=(len(g), 1)), 0.3 * rng.normal(size=5)
+    y = rng.random(len(g)) < 1 / (1 + np.exp(0.5 - 0.7 * x[:, 0] - u[g]))
+    model = kind(mo.models.Logistic(), "g", group_sd=1.0)
+    units = model.units(mo.Rows(x=x, y=y, g=g))
+    target, _ = Target.of(model, units)
+    sums = Sums(target, units, LocalEngine(1, progressbar=False), Ledger(rows=5))
+    t = np.array([0.7, np.log(0.25), -0.5])
+    away = np.array(list(product([0.0], [-0.7, 0.0, 1.2], [-0.4, 0.0, 0.3])))
+    target, groups = with_nodes(sums, t)
+    kept = Sums(target, groups, sums.engine, sums.ledger)
+    error = kept.values(t + away, "mode") - sums.values(t + away, "mode")
+    assert (np.abs(error).max() < 1e-6) == (kind is IntegratedEffects)
+    # the guard of a run, which looks at its draws, notices
+    codes = [note.code for note in quadrature_doubts(kept, t + away, 1)]
+    assert codes == ([] if kind is IntegratedEffects else ["quadrature-coarse"])
+    # proposals of effects move with the draws as well
+    drawn = draw_effects(target.likelihood, groups.slice(0, 5), t + away, 1, 0)
+    assert drawn.acceptance.min() > 0.6
 
 
 @pytest.mark.parametrize(("family", "effects", "error"), CASES)
@@ -116,7 +153,6 @@ def test_residuals_of_chains_and_passes_agree(family, effects, error):
     beside = {
         "group_rows": index.size[ids],
         "group_centre": groups.nodes.centre[ids],
-        "group_spread": groups.nodes.spread[ids],
     }
     z = jnp.asarray(np.random.default_rng(5).normal(size=len(t)))
 
@@ -248,15 +284,26 @@ def test_doubts_about_groups(monkeypatch):
     def codes():
         target, groups = with_nodes(sums, t)
         fixed = Sums(target, groups, sums.engine, sums.ledger)
-        return {doubt.code for doubt in doubts_about_groups(fixed, anchor_at(fixed, t), 1)}
+        anchor = anchor_at(fixed, t)
+        points = t + np.random.default_rng(1).normal(size=(20, len(t))) @ anchor.factor.T
+        found = doubts_about_groups(fixed, anchor) + quadrature_doubts(fixed, points, 1)
+        return {doubt.code for doubt in found}
 
-    monkeypatch.setattr(groups_module, "COARSE", 1e-3)
+    monkeypatch.setattr(groups_module, "COARSE", 1e-5)
     assert "quadrature-coarse" not in codes()
     monkeypatch.setattr(integrated, "FEWEST_NODES", 3)
-    monkeypatch.setattr(groups_module, "FEW", GROUPS + 1)
     monkeypatch.setattr(groups_module, "NEAR_ZERO", 0.01)
     sums, t = problem(mo.models.Logistic(), 1, nodes=3)
-    assert codes() == {"few-groups", "scale-near-zero", "quadrature-coarse"}
+    assert codes() == {"group-sd-near-zero", "quadrature-coarse"}
+    monkeypatch.setattr(scales, "FEW", GROUPS + 1)
+    assert codes() == {"groups-few", "quadrature-coarse"}
+
+
+def test_effects_that_hardly_move_are_named():
+    names = np.array(["a", "b"])
+    _check_acceptance(np.array([0.8, 0.5]), names, "ward")
+    with pytest.warns(mo.ModicumWarning, match=r"1 of 2 groups badly \(5% were taken for b\)"):
+        _check_acceptance(np.array([0.8, 0.05]), names, "ward")
 
 
 def test_refusals():

@@ -72,7 +72,7 @@ def test_column_vectors():
     rows = Rows(x=X, y=Y[:, None], weight=pd.DataFrame({"w": np.ones(6)}))
     assert rows.fields == {"x": (2,), "y": (), "weight": ()}
     assert rows.slice(0, 6)["y"].tolist() == Y.tolist()
-    refuse(r"field 'y' has shape \(6, 2\): it must hold one number per row", x=X, y=X)
+    refuse(r"field 'offset' has shape \(6, 2, 2\): it must hold one n", offset=np.ones((6, 2, 2)))
     refuse(r"field 'weight' has shape \(6, 2\)", x=X, weight=pd.DataFrame(X))
 
 

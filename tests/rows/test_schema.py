@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from modicum.errors import DataError
-from modicum.rows import Rows, RowsSchema, ingest
+from modicum.rows import CodedTerm, Coding, Rows, RowsSchema, ingest
 
 FRAME = pd.DataFrame(
     {
@@ -22,11 +23,13 @@ FRAME = pd.DataFrame(
 SETTINGS = {"outcome": "late", "categorical": {"carrier": "DL", "hour": None}}
 EXPECTED = RowsSchema(
     columns=("delay", "carrier[AA]", "carrier[UA]", "hour[6]"),
-    fields={"x": (4,), "y": ()},
+    fields={"x": (1,), "carrier": (), "hour": (), "y": ()},
     outcome="late",
     levels={"carrier": ("DL", "AA", "UA"), "hour": ("5", "6")},
     reference={"carrier": "DL", "hour": "5"},
+    coding=Coding((0,), (CodedTerm("carrier", 1, 2), CodedTerm("hour", 3, 1))),
 )
+DENSE = replace(EXPECTED, fields={"x": (4,), "y": ()}, coding=None)
 
 
 def test_schema_of_tables_and_stores(tmp_path):
@@ -35,6 +38,7 @@ def test_schema_of_tables_and_stores(tmp_path):
     assert Rows.open(tmp_path / "s").schema == EXPECTED
     copy = ingest(tmp_path / "s", tmp_path / "t", progressbar=False)
     assert copy.schema == EXPECTED
+    assert Rows.from_table(FRAME, **SETTINGS, dense=True).schema == DENSE
     other = Rows.from_table(FRAME, outcome="late", categorical=["carrier", "hour"]).schema
     assert other != EXPECTED
     assert other.reference == {"carrier": "AA", "hour": "5"}

@@ -46,7 +46,8 @@ def table(request):
 def test_encoding(table, tmp_path):
     rows = Rows.from_table(table, **SETTINGS)
     store = ingest(table, tmp_path / "s", **SETTINGS, dtype=None, progressbar=False)
-    for made in (rows, store):
+    dense = Rows.from_table(table, **SETTINGS, dense=True)
+    for made in (rows, store, dense):
         assert made.columns == (
             "delay",
             "carrier[AA]",
@@ -58,7 +59,9 @@ def test_encoding(table, tmp_path):
         assert made.outcome == "late"
         assert made.levels == {"carrier": ("DL", "AA", "UA"), "hour": (5, 6, 7)}
         whole = made.slice(0, 5)
-        assert whole["x"].tolist() == [
+        assert (made.coding is None) == (made is dense)
+        x = whole["x"] if made is dense else made.coding.densely(whole)
+        assert x.tolist() == [
             [3.5, 0, 1, 0, 0, 1],
             [-1, 1, 0, 1, 0, 0],
             [0, 0, 0, 0, 0, 0],
@@ -68,7 +71,13 @@ def test_encoding(table, tmp_path):
         assert whole["y"].tolist() == COLUMNS["late"]
         assert whole["offset"].tolist() == COLUMNS["exposure"]
         assert whole["weight"].tolist() == COLUMNS["times"]
-    assert rows.fingerprint() == store.fingerprint()
+    assert rows.fingerprint() == store.fingerprint() != dense.fingerprint()
+    assert rows.fields["x"] == (2,)
+    assert rows.slice(0, 5)["hour"].tolist() == [0, 1, 0, 2, 1]
+    again = Rows.from_table(table, like=rows)
+    assert again.schema == rows.schema
+    assert again.fingerprint() == rows.fingerprint()
+    assert Rows.from_table(table, like=dense).fingerprint() == dense.fingerprint()
 
 
 def test_chosen_predictors(table):
@@ -105,7 +114,7 @@ def test_long_table_keeps_row_numbers():
     )
     rows = Rows.from_table(frame, categorical=["g"])
     assert np.array_equal(rows.slice(0, n)["x"][:, 0], np.arange(n))
-    assert np.array_equal(rows.slice(0, n)["x"][:, 1], np.arange(n) % 3 == 0)
+    assert np.array_equal(rows.slice(0, n)["g"], np.arange(n) % 3 == 0)
     for column, value, word in [
         ("a", np.nan, "a missing value"),
         ("y", np.inf, "inf"),
@@ -198,3 +207,28 @@ def test_too_many_levels(monkeypatch):
     frame = pd.DataFrame({"g": np.arange(60), "y": 0})
     with pytest.raises(DataError, match="column 'g' has more than 50 levels"):
         Rows.from_table(frame, categorical=["g"])
+
+
+def test_a_factor_may_have_the_name_of_a_field():
+    frame = pd.DataFrame({"x": ["u", "v", "u"], "weight": ["a", "b", "c"], "y": [0, 1, 1]})
+    rows = Rows.from_table(frame)
+    assert rows.columns == ("x (code)[v]", "weight (code)[b]", "weight (code)[c]")
+    assert rows.slice(0, 3)["x (code)"].tolist() == [0, 1, 0]
+    new = pd.DataFrame({"weight": ["c"], "x": ["v"]})
+    made = Rows.from_table(new, like=rows)
+    assert made.coding == rows.coding
+    assert {k: v.tolist() for k, v in made.slice(0, 1).items()} == {
+        "x (code)": [1], "weight (code)": [2],
+    }  # fmt: skip
+
+
+def test_codes_take_a_tenth_of_the_bytes():
+    n, rng = 2_000, np.random.default_rng(1)
+    sizes = {"carrier": 16, "dest": 104, "month": 12, "hour": 19, "origin": 3}  # as of the flights
+    columns = {name: rng.integers(0, size, n) for name, size in sizes.items()}
+    frame = pd.DataFrame({**columns, "distance": rng.normal(size=n).astype("f4"), "y": 0})
+    settings = {"categorical": list(sizes), "dtype": "float32"}
+    coded, dense = (Rows.from_table(frame, **settings, dense=dense) for dense in (False, True))
+    assert coded.columns == dense.columns
+    assert 10 * coded.row_bytes < dense.row_bytes
+    assert np.array_equal(coded.coding.densely(coded.slice(0, n)), dense.slice(0, n)["x"])

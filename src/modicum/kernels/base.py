@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from modicum.models.base import Batch
 
 __all__ = [
+    "Bend",
     "BoundSums",
     "ControlVariate",
     "Draw",
@@ -70,6 +71,14 @@ class RowRequest(Protocol):
         ...
 
     def _asdict(self) -> dict[str, Any]: ...
+
+
+class RowDesign(Protocol):
+    """What names rows at random; `modicum.designs.Design` is one."""
+
+    def draw(self, key: jax.Array, count: int, tables: Any) -> RowRequest:
+        """Draw `count` rows, or units of them, as the design's tables say."""
+        ...
 
 
 def carried_fields(request: RowRequest) -> dict[str, Any]:
@@ -151,6 +160,16 @@ class Warp(NamedTuple):
     into: jax.Array  # their columns of the inverse of L
 
 
+class Bend(NamedTuple):
+    """Entries of t along which rows are expanded in a power of e^t (`estimators.coordinates`)."""
+
+    where: jax.Array  # places of the entries
+    power: jax.Array  # of each; 0: the entry itself
+    slope: jax.Array  # gradient of the log-likelihood there, at t*
+    curve: jax.Array  # lines of its Hessian, times L
+    block: jax.Array  # its Hessian in these entries alone
+
+
 class Warped(Whitening, Protocol):
     """A whitening in which some entries may move with a scale."""
 
@@ -221,6 +240,7 @@ class Proxy(NamedTuple):
     B: jax.Array | None  # None: -I, which is what whitening with the prior makes of it
     prior: Pytree = None  # numbers of the priors that are no part of the quadratic
     warp: Warp | None = None  # entries that a chain moves with a scale
+    bend: Bend | None = None  # entries along which rows are expanded in another coordinate
 
 
 class ControlVariate(Protocol[Cached]):

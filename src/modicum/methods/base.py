@@ -181,6 +181,7 @@ class Method(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]  # in a few words, for help texts and lists
+    of_digests: ClassVar[bool] = False  # whether it takes a digest in place of rows
 
     @abstractmethod
     def plan(self, task: Task) -> Plan:

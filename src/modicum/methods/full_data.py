@@ -34,9 +34,25 @@ class WholeLogPosterior:
 
     target: Target
     source: Resident | Streamed
+    has_rest: bool = False  # whether a quadratic stands for rows that are not here
 
-    def __call__(self, t: jax.Array, chunks: Pytree) -> jax.Array:
-        return log_likelihood(self.target, self.source, t, chunks) + self.target.log_prior(t)
+    @classmethod
+    def of(cls, task: Task, limit: int | None) -> tuple[WholeLogPosterior, Pytree]:
+        """The function of a task, and the data it reads: in memory within `limit` bytes."""
+        source, chunks = hold(task.rows, limit)
+        rest = task.sums.rest
+        if rest is None:
+            return cls(task.target, source), chunks
+        numbers = tuple(jnp.asarray(part) for part in (rest.point, rest.C, rest.A, rest.B))
+        return cls(task.target, source, True), (chunks, numbers)
+
+    def __call__(self, t: jax.Array, data: Pytree) -> jax.Array:
+        if not self.has_rest:
+            return log_likelihood(self.target, self.source, t, data) + self.target.log_prior(t)
+        chunks, (point, C, A, B) = data
+        dt = t[: point.shape[0]] - point
+        whole = log_likelihood(self.target, self.source, t, chunks) + self.target.log_prior(t)
+        return whole + C + dt @ (A + B @ dt / 2)
 
 
 @dataclass(frozen=True)
@@ -57,6 +73,7 @@ class _FullData(Method):
     target_accept: float = 0.8
     step_size: float | None = None
     memory_limit: int | None = None
+    of_digests: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not is_number(self.target_accept) or not 0 < self.target_accept < 1:
@@ -77,9 +94,10 @@ class _FullData(Method):
     def plan(self, task: Task) -> Plan:
         """Whiten at the mode, hold the rows, compose the kernel."""
         anchor = task.anchor_at_mode()
-        source, chunks = hold(task.rows, self.memory_limit)
+        whole, chunks = WholeLogPosterior.of(task, self.memory_limit)
+        source = whole.source
         kernel = FullDataKernel(
-            WholeLogPosterior(task.target, source),
+            whole,
             self.move(),
             self.target_accept,
             first_step=self.step_size,

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.designs import Design, Drawn, RowFacts
+from modicum.designs import Design
 from modicum.errors import ModicumWarning
 from modicum.kernels.base import Pytree
 from modicum.methods.base import Task
 from modicum.models import IntegratedEffects, Target
 from modicum.models.base import Batch
 from modicum.passes import NEAR, Anchor, Sums, anchor_at_mode, common_start, with_nodes
+from modicum.passes.scales import scale_doubts
 from modicum.random import Stream, generator
 from modicum.rows.groups import GroupedRows
-from modicum.runtime import SCATTERS, Array, jit
+from modicum.runtime import SCATTERS, Array, in_double_precision, jit
 
-__all__ = ["DrawnGroups", "GroupDesign", "GroupTables", "of_groups", "with_fixed_nodes"]
+__all__ = [
+    "DrawnGroups",
+    "GroupDesign",
+    "GroupTables",
+    "of_groups",
+    "quadrature_doubts",
+    "uneven_groups",
+    "with_fixed_nodes",
+]
 
 
-FEW = 10  # groups
 NEAR_ZERO = 0.5  # posterior sd of log group_sd from which its lower end is the prior's
-CHECKED_GROUPS, CHECKED_DRAWS = 256, 8  # of which the quadrature is checked
+CHECKED_GROUPS, CHECKED_DRAWS = 256, 16  # of which the quadrature is checked
 COARSE = 0.1  # posterior standard deviations
 
 
@@ -47,61 +54,71 @@ def with_fixed_nodes(task: Task) -> Task:
     anchor = task.remember("anchor", compute, Anchor.from_arrays)
     target, rows = with_nodes(task.sums, anchor.point)
     sums = Sums(target, rows, task.sums.engine, task.ledger)
-    anchor = replace(anchor, notes=[*anchor.notes, *doubts_about_groups(sums, anchor, task.seed)])
+    anchor = replace(anchor, notes=[*anchor.notes, *doubts_about_groups(sums, anchor)])
     return replace(task, target=target, rows=rows, sums=sums, start=anchor.point, anchor=anchor)
 
 
 # Doubts -----------------------------------------------------------------------------------
 
 
-def doubts_about_groups(sums: Sums, anchor: Anchor, seed: int) -> list[ModicumWarning]:
+def doubts_about_groups(sums: Sums, anchor: Anchor) -> list[ModicumWarning]:
     """What is to be said of the groups before any chain runs."""
     model, groups = sums.target.model, sums.rows
     assert isinstance(model, IntegratedEffects)
-    notes = []
-    if len(groups) < FEW:
-        notes.append(
-            ModicumWarning(
-                "few-groups",
-                f"there are only {len(groups)} groups by '{model.group}', which say little of how "
-                "groups differ, so that the prior of group_sd decides much",
-                "choose that prior with care (group_sd), or make the groups columns of x",
-                groups=len(groups),
-            )
-        )
     places = sums.target.unravel(np.arange(sums.target.size))["group_log_sd"]
-    for name, k in zip(model.effect_names, places, strict=True):
-        if anchor.sd[k] > NEAR_ZERO:
-            notes.append(
-                ModicumWarning(
-                    "scale-near-zero",
-                    f"group_sd[{name}] may be zero as far as the data tell: its posterior reaches "
-                    f"down to where the prior ends it (mode {np.exp(anchor.point[k]):.2g}, "
-                    f"relative standard deviation {anchor.sd[k]:.2g})",
-                    "report an upper bound rather than an estimate, or leave that effect out",
-                    mode=float(np.exp(anchor.point[k])),
-                    relative_sd=float(anchor.sd[k]),
-                )
-            )
-    return notes + _coarse_quadrature(sums, anchor, seed)
+    width = anchor.sd[places]
+    sd = np.exp(anchor.point[places])
+    return [
+        note
+        for k, name in enumerate(model.effect_names)
+        for note in scale_doubts(
+            f"group_sd[{name}]", len(groups), float(sd[k]), bool(width[k] > NEAR_ZERO)
+        )
+    ]
 
 
-def _coarse_quadrature(sums: Sums, anchor: Anchor, seed: int) -> list[ModicumWarning]:
-    """Compare some groups with twice the nodes, at posterior draws.
+def uneven_groups(groups: GroupedRows, subsample: int) -> list[ModicumWarning]:
+    """Say so where so many groups of the largest one's size are more than all rows.
+
+    A chain has room for that, since any group may be drawn, and computes with all of it.
+    """
+    rows = len(groups.members)
+    if subsample * groups.largest < rows:
+        return []
+    return [
+        ModicumWarning(
+            "groups-uneven",
+            f"the largest group holds {groups.largest:,} of {rows:,} rows, and a step has room for "
+            f"{subsample:,} groups of that size: it costs more than all rows would",
+            "use method='nuts' on all rows",
+            largest=groups.largest,
+            rows=rows,
+        )
+    ]
+
+
+@in_double_precision
+def quadrature_doubts(sums: Sums, points: np.ndarray, seed: int) -> list[ModicumWarning]:
+    """Compare some groups with twice the nodes, at draws of the posterior (flat, one per line).
 
     The error of all groups is a function of the parameters that is added to the log-posterior:
     its standard deviation bounds the shift of any posterior mean, in posterior standard deviations.
+    Draws are those from the smallest to the largest standard deviation of effects, and the finer
+    nodes are found at each of them: nodes that lie elsewhere than the integrand are noticed.
     """
     target, groups = sums.target.likelihood, sums.rows
     model = target.model
-    assert isinstance(model, IntegratedEffects)
+    points = points[np.all(np.isfinite(points), axis=1)]
+    if not isinstance(model, IntegratedEffects) or len(points) < 2:
+        return []
+    first_sd = target.unravel(np.arange(target.size))["group_log_sd"][0]
+    ranked = np.argsort(points[:, first_sd])
+    points = points[ranked[np.linspace(0, len(ranked) - 1, CHECKED_DRAWS).astype(int)]]
     rng = generator(seed, Stream.NODE_CHECK)
     checked = min(len(groups), CHECKED_GROUPS)
     batch = groups.take(np.sort(rng.choice(len(groups), checked, replace=False)))
     finer = replace(target, model=replace(model, nodes=2 * model.per_effect))
-    z = np.clip(rng.standard_normal((CHECKED_DRAWS, target.size)), -2.5, 2.5)
-    points = anchor.point + z @ anchor.factor.T
-    error = np.array([_difference(finer, target, jnp.asarray(t), batch) for t in points])
+    error = np.asarray(_differences(finer, target, jnp.asarray(points), batch))
     sums.ledger.add("nodes", checked * CHECKED_DRAWS, "density")
     bound = float(np.std(error)) * len(groups) / checked
     if not bound > COARSE:
@@ -112,7 +129,8 @@ def _coarse_quadrature(sums: Sums, anchor: Anchor, seed: int) -> list[ModicumWar
             f"with {model.per_effect} quadrature nodes per effect the integrals over groups are "
             f"off: by comparison with twice as many on {checked} groups, posterior means may be "
             f"wrong by up to {bound:.2g} posterior standard deviations",
-            f"give more nodes (nodes={2 * model.per_effect})",
+            f"give IntegratedEffects more nodes (nodes={2 * model.per_effect}), or hold the "
+            "effects explicitly (groups='explicit')",
             bound=bound,
             nodes=model.per_effect,
         )
@@ -120,8 +138,13 @@ def _coarse_quadrature(sums: Sums, anchor: Anchor, seed: int) -> list[ModicumWar
 
 
 @jit(static=(0, 1), options=SCATTERS)
-def _difference(finer: Target, target: Target, t: jax.Array, batch: Batch) -> jax.Array:
-    return jnp.sum(finer.log_likelihood(t, batch) - target.log_likelihood(t, batch))
+def _differences(finer: Target, target: Target, points: jax.Array, batch: Batch) -> jax.Array:
+    plain = {k: v for k, v in batch.items() if k not in ("group_centre", "group_point")}
+
+    def at(t: jax.Array) -> jax.Array:
+        return jnp.sum(finer.log_likelihood(t, plain) - target.log_likelihood(t, batch))
+
+    return jax.lax.map(at, points)
 
 
 # Groups drawn as rows -----------------------------------------------------------------------
@@ -134,7 +157,6 @@ class DrawnGroups(NamedTuple):
     probability: jax.Array
     group_rows: jax.Array
     group_centre: jax.Array
-    group_spread: jax.Array
 
 
 class GroupTables(NamedTuple):
@@ -145,11 +167,10 @@ class GroupTables(NamedTuple):
     start: Array  # of each group, in that order
     size: Array
     centre: Array
-    spread: Array
 
 
 @dataclass(frozen=True)
-class GroupDesign(Design[GroupTables]):
+class GroupDesign:
     """A design over groups, which requests all rows of the groups it draws.
 
     Parameters
@@ -162,21 +183,16 @@ class GroupDesign(Design[GroupTables]):
 
     groups: Design[Any]
     width: int
-    layout: ClassVar[Callable[..., Any]] = GroupTables
 
-    def tables(self, facts: RowFacts) -> GroupTables:
-        """Made by `of_groups`, which knows the groups."""
-        raise NotImplementedError
-
-    def draw(self, key: jax.Array, count: int, tables: GroupTables) -> Drawn:
+    def draw(self, key: jax.Array, count: int, tables: GroupTables) -> DrawnGroups:
         """Draw `count` groups, with replacement."""
         drawn = self.groups.draw(key, count, tables.design)
         group, size = drawn.row_ids, tables.size[drawn.row_ids]
         within = jnp.minimum(jnp.arange(self.width), size[:, None] - 1)
         place = tables.start[group][:, None] + within
         row_ids = place if tables.order is None else tables.order[place].astype(place.dtype)
-        beside = (size, tables.centre[group], tables.spread[group])
-        return DrawnGroups(row_ids, drawn.probability, *beside)  # type: ignore[return-value]
+        beside = (size, tables.centre[group])
+        return DrawnGroups(row_ids, drawn.probability, *beside)
 
 
 def of_groups(
@@ -185,5 +201,5 @@ def of_groups(
     """The design that requests the rows of the groups that `design` draws."""
     assert rows.nodes is not None, "nodes are fixed before groups are drawn"
     index = rows.index
-    known = (index.order, index.start[:-1], index.size, *rows.nodes)
+    known = (index.order, index.start[:-1], index.size, rows.nodes.centre)
     return GroupDesign(design, rows.largest), GroupTables(tables, *known)

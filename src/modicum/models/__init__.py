@@ -1,6 +1,6 @@
 """What is believed about a row: linear-predictor families, networks, models of one's own."""
 
-from modicum.models.base import BaseModel, Batch, Model, Params
+from modicum.models.base import BaseModel, Batch, Params
 from modicum.models.families import (
     AsymmetricLaplace,
     Beta,
@@ -26,6 +26,7 @@ from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.networks import CNN, MLP
 from modicum.models.neural import Network
+from modicum.models.own import Model
 from modicum.models.target import Target
 
 __all__ = [

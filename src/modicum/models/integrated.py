@@ -2,10 +2,20 @@
 
     l_j(theta) = log integral prod_{i in j} f(y_i, x_i'beta + z_i'T v) N(v; 0, I) dv
 
-by Gauss-Hermite quadrature with nodes that are fixed per group: at v_jk = centre_j +
-spread_j xi_k the weights are log w_jk = log w_k + log|spread_j| + xi_k'xi_k/2 - v_jk'v_jk/2, and
+by Gauss-Hermite quadrature: at nodes v_jk = centre_j + spread_j xi_k the weights are
+log w_jk = log w_k + log|spread_j| + xi_k'xi_k/2 - v_jk'v_jk/2, and
 
     l_j(theta) = log sum_k exp(log w_jk + sum_{i in j} f(y_i, x_i'beta + z_i'T v_jk)).
+
+Nodes go where the integrand is. Its mode is found once per group, at the anchor; there the group's
+log-likelihood in its effects u = T v is kept as a quadratic, b_j'u - u'Lambda_j u/2, of which
+
+    K_j = I + T'Lambda_j T,   centre_j = K_j^-1 T'(b_j - C_j (beta - beta*)),   spread_j = K_j^-1/2
+
+at any other parameters, with C_j = sum_i w_i z_i x_i' and w_i = -f'' of a row at the anchor. Nodes
+that stayed where they were would do where the posterior is narrow against the width of a group's
+integrand; with few large groups it is not: an intercept known to tau / sqrt(groups) moves every
+group's effect by that, and the effect is known to 1 / sqrt(rows in it).
 
 The units of such a model are the groups (`modicum.rows.groups`): a batch without `group_centre` is
 evaluated with nodes found at the parameters themselves, held fixed under differentiation.
@@ -27,12 +37,14 @@ from modicum.errors import DataError, SettingError, whole_number
 from modicum.models.base import BaseModel, Batch, Labels, Params
 from modicum.models.covariance import Covariance
 from modicum.models.families import Cloglog, Logistic, Probit, Softmax
-from modicum.models.linear import LinearPredictorModel
-from modicum.models.priors import OWN, is_positive, moments
+from modicum.models.groups import INTERCEPT, GroupTerm
+from modicum.models.linear import NEW_GROUP_NODES, LinearPredictorModel
+from modicum.models.priors import LKJ, OWN, is_positive, moments
+from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows, GroupIndex
 
-__all__ = ["FlatGroups", "IntegratedEffects", "Nodes", "PaddedGroup"]
+__all__ = ["FlatGroups", "Integrands", "IntegratedEffects", "Nodes", "PaddedGroup"]
 
 NODES = {1: 9, 2: 7, 3: 5}  # per effect, by the number of effects
 FEWEST_NODES = 5  # with fewer, derivatives at fixed nodes are not those of the integral
@@ -46,6 +58,14 @@ class Nodes(NamedTuple):
 
     v: jax.Array  # (groups, nodes, effects)
     log_weight: jax.Array  # (groups, nodes)
+
+
+class Integrands(NamedTuple):
+    """Log-likelihoods of some groups in their effects, as quadratics about their modes."""
+
+    pull: jax.Array  # b, (groups, effects)
+    information: jax.Array  # Lambda, (groups, effects, effects)
+    weighted: jax.Array  # w_i z_i, (rows, effects): what a larger predictor takes from the pull
 
 
 class FlatGroups(NamedTuple):
@@ -106,7 +126,8 @@ class IntegratedEffects(BaseModel):
     Parameters
     ----------
     family
-        What is believed of a row given its predictor: `mo.models.Logistic()` ...
+        What is believed of a row given its predictor: `mo.models.Logistic()` ... Its own `groups`
+        are held explicitly, beside the one that is integrated out.
     group
         The field of the rows that says which group a row is in.
     slopes
@@ -119,7 +140,7 @@ class IntegratedEffects(BaseModel):
         Scale of the half-normal prior of the effects' standard deviations: one number, or one per
         effect (the intercept's first). None: 2.5 in the units of the outcome over the column's sd.
     concentration
-        Of the LKJ prior of the effects' correlations; 1 is uniform.
+        Of the LKJ prior of the effects' correlations; 1 is uniform, and 2 the default.
     nodes
         Quadrature nodes per effect; None: 9, 7 or 5 for one, two or three effects.
     columns, scales, nodes_at
@@ -140,7 +161,7 @@ class IntegratedEffects(BaseModel):
     intercept: bool = True
     correlated: bool = True
     group_sd: float | tuple[float, ...] | None = None
-    concentration: float = 1.0
+    concentration: float = LKJ().eta
     nodes: int | None = None
     columns: tuple[int, ...] | None = None
     scales: tuple[float, ...] | None = None
@@ -274,56 +295,94 @@ class IntegratedEffects(BaseModel):
         return nodes.log_weight + flat.sum(f)
 
     def nodes_of(self, theta: Params, batch: Batch) -> Nodes:
-        """The nodes a batch brings, or those found at theta; fixed under differentiation."""
-        if "group_centre" in batch:
-            return self.nodes_at_places(batch["group_centre"], batch["group_spread"])
-        return self.nodes_at_places(*self.places(theta, batch))
+        """The nodes of each group at theta.
 
-    def nodes_at_places(self, centre: Any, spread: Any) -> Nodes:
-        """v = centre + spread xi, with weights that make up for the prior and the Gaussian."""
-        centre, spread = (jnp.asarray(part, jnp.float64) for part in (centre, spread))
+        Of a batch that brings what was found at the anchor they move with theta; else they are
+        found at theta, and fixed under differentiation.
+        """
+        flat = FlatGroups.of(batch)
+        if "group_centre" not in batch:
+            theta = jax.lax.stop_gradient(theta)
+            near = self.integrands(theta, self.places(theta, batch), flat)
+            return self.nodes_near(near, self.covariance.factor(theta), jnp.zeros(()))
+        read = {name: leaf for name, leaf in theta.items() if name != OWN}
+        anchor = _laid_out(read, jnp.asarray(batch["group_point"]))
+        near = self.integrands(anchor, batch["group_centre"], flat)
+        return self.nodes_near(
+            near, self.covariance.factor(theta), self.shift(near, theta, anchor, flat)
+        )
+
+    def shift(self, near: Integrands, theta: Params, anchor: Params, flat: FlatGroups) -> jax.Array:
+        """C_j (beta - beta*): what the coefficients take from the groups' pull."""
+        e = self.family.linear(theta, flat.rows) - self.family.linear(anchor, flat.rows)
+        return flat.sum(e.astype(jnp.float64)[:, None] * near.weighted)
+
+    def nodes_near(self, near: Integrands, T: jax.Array, shift: jax.Array) -> Nodes:
+        """Nodes for effects T v, of predictors that took `shift` from the groups' pull.
+
+        Their weights make up for the prior and the Gaussian.
+        """
+        centre, spread = self.widths(near, T, shift)
         xi, log_w = self.rule
         v = centre[:, None, :] + jnp.einsum("jab,kb->jka", spread, xi)
         log_det = jnp.sum(jnp.log(jnp.diagonal(spread, axis1=1, axis2=2)), axis=1)
         outside = 0.5 * (np.sum(xi**2, axis=1) - jnp.sum(v**2, axis=2))
         return Nodes(v, log_w + log_det[:, None] + outside)
 
-    def places(self, theta: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """Where each group's integrand lies: its mode, and a factor of its inverse curvature.
+    def widths(
+        self, near: Integrands, T: jax.Array, shift: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Centre in v of each integrand, and a factor of its covariance, by its quadratic."""
+        inverse = _inverse(jnp.eye(self.effects) + T.T @ near.information @ T)
+        return jnp.einsum("jab,jb->ja", inverse, (near.pull - shift) @ T), _lower_factor(inverse)
 
-        They are rounded to float32, in which they are kept beside the groups: passes that find
-        them and chains that are handed them then evaluate the same function.
+    def integrands(
+        self, theta: Params, centre: jax.typing.ArrayLike, flat: FlatGroups | PaddedGroup
+    ) -> Integrands:
+        """Groups' log-likelihoods as quadratics in their effects, about v = centre at theta."""
+        z, T = self.effect_columns(flat.rows), self.covariance.factor(theta)
+        u = jnp.asarray(centre, jnp.float64) @ T.T
+        eta = self.family.linear(theta, flat.rows).astype(jnp.float64)
+        f1, w = self._bent(eta + jnp.sum(z * flat.spread(u), axis=1), theta, flat)
+        weighted = w[:, None] * z
+        information = flat.sum(weighted[:, :, None] * z[:, None, :])
+        pull = flat.sum(f1[:, None] * z) + jnp.einsum("jab,jb->ja", information, u)
+        return Integrands(pull, information, jnp.where(flat.there[:, None], weighted, 0.0))
+
+    def _bent(
+        self, eta: jax.Array, theta: Params, flat: FlatGroups | PaddedGroup
+    ) -> tuple[jax.Array, jax.Array]:
+        """f' of each row, and -f'' where that is positive."""
+        extras, ones = self.extras_of(theta), jnp.ones_like(eta)
+
+        def first(eta: jax.Array) -> jax.Array:
+            return jax.jvp(lambda e: self.of_row(e, extras, flat.rows), (eta,), (ones,))[1]
+
+        f1, f2 = jax.jvp(first, (eta,), (ones,))
+        return f1, jnp.maximum(-f2, 0.0)
+
+    def places(self, theta: Params, batch: Batch) -> jax.Array:
+        """Where the integrand of each group has its mode, (groups, effects), in v.
+
+        Rounded to float32, in which it is kept beside the groups: passes that find it and chains
+        that are handed it then evaluate the same function.
         """
-        theta = jax.lax.stop_gradient(theta)
         flat = FlatGroups.of(batch)
         z = self.effect_columns(flat.rows) @ self.covariance.factor(theta)  # of v, not of effects
         eta = self.family.linear(theta, flat.rows).astype(jnp.float64)
-        extras = self.extras_of(theta)
-        ones, unit = jnp.ones_like(eta), jnp.eye(self.effects)
-
-        def f(eta: jax.Array) -> jax.Array:
-            return self.of_row(eta, extras, flat.rows)
-
-        def slopes(v: jax.Array) -> tuple[jax.Array, jax.Array]:
-            at = eta + jnp.sum(z * flat.spread(v), axis=1)
-            first = lambda e: jax.jvp(f, (e,), (ones,))[1]  # noqa: E731
-            f1, f2 = jax.jvp(first, (at,), (ones,))
-            gradient = flat.sum(f1[:, None] * z) - v
-            bent = jnp.maximum(-f2, 0.0)[:, None, None] * z[:, :, None] * z[:, None, :]
-            return gradient, flat.sum(bent) + unit
 
         def step(_: int, v: jax.Array) -> jax.Array:
-            gradient, precision = slopes(v)
-            move = jnp.einsum("jab,jb->ja", _inverse(precision), gradient)
+            f1, w = self._bent(eta + jnp.sum(z * flat.spread(v), axis=1), theta, flat)
+            gradient = flat.sum(f1[:, None] * z) - v
+            precision = flat.sum(w[:, None, None] * z[:, :, None] * z[:, None, :])
+            inverse = _inverse(precision + jnp.eye(self.effects))
+            move = jnp.einsum("jab,jb->ja", inverse, gradient)
             length = jnp.sqrt(jnp.sum(move**2, axis=1, keepdims=True))
             return v + move * jnp.minimum(1.0, LONGEST_STEP / jnp.maximum(length, 1e-300))
 
         start = jnp.zeros((flat.groups, self.effects))
         centre = jax.lax.fori_loop(0, NEWTON_STEPS, step, start)
-        spread = _lower_factor(_inverse(slopes(centre)[1]))
-        kept = (part.astype(jnp.float32) for part in (centre, spread))
-        centre, spread = (jax.lax.stop_gradient(part.astype(jnp.float64)) for part in kept)
-        return centre, spread
+        return centre.astype(jnp.float32).astype(jnp.float64)
 
     # Priors -------------------------------------------------------------------------------
 
@@ -334,8 +393,29 @@ class IntegratedEffects(BaseModel):
                 "the default prior of group_sd is in the units of the data, and known only with "
                 "rows: use model.resolved(rows), or give group_sd."
             )
-        own = self.covariance.log_prior(theta, self.scales, self.concentration)
-        return self.family.log_prior(theta) + own
+        return self.family.log_prior(theta) + self._log_prior_of_covariance(theta)
+
+    def _log_prior_of_covariance(self, theta: Params) -> jax.Array:
+        assert self.scales is not None
+        return self.covariance.log_prior(theta, self.scales, self.concentration)
+
+    def log_folded_prior(self, theta: Params) -> jax.Array | None:
+        """All but the priors of explicit effects; asked where there are such."""
+        if not self.family.groups:
+            return None
+        return self.family.log_folded_prior(theta) + self._log_prior_of_covariance(theta)
+
+    def exact_prior(self, theta: Params) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
+        """That of the family's explicit effects, whose joint density has no mode."""
+        return self.family.exact_prior(theta) if self.family.groups else None
+
+    def shrunk(self, theta: Params) -> Params:
+        """What the family's priors shrink; the groups' standard deviations are no such."""
+        return self.family.shrunk(theta)
+
+    def likelihood_layout(self, theta: Params) -> Params:
+        """All but the standard deviations of explicit effects."""
+        return self.family.likelihood_layout(theta)
 
     def resolved(self, rows: Rows) -> IntegratedEffects:
         """Return the model with its priors in numbers, and the columns that vary by place."""
@@ -382,19 +462,22 @@ class IntegratedEffects(BaseModel):
     # Layout, names, checks ----------------------------------------------------------------
 
     @property
+    def term(self) -> GroupTerm:
+        """The same as a group term, which knows what draws call its parts."""
+        effects = (*([INTERCEPT] if self.intercept else []), *self.slopes)
+        return GroupTerm(self.group, effects, self.correlated)
+
+    @property
     def effect_names(self) -> tuple[str, ...]:
         """The group for its intercept, "group:column" for a slope."""
-        return (
-            *([self.group] if self.intercept else []),
-            *(f"{self.group}:{s}" for s in self.slopes),
-        )
+        return self.term.sd_names
 
     def start(self, rows: Rows) -> Params:
         """That of the family, small standard deviations and no correlation."""
         members = _members(rows)
         assert self.scales is not None
         theta = dict(self.family.start(members))
-        if OWN in theta:
+        if OWN in theta and not self.family.groups:
             raise SettingError(
                 "a horseshoe prior cannot stand beside effects that are integrated out; hold them "
                 "explicitly, or give the coefficients another prior."
@@ -408,22 +491,46 @@ class IntegratedEffects(BaseModel):
         """Name the family's parameters, group_sd and group_cor."""
         own = {"group_log_sd", "group_partial"}
         common = {name: value for name, value in theta.items() if name not in own}
-        return self.family.report(common) | self.covariance.report(theta)
+        named, mine = self.family.report(common), self.covariance.report(theta)
+        for name in set(named) & set(mine):  # explicit effects have theirs, after these
+            mine[name] = jnp.concatenate([mine[name], named[name]])
+        return named | mine
 
     def restore(self, named: Mapping[str, Any]) -> Params:
         """Undo `report`."""
-        own = {"group_sd", "group_cor"}
-        common = {name: value for name, value in named.items() if name not in own}
-        return self.family.restore(common) | self.covariance.restore(named)
+        common, mine = dict(named), {}
+        for name, count in (("group_sd", self.effects), ("group_cor", self.covariance.pairs)):
+            if name in named:
+                both = jnp.asarray(common.pop(name))
+                mine[name] = both[:count]
+                common |= {name: both[count:]} if both.shape[0] > count else {}
+        return self.family.restore(common) | self.covariance.restore(mine)
 
     def labels(self, rows: Rows) -> Labels:
         """Columns of x, and effects."""
-        names = self.effect_names
-        labels = dict(self.family.labels(rows)) | {"group_sd": (names,)}
-        if self.covariance.pairs:
-            pairs = [(i, j) for i in range(len(names)) for j in range(i)]
-            labels["group_cor"] = (tuple(f"{names[j]},{names[i]}" for i, j in pairs),)
+        labels = dict(self.family.labels(rows))
+        for name, mine in (("group_sd", self.effect_names), ("group_cor", self.term.cor_names)):
+            theirs = labels.pop(name, ((),))[0]
+            labels |= {name: ((*mine, *theirs),)} if mine or theirs else {}
         return labels
+
+    def flat_names(self, rows: Rows | None = None) -> tuple[str, ...]:
+        """Names of the entries of the flat vector, whose order is that of their keys."""
+        assert rows is not None
+        labels, terms = self.family.labels(rows), self.family.group_terms
+        beta = [f"beta[{column}]" for column in labels.get("beta", ((),))[0]]
+        effects = [
+            f"{name}[{level}]" for t in terms for name in t.names for level in labels[name][0]
+        ]
+        own = [f"group_cor[{name}]" for t in terms for name in t.cor_names]
+        own += [f"group_sd[{name}]" for t in terms for name in t.sd_names]
+        known = {
+            "beta": [*beta, *effects],
+            "group_log_sd": [f"group_sd[{name}]" for name in self.effect_names],
+            "group_partial": [f"group_cor[{name}]" for name in self.term.cor_names],
+            OWN: own,
+        }
+        return tuple(name for key in sorted(self.start(rows)) for name in known.get(key, [key]))
 
     def check(self, rows: Rows) -> None:
         """Refuse what the family refuses; `units` has looked at the groups."""
@@ -432,18 +539,23 @@ class IntegratedEffects(BaseModel):
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
         """Mean of the outcome of each row, over all groups there may be.
 
-        Of a group of which nothing is known, and the population's average for such rows.
+        Of a group of which nothing is known, and the population's average for such rows. What
+        effects of new groups add to a predictor is normal, however many they are.
         """
-        xi, log_w = self.rule
-        effects = xi @ self.covariance.factor(theta).T
-        predictors = self.family.predictor_vector(theta, batch)
+        family = self.family
+        predictors = family.predictor_vector(theta, batch)
         seen = dict(batch) | {"y": predictors[:, 0]}  # of which the length is what counts
-        shift = self.effect_columns(seen) @ effects.T  # (rows, nodes)
+        along = self.effect_columns(seen) @ self.covariance.factor(theta)
+        variance = jnp.sum(along**2, axis=1)
+        absent = family.absent_groups(batch)
+        if absent:
+            variance = variance + family.spread_of_new_groups(theta, batch, absent) ** 2
+        xi, w = np.polynomial.hermite_e.hermegauss(NEW_GROUP_NODES)
 
-        def at_node(shift: jax.Array) -> jax.Array:
-            return jax.vmap(self.family.mean)(predictors.at[:, 0].add(shift))
+        def at_node(xi: jax.Array) -> jax.Array:
+            return jax.vmap(family.mean)(predictors.at[:, 0].add(jnp.sqrt(variance) * xi))
 
-        return jnp.tensordot(jnp.exp(log_w), jax.vmap(at_node, 1)(shift), 1)
+        return jnp.tensordot(jnp.asarray(w / w.sum()), jax.lax.map(at_node, jnp.asarray(xi)), 1)
 
     def expected_given(self, theta: Params, effects: jax.Array, batch: Batch) -> jax.Array:
         """Mean of the outcome of each row given the effects of its group, (rows, effects)."""
@@ -455,6 +567,17 @@ class IntegratedEffects(BaseModel):
     def decide(self, expected: np.ndarray) -> np.ndarray | None:
         """As the family does."""
         return self.family.decide(expected)
+
+
+def _laid_out(theta: Params, flat: jax.Array) -> Params:
+    """A flat vector as parameters in the layout of theta."""
+    leaves, structure = jax.tree.flatten(theta)
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    parts = [
+        flat[end - leaf.size : end].reshape(leaf.shape)
+        for end, leaf in zip(ends, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, parts)
 
 
 def _members(rows: Rows) -> Rows:

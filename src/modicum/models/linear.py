@@ -183,6 +183,30 @@ class LinearPredictorModel(BaseModel):
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Mask of outcomes outside the family's support, and what the support is."""
 
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """Variance of the outcome given the vector of predictors of one row."""
+        raise SettingError(
+            f"{type(self).__name__} does not say what the variance of an outcome is; give it a "
+            "method `variance(eta)`."
+        )
+
+    def moments(self, eta: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Mean and variance of the outcome given the vector of predictors of one row."""
+        return self.mean(eta), self.variance(eta)
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Draw an outcome for each vector of predictors, as floating numbers.
+
+        `eta` has shape (..., q + extras), that of `predictor_vector` with any axes before it, and
+        the answer has its leading axes. `batch` holds what else an outcome depends on, one entry
+        per row along the last of these: the trials of a binomial. Times are drawn to their end,
+        as if none were censored.
+        """
+        raise SettingError(
+            f"{type(self).__name__} does not say how outcomes are drawn; give it a method "
+            "`draw_outcomes(rng, eta, batch)` that draws one for each vector of predictors."
+        )
+
     def predictors(self, rows: Rows) -> int:
         """Return the number q of linear predictors; 0 means one, without an axis of its own."""
         del rows
@@ -247,7 +271,7 @@ class LinearPredictorModel(BaseModel):
         if not absent:
             return jax.vmap(self.mean)(predictors)
         xi, w = np.polynomial.hermite_e.hermegauss(NEW_GROUP_NODES)
-        sd = self._spread_of_new_groups(theta, batch, absent)
+        sd = self.spread_of_new_groups(theta, batch, absent)
 
         def at_node(xi: jax.Array) -> jax.Array:
             return jax.vmap(self.mean)(predictors.at[:, 0].add(sd * xi))
@@ -258,7 +282,7 @@ class LinearPredictorModel(BaseModel):
         """Groups of the model that the rows of a batch do not say."""
         return frozenset(t.field for t in self.group_terms if t.field not in batch)
 
-    def _spread_of_new_groups(
+    def spread_of_new_groups(
         self, theta: Params, batch: Batch, absent: frozenset[str]
     ) -> jax.Array:
         """Standard deviation, in each row, of what effects of these groups add to eta."""
@@ -329,21 +353,22 @@ class LinearPredictorModel(BaseModel):
             self.extra_scale(name) is None and extra_key(name) not in given for name in self.extras
         )
 
-    def resolved(self, rows: Rows) -> Self:
+    def resolved(self, rows: Rows, of: Moments | None = None) -> Self:
         """Return the model with its priors in numbers, by one pass over the rows where needed.
 
-        Each setting stands by itself: what is given as a number stays a number in raw units.
+        Each setting stands by itself: what is given as a number stays a number in raw units. With
+        the moments `of` all rows, no pass is made.
         """
         coding = grouped(self.group_terms, rows)
         coded = self if coding == self.coding else replace(self, coding=coding)
         if self.resolved_priors is not None or self.has_raw_priors:
             return coded
-        of = self._moments(rows) if self.needs_moments else None
+        of = self._moments(rows, of) if self.needs_moments else None
         return replace(coded, resolved_priors=self.priors_for(rows, of))
 
-    def _moments(self, rows: Rows) -> Moments:
+    def _moments(self, rows: Rows, of: Moments | None) -> Moments:
         """Of the common columns."""
-        of = moments(rows)
+        of = moments(rows) if of is None else of
         if not self.groups:
             return of
         common = list(common_columns(self.group_terms, rows))
@@ -520,6 +545,10 @@ class LinearPredictorModel(BaseModel):
     def extra_prior(self, name: str, of: Moments) -> Normal:
         """Return the default prior of an extra parameter."""
         raise KeyError(name)
+
+    def expansions(self) -> dict[str, str | None]:
+        """What a family has besides coefficients: logarithms, and logits, near them for chances."""
+        return dict.fromkeys(self.extras)
 
     def likelihood_layout(self, theta: Params) -> Params:
         """All but the parameters of priors, which are the last."""

@@ -117,7 +117,7 @@ class NeuralModel(BaseModel):
         if rows.coding is not None:
             raise DataError(
                 "networks read columns of numbers and no codes; give them each level as a column "
-                "of zeros and ones, as Rows.from_table(..., categorical=[...]) makes it."
+                "of zeros and ones, as Rows.from_table(..., dense=True) makes it."
             )
         self.require(rows, "x", "y")
         if "offset" in rows.fields:

@@ -5,6 +5,7 @@ from modicum.passes.engine import Engine, LocalEngine
 from modicum.passes.mode import NEAR, ModeRecord, find_mode
 from modicum.passes.modes import Modes, Starts
 from modicum.passes.nodes import common_start, units_of, with_nodes
+from modicum.passes.quadratic import Quadratic
 from modicum.passes.sums import Sums
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "LocalEngine",
     "ModeRecord",
     "Modes",
+    "Quadratic",
     "Starts",
     "Sums",
     "anchor_at",

@@ -174,7 +174,8 @@ def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[M
     causes = prior_warnings(called, away, spread, sums.target.has_normal_prior)
     per_row = anchor.C / len(sums.rows)
     doubtful = causes or per_row > LIKELY or np.any(spread > VAGUE)
-    if doubtful and not sums.target.model.has_groups:  # whose effects have a prior of their own
+    # Effects of groups have a prior of their own, and some of the rows cannot tell of all.
+    if doubtful and not sums.target.model.has_groups and sums.rest is None:
         theta = sums.target.unravel(anchor.point)
         separated, passes = sums.target.model.separation(sums.rows, theta)
         sums.enter("separation", passes, "density", passes)

@@ -1,14 +1,14 @@
 """Draws of integrated effects, afterwards, from the rows of their groups.
 
 Given a draw of the coefficients and of the effects' covariance, groups are independent. Their
-effects are drawn by independence-Metropolis steps whose proposals are N(centre, spread spread') of
-each group at the anchor, along the posterior's draws.
+effects are drawn by independence-Metropolis steps whose proposals are a little wider than the
+normal that each group's integrand nearly is at that draw.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,23 +16,31 @@ import numpy as np
 
 from modicum.models import IntegratedEffects, Target
 from modicum.models.integrated import FlatGroups
-from modicum.random import IMPL
+from modicum.random import Stream, key
 from modicum.runtime import SCATTERS, in_double_precision, jit
 
-__all__ = ["draw_effects", "expected_given"]
+__all__ = ["DrawnEffects", "draw_effects", "effect_shift", "expected_given"]
 
 STEPS = 4  # Metropolis steps from one draw of the posterior to the next
-WIDER = 1.15  # proposals than the groups' own spread: nodes are those of the anchor
+WIDER = 1.15  # proposals than the normal approximation
 STEADY = 20  # steps before the first draw
+
+
+class DrawnEffects(NamedTuple):
+    """Effects of some groups at each of some points, and how well they were drawn."""
+
+    effects: np.ndarray  # (points, groups, effects)
+    acceptance: np.ndarray  # of the proposals for each group, on average
 
 
 @in_double_precision
 def draw_effects(
     target: Target, batch: Any, points: np.ndarray, seed: int, chunk: int
-) -> np.ndarray:
-    """Effects of the groups of a chunk at each of the flat points: (points, groups, effects)."""
-    key = jax.random.fold_in(jax.random.key(seed, impl=IMPL), chunk)
-    return np.asarray(_draw_effects(target, batch, jnp.asarray(points), key))
+) -> DrawnEffects:
+    """Draw the effects of the groups of a chunk at each of the flat points."""
+    stream = jax.random.fold_in(key(seed, Stream.EFFECTS), chunk)
+    found, accepted = _draw_effects(target, batch, jnp.asarray(points), stream)
+    return DrawnEffects(np.asarray(found), np.asarray(accepted))
 
 
 @jit(static=0)
@@ -45,43 +53,57 @@ def expected_given(model: IntegratedEffects, draws: Any, found: Any, batch: Any)
     return jax.vmap(of_draw)(draws, found)
 
 
+@in_double_precision
+def effect_shift(model: IntegratedEffects, effects: np.ndarray, batch: Any) -> np.ndarray:
+    """What effects (draws, rows, effects) add to the predictors of rows, (draws, rows)."""
+    seen = dict(batch) | {"y": np.zeros(effects.shape[1])}
+    return np.sum(np.asarray(model.effect_columns(seen)) * effects, axis=2)
+
+
 @jit(static=0, options=SCATTERS)
-def _draw_effects(target: Target, batch: Any, points: jax.Array, key: jax.Array) -> jax.Array:
-    """Effects T v of the groups of a chunk at each point, (points, groups, effects)."""
+def _draw_effects(
+    target: Target, batch: Any, points: jax.Array, key: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Effects T v of the groups of a chunk at each point, and the proposals' acceptance."""
     model = target.model
     assert isinstance(model, IntegratedEffects)
     flat = FlatGroups.of(batch)
     z = model.effect_columns(flat.rows)
-    centre = jnp.asarray(batch["group_centre"], jnp.float64)
-    spread = WIDER * jnp.asarray(batch["group_spread"], jnp.float64)
+    anchor = target.unravel(jnp.asarray(batch["group_point"]))
+    near = model.integrands(anchor, batch["group_centre"], flat)
 
-    def log_ratio(theta: Any, eta: jax.Array, v: jax.Array, xi: jax.Array) -> jax.Array:
-        """Log of target over proposal at v = centre + spread xi, of each group."""
-        shift = jnp.sum(z * flat.spread(v @ model.covariance.factor(theta).T), axis=1)
-        f = model.of_row(eta + shift, model.extras_of(theta), flat.rows)
-        return flat.sum(f) - 0.5 * jnp.sum(v**2 - xi**2, axis=1)
-
-    def step(theta: Any, eta: jax.Array, key: jax.Array, state: Any) -> Any:
-        v, now = state
-        normal_key, uniform_key = jax.random.split(key)
-        xi = jax.random.normal(normal_key, v.shape)
-        proposed = centre + jnp.einsum("jab,jb->ja", spread, xi)
-        then = log_ratio(theta, eta, proposed, xi)
-        accept = jnp.log(jax.random.uniform(uniform_key, now.shape)) < then - now
-        return jnp.where(accept[:, None], proposed, v), jnp.where(accept, then, now)
-
-    def at_point(steps: int, carry: jax.Array, item: Any) -> tuple[jax.Array, jax.Array]:
+    def at_point(steps: int, start: jax.Array, item: Any) -> Any:
         t, key = item
         theta = target.unravel(t)
         eta = model.family.linear(theta, flat.rows).astype(jnp.float64)
-        xi = jnp.einsum("jab,jb->ja", jnp.linalg.inv(spread), carry - centre)
-        state = (carry, log_ratio(theta, eta, carry, xi))
+        T, extras = model.covariance.factor(theta), model.extras_of(theta)
+        centre, spread = model.widths(near, T, model.shift(near, theta, anchor, flat))
+        spread = WIDER * spread
+
+        def log_ratio(v: jax.Array, xi: jax.Array) -> jax.Array:
+            """Log of target over proposal at v = centre + spread xi, of each group."""
+            f = model.of_row(eta + jnp.sum(z * flat.spread(v @ T.T), axis=1), extras, flat.rows)
+            return flat.sum(f) - 0.5 * jnp.sum(v**2 - xi**2, axis=1)
+
+        def step(k: int, state: Any) -> Any:
+            v, now, accepted = state
+            normal_key, uniform_key = jax.random.split(keys[k])
+            xi = jax.random.normal(normal_key, v.shape)
+            proposed = centre + jnp.einsum("jab,jb->ja", spread, xi)
+            then = log_ratio(proposed, xi)
+            accept = jnp.log(jax.random.uniform(uniform_key, now.shape)) < then - now
+            v = jnp.where(accept[:, None], proposed, v)
+            return v, jnp.where(accept, then, now), accepted + accept
+
         keys = jax.random.split(key, steps)
-        v, _ = jax.lax.fori_loop(0, steps, lambda k, s: step(theta, eta, keys[k], s), state)
-        return v, v @ model.covariance.factor(theta).T
+        xi = jnp.einsum("jab,jb->ja", jnp.linalg.inv(spread), start - centre)
+        state = (start, log_ratio(start, xi), jnp.zeros(flat.groups))
+        v, _, accepted = jax.lax.fori_loop(0, steps, step, state)
+        return v, (v @ T.T, accepted / steps)
 
     first, rest = jax.random.split(key)
+    centre = jnp.asarray(batch["group_centre"], jnp.float64)
     start, _ = at_point(STEADY, centre, (points[0], first))
     keys = jax.random.split(rest, len(points))
-    _, found = jax.lax.scan(partial(at_point, STEPS), start, (points, keys))
-    return found
+    _, (found, accepted) = jax.lax.scan(partial(at_point, STEPS), start, (points, keys))
+    return found, jnp.mean(accepted, axis=0)

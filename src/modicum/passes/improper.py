@@ -36,7 +36,7 @@ def require_proper(sums: Sums, at: Curvature, names: tuple[str, ...]) -> None:
             "such as mo.priors.Normal(0, 1)."
         )
     endless = None
-    if not sums.target.model.has_groups:
+    if not sums.target.model.has_groups and sums.rest is None:
         separated, passes = sums.target.model.separation(sums.rows, sums.target.unravel(at.point))
         sums.enter("separation", passes, "density", passes)
         endless = None if separated is None else "the outcome"

@@ -1,4 +1,4 @@
-"""Quadrature nodes at the anchor: found with the mode, then fixed beside the groups."""
+"""Where quadrature nodes are at the anchor: found with the mode, then kept beside the groups."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ CLOSE = 0.5  # posterior standard deviations: a start needs no more
 
 
 def with_nodes(sums: Sums, t: np.ndarray) -> tuple[Target, GroupedRows]:
-    """Fix the nodes of every group where they lie at `t`, by one pass."""
+    """Keep where the integrand of every group is at `t`, by one pass."""
     target, groups = sums.target, sums.rows
     model = target.model
     assert isinstance(model, IntegratedEffects)
     assert isinstance(groups, GroupedRows)
     sums.enter("nodes", 1, "gradient", passes=1)
     places = sums.engine.map_rows(partial(group_places, target.likelihood), t, groups, "nodes")
-    size = model.effects
-    nodes = NodePlaces(places[:, :size], places[:, size:].reshape(-1, size, size))
+    nodes = NodePlaces(places, np.array(t, np.float64)[: target.likelihood.size])
     fixed = replace(model, nodes_at=tuple(float(value) for value in t))
     return replace(target, model=fixed), groups.with_nodes(nodes)
 

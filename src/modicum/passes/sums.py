@@ -17,6 +17,7 @@ from modicum.passes.blocks import compiled_pass, sum_in_blocks
 from modicum.passes.engine import Engine
 from modicum.passes.groups import group_hessian_sum
 from modicum.passes.linear import linear_hessian_sum
+from modicum.passes.quadratic import Quadratic
 from modicum.rows import Rows
 from modicum.runtime import jit
 
@@ -37,17 +38,20 @@ class Sums:
         What does the summing.
     ledger
         Where row evaluations are counted.
+    rest
+        The log-likelihood of rows that are not here, which every sum includes; None: all are here.
     """
 
     target: Target
     rows: Rows
     engine: Engine
     ledger: Ledger
+    rest: Quadratic | None = None
 
     def value(self, t: np.ndarray, purpose: str) -> float:
         """Log-likelihood at `t`: the C of eq. 4.4 of the HMC-ECS paper."""
         (value,) = self._sweep(_value_sum, t, purpose, "density")
-        return float(value)
+        return float(value) + float(self._rest_values(t))
 
     def values(self, points: np.ndarray, purpose: str) -> np.ndarray:
         """Log-likelihood at many points, (points, d), by one pass over the rows."""
@@ -58,12 +62,14 @@ class Sums:
             self.rows,
             purpose,
         )
-        return np.asarray(values)
+        return np.asarray(values) + self._rest_values(points)
 
     def gradient(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray]:
         """Log-likelihood and its gradient at `t` (C and A)."""
         value, gradient = self._sweep(chunk_gradient, t, purpose, "gradient")
-        return float(value), self._padded(gradient)
+        return float(value) + float(self._rest_values(t)), self._padded(
+            gradient + self._rest_slopes(t)
+        )
 
     def gradients(self, points: np.ndarray, purpose: str) -> np.ndarray:
         """Gradient of the log-likelihood at many points, (points, d), by one pass."""
@@ -74,7 +80,7 @@ class Sums:
             self.rows,
             purpose,
         )
-        return self._padded(np.asarray(gradients))
+        return self._padded(np.asarray(gradients) + self._rest_slopes(points))
 
     def hessian(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray, np.ndarray]:
         """Log-likelihood, gradient and Hessian at `t` (C, A and B)."""
@@ -85,7 +91,11 @@ class Sums:
         elif isinstance(model, IntegratedEffects):
             chunk_sum = group_hessian_sum
         value, gradient, hessian = self._sweep(chunk_sum, t, purpose, "hessian")
-        both = self._padded(self._padded((hessian + hessian.T) / 2).T)
+        symmetric = (hessian + hessian.T) / 2
+        if self.rest is not None:
+            value, symmetric = value + self._rest_values(t), symmetric + self.rest.B
+            gradient = gradient + self._rest_slopes(t)
+        both = self._padded(self._padded(symmetric).T)
         return float(value), self._padded(gradient), both
 
     def enter(self, purpose: str, times: int, kind: Kind, passes: int) -> None:
@@ -101,6 +111,12 @@ class Sums:
             self.rows,
             purpose,
         )
+
+    def _rest_values(self, t: np.ndarray) -> np.ndarray | float:
+        return 0.0 if self.rest is None else self.rest.values(self._of_likelihood(t))
+
+    def _rest_slopes(self, t: np.ndarray) -> np.ndarray | float:
+        return 0.0 if self.rest is None else self.rest.slopes(self._of_likelihood(t))
 
     def _of_likelihood(self, t: np.ndarray) -> np.ndarray:
         """The entries that the likelihood reads: the first."""

@@ -1,6 +1,7 @@
 """The result of a run: summaries (signs and weights included), prediction, storage, ArviZ."""
 
 from modicum.posterior.alignment import FitRows
+from modicum.posterior.comparison import compare
 from modicum.posterior.guards import Warnings, convergence_warnings
 from modicum.posterior.posterior import Posterior
 from modicum.posterior.prediction import Prediction
@@ -14,5 +15,6 @@ __all__ = [
     "Score",
     "SteinDiscrepancy",
     "Warnings",
+    "compare",
     "convergence_warnings",
 ]

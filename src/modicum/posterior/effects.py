@@ -7,11 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError, suggestion, whole_number
+from modicum.errors import (
+    DataError,
+    ModicumWarning,
+    SettingError,
+    suggestion,
+    warn,
+    whole_number,
+)
 from modicum.ledger import Ledger
 from modicum.models import IntegratedEffects, LinearPredictorModel
 from modicum.passes import LocalEngine, Sums, with_nodes
@@ -29,15 +36,18 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
+    "KnownEffects",
     "effect_draws",
     "effects",
     "group_levels",
     "group_names",
+    "known_effects",
     "known_groups",
     "with_groups",
 ]
 
 CHUNK = 65_536  # rows whose groups are looked up at a time
+STICKY = 0.2  # share of proposals taken below which four per draw are too few
 
 
 def effects(
@@ -59,10 +69,23 @@ def effects(
             f"there are no effects of {group!r}{suggestion(group, known)}; "
             + (f"there are those of {', '.join(known)}." if known else "the model has no groups.")
         )
+    if isinstance(levels, str) or hasattr(levels, "columns") or isinstance(levels, Rows):
+        raise SettingError(
+            f"levels must be a list of levels of '{group}', not "
+            f"{'a name' if isinstance(levels, str) else type(levels).__name__}; the rows of the "
+            "fit, where they are needed, are rows=..."
+        )
     if rows is not None:
+        if not isinstance(rows, Rows):
+            raise SettingError(
+                f"rows must be the mo.Rows of the fit, not {type(rows).__name__}; a fit that was "
+                "not loaded from a file knows them."
+            )
         require_rows_of_fit(rows, fit.rows, None, "a table of effects")
-    if isinstance(model, LinearPredictorModel):
-        return _explicit(source, model, rows, group, levels, prob)
+    family = model.family if isinstance(model, IntegratedEffects) else model
+    assert isinstance(family, LinearPredictorModel)
+    if any(term.field == group for term in family.group_terms):
+        return _explicit(source, family, rows, group, levels, prob)
     if rows is None:
         raise SettingError(
             "effects that were integrated out are drawn from the rows of the fit, which a file "
@@ -84,7 +107,7 @@ def effects(
 def group_names(model: object) -> tuple[str, ...]:
     """The factors whose levels have effects."""
     if isinstance(model, IntegratedEffects):
-        return (model.group,)
+        return (model.group, *group_names(model.family))
     if isinstance(model, LinearPredictorModel):
         return tuple(dict.fromkeys(term.field for term in model.group_terms))
     return ()
@@ -161,8 +184,22 @@ def with_groups(
     return new, bool(names) and not absent
 
 
-def known_groups(source: Draws, fit: Fit, rows: Rows, new: AlignedRows, draws: int) -> Predictor:
-    """What predicts rows of groups that are among those of the fit, by the groups' own effects."""
+class KnownEffects(NamedTuple):
+    """Draws of the effects of those groups that some rows are in."""
+
+    model: IntegratedEffects
+    values: np.ndarray  # of the groups
+    draws: np.ndarray  # (draws, groups, effects)
+
+    def of_rows(self, batch: Batch) -> np.ndarray:
+        """The effects of each row's group, (draws, rows, effects)."""
+        return self.draws[:, np.searchsorted(self.values, batch[self.model.group])]
+
+
+def known_effects(
+    draws: dict[str, np.ndarray], fit: Fit, rows: Rows, new: AlignedRows
+) -> KnownEffects:
+    """Draw the effects of the groups that `new` rows are in, from the rows of the fit."""
     model = fit.model
     assert isinstance(model, IntegratedEffects)
     require_rows_of_fit(rows, fit.rows, None, "prediction for known groups")
@@ -180,14 +217,18 @@ def known_groups(source: Draws, fit: Fit, rows: Rows, new: AlignedRows, draws: i
             "new groups (groups='new') there."
         )
     ids = np.searchsorted(groups.index.values, asked)
-    subset, _ = thinned(source, draws)
-    found = np.concatenate(list(effect_draws(fit, groups, ids, subset)), axis=1)
+    drawn = np.concatenate(list(effect_draws(fit, groups, ids, draws)), axis=1)
+    return KnownEffects(model, asked, drawn)
+
+
+def known_groups(source: Draws, fit: Fit, rows: Rows, new: AlignedRows, draws: int) -> Predictor:
+    """What predicts rows of groups that are among those of the fit, by the groups' own effects."""
+    known = known_effects(thinned(source, draws)[0], fit, rows, new)
 
     @in_double_precision
     def predictor(draws: dict[str, np.ndarray], batch: Batch) -> np.ndarray:
-        which = np.searchsorted(asked, batch[model.group])
         rest = {name: v for name, v in batch.items() if name not in ("y", "weight")}
-        return np.asarray(expected_given(model, draws, found[:, which], rest))
+        return np.asarray(expected_given(known.model, draws, known.of_rows(batch), rest))
 
     return predictor
 
@@ -227,9 +268,32 @@ def effect_draws(
     sums = Sums(target, some, LocalEngine(progressbar=False), Ledger(rows=len(some)))
     some = with_nodes(sums, np.array(model.nodes_at))[1]
     points = np.ascontiguousarray(points[:, : plain.size])
+    accepted: list[np.ndarray] = []
 
     def chunk(k: int) -> np.ndarray:
         batch, present = some.chunk(k)
-        return draw_effects(plain, batch, points, seed, k)[:, present]
+        drawn = draw_effects(plain, batch, points, seed, k)
+        accepted.append(drawn.acceptance[present])
+        return drawn.effects[:, present]
 
-    return map(chunk, range(len(some.chunk_starts) - 1))
+    yield from map(chunk, range(len(some.chunk_starts) - 1))
+    _check_acceptance(np.concatenate(accepted), group_levels(some), model.group)
+
+
+def _check_acceptance(acceptance: np.ndarray, names: np.ndarray, group: str) -> None:
+    """Say so where proposals for a group are hardly ever taken, so that its draws stand still."""
+    worst, badly = int(np.argmin(acceptance)), int(np.sum(acceptance < STICKY))
+    if not badly:
+        return
+    warn(
+        ModicumWarning(
+            "effects-stuck",
+            f"effects of '{group}' were drawn by proposals that fit {badly} of "
+            f"{len(names):,} groups badly ({100 * acceptance[worst]:.2g}% were taken for "
+            f"{names[worst]}), so that their means, standard deviations and intervals are rough",
+            "ask for more draws (draws=...), or hold the effects explicitly (groups='explicit')",
+            acceptance=float(acceptance[worst]),
+            groups=badly,
+        ),
+        stacklevel=5,
+    )

@@ -22,6 +22,8 @@ DType: TypeAlias = np.dtype[Any]
 Level: TypeAlias = str | int | float | bool
 # Types that rows are held in; bytes are for images, which networks read as they are.
 STORED_TYPES = {"float32": np.float32, "float64": np.float64, "uint8": np.uint8}
+# What numbers were before they had the type of the rows, by NumPy's letter for it.
+KINDS = {"i": "integer", "u": "integer", "b": "boolean"}
 # NumPy has no arrays of more axes than 64; the first of them counts the rows.
 MOST_AXES = 32
 
@@ -30,12 +32,14 @@ MOST_AXES = 32
 class Field:
     """One named part of a row: `shape` is () for a scalar, (d,) for a vector of d numbers.
 
-    `dtype` is the type of codes; None for numbers, which have the type of the rows.
+    `dtype` is the type of codes; None for numbers, which have the type of the rows. `kind` is what
+    these numbers were before, where they were none of a floating type: "integer" or "boolean".
     """
 
     name: str
     shape: tuple[int, ...] = ()
     dtype: DType | None = None
+    kind: str | None = field(default=None, compare=False)
 
     @property
     def width(self) -> int:
@@ -70,6 +74,9 @@ class RowsSchema:
         The columns of the user's table that became ``offset`` and ``weight``.
     origin : mapping or None
         The encoding of the formula the rows were made by, as plain JSON values.
+    kinds : mapping of str to str
+        Fields that were handed over as whole numbers ("integer") or truth values ("boolean"), and
+        are those to models of one's own. Rows that differ in nothing else are alike.
 
     Examples
     --------
@@ -92,12 +99,15 @@ class RowsSchema:
     terms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     parts: Mapping[str, str] = field(default_factory=dict)
     origin: Mapping[str, object] | None = None
+    kinds: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def to_dict(self) -> dict[str, object]:
         """Return the schema as plain JSON values."""
         coding = {} if self.coding is None else {"coding": self.coding.to_dict()}
+        kinds = {"kinds": dict(self.kinds)} if self.kinds else {}
         return (
             coding
+            | kinds
             | _origin_entries(self)
             | {
                 "columns": list(self.columns),
@@ -125,6 +135,7 @@ class RowsSchema:
                     name: text(value) for name, value in mapping(saved["reference"]).items()
                 },
                 coding=_coding(saved),
+                kinds=_kinds(saved),
                 **_origin(saved),
             )
             if any(made.reference[name] not in levels for name, levels in made.levels.items()):
@@ -175,6 +186,11 @@ class Description:
     parts: Mapping[str, str] = field(default_factory=dict)
     origin: Mapping[str, object] | None = None
 
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Fields that were handed over as whole numbers or truth values, and as which."""
+        return {f.name: f.kind for f in self.fields if f.kind is not None}
+
     @cached_property
     def dtypes(self) -> dict[str, DType]:
         """The type of each field."""
@@ -223,6 +239,7 @@ class Description:
             terms=self.terms,
             parts=self.parts,
             origin=self.origin,
+            kinds=self.kinds,
         )
 
     @property
@@ -299,6 +316,7 @@ class Description:
                 },
             }
             | ({} if self.coding is None else {"coding": self.coding.to_dict()})
+            | ({"kinds": self.kinds} if self.kinds else {})
             | _origin_entries(self)
         )
 
@@ -313,11 +331,17 @@ class Description:
         if kind not in STORED_TYPES:
             raise ValueError(f"rows have type {kind!r}")
         fields = [mapping(f) for f in sequence(data["fields"])]
+        kinds = _kinds(data)
         made = cls(
             n=whole(data["rows"], 1),
             dtype=np.dtype(STORED_TYPES[kind]),
             fields=tuple(
-                Field(text(f["name"]), _shape(f["shape"]), _code_type(f.get("dtype")))
+                Field(
+                    text(f["name"]),
+                    _shape(f["shape"]),
+                    _code_type(f.get("dtype")),
+                    kinds.get(text(f["name"])),
+                )
                 for f in fields
             ),
             columns=tuple(map(text, sequence(data["columns"]))),
@@ -436,6 +460,14 @@ def _code_type(value: object) -> DType | None:
     if text(value) not in CODE_TYPES:
         raise ValueError(f"codes have type {value!r}")
     return np.dtype(CODE_TYPES[text(value)])
+
+
+def _kinds(saved: Mapping[str, object]) -> dict[str, str]:
+    kinds = {name: text(kind) for name, kind in mapping(saved.get("kinds", {})).items()}
+    for kind in kinds.values():
+        if kind not in KINDS.values():
+            raise ValueError(f"a field is of kind {short(kind)}")
+    return kinds
 
 
 def _shape(value: object) -> tuple[int, ...]:

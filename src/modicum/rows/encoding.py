@@ -26,6 +26,7 @@ from modicum.rows.checks import (
     require_exact,
     require_finite,
 )
+from modicum.rows.coding import CodedTerm, Coding, code_type
 from modicum.rows.description import (
     Array,
     Description,
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
 MOST_LEVELS = 10_000
 # Of a column of text that nobody called categorical.
 MOST_UNTOLD = 500
+# Fields that are no codes, and what a factor of such a name is called instead.
+RESERVED = ("x", "y", "offset", "weight")
+CODE = " (code)"
 NUMBER = r"[+-]?([0-9]+([.][0-9]*)?|[.][0-9]+)([eE][+-]?[0-9]+)?"
 
 
@@ -56,6 +60,7 @@ class ColumnChoice(NamedTuple):
     offset: str | None = None
     weight: str | None = None
     categorical: Sequence[str] | Mapping[str, Level | None] = ()
+    dense: bool = False
 
 
 @dataclass(frozen=True)
@@ -236,22 +241,23 @@ def _sorted(name: str, levels: Iterable[Level]) -> list[Level]:
     return sorted(values)  # all are texts, or all are numbers
 
 
-def write_treatment(
-    array: pa.Array, name: str, levels: tuple[Level, ...], out: Array, start: int
-) -> None:
-    """Write the treatment coding of `array` into `out` (rows, levels - 1)."""
+def level_codes(array: pa.Array, name: str, levels: tuple[Level, ...], start: int) -> Array:
+    """Return the place among `levels` of what each row of `array` holds."""
     values, codes = distinct(array, name, start)
     place = {level: i for i, level in enumerate(levels)}
-    places = np.array([place.get(value, -1) for value in values] or [-1])[codes]
+    places: Array = np.array([place.get(value, -1) for value in values] or [-1])[codes]
     if len(places) and places.min() < 0:
         row = int(np.argmax(places < 0))
         raise DataError(
             f"categorical column {name!r} holds {values[codes[row]]!r} in row {start + row}, which "
             "was not there on the first reading: the source changed, read it again."
         )
-    out[:] = 0
-    others = np.flatnonzero(places)
-    out[others, places[others] - 1] = 1
+    return places
+
+
+def code_field(column: str) -> str:
+    """Return the field that holds the codes of a column; the names of other fields are taken."""
+    return f"{column}{CODE}" if column in RESERVED else column
 
 
 def floating(types: Iterable[pa.DataType]) -> list[DType]:
@@ -315,6 +321,8 @@ class Encoder:
     dtype : numpy.dtype
     from_table : bool
         Whether the user could have said that a column is categorical.
+    dense : bool
+        Whether categorical columns become columns of zeros and ones; else they stay codes.
     """
 
     def __init__(
@@ -323,18 +331,18 @@ class Encoder:
         levels: Mapping[str, tuple[Level, ...]],
         dtype: DType,
         from_table: bool = True,
+        dense: bool = False,
     ) -> None:
-        self.roles, self.levels, self.dtype = roles, levels, dtype
-        self._from_table = from_table
+        self.roles, self.dtype = roles, dtype
+        self._levels, self._from_table = levels, from_table
+        self._coded = not dense and bool(levels)
         columns: list[str] = []
-        self._spans: dict[str, tuple[int, int]] = {}
+        self._spans: dict[str, slice] = {}  # of each predictor, among all columns
         for name in roles.predictors:
             first = len(columns)
-            coded = level_names(levels[name])[1:] if name in levels else ()
-            columns += [f"{name}[{v}]" for v in coded] or [name]
-            self._spans[name] = (first, len(columns))
-        parts = {"y": roles.outcome, "offset": roles.offset, "weight": roles.weight}
-        self._scalars = {part: name for part, name in parts.items() if name is not None}
+            of = level_names(levels[name])[1:] if name in levels else ()
+            columns += [f"{self._field(name)}[{v}]" for v in of] or [name]
+            self._spans[name] = slice(first, len(columns))
         clash = [name for name, count in Counter(columns).items() if count > 1]
         if clash:
             raise DataError(
@@ -342,44 +350,75 @@ class Encoder:
                 "categorical column: rename the other."
             )
         self.columns = tuple(columns)
-        self.fields = (Field("x", (len(columns),)), *(Field(part) for part in self._scalars))
-        self._labels = self.columns + tuple(self._scalars.values())
+        parts = {"y": roles.outcome, "offset": roles.offset, "weight": roles.weight}
+        self._scalars = {part: name for part, name in parts.items() if name is not None}
+        self.coding = self._coding() if self._coded else None
+        dense_places = range(len(columns)) if self.coding is None else self.coding.dense
+        labels = [columns[place] for place in dense_places]
+        self._width = len(labels)  # of x
+        self._labels = (*labels, *self._scalars.values())
+
+    def _field(self, name: str) -> str:
+        return code_field(name) if self._coded else name
+
+    def _coding(self) -> Coding:
+        """Numbers and codes in the order of the predictors."""
+        places = [span.start for name, span in self._spans.items() if name not in self._levels]
+        return Coding(
+            tuple(places),
+            tuple(
+                CodedTerm(code_field(name), span.start, span.stop - span.start)
+                for name, span in self._spans.items()
+                if name in self._levels
+            ),
+        )
 
     def describe(self, n: int) -> Description:
         """Describe `n` encoded rows."""
         roles = self.roles
         names = {"offset": roles.offset, "weight": roles.weight}
+        fields = [Field("x", (self._width,))] if self._width else []
+        if self._coded:
+            for name, levels in self._levels.items():
+                fields.append(Field(code_field(name), (), code_type(len(levels))))
         return Description(
             n=n,
             dtype=self.dtype,
-            fields=self.fields,
+            fields=(*fields, *map(Field, self._scalars)),
             columns=self.columns,
             outcome=roles.outcome,
-            levels=dict(self.levels),
+            levels={self._field(name): levels for name, levels in self._levels.items()},
+            coding=self.coding,
             parts={part: name for part, name in names.items() if name is not None},
         )
 
-    def encode(self, batch: pa.RecordBatch | pa.Table, start: int) -> Array:
-        """Packed rows (k, width) of a batch that begins at row `start`, every number checked."""
+    def encode(self, batch: pa.RecordBatch | pa.Table, start: int) -> dict[str, Array]:
+        """Fields of a batch that begins at row `start`, every number checked."""
         out = np.empty((batch.num_rows, len(self._labels)), self.dtype)
         originals: dict[int, Array] = {}
-        for name, (first, last) in self._spans.items():
+        fields: dict[str, Array] = {}
+        at = 0  # column of x
+        for name, span in self._spans.items():
             column = joined(batch.column(name))
-            if name in self.levels:
-                write_treatment(column, name, self.levels[name], out[:, first:last], start)
+            if name not in self._levels:
+                values = numbers(column, name, start, self._text_remedy(name))
+                originals[at] = self._put(values, name, out[:, at], start)
+                at += 1
+                continue
+            places = level_codes(column, name, self._levels[name], start)
+            if self._coded:
+                fields[code_field(name)] = places.astype(code_type(len(self._levels[name])))
             else:
-                originals[first] = self._put(
-                    numbers(column, name, start, self._text_remedy(name)),
-                    name,
-                    out[:, first],
-                    start,
-                )
-        for j, name in enumerate(self._scalars.values(), start=len(self.columns)):
+                others = np.arange(1, len(self._levels[name]))
+                out[:, at : at + len(others)] = places[:, None] == others
+                at += span.stop - span.start
+        for j, (part, name) in enumerate(self._scalars.items(), start=self._width):
             column = joined(batch.column(name))
             values = numbers(column, name, start, "convert it to numbers (such as 0 and 1) first")
             originals[j] = self._put(values, name, out[:, j], start)
+            fields[part] = out[:, j]
         require_finite(out, self._labels, start, lambda row, column: originals[column][row])
-        return out
+        return fields | ({"x": out[:, : self._width]} if self._width else {})
 
     def _text_remedy(self, name: str) -> str:
         if self._from_table:
@@ -396,12 +435,14 @@ class Encoder:
     def blocks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Array]:
         """Packed rows of all batches, in blocks that stay in cache."""
         weight = WeightCheck(self.roles.weight) if self.roles.weight else None
-        start, step = 0, block_rows(len(self._labels))
+        about = self.describe(1)
+        start, step = 0, block_rows(about.width)
         for batch in batches:
             for at in range(0, batch.num_rows, step):
-                block = self.encode(batch.slice(at, step), start)
+                fields = self.encode(batch.slice(at, step), start)
                 if weight:
-                    weight.add(block[:, -1], start)
+                    weight.add(fields["weight"], start)
+                block = about.pack(fields)
                 start += len(block)
                 yield block
         if start == 0:
@@ -437,7 +478,7 @@ def read_source(
                 remedy = f"pass {argument('categorical', [name])} to code the column as levels"
                 refuse_stray_text(source, name, levels[name], remedy)
                 _refuse_many(name, levels[name])
-    encoder = Encoder(roles, levels, kind)
+    encoder = Encoder(roles, levels, kind, dense=choice.dense)
     return encoder, encoder.blocks(source.batches(roles.needed))
 
 
@@ -451,8 +492,8 @@ def _with_text(roles: Roles, source: Source) -> Roles:
 def _refuse_many(name: str, levels: tuple[Level, ...]) -> None:
     if len(levels) > MOST_UNTOLD:
         raise DataError(
-            f"column {name!r} holds text with {len(levels):,} levels, which would become as many "
-            "columns: use mo.fit, where they stay codes, leave the column out, or pass "
+            f"column {name!r} holds text with {len(levels):,} levels, and each would have a "
+            "coefficient: let it be a group of mo.fit, (1 | column), leave the column out, or pass "
             f"{argument('categorical', [name])} if that is meant."
         )
 
@@ -495,28 +536,37 @@ def read_table_like(
                 f"the other rows do not say which column of the table is the {part}: make rows "
                 f"of it with Rows.from_table(table, {part}=...)."
             )
-    coded = {f"{name}[{v}]": name for name, levels in schema.levels.items() for v in levels[1:]}
-    predictors = list(dict.fromkeys(coded.get(column, column) for column in schema.columns))
     source = TableSource(table)
+    column_of = {field: _table_column(field, source.names) for field in schema.levels}
+    coded = {f"{f}[{v}]": column_of[f] for f, levels in schema.levels.items() for v in levels[1:]}
+    predictors = list(dict.fromkeys(coded.get(column, column) for column in schema.columns))
     weight = schema.parts.get("weight")
     choice = ColumnChoice(
         schema.outcome if outcome else None,
         predictors,
         schema.parts.get("offset"),
         weight if outcome and weight in source.names else None,
-        schema.reference,
+        {column_of[field]: level for field, level in schema.reference.items()},
     )
     roles = resolve(source.names, choice)
     if source.rows == 0:
         raise DataError("there are no rows in the data: at least one is needed.")
     plain = [name for name in roles.needed if name not in roles.categorical]
-    levels = {name: _levels_like(source, name, schema.levels[name]) for name in roles.categorical}
-    encoder = Encoder(roles, levels, as_dtype(None, floating(source.types(plain))))
+    known = {column_of[field]: levels for field, levels in schema.levels.items()}
+    levels = {name: _levels_like(source, name, known[name]) for name in roles.categorical}
+    kind = as_dtype(None, floating(source.types(plain)))
+    encoder = Encoder(roles, levels, kind, dense=schema.coding is None)
     # The names are those of the other rows, however this table writes its levels.
     about = replace(
         encoder.describe(source.rows or 0), columns=schema.columns, levels=dict(schema.levels)
     )
     return about, encoder.blocks(source.batches(roles.needed))
+
+
+def _table_column(field: str, names: Sequence[str]) -> str:
+    """Return the column of a table that a field of codes was made of; undoes `code_field`."""
+    plain = field.removesuffix(CODE)
+    return plain if field not in names and plain in RESERVED else field
 
 
 def _levels_like(source: Source, name: str, known: Sequence[str]) -> tuple[Level, ...]:

@@ -21,7 +21,7 @@ from modicum.rows.checks import (
     require_finite,
 )
 from modicum.rows.coding import code_type, treatment
-from modicum.rows.description import Array, Description, DType, Field, Level
+from modicum.rows.description import KINDS, Array, Description, DType, Field, Level
 from modicum.rows.encoding import (
     MOST_LEVELS,
     ColumnChoice,
@@ -34,7 +34,8 @@ from modicum.rows.encoding import (
 )
 from modicum.rows.sources import TableSource, arrow_column, is_series, is_table, library
 
-# Fields of one number per row; an offset may also hold one per class.
+# Fields of one number per row; an offset may also hold one per class, and what a model of one's own
+# calls y is its business.
 SCALARS = ("y", "offset", "weight")
 
 
@@ -48,6 +49,7 @@ class ArrayField:
         self._array = array = _as_array(name, value)
         self.n, self.shape = array.shape[0], array.shape[1:]
         self.floating = [array.dtype] if array.dtype.kind == "f" else []
+        self.kind = KINDS.get(array.dtype.kind)
 
     def squeeze(self) -> None:
         """Drop a trailing axis of one."""
@@ -95,6 +97,7 @@ class FrameField:
         roles = Roles(name, ()) if alone else resolve(source.names, ColumnChoice(outcome=None))
         self._roles, self._table = roles, source.table(roles.needed)
         self.floating = floating(self._table.schema.types)
+        self.kind = _kind_of(self._table.schema.types)
         self.n, self.columns = self._table.num_rows, source.names
         self.shape: tuple[int, ...] = () if series else (len(source.names),)
 
@@ -107,7 +110,8 @@ class FrameField:
         """Rows from `start` up to `stop`."""
         piece = self._table.slice(start, stop - start)
         encoder = Encoder(self._roles, {}, dtype, from_table=False)
-        return encoder.encode(piece, start).reshape(-1, *self.shape)
+        (made,) = encoder.encode(piece, start).values()
+        return made.reshape(-1, *self.shape)
 
     def whole(self, dtype: DType, labels: Sequence[str]) -> Array:
         """All rows."""
@@ -116,6 +120,16 @@ class FrameField:
         for start in range(0, self.n, step):
             made[start : start + step] = self.part(start, start + step, dtype, labels)
         return made
+
+
+def _kind_of(types: Sequence[Any]) -> str | None:
+    """What columns hold, by their types in Arrow: all whole numbers, or all truth values."""
+    import pyarrow.types as kinds
+
+    for kind, holds in (("integer", kinds.is_integer), ("boolean", kinds.is_boolean)):
+        if all(holds(each) for each in types):
+            return kind
+    return None
 
 
 class CodesField:
@@ -134,6 +148,7 @@ class CodesField:
     title: str | None = None
     shape: tuple[int, ...] = ()
     floating: Sequence[DType] = ()
+    kind: str | None = None
 
     def __init__(self, name: str, value: object, levels: tuple[Level, ...] | None = None) -> None:
         values, codes, in_order = _level_codes(name, value)
@@ -253,7 +268,7 @@ class FieldSet:
         if n == 0:
             raise DataError(f"field {next(iter(lengths))!r} has no rows: at least one is needed.")
         made = tuple(
-            Field(name, raw.shape, raw.dtype if isinstance(raw, CodesField) else None)
+            Field(name, raw.shape, raw.dtype if isinstance(raw, CodesField) else None, raw.kind)
             for name, raw in self._raw.items()
         )
         kind = as_dtype(dtype, [f for raw in self._raw.values() for f in raw.floating])
@@ -401,7 +416,7 @@ def _field(name: str, value: object) -> RawField:
     made: ArrayField | FrameField = FrameField(name, value) if framed else ArrayField(name, value)
     if name in SCALARS and made.shape == (1,):
         made.squeeze()  # (n, 1) can only mean n numbers here; kept, it would broadcast to (n, n)
-    several = name == "offset" and len(made.shape) == 1  # one per class, for softmax
+    several = name == "y" or (name == "offset" and len(made.shape) == 1)  # one per class: softmax
     if name in SCALARS and made.shape != () and not several:
         raise DataError(
             f"field {name!r} has shape {(made.n, *made.shape)}: it must hold one number per row."

@@ -27,10 +27,10 @@ MOST_GROUPS = 1024  # of such a batch
 
 
 class NodePlaces(NamedTuple):
-    """Where the quadrature nodes of each group lie: v = centre + spread xi."""
+    """Where the groups' integrands have their modes, and at which parameters."""
 
     centre: Array  # (groups, effects)
-    spread: Array  # (groups, effects, effects)
+    point: Array  # the flat vector of parameters
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class GroupedRows(Rows):
 
     A batch holds the fields of all rows of its groups, flat, and besides `group` (of each row,
     numbered within the batch; padding has the number of groups), `group_rows` (rows of each
-    group), and, once they are known, `group_centre` and `group_spread` (`NodePlaces`). A field
+    group), and, once they are known, `group_centre` and `group_point` (`NodePlaces`). A field
     `weight` is called `row_weight`, since it belongs to the rows and not to the groups.
 
     Parameters
@@ -141,10 +141,10 @@ class GroupedRows(Rows):
     index
         Which of them are in which group.
     nodes
-        Where the quadrature nodes of the groups lie, once that is known.
+        Where the quadrature nodes of the groups are, once that is known.
     """
 
-    RESERVED = ("group_of_row", "group_rows", "group_centre", "group_spread", "row_weight")
+    RESERVED = ("group_of_row", "group_rows", "group_centre", "group_point", "row_weight")
 
     def __init__(self, members: Rows, index: GroupIndex, nodes: NodePlaces | None = None) -> None:
         self._description, self._backend = members._description, members._backend
@@ -212,7 +212,9 @@ class GroupedRows(Rows):
         positions, _ = self.index.some(ids)
         members = self.members.subset(self.index.row_ids(positions))
         start = np.r_[0, np.cumsum(self.index.size[ids])]
-        nodes = None if self.nodes is None else NodePlaces(*(part[ids] for part in self.nodes))
+        nodes = self.nodes
+        if nodes is not None:
+            nodes = NodePlaces(nodes.centre[ids], nodes.point)
         index = GroupIndex(self.index.field, self.index.values[ids], start, None)
         some = GroupedRows(members, index, nodes)
         some.flat_rows, some.flat_groups = self.flat_rows, self.flat_groups  # compiled already
@@ -241,8 +243,9 @@ class GroupedRows(Rows):
 
     @cached_property
     def flat_groups(self) -> int:
-        """Groups that a chunk has room for."""
-        return min(MOST_GROUPS, len(self))
+        """Groups that a chunk has room for: more where one giant group makes chunks large."""
+        wide = MOST_GROUPS * -(-self.flat_rows // FLAT_ROWS)
+        return min(wide, len(self))
 
     def chunk(self, index: int) -> tuple[dict[str, Array], Array]:
         """Chunk `index` of a pass in arrays of one shape for all, and which groups are present."""
@@ -266,5 +269,5 @@ class GroupedRows(Rows):
         batch |= {"group_of_row": which, "group_rows": size.astype(np.int32)}
         if self.nodes is not None:
             batch["group_centre"] = self.nodes.centre[padded]
-            batch["group_spread"] = self.nodes.spread[padded]
+            batch["group_point"] = self.nodes.point
         return batch

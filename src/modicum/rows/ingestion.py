@@ -58,6 +58,7 @@ def ingest(
     overwrite: bool = False,
     encoding: str = "utf-8",
     sort_by: str | None = None,
+    dense: bool = False,
 ) -> Rows:
     r"""Write a row store from files, a table or arrays, and open it.
 
@@ -72,7 +73,7 @@ def ingest(
         mapping of field names to arrays (then the column arguments do not apply), or `Rows`.
     store : path
         The folder to make.
-    outcome, predictors, offset, weight, categorical
+    outcome, predictors, offset, weight, categorical, dense
         As in `Rows.from_table`. Categorical columns of CSV files are read as text: "01234" and
         "1234" are two levels.
     dtype : float32, float64, uint8 or None
@@ -109,7 +110,7 @@ def ingest(
         whole_number("shard_rows", shard_rows)
     if not isinstance(store, str | os.PathLike):
         raise SettingError(f"the store must be a path, not a {type(store).__name__}.")
-    choice = ColumnChoice(outcome, predictors, offset, weight, categorical)
+    choice = ColumnChoice(outcome, predictors, offset, weight, categorical, dense)
     table = _recognise(source, choice, encoding)
     while True:
         try:
@@ -180,8 +181,8 @@ def _packed(
     if isinstance(source, Rows | Mapping):
         if choice != ColumnChoice():
             raise SettingError(
-                "outcome, predictors, offset, weight and categorical name columns of a table, and "
-                "the source already has fields: leave them out."
+                "outcome, predictors, offset, weight, categorical and dense are about the columns "
+                "of a table, and the source already has fields: leave them out."
             )
         if isinstance(source, Mapping):
             arrays = {name: value for name, value in source.items() if name != "codes"}

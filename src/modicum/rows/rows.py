@@ -53,7 +53,8 @@ class Rows:
         Predictors, a column of ones included if an intercept is wanted.
     y, offset, weight : array of shape (n,) or series, optional
         Outcome, known part of the linear predictor, and non-negative weight of each row. A column
-        vector (n, 1) is taken as (n,); any other shape is refused.
+        vector (n, 1) is taken as (n,). For a model of your own the outcome may have any shape;
+        families refuse one of several numbers per row.
     columns : sequence of str, optional
         Names of the columns of `x`; by default those of the data frame, else x0, x1, ...
     codes : mapping of str to array or series, or data frame, optional
@@ -68,7 +69,8 @@ class Rows:
         where they are integers or the type is. Bytes (uint8) are for images, which networks
         (`mo.models.MLP`, `mo.models.CNN`) read as they are.
     **fields : array of shape (n, ...)
-        Further fields, of any trailing shape. Fields that are None are dropped.
+        Further fields, of any trailing shape. Fields that are None are dropped. What was given as
+        whole numbers or truth values (`Rows.kinds`) is handed to a model of your own as such.
 
     Examples
     --------
@@ -129,6 +131,7 @@ class Rows:
         categorical: Sequence[str] | Mapping[str, Level | None] = (),
         dtype: object = None,
         like: object = None,
+        dense: bool = False,
     ) -> Rows:
         """Make rows of a pandas or polars data frame or a pyarrow table.
 
@@ -142,14 +145,19 @@ class Rows:
         offset, weight : str, optional
             Columns that become ``offset`` and ``weight``.
         categorical : sequence of str, or mapping of str to level
-            Predictors that are coded by treatment contrasts: one column of zeros and ones for each
-            level but the reference. The mapping gives the reference levels; the default is the
-            first level in sorted order (that of numbers, where all levels are numbers or read as
-            such). Only levels that occur count.
+            Predictors that have levels, besides those of text and categories. They are held as
+            integer codes, of the smallest type that fits, and enter a regression as treatment
+            contrasts: one coefficient for each level but the reference. The mapping gives the
+            reference levels; the default is the first level in sorted order (that of numbers,
+            where all levels are numbers or read as such). Only levels that occur count.
         dtype : float32, float64, uint8 or None
         like : Posterior, Rows or RowsSchema, optional
             A fit, or other rows, whose columns, levels and formula the table is encoded by. The
             rows have an outcome if the table does. Other arguments do not apply.
+        dense : bool
+            Whether each level but the reference becomes a column of ``x``, of zeros and ones, for
+            networks and models of one's own, which read ``x`` alone. A regression is the same
+            either way, and codes take less memory and time.
 
         Examples
         --------
@@ -158,16 +166,18 @@ class Rows:
         >>> rows = Rows.from_table(flights, outcome="late", categorical=["carrier"])
         >>> rows.columns
         ('carrier[DL]', 'carrier[UA]')
-        >>> Rows.from_table(flights[:1], like=rows).slice(0, 1)["x"]
-        array([[0., 1.]])
+        >>> Rows.from_table(flights[:1], like=rows).slice(0, 1)["carrier"]
+        array([2], dtype=uint8)
         """
         if like is not None:
-            if (outcome, predictors, offset, weight, categorical) != ("y", None, None, None, ()):
+            if ColumnChoice(outcome, predictors, offset, weight, categorical, dense) != (
+                ColumnChoice()
+            ):
                 raise SettingError(
                     "the columns are those of the rows that like= names: leave the others out."
                 )
             return _like(table, like, dtype)
-        choice = ColumnChoice(outcome, predictors, offset, weight, categorical)
+        choice = ColumnChoice(outcome, predictors, offset, weight, categorical, dense)
         description, blocks = read_table(table, choice, dtype)
         return cls._at(description, fill(description, blocks))
 
@@ -192,8 +202,8 @@ class Rows:
         >>> flights = pd.DataFrame({"late": [1, 0, 1], "carrier": ["UA", "AA", "DL"]})
         >>> rows = Rows.from_table(flights, outcome="late", categorical=["carrier"])
         >>> new = pd.DataFrame({"carrier": ["UA"]})
-        >>> Rows.from_table_like(new, rows.schema, outcome=False).slice(0, 1)["x"]
-        array([[0., 1.]])
+        >>> Rows.from_table_like(new, rows.schema, outcome=False).slice(0, 1)["carrier"]
+        array([2], dtype=uint8)
         """
         if schema.origin is not None:
             encoding = FormulaEncoding.from_dict(schema.origin)
@@ -363,6 +373,19 @@ class Rows:
     def fields(self) -> dict[str, tuple[int, ...]]:
         """Shape of one row of each field: () for a scalar, (d,) for ``x``."""
         return {f.name: f.shape for f in self._description.fields}
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Fields that were handed over as whole numbers ("integer") or truth values ("boolean").
+
+        They are held in the type of the rows, in which they are exact.
+
+        Examples
+        --------
+        >>> Rows(school=[3, 1], treated=[True, False], y=[0.5, 1.5]).kinds
+        {'school': 'integer', 'treated': 'boolean'}
+        """
+        return self._description.kinds
 
     @property
     def dtype(self) -> DType:

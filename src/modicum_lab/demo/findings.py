@@ -10,7 +10,7 @@ import pandas as pd
 
 from modicum.posterior import Posterior
 from modicum.rows import Rows
-from modicum_lab.demo.flights import Flights, encode_like
+from modicum_lab.demo.flights import Flights, rows_like
 
 __all__ = [
     "Findings",
@@ -101,7 +101,7 @@ def chance_by_destination(
 
 
 def _chance(post: Posterior, table: pd.DataFrame, flights: Flights, rows: Rows) -> pd.DataFrame:
-    chance = post.predict({"x": encode_like(table, flights, rows)}, draws=1000, prob=PROB)
+    chance = post.predict(rows_like(table, flights, rows), draws=1000, prob=PROB)
     return pd.DataFrame({"mean": chance.mean, "lower": chance.lower, "upper": chance.upper})
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,7 @@ import pandas as pd
 from modicum.errors import DataError
 from modicum.rows import Rows
 
-__all__ = ["FACTORS", "LATE_MINUTES", "Flights", "encode_like", "flight_rows", "load_flights"]
+__all__ = ["FACTORS", "LATE_MINUTES", "Flights", "flight_rows", "load_flights", "rows_like"]
 
 FACTORS = ("carrier", "origin", "dest", "month", "hour")
 LATE_MINUTES = 30
@@ -112,12 +111,10 @@ def flight_rows(flights: Flights) -> Rows:
     )
 
 
-def encode_like(table: pd.DataFrame, flights: Flights, rows: Rows) -> np.ndarray:
-    """Code other flights, real or imagined, in the columns of `rows`."""
-    columns: dict[str, Any] = {"distance": _standardised(table["distance"], flights)}
-    for name, levels in rows.levels.items():
-        columns |= {f"{name}[{level}]": table[name] == level for level in levels[1:]}
-    return np.column_stack([columns[name] for name in rows.columns]).astype(np.float32)
+def rows_like(table: pd.DataFrame, flights: Flights, rows: Rows) -> Rows:
+    """Code other flights, real or imagined, by the levels of `rows`."""
+    table = table.assign(distance=_standardised(table["distance"], flights))
+    return Rows.from_table(table, like=rows)
 
 
 def _standardised(miles: pd.Series[float], flights: Flights) -> pd.Series[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -45,6 +45,7 @@ class EnergyConserving(Method):
     certainty: int | Literal["auto"] = "auto"
     precision: Literal["float64", "float32"] = "float64"
     memory_limit: int | None = None
+    of_digests: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self._check()
@@ -138,7 +139,7 @@ class EnergyConserving(Method):
     def account(self, task: Task, plan: Plan, history: History) -> None:
         """Enter what full-data HMC would have cost, and the step size that was used."""
         steps = sum(int(part["n_steps"].sum()) for part in (history.warmup, history.stats) if part)
-        task.ledger.full_data = task.ledger.by_purpose.get("mode", 0) + steps * len(task.rows)
+        task.ledger.full_data = task.ledger.by_purpose.get("mode", 0) + steps * task.ledger.rows
         plan.tuning["step_size"] = {
             "value": float(np.mean(history.stats["step_size"])),
             "why": "set by hand"

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from modicum.errors import SettingError
 from modicum.kernels.adaptation import schedule
 from modicum.methods.base import Task
 from modicum.methods.ecs.pilot import Composition, Study
@@ -84,6 +85,11 @@ def burn_in(method: Scheduled, task: Task) -> BurnIn:
 
 
 def _burn_in(method: Scheduled, task: Task) -> BurnIn:
+    if task.sums.rest is not None:
+        raise SettingError(
+            "tuning='paper' starts from a subset of the rows, which a digest does not have; leave "
+            "`tuning` out."
+        )
     anchor = anchor_at(task.sums, _subset_mean(task))
     m = method.subsample or 0
     # Stages keep no checkpoint of their own: the whole burn-in is remembered at its end.

@@ -21,7 +21,6 @@ from modicum.methods.ecs.pilot import Composition, Study
 from modicum.methods.ecs.tuning import Certainty, Choice, choose
 from modicum.methods.full_data import WholeLogPosterior
 from modicum.passes import Anchor
-from modicum.passes.full_likelihood import hold
 from modicum.rows.groups import GroupedRows
 from modicum.run import History
 from modicum.runtime import in_double_precision
@@ -196,12 +195,12 @@ class HMCECS(EnergyConserving):
     def _with_all_rows(self, plan: Plan, study: Study) -> Plan:
         """Every proposal is judged by all rows: put them beside the subsample."""
         task = study.task
-        source, chunks = hold(task.rows, self.memory_limit)
+        whole, chunks = WholeLogPosterior.of(task, self.memory_limit)
         assert isinstance(plan.kernel, EnergyConservingKernel)
         exact: Chosen = {"value": 0.0, "why": "every proposal is judged by all rows"}
         return replace(
             plan,
-            kernel=DelayedAcceptanceKernel(plan.kernel, WholeLogPosterior(task.target, source)),
+            kernel=DelayedAcceptanceKernel(plan.kernel, whole),
             context=DelayedAcceptanceContext(plan.context, jnp.asarray(len(task.rows)), chunks),
             start_rows=plan.start_rows + len(task.rows),
             tuning=plan.tuning | {"bias_bound": exact},

@@ -20,7 +20,6 @@ import numpy as np
 from modicum.designs import (
     DESIGNS,
     CertaintyRows,
-    Design,
     Drawn,
     RowFacts,
     Weighted,
@@ -30,19 +29,21 @@ from modicum.designs import (
 from modicum.errors import ConvergenceError, ModicumWarning
 from modicum.estimators import GroupTaylor, LinearTaylor, control_variate, proxy
 from modicum.kernels.adaptation import schedule
-from modicum.kernels.base import ControlVariate, Estimator, Move, Pytree, straighten
+from modicum.kernels.base import ControlVariate, Estimator, Move, Pytree, RowDesign, straighten
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Chosen, Plan, Task, Tuning
 from modicum.methods.ecs.base import EnergyConserving
 from modicum.methods.ecs.tuning import (
+    Expansion,
     Pilot,
     Rehearsal,
+    choose_coordinates,
     evaluate,
     proxy_ratios,
     rehearse,
 )
-from modicum.methods.groups import GroupDesign, of_groups
+from modicum.methods.groups import of_groups, uneven_groups
 from modicum.methods.weights import (
     cached_rows,
     design_tables,
@@ -68,6 +69,7 @@ PILOT_GROUPS, SLOPE_GROUPS = 512, 64  # and groups
 DESIGN_DRAWS, DESIGN_DRAWS_OF_GROUPS = 8, 4  # at which rows are weighted
 SHARED = 0  # seed of what all runs have in common
 MOST_CERTAIN = 20_000  # rows that may be certain, if the table has four times as many
+COORDINATE_ROWS = 2_048  # by which coordinates of dispersions are judged
 REHEARSED = 4_096  # pilot rows that stand for all in a rehearsal
 NORMAL = 0.5  # sd of log posterior over normal approximation up to which nothing is rehearsed
 
@@ -109,18 +111,27 @@ class Study:
         task, anchor, order = self.task, self.anchor, self.method.order
         self.control_variate = control_variate(task.target, order, self.method.precision)
         # Normal priors are part of the proxy's quadratic, which leaves out its constant.
-        self.folded_prior = folded_prior(task.target, anchor.point)[0]
+        # Of groups the proxy has all of the prior as it is.
+        self.folded_prior = 0.0
+        if not isinstance(task.rows, GroupedRows):
+            self.folded_prior = folded_prior(task.target, anchor.point)[0]
         self.proxy = proxy(anchor, task.target, order)
         # One Newton step from t* is where the posterior is: pilot draws about t* itself would
         # flatter the control variates, whose residuals vanish there.
         self.centre = anchor.factor.T @ (anchor.A + self._prior_slope())
         weighing, self.draws = self._pilot_draws()
+        self.expansion = self._expansion(weighing)
+        if self.expansion.bend is not None:
+            self.proxy = self.proxy._replace(bend=self.expansion.bend)
         self.design = DESIGNS[self.method.design]()
         facts = self._facts(self._straight(weighing))
         self._weighted = design_tables(task, Weighted(), facts)
         self._tables: Pytree = self._weighted
         if type(self.design) is not Weighted:
             self._tables = design_tables(task, self.design, facts)
+        self.draws_rows: RowDesign = self.design
+        if isinstance(task.rows, GroupedRows):
+            self.draws_rows, _ = of_groups(self.design, self._tables, task.rows)
         self._evaluate()
 
     def _straight(self, draws: np.ndarray) -> np.ndarray:
@@ -158,6 +169,22 @@ class Study:
         weights = np.exp(ratios - np.max(ratios))
         draws = draws[rng.choice(CANDIDATES, RESAMPLED, p=weights / weights.sum())]
         return draws[:DESIGN_DRAWS_OF_GROUPS], draws
+
+    def _expansion(self, draws: np.ndarray) -> Expansion:
+        """Coordinates of the control variates, by residuals of some rows where it may matter."""
+        rows = self.task.rows
+        rng = generator(self.task.seed, Stream.COORDINATE_ROWS)
+
+        def some() -> Batch:
+            row_ids = np.sort(rng.choice(len(rows), min(len(rows), COORDINATE_ROWS), replace=False))
+            return rows.take(row_ids) | {"probability": np.full(len(row_ids), 1 / len(rows))}
+
+        made = choose_coordinates(
+            self.task.target, self.control_variate, self.anchor, self.proxy, draws, some
+        )
+        if made.evaluations:
+            self.task.ledger.add("pilot", made.evaluations, "density")
+        return made
 
     def _facts(self, draws: np.ndarray) -> RowFacts:
         @cache
@@ -204,7 +231,8 @@ class Study:
     def _log_proxy(self) -> np.ndarray:
         """Log of the proxy over the normal approximation, at the pilot draws."""
         proxy, z = self.proxy, self.draws
-        if proxy.warp is not None or proxy.prior is not None or self._has_own_prior():
+        bent = proxy.warp is not None or proxy.bend is not None
+        if bent or proxy.prior is not None or self._has_own_prior():
             return proxy_ratios(self.control_variate, proxy, self.centre, z)
         curved = -z if proxy.B is None else z @ np.asarray(proxy.B)
         away = z - self.centre
@@ -276,6 +304,9 @@ class Study:
         """All that a run needs, given the subsample that was chosen."""
         task, method = self.task, self.method
         design: Chosen = {"value": method.design, "why": DESIGNS[method.design].description}
+        uneven = []
+        if isinstance(task.rows, GroupedRows):
+            uneven = uneven_groups(task.rows, parts.subsample)
         return Plan(
             kernel=self.kernel(parts),
             context=self.context(parts),
@@ -284,8 +315,8 @@ class Study:
             rows=place_rows(_members(task.rows), method.memory_limit),
             floats_per_iteration=self.floats_per_iteration(parts),
             start_rows=parts.subsample,
-            tuning=tuning | {"design": design},
-            notes=[*self.anchor.notes, *notes],
+            tuning=tuning | {"design": design} | self.expansion.tuning,
+            notes=[*self.anchor.notes, *notes, *uneven],
         )
 
     def kernel(self, parts: Composition) -> EnergyConservingKernel:
@@ -293,20 +324,13 @@ class Study:
         return EnergyConservingKernel(
             self._with_room(parts.subsample),
             parts.estimator,
-            self._requested(),
+            self.draws_rows,
             _move(self.method),
             parts.subsample,
             parts.blocks,
             parts.refreshes,
             self.method.target_accept,
             first_step=self.method.step_size,
-        )
-
-    def _requested(self) -> Design[Any]:
-        """The design as it requests rows: all rows of a group, where groups are drawn."""
-        rows = self.task.rows
-        return (
-            GroupDesign(self.design, rows.largest) if isinstance(rows, GroupedRows) else self.design
         )
 
     def _with_room(self, subsample: int) -> ControlVariate[Any]:

@@ -1,7 +1,7 @@
 """The linear-predictor families, one kind of outcome per file."""
 
 from modicum.models.families.binary import Cloglog, Logistic, Probit
-from modicum.models.families.counts import NegativeBinomial, Poisson
+from modicum.models.families.counts import NegativeBinomial, Poisson, PoissonRates
 from modicum.models.families.ordinal import Ordinal
 from modicum.models.families.positive import Gamma, InverseGaussian
 from modicum.models.families.proportions import Beta, Binomial
@@ -25,6 +25,7 @@ __all__ = [
     "NegativeBinomial",
     "Ordinal",
     "Poisson",
+    "PoissonRates",
     "Probit",
     "Softmax",
     "StudentT",

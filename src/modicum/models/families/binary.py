@@ -9,7 +9,8 @@ import jax
 import numpy as np
 
 from modicum.errors import ModicumWarning
-from modicum.models.base import Params
+from modicum.models.base import Batch, Params
+from modicum.models.families.drawing import chances
 from modicum.models.families.links import LINKS, Link
 from modicum.models.families.special import softplus
 from modicum.models.linear import LinearPredictorModel
@@ -26,6 +27,8 @@ Derivatives = tuple[jax.Array, ...]
 class _Binary(LinearPredictorModel):
     """A family of outcomes that are 0 or 1; it says what the chance of a one is."""
 
+    link: ClassVar[Link]
+
     def pseudo_variance(self, of: Moments) -> float:
         """1 / (p (1 - p)) at the share of ones."""
         return 1 / max(of.y_mean * (1 - of.y_mean), 1 / (of.weight + 1))
@@ -33,6 +36,11 @@ class _Binary(LinearPredictorModel):
     def decide(self, expected: np.ndarray) -> np.ndarray:
         """One where its chance is above a half."""
         return np.asarray(expected > 0.5)
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """One with its chance."""
+        del batch
+        return 1.0 * (rng.random(eta.shape[:-1]) < chances(self.link, eta[..., 0]))
 
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
         """Whether columns give the outcome away, ones against zeros."""
@@ -57,6 +65,8 @@ class Logistic(_Binary):
     Logistic(prior_scale=2.5, intercept=True, intercept_scale=None)
     """
 
+    link: ClassVar[Link] = LINKS["logit"]
+
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """y eta - log(1 + e^eta)."""
         return y * eta[0] - softplus(eta[0])
@@ -80,8 +90,6 @@ class Logistic(_Binary):
 @dataclass(frozen=True, repr=False)
 class _Linked(_Binary):
     """The same by another link than the logit."""
-
-    link: ClassVar[Link]
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """Log p where y is 1, log(1 - p) where it is 0."""

@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.models.base import Batch
+from modicum.models.families.drawing import bounded_exp, draw_counts
 from modicum.models.families.extras import ExtraParameter, LogLink
 from modicum.models.families.special import log_factorial, log_rising, softplus
 
-__all__ = ["NegativeBinomial", "Poisson", "count_fault"]
+__all__ = ["NegativeBinomial", "Poisson", "PoissonRates", "count_fault"]
 
 Derivatives = tuple[jax.Array, ...]
 
@@ -48,9 +50,27 @@ class Poisson(LogLink):
         rate = jnp.exp(eta)
         return -rate, -rate, -rate
 
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """That of Poisson counts is their mean."""
+        return self.mean(eta)
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Poisson counts."""
+        del batch
+        return draw_counts(rng, bounded_exp(eta[..., 0]))
+
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Only whole numbers from 0."""
         return count_fault(y)
+
+
+@dataclass(frozen=True, repr=False)
+class PoissonRates(Poisson):
+    """Poisson regression of counts over exposures, weighted by these, as scikit-learn has it."""
+
+    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
+        """Numbers from 0: with weights, y log(mu) - mu is the likelihood of the counts w y."""
+        return y < 0, "counts, or counts over exposures: numbers from 0"
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,6 +98,18 @@ class NegativeBinomial(ExtraParameter, LogLink):
         odds = eta + extra  # log of a mu
         arrangements = log_rising(size, y) - log_factorial(y, eta)
         return arrangements - y * softplus(-odds) - size * softplus(odds)
+
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """Mu + a mu^2."""
+        mu = self.mean(eta)
+        return mu + jnp.exp(eta[1]) * mu**2
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Poisson counts of a gamma rate."""
+        del batch
+        size = bounded_exp(-eta[..., 1])
+        rate = bounded_exp(eta[..., 0]) * rng.standard_gamma(size) / size
+        return draw_counts(rng, rate)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Only whole numbers from 0."""

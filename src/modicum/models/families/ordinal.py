@@ -13,6 +13,7 @@ import numpy as np
 
 from modicum.errors import DataError, ModicumWarning, SettingError, whole_number
 from modicum.models.base import Batch, Labels, Params
+from modicum.models.families.drawing import bounded_exp
 from modicum.models.families.special import log1m_exp, softplus
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.outcomes import class_fault, class_names, count_classes
@@ -74,10 +75,10 @@ class Ordinal(LinearPredictorModel):
         del name, of
         return Normal(0.0, GAP_SD)
 
-    def resolved(self, rows: Rows) -> Self:
+    def resolved(self, rows: Rows, of: Moments | None = None) -> Self:
         """Return the model with its classes counted, and its priors in numbers."""
         known = self if self.classes is not None else replace(self, classes=count_classes(rows))
-        return super(Ordinal, known).resolved(rows)
+        return super(Ordinal, known).resolved(rows, of)
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """With a, b the cutpoints of class y less eta: log(sigmoid(a) - sigmoid(b)).
@@ -145,6 +146,13 @@ class Ordinal(LinearPredictorModel):
         cutpoints = np.asarray(self.report(theta)["cutpoint"])
         found, passes = find_ordinal_separation(rows, np.asarray(theta["beta"]), cutpoints)
         return None if found is None else found.warning(), passes
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """A logistic variable about eta falls between two cutpoints."""
+        del batch
+        cuts = np.cumsum(bounded_exp(eta[..., 1:]), axis=-1)  # from the first one, which is at 0
+        latent = eta[..., 0] + rng.logistic(size=eta.shape[:-1])
+        return (latent > 0) + 1.0 * np.sum(latent[..., None] > cuts, axis=-1)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Whole numbers from 0 to K - 1."""

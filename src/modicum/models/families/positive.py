@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.models.base import Batch
+from modicum.models.families.drawing import bounded_exp, draw_log_gammas
 from modicum.models.families.extras import ExtraParameter, LogLink, positive_fault
 from modicum.models.families.special import HALF_LOG_2PI, stirling_rest
 from modicum.models.priors import Moments, Normal
@@ -37,6 +39,16 @@ class Gamma(ExtraParameter, LogLink):
         k, s = jnp.exp(extra), jnp.log(y) - eta
         constant = 0.5 * extra - HALF_LOG_2PI - stirling_rest(k)
         return k * (s - jnp.expm1(s)) + constant - jnp.log(y)
+
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """mu^2 / shape."""
+        return jnp.exp(2 * eta[0] - eta[1])
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Gamma variables of mean e^eta."""
+        del batch
+        shape = bounded_exp(eta[..., 1])
+        return bounded_exp(eta[..., 0] + draw_log_gammas(rng, shape) - eta[..., 1])
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Only numbers above 0."""
@@ -69,6 +81,21 @@ class InverseGaussian(ExtraParameter, LogLink):
     def extra_prior(self, name: str, of: Moments) -> Normal:
         """In the unit of the outcome."""
         return Normal(self.intercept_prior(of).mean, super().extra_prior(name, of).sd)
+
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """mu^3 / shape."""
+        return jnp.exp(3 * eta[0] - eta[1])
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """The smaller or the larger root of a chi-square (Michael, Schucany and Haas 1976).
+
+        NumPy's `wald` cancels where the mean is much larger than the shape.
+        """
+        del batch
+        mu, shape = bounded_exp(eta[..., 0]), bounded_exp(eta[..., 1])
+        w = mu / (2 * shape) * rng.standard_normal(mu.shape) ** 2
+        ratio = 1 + w + np.sqrt(w) * np.sqrt(w + 2)  # of the larger root to the mean
+        return np.where(rng.random(mu.shape) * (1 + 1 / ratio) < 1, mu / ratio, mu * ratio)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Only numbers above 0."""

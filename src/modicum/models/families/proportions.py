@@ -12,6 +12,7 @@ import numpy as np
 from modicum.errors import DataError, ModicumWarning, SettingError, suggestion
 from modicum.models.base import Batch, Params
 from modicum.models.families.counts import count_fault
+from modicum.models.families.drawing import bounded_exp, chances, draw_log_gammas
 from modicum.models.families.extras import ExtraParameter
 from modicum.models.families.links import LINKS
 from modicum.models.families.special import log_factorial, log_gamma, softplus
@@ -22,6 +23,7 @@ from modicum.rows import Rows
 __all__ = ["Beta", "Binomial"]
 
 Derivatives = tuple[jax.Array, ...]
+OPEN = (np.finfo(float).tiny, 1 - np.finfo(float).epsneg)  # the ends, of which no share is one
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,6 +89,16 @@ class Binomial(LinearPredictorModel):
         found, passes = find_separation(rows, beta, intercept, reversed=True, trials=True)
         return None if found is None else found.warning(), passes
 
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Successes among the trials of each row."""
+        if "trials" not in batch:
+            raise DataError(
+                "outcomes of Binomial are successes among the trials of each row, and the rows do "
+                "not say how many these are; give the field 'trials'."
+            )
+        trials = np.asarray(batch["trials"]).astype(np.int64)
+        return rng.binomial(trials, chances(LINKS[self.link], eta[..., 0])).astype(float)
+
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Only whole numbers from 0."""
         return count_fault(y)
@@ -136,6 +148,19 @@ class Beta(ExtraParameter):
     def mean(self, eta: jax.Array) -> jax.Array:
         """The sigmoid of eta."""
         return jax.nn.sigmoid(eta[0])
+
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """mu (1 - mu) / (1 + precision)."""
+        spread = jax.nn.sigmoid(eta[0]) * jax.nn.sigmoid(-eta[0])
+        return spread / (1 + jnp.exp(eta[1]))
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Beta variables: the share that one gamma variable has of two."""
+        del batch
+        mean, log_precision = eta[..., 0], eta[..., 1]
+        a, b = (bounded_exp(log_precision - np.logaddexp(0.0, e)) for e in (-mean, mean))
+        log_odds = draw_log_gammas(rng, a) - draw_log_gammas(rng, b)
+        return np.clip(chances(LINKS["logit"], log_odds), *OPEN)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Strictly between 0 and 1."""

@@ -9,8 +9,11 @@ from numbers import Real
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from scipy.special import polygamma, psi
 
 from modicum.errors import SettingError
+from modicum.models.families.drawing import draw_log_gammas
 from modicum.models.families.links import LINKS
 from modicum.models.families.real import ScaleFamily
 from modicum.models.families.special import softplus
@@ -133,6 +136,32 @@ class AsymmetricLaplace(ScaleFamily):
         curves = LINKS["logit"].failure(-u / width, order)  # of -log(1 + e^(-u / width))
         f, f1, *others = (width * c / (s * width) ** k for k, c in enumerate(curves))
         return (constant - tau * u + f, tau / s + f1, *others)
+
+    def moments(self, eta: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Mean and variance of the outcome, whose quantile is eta."""
+        s, tau, width = self.spread(eta), self.quantile, self.smoothing
+        if not width:
+            centre, square = 1 / tau - 1 / (1 - tau), 1 / tau**2 + 1 / (1 - tau) ** 2
+        else:  # of the logarithm of a gamma variable, digamma and trigamma of its shape
+            above, below = (1 - tau) * width, tau * width
+            centre = width * float(psi(above) - psi(below))
+            square = width**2 * float(polygamma(1, above) + polygamma(1, below))
+        return eta[0] + centre * s, jnp.asarray(square * s**2)
+
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """The second of the moments."""
+        return self.moments(eta)[1]
+
+    def draw_noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw a difference of exponential variables, or of logarithms of gamma variables."""
+        tau, width = self.quantile, self.smoothing
+        if not width:
+            above, below = rng.standard_exponential((2, *shape))
+            return np.asarray(above / tau - below / (1 - tau))
+        above, below = (
+            draw_log_gammas(rng, np.full(shape, width * share)) for share in (1 - tau, tau)
+        )
+        return width * (above - below)
 
     def series_radius(self) -> float:
         """To the poles of the smooth check function; nothing of a kink is in its series."""

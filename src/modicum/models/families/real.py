@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import factorial, inf, sqrt
+from math import factorial, inf, log, sqrt
 from typing import Any, Self
 
 import jax
@@ -13,7 +14,8 @@ import numpy as np
 from jax.scipy.special import gammaln
 
 from modicum.errors import SettingError
-from modicum.models.base import Params
+from modicum.models.base import Batch, Params
+from modicum.models.families.drawing import bounded_exp
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors import Moments, Normal, is_positive
 
@@ -98,6 +100,16 @@ class ScaleFamily(LinearPredictorModel):
         """Return the centre of the outcome."""
         return eta[0]
 
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Draw the centre and noise of the scale."""
+        del batch
+        log_scale = eta[..., 1] if self.scale is None else np.full(eta.shape[:-1], log(self.scale))
+        return eta[..., 0] + bounded_exp(log_scale) * self.draw_noise(rng, eta.shape[:-1])
+
+    @abstractmethod
+    def draw_noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw noise of a scale of one."""
+
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Any real number will do."""
         return np.zeros(y.shape, dtype=bool), "real numbers"
@@ -126,6 +138,14 @@ class Gaussian(ScaleFamily):
         constant = jnp.full_like(eta, -1 / s**2)
         f = -0.5 * r**2 - np.log(s) - 0.5 * np.log(2 * np.pi)
         return f, r / s, constant, jnp.zeros_like(eta)
+
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """The square of the scale."""
+        return jnp.asarray(self.spread(eta) ** 2)
+
+    def draw_noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw normal noise."""
+        return rng.standard_normal(shape)
 
     def series_radius(self) -> float:
         """Infinite: the series ends by itself."""
@@ -177,6 +197,15 @@ class StudentT(ScaleFamily):
         f2 = (nu + 1) * (r**2 - v) / (v + r**2) ** 2
         f3 = 2 * (nu + 1) * r * (r**2 - 3 * v) / (v + r**2) ** 3
         return f, f1, f2, f3
+
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """s^2 df / (df - 2); infinite up to df = 2."""
+        factor = self.df / (self.df - 2) if self.df > 2 else inf
+        return jnp.asarray(factor * self.spread(eta) ** 2)
+
+    def draw_noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw Student-t noise."""
+        return rng.standard_t(self.df, shape)
 
     def series_radius(self) -> float:
         """To the poles at r = +- i s sqrt(nu), for the row with the smallest residual."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import ModicumWarning, SettingError, whole_number
-from modicum.models.base import Labels, Params
+from modicum.models.base import Batch, Labels, Params
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.outcomes import class_fault, class_names, count_classes
 from modicum.models.separation import find_separation
@@ -92,6 +92,12 @@ class Softmax(LinearPredictorModel):
         beta = np.asarray(theta["beta"])
         found, passes = find_separation(rows, beta, intercept, reversed=False)
         return None if found is None else found.warning(), passes
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """The largest of the predictors with Gumbel noise."""
+        del batch
+        padded = np.concatenate([eta, np.zeros_like(eta[..., :1])], axis=-1)
+        return 1.0 * np.argmax(padded + rng.gumbel(size=padded.shape), axis=-1)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Whole numbers from 0 to K - 1."""

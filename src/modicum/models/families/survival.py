@@ -16,6 +16,7 @@ import numpy as np
 
 from modicum.errors import DataError
 from modicum.models.base import Batch
+from modicum.models.families.drawing import bounded_exp
 from modicum.models.families.extras import ExtraParameter, LogLink, positive_fault
 from modicum.models.families.special import log_gamma
 
@@ -33,6 +34,16 @@ class _Survival(LogLink):
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Only numbers above 0."""
         return positive_fault(y)[0], "positive times"
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Times to the event, none censored."""
+        del batch
+        shape = self.shape_of(eta)
+        return bounded_exp(eta[..., 0] + np.log(rng.standard_exponential(eta.shape[:-1])) / shape)
+
+    def shape_of(self, eta: np.ndarray) -> np.ndarray:
+        """Return the shape of the times; 1: they are exponential."""
+        return np.ones(eta.shape[:-1])
 
     def check_fields(self, chunk: Batch, first: int) -> None:
         """Refuse events that are neither 0 nor 1."""
@@ -96,6 +107,10 @@ class Weibull(ExtraParameter, _Survival):
         log_time = jnp.log(jnp.asarray(time, eta.dtype))
         z = jnp.exp(extra) * (log_time - eta)
         return event * (extra - log_time + z) - jnp.exp(z)
+
+    def shape_of(self, eta: np.ndarray) -> np.ndarray:
+        """Return the second predictor's exponential."""
+        return bounded_exp(eta[..., 1])
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """e^eta gamma(1 + 1 / shape)."""

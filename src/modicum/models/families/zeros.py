@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,9 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.models.base import Batch
 from modicum.models.families.counts import count_fault
+from modicum.models.families.drawing import (
+    bounded_exp,
+    chances,
+    draw_counts,
+    draw_counts_above_zero,
+)
 from modicum.models.families.extras import LOGIT, Coordinate, ExtraParameter, LogLink
-from modicum.models.families.links import log_some
+from modicum.models.families.links import LINKS, log_some
 from modicum.models.families.special import log_factorial, softplus
 
 __all__ = ["HurdlePoisson", "ZeroInflatedPoisson"]
@@ -20,6 +28,17 @@ __all__ = ["HurdlePoisson", "ZeroInflatedPoisson"]
 @dataclass(frozen=True, repr=False)
 class _Zeros(ExtraParameter, LogLink):
     coordinate: ClassVar[Coordinate] = LOGIT
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Zeros with their chance, else counts."""
+        del batch
+        zero = rng.random(eta.shape[:-1]) < chances(LINKS["logit"], eta[..., 1])
+        counts = self.draw_others(rng, bounded_exp(eta[..., 0]))
+        return np.where(zero, 0.0, counts)
+
+    @abstractmethod
+    def draw_others(self, rng: np.random.Generator, rate: np.ndarray) -> np.ndarray:
+        """Draw the counts that are not zeros of their own."""
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Only whole numbers from 0."""
@@ -41,6 +60,10 @@ class ZeroInflatedPoisson(_Zeros):
 
     extra: ClassVar[str] = "zero_inflation"
 
+    def draw_others(self, rng: np.random.Generator, rate: np.ndarray) -> np.ndarray:
+        """Draw Poisson counts."""
+        return draw_counts(rng, rate)
+
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """log(pi + (1 - pi) e^-mu) of a zero, log(1 - pi) and Poisson's of any other count."""
         mu = jnp.exp(eta)
@@ -51,6 +74,10 @@ class ZeroInflatedPoisson(_Zeros):
     def mean(self, eta: jax.Array) -> jax.Array:
         """(1 - pi) mu."""
         return jax.nn.sigmoid(-eta[1]) * jnp.exp(eta[0])
+
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """(1 - pi) mu (1 + pi mu)."""
+        return self.mean(eta) * (1 + jax.nn.sigmoid(eta[1]) * jnp.exp(eta[0]))
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,6 +95,10 @@ class HurdlePoisson(_Zeros):
 
     extra: ClassVar[str] = "zero_chance"
 
+    def draw_others(self, rng: np.random.Generator, rate: np.ndarray) -> np.ndarray:
+        """Draw Poisson counts above zero."""
+        return draw_counts_above_zero(rng, rate)
+
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """Log pi of a zero; of others log(1 - pi) and Poisson's less log(1 - e^-mu)."""
         mu = jnp.exp(eta)
@@ -77,3 +108,8 @@ class HurdlePoisson(_Zeros):
     def mean(self, eta: jax.Array) -> jax.Array:
         """(1 - pi) mu / (1 - e^-mu)."""
         return jax.nn.sigmoid(-eta[1]) * jnp.exp(eta[0] - log_some(eta[0]))
+
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """m (1 + mu - m) with m the mean: the mean square of a Poisson count is mu (1 + mu)."""
+        mean = self.mean(eta)
+        return mean * (1 + jnp.exp(eta[0]) - mean)

@@ -10,7 +10,7 @@ import numpy as np
 from modicum.errors import DataError
 from modicum.rows import Coding, Rows, first_not_finite
 
-__all__ = ["Moments", "moments"]
+__all__ = ["MomentSums", "Moments", "moment_sums", "moments"]
 
 TOGETHER = 16_384  # rows whose moments are formed at once: they fit a cache
 CONSTANT = 1e-10  # standard deviation, as a share of the mean, below which a column is constant
@@ -43,11 +43,79 @@ class Moments:
     weight: float = 1.0
 
 
+@dataclass(frozen=True)
+class MomentSums:
+    """What moments are made of; those of two data sets can be added, and one taken off again.
+
+    Attributes
+    ----------
+    weight
+        The number of rows, each as often as its weight says.
+    mean, squares
+        Of each column and, last, of the outcome less the offset: the mean, and the sum of squared
+        deviations from it.
+    counts
+        The sum of outcomes.
+    log_exposure
+        Logarithm of the total exposure e^offset.
+    """
+
+    weight: float
+    mean: np.ndarray
+    squares: np.ndarray
+    counts: float
+    log_exposure: float
+
+    def __add__(self, other: MomentSums) -> MomentSums:
+        merged = _Merged(self.mean, self.squares.copy(), self.weight)
+        merged.merge(other.mean, other.squares, other.weight)
+        return MomentSums(
+            merged.weight,
+            merged.mean,
+            merged.squares,
+            self.counts + other.counts,
+            float(np.logaddexp(self.log_exposure, other.log_exposure)),
+        )
+
+    def __sub__(self, other: MomentSums) -> MomentSums:
+        """Those of what is left when the rows of `other` are taken away."""
+        left = self.weight - other.weight
+        mean = (self.weight * self.mean - other.weight * other.mean) / left
+        shift = other.mean - mean
+        squares = self.squares - other.squares - shift**2 * (left * other.weight / self.weight)
+        with np.errstate(divide="ignore"):
+            share = np.log1p(-min(1.0, float(np.exp(other.log_exposure - self.log_exposure))))
+        counts = self.counts - other.counts
+        return MomentSums(
+            left, mean, np.maximum(squares, 0.0), counts, float(self.log_exposure + share)
+        )
+
+    def moments(self) -> Moments:
+        """Means and standard deviations."""
+        mean, sd = self.mean, _sd(self.mean, self.squares, self.weight)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            log_rate = float(np.log(self.counts) - self.log_exposure)
+        return Moments(
+            mean[:-1],
+            sd[:-1],
+            float(mean[-1]),
+            float(sd[-1]),
+            log_rate,
+            float(self.log_exposure),
+            self.weight,
+        )
+
+
 def moments(rows: Rows) -> Moments:
+    """One streaming pass over the fields x, y, offset and weight."""
+    return moment_sums(rows).moments()
+
+
+def moment_sums(rows: Rows) -> MomentSums:
     """One streaming pass over the fields x, y, offset and weight."""
     width = len(rows.columns)
     scalar_offset = rows.fields.get("offset") == ()
-    merged = _Merged(np.zeros(width + 1))
+    merged = _Merged(np.zeros(width + 1), np.zeros(width + 1), 0.0)
     counts, log_exposure = 0.0, -np.inf
     for chunk in rows.chunks(TOGETHER):
         y = np.asarray(chunk["y"], np.float64)
@@ -64,26 +132,21 @@ def moments(rows: Rows) -> Moments:
         top = offset.max()
         with np.errstate(divide="ignore"):  # a chunk whose weights are all 0
             log_exposure = np.logaddexp(log_exposure, top + np.log(weight @ np.exp(offset - top)))
-    mean, sd = merged.mean, merged.sd()
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_rate = float(np.log(counts) - log_exposure)
-    _require_finite(rows, mean, sd)
-    return Moments(
-        mean[:-1],
-        sd[:-1],
-        float(mean[-1]),
-        float(sd[-1]),
-        log_rate,
-        float(log_exposure),
-        merged.weight,
-    )
+    _require_finite(rows, merged.mean, _sd(merged.mean, merged.squares, merged.weight))
+    return MomentSums(merged.weight, merged.mean, merged.squares, counts, float(log_exposure))
+
+
+def _sd(mean: np.ndarray, squares: np.ndarray, weight: float) -> np.ndarray:
+    """Zero where only rounding is left."""
+    sd = np.sqrt(squares / max(weight, np.finfo(float).tiny))
+    return np.where(sd <= CONSTANT * np.abs(mean), 0.0, sd)
 
 
 class _Merged:
     """Weighted means and sums of squared deviations, merged chunk by chunk (Chan et al. 1979)."""
 
-    def __init__(self, mean: np.ndarray) -> None:
-        self.mean, self.squares, self.weight = mean, np.zeros_like(mean), 0.0
+    def __init__(self, mean: np.ndarray, squares: np.ndarray, weight: float) -> None:
+        self.mean, self.squares, self.weight = mean, squares, weight
 
     def add(self, values: np.ndarray, weight: np.ndarray) -> None:
         total = float(weight.sum())
@@ -105,11 +168,6 @@ class _Merged:
                 self.squares += shift**2 * (self.weight * total / both)
             self.mean = self.mean + shift * (total / both)
         self.weight = both
-
-    def sd(self) -> np.ndarray:
-        """Zero where only rounding is left."""
-        sd = np.sqrt(self.squares / max(self.weight, np.finfo(float).tiny))
-        return np.where(sd <= CONSTANT * np.abs(self.mean), 0.0, sd)
 
 
 def _of_codes(

@@ -17,6 +17,7 @@ from typing import TypeAlias
 from modicum.errors import DataError
 from modicum.rows.coding import CodedTerm, Coding
 from modicum.rows.description import Level, level_names
+from modicum.rows.encoding import code_field
 from modicum.rows.formula.expressions import Contrast
 
 Scoped: TypeAlias = tuple[int, bool]
@@ -24,7 +25,6 @@ Scoped: TypeAlias = tuple[int, bool]
 Part: TypeAlias = tuple[Scoped, ...]
 
 MOST_CELLS = 100_000  # of an interaction of factors; each has a coefficient
-RESERVED = ("x", "y", "offset", "weight")
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ def _codes(factors: Sequence[Factor], levels: Part, widths: tuple[int, ...]) -> 
     """The field that holds the codes; that of one factor serves reduced and full."""
     if len(levels) == 1:
         factor = factors[levels[0][0]]
-        field = f"{factor.label} (code)" if factor.label in RESERVED else factor.label
+        field = code_field(factor.label)
         return Codes(field, ((levels[0][0], False),), (len(factor.levels),))
     field = ":".join(factors[f].label + "-" * reduced for f, reduced in levels)
     return Codes(field, levels, widths)

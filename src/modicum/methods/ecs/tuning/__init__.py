@@ -2,6 +2,7 @@
 
 from modicum.methods.ecs.tuning.block_poisson import Products, choose_products
 from modicum.methods.ecs.tuning.certainty import Certainty, cheapest_certainty
+from modicum.methods.ecs.tuning.coordinates import Expansion, choose_coordinates
 from modicum.methods.ecs.tuning.rehearsal import Rehearsal, proxy_ratios, rehearse
 from modicum.methods.ecs.tuning.residuals import Pilot, Residuals, evaluate, study
 from modicum.methods.ecs.tuning.sign_theory import NormalFactors
@@ -10,6 +11,7 @@ from modicum.methods.ecs.tuning.subsample import Choice, choose, refresh_accepta
 __all__ = [
     "Certainty",
     "Choice",
+    "Expansion",
     "NormalFactors",
     "Pilot",
     "Products",
@@ -17,6 +19,7 @@ __all__ = [
     "Residuals",
     "cheapest_certainty",
     "choose",
+    "choose_coordinates",
     "choose_products",
     "evaluate",
     "proxy_ratios",

@@ -1,0 +1,76 @@
+"""How Sphinx builds these pages: `make docs`."""
+
+import re
+from importlib import metadata
+
+import modicum as mo
+
+project = "Modicum"
+author = "The Modicum authors"
+version = release = metadata.version("modicum")
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+exclude_patterns = ["_build"]
+
+# Markdown, and notebooks written in it: those in tutorials/ are run when the pages are built, and
+# their results kept until their code changes.
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+nb_execution_mode = "cache"
+nb_execution_timeout = 600
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+try:  # a table of its own, downloaded: without a network its page is built without results
+    mo.datasets.frame("claims", progressbar=False)
+except mo.DataError:
+    nb_execution_excludepatterns = ["tutorials/claims.md"]
+suppress_warnings = ["mystnb.unknown_mime_type"]
+
+# Docstrings write `names` as Markdown does, and equations as plain text.
+default_role = "code"
+add_module_names = False
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 80
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+html_theme = "pydata_sphinx_theme"
+html_title = "Modicum"
+html_theme_options = {
+    "show_toc_level": 2,
+    "navigation_with_keys": False,
+    "header_links_before_dropdown": 5,
+    "secondary_sidebar_items": ["page-toc"],
+}
+html_static_path = ["_static"]
+html_css_files = ["modicum.css"]
+html_sidebars = {"index": []}
+
+
+def as_plain_text(app, what, name, obj, options, lines):
+    """Docstrings are plain text with `code`: a * of an equation is no emphasis."""
+    example = False
+    for i, line in enumerate(lines):
+        example = bool(line.strip()) and (example or line.lstrip().startswith(">>>"))
+        if not example:
+            parts = re.split(r"(`[^`]*`)", line)
+            parts[::2] = [re.sub(r"([*|]|(?<=\w)_(?=\W|$))", r"\\\1", part) for part in parts[::2]]
+            lines[i] = "".join(parts)
+
+
+def setup(app):
+    """Before Napoleon reads the sections of a docstring."""
+    app.connect("autodoc-process-docstring", as_plain_text, priority=100)

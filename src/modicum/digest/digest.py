@@ -1,0 +1,508 @@
+"""The digest: sums over all rows at an anchor, and a pool of rows for what the sums leave out.
+
+With q_k the expansion of row k to second order about the anchor t*, the log-likelihood of n rows is
+sum_k q_k, a quadratic of which the sums C, A, B are kept, and sum_k (l_k - q_k), which a pool of
+rows estimates without bias. The pool is fixed: what is sampled is the posterior with
+
+    l(t) = C + A'dt + dt'B dt / 2 + sum_i w_i (l_i(t) - q_i(t)),      dt = t - t*,
+
+over the rows i of the pool, each of which stands for w_i rows. Its difference from the
+log-likelihood of all rows is a smooth function e(t), of which only the variation over the posterior
+matters: to first order the posterior mean of h moves by Cov(h, e), at most sd(h) sd(e).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import blake2b
+from math import ceil
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.digest.keeping import expansion, keep, proxy_at
+from modicum.digest.likelihood import (
+    identity_of,
+    refuse_other_likelihood,
+    require_digestible,
+    with_known_data,
+)
+from modicum.digest.pool import Pool
+from modicum.digest.storage import Contents, load, save
+from modicum.errors import DataError, ModicumWarning, SettingError, warn
+from modicum.estimators import control_variate
+from modicum.kernels.base import ControlVariate, Proxy
+from modicum.ledger import Ledger
+from modicum.models import BaseModel, Target
+from modicum.models.prediction import ModelPredictor, rebuild
+from modicum.models.priors.units import MomentSums, moment_sums
+from modicum.passes import Engine, LocalEngine, Quadratic, Sums
+from modicum.passes.mode import (
+    Curvature,
+    flat_prior,
+    prior_hessian,
+    prior_slope,
+    settle,
+    whitening_factor,
+)
+from modicum.posterior import FitRows
+from modicum.rows import Rows, RowsSchema
+from modicum.rows.description import Description
+from modicum.rows.sources import is_table
+from modicum.run import within_disk
+from modicum.runtime import in_double_precision, jit
+
+__all__ = ["Digest", "Ready"]
+
+DRAWS = 32  # of the posterior's normal approximation, at which the pool's error is measured
+BLOCK = 4096  # rows of the pool that are expanded at once
+FAR = 3.0  # posterior sds between anchor and mode from which a pass is due
+FEWEST = 2000  # rows that are added and all kept
+CRUDE = 0.1  # posterior sds by which the pool may move a mean
+
+
+class Ready(NamedTuple):
+    """What chains need of a digest.
+
+    Attributes
+    ----------
+    target, start
+        The model that was asked for, and where its mode is looked for.
+    rows
+        The pool, each row weighted by what it stands for.
+    rest
+        What the pool's own expansion leaves out of the sums over all rows.
+    """
+
+    target: Target
+    start: np.ndarray
+    rows: Rows
+    rest: Quadratic
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Digest:
+    """A posterior without the data: sums over all rows, and a pool of weighted rows.
+
+    Made by `mo.digest`, sampled by ``mo.sample(model, digest)``. Priors may be changed; another
+    likelihood is refused. **A digest holds raw rows**: treat its file as you treat the data.
+
+    Attributes
+    ----------
+    model
+        The model it was made for; None where it was loaded and is one of your own.
+    ledger
+        What making it cost.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> rng = np.random.default_rng(1)
+    >>> x = rng.normal(size=(20_000, 2))
+    >>> y = rng.random(20_000) < 1 / (1 + np.exp(-x[:, 0]))
+    >>> rows = mo.Rows(x=x, y=y)
+    >>> digest = mo.digest(mo.models.Logistic(), rows, size=2_000, random_seed=1,
+    ...                    progressbar=False)
+    >>> digest
+    <Digest of 20,000 rows for Logistic: 2,000 rows kept, 80 kB>
+    >>> less = digest.remove(mo.Rows(x=x[:100], y=y[:100]))
+    >>> len(less), digest.error < 0.05
+    (19900, True)
+    """
+
+    model: BaseModel | None
+    likelihood: str
+    number: int
+    total: Quadratic
+    anchors: np.ndarray
+    pool: Pool
+    fit_rows: FitRows
+    units: MomentSums | None = None
+    classes: int | None = None
+    notes: tuple[ModicumWarning, ...] = ()
+    ledger: Ledger = field(default_factory=lambda: Ledger(rows=1))
+
+    # What it is --------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.number
+
+    @property
+    def schema(self) -> RowsSchema:
+        """Columns, fields, levels and formula of the rows, for `Rows.from_table(like=digest)`."""
+        return self.fit_rows.schema
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of it, which is about the size of its file."""
+        pool = self.pool.rows.nbytes + self.pool.share.nbytes + self.pool.count.nbytes
+        return pool + self.pool.stratum.nbytes + self.total.B.nbytes + self.anchors.nbytes
+
+    def __repr__(self) -> str:
+        name = self.likelihood.partition("(")[0]
+        size = (
+            f"{self.nbytes / 1000:.0f} kB" if self.nbytes < 1e6 else f"{self.nbytes / 1e6:.1f} MB"
+        )
+        return f"<Digest of {len(self):,} rows for {name}: {len(self.pool):,} rows kept, {size}>"
+
+    def fingerprint(self) -> str:
+        """Return a short hash of all it holds."""
+        digest = blake2b(self.likelihood.encode(), digest_size=16)
+        pool = self.pool
+        parts = (self.total.point, np.asarray(self.total.C), self.total.A, self.total.B)
+        for part in (*parts, self.anchors, pool.share, pool.stratum, pool.size, pool.drawn):
+            digest.update(np.ascontiguousarray(part).tobytes())
+        digest.update(pool.rows.fingerprint().encode())
+        return digest.hexdigest()
+
+    # What it says ------------------------------------------------------------------------------
+
+    @cached_property
+    def error(self) -> float:
+        """How far the pool may move any posterior mean, in posterior standard deviations.
+
+        The standard deviation over the posterior of the log-likelihood's error, as the pool's own
+        strata estimate it at draws from the normal approximation. It is a bound, to first order:
+        most means move by much less.
+        """
+        at, target = self._curvature
+        factor, _ = whitening_factor(at.precision)
+        return self.error_at(target, at.point + at.newton_step(), factor)
+
+    @cached_property
+    def distance(self) -> float:
+        """From the anchor to the mode, in posterior standard deviations of the farthest parameter.
+
+        By one Newton step of the sums. Zero when the digest is made; it grows with rows that are
+        added and removed, and with anchors of digests that were added.
+        """
+        at, target = self._curvature
+        read = target.likelihood.size
+        factor, _ = whitening_factor(at.precision)
+        mode = (at.point + at.newton_step())[:read]
+        sd = np.sqrt(np.sum(factor**2, axis=1))[:read]
+        return float(np.max(np.abs(mode - self.anchors) / sd))
+
+    @cached_property
+    def _curvature(self) -> tuple[Curvature, Target]:
+        """The posterior to second order about the sums' point, under the digest's own priors."""
+        target, start = self._target(self._model())
+        return self._expanded(target, start), target
+
+    def _model(self) -> BaseModel:
+        if self.model is None:
+            raise SettingError(
+                "the digest was loaded without its model, which a file does not keep where it is "
+                "one of your own; use mo.Digest.load(path, model=...)."
+            )
+        return self.model
+
+    @in_double_precision
+    def _expanded(self, target: Target, start: np.ndarray) -> Curvature:
+        size, read = target.size, len(self.total.A)
+        A, B = np.zeros(size), np.zeros((size, size))
+        A[:read], B[:read, :read] = self.total.A, self.total.B
+        if target.exact_prior is None:
+            prior = (*prior_slope(target, start), prior_hessian(target, start))
+            return Curvature(start, self.total.C, A, B, *prior)
+        flat = flat_prior(target)
+        assert flat is not None
+        at = Curvature(start, self.total.C, A, B, *flat.expanded(start))
+        return settle(at, target, flat)[0]
+
+    @in_double_precision
+    def error_at(self, target: Target, point: np.ndarray, factor: np.ndarray) -> float:
+        """The same for the posterior of a target, normal about `point` with covariance L L'."""
+        normal = np.random.default_rng(DRAWS).standard_normal((DRAWS, len(point)))
+        draws = (point + normal @ factor.T)[:, : len(self.total.point)]
+        values = self._residuals(target, draws)
+        values -= values.mean(axis=0)
+        return float(np.sqrt(self.pool.variance(values).sum() / (DRAWS - 1)))
+
+    def _residuals(self, target: Target, draws: np.ndarray) -> np.ndarray:
+        """l_i - q_i of the rows of the pool at some points, (draws, rows)."""
+        form, size = control_variate(target, 2), len(self.total.point)
+        part = self.pool.part[self.pool.stratum]
+        out = np.empty((len(draws), len(self.pool)))
+        for k, anchor in enumerate(self.anchors):
+            mine = np.flatnonzero(part == k)
+            about = proxy_at(anchor, np.eye(size))
+            for first in range(0, len(mine), BLOCK):
+                some = mine[first : first + BLOCK]
+                row_ids = np.resize(some, min(BLOCK, len(mine)))  # all of one shape
+                batch = self.pool.rows.take(row_ids) | {"probability": np.ones(len(row_ids))}
+                values = np.asarray(_values(form, batch, about, draws - anchor))
+                out[:, some] = values[:, : len(some)]
+        return out
+
+    def doubts(self, point: np.ndarray, factor: np.ndarray, error: float) -> list[ModicumWarning]:
+        """What is to be said of draws about `point` with covariance L L', and this error."""
+        read = len(self.total.point)
+        sd = np.sqrt(np.sum(factor**2, axis=1))[:read]
+        distance = float(np.max(np.abs(point[:read] - self.anchors) / sd))
+        said = [note for note in self.notes if note.code == "separation"]
+        if distance > FAR:
+            said.append(_left(distance))
+        if error > CRUDE:
+            said.append(
+                ModicumWarning(
+                    "digest-crude",
+                    f"the {len(self.pool):,} rows of the digest leave posterior means uncertain by "
+                    f"up to {error:.2g} posterior sd",
+                    "make the digest anew from the rows, and keep more of them (size)",
+                    error=error,
+                )
+            )
+        return said
+
+    # What is made of it ------------------------------------------------------------------------
+
+    def ready(self, model: BaseModel, engine: Engine | None = None) -> Ready:
+        """Prepare what chains of `model` read; a model of another likelihood is refused."""
+        target, start = self._target(model)
+        engine = LocalEngine(progressbar=False) if engine is None else engine
+        rest = self.total
+        for k, anchor in enumerate(self.anchors):
+            rows = self.pool.weighted(k)
+            rest = rest - expansion(Sums(target, rows, engine, Ledger(rows=len(rows))), anchor)
+        return Ready(target, start, self.pool.weighted(), rest)
+
+    def _target(self, model: BaseModel) -> tuple[Target, np.ndarray]:
+        """The target of a model with the units of all rows, and the sums' point in its layout."""
+        rows = self.pool.rows
+        require_digestible(model, rows)
+        known = with_known_data(model, rows, self.units, self.classes)
+        target, start = Target.of(known, self.pool.weighted())
+        refuse_other_likelihood(model, identity_of(target, rows), self.likelihood)
+        start[: len(self.total.point)] = self.total.point
+        return target, start
+
+    def __add__(self, other: object) -> Digest:
+        """The digest of the rows of both, which must be different rows of one schema."""
+        if not isinstance(other, Digest):
+            return NotImplemented
+        if self.likelihood != other.likelihood:
+            raise SettingError(
+                "the two digests are of different likelihoods, and their sums cannot be added: "
+                "make both with one model."
+            )
+        self._require_schema(other.schema, other.pool.rows._description)
+        places, anchors = [], list(self.anchors)
+        for anchor in other.anchors:  # those that are here already keep their place
+            same = [k for k, known in enumerate(anchors) if np.array_equal(known, anchor)]
+            places.append(same[0] if same else len(anchors))
+            anchors += [] if same else [anchor]
+        joined = replace(
+            self,
+            number=self.number + other.number,
+            total=self.total + other.total,
+            anchors=np.stack(anchors),
+            pool=self.pool.joined(other.pool, np.asarray(places)),
+            units=None if self.units is None or other.units is None else self.units + other.units,
+            notes=tuple(note for note in self.notes if note in other.notes),
+            fit_rows=_merged_rows(self.fit_rows, other.fit_rows),
+        )
+        return joined.guarded()
+
+    def add(self, rows: object) -> Digest:
+        """The digest of its rows and these: Modicum rows, or a table encoded as the others were."""
+        known = self.rows_like(rows)
+        size = max(FEWEST, ceil(len(self.pool) * len(known) / self.number))
+        engine = LocalEngine(progressbar=False)
+        return self + self.shard(self._model(), known, size, self.number, engine)
+
+    @in_double_precision
+    def shard(self, model: BaseModel, rows: Rows, size: int, seed: int, engine: Engine) -> Digest:
+        """The digest of other rows at this one's anchor, for the posterior of both together."""
+        self._require_schema(rows.schema, rows._description)
+        known = with_known_data(model, rows, self.units, self.classes)
+        target, start = Target.of(known, rows)
+        refuse_other_likelihood(model, identity_of(target, rows), self.likelihood)
+        start[: len(self.total.point)] = self.total.point
+        ledger = Ledger(rows=len(rows))
+        sums = Sums(target, rows, engine, ledger)
+        new = expansion(sums, self.total.point)
+        at = replace(self, total=self.total + new)._expanded(target, start)
+        factor, _ = whitening_factor(at.precision)
+        pool = keep(sums, at.point, factor, factor.T @ at.gradient, size, seed)
+        return replace(
+            self,
+            model=model,
+            number=len(rows),
+            total=new,
+            anchors=self.total.point[None],
+            pool=pool,
+            units=None if self.units is None else moment_sums(rows),
+            fit_rows=FitRows.of(rows),
+            notes=(),
+            ledger=ledger,
+        )
+
+    def remove(self, rows: object) -> Digest:
+        """The digest without these of its rows: their sums are subtracted, their copies deleted.
+
+        Rows are known by their values. Whether all of them were among the digest's rows cannot be
+        told from a pool of some; those that cannot have been are refused.
+        """
+        known, model = self.rows_like(rows), self._model()
+        if len(known) >= self.number:
+            raise DataError(
+                f"{len(known):,} rows cannot be removed from a digest of {self.number:,}: at least "
+                "one must be left."
+            )
+        target, _ = self._target(model)
+        engine = LocalEngine(progressbar=False)
+        gone = expansion(Sums(target, known, engine, Ledger(rows=len(known))), self.total.point)
+        less = replace(
+            self,
+            number=self.number - len(known),
+            total=self.total - gone,
+            pool=self.pool.without(known),
+            units=None if self.units is None else self.units - moment_sums(known),
+            notes=(),
+            fit_rows=_merged_rows(self.fit_rows, FitRows.of(known)),
+        )
+        return less.guarded()
+
+    def guarded(self) -> Digest:
+        """Itself, with a warning where the mode has left the anchor."""
+        if self.model is not None and self.distance > FAR:
+            warn(_left(self.distance), stacklevel=4)
+        return self
+
+    def rows_like(self, rows: object) -> Rows:
+        """Rows of the digest's columns, levels and type, of rows or of a table."""
+        if is_table(rows):
+            return Rows.from_table_like(rows, self.schema)
+        if isinstance(rows, Mapping):
+            rows = Rows(**rows, columns=self.schema.columns or None)
+        if not isinstance(rows, Rows):
+            raise SettingError(
+                f"rows of a digest must be mo.Rows or a table, not {type(rows).__name__}."
+            )
+        self._require_schema(rows.schema, rows._description)
+        return rows
+
+    def _require_schema(self, schema: RowsSchema, about: Description) -> None:
+        ours = self.schema
+        alike = (
+            ours.columns == schema.columns
+            and {k: tuple(v) for k, v in ours.fields.items()} == dict(schema.fields)
+            and dict(ours.levels) == dict(schema.levels)
+            and ours.coding == schema.coding
+        )
+        if not alike:
+            raise DataError(
+                "the rows have other fields, columns or levels than those of the digest: make them "
+                "of a table with mo.Rows.from_table(table, like=digest)."
+            )
+        if about.dtype != self.pool.rows.dtype:
+            raise DataError(
+                f"the rows are {about.dtype.name} and those of the digest "
+                f"{self.pool.rows.dtype.name}, in which equal numbers need not be equal: make them "
+                f"with dtype='{self.pool.rows.dtype.name}'."
+            )
+
+    # On disk -----------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save to one file, whole or not at all; nothing in it is executable.
+
+        The file holds raw rows of the data: keep it as you keep the data.
+        """
+        pool = self.pool
+        arrays = {
+            "point": self.total.point,
+            "C": np.asarray(self.total.C),
+            "A": self.total.A,
+            "B": self.total.B,
+            "anchors": self.anchors,
+            "share": pool.share,
+            "count": pool.count,
+            "stratum": pool.stratum,
+            "size": pool.size,
+            "drawn": pool.drawn,
+            "part": pool.part,
+        }
+        contents = Contents(
+            model=None if self.model is None else ModelPredictor(self.model).to_dict(),
+            likelihood=self.likelihood,
+            number=self.number,
+            arrays=arrays,
+            rows=pool.rows,
+            fit_rows=self.fit_rows,
+            units=self.units,
+            classes=self.classes,
+            notes=self.notes,
+            ledger=self.ledger,
+        )
+        with within_disk(path):
+            save(contents, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: BaseModel | None = None) -> Digest:
+        """Load what `save` saved; a damaged or foreign file is a `DataError`.
+
+        Parameters
+        ----------
+        path
+            The file.
+        model
+            The model, where it is one of your own: a file keeps Modicum's models only.
+        """
+        contents = load(path)
+        arrays = contents.arrays
+        spec = contents.model
+        if spec is not None:
+            if model is not None:
+                raise SettingError("the file keeps the model of this digest: leave `model` out.")
+            known = rebuild(spec)
+            model = None if known is None else known.model
+        made = cls(
+            model=None,
+            likelihood=contents.likelihood,
+            number=contents.number,
+            total=Quadratic(arrays["point"], float(arrays["C"]), arrays["A"], arrays["B"]),
+            anchors=arrays["anchors"],
+            pool=Pool(
+                contents.rows,
+                *(arrays[k] for k in ("share", "count", "stratum", "size", "drawn", "part")),
+            ),
+            fit_rows=contents.fit_rows,
+            units=contents.units,
+            classes=contents.classes,
+            notes=contents.notes,
+            ledger=contents.ledger,
+        )
+        if model is None:
+            return made
+        if spec is None:
+            made._target(model)  # refuses a model of another likelihood
+        return replace(made, model=model)
+
+
+def _left(distance: float) -> ModicumWarning:
+    return ModicumWarning(
+        "anchor-left",
+        f"the mode lies {distance:.1f} posterior sd from the point that the digest's rows are "
+        "expanded about, so that the rows it keeps are no longer those that matter",
+        "a pass is due: make the digest anew from the rows with mo.digest",
+        distance=distance,
+    )
+
+
+def _merged_rows(ours: FitRows, theirs: FitRows) -> FitRows:
+    """What is remembered of rows that were never together: no data set has their fingerprint."""
+    both = f"{ours.fingerprint} and {theirs.fingerprint}".encode()
+    return replace(ours, fingerprint="digest-" + blake2b(both, digest_size=8).hexdigest())
+
+
+@jit(static=0)
+def _values(form: ControlVariate[Any], batch: Any, about: Proxy, steps: Any) -> jax.Array:
+    cached = form.cache({k: jnp.asarray(v) for k, v in batch.items()}, about)
+    return jax.lax.map(lambda z: form.values(cached, z, about), steps)

@@ -1,0 +1,91 @@
+"""From all rows to what a digest keeps of them: sums at a point, and a pool of rows, in two passes.
+
+One pass adds up the expansion about the point, one finds how large each row's residual is expected
+to be, and a third, of the host alone, counts how many rows are equal to each that is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.designs import weight_tables
+from modicum.digest.pool import Pool, RowCounts, choose
+from modicum.estimators import control_variate
+from modicum.kernels.base import Proxy
+from modicum.methods.weights import expected_residuals
+from modicum.passes import Quadratic, Sums
+from modicum.random import Stream, generator
+from modicum.rows import Rows
+
+__all__ = ["expansion", "keep", "proxy_at"]
+
+PILOT = 8  # draws at which residuals of models without a linear predictor are looked at
+FLOOR = 0.1  # share of the pool that is spread evenly over all rows
+
+
+def expansion(sums: Sums, point: np.ndarray) -> Quadratic:
+    """Sums over all rows to second order about `point`, in the likelihood's parameters."""
+    read = sums.target.likelihood.size
+    C, A, B = sums.hessian(np.append(point, np.zeros(sums.target.size - len(point))), "digest")
+    return Quadratic(point, C, A[:read], B[:read, :read])
+
+
+def proxy_at(point: np.ndarray, factor: np.ndarray) -> Proxy:
+    """Where residuals are taken, t = point + factor z, without sums."""
+    return Proxy(jnp.asarray(point), jnp.asarray(factor), jnp.zeros(len(point)), None)
+
+
+def keep(
+    sums: Sums, point: np.ndarray, factor: np.ndarray, centre: np.ndarray, size: int, seed: int
+) -> Pool:
+    """Choose the rows of a pool, for a posterior normal about point + factor centre.
+
+    Parameters
+    ----------
+    sums
+        All rows, and what passes over them.
+    point
+        The anchor, in all parameters of the target.
+    factor
+        L, with L L' the posterior's covariance.
+    centre
+        Where the posterior is, in whitened coordinates.
+    size
+        How many rows to keep.
+    seed
+        Of the choice.
+    """
+    rows = sums.rows
+    if len(rows) <= size:
+        kept, strata = np.arange(len(rows)), np.zeros(len(rows), np.int32)
+        n = drawn = np.array([float(len(rows))])
+    else:
+        form = control_variate(sums.target, 2)
+        d = len(point)
+        about = proxy_at(point, factor)
+        pilot = centre + generator(seed, Stream.PILOT_DRAWS).standard_normal((PILOT, d))
+        expected = expected_residuals(sums, form, about, pilot)
+        rng = generator(seed, Stream.DIGEST_ROWS)
+        kept, strata, n, drawn = choose(weight_tables(expected, FLOOR), size, rng)
+    pool = rows.subset(kept)
+    count = _counts(sums, pool)
+    part = np.zeros(len(n), np.int32)
+    return Pool(pool, np.ones(len(kept)), count, strata, n, drawn, part)
+
+
+def _counts(sums: Sums, pool: Rows) -> np.ndarray:
+    """How many of all rows are equal to each of the pool, itself included."""
+    sought = RowCounts.of(pool)
+    sums.ledger.add("digest", len(sums.rows), "density", passes=1)
+    (found,) = sums.engine.map_reduce(_among, sought, sums.rows, "count")
+    return np.asarray(found)[sought.place]
+
+
+def _among(
+    sought: RowCounts, batch: Mapping[str, np.ndarray], present: np.ndarray
+) -> tuple[Any, ...]:
+    return (sought.among(batch, present),)

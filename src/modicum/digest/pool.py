@@ -1,0 +1,247 @@
+"""The rows a digest keeps: a stratified sample of all rows, by how much each is expected to matter.
+
+Rows are sorted into strata by the expected size of their residual. Of stratum c with n_c rows, m_c
+are kept, drawn without replacement, so that sum_c (n_c / m_c) sum of the kept rows' values is
+unbiased for the sum over all rows; m_c is in proportion to n_c times the expected residual
+(Neyman's allocation), and strata that matter most are kept whole: they add no error at all.
+
+Rows that are taken out of the data are taken out of the pool by their values. Of k rows that are
+equal, r of which go, every kept copy stands for the share (k - r) / k of what it stood for: what is
+left is unbiased for the rows that are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from modicum.designs import WeightTables
+from modicum.errors import DataError
+from modicum.rows import Rows
+from modicum.rows.description import Description, Field
+from modicum.rows.fields import MemoryBackend
+
+__all__ = ["Pool", "RowCounts", "choose", "hashes"]
+
+MIXERS = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))  # MurmurHash3's
+
+EACH = 8  # rows that are kept of a stratum, on average, at least
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Rows that stand for all rows.
+
+    Attributes
+    ----------
+    rows
+        The rows themselves, stratum after stratum.
+    share
+        Of what each stood for when it was drawn: 1, or less where rows equal to it were removed.
+    count
+        How many rows of the data are equal to it.
+    stratum
+        Of each row.
+    size, drawn
+        Of each stratum: its rows in the data, and those kept of them.
+    part
+        Of each stratum: which anchor its rows are expanded about.
+    """
+
+    rows: Rows
+    share: np.ndarray
+    count: np.ndarray
+    stratum: np.ndarray
+    size: np.ndarray
+    drawn: np.ndarray
+    part: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def multiplier(self) -> np.ndarray:
+        """How many rows of the data each row stands for."""
+        return np.asarray((self.size / self.drawn)[self.stratum] * self.share)
+
+    def weighted(self, part: int | None = None) -> Rows:
+        """The rows with a frequency weight of what they stand for; those of one part alone."""
+        fields = dict(self.rows.slice(0, len(self)))
+        weight = self.multiplier * fields.get("weight", 1.0)
+        about = self.rows._description
+        if "weight" not in fields:
+            about = replace(about, fields=(*about.fields, Field("weight")))
+        fields["weight"] = weight.astype(about.dtype)
+        if part is not None:
+            mine = self.part[self.stratum] == part
+            fields = {name: values[mine] for name, values in fields.items()}
+        about = replace(about, n=len(fields["weight"]))
+        return Rows._at(about, MemoryBackend(about, fields))
+
+    def joined(self, other: Pool, parts: np.ndarray) -> Pool:
+        """Both pools, of different rows of one schema; `parts` renumbers those of the other."""
+        mine, theirs = (p.rows.slice(0, len(p)) for p in (self, other))
+        fields = {name: np.concatenate([mine[name], theirs[name]]) for name in mine}
+        counts = RowCounts.of(self.rows), RowCounts.of(other.rows)
+        # A row may be in both: it is then one of as many as there are in both together.
+        in_other = counts[1].largest(other.count, counts[0])
+        in_this = counts[0].largest(self.count, counts[1])
+        return Pool(
+            _rows_like(self.rows, fields),
+            np.concatenate([self.share, other.share]),
+            np.concatenate([self.count + in_other, other.count + in_this]),
+            np.concatenate([self.stratum, other.stratum + len(self.size)]),
+            np.concatenate([self.size, other.size]),
+            np.concatenate([self.drawn, other.drawn]),
+            np.concatenate([self.part, parts[other.part]]),
+        )
+
+    def without(self, rows: Rows) -> Pool:
+        """The pool of the data without some of its rows."""
+        kept = RowCounts.of(self.rows)
+        gone = kept.counted(rows)
+        if np.any(gone > self.count):
+            row = int(np.argmax(gone > self.count))
+            raise DataError(
+                f"{gone[row]:.0f} of the rows to remove are alike, and the digest holds "
+                f"{self.count[row]:.0f} such rows: remove each row once, as it was when the digest "
+                "was made."
+            )
+        with np.errstate(invalid="ignore"):
+            share = self.share * (self.count - gone) / self.count
+        left = share > 0
+        fields = {k: v[left] for k, v in self.rows.slice(0, len(self)).items()}
+        if not left.any():
+            raise DataError("all rows of the digest would be removed: nothing is left to fit.")
+        return replace(
+            self,
+            rows=_rows_like(self.rows, fields),
+            share=share[left],
+            count=(self.count - gone)[left],
+            stratum=self.stratum[left],
+        )
+
+    def variance(self, values: np.ndarray) -> np.ndarray:
+        """Design variance of the estimated sums of `values`, (draws, rows): one per draw.
+
+        sum_c n_c^2 (1 - m_c / n_c) s_c^2 / m_c, where s_c^2 is the variance within the stratum;
+        rows that were removed from it count as zeros.
+        """
+        left = values * self.share
+        first = np.flatnonzero(np.diff(self.stratum, prepend=-1))
+        which = self.stratum[first]
+        n, m = self.size[which], self.drawn[which]
+        total = np.add.reduceat(left, first, axis=1)
+        squares = np.add.reduceat(left**2, first, axis=1)
+        within = np.maximum(squares - total**2 / m, 0.0) / np.maximum(m - 1, 1)
+        return np.asarray(within @ (n**2 * (1 - m / n) / m))
+
+
+class RowCounts:
+    """How often rows of a pool occur among other rows, by a hash of their values."""
+
+    def __init__(self, description: Description, sorted_hashes: np.ndarray, place: np.ndarray):
+        self.description = description
+        self.sorted, self.place = sorted_hashes, place
+
+    @classmethod
+    def of(cls, rows: Rows) -> RowCounts:
+        """Prepare to count the rows that are equal to one of these."""
+        about = rows._description
+        distinct, place = np.unique(hashes(about, rows.slice(0, len(rows))), return_inverse=True)
+        return cls(about, distinct, place)
+
+    def counted(self, rows: Rows) -> np.ndarray:
+        """How many of `rows` are equal to each row of the pool."""
+        total = np.zeros(len(self.sorted))
+        for chunk in rows.chunks(1 << 16):
+            total += self.among(chunk)
+        return np.asarray(total[self.place])
+
+    def among(
+        self, batch: Mapping[str, np.ndarray], present: np.ndarray | None = None
+    ) -> np.ndarray:
+        """How many rows of a chunk have each of the distinct values."""
+        found = hashes(self.description, batch)
+        if present is not None:
+            found = found[np.asarray(present, bool)]
+        at = np.minimum(np.searchsorted(self.sorted, found), len(self.sorted) - 1)
+        equal = self.sorted[at] == found
+        return np.bincount(at[equal], minlength=len(self.sorted)).astype(np.float64)
+
+    def largest(self, count: np.ndarray, asked: RowCounts) -> np.ndarray:
+        """`count` of the rows of this pool that equal those of another; 0 where none does."""
+        of_value = np.zeros(len(self.sorted))
+        np.maximum.at(of_value, self.place, count)
+        at = np.minimum(np.searchsorted(self.sorted, asked.sorted), len(self.sorted) - 1)
+        known = np.where(self.sorted[at] == asked.sorted, of_value[at], 0.0)
+        return np.asarray(known[asked.place])
+
+
+def hashes(about: Description, batch: Mapping[str, np.ndarray]) -> np.ndarray:
+    """A 64-bit hash of the values of each row; -0.0 is 0.0."""
+    total: np.ndarray | None = None
+    for f in sorted(about.fields, key=lambda field: field.name):
+        values = np.asarray(batch[f.name])
+        kind = about.dtypes[f.name]
+        part = np.ascontiguousarray(values.reshape(len(values), -1), kind)
+        words = (part + 0.0).view(f"u{kind.itemsize}") if kind.kind == "f" else part
+        total = np.zeros(len(values), np.uint64) if total is None else total
+        for column in words.T:
+            total = _mixed(total ^ column.astype(np.uint64))
+    assert total is not None, "rows have fields"
+    return total
+
+
+def _mixed(words: np.ndarray) -> np.ndarray:
+    """Spread every bit over all others (the finaliser of MurmurHash3), and leave zero behind."""
+    words = (words + np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
+    for mixer in MIXERS:
+        words = (words ^ (words >> np.uint64(33))) * mixer
+    return words ^ (words >> np.uint64(33))
+
+
+def choose(
+    tables: WeightTables, size: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Choose about `size` rows: their numbers and strata, and each stratum's size and share of it.
+
+    Classes of the weighted design are the strata, or several of them where few rows are kept. At
+    least two rows of each are kept, or all.
+    """
+    of_class, probability = np.asarray(tables.size), np.asarray(tables.probability)
+    kinds = np.flatnonzero(of_class)
+    n, mass = of_class[kinds].astype(np.float64), (of_class * probability)[kinds]
+    # Neighbours are one stratum where there would be few rows of each.
+    count = max(1, min(len(kinds), size // EACH))
+    place = np.floor(count * (np.cumsum(mass) - mass) / mass.sum()) if count < len(kinds) else kinds
+    first = np.flatnonzero(np.diff(place, prepend=-1))
+    n, mass = np.add.reduceat(n, first), np.add.reduceat(mass, first)
+    start = np.asarray(tables.start)[kinds[first]]
+    drawn = _allocation(n, mass, min(size, int(n.sum())))
+    row_ids, strata = [], []
+    for c, (at, rows, m) in enumerate(zip(start, n, drawn, strict=True)):
+        within = np.sort(rng.choice(int(rows), int(m), replace=False))
+        row_ids.append(np.asarray(tables.order[int(at) + within], np.int64))
+        strata.append(np.full(int(m), c, np.int32))
+    return np.concatenate(row_ids), np.concatenate(strata), n, drawn
+
+
+def _allocation(n: np.ndarray, mass: np.ndarray, size: int) -> np.ndarray:
+    """Rows of each stratum: in proportion to its mass, whole where that is more than it has."""
+    most, least = n, np.minimum(n, 2.0)
+    low, high = 0.0, float(np.max(n / np.maximum(mass, 1e-300)))
+    for _ in range(200):  # the factor of proportion by which all together are `size`
+        middle = (low + high) / 2
+        if np.clip(middle * mass, least, most).sum() > size:
+            high = middle
+        else:
+            low = middle
+    return np.asarray(np.clip(np.rint(low * mass), least, most))
+
+
+def _rows_like(rows: Rows, fields: dict[str, np.ndarray]) -> Rows:
+    about = replace(rows._description, n=len(next(iter(fields.values()))))
+    return Rows._at(about, MemoryBackend(about, fields))

@@ -1,0 +1,155 @@
+"""A digest on disk: one zip file of plain arrays and a JSON page, no pickles.
+
+It holds raw rows of the data. Nothing in a file is believed before it has been compared with the
+rest of it: shapes, ranges and types are those of a digest, or the file is refused.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from modicum.errors import ModicumWarning
+from modicum.ledger import Ledger
+from modicum.models.priors.units import MomentSums
+from modicum.posterior import FitRows, archive
+from modicum.posterior.archive import Json
+from modicum.rows import Rows
+from modicum.rows.description import Description
+from modicum.rows.entries import mapping, text, whole
+from modicum.rows.fields import MemoryBackend
+
+__all__ = ["Contents", "load", "save"]
+
+KIND = archive.Format("modicum digest", 1, "digest.json", "a digest")
+PARTS = ("arrays", "fields", "units", "model")
+WHOLE = ("stratum", "part")  # arrays of whole numbers
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a digest's file holds; see `modicum.digest.Digest`."""
+
+    model: dict[str, Any] | None
+    likelihood: str
+    number: int
+    arrays: dict[str, np.ndarray]
+    rows: Rows
+    fit_rows: FitRows
+    units: MomentSums | None
+    classes: int | None
+    notes: tuple[ModicumWarning, ...]
+    ledger: Ledger
+
+
+def save(contents: Contents, path: str | os.PathLike[str]) -> None:
+    """Write to a file beside `path` first, so that a crash leaves no half-written digest."""
+    rows = contents.rows
+    parts = {
+        "arrays": contents.arrays,
+        "fields": {k: np.ascontiguousarray(v) for k, v in rows.slice(0, len(rows)).items()},
+        "units": None if contents.units is None else asdict(contents.units),
+        "model": contents.model,
+    }
+    plain = {
+        "description": rows._description.to_json(),
+        "likelihood": contents.likelihood,
+        "rows": contents.number,
+        "fit": contents.fit_rows.to_dict(),
+        "classes": contents.classes,
+        "notes": [note.to_dict() for note in contents.notes],
+        "ledger": contents.ledger.to_dict(),
+    }
+    archive.write(path, KIND, parts, plain)
+
+
+def load(path: str | os.PathLike[str]) -> Contents:
+    """Read what `save` wrote."""
+    return archive.read(path, KIND, PARTS, _contents)
+
+
+def _contents(parts: dict[str, Any], page: dict[str, Json]) -> Contents:
+    arrays = mapping(parts["arrays"])
+    number = whole(page["rows"], 1)
+    rows = _rows(Description.from_json(page["description"]), mapping(parts["fields"]))
+    checked = _arrays(arrays, len(rows))
+    model, classes, units = parts["model"], page["classes"], parts["units"]
+    if model is not None:
+        mapping(model)
+    return Contents(
+        model=model,
+        likelihood=text(page["likelihood"]),
+        number=number,
+        arrays=checked,
+        rows=rows,
+        fit_rows=FitRows.from_dict(page["fit"]),
+        units=None if units is None else _units(mapping(units), len(rows._description.columns)),
+        classes=None if classes is None else whole(classes, 2),
+        notes=tuple(ModicumWarning.from_dict(note) for note in page["notes"]),
+        ledger=Ledger.from_dict(page["ledger"]),
+    )
+
+
+def _rows(about: Description, fields: dict[str, object]) -> Rows:
+    """The rows of the pool, if the arrays are those that the description announces."""
+    held: dict[str, np.ndarray] = {}
+    for f in about.fields:
+        values = fields.get(f.name)
+        kind = about.dtypes[f.name]
+        if not isinstance(values, np.ndarray) or values.shape != (about.n, *f.shape):
+            raise ValueError(f"the field {f.name!r} has another shape than it says")
+        if values.dtype != kind or (kind.kind == "f" and not np.isfinite(values).all()):
+            raise ValueError(f"the field {f.name!r} holds something else than numbers")
+        held[f.name] = values
+    if set(fields) != set(held):
+        raise ValueError("it holds fields that it does not describe")
+    if about.coding is not None and about.coding.fault(held) is not None:
+        raise ValueError("a code stands for no level")
+    return Rows._at(replace(about), MemoryBackend(about, held))
+
+
+def _arrays(arrays: dict[str, object], rows: int) -> dict[str, np.ndarray]:
+    """The arrays beside the rows, if their shapes and numbers agree with each other."""
+    held: dict[str, np.ndarray] = {}
+    for name, values in arrays.items():
+        if not isinstance(values, np.ndarray):
+            raise TypeError(f"{name!r} is no array")
+        kind = "iu" if name in WHOLE else "f"
+        if values.dtype.kind not in kind or not np.isfinite(values).all():
+            raise ValueError(f"{name!r} holds something else than numbers")
+        held[name] = values.astype(np.int32 if name in WHOLE else np.float64)
+    d, strata, parts = len(held["point"]), len(held["size"]), len(held["anchors"])
+    shapes = {
+        "point": (d,), "C": (), "A": (d,), "B": (d, d), "anchors": (parts, d),
+        "share": (rows,), "count": (rows,), "stratum": (rows,),
+        "size": (strata,), "drawn": (strata,), "part": (strata,),
+    }  # fmt: skip
+    for name, shape in shapes.items():
+        if held[name].shape != shape:
+            raise ValueError(f"{name!r} has another shape than the rest")
+    size, drawn, stratum, part = (held[k] for k in ("size", "drawn", "stratum", "part"))
+    if not (np.all(drawn >= 1) and np.all(drawn <= size) and np.all(held["count"] > 0)):
+        raise ValueError("its strata keep more rows than they have")
+    if not (np.all(held["share"] > 0) and np.all(held["share"] <= 1)):
+        raise ValueError("its rows stand for more than they did")
+    if np.any(np.diff(stratum) < 0) or stratum.min() < 0 or stratum.max() >= strata:
+        raise ValueError("its rows are in no order of strata")
+    if (
+        part.min() < 0
+        or part.max() >= parts
+        or np.any(np.bincount(stratum) > drawn[: stratum.max() + 1])
+    ):
+        raise ValueError("its strata have no anchor")
+    return held
+
+
+def _units(saved: dict[str, Any], columns: int) -> MomentSums:
+    units = MomentSums(**saved)
+    numbers = (units.weight, units.counts, units.log_exposure)
+    shapes = {np.shape(units.mean), np.shape(units.squares)}
+    if shapes != {(columns + 1,)} or not all(isinstance(n, float | int) for n in numbers):
+        raise ValueError("its units are not those of its columns")
+    return units

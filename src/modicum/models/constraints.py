@@ -1,0 +1,311 @@
+"""Parameters with bounds: how chains move on the whole line and reports stay within the bounds.
+
+A constraint is a smooth one-to-one map between an array of free numbers and the values it allows.
+The density of what is sampled, the free numbers u, is that of the values x(u) times |dx/du|, whose
+logarithm every constraint knows. For a simplex and a Cholesky factor of a correlation matrix, which
+have fewer dimensions than entries, dx is that of all but the last entry and of those below the
+diagonal: densities by which NumPyro and Stan write priors for them are with respect to the same.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from math import isfinite, sqrt
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.errors import SettingError, is_number
+
+__all__ = [
+    "Constraint",
+    "Interval",
+    "cholesky_corr",
+    "interval",
+    "ordered",
+    "positive",
+    "real",
+    "simplex",
+]
+
+Shape = tuple[int, ...]
+WITHIN = 1e-6  # by which a starting value may miss a sum of 1
+
+
+def _numbers(array: jax.Array) -> np.finfo[np.floating]:
+    """The limits of the floating type of an array."""
+    return np.finfo(jnp.result_type(array, float))
+
+
+class Constraint(ABC):
+    """Which values a parameter may have, and free numbers in their place.
+
+    Constraints are hashable and of no fixed shape: leading axes are so many separate values.
+    """
+
+    support: str  # in words, for messages
+
+    def free_shape(self, shape: Shape) -> Shape:
+        """Shape of the free numbers of values of `shape`; ValueError where there is no such."""
+        return shape
+
+    @abstractmethod
+    def constrain(self, free: jax.Array) -> jax.Array:
+        """Values of free numbers."""
+
+    @abstractmethod
+    def log_jacobian(self, free: jax.Array) -> jax.Array:
+        """Logarithm of |d values / d free|, one number."""
+
+    @abstractmethod
+    def free(self, value: jax.Array) -> jax.Array:
+        """Undo `constrain`; a value that was rounded to its bound has finite free numbers."""
+
+    @abstractmethod
+    def allows(self, value: np.ndarray) -> bool:
+        """Whether the value lies within the bounds."""
+
+    def free_name(self, name: str) -> str:
+        """What to call the free number of a value called `name`."""
+        return f"free {name}"
+
+
+@dataclass(frozen=True)
+class _Real(Constraint):
+    support = "real numbers"
+
+    def constrain(self, free: jax.Array) -> jax.Array:
+        return free
+
+    def log_jacobian(self, free: jax.Array) -> jax.Array:
+        return jnp.zeros((), jnp.result_type(free, float))
+
+    def free(self, value: jax.Array) -> jax.Array:
+        return value
+
+    def allows(self, value: np.ndarray) -> bool:
+        return bool(np.all(np.isfinite(value)))
+
+    def free_name(self, name: str) -> str:
+        return name
+
+    def __repr__(self) -> str:
+        return "real"
+
+
+@dataclass(frozen=True)
+class Interval(Constraint):
+    """Numbers between two ends, of which one may be infinite; see `interval`."""
+
+    low: float
+    high: float
+
+    @property
+    def support(self) -> str:  # type: ignore[override]
+        """The bounds, in words."""
+        if self.high == np.inf:
+            return "positive numbers" if self.low == 0 else f"numbers above {self.low:g}"
+        if self.low == -np.inf:
+            return f"numbers below {self.high:g}"
+        return f"numbers between {self.low:g} and {self.high:g}"
+
+    def constrain(self, free: jax.Array) -> jax.Array:
+        """An end plus or minus an exponential, or a logistic function between two ends.
+
+        Where that is rounded to the end itself, the next number within is taken.
+        """
+        if isfinite(self.low) and isfinite(self.high):
+            value = self.low + (self.high - self.low) * jax.nn.sigmoid(free)
+        elif self.high == np.inf:
+            value = self.low + jnp.exp(free)
+        else:
+            value = self.high - jnp.exp(free)
+        kind = _numbers(free)
+        tiny = kind.tiny  # about 0 the next number is one that processors take for 0
+        first = np.nextafter(kind.dtype.type(self.low), np.inf) if self.low else tiny
+        last = np.nextafter(kind.dtype.type(self.high), -np.inf) if self.high else -tiny
+        return jnp.clip(value, first, None if self.high == np.inf else last)
+
+    def log_jacobian(self, free: jax.Array) -> jax.Array:
+        """u, or log(high - low) + log s(u) + log s(-u) with the logistic function s."""
+        if not (isfinite(self.low) and isfinite(self.high)):
+            return jnp.sum(free)
+        each = jax.nn.log_sigmoid(free) + jax.nn.log_sigmoid(-free)
+        return jnp.sum(each + np.log(self.high - self.low))
+
+    def free(self, value: jax.Array) -> jax.Array:
+        """The logarithm of a distance to an end, or of the ratio of both."""
+        tiny = _numbers(value).tiny
+        above, below = value - self.low, self.high - value
+        if self.high == np.inf:
+            return jnp.log(jnp.maximum(above, tiny))
+        if self.low == -np.inf:
+            return jnp.log(jnp.maximum(below, tiny))
+        return jnp.log(jnp.maximum(above, tiny)) - jnp.log(jnp.maximum(below, tiny))
+
+    def allows(self, value: np.ndarray) -> bool:
+        """Strictly between the ends."""
+        return bool(np.all((value > self.low) & (value < self.high)))
+
+    def free_name(self, name: str) -> str:
+        """A logarithm or log-odds."""
+        if (self.low, self.high) == (0, np.inf):
+            return f"log({name})"
+        return f"logit({name})" if (self.low, self.high) == (0, 1) else f"free {name}"
+
+    def __repr__(self) -> str:
+        if (self.low, self.high) == (0, np.inf):
+            return "positive"
+        return f"interval({self.low:g}, {self.high:g})"
+
+
+@dataclass(frozen=True)
+class _Ordered(Constraint):
+    support = "numbers in increasing order along the last axis"
+
+    def free_shape(self, shape: Shape) -> Shape:
+        if not shape:
+            raise ValueError("a vector")
+        return shape
+
+    def constrain(self, free: jax.Array) -> jax.Array:
+        """The first, and then the sums of positive gaps, whose logarithms are free."""
+        steps = jnp.concatenate([free[..., :1], jnp.exp(free[..., 1:])], axis=-1)
+        return jnp.cumsum(steps, axis=-1)
+
+    def log_jacobian(self, free: jax.Array) -> jax.Array:
+        return jnp.sum(free[..., 1:])
+
+    def free(self, value: jax.Array) -> jax.Array:
+        tiny = _numbers(value).tiny
+        gaps = jnp.log(jnp.maximum(jnp.diff(value, axis=-1), tiny))
+        return jnp.concatenate([value[..., :1], gaps], axis=-1)
+
+    def allows(self, value: np.ndarray) -> bool:
+        return bool(np.all(np.diff(value, axis=-1) > 0))
+
+    def __repr__(self) -> str:
+        return "ordered"
+
+
+@dataclass(frozen=True)
+class _Simplex(Constraint):
+    """x = softmax(V u), the isometric log-ratio: V has orthonormal columns that sum to 0.
+
+    No entry is special, unlike in breaking a stick, and u = 0 is the centre.
+    """
+
+    support = "positive numbers that sum to 1 along the last axis"
+
+    def free_shape(self, shape: Shape) -> Shape:
+        if not shape or shape[-1] < 2:
+            raise ValueError("a vector of at least two numbers")
+        return (*shape[:-1], shape[-1] - 1)
+
+    def _logits(self, free: jax.Array) -> jax.Array:
+        """V u by cumulative sums: z_i = sum_(n >= i) w_n - (i - 1) w_(i - 1)."""
+        n = jnp.arange(1, free.shape[-1] + 1, dtype=jnp.result_type(free, float))
+        w = free / jnp.sqrt(n * (n + 1))
+        none = jnp.zeros((*free.shape[:-1], 1), w.dtype)
+        later = jnp.flip(jnp.cumsum(jnp.flip(w, -1), axis=-1), -1)
+        return jnp.concatenate([later, none], -1) - jnp.concatenate([none, n * w], -1)
+
+    def constrain(self, free: jax.Array) -> jax.Array:
+        share = jax.nn.softmax(self._logits(free), axis=-1)
+        return jnp.maximum(share, _numbers(share).tiny)
+
+    def log_jacobian(self, free: jax.Array) -> jax.Array:
+        """sum log x + log(K) / 2."""
+        log_share = jax.nn.log_softmax(self._logits(free), axis=-1)
+        each = jnp.sum(log_share, axis=-1) + np.log(sqrt(log_share.shape[-1]))
+        return jnp.sum(each)
+
+    def free(self, value: jax.Array) -> jax.Array:
+        z = jnp.log(jnp.maximum(value, _numbers(value).tiny))
+        n = jnp.arange(1, z.shape[-1], dtype=z.dtype)
+        return (jnp.cumsum(z, axis=-1)[..., :-1] - n * z[..., 1:]) / jnp.sqrt(n * (n + 1))
+
+    def allows(self, value: np.ndarray) -> bool:
+        return bool(np.all(value > 0) and np.all(np.abs(value.sum(axis=-1) - 1) < WITHIN))
+
+    def __repr__(self) -> str:
+        return "simplex"
+
+
+@dataclass(frozen=True)
+class _CholeskyCorr(Constraint):
+    """Rows of unit length by canonical partial correlations tanh(u) (Lewandowski and others)."""
+
+    support = "lower triangular matrices with a positive diagonal and rows of length 1"
+
+    def free_shape(self, shape: Shape) -> Shape:
+        if len(shape) < 2 or shape[-1] != shape[-2] or shape[-1] < 2:
+            raise ValueError("a square matrix of at least two rows")
+        return (*shape[:-2], shape[-1] * (shape[-1] - 1) // 2)
+
+    def _partial(self, free: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Partial correlations below the diagonal, and log(1 - their squares); zeros elsewhere."""
+        count = free.shape[-1]
+        size = (1 + round(sqrt(1 + 8 * count))) // 2
+        below = np.tril_indices(size, -1)
+        u = jnp.zeros((*free.shape[:-1], size, size), jnp.result_type(free, float))
+        u = u.at[(..., *below)].set(free)
+        # log(1 - tanh(u)^2) = -2 log cosh(u)
+        size_of_u = jnp.abs(u)
+        return jnp.tanh(u), -2 * (size_of_u + jnp.log1p(jnp.exp(-2 * size_of_u)) - np.log(2.0))
+
+    def constrain(self, free: jax.Array) -> jax.Array:
+        partial, log_rest = self._partial(free)
+        # What the entries before an entry leave of the row's length.
+        left = jnp.exp(0.5 * (jnp.cumsum(log_rest, axis=-1) - log_rest))
+        return jnp.tril((partial + jnp.eye(partial.shape[-1])) * left)
+
+    def log_jacobian(self, free: jax.Array) -> jax.Array:
+        _, log_rest = self._partial(free)
+        left = 0.5 * (jnp.cumsum(log_rest, axis=-1) - log_rest)
+        return jnp.sum(log_rest) + jnp.sum(jnp.tril(left, -1))
+
+    def free(self, value: jax.Array) -> jax.Array:
+        kind = _numbers(value)
+        squares = jnp.tril(value, -1) ** 2
+        left = jnp.maximum(1 - (jnp.cumsum(squares, axis=-1) - squares), kind.tiny)
+        partial = jnp.clip(value / jnp.sqrt(left), -1 + kind.epsneg, 1 - kind.epsneg)
+        below = np.tril_indices(value.shape[-1], -1)
+        return jnp.arctanh(partial[(..., *below)])
+
+    def allows(self, value: np.ndarray) -> bool:
+        lower = np.all(np.triu(value, 1) == 0) and np.all(np.diagonal(value, 0, -2, -1) > 0)
+        return bool(lower and np.all(np.abs((value**2).sum(axis=-1) - 1) < WITHIN))
+
+    def __repr__(self) -> str:
+        return "cholesky_corr"
+
+
+def interval(low: float, high: float) -> Interval:
+    """Numbers between `low` and `high`, of which one may be infinite.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.interval(0, 1), mo.interval(2, float("inf")).support
+    (interval(0, 1), 'numbers above 2')
+    """
+    ends = []
+    for name, end in (("low", low), ("high", high)):
+        if not is_number(end) and end not in (np.inf, -np.inf):
+            raise SettingError(f"{name} of an interval must be a number, not {end!r}.")
+        ends.append(float(end))
+    if not ends[0] < ends[1]:
+        raise SettingError(f"an interval needs low < high, not {low!r} and {high!r}.")
+    if ends == [-np.inf, np.inf]:
+        raise SettingError("all numbers lie between these ends: leave the constraint out.")
+    return Interval(*ends)
+
+
+real: Constraint = _Real()
+positive: Constraint = Interval(0.0, np.inf)
+ordered: Constraint = _Ordered()
+simplex: Constraint = _Simplex()
+cholesky_corr: Constraint = _CholeskyCorr()

@@ -1,0 +1,568 @@
+"""A model of one's own: any JAX functions over named parameters, within bounds or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import PyTreeDef
+
+from modicum.errors import SettingError, suggestion
+from modicum.models.base import BaseModel, Batch, Params, named_leaves
+from modicum.models.constraints import Constraint, Shape, real
+from modicum.models.tracing import uncompiled
+from modicum.random import IMPL
+from modicum.rows import Rows
+from modicum.runtime import in_double_precision
+
+__all__ = ["Layout", "Model", "as_handed_over"]
+
+DISPERSED = 10  # starts for a model of which nothing is known
+DRAWN_STARTS = 4  # points to start from, where `init` is a function that draws them
+FEW = 8  # rows on which functions are tried
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, shapes and constraints of the parameters, which lie in a pytree of `structure`."""
+
+    structure: PyTreeDef
+    names: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    constraints: tuple[Constraint, ...]
+
+    @classmethod
+    def of(cls, init: Params, constraints: Mapping[str, Constraint]) -> Layout:
+        """The layout of a point to start from; a sentence for what is none."""
+        named = {name: np.asarray(leaf) for name, leaf in named_leaves(init).items()}
+        for name in constraints:
+            if name not in named:
+                raise SettingError(
+                    f"there is a constraint for {name!r}, which is no parameter"
+                    f"{suggestion(name, named)}; the parameters are {', '.join(named)}."
+                )
+        chosen = tuple(constraints.get(name, real) for name in named)
+        shapes = tuple(leaf.shape for leaf in named.values())
+        made = cls(jax.tree.structure(init), tuple(named), shapes, chosen)
+        made.free_shapes()  # refuses shapes that a constraint has not
+        return made
+
+    @property
+    def bounded(self) -> bool:
+        """Whether any parameter has a constraint."""
+        return any(constraint is not real for constraint in self.constraints)
+
+    def free_shapes(self) -> tuple[Shape, ...]:
+        """Shapes of the free numbers."""
+        shapes = []
+        for name, shape, constraint in zip(self.names, self.shapes, self.constraints, strict=True):
+            try:
+                shapes.append(constraint.free_shape(shape))
+            except ValueError as needed:
+                raise SettingError(
+                    f"{name!r} is to be {constraint!r}, which takes {needed}, and has the shape "
+                    f"{shape}; give it a value of that kind in `init`, or its shape in `shapes`."
+                ) from None
+        return tuple(shapes)
+
+    def constrain(self, free: Params) -> Params:
+        """Parameters within their bounds."""
+        if not self.bounded:
+            return free
+        leaves = jax.tree.leaves(free)
+        values = [c.constrain(leaf) for c, leaf in zip(self.constraints, leaves, strict=True)]
+        return jax.tree.unflatten(self.structure, values)
+
+    def log_jacobian(self, free: Params) -> jax.Array:
+        """Logarithm of the volume of constrained values per volume of free numbers."""
+        both = zip(self.constraints, jax.tree.leaves(free), strict=True)
+        return jnp.sum(jnp.stack([c.log_jacobian(leaf) for c, leaf in both if c is not real]))
+
+    def free(self, values: Params) -> Params:
+        """Undo `constrain`."""
+        leaves = jax.tree.leaves(values)
+        free = [
+            leaf if c is real else c.free(jnp.asarray(leaf, float))
+            for c, leaf in zip(self.constraints, leaves, strict=True)
+        ]
+        return jax.tree.unflatten(self.structure, free)
+
+    @in_double_precision
+    def free_point(self, point: Params, what: str) -> Params:
+        """Free numbers of a point the user gave, in float64; a sentence for what is none."""
+        named = named_leaves(point)
+        shapes = {name: np.shape(leaf) for name, leaf in named.items()}
+        alike = jax.tree.structure(point) == self.structure
+        if not alike or tuple(shapes.values()) != self.shapes:
+            ours = ", ".join(f"{n}: {s}" for n, s in zip(self.names, self.shapes, strict=True))
+            theirs = ", ".join(f"{n}: {s}" for n, s in shapes.items())
+            raise SettingError(
+                f"{what} must have the names and shapes of the model's parameters ({ours}), and "
+                f"one has {theirs}."
+            )
+        for (name, leaf), constraint in zip(named.items(), self.constraints, strict=True):
+            value = np.asarray(leaf)
+            if value.dtype.kind not in "fiub" or not np.all(np.isfinite(value)):
+                raise SettingError(
+                    f"{what} must hold finite real numbers, and '{name}' does not; give each "
+                    "parameter a value to start from."
+                )
+            if not constraint.allows(value):
+                shown = np.array2string(value, precision=3, threshold=4, edgeitems=2)
+                raise SettingError(
+                    f"{what} has {name} = {shown}, but its constraint allows {constraint.support}."
+                )
+        free = self.free(point)
+        return jax.tree.map(lambda leaf: np.asarray(leaf, dtype=np.float64), free)
+
+    def flat_names(self) -> tuple[str, ...]:
+        """A name for each free number, in the order of the flat vector."""
+        names: list[str] = []
+        each = zip(self.names, self.shapes, self.free_shapes(), self.constraints, strict=True)
+        for name, shape, free_shape, constraint in each:
+            places = [", ".join(map(str, place)) for place in np.ndindex(*free_shape)]
+            scalars = [f"{name}[{place}]" if place else name for place in places]
+            alike = free_shape == shape
+            names += [constraint.free_name(s) if alike else f"free {s}" for s in scalars]
+        return tuple(names)
+
+
+class Model(BaseModel):
+    """A model of your own: any JAX functions over a pytree of parameters.
+
+    Parameters
+    ----------
+    log_prior
+        `log_prior(theta)`: a scalar.
+    log_likelihood
+        `log_likelihood(theta, batch)`: one value per row; `batch` maps the field names of the rows
+        to arrays. Rows with a `weight` field are weighted by Modicum, not by this function. Fields
+        that were given as whole numbers or truth values arrive as such.
+    init
+        Parameters to start from: a pytree (a dict, say) of numbers and arrays. It fixes the names
+        and shapes that draws and summaries show. A list of several such points, alike in names and
+        shapes, starts the search for modes from each; a list that `log_prior` itself accepts is a
+        pytree, so that for a flat prior several points are given as `mo.sample(starts=[...])`. Or
+        a function of a JAX key that draws such a point, from the prior, say. Without it parameters
+        are what the functions look up in `theta`, numbers unless `shapes` says otherwise, and
+        start in the middle of what their constraints allow, 0 without one.
+    predict
+        Optional `predict(theta, batch)`: the expected outcome of each row, for
+        `Posterior.predict`.
+    constraints
+        Which values parameters may have, by name: `mo.positive`, `mo.interval(low, high)`,
+        `mo.ordered`, `mo.simplex`, `mo.cholesky_corr`. All functions, `init` and the draws have
+        the values; what is sampled are free numbers in their place, with the logarithm of the
+        derivative as part of the prior.
+    report
+        Optional `report(theta)`: a dict of quantities that follow from the parameters, for draws
+        and summaries.
+    shapes
+        Shapes of parameters that are no single numbers, by name, where there is no `init`.
+
+    Examples
+    --------
+    Exponential decay, with noise of a size that is not known:
+
+    >>> import jax.numpy as jnp, numpy as np, modicum as mo
+    >>> decay = mo.Model(
+    ...     log_prior=lambda th: -0.5 * (th["level"] ** 2 + th["rate"] ** 2 + th["noise"] ** 2),
+    ...     log_likelihood=lambda th, batch: -0.5 * (
+    ...         (batch["y"] - th["level"] * jnp.exp(-th["rate"] * batch["time"])) / th["noise"]
+    ...     ) ** 2 - jnp.log(th["noise"]),
+    ...     constraints={"noise": mo.positive},
+    ...     report=lambda th: {"half_life": jnp.log(2) / th["rate"]},
+    ...     init={"level": 1.0, "rate": 0.5, "noise": 1.0},
+    ... )
+    >>> time = np.linspace(0, 4, 200)
+    >>> y = 2 * np.exp(-0.5 * time) + 0.1 * np.sin(9 * time)
+    >>> post = mo.sample(decay, mo.Rows(time=time, y=y), draws=500, tune=300, chains=2,
+    ...                  random_seed=1, progressbar=False)
+    >>> post.summary()["mean"].round(1).to_dict()
+    {'half_life': 1.4, 'level': 2.0, 'noise': 0.1, 'rate': 0.5}
+    """
+
+    users_functions: ClassVar[bool] = True
+    dispersed_starts: ClassVar[int] = DISPERSED
+
+    def __init__(
+        self,
+        log_prior: Callable[[Params], Any],
+        log_likelihood: Callable[[Params, Batch], Any],
+        init: Params | None = None,
+        predict: Callable[[Params, Batch], Any] | None = None,
+        *,
+        constraints: Mapping[str, Constraint] | None = None,
+        report: Callable[[Params], Mapping[str, Any]] | None = None,
+        shapes: Mapping[str, int | Shape] | None = None,
+    ) -> None:
+        given: dict[str, Callable[..., Any] | None] = {
+            "log_prior": log_prior,
+            "log_likelihood": log_likelihood,
+            "predict": predict,
+            "report": report,
+        }
+        functions = {name: function for name, function in given.items() if function is not None}
+        for name, function in functions.items():
+            if not callable(function):
+                raise SettingError(f"{name} must be a function, not {type(function).__name__}.")
+        self._functions: dict[str, Callable[..., Any]] = {
+            name: uncompiled(function) for name, function in functions.items()
+        }
+        self._constraints = _checked_constraints(constraints)
+        self._shapes = _checked_shapes(shapes, init)
+        self._kinds: Mapping[str, str] = {}
+        self.points = () if init is None else _points(init, self._functions["log_prior"])
+        self._layout = Layout.of(self.points[0], self._constraints) if self.points else None
+
+    @property
+    def init(self) -> Params | None:
+        """The first point to start from; None where it is not known before the rows are."""
+        return self.points[0] if self.points else None
+
+    # What is seen of the rows --------------------------------------------------------------
+
+    def resolved(self, rows: Rows) -> Model:
+        """Return the model with its parameters' names, where the functions say them."""
+        return self.with_points(self._points_for(rows), rows.kinds)
+
+    def _points_for(self, rows: Rows) -> tuple[Params, ...]:
+        return self.points or (self._looked_up(rows),)
+
+    def with_points(self, points: tuple[Params, ...], kinds: Mapping[str, str]) -> Model:
+        """Return the model with other points to start from, for fields of these kinds."""
+        if points is self.points and kinds == self._kinds:
+            return self
+        made = copy(self)
+        made.points, made._kinds = points, dict(kinds)
+        made._layout = Layout.of(points[0], self._constraints)
+        return made
+
+    def _looked_up(self, rows: Rows) -> Params:
+        """The middle of what is allowed of every parameter that the functions look up."""
+        batch = as_handed_over(rows.slice(0, min(len(rows), FEW)), rows.kinds)
+        asked = _Asked(self._shapes, self._constraints)
+
+        def probe() -> jax.Array:
+            prior = self._functions["log_prior"](asked)
+            likelihood = self._functions["log_likelihood"](asked, batch)
+            return jnp.sum(jnp.asarray(prior)) + jnp.sum(jnp.asarray(likelihood))
+
+        try:
+            jax.eval_shape(probe)
+        except SettingError:
+            raise
+        except KeyError as missing:
+            raise SettingError(_missing(missing, rows)) from missing
+        except Exception as fault:
+            raise SettingError(
+                f"without `init` every parameter is a single number unless `shapes` says otherwise "
+                f"({', '.join(f'{n}: {s}' for n, s in asked.shapes.items()) or 'none is known'}), "
+                f"and the model's functions fail on that ({_said(fault)}); give "
+                'shapes={"beta": 3}, or values to start from as `init`.'
+            ) from fault
+        if not asked.shapes:
+            raise SettingError(
+                "the model's functions look up no parameter in theta; give `init`, the values to "
+                "start from."
+            )
+        return asked.middle()
+
+    @property
+    def layout(self) -> Layout:
+        """Names, shapes and constraints of the parameters."""
+        if self._layout is None:
+            raise SettingError(
+                "the names of this model's parameters are known once it has met its rows; give "
+                "`init`, the values to start from."
+            )
+        return self._layout
+
+    # The functions -------------------------------------------------------------------------
+
+    def log_prior(self, theta: Params) -> jax.Array:
+        """Return the log-prior the user gave, and the logarithm of what the constraints stretch."""
+        value = _floating(self._functions["log_prior"](self.layout.constrain(theta)))
+        return value + self.layout.log_jacobian(theta) if self.layout.bounded else value
+
+    def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
+        """Return the log-likelihoods the user gave, one per row."""
+        values = self.layout.constrain(theta)
+        fields = as_handed_over(batch, self._kinds)
+        return _floating(self._functions["log_likelihood"](values, fields))
+
+    def expected(self, theta: Params, batch: Batch) -> jax.Array:
+        """Return what `predict` says of each row."""
+        predict = self._functions.get("predict")
+        if predict is None:
+            return super().expected(theta, batch)
+        fields = as_handed_over(batch, self._kinds)
+        return _floating(predict(self.layout.constrain(theta), fields))
+
+    def report(self, theta: Params) -> dict[str, jax.Array]:
+        """Name the parameters within their bounds, and what the user derives from them."""
+        values = self.layout.constrain(theta)
+        named = named_leaves(values)
+        derive = self._functions.get("report")
+        return (
+            named
+            if derive is None
+            else named | {k: _floating(v) for k, v in derive(values).items()}
+        )
+
+    def restore(self, named: Mapping[str, Any]) -> Params:
+        """Put named draws back into the structure of `init`, as free numbers."""
+        leaves = [named[name] for name in self.layout.names]
+        return self.layout.free(jax.tree.unflatten(self.layout.structure, leaves))
+
+    # Where to start ------------------------------------------------------------------------
+
+    def start(self, rows: Rows) -> Params:
+        """Return the free numbers of `init`."""
+        return self.free_point(self._points_for(rows)[0], rows)
+
+    def other_starts(self, rows: Rows) -> list[Params]:
+        """Return those of the points of `init` after the first."""
+        return [self.free_point(point, rows) for point in self.points[1:]]
+
+    def free_point(self, theta: Params, rows: Rows) -> Params:
+        """Return the free numbers of a point that the user gave."""
+        layout = self._layout or self.resolved(rows).layout
+        return layout.free_point(theta, "`init`" if theta is self.init else "a point to start from")
+
+    def flat_names(self, rows: Rows | None = None) -> tuple[str, ...]:
+        """Name the free numbers."""
+        return self.layout.flat_names()
+
+    # What it is ----------------------------------------------------------------------------
+
+    def check(self, rows: Rows) -> None:
+        """Try the functions on the first rows, so that mistakes surface before any long work."""
+        self.resolved(rows)._check_functions(rows)
+
+    def _check_functions(self, rows: Rows) -> None:
+        theta, batch = self.start(rows), rows.slice(0, min(len(rows), FEW))
+        count = len(next(iter(batch.values())))
+        try:
+            # Wrapped anew: JAX remembers what it has traced of a function.
+            prior = jax.eval_shape(lambda t: self.log_prior(t), theta).shape
+            likelihood = jax.eval_shape(lambda t, b: self.log_likelihood(t, b), theta, batch).shape
+        except KeyError as missing:
+            raise SettingError(_missing(missing, rows)) from missing
+        except Exception as fault:
+            raise SettingError(_why_failed(fault, self.init)) from fault
+        if prior != ():
+            raise SettingError(f"log_prior must return one number, but its shape is {prior}.")
+        if likelihood != (count,):
+            raise SettingError(
+                "log_likelihood must return one value per row: for 8 rows or fewer it returned "
+                f"shape {likelihood} where {(count,)} was expected; do not sum over rows."
+            )
+        self._check_report(theta)
+
+    def _check_report(self, theta: Params) -> None:
+        derive = self._functions.get("report")
+        if derive is None:
+            return
+        try:
+            made = jax.eval_shape(lambda t: derive(self.layout.constrain(t)), theta)
+        except Exception as fault:
+            raise SettingError(
+                f"`report` fails on the parameters ({_said(fault)}); write it with jax.numpy."
+            ) from fault
+        if not isinstance(made, Mapping) or not all(isinstance(name, str) for name in made):
+            raise SettingError("`report` must return a dict of quantities by name.")
+        for name, quantity in made.items():
+            if name in self.layout.names:
+                raise SettingError(
+                    f"`report` returns {name!r}, which is a parameter: give it another name."
+                )
+            if not hasattr(quantity, "shape"):
+                raise SettingError(f"`report` must return arrays or numbers, and {name!r} is none.")
+
+    def identity(self) -> str:
+        """Name the parameters; what is computed of them, `trace` says."""
+        shapes = dict(zip(self.layout.names, self.layout.shapes, strict=True))
+        return f"Model({shapes})"
+
+    def of_draws(self, drawn: Mapping[str, Shape], kinds: Mapping[str, str]) -> Model:
+        """Return the model for draws of these names and shapes, or say why they are of another."""
+        points = self.points
+        if not points:
+            zeros = {name: np.zeros(shape) for name, shape in drawn.items()}
+            derived = self._derived(zeros)
+            points = ({name: zero for name, zero in zeros.items() if name not in derived},)
+        model = self.with_points(points, kinds)
+        needed = dict(zip(model.layout.names, model.layout.shapes, strict=True))
+        needed |= model._derived(model.init)
+        if needed != drawn:
+            raise SettingError(
+                f"the posterior is of another model: its parameters are {dict(drawn)}, those of "
+                f"this model {needed}."
+            )
+        return model
+
+    def _derived(self, values: Params) -> dict[str, Shape]:
+        """Names and shapes of what `report` makes of parameters within their bounds."""
+        derive = self._functions.get("report")
+        if derive is None:
+            return {}
+        try:
+            made = jax.eval_shape(lambda v: derive(v), values)
+        except Exception:  # of other parameters than it knows
+            return {}
+        return {name: tuple(quantity.shape) for name, quantity in made.items()}
+
+
+def as_handed_over(batch: Batch, kinds: Mapping[str, str]) -> Batch:
+    """The fields as they were handed over: whole numbers and truth values as such, and codes."""
+    changed = {}
+    for name, values in batch.items():
+        kind = kinds.get(name)
+        if name == "weight":
+            continue
+        if kind == "boolean":
+            changed[name] = jnp.asarray(values).astype(bool)
+        elif kind == "integer" or np.dtype(values.dtype).kind in "iu":
+            changed[name] = jnp.asarray(values).astype(int)
+    return {**batch, **changed} if changed else batch
+
+
+class _Asked(dict[str, jax.Array]):
+    """Parameters that come into being when a function looks them up."""
+
+    def __init__(self, shapes: Mapping[str, Shape], constraints: Mapping[str, Constraint]) -> None:
+        super().__init__()
+        self.shapes: dict[str, Shape] = {}
+        self._known, self._constraints = shapes, constraints
+        for name in (*shapes, *constraints):
+            self[name] = self.__missing__(name)
+
+    def __missing__(self, name: str) -> jax.Array:
+        self.shapes[name] = self._known.get(name, ())
+        self[name] = jnp.asarray(self._middle(name))
+        return self[name]
+
+    @in_double_precision
+    def _middle(self, name: str) -> np.ndarray:
+        constraint = self._constraints.get(name, real)
+        point = {name: np.empty(self.shapes[name])}
+        (shape,) = Layout.of(point, {name: constraint}).free_shapes()
+        with jax.ensure_compile_time_eval():  # it is asked for while functions are traced
+            return np.asarray(constraint.constrain(jnp.zeros(shape)))
+
+    def middle(self) -> dict[str, np.ndarray]:
+        """The middle of what is allowed of each."""
+        return {name: self._middle(name) for name in sorted(self.shapes)}
+
+
+def _checked_constraints(constraints: object) -> dict[str, Constraint]:
+    if constraints is None:
+        return {}
+    if not isinstance(constraints, Mapping):
+        raise SettingError(
+            "constraints must map names of parameters to constraints, such as "
+            f'{{"sigma": mo.positive}}, not {type(constraints).__name__}.'
+        )
+    for name, constraint in constraints.items():
+        if not isinstance(constraint, Constraint):
+            raise SettingError(
+                f"the constraint of {name!r} must be mo.positive, mo.interval(low, high), "
+                f"mo.ordered, mo.simplex or mo.cholesky_corr, not {constraint!r}."
+            )
+    return dict(constraints)
+
+
+def _checked_shapes(shapes: object, init: Params | None) -> dict[str, Shape]:
+    if shapes is None:
+        return {}
+    if init is not None:
+        raise SettingError("`init` says the shapes of all parameters: leave `shapes` out.")
+    if not isinstance(shapes, Mapping):
+        raise SettingError('shapes must map names of parameters to shapes, such as {"beta": 3}.')
+    tidy = {}
+    for name, shape in shapes.items():
+        axes = shape if isinstance(shape, tuple | list) else (shape,)
+        if not all(isinstance(n, int | np.integer) and n > 0 for n in axes):
+            raise SettingError(f"the shape of {name!r} must hold whole numbers, not {shape!r}.")
+        tidy[str(name)] = tuple(int(n) for n in axes)
+    return tidy
+
+
+def _points(init: Params, log_prior: Callable[[Params], Any]) -> tuple[Params, ...]:
+    """The points that `init` holds: several, where it is a list of what `log_prior` accepts.
+
+    A list may as well be the parameters themselves (layers of a network), which `log_prior` then
+    accepts as a whole.
+    """
+    if callable(init):
+        keys = [jax.random.key(number, impl=IMPL) for number in range(DRAWN_STARTS)]
+        try:
+            init = [jax.tree.map(np.asarray, in_double_precision(init)(key)) for key in keys]
+        except Exception as fault:
+            raise SettingError(
+                f"`init` is a function that fails on a JAX key ({_said(fault)}); it must return "
+                "parameters to start from."
+            ) from fault
+        return tuple(init)
+    if not jax.tree.leaves(init):
+        raise SettingError("`init` holds no parameters; give the values to start from.")
+    if not isinstance(init, list) or not init or not _alike(init) or _accepts(log_prior, init):
+        return (init,)
+    return tuple(init) if _accepts(log_prior, init[0]) else (init,)
+
+
+def _alike(points: list[Params]) -> bool:
+    """Whether all points have the names and shapes of the first, and are no bare numbers."""
+    if any(jax.tree_util.all_leaves([point]) for point in points):
+        return False
+    layouts = [
+        (jax.tree.structure(point), [np.shape(leaf) for leaf in jax.tree.leaves(point)])
+        for point in points
+    ]
+    return all(layout == layouts[0] for layout in layouts)
+
+
+def _accepts(function: Callable[[Params], Any], theta: Params) -> bool:
+    try:
+        jax.eval_shape(lambda t: jnp.asarray(function(t)), theta)
+    except Exception:  # whatever a function raises that is given something else than it takes
+        return False
+    return True
+
+
+def _floating(value: Any) -> jax.Array:
+    """As a floating array: a flat prior may well be written as the integer 0."""
+    array = jnp.asarray(value)
+    return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
+
+
+def _said(fault: Exception) -> str:
+    message = str(fault).splitlines()
+    return f"{type(fault).__name__}: {message[0] if message else 'no message'}"
+
+
+def _missing(name: KeyError, rows: Rows) -> str:
+    return (
+        f"the model asks for {name}, which neither its parameters nor the rows hold (the rows "
+        f"hold {', '.join(sorted(rows.fields))})."
+    )
+
+
+def _why_failed(fault: Exception, init: Params) -> str:
+    """Say why the functions failed on the first rows."""
+    if isinstance(fault, jax.errors.JAXTypeError):  # of Python on what is traced
+        remedy = (
+            "they are traced by JAX, so that `if`, `while`, float() and NumPy cannot be used on "
+            "parameters or rows: use jnp.where and jax.numpy"
+        )
+    else:
+        remedy = "check the shapes they expect"
+    if isinstance(init, list):
+        remedy += ", and if `init` is meant as several points, pass them as mo.sample(starts=[...])"
+    return f"the model's functions fail on the first rows ({_said(fault)}); {remedy}."

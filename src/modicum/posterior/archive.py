@@ -1,0 +1,190 @@
+"""One zip file of plain ``.npy`` arrays and a JSON page, no pickles: what results are saved as.
+
+A file may come from anyone. Members are stored, not deflated, so none can be larger than the file
+itself; an array's header must agree with the size of its member before memory is set aside; and
+whatever else is not as `write` writes it is a `DataError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from modicum.errors import DataError
+
+__all__ = ["Format", "Json", "read", "write"]
+
+DEEPEST = 100  # values within values; `write` writes a handful
+Json: TypeAlias = Any  # what json.loads returns
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Format:
+    """What a kind of file is called, and its version.
+
+    Attributes
+    ----------
+    name, version
+        As they stand on the page.
+    page
+        The member that is the page.
+    thing
+        What the file is, with its article.
+    """
+
+    name: str
+    version: int
+    page: str
+    thing: str
+
+
+def write(
+    path: str | os.PathLike[str],
+    kind: Format,
+    parts: Mapping[str, object],
+    plain: Mapping[str, Json],
+) -> None:
+    """Write to a file beside `path` first, so that a crash leaves no half-written file.
+
+    `parts` may hold arrays anywhere; `plain` is JSON already.
+    """
+    target = Path(path)
+    arrays: list[np.ndarray] = []
+    encoded = {name: _encode(part, arrays) for name, part in parts.items()}
+    page = {"format": kind.name, "version": kind.version, **encoded, **plain}
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        with open(temporary, "wb") as file:
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+                archive.writestr(kind.page, json.dumps(page, indent=1))
+                for i, array in enumerate(arrays):
+                    with archive.open(f"{i}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, array, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def read(
+    path: str | os.PathLike[str],
+    kind: Format,
+    parts: tuple[str, ...],
+    make: Callable[[dict[str, Any], dict[str, Json]], T],
+) -> T:
+    """Read what `write` wrote: what `make` makes of the parts, and of the whole page."""
+    try:
+        with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+            page = _page(archive, kind, os.fstat(file.fileno()).st_size)
+            decoded = {part: _decode(page[part], archive) for part in parts}
+            return make(decoded, page)
+    except _VersionError as error:
+        raise DataError(f"{path} {error}") from None
+    except (FileNotFoundError, PermissionError, IsADirectoryError):
+        raise
+    except Exception as error:  # any other means that `write` did not write this
+        reason = str(error).rstrip(".") or type(error).__name__
+        raise DataError(
+            f"{path} is not {kind.thing} saved by Modicum, or it is damaged ({reason})."
+        ) from error
+
+
+class _VersionError(Exception):
+    """The file is of another version: it says so, and what to do."""
+
+
+def _page(archive: zipfile.ZipFile, kind: Format, size: int) -> dict[str, Json]:
+    for member in archive.infolist():
+        if member.compress_type != zipfile.ZIP_STORED or member.file_size > size:
+            raise ValueError(f"{member.filename!r} claims to be larger than the file")
+    page: dict[str, Json] = json.loads(archive.read(kind.page))
+    if page["format"] != kind.name:
+        raise ValueError("it names another format")
+    version = page["version"]
+    if type(version) is not int or version < 1:
+        raise ValueError("its version is no number")
+    if version != kind.version:
+        age, remedy = ("a newer", "upgrade Modicum") if version > kind.version else (
+            "an older", "use that version"
+        )  # fmt: skip
+        raise _VersionError(
+            f"was saved by {age} Modicum (format {version}, and this one reads {kind.version}); "
+            f"{remedy} to load it."
+        )
+    return page
+
+
+def _encode(value: object, arrays: list[np.ndarray]) -> Json:
+    """Turn a value into JSON; arrays go aside, and what neither can hold becomes its repr."""
+    if isinstance(value, dict):
+        return {"dict": [[str(k), _encode(v, arrays)] for k, v in value.items()]}
+    if isinstance(value, list | tuple):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [_encode(v, arrays) for v in value]}
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if hasattr(value, "__array__"):
+        array = np.asarray(value)
+        if array.dtype.kind in "biufcSU":
+            arrays.append(array)
+            return {"array": len(arrays) - 1}
+    return repr(value)
+
+
+def _decode(value: Json, archive: zipfile.ZipFile, depth: int = 0) -> Any:
+    """Undo `_encode`."""
+    if isinstance(value, list) or depth > DEEPEST:
+        raise ValueError("its page is not laid out as Modicum does")
+    if isinstance(value, str):
+        value.encode()  # half a surrogate pair cannot be written anywhere
+    if not isinstance(value, dict):
+        return value
+    ((kind, inside),) = value.items()
+    if kind == "array":
+        if type(inside) is not int:
+            raise TypeError("an array is not numbered")
+        return _read_array(archive, f"{inside}.npy")
+    if kind == "dict":
+        items = {k: _decode(v, archive, depth + 1) for k, v in inside}
+        for name in items:
+            if not isinstance(name, str):
+                raise TypeError("a name is no text")
+            name.encode()
+        return items
+    if kind not in ("list", "tuple"):
+        raise ValueError("its page is not laid out as Modicum does")
+    entries = [_decode(v, archive, depth + 1) for v in inside]
+    return tuple(entries) if kind == "tuple" else entries
+
+
+def _read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """Read a member whose header says as many bytes as there are: nothing else gets memory."""
+    with archive.open(name) as member:
+        version = np.lib.format.read_magic(member)
+        readers = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }
+        shape, fortran, dtype = readers[version](member)
+        left = archive.getinfo(name).file_size - member.tell()
+        if dtype.kind not in "biufcSU" or not dtype.itemsize or min(shape, default=0) < 0:
+            raise ValueError("an array holds something else than numbers or text")
+        if math.prod(shape) * dtype.itemsize != left:
+            raise ValueError("an array's header does not agree with its size")
+        # to the end of the member: only there does zipfile compare the checksum
+        data = member.read(left + 1)
+    return np.ndarray(shape, dtype, buffer=bytearray(data), order="F" if fortran else "C")

@@ -1,0 +1,1 @@
+"""What a posterior is checked, compared and asked by: beyond the draws themselves."""

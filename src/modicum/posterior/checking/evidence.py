@@ -1,0 +1,220 @@
+"""The evidence, or marginal likelihood: how probable the data were before they were seen.
+
+    p(y) = integral p(y | theta) p(theta) dtheta
+
+The posterior of many rows is nearly normal. With g the normal of the draws' mean and covariance,
+the average of p(y | theta) p(theta) / g(theta) over draws of g estimates the integral, with all
+rows at all points in one pass. Weights are Pareto-smoothed; where their tail is too heavy for an
+average, the bridge (Meng and Wong 1996) takes posterior draws in besides: with q the product of
+likelihood and prior, N1 posterior draws and N2 of g,
+
+    r = [1/N2 sum_g q / (s1 q + s2 r g)] / [1/N1 sum_post g / (s1 q + s2 r g)],
+
+s_k = N_k / (N1 + N2), is iterated to its fixed point, r = p(y).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import betaln
+
+from modicum.diagnostics import ess
+from modicum.errors import ModicumWarning, SettingError, warn, whole_number
+from modicum.ledger import Ledger
+from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel, Target
+from modicum.models.prior_draws import partial_exponents
+from modicum.passes import LocalEngine, Sums, units_of
+from modicum.passes.mode import DENSE_LIMIT, prior_hessian
+from modicum.posterior.checking.leave_one_out import Subject, require_positive
+from modicum.posterior.correction import WORST_TAIL, flat_points
+from modicum.posterior.draws import require_finite, thinned
+from modicum.random import Stream, generator
+
+__all__ = ["Evidence", "log_evidence"]
+
+FEWEST = 100  # points of which the tail of weights can be seen
+STEPS = 1_000  # of the bridge's iteration at most
+CLOSE = 1e-10  # relative change at which it has ended
+NOISY = 0.5  # variance of the log-weights that a covariance of few draws may cause
+UNCERTAIN = 0.5  # error above which two models can hardly be told apart
+
+
+class Evidence(NamedTuple):
+    """Log evidence and its Monte Carlo standard error.
+
+    Attributes
+    ----------
+    value
+        Log of the marginal likelihood of the rows.
+    error
+        Its standard error, from the points it was computed at.
+    """
+
+    value: float
+    error: float
+
+
+def log_evidence(subject: Subject, points: int, random_seed: int, progressbar: bool) -> Evidence:
+    """Integrate the likelihood over the prior; see `Posterior.log_evidence`."""
+    whole_number("points", points, FEWEST)
+    source, fit, rows = subject
+    require_positive(source, "the evidence")
+    require_finite(source.draws, "the evidence")
+    if fit.model.has_flat_prior:
+        raise SettingError(
+            "the evidence is an average over the prior, and a flat prior has none; give every "
+            "parameter a proper prior (mo.priors.Normal ...)."
+        )
+    total = source.chains * source.num_draws
+    subset, weights = thinned(source, total)
+    target, draws = flat_points(fit, rows, subset)
+    _require_enough(target, total)
+    engine = LocalEngine(progressbar=progressbar)
+    ledger = Ledger(rows=len(rows))
+    sums = Sums(target, units_of(target, rows, engine, ledger), engine, ledger)
+    bridge = np.zeros(total, bool)
+    bridge[np.unique(np.linspace(0, total - 1, min(points, total // 2)).astype(int))] = True
+    proposal = _Normal.fitted(sums, draws[~bridge], weights[0][~bridge])
+    rng = generator(random_seed, Stream.EVIDENCE)
+    new = proposal.draw(rng, points)
+    log_ratio = _log_joint(sums, new) - proposal.log_density(new)
+    log_ratio += _log_constant(fit.model)
+    averaged, tail = _averaged(log_ratio)
+    if tail <= WORST_TAIL:
+        return averaged
+    kept = draws[bridge]
+    of_draws = _log_joint(sums, kept) - proposal.log_density(kept) + _log_constant(fit.model)
+    found = _bridged(of_draws, weights[0][bridge], log_ratio)
+    _doubt(found, tail)
+    return found
+
+
+def _require_enough(target: Target, total: int) -> None:
+    if target.size > DENSE_LIMIT:
+        raise SettingError(
+            f"the evidence of {target.size:,} parameters is out of reach of a normal proposal; "
+            "compare by leaving rows out (mo.compare), or integrate effects out."
+        )
+    if total < max(FEWEST, 4 * target.size):
+        raise SettingError(
+            f"{total:,} draws are too few for the covariance of {target.size:,} parameters; "
+            f"{max(FEWEST, 4 * target.size):,} or more are needed: sample more."
+        )
+
+
+class _Normal(NamedTuple):
+    """A normal distribution by its mean and the lower factor of its covariance."""
+
+    mean: np.ndarray
+    factor: np.ndarray
+
+    @classmethod
+    def fitted(cls, sums: Sums, draws: np.ndarray, weights: np.ndarray) -> _Normal:
+        """About the draws' mean, of their covariance, or where that is noisy of the curvature.
+
+        A covariance of N draws of d parameters gives log-weights a variance of about d^2 / 2N.
+        """
+        mean = np.average(draws, axis=0, weights=weights)
+        centred = draws - mean
+        effective = weights.sum() ** 2 / (weights**2).sum()
+        cov = (weights[:, None] * centred).T @ centred / weights.sum()
+        if len(mean) ** 2 / (2 * effective) > NOISY:
+            _, _, hessian = sums.hessian(mean, "evidence")
+            precision = -(hessian + prior_hessian(sums.target, mean))
+            try:
+                return cls(mean, np.linalg.inv(np.linalg.cholesky(precision)).T)
+            except np.linalg.LinAlgError:  # not concave there: the draws know better
+                pass
+        return cls(mean, np.linalg.cholesky(cov))
+
+    def draw(self, rng: np.random.Generator, number: int) -> np.ndarray:
+        """In pairs about the mean, which leaves less to chance."""
+        half = rng.normal(size=(-(-number // 2), len(self.mean)))
+        return self.mean + np.concatenate([half, -half])[:number] @ self.factor.T
+
+    def log_density(self, points: np.ndarray) -> np.ndarray:
+        """At each point."""
+        z = np.linalg.solve(self.factor, (points - self.mean).T)
+        scale = np.linalg.slogdet(self.factor)[1] + 0.5 * len(self.mean) * np.log(2 * np.pi)
+        return -0.5 * np.sum(z**2, axis=0) - scale
+
+
+def _log_joint(sums: Sums, points: np.ndarray) -> np.ndarray:
+    values = sums.values(points, "evidence") + sums.target.log_priors(points)
+    return np.where(np.isnan(values), -np.inf, values)  # the model overflows there
+
+
+def _log_constant(model: BaseModel) -> float:
+    """What LKJ densities lack to integrate to one, which no chain needs to know."""
+    exponents = []
+    if isinstance(model, IntegratedEffects) and model.covariance.pairs:
+        exponents.append(partial_exponents(model.effects, model.concentration))
+    elif isinstance(model, LinearPredictorModel) and model.resolved_priors is not None:
+        for group in model.resolved_priors.groups:
+            if group.partials:
+                exponents.append(partial_exponents(len(group.sds), group.correlation.eta))
+    return -sum(float(np.sum((2 * a - 1) * np.log(2) + betaln(a, a))) for a in exponents)
+
+
+def _averaged(log_ratio: np.ndarray) -> tuple[Evidence, float]:
+    """Log of the average of smoothed weights, with its error, and the tail of the weights."""
+    from arviz_stats.base import array_stats
+
+    top = log_ratio.max()
+    centred = np.maximum(log_ratio - top, -700.0)
+    if np.ptp(centred) < 1e-10:
+        return Evidence(float(top), 0.0), 0.0
+    smoothed, tail = array_stats.psislw(-centred)
+    # they come normalised: the smallest, which is in no tail, says by how much
+    lowest = int(np.argmin(centred))
+    log_total = centred[lowest] - smoothed[lowest]
+    share = np.exp(smoothed) * len(smoothed)
+    error = float(np.std(share, ddof=1) / np.sqrt(len(share)))
+    return Evidence(float(top + log_total - np.log(len(share))), error), float(tail)
+
+
+def _bridged(posterior: np.ndarray, weights: np.ndarray, proposal: np.ndarray) -> Evidence:
+    """The bridge's fixed point from log q/g at posterior draws and at those of the proposal."""
+    weights = weights / weights.sum()
+    size, number = 1 / np.sum(weights**2), len(proposal)
+    s1, s2 = size / (size + number), number / (size + number)
+    top = float(np.median(posterior))
+    log_r = 0.0
+    for _ in range(STEPS):
+        above = _inverse(s1, s2, log_r - (proposal - top))
+        below = _inverse(s1, s2, log_r - (posterior - top)) * np.exp(top - posterior)
+        step = np.log(above.mean()) - np.log(weights @ below) - log_r
+        log_r += step
+        if abs(step) < CLOSE:
+            break
+    p = posterior - top - log_r
+    q = proposal - top - log_r
+    f1, f2 = _inverse(s1, s2, -q), np.exp(-p) * _inverse(s1, s2, -p)
+    mean = weights @ f2
+    effective = min(size, float(ess(f2[None])) if np.ptp(f2) > 0 else size)
+    variance = np.var(f1) / f1.mean() ** 2 / number
+    variance += (weights @ (f2 - mean) ** 2) / mean**2 / max(effective, 1.0)
+    return Evidence(float(top + log_r), float(np.sqrt(variance)))
+
+
+def _inverse(s1: float, s2: float, log_rest: np.ndarray) -> np.ndarray:
+    """1 / (s1 + s2 exp(log_rest)), that is q / (s1 q + s2 r g)."""
+    return np.asarray(np.exp(-np.logaddexp(np.log(s1), np.log(s2) + log_rest)))
+
+
+def _doubt(found: Evidence, tail: float) -> None:
+    if found.error <= UNCERTAIN and np.isfinite(found.value):
+        return
+    warn(
+        ModicumWarning(
+            "evidence-uncertain",
+            f"the posterior is so far from normal (Pareto k {tail:.2f}) that the log evidence is "
+            f"known to within {found.error:.2g} only",
+            "use more points and draws, or compare by leaving rows out (mo.compare)",
+            pareto_k=tail,
+            error=found.error,
+        ),
+        stacklevel=4,
+    )

@@ -1,0 +1,377 @@
+"""Leave-one-out cross-validation without refitting, from a few thousand rows left out.
+
+With r_s = 1 / p(y_i | theta_s), Pareto-smoothed and normalised, the log predictive density of row i
+given all others is
+
+    e_i = log sum_s r_s p(y_i | theta_s)                          (Vehtari, Gelman and Gabry 2017)
+
+Its sum over all rows needs no array of draws x rows: one pass gives an approximation a_i of every
+e_i from a few draws, and m rows, drawn with probabilities q_i in proportion to what a_i may miss,
+give the rest (difference estimator; Magnusson, Andersen, Jonasson and Vehtari 2019, 2020):
+
+    elpd = sum_i a_i + (1/m) sum_j (e_j - a_j) / q_j.
+
+What a row's a_i misses grows with the variance of its log-likelihood over the draws, which is about
+its share of the effective number of parameters. Of effects that are integrated out, what is left
+out is a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from modicum.errors import ModicumWarning, SettingError, warn, whole_number
+from modicum.ledger import Ledger
+from modicum.models import Target
+from modicum.passes import LocalEngine, Sums, units_of
+from modicum.passes.pointwise import LeftOut, approximately_left_out, log_likelihoods
+from modicum.posterior.correction import Fit, flat_points
+from modicum.posterior.draws import Draws, require_finite, thinned
+from modicum.random import Stream, generator
+from modicum.rows import Rows
+from modicum.rows.groups import GroupedRows
+
+if TYPE_CHECKING:
+    from arviz_stats.utils import ELPDData
+
+__all__ = ["Estimate", "LeaveOneOut", "RowSample", "Subject", "leave_one_out", "require_positive"]
+
+EXACT = 4_000  # rows up to which each is left out
+SAMPLED = 2_000  # rows drawn where there are more
+FEW_POINTS = 64  # draws by which every row is approximated
+EVEN = 0.1  # share of the sample that is drawn without regard to the approximation
+FEWEST = 100  # draws of whose weights a tail can be seen
+MOST_SCALARS = 200  # parameters whose effective sample size is looked at
+
+
+class Subject(NamedTuple):
+    """A posterior, by what was fitted to which rows."""
+
+    source: Draws
+    fit: Fit
+    rows: Rows
+
+
+class Estimate(NamedTuple):
+    """A sum over all rows, and the variance that drawing rows leaves in it."""
+
+    value: float
+    variance: float
+
+
+@dataclass(frozen=True)
+class RowSample:
+    """Rows drawn with replacement, each once, or all rows.
+
+    Attributes
+    ----------
+    row_ids
+        Numbers of the rows (or groups), ascending.
+    times
+        How often each was drawn; None: these are all rows.
+    probability
+        Of each in one draw.
+    """
+
+    row_ids: np.ndarray
+    times: np.ndarray | None
+    probability: np.ndarray
+
+    @classmethod
+    def of_all(cls, number: int) -> RowSample:
+        """All rows, none of them by chance."""
+        return cls(np.arange(number), None, np.ones(number))
+
+    @classmethod
+    def drawn(cls, size: np.ndarray, number: int, seed: int) -> RowSample:
+        """Draw rows by their `size`, some without regard to it."""
+        total = size.sum(dtype=float)
+        even = EVEN if total > 0 else 1.0
+        share = even / len(size) + (1 - even) * size.astype(float) / (total or 1.0)
+        edges = np.cumsum(share)
+        uniform = generator(seed, Stream.LEFT_OUT_ROWS).random(number) * edges[-1]
+        ids = np.searchsorted(edges, uniform, side="right")
+        row_ids, times = np.unique(np.minimum(ids, len(size) - 1), return_counts=True)
+        return cls(row_ids, times, share[row_ids] / edges[-1])
+
+    def total(self, rest: np.ndarray) -> Estimate:
+        """The sum of `rest` over all rows, of its values at those of the sample."""
+        if self.times is None:
+            return Estimate(float(rest.sum()), 0.0)
+        m = int(self.times.sum())
+        each = rest / self.probability
+        value = float(self.times @ each) / m
+        return Estimate(value, float(self.times @ (each - value) ** 2) / (m * max(m - 1, 1)))
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """What leaving rows out says of one model.
+
+    Attributes
+    ----------
+    sample
+        The rows that were left out.
+    weight
+        How many rows each of all rows stands for.
+    approximate
+        What is known of every row, approximately.
+    elpd, lpd, pareto_k
+        Of the rows of the sample: log predictive density with the row left out and with it, and
+        the tail of its weights.
+    draws
+        Posterior draws used.
+    unit
+        What was left out: "row" or "group".
+    """
+
+    sample: RowSample
+    weight: np.ndarray
+    approximate: LeftOut
+    elpd: np.ndarray
+    lpd: np.ndarray
+    pareto_k: np.ndarray
+    draws: int
+    unit: str
+
+    @property
+    def good_k(self) -> float:
+        """Pareto k up to which so many draws tell what leaving a row out does."""
+        return min(1 - 1 / float(np.log10(self.draws)), 0.7)
+
+    def total(self, power: int = 1, other: LeaveOneOut | None = None) -> Estimate:
+        """Sum over all rows of elpd_i (less that of another model) to this power."""
+        ids, near, left_out = self.sample.row_ids, self.approximate.elpd, self.elpd
+        near = near.astype(float)
+        if other is not None:
+            near, left_out = near - other.approximate.elpd, left_out - other.elpd
+        rest = self.weight[ids] * (left_out**power - near[ids] ** power)
+        found = self.sample.total(rest)
+        return Estimate(float(self.weight @ near**power) + found.value, found.variance)
+
+    def error(self, other: LeaveOneOut | None = None) -> float:
+        """Standard error of the sum (or difference) as an estimate for new rows."""
+        total, squares = self.total(1, other), self.total(2, other).value
+        n = float(self.weight.sum())
+        # the square of the estimated sum is too large by the sum's own variance
+        return float(np.sqrt(max(squares - (total.value**2 - total.variance) / n, 0.0)))
+
+    def result(self) -> ELPDData:
+        """As ArviZ writes it; `elpd_i` and `pareto_k` are of the rows left out."""
+        from arviz_stats.utils import ELPDData
+        from xarray import DataArray
+
+        ids, total = self.sample.row_ids, self.total()
+        sampled = self.sample.times is not None
+        at = {self.unit: ids}
+        return ELPDData(
+            kind="loo",
+            elpd=total.value,
+            se=self.error(),
+            p=self._parameters(),
+            n_samples=self.draws,
+            n_data_points=len(self.weight),
+            scale="log",
+            warning=bool((self.pareto_k > self.good_k).any()),
+            good_k=self.good_k,
+            elpd_i=DataArray(self.elpd, at, [self.unit], name="elpd_i"),
+            pareto_k=DataArray(self.pareto_k, at, [self.unit], name="pareto_k"),
+            subsampling_se=float(np.sqrt(total.variance)) if sampled else None,
+            subsample_size=int(self.sample.times.sum()) if self.sample.times is not None else None,
+            loo_subsample_observations=ids if sampled else None,
+        )
+
+    def _parameters(self) -> float:
+        """Effective number of parameters: what the rows' own presence adds."""
+        ids = self.sample.row_ids
+        added = self.approximate.lpd.astype(float) - self.approximate.elpd
+        rest = self.sample.total(self.weight[ids] * (self.lpd - self.elpd - added[ids]))
+        return float(self.weight @ added) + rest.value
+
+    def warn(self, name: str = "", stacklevel: int = 5) -> ModicumWarning | None:
+        """Say so where the draws do not tell what a row's absence would do."""
+        bad = self.pareto_k > self.good_k
+        if not bad.any():
+            return None
+        worst = int(np.argmax(self.pareto_k))
+        of = f" of {name!r}" if name else ""
+        few = "" if self.good_k >= 0.7 else "draw more, or "
+        return warn(
+            ModicumWarning(
+                "left-out-uncertain",
+                f"{int(bad.sum()):,} of the {len(bad):,} {self.unit}s left out{of} move the "
+                f"posterior too much for its draws to tell what it would be without them (Pareto "
+                f"k {self.pareto_k[worst]:.2f} in {self.unit} {self.sample.row_ids[worst]}, and "
+                f"up to {self.good_k:.2f} is fine), so elpd is too high or too low by an unknown "
+                "amount",
+                f"{few}look at these {self.unit}s (result.pareto_k), fit without them to see what "
+                "they do, or use a family with heavier tails",
+                units=int(bad.sum()),
+                left_out=len(bad),
+                pareto_k=float(self.pareto_k[worst]),
+                good_k=self.good_k,
+            ),
+            stacklevel=stacklevel,
+        )
+
+
+def require_positive(source: Draws, purpose: str) -> None:
+    """Refuse draws with negative signs, which are no weights that can be smoothed."""
+    if source.weights is not None and not (source.weights >= 0).all():
+        raise SettingError(
+            f"{purpose} weighs draws, and these carry signs, of which {np.sum(source.weights < 0)} "
+            'are negative; sample with another method, such as method="hmc-ecs".'
+        )
+
+
+class _Prepared(NamedTuple):
+    """A subject as flat points of a target over units."""
+
+    target: Target
+    units: Rows
+    points: np.ndarray
+    log_weight: np.ndarray
+    efficiency: float  # effective over actual draws
+    ledger: Ledger
+
+
+def leave_one_out(
+    subjects: Sequence[Subject],
+    subsample: int | None,
+    draws: int,
+    random_seed: int,
+    progressbar: bool,
+) -> list[LeaveOneOut]:
+    """Leave out the same rows of all subjects, whose rows are the same; see `Posterior.loo`."""
+    whole_number("draws", draws, FEWEST)
+    if subsample is not None:
+        whole_number("subsample", subsample, 2)
+    engine = LocalEngine(progressbar=progressbar)
+    prepared = [_prepare(subject, draws, engine) for subject in subjects]
+    counts = {(len(one.units), isinstance(one.units, GroupedRows)) for one in prepared}
+    assert len(counts) == 1, "the caller compares like with like"
+    number = len(prepared[0].units)
+    weight = _weights(prepared[0].units)
+    if number <= (EXACT if subsample is None else subsample):
+        near = [LeftOut(*np.zeros((3, number)))] * len(prepared)  # nothing is left to approximate
+        sample = RowSample.of_all(number)
+    else:
+        near = [_approximation(one, engine) for one in prepared]
+        size = weight * sum(np.nan_to_num(part.variance.astype(float)) for part in near)
+        sample = RowSample.drawn(size, subsample or SAMPLED, random_seed)
+    return [_left_out(one, sample, weight, part) for one, part in zip(prepared, near, strict=True)]
+
+
+def _prepare(subject: Subject, draws: int, engine: LocalEngine) -> _Prepared:
+    source, fit, rows = subject
+    require_positive(source, "leaving rows out")
+    require_finite(source.draws, "leaving rows out")
+    subset, weights = thinned(source, draws)
+    positive = weights[0] > 0
+    if positive.sum() < FEWEST:
+        raise SettingError(
+            f"{int(positive.sum())} draws are too few to leave rows out by, since nothing can be "
+            f"said of the tail of their weights; {FEWEST} or more are needed: sample more."
+        )
+    subset = {name: x[positive] for name, x in subset.items()}
+    target, points = flat_points(fit, rows, subset)
+    ledger = Ledger(rows=len(rows))
+    units = units_of(target, rows, engine, ledger)
+    log_weight = np.log(weights[0][positive])
+    efficiency = _efficiency(source, len(points))
+    return _Prepared(target, units, points, log_weight, efficiency, ledger)
+
+
+def _efficiency(source: Draws, used: int) -> float:
+    """Effective over actual draws, on average over parameters, as ArviZ has it."""
+    from arviz_stats.base import array_stats
+
+    if source.chains == 1 or source.num_draws < 4:
+        return 1.0
+    flat = [x.reshape(*x.shape[:2], -1) for x in source.draws.values()]
+    scalars = np.concatenate(flat, axis=2).astype(float)
+    some = scalars[:, :, :: -(-scalars.shape[2] // MOST_SCALARS)]
+    with np.errstate(all="ignore"):
+        ess = array_stats.ess(some, chain_axis=0, draw_axis=1, method="mean")
+    share = float(np.nanmean(ess)) / used
+    return share if np.isfinite(share) and share > 0 else 1.0
+
+
+def _weights(units: Rows) -> np.ndarray:
+    """How many rows each unit stands for."""
+    if isinstance(units, GroupedRows) or "weight" not in units.fields:
+        return np.ones(len(units))
+    return np.concatenate([chunk["weight"] for chunk in units.chunks(1 << 20)]).astype(float)
+
+
+def _approximation(subject: _Prepared, engine: LocalEngine) -> LeftOut:
+    """By a few draws, moved so that their mean is that of all draws.
+
+    Else a row's log-likelihood would be off by its slope times what their means differ, which is
+    larger by far than the curvature that leaving the row out is about.
+    """
+    some = _evenly(len(subject.points), FEW_POINTS)
+    points, log_weight = subject.points[some], subject.log_weight[some]
+    moved = points + _mean(subject.points, subject.log_weight) - _mean(points, log_weight)
+    sums = Sums(subject.target, subject.units, engine, subject.ledger)
+    return approximately_left_out(sums, moved, log_weight)
+
+
+def _mean(points: np.ndarray, log_weight: np.ndarray) -> np.ndarray:
+    return np.average(points, axis=0, weights=np.exp(log_weight - log_weight.max()))
+
+
+def _evenly(total: int, number: int) -> np.ndarray:
+    used = min(number, total)
+    return ((2 * np.arange(used) + 1) * total) // (2 * used)
+
+
+def _left_out(
+    subject: _Prepared, sample: RowSample, weight: np.ndarray, near: LeftOut
+) -> LeaveOneOut:
+    """PSIS-LOO of the rows of the sample, a piece at a time."""
+    parts, first = [], 0
+    for values in log_likelihoods(subject.target, subject.units, sample.row_ids, subject.points):
+        row_ids = sample.row_ids[first : first + values.shape[1]]
+        _require_numbers(values, row_ids)
+        share = np.minimum(weight[row_ids], 1.0)
+        parts.append(_smoothed(values, share, subject.log_weight, subject.efficiency))
+        first += values.shape[1]
+    elpd, lpd, pareto_k = np.concatenate(parts, axis=1)
+    unit = "group" if isinstance(subject.units, GroupedRows) else "row"
+    draws = len(subject.points)
+    return LeaveOneOut(sample, weight, near, elpd, lpd, pareto_k, draws, unit)
+
+
+def _require_numbers(values: np.ndarray, row_ids: np.ndarray) -> None:
+    """Refuse rows that some draw gives no density: leaving them out cannot be weighed."""
+    bad = ~np.isfinite(values).all(axis=0)
+    if bad.any():
+        raise SettingError(
+            f"the log-likelihood of row {row_ids[np.argmax(bad)]} is not finite at some of the "
+            "draws, so that the row cannot be left out by weighing them; rescale the columns of "
+            "the rows, or use a family under which the row is possible."
+        )
+
+
+def _smoothed(
+    values: np.ndarray, share: np.ndarray, log_weight: np.ndarray, efficiency: float
+) -> np.ndarray:
+    """elpd, lpd and Pareto k of each row (3, rows), of log-likelihoods (draws, rows)."""
+    from arviz_stats.base import array_stats
+    from scipy.special import logsumexp
+
+    minus_ratio = (share * values - log_weight[:, None]).T
+    flat = np.ptp(minus_ratio, axis=1) < 1e-10
+    smoothed = np.full(minus_ratio.shape, -np.log(len(values)))
+    pareto_k = np.zeros(len(smoothed))
+    if not flat.all():
+        found = array_stats.psislw(minus_ratio[~flat], r_eff=efficiency)
+        smoothed[~flat], pareto_k[~flat] = found
+    elpd = logsumexp(smoothed + values.T, axis=1)
+    lpd = logsumexp(log_weight - logsumexp(log_weight) + values.T, axis=1)
+    return np.stack([elpd, lpd, pareto_k])

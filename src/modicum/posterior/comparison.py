@@ -1,0 +1,171 @@
+"""Which of several models predicts better, and which is more probable: rows left out, evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from modicum.errors import DataError, SettingError
+from modicum.models import BaseModel, IntegratedEffects
+from modicum.posterior.alignment import RowsLike
+from modicum.posterior.checking.evidence import log_evidence
+from modicum.posterior.checking.leave_one_out import LeaveOneOut, Subject, leave_one_out
+from modicum.posterior.posterior import Posterior
+from modicum.rows import Rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["compare"]
+
+POINTS = 500  # at which all rows are evaluated for the evidence
+CHUNK = 1 << 20  # rows whose outcomes are compared at a time
+
+
+def compare(
+    posteriors: Mapping[str, Posterior],
+    data: RowsLike | Mapping[str, RowsLike] | None = None,
+    *,
+    evidence: bool = False,
+    subsample: int | None = None,
+    draws: int = 4000,
+    random_seed: int = 0,
+    progressbar: bool = True,
+) -> pd.DataFrame:
+    """Compare models of the same outcomes by how well they predict rows they have not seen.
+
+    The same rows are left out of all models (see `Posterior.loo`), so that the standard error of a
+    difference is that of paired rows: much smaller than those of the two sums.
+
+    Parameters
+    ----------
+    posteriors
+        Posteriors by name, of the same rows: other columns, families or priors.
+    data
+        The table all of them were fitted to, their rows, or either by the names of the posteriors.
+        None: the rows that the posteriors still hold.
+    evidence
+        Whether to compute log evidences too (see `Posterior.log_evidence`), which takes a pass of
+        many evaluations per row and model.
+    subsample, draws, random_seed, progressbar
+        As in `Posterior.loo`.
+
+    Returns
+    -------
+    DataFrame
+        The best first, by name: `rank`, `elpd`, `p` (effective number of parameters), `elpd_diff`
+        (how much worse than the best), `se`, `dse` (standard error of the difference),
+        `subsampling_dse` (the part of it that drawing rows causes) and `warning` (whether some rows
+        could not be left out reliably). With `evidence` also `log_evidence`, `evidence_error` and
+        `log_bayes_factor`, that of the model against the best by `elpd`.
+
+    Examples
+    --------
+    >>> import numpy as np, pandas as pd, modicum as mo
+    >>> rng = np.random.default_rng(1)
+    >>> trips = pd.DataFrame({"dose": rng.normal(size=800), "age": rng.normal(size=800)})
+    >>> trips["well"] = rng.random(800) < 1 / (1 + np.exp(-trips["dose"]))
+    >>> fits = {f: mo.fit(f"well ~ {f}", trips, draws=500, tune=300, random_seed=1,
+    ...                   progressbar=False) for f in ("age", "dose")}
+    >>> table = mo.compare(fits, trips)
+    >>> list(table.index)
+    ['dose', 'age']
+    >>> bool(table.loc["age", "elpd_diff"] > 4 * table.loc["age", "dse"])
+    True
+    """
+    subjects = _subjects(posteriors, data)
+    _require_same_outcomes(subjects)
+    found = leave_one_out(list(subjects.values()), subsample, draws, random_seed, progressbar)
+    for name, left_out in zip(subjects, found, strict=True):
+        left_out.warn(name, stacklevel=4)
+    table = _table(dict(zip(subjects, found, strict=True)))
+    if not evidence:
+        return table
+    of = {
+        name: log_evidence(subjects[name], POINTS, random_seed, progressbar) for name in table.index
+    }
+    values = np.array([of[name].value for name in table.index])
+    return table.assign(
+        log_evidence=values,
+        evidence_error=[of[name].error for name in table.index],
+        log_bayes_factor=values - values[0],
+    )
+
+
+def _subjects(posteriors: object, data: object) -> dict[str, Subject]:
+    if not isinstance(posteriors, Mapping) or len(posteriors) < 2:
+        raise SettingError(
+            "models are compared as a dict of two or more posteriors by name, such as "
+            '{"with age": post, "without": other}.'
+        )
+    for name, post in posteriors.items():
+        if not isinstance(post, Posterior):
+            raise SettingError(f"{name!r} is no posterior but {type(post).__name__}.")
+    each = isinstance(data, Mapping) and set(data) == set(posteriors)
+    return {
+        str(name): post.subject(data[name] if each else data, "a comparison")  # type: ignore[index]
+        for name, post in posteriors.items()
+    }
+
+
+def _require_same_outcomes(subjects: Mapping[str, Subject]) -> None:
+    """Refuse posteriors of other rows, or of other units."""
+    (first, (_, fit, rows)), *others = subjects.items()
+    for name, (_, other_fit, other) in others:
+        if len(other) != len(rows):
+            raise DataError(
+                f"{first!r} was fitted to {len(rows):,} rows and {name!r} to {len(other):,}: they "
+                "are comparable on the same rows only (rows with missing values may have been "
+                "dropped from one of them); fit both to the rows that are complete for both."
+            )
+        if _units(fit.model) != _units(other_fit.model):
+            raise SettingError(
+                f"{first!r} and {name!r} leave out different things: whole groups where effects "
+                "were integrated out, rows otherwise; hold the effects explicitly "
+                "(groups='explicit'), or integrate both over the same group."
+            )
+        if rows is not other and not _same_outcomes(rows, other):
+            raise DataError(
+                f"{first!r} and {name!r} were fitted to different outcomes, or to the same in "
+                "another order; densities of different outcomes cannot be compared."
+            )
+
+
+def _units(model: BaseModel) -> str | None:
+    """The group that is left out; None: rows."""
+    return model.group if isinstance(model, IntegratedEffects) else None
+
+
+def _same_outcomes(rows: Rows, other: Rows) -> bool:
+    pairs = zip(rows.chunks(CHUNK), other.chunks(CHUNK), strict=True)
+    return all(
+        np.array_equal(a.get(name, 1.0), b.get(name, 1.0))
+        for a, b in pairs
+        for name in ("y", "weight")
+    )
+
+
+def _table(found: Mapping[str, LeaveOneOut]) -> pd.DataFrame:
+    import pandas as pd
+
+    order = sorted(found, key=lambda name: -found[name].total().value)
+    best = found[order[0]]
+    lines = []
+    for rank, name in enumerate(order):
+        own, result = found[name], found[name].result()
+        apart = best.total(1, own)
+        lines.append(
+            {
+                "rank": rank,
+                "elpd": result.elpd,
+                "p": result.p,
+                "elpd_diff": apart.value if rank else 0.0,
+                "se": result.se,
+                "dse": best.error(own) if rank else 0.0,
+                "subsampling_dse": float(np.sqrt(apart.variance)) if rank else 0.0,
+                "warning": result.warning,
+            }
+        )
+    return pd.DataFrame(lines, index=pd.Index(order, name="model"))

@@ -1,0 +1,454 @@
+"""A digest against all rows: the posterior, sums that add up, rows that come and go, the file."""
+
+import json
+import warnings
+import zipfile
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import modicum as mo
+from helpers.targets import disagreements, flat_draws, sums_of
+from modicum.designs import weight_tables
+from modicum.digest.pool import Pool, RowCounts, choose
+from modicum.passes.mode import whitening_factor
+
+N, SIZE = 2500, 600
+MODEL = mo.models.Logistic()
+RUN = {"draws": 2000, "tune": 300, "chains": 4, "random_seed": 3, "progressbar": False}
+NORMAL = np.random.default_rng(1).standard_normal((100, 4))
+
+
+def made_up(n=N, seed=1, shift=0.0):
+    """A rare outcome and a column with long tails: a posterior that is no normal."""
+    rng = np.random.default_rng(seed)
+    x = np.c_[rng.normal(size=(n, 2)), rng.standard_t(4, size=n)]
+    eta = -4.0 + shift + x @ np.array([0.8, -0.5, 0.3])
+    return x, (rng.random(n) < 1 / (1 + np.exp(-eta))) * 1.0
+
+
+def rows_of(x, y):
+    return mo.Rows(x=x, y=y, columns=["a", "b", "c"])
+
+
+def digest_of(rows, size=SIZE, model=MODEL, **settings):
+    return mo.digest(model, rows, size=size, random_seed=2, progressbar=False, **settings)
+
+
+def sampled(model, data, **settings):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        return mo.sample(model, data, **(RUN | settings))
+
+
+def wrong(digest, rows):
+    """Standard deviation over the posterior of the digest's error in the log-likelihood of `rows`.
+
+    No posterior mean is off by more than that many posterior standard deviations.
+    """
+    sums, _ = sums_of(MODEL, rows)
+    factor = np.linalg.inv(np.linalg.cholesky(-digest.total.B)).T
+    mode = digest.total.point + factor @ factor.T @ digest.total.A
+    points = mode + NORMAL @ factor.T
+    ready = digest.ready(MODEL)
+    ours = replace(sums, rows=ready.rows, rest=ready.rest).values(points, "test")
+    return np.std(ours - sums.values(points, "test"))
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    return made_up()
+
+
+@pytest.fixture(scope="module")
+def rows(arrays):
+    return rows_of(*arrays)
+
+
+@pytest.fixture(scope="module")
+def digest(rows):
+    return digest_of(rows)
+
+
+@pytest.fixture(scope="module")
+def full(rows):
+    return sampled(MODEL, rows, method="hmc")
+
+
+# The posterior -----------------------------------------------------------------------------
+
+
+def test_it_is_sampled_to_the_posterior_of_all_rows(digest, full):
+    post = sampled(MODEL, digest)
+    assert post.settings["method"] == "hmc-ecs"
+    assert post.settings["rows"] == post.ledger.rows == N
+    assert disagreements(flat_draws(post), flat_draws(full)) == []
+    assert post.tuning["digest_error"]["value"] < 0.02
+
+
+def test_sums_alone_would_not_be_enough(digest, rows):
+    """The negative control: a pool whose rows count for nothing is Laplace's approximation."""
+    crude = replace(digest, pool=replace(digest.pool, share=np.full(len(digest.pool), 1e-9)))
+    assert wrong(crude, rows) > 10 * wrong(digest, rows)
+
+
+@pytest.mark.slow
+def test_sums_alone_are_sampled_to_another_posterior(digest, full):
+    crude = replace(digest, pool=replace(digest.pool, share=np.full(len(digest.pool), 1e-9)))
+    post = sampled(MODEL, crude)
+    assert "mean" in disagreements(flat_draws(post), flat_draws(full))
+
+
+@pytest.mark.slow
+def test_priors_change_without_the_data(digest, rows):
+    narrow = mo.models.Logistic(prior_scale=0.3, intercept_scale=3.0)
+    ours, theirs = (sampled(narrow, data, method="hmc") for data in (digest, rows))
+    assert disagreements(flat_draws(ours), flat_draws(theirs)) == []
+    wide = sampled(MODEL, digest, method="hmc")
+    assert "mean" in disagreements(flat_draws(ours), flat_draws(wide))
+
+
+@pytest.mark.slow
+def test_its_error_is_of_the_size_of_errors_that_occur(rows, digest):
+    """Pools of many seeds: their error over the posterior against what they say it is."""
+    made = [
+        mo.digest(MODEL, rows, size=200, random_seed=seed, progressbar=False) for seed in range(5)
+    ]
+    errors = np.array([wrong(one, rows) for one in made])
+    said = np.array([one.error for one in made])
+    assert 0.5 < np.sqrt(np.mean(errors**2)) / np.mean(said) < 2
+    assert digest.error < 0.5 * np.mean(said)
+    assert wrong(digest, rows) < 2.5 * digest.error
+
+
+def test_rows_that_matter_are_kept(arrays):
+    """Uniform rows, the negative control, are much worse."""
+    rng = np.random.default_rng(1)
+    expected = rng.standard_t(2, size=N) ** 2
+    errors = {}
+    for name, weights in (("weighted", expected), ("uniform", np.ones(N))):
+        row_ids, stratum, n, drawn = choose(weight_tables(weights), SIZE, rng)
+        rows = mo.Rows(y=np.zeros(len(row_ids)))
+        ones = np.ones(len(row_ids))
+        pool = Pool(rows, ones, ones, stratum, n, drawn, np.zeros(len(n), int))
+        values = expected[row_ids] * rng.choice([-1.0, 1.0], len(row_ids))
+        errors[name] = np.sqrt(pool.variance(values[None])[0])
+        assert abs(len(row_ids) - SIZE) < 20
+        np.testing.assert_allclose(np.bincount(stratum) * n / drawn, n)
+    assert errors["weighted"] < 0.3 * errors["uniform"]
+
+
+def test_all_rows_are_kept_where_they_are_few(rows):
+    whole = digest_of(rows, size=N)
+    assert len(whole.pool) == N
+    assert whole.error == 0
+    ready = whole.ready(MODEL)
+    assert np.abs(ready.rest.B).max() < 1e-9 * np.abs(whole.total.B).max()
+
+
+def test_a_changed_likelihood_is_refused(digest):
+    for model in (mo.models.Probit(), mo.models.Logistic(intercept=False)):
+        with pytest.raises(mo.SettingError, match="priors can be changed without the data"):
+            mo.sample(model, digest, **RUN)
+
+
+def test_methods_that_need_all_rows_are_refused(digest):
+    with pytest.raises(mo.SettingError, match="sgld does not use"):
+        mo.sample(MODEL, digest, method="sgld", **RUN)
+    with pytest.raises(mo.SettingError, match="leave `starts` out"):
+        mo.sample(MODEL, digest, starts=3, **RUN)
+    with pytest.raises(mo.SettingError, match="tuning='paper' starts from a subset"):
+        mo.sample(MODEL, digest, method=mo.HMCECS(tuning="paper"), **RUN)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "settings", "sentence"),
+    [
+        ("logistic", None, {}, "must be a model"),
+        (MODEL, {"x": [1.0]}, {}, "must be mo.Rows"),
+        (MODEL, None, {"size": 0}, "size must be a whole number"),
+        (MODEL, None, {"like": 3}, "like must be another digest"),
+        (mo.models.MLP((4,)), None, {}, "has no mode"),
+    ],
+)
+def test_what_cannot_be_digested_is_a_sentence(rows, model, data, settings, sentence):
+    with pytest.raises(mo.SettingError, match=sentence):
+        mo.digest(model, rows if data is None else data, progressbar=False, **settings)
+
+
+# Adding and removing -----------------------------------------------------------------------
+
+
+def parts_of(arrays, where=N // 2):
+    x, y = arrays
+    return rows_of(x[:where], y[:where]), rows_of(x[where:], y[where:])
+
+
+def test_sums_of_two_digests_at_one_anchor_are_those_of_all_rows(arrays, rows):
+    first, second = parts_of(arrays)
+    one = digest_of(first)
+    both = one + digest_of(second, like=one)
+    sums, _ = sums_of(MODEL, rows)
+    C, A, B = sums.hessian(one.total.point, "test")
+    np.testing.assert_allclose(both.total.C, C, rtol=1e-13)
+    np.testing.assert_allclose(both.total.A, A, atol=1e-11 * np.abs(B).max())
+    np.testing.assert_allclose(both.total.B, B, rtol=1e-12)
+    assert len(both) == N
+    assert len(both.anchors) == 1
+    assert both.units.moments().weight == N
+    np.testing.assert_allclose(both.units.moments().x_sd, digest_of(rows).units.moments().x_sd)
+
+
+def test_whole_digests_add_up_to_the_likelihood_of_all_rows(arrays, rows):
+    """Whatever their anchors are: only rounding is left."""
+    both = digest_of(*parts_of(arrays)[:1], size=N) + digest_of(parts_of(arrays)[1], size=N)
+    assert len(both.anchors) == 2
+    sums, _ = sums_of(MODEL, rows)
+    points = both.total.point + 0.1 * np.random.default_rng(1).standard_normal((5, 4))
+    ready = both.ready(MODEL)
+    ours = replace(sums, rows=ready.rows, rest=ready.rest).values(points, "test")
+    np.testing.assert_allclose(ours, sums.values(points, "test"), rtol=1e-11)
+
+
+def test_digests_of_unlike_anchors_are_merged(arrays, rows):
+    first, second = parts_of(arrays)
+    both = digest_of(first) + digest_of(second)
+    assert wrong(both, rows) < 0.05
+    assert 0.3 * wrong(both, rows) < both.error < 3 * wrong(both, rows)
+
+
+def test_removed_rows_are_gone(arrays, digest):
+    """Of what is left the digest is right within .05 sd; the pool as it was would not be."""
+    x, y = arrays
+    gone = np.r_[np.flatnonzero(y == 1)[::4], np.flatnonzero(y == 0)[::20]]
+    left = np.setdiff1d(np.arange(N), gone)
+    less = digest.remove(rows_of(x[gone], y[gone]))
+    assert len(less) == len(left)
+    assert wrong(less, rows_of(x[left], y[left])) < 0.05
+    kept = replace(less, pool=digest.pool)
+    assert wrong(kept, rows_of(x[left], y[left])) > 2 * wrong(less, rows_of(x[left], y[left]))
+    found = RowCounts.of(less.pool.rows).counted(rows_of(x[gone], y[gone]))
+    assert found.sum() == 0  # no raw row of them is left
+    assert RowCounts.of(digest.pool.rows).counted(rows_of(x[gone], y[gone])).sum() > 0
+
+
+@pytest.mark.slow
+def test_what_is_left_is_the_refitted_posterior(arrays, digest):
+    x, y = arrays
+    gone = np.sort(np.random.default_rng(4).choice(N, 200, replace=False))
+    left = np.setdiff1d(np.arange(N), gone)
+    less = digest.remove(rows_of(x[gone], y[gone]))
+    ours, theirs = (
+        sampled(MODEL, data, method="hmc") for data in (less, rows_of(x[left], y[left]))
+    )
+    assert disagreements(flat_draws(ours), flat_draws(theirs)) == []
+
+
+def test_rows_that_come_and_go_leave_no_trace(arrays, digest):
+    x, y = made_up(200, seed=9)
+    back = digest.add(rows_of(x, y)).remove(rows_of(x, y))
+    assert len(back) == len(digest)
+    assert len(back.pool) == len(digest.pool)
+    np.testing.assert_allclose(back.total.B, digest.total.B, rtol=1e-12)
+    np.testing.assert_allclose(back.units.squares, digest.units.squares, rtol=1e-9)
+    ours, theirs = (made.ready(MODEL) for made in (back, digest))
+    np.testing.assert_allclose(ours.rest.B, theirs.rest.B, rtol=1e-9, atol=1e-9)
+
+
+def test_removing_some_of_equal_rows_leaves_the_others_share():
+    """Levels only: every row has copies, and a pool of some must not lose what stays."""
+    rng = np.random.default_rng(1)
+    n = 4000
+    x = rng.integers(0, 2, size=(n, 3)) * 1.0
+    y = (rng.random(n) < 0.1 + 0.2 * x[:, 0]) * 1.0
+    made = digest_of(rows_of(x, y), size=400)
+    equal = np.flatnonzero((x == x[0]).all(1) & (y == y[0]))
+    less = made.remove(rows_of(x[equal[:5]], y[equal[:5]]))
+    assert len(less.pool) == len(made.pool)
+    same = RowCounts.of(made.pool.rows).counted(rows_of(x[:1], y[:1])) > 0
+    np.testing.assert_allclose(less.pool.share[same], 1 - 5 / len(equal))
+    assert np.all(less.pool.share[~same] == 1)
+    everyone = RowCounts.of(made.pool.rows).counted(rows_of(x, y))
+    np.testing.assert_array_equal(made.pool.count, everyone)
+    with pytest.raises(mo.DataError, match="are alike, and the digest holds"):
+        less.remove(rows_of(x[np.r_[equal, equal[:5]]], y[np.r_[equal, equal[:5]]]))
+
+
+def test_a_mode_that_leaves_the_anchor_is_said(arrays, digest):
+    x, y = arrays
+    x_new, y_new = made_up(N, seed=5, shift=1.5)
+    with pytest.warns(mo.ModicumWarning, match="a pass is due") as said:
+        moved = digest.add(rows_of(x_new, y_new))
+    assert said[0].message.code == "anchor-left"
+    assert moved.distance > 3 > 0.05 > digest.distance
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", mo.ModicumWarning)
+        digest.remove(rows_of(x[:50], y[:50]))
+    at, _ = moved._curvature
+    factor, _ = whitening_factor(at.precision)
+    codes = [d.code for d in moved.doubts(at.point + at.newton_step(), factor, moved.error)]
+    assert "anchor-left" in codes
+
+
+@pytest.mark.slow
+def test_a_pool_of_too_few_rows_is_said():
+    crude = digest_of(rows_of(*made_up(400, seed=6)), size=20)
+    post = sampled(MODEL, crude, method="hmc", draws=20, tune=20)
+    assert "digest-crude" in {doubt.code for doubt in post.warnings}
+    assert post.tuning["digest_error"]["value"] > 0.1
+
+
+def test_other_rows_are_refused(digest, arrays):
+    x, y = arrays
+    with pytest.raises(mo.DataError, match="other fields, columns or levels"):
+        digest.add(mo.Rows(x=x[:, :2], y=y))
+    with pytest.raises(mo.DataError, match="float32 and those of the digest float64"):
+        digest.remove(mo.Rows(x=x, y=y, columns=["a", "b", "c"], dtype="float32"))
+    with pytest.raises(mo.DataError, match="at least one must be left"):
+        digest.remove(rows_of(x, y))
+    with pytest.raises(mo.SettingError, match=r"must be mo.Rows or a table"):
+        digest.add(3)
+    with pytest.raises(mo.SettingError, match="different likelihoods"):
+        digest + replace(digest, likelihood="Probit()")
+    with pytest.raises(TypeError):
+        digest + 1
+
+
+# Formulas and models of one's own ----------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_fit_makes_one_and_takes_one_again(tmp_path):
+    rng = np.random.default_rng(1)
+    trips = pd.DataFrame({"dose": rng.normal(size=3000), "ward": rng.choice(list("abc"), 3000)})
+    trips["well"] = rng.random(3000) < 1 / (1 + np.exp(-trips["dose"] + (trips["ward"] == "b")))
+    settings = RUN | {"draws": 400, "method": "hmc"}
+    post = mo.fit("well ~ dose + ward", trips, **settings)
+    made = mo.digest(post, trips, size=600, random_seed=1, progressbar=False)
+    made.save(tmp_path / "well.digest")
+    again = mo.fit("well ~ dose + ward", mo.Digest.load(tmp_path / "well.digest"), **settings)
+    assert disagreements(flat_draws(again), flat_draws(post)) == []
+    new = pd.DataFrame({"ward": ["c", "b"], "dose": [0.5, 0.1]})
+    np.testing.assert_allclose(again.predict(new).mean, post.predict(new).mean, atol=0.02)
+    fewer = made.remove(trips.iloc[:100])
+    assert len(fewer) == 2900
+    with pytest.raises(mo.SettingError, match="made for the formula"):
+        mo.fit("well ~ dose", made, **settings)
+    with pytest.raises(mo.SettingError, match="leave these arguments out"):
+        mo.fit("well ~ dose + ward", made, weights="dose", **settings)
+
+
+def decay(sd=1.0, power=1.0):
+    import jax.numpy as jnp
+
+    return mo.Model(
+        lambda th: -0.5 * jnp.sum(th["t"] ** 2) / sd**2,
+        lambda th, batch: -0.5 * (batch["y"] - jnp.exp(-th["t"][0] * batch["u"]) * power) ** 2,
+        init={"t": np.array([0.5])},
+    )
+
+
+@pytest.mark.slow
+def test_a_model_of_ones_own_is_known_by_what_it_computes(tmp_path):
+    rng = np.random.default_rng(2)
+    u = rng.uniform(0, 3, 3000)
+    rows = mo.Rows(u=u, y=np.exp(-0.7 * u) + rng.normal(size=3000))
+    made = digest_of(rows, 300, decay())
+    made.save(tmp_path / "own")
+    with pytest.raises(mo.SettingError, match="loaded without its model"):
+        _ = mo.Digest.load(tmp_path / "own").error
+    with pytest.raises(mo.SettingError, match="priors can be changed"):
+        mo.Digest.load(tmp_path / "own", model=decay(power=2.0))
+    loaded = mo.Digest.load(tmp_path / "own", model=decay())
+    assert loaded.error == made.error
+    loaded.ready(decay(sd=2.0))  # another prior
+    with pytest.raises(mo.SettingError, match="priors can be changed"):
+        loaded.ready(decay(power=2.0))
+
+
+# The file ----------------------------------------------------------------------------------
+
+
+def test_a_saved_digest_is_the_same(tmp_path, digest):
+    path = tmp_path / "made.digest"
+    digest.save(path)
+    loaded = mo.Digest.load(path)
+    assert loaded.fingerprint() == digest.fingerprint()
+    assert (len(loaded), loaded.error, loaded.model) == (len(digest), digest.error, digest.model)
+    ours, theirs = (made.ready(MODEL) for made in (digest, loaded))
+    np.testing.assert_array_equal(ours.rest.B, theirs.rest.B)
+    assert ours.rows.fingerprint() == theirs.rows.fingerprint()
+    assert path.stat().st_size < 1.3 * digest.nbytes + 20_000
+
+
+def test_hostile_files_are_refused(tmp_path, digest):
+    path = tmp_path / "made.digest"
+    digest.save(path)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    page = json.loads(members.pop("digest.json"))
+
+    def broken(change):
+        other = json.loads(json.dumps(page))
+        change(other)
+        with zipfile.ZipFile(tmp_path / "broken", "w") as archive:
+            archive.writestr("digest.json", json.dumps(other))
+            for name, content in members.items():
+                archive.writestr(name, content)
+        with pytest.raises(mo.DataError, match=r"is not a digest|was saved by a newer"):
+            mo.Digest.load(tmp_path / "broken")
+
+    def swap(first, second):
+        def change(page):
+            arrays = page["arrays"]["dict"]
+            names = {name: i for i, (name, _) in enumerate(arrays)}
+            a, b = names[first], names[second]
+            arrays[a][1], arrays[b][1] = arrays[b][1], arrays[a][1]
+
+        return change
+
+    for change in (
+        lambda p: p.update(version=99),
+        lambda p: p.update(format="modicum posterior"),
+        lambda p: p.update(rows=-3),
+        lambda p: p.update(rows="many"),
+        lambda p: p["description"].update(rows=7),
+        lambda p: p["description"].update(columns=["a"]),
+        lambda p: p.update(arrays={"dict": []}),
+        lambda p: p.update(fields={"dict": []}),
+        lambda p: p.update(ledger=[]),
+        lambda p: p.update(notes=[{"code": 1}]),
+        lambda p: p.update(units={"dict": [["weight", 1.0]]}),
+        swap("point", "size"),
+        swap("stratum", "part"),
+        swap("size", "drawn"),
+    ):
+        broken(change)
+    whole = path.read_bytes()
+    for end in (0, 10, len(whole) // 2, len(whole) - 1):
+        (tmp_path / "cut").write_bytes(whole[:end])
+        with pytest.raises(mo.DataError, match="is not a digest"):
+            mo.Digest.load(tmp_path / "cut")
+
+
+# A real table ------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_claims_from_a_digest_are_those_of_all_rows():
+    from helpers import tables
+    from modicum_lab.papers.references import reference
+
+    table, right = tables.table("claims"), reference("claims")
+    made = digest_of(table.rows, 50_000, table.model)
+    assert made.nbytes < 50e6
+    post = sampled(table.model, made)
+    mean, sd = (
+        np.concatenate([np.ravel(getattr(post, what)(p)) for p in ("beta", "intercept")])
+        for what in ("mean", "sd")
+    )
+    assert np.abs((mean - right.mean) / right.sd).max() < 0.05 + 0.05  # the second: Monte Carlo
+    assert np.abs(sd / right.sd - 1).max() < 0.07
+    assert made.error < 0.05

@@ -1,0 +1,167 @@
+"""Outcomes that families draw, against scipy's distributions of the same predictors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import integrate, special, stats
+
+import modicum as mo
+from modicum.errors import ModicumError
+
+M = mo.models
+N = 20_000
+ETA, EXTRA = 0.4, -0.6  # of all rows: one distribution, many draws
+TRIALS = 7
+expit = special.expit
+
+
+def _asymmetric(tau, s):
+    kappa = np.sqrt(tau / (1 - tau))
+    return stats.laplace_asymmetric(kappa, ETA, s / np.sqrt(tau * (1 - tau)))
+
+
+class Smooth:
+    """With v = (y - eta) / (s width): sigmoid(v) is Beta((1 - tau) width, tau width)."""
+
+    def __init__(self, tau, width, s):
+        self.low = stats.beta((1 - tau) * width, tau * width)
+        self.high = stats.beta(tau * width, (1 - tau) * width)
+        self.scale = s * width
+
+    def cdf(self, y):
+        v = (y - ETA) / self.scale
+        return np.where(v < 0, self.low.cdf(expit(v)), self.high.sf(expit(-v)))
+
+    def stats(self):
+        v = np.linspace(-250, 500, 15_001)  # far enough: its tails are exponential
+        density = np.gradient(self.cdf(ETA + self.scale * v), v)
+        mean = integrate.simpson(v * density, x=v)
+        variance = integrate.simpson((v - mean) ** 2 * density, x=v)
+        return ETA + self.scale * mean, self.scale**2 * variance
+
+
+MU, E = np.exp(ETA), np.exp(EXTRA)
+CONTINUOUS = {
+    "gaussian": (M.Gaussian(), stats.norm(ETA, E)),
+    "known scale": (M.Gaussian(scale=2.0), stats.norm(ETA, 2.0)),
+    "student": (M.StudentT(df=3.0), stats.t(3.0, ETA, E)),
+    "gamma": (M.Gamma(), stats.gamma(E, scale=MU / E)),
+    "inverse gaussian": (M.InverseGaussian(), stats.invgauss(MU / E, scale=E)),
+    "beta": (M.Beta(), stats.beta(E * expit(ETA), E * expit(-ETA))),
+    "exponential": (M.Exponential(), stats.expon(scale=MU)),
+    "weibull": (M.Weibull(), stats.weibull_min(E, scale=MU)),
+    "quantile": (M.AsymmetricLaplace(quantile=0.8), _asymmetric(0.8, E)),
+    "smooth": (M.AsymmetricLaplace(quantile=0.3, smoothing=0.2), Smooth(0.3, 0.2, E)),
+}
+
+
+def _above_zero(y):
+    return np.where(y > 0, stats.poisson.pmf(y, MU) / -np.expm1(-MU), 0.0)
+
+
+PI = expit(EXTRA)
+DISCRETE = {
+    "logistic": (M.Logistic(), stats.bernoulli(expit(ETA)).pmf),
+    "probit": (M.Probit(), stats.bernoulli(stats.norm.cdf(ETA)).pmf),
+    "cloglog": (M.Cloglog(), stats.bernoulli(-np.expm1(-MU)).pmf),
+    "binomial": (M.Binomial(), stats.binom(TRIALS, expit(ETA)).pmf),
+    "by probit": (M.Binomial(link="probit"), stats.binom(TRIALS, stats.norm.cdf(ETA)).pmf),
+    "poisson": (M.Poisson(), stats.poisson(MU).pmf),
+    "negative binomial": (M.NegativeBinomial(), stats.nbinom(1 / E, 1 / (1 + E * MU)).pmf),
+    "zero-inflated": (
+        M.ZeroInflatedPoisson(),
+        lambda y: PI * (y == 0) + (1 - PI) * stats.poisson.pmf(y, MU),
+    ),
+    "hurdle": (M.HurdlePoisson(), lambda y: PI * (y == 0) + (1 - PI) * _above_zero(y)),
+    "ordinal": (
+        M.Ordinal(classes=3),
+        lambda y: np.array([expit(-ETA), expit(E - ETA) - expit(-ETA), expit(ETA - E)])[y],
+    ),
+    "softmax": (
+        M.Softmax(classes=3),
+        lambda y: special.softmax([ETA, EXTRA, 0.0])[y],
+    ),
+}
+
+
+def _drawn(model, eta=ETA, count=N, seed=1):
+    extras = 1 if isinstance(model, M.Softmax) else len(model.extras)
+    predictors = np.tile([eta, EXTRA][: 1 + extras], (2, count // 2, 1))  # two draws of all rows
+    batch = {"trials": np.full(count // 2, TRIALS)}
+    y = model.draw_outcomes(np.random.default_rng(seed), predictors, batch)
+    assert y.shape == (2, count // 2)
+    assert y.dtype == np.float64
+    assert not model.outcome_fault(y)[0].any()
+    return y.ravel()
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_continuous_outcomes_have_their_distribution(name):
+    model, cdf = CONTINUOUS[name][0], CONTINUOUS[name][1].cdf
+    assert stats.kstest(_drawn(model), cdf).pvalue > 1e-3
+    assert stats.kstest(_drawn(model, eta=ETA + 0.3), cdf).pvalue < 1e-6  # the negative control
+
+
+def _p_value(y, pmf):
+    seen = np.bincount(y.astype(int), minlength=4)
+    size = 3 if np.sum(pmf(np.arange(3))) > 1 - 1e-9 else len(seen)  # classes, or counts
+    expected = N * np.r_[pmf(np.arange(size))]
+    few = expected < 5
+    seen = np.r_[seen[:size][~few], seen[:size][few].sum()]
+    expected = np.r_[expected[~few], N - expected[~few].sum()]
+    kept = expected > 1e-6
+    assert seen[~kept].sum() == 0
+    return stats.chisquare(seen[kept], expected[kept] * (seen.sum() / expected[kept].sum())).pvalue
+
+
+@pytest.mark.parametrize("name", DISCRETE)
+def test_discrete_outcomes_have_their_distribution(name):
+    model, pmf = DISCRETE[name]
+    assert _p_value(_drawn(model), pmf) > 1e-3
+    assert _p_value(_drawn(model, eta=ETA + 0.3), pmf) < 1e-6  # the negative control
+
+
+def _moments(model):
+    eta = jnp.array([ETA, EXTRA])
+    return [float(part) for part in jax.jit(model.moments)(eta)]
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_moments_of_continuous_outcomes(name, x64):
+    model, truth = CONTINUOUS[name]
+    if name in ("exponential", "weibull"):
+        with pytest.raises(ModicumError, match="does not say what the variance"):
+            _moments(model)
+        return
+    np.testing.assert_allclose(_moments(model), truth.stats(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["poisson", "negative binomial", "zero-inflated", "hurdle"])
+def test_moments_of_counts(name, x64):
+    model, pmf = DISCRETE[name]
+    y = np.arange(400)
+    mean, square = pmf(y) @ y, pmf(y) @ y**2
+    np.testing.assert_allclose(_moments(model), [mean, square - mean**2], rtol=1e-9)
+
+
+def test_every_family_draws_outcomes():
+    drawn = {type(model) for model, _ in (*CONTINUOUS.values(), *DISCRETE.values())}
+    assert drawn == set(M.FAMILIES.values())
+
+
+@pytest.mark.parametrize("family", M.FAMILIES.values())
+@pytest.mark.parametrize("far", [-800.0, 800.0])
+def test_predictors_far_out_give_numbers(family, far):
+    model = family(classes=3) if family in (M.Softmax, M.Ordinal) else family()
+    width = 2 if isinstance(model, M.Softmax) else 1 + len(model.extras)
+    for extra in (-800.0, 0.0, 800.0):
+        eta = np.tile([far, extra][:width], (4, 1))
+        batch = {"trials": np.full(4, TRIALS)}
+        y = model.draw_outcomes(np.random.default_rng(1), eta, batch)
+        assert np.all(np.isfinite(y))
+
+
+def test_what_cannot_be_drawn_is_said():
+    with pytest.raises(ModicumError, match="give the field 'trials'"):
+        M.Binomial().draw_outcomes(np.random.default_rng(1), np.zeros((3, 1)), {})

@@ -1,0 +1,157 @@
+"""Constraints: there and back, Jacobians by automatic differentiation, priors of known moments."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import modicum as mo
+from helpers.targets import TIMES, mean_and_error
+
+INF = float("inf")
+CASES = [
+    (mo.positive, (3,)),
+    (mo.interval(-1, 3), (2,)),
+    (mo.interval(2, INF), ()),
+    (mo.interval(-INF, 2), (2,)),
+    (mo.ordered, (4,)),
+    (mo.ordered, (2, 3)),
+    (mo.simplex, (5,)),
+    (mo.simplex, (2, 3)),
+    (mo.cholesky_corr, (4, 4)),
+    (mo.cholesky_corr, (2, 3, 3)),
+]
+
+
+def independent(constraint, value):
+    """As many entries as there are free numbers: the others follow from them."""
+    if constraint is mo.simplex:
+        value = value[..., :-1]
+    if constraint is mo.cholesky_corr:
+        value = value[(..., *np.tril_indices(value.shape[-1], -1))]
+    return jnp.ravel(value)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """All cases at once: apart they would be compiled operation by operation."""
+    rng = np.random.default_rng(1)
+    points = [rng.normal(size=constraint.free_shape(shape)) for constraint, shape in CASES]
+
+    @jax.jit
+    def measure(points):
+        found = []
+        for (constraint, _), free in zip(CASES, points, strict=True):
+
+            def entries(flat, constraint=constraint, free=free):
+                return independent(constraint, constraint.constrain(flat.reshape(free.shape)))
+
+            value = constraint.constrain(free)
+            slopes = jax.jacfwd(entries)(jnp.ravel(free))
+            both = [constraint.log_jacobian(free), constraint.log_jacobian(free + 0.1)]
+            far = [constraint.constrain(jnp.full_like(free, far)) for far in (-800.0, 40.0)]
+            back = [constraint.free(x) for x in (value, *far)]
+            found.append((value, slopes, both, far, back))
+        return found
+
+    with jax.enable_x64(True):
+        return points, jax.tree.map(np.asarray, measure([jnp.asarray(p) for p in points]))
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=[str(case) for case in CASES])
+def test_there_and_back(case, measured):
+    (constraint, shape), free = CASES[case], measured[0][case]
+    value, slopes, (log_jacobian, elsewhere), far, back = measured[1][case]
+    assert value.shape == shape
+    assert constraint.allows(value)
+    np.testing.assert_allclose(back[0], free, rtol=1e-9, atol=1e-9)
+    known = np.linalg.slogdet(np.atleast_2d(slopes))[1]
+    assert log_jacobian == pytest.approx(known, rel=1e-10)
+    assert elsewhere != pytest.approx(known, rel=1e-4)  # the check can fail
+    assert all(np.all(np.isfinite(x)) for x in back)  # from far away, too
+    if constraint is not mo.ordered:  # whose gap of e^-800 is none beside the first number
+        assert all(constraint.allows(x) or constraint is mo.cholesky_corr for x in far)
+
+
+def density(th):
+    """Priors whose moments are known, each with respect to the constrained parameter."""
+    gamma = 2 * jnp.log(th["rate"]) - 2 * th["rate"]
+    beta = jnp.log(th["p"]) + 4 * jnp.log1p(-th["p"])
+    dirichlet = jnp.sum(jnp.array([1.0, 2.0, 3.0]) * jnp.log(th["w"]))
+    normals = -0.5 * jnp.sum(th["cut"] ** 2)
+    # LKJ(2) of a correlation matrix of three: L_kk^(2 eta - 2 + 3 - k), k = 1, 2, 3
+    diagonal = jnp.diagonal(th["L"])
+    lkj = 3 * jnp.log(diagonal[1]) + 2 * jnp.log(diagonal[2])
+    return gamma + beta + dirichlet + normals + lkj
+
+
+def nothing(th, batch):
+    return 0.0 * batch["y"] * th["p"]
+
+
+ALL = {
+    "rate": mo.positive, "p": mo.interval(0, 1), "w": mo.simplex, "cut": mo.ordered,
+    "L": mo.cholesky_corr,
+}  # fmt: skip
+KNOWN = {  # means, and means of squares
+    "rate": (1.5, 3.0),
+    "p": (2 / 7, 6 / 56),
+    "w": (np.array([2, 3, 4]) / 9, np.array([6, 12, 20]) / 90),
+    "cut": (np.array([-0.84628, 0, 0.84628]), None),
+    "correlation": (0.0, 1 / 6),  # of beta(2.5, 2.5) on (-1, 1)
+}
+
+
+def faults(model):
+    rows = mo.Rows(y=np.zeros(8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)  # the prior decides, of course
+        post = mo.sample(
+            model, rows, method="nuts", draws=1500, tune=500, random_seed=2, progressbar=False,
+            starts=1,
+        )  # fmt: skip
+    assert np.all(np.diff(post["cut"], axis=-1) > 0)
+    np.testing.assert_allclose(post["w"].sum(axis=-1), 1)
+    found = []
+    for name, moments in KNOWN.items():
+        for power, known in enumerate(moments, 1):
+            at, error = mean_and_error(post[name] ** power)
+            if known is not None and not np.all(np.abs(at - known) <= TIMES * error):
+                found.append((name, power))
+    return found
+
+
+def correlation(th):
+    return {"correlation": (th["L"] @ th["L"].T)[2, 1]}
+
+
+class JacobianTwice(mo.Model):
+    """Without any the density of the gaps in `cut` would have no end; so wrong is enough."""
+
+    def log_prior(self, theta):
+        return super().log_prior(theta) + self.layout.log_jacobian(theta)
+
+
+def test_prior_moments():
+    shapes = {"w": 3, "cut": 3, "L": (3, 3)}
+    settings = {"constraints": ALL, "shapes": shapes, "report": correlation}
+    assert faults(mo.Model(density, nothing, **settings)) == []
+
+
+@pytest.mark.slow
+def test_prior_moments_notice_another_jacobian():
+    shapes = {"w": 3, "cut": 3, "L": (3, 3)}
+    settings = {"constraints": ALL, "shapes": shapes, "report": correlation}
+    broken = {name for name, _ in faults(JacobianTwice(density, nothing, **settings))}
+    assert broken == set(KNOWN)  # of each constraint
+
+
+@pytest.mark.parametrize(
+    ("ends", "word"),
+    [((1, 1), "low < high"), ((-INF, INF), "leave the constraint out"), (("a", 1), "a number")],
+)
+def test_intervals_that_are_none(ends, word):
+    with pytest.raises(mo.SettingError, match=word):
+        mo.interval(*ends)

