@@ -38,6 +38,7 @@ from modicum.models.constraints import (
     positive,
     simplex,
 )
+from modicum.models.from_numpyro import from_numpyro
 from modicum.posterior import Posterior, compare
 from modicum.progress import ProgressEvent
 from modicum.rows import Rows
@@ -86,6 +87,7 @@ __all__ = [
     "digest",
     "engines",
     "fit",
+    "from_numpyro",
     "interval",
     "methods",
     "models",

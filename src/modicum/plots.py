@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from modicum.errors import SettingError, whole_number
 from modicum.posterior import Posterior
+from modicum.posterior.axes import new_axes, pyplot
 from modicum.posterior.draws import check_interval, require_finite
 from modicum.posterior.labels import scalar_names
 from modicum.rows.checks import names_like
@@ -22,6 +22,7 @@ __all__ = [
     "METHOD_COLOURS",
     "caterpillar",
     "colour_of",
+    "effect",
     "forest",
     "marginal",
     "new_axes",
@@ -58,25 +59,6 @@ def colour_of(method: str | Posterior) -> str:
     """Return the colour of a method, given by name or as a posterior it made."""
     name = method if isinstance(method, str) else method.settings.get("method", "")
     return METHOD_COLOURS.get(str(name), OTHER)
-
-
-def pyplot() -> ModuleType:
-    """Import matplotlib, or say how to get it."""
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError:
-        raise SettingError(
-            "pictures need matplotlib, which is not installed: pip install 'modicum[plots]'."
-        ) from None
-    return plt
-
-
-def new_axes(ax: Axes | None = None, size: tuple[float, float] = (6.0, 4.0)) -> Axes:
-    """Return `ax`, or the axes of a new figure."""
-    if ax is not None:
-        return ax
-    axes: Axes = pyplot().subplots(figsize=size, layout="constrained")[1]
-    return axes
 
 
 def forest(
@@ -125,6 +107,50 @@ def forest(
     ax.set_ylim(len(chosen) - 0.5, -0.5)  # the first on top
     ax.set_xlabel(f"median and {prob:.0%} interval")
     ax.grid(axis="x", alpha=0.3)
+    return ax
+
+
+def effect(table: pd.DataFrame, *, ax: Axes | None = None, label: str | None = None) -> Axes:
+    """Draw what a column does: a table of `post.marginal` or `post.contrast`.
+
+    Parameters
+    ----------
+    table
+        Mean and interval by value, or by contrast.
+    ax
+        Matplotlib axes; by default those of a new figure.
+    label
+        For the legend.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+    """
+    if table.index.nlevels > 1:
+        ax = new_axes(ax)
+        for name in dict.fromkeys(table.index.get_level_values(-1)):
+            one = table[table.index.get_level_values(-1) == name].droplevel(-1)
+            effect(one, ax=ax, label=f"{table.index.names[-1]} {name}")
+        ax.legend(frameon=False)
+        return ax
+    low, high = (table.iloc[:, k].to_numpy() for k in (2, 3))
+    ax = new_axes(ax)
+    if table.index.dtype.kind in "fiu" and len(table) > 2:
+        x = table.index.to_numpy(float)
+        (line,) = ax.plot(x, table["mean"], marker="o", markersize=3, label=label)
+        ax.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+        ax.set(xlabel=str(table.index.name), ylabel="expected outcome")
+    else:
+        at = np.arange(len(table))
+        ax.hlines(at, low, high, linewidth=2)
+        ax.plot(table["mean"], at, "o", markersize=4, label=label)
+        ax.set_yticks(at, [str(value) for value in table.index])
+        ax.set_ylim(len(table) - 0.5, -0.5)
+        ax.set(
+            ylabel=str(table.index.name),
+            xlabel=f"mean and {table.columns[2]}-{table.columns[3]} interval",
+        )
+    ax.grid(alpha=0.3)
     return ax
 
 

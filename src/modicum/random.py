@@ -42,8 +42,9 @@ class Stream(IntEnum):
     LEFT_OUT_ROWS = 30  # rows that are left out, one at a time
     EVIDENCE = 31  # points at which the evidence is summed up
     OUTCOMES = 32  # outcomes drawn of the posterior predictive distribution
+    PRIOR_DRAWS = 34  # parameters drawn from their priors
     CHECKED_ROWS = 33  # rows that stand for all in pictures and checks
-    DIGEST_ROWS = 34  # rows that a digest keeps
+    DIGEST_ROWS = 40  # rows that a digest keeps
 
 
 def generator(seed: int, purpose: Stream) -> np.random.Generator:

@@ -17,6 +17,8 @@ from helpers.coded import Pair, crossed, densely, pair
 from modicum.estimators.bounds import BoundedRows, bound_of, collapse
 from modicum.estimators.taylor import control_variate, proxy
 from modicum.ledger import Ledger
+from modicum.methods.ecs.tuning import residuals as residuals_module
+from modicum.methods.weights import expected_residuals
 from modicum.models import Target
 from modicum.models.priors import moments
 from modicum.passes import LocalEngine, Sums, anchor_at
@@ -97,6 +99,46 @@ def test_residuals_agree(kind):
     ours, theirs = (residuals(rows, model) for rows in both)
     np.testing.assert_allclose(ours, theirs, rtol=1e-7, atol=1e-9)
     assert np.ptp(theirs) > 1e-3
+
+
+@in_double_precision
+def expected_sizes(rows, model):
+    total, start = sums(rows, model)
+    whitened = proxy(anchor_at(total, start), total.target, 2)
+    draws = 0.3 + np.random.default_rng(3).normal(size=(4, total.target.size))
+    return expected_residuals(total, control_variate(total.target, 2), whitened, draws)
+
+
+@pytest.mark.parametrize("kind", ["count", "crossed"])
+def test_expected_residuals_agree(kind):
+    """Of rows with codes by gathering entries of the covariance, of others by whitening."""
+    both, model = PAIRS[kind](), FAMILIES.get(kind, mo.models.Logistic())
+    ours, theirs = (expected_sizes(rows, model) for rows in both)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+    assert np.ptp(theirs) > 1e-3
+
+
+@in_double_precision
+def test_the_pilot_study_does_not_depend_on_its_blocks(monkeypatch):
+    """Rows with codes are whitened a block at a time, the last of which is short; one is kept."""
+    rows, model = pair(outcome="count", weight=True).coded, mo.models.Poisson()
+    total, start = sums(rows, model)
+    whitened = proxy(anchor_at(total, start), total.target, 2)
+    variate = control_variate(total.target, 2)
+    chance = np.random.default_rng(4).dirichlet(np.ones(300))
+    batch = rows.take(np.arange(300)) | {"probability": chance}
+    draws = np.random.default_rng(3).normal(size=(8, total.target.size))
+    in_blocks = residuals_module._values_in_blocks
+    cached, whole = in_blocks(variate, batch, whitened, draws)
+    monkeypatch.setattr(residuals_module, "BLOCK", 128)
+    kept, values = in_blocks(variate, batch, whitened, draws)
+    np.testing.assert_allclose(values, whole, rtol=1e-9)
+    np.testing.assert_allclose(kept.rows, cached.rows[:128], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(kept.scale, cached.scale[:128], rtol=1e-9)
+    backwards = {name: np.asarray(part)[::-1] for name, part in batch.items()}
+    _, other = in_blocks(variate, backwards, whitened, draws)
+    assert not np.allclose(other, whole)  # the negative control
+    np.testing.assert_allclose(other[:, ::-1], whole, rtol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["binary", "class", "crossed"])

@@ -22,6 +22,7 @@ from modicum.estimators.groups import GroupTaylor, group_proxy
 from modicum.kernels.base import ControlVariate, Proxy
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.base import Batch
+from modicum.models.matrix import ModelMatrix
 from modicum.models.priors.exact import ExactPrior
 from modicum.passes import Anchor
 from modicum.passes.mode import folded_prior
@@ -149,12 +150,18 @@ class LinearTaylor:
             return 1 + self.target.size / 6
         return 1 + len(self.target.coding.dense) / 6 + len(self.target.coding.terms) / 2
 
+    def matrix(self, batch: Batch) -> ModelMatrix:
+        """Columns of the rows, that of the intercept last, in float64."""
+        model = self.target.model
+        assert isinstance(model, LinearPredictorModel)
+        x = model.matrix(batch).in_double()
+        return x.with_ones() if model.intercept else x
+
     def cache(self, batch: Batch, proxy: Proxy) -> LinearRows:
         """Whiten the rows and expand f at their eta*."""
         model = self.target.model
         assert isinstance(model, LinearPredictorModel)
-        x = model.matrix(batch).in_double()
-        x = x.with_ones() if model.intercept else x
+        x = self.matrix(batch)
         y = jnp.asarray(model.outcome(batch), jnp.float64)
         read = slice(None, self.target.size)  # what follows are parameters of priors
         eta = x @ proxy.point[read] + batch.get("offset", 0.0)

@@ -8,7 +8,7 @@ evaluated at a few posterior draws.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,12 @@ import numpy as np
 from modicum.designs import Design, RowFacts, Tables
 from modicum.errors import ConvergenceError
 from modicum.estimators import LinearTaylor
+from modicum.estimators.taylor import coefficients
 from modicum.kernels.base import ControlVariate, Proxy, Pytree
 from modicum.methods.base import Task
+from modicum.models import LinearPredictorModel
 from modicum.models.base import Batch
+from modicum.models.matrix import CodedMatrix
 from modicum.passes import Sums
 from modicum.passes.blocks import map_in_blocks
 from modicum.passes.faults import describe_row
@@ -58,6 +61,9 @@ def expected_residuals(
         centre = pilot.mean(axis=0) if len(pilot) else np.zeros(len(proxy.a))
         chunk_map: partial[jax.Array] = partial(_from_leverage, control_variate)
         arguments: Pytree = (proxy, centre)
+        if control_variate.target.coding is not None:
+            chunk_map = partial(_from_codes, control_variate)
+            arguments = _posterior_of_predictors(control_variate, proxy, centre)
         sums.enter("design", 1, "gradient", passes=1)
     else:
         of_chunk = _from_pilot_by_group if sums.target.scatters else _from_pilot
@@ -98,12 +104,47 @@ def _of_block(
     # A probability of one: `scale` is then the frequency weight alone.
     cached = control_variate.cache(dict(batch) | {"probability": jnp.ones(())}, proxy)
     h = jnp.sum(cached.rows**2, axis=1) + (cached.rows @ centre) ** 2
-    first = control_variate.order + 1
+    return cached.scale * _residual_size(control_variate.order, h, cached.taylor.T)
+
+
+def _residual_size(order: int, h: jax.Array, taylor: jax.Array) -> jax.Array:
+    """Root mean square of the two terms after `order`, with e ~ N(0, h)."""
     total = jnp.zeros_like(h)
-    for j in (first, first + 1):
-        coefficient = cached.taylor[:, j]  # f^(j) / j!
-        total += _EVEN_MOMENTS[j] * h**j * coefficient**2
-    return cached.scale * jnp.sqrt(total)
+    for j in (order + 1, order + 2):
+        total += _EVEN_MOMENTS[j] * h**j * taylor[j] ** 2  # of f^(j) / j!
+    return jnp.sqrt(total)
+
+
+class PredictorPosterior(NamedTuple):
+    """Normal approximation to what predictors of rows are made of: coefficients, in raw units."""
+
+    point: jax.Array  # t*
+    away: jax.Array  # the posterior's centre, less t*
+    covariance: jax.Array
+
+
+def _posterior_of_predictors(
+    control_variate: LinearTaylor, proxy: Proxy, centre: np.ndarray
+) -> PredictorPosterior:
+    size = control_variate.target.size  # what follows are parameters of priors
+    L = np.asarray(proxy.factor)[:size]
+    return PredictorPosterior(proxy.point[:size], jnp.asarray(L @ centre), jnp.asarray(L @ L.T))
+
+
+@jit(static=0)
+def _from_codes(
+    control_variate: LinearTaylor, about: PredictorPosterior, batch: Batch, present: jax.Array
+) -> jax.Array:
+    """The same of rows with codes, none of which is whitened: that would take d numbers of each."""
+    del present
+    model = control_variate.target.model
+    assert isinstance(model, LinearPredictorModel)
+    x = control_variate.matrix(batch)
+    assert isinstance(x, CodedMatrix)
+    eta = x @ about.point + batch.get("offset", 0.0)
+    h = x.quadratic(about.covariance) + (x @ about.away) ** 2
+    taylor = coefficients(model, eta, jnp.asarray(model.outcome(batch), jnp.float64))
+    return batch.get("weight", 1.0) * _residual_size(control_variate.order, h, taylor)
 
 
 def _at_draws(

@@ -271,7 +271,7 @@ class LinearPredictorModel(BaseModel):
         if not absent:
             return jax.vmap(self.mean)(predictors)
         xi, w = np.polynomial.hermite_e.hermegauss(NEW_GROUP_NODES)
-        sd = self._spread_of_new_groups(theta, batch, absent)
+        sd = self.spread_of_new_groups(theta, batch, absent)
 
         def at_node(xi: jax.Array) -> jax.Array:
             return jax.vmap(self.mean)(predictors.at[:, 0].add(sd * xi))
@@ -282,7 +282,7 @@ class LinearPredictorModel(BaseModel):
         """Groups of the model that the rows of a batch do not say."""
         return frozenset(t.field for t in self.group_terms if t.field not in batch)
 
-    def _spread_of_new_groups(
+    def spread_of_new_groups(
         self, theta: Params, batch: Batch, absent: frozenset[str]
     ) -> jax.Array:
         """Standard deviation, in each row, of what effects of these groups add to eta."""

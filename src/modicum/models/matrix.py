@@ -91,6 +91,26 @@ class CodedMatrix:
             total = total + part
         return jnp.asarray(total)
 
+    def quadratic(self, form: jax.Array) -> jax.Array:
+        """x' S x of each row, with S symmetric: by gathering its entries, one per pair of parts.
+
+        O((p + k)^2) operations per row of p numbers and k codes, however many columns there are.
+        """
+        kind = jnp.result_type(self.dtype, form)
+        # A row and a column of zeros before the others are those of every reference level.
+        padded = jnp.pad(jnp.asarray(form, kind), ((1, 0), (1, 0)))
+        numbers, places = self.numbers().astype(kind), 1 + self.dense_places()
+        total = jnp.sum(numbers @ padded[places][:, places] * numbers, axis=-1)
+        beside = padded[:, places]
+        terms = [(self.place(t), self.scale(t).astype(kind)) for t in self.coding.terms]
+        for j, (place, scale) in enumerate(terms):
+            mixed = jnp.sum(beside.at[place].get(mode="promise_in_bounds") * numbers, axis=-1)
+            for other, its_scale in terms[:j]:
+                mixed += its_scale * padded.at[place, other].get(mode="promise_in_bounds")
+            own = padded.at[place, place].get(mode="promise_in_bounds")
+            total = total + scale * (scale * own + 2 * mixed)
+        return total
+
     def in_double(self) -> CodedMatrix:
         """The same with numbers in float64."""
         x = None if self.x is None else self.x.astype(jnp.float64)

@@ -20,7 +20,7 @@ from modicum.random import IMPL
 from modicum.rows import Rows
 from modicum.runtime import in_double_precision
 
-__all__ = ["Layout", "Model"]
+__all__ = ["Layout", "Model", "as_handed_over"]
 
 DISPERSED = 10  # starts for a model of which nothing is known
 DRAWN_STARTS = 4  # points to start from, where `init` is a function that draws them
@@ -229,12 +229,13 @@ class Model(BaseModel):
 
     def resolved(self, rows: Rows) -> Model:
         """Return the model with its parameters' names, where the functions say them."""
-        return self._with(self._points_for(rows), rows.kinds)
+        return self.with_points(self._points_for(rows), rows.kinds)
 
     def _points_for(self, rows: Rows) -> tuple[Params, ...]:
         return self.points or (self._looked_up(rows),)
 
-    def _with(self, points: tuple[Params, ...], kinds: Mapping[str, str]) -> Model:
+    def with_points(self, points: tuple[Params, ...], kinds: Mapping[str, str]) -> Model:
+        """Return the model with other points to start from, for fields of these kinds."""
         if points is self.points and kinds == self._kinds:
             return self
         made = copy(self)
@@ -244,7 +245,7 @@ class Model(BaseModel):
 
     def _looked_up(self, rows: Rows) -> Params:
         """The middle of what is allowed of every parameter that the functions look up."""
-        batch = self._with_kinds(rows.slice(0, min(len(rows), FEW)), rows.kinds)
+        batch = as_handed_over(rows.slice(0, min(len(rows), FEW)), rows.kinds)
         asked = _Asked(self._shapes, self._constraints)
 
         def probe() -> jax.Array:
@@ -282,19 +283,6 @@ class Model(BaseModel):
             )
         return self._layout
 
-    def _with_kinds(self, batch: Batch, kinds: Mapping[str, str]) -> Batch:
-        """The fields as they were handed over: whole numbers and truth values as such."""
-        changed = {}
-        for name, values in batch.items():
-            kind = kinds.get(name)
-            if name == "weight":
-                continue
-            if kind == "boolean":
-                changed[name] = jnp.asarray(values).astype(bool)
-            elif kind == "integer" or np.dtype(values.dtype).kind in "iu":  # codes
-                changed[name] = jnp.asarray(values).astype(int)
-        return {**batch, **changed} if changed else batch
-
     # The functions -------------------------------------------------------------------------
 
     def log_prior(self, theta: Params) -> jax.Array:
@@ -305,7 +293,7 @@ class Model(BaseModel):
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
         """Return the log-likelihoods the user gave, one per row."""
         values = self.layout.constrain(theta)
-        fields = self._with_kinds(batch, self._kinds)
+        fields = as_handed_over(batch, self._kinds)
         return _floating(self._functions["log_likelihood"](values, fields))
 
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
@@ -313,7 +301,7 @@ class Model(BaseModel):
         predict = self._functions.get("predict")
         if predict is None:
             return super().expected(theta, batch)
-        fields = self._with_kinds(batch, self._kinds)
+        fields = as_handed_over(batch, self._kinds)
         return _floating(predict(self.layout.constrain(theta), fields))
 
     def report(self, theta: Params) -> dict[str, jax.Array]:
@@ -409,7 +397,7 @@ class Model(BaseModel):
             zeros = {name: np.zeros(shape) for name, shape in drawn.items()}
             derived = self._derived(zeros)
             points = ({name: zero for name, zero in zeros.items() if name not in derived},)
-        model = self._with(points, kinds)
+        model = self.with_points(points, kinds)
         needed = dict(zip(model.layout.names, model.layout.shapes, strict=True))
         needed |= model._derived(model.init)
         if needed != drawn:
@@ -429,6 +417,20 @@ class Model(BaseModel):
         except Exception:  # of other parameters than it knows
             return {}
         return {name: tuple(quantity.shape) for name, quantity in made.items()}
+
+
+def as_handed_over(batch: Batch, kinds: Mapping[str, str]) -> Batch:
+    """The fields as they were handed over: whole numbers and truth values as such, and codes."""
+    changed = {}
+    for name, values in batch.items():
+        kind = kinds.get(name)
+        if name == "weight":
+            continue
+        if kind == "boolean":
+            changed[name] = jnp.asarray(values).astype(bool)
+        elif kind == "integer" or np.dtype(values.dtype).kind in "iu":
+            changed[name] = jnp.asarray(values).astype(int)
+    return {**batch, **changed} if changed else batch
 
 
 class _Asked(dict[str, jax.Array]):

@@ -8,6 +8,7 @@ from math import ceil
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError, ModicumError, SettingError
@@ -62,6 +63,15 @@ class ModelPredictor:
         known = {k: v for k, v in batch.items() if k not in ("y", "weight")}
         mean, variance = self._evaluate(_moments, draws, known)
         return mean, variance
+
+    def predictors(self, draws: Draws, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Predictors (draws, rows, q + extras), and the spread of what new groups add.
+
+        Groups that the rows do not say, and those that were integrated out, are new.
+        """
+        known = {k: v for k, v in batch.items() if k not in ("y", "weight")}
+        predictors, spread = self._evaluate(_predictors, draws, known)
+        return predictors, spread
 
     @in_double_precision
     def _evaluate(self, what: Question, draws: Draws, batch: Batch) -> tuple[np.ndarray, ...]:
@@ -142,6 +152,21 @@ def _moments(model: BaseModel, named: Mapping[str, Any], fields: Batch) -> tuple
     if not isinstance(model, LinearPredictorModel):
         raise SettingError(f"{type(model).__name__} does not say what its variance is.")
     return jax.vmap(model.moments)(model.predictor_vector(model.restore(named), fields))
+
+
+def _predictors(
+    model: BaseModel, named: Mapping[str, Any], fields: Batch
+) -> tuple[jax.Array, jax.Array]:
+    theta = model.restore(named)
+    if isinstance(model, IntegratedEffects):
+        predictors = model.family.predictor_vector(theta, fields)
+        z = model.effect_columns(dict(fields) | {"y": predictors[:, 0]})
+        return predictors, jnp.linalg.norm(z @ model.covariance.factor(theta), axis=1)
+    assert isinstance(model, LinearPredictorModel)
+    predictors = model.predictor_vector(theta, fields)
+    absent = model.absent_groups(fields)
+    spread = model.spread_of_new_groups(theta, fields, absent) if absent else jnp.zeros(())
+    return predictors, jnp.broadcast_to(spread, predictors.shape[0])
 
 
 def _log_density(model: BaseModel, named: Mapping[str, Any], fields: Batch) -> tuple[jax.Array]:

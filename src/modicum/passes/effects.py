@@ -19,7 +19,7 @@ from modicum.models.integrated import FlatGroups
 from modicum.random import Stream, key
 from modicum.runtime import SCATTERS, in_double_precision, jit
 
-__all__ = ["DrawnEffects", "draw_effects", "expected_given"]
+__all__ = ["DrawnEffects", "draw_effects", "effect_shift", "expected_given"]
 
 STEPS = 4  # Metropolis steps from one draw of the posterior to the next
 WIDER = 1.15  # proposals than the normal approximation
@@ -51,6 +51,13 @@ def expected_given(model: IntegratedEffects, draws: Any, found: Any, batch: Any)
         return model.expected_given(model.restore(named), effects, batch)
 
     return jax.vmap(of_draw)(draws, found)
+
+
+@in_double_precision
+def effect_shift(model: IntegratedEffects, effects: np.ndarray, batch: Any) -> np.ndarray:
+    """What effects (draws, rows, effects) add to the predictors of rows, (draws, rows)."""
+    seen = dict(batch) | {"y": np.zeros(effects.shape[1])}
+    return np.sum(np.asarray(model.effect_columns(seen)) * effects, axis=2)
 
 
 @jit(static=0, options=SCATTERS)

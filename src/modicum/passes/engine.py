@@ -92,7 +92,8 @@ class LocalEngine:
     ) -> Iterator[Any]:
         """Results of all chunks in order."""
         bounds = chunk_bounds(rows)
-        with pass_progress(description, len(rows), self.progressbar) as advance:
+        unit = "groups" if isinstance(rows, GroupedRows) else "rows"
+        with pass_progress(description, len(rows), self.progressbar, unit) as advance:
             every = range(len(bounds))
             parts = chunk_results(function, arguments, rows, every, dtype, self.threads)
             for (start, stop), part in zip(bounds, parts, strict=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -36,10 +36,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
+    "KnownEffects",
     "effect_draws",
     "effects",
     "group_levels",
     "group_names",
+    "known_effects",
     "known_groups",
     "with_groups",
 ]
@@ -67,7 +69,18 @@ def effects(
             f"there are no effects of {group!r}{suggestion(group, known)}; "
             + (f"there are those of {', '.join(known)}." if known else "the model has no groups.")
         )
+    if isinstance(levels, str) or hasattr(levels, "columns") or isinstance(levels, Rows):
+        raise SettingError(
+            f"levels must be a list of levels of '{group}', not "
+            f"{'a name' if isinstance(levels, str) else type(levels).__name__}; the rows of the "
+            "fit, where they are needed, are rows=..."
+        )
     if rows is not None:
+        if not isinstance(rows, Rows):
+            raise SettingError(
+                f"rows must be the mo.Rows of the fit, not {type(rows).__name__}; a fit that was "
+                "not loaded from a file knows them."
+            )
         require_rows_of_fit(rows, fit.rows, None, "a table of effects")
     if isinstance(model, LinearPredictorModel):
         return _explicit(source, model, rows, group, levels, prob)
@@ -169,8 +182,22 @@ def with_groups(
     return new, bool(names) and not absent
 
 
-def known_groups(source: Draws, fit: Fit, rows: Rows, new: AlignedRows, draws: int) -> Predictor:
-    """What predicts rows of groups that are among those of the fit, by the groups' own effects."""
+class KnownEffects(NamedTuple):
+    """Draws of the effects of those groups that some rows are in."""
+
+    model: IntegratedEffects
+    values: np.ndarray  # of the groups
+    draws: np.ndarray  # (draws, groups, effects)
+
+    def of_rows(self, batch: Batch) -> np.ndarray:
+        """The effects of each row's group, (draws, rows, effects)."""
+        return self.draws[:, np.searchsorted(self.values, batch[self.model.group])]
+
+
+def known_effects(
+    draws: dict[str, np.ndarray], fit: Fit, rows: Rows, new: AlignedRows
+) -> KnownEffects:
+    """Draw the effects of the groups that `new` rows are in, from the rows of the fit."""
     model = fit.model
     assert isinstance(model, IntegratedEffects)
     require_rows_of_fit(rows, fit.rows, None, "prediction for known groups")
@@ -188,14 +215,18 @@ def known_groups(source: Draws, fit: Fit, rows: Rows, new: AlignedRows, draws: i
             "new groups (groups='new') there."
         )
     ids = np.searchsorted(groups.index.values, asked)
-    subset, _ = thinned(source, draws)
-    found = np.concatenate(list(effect_draws(fit, groups, ids, subset)), axis=1)
+    drawn = np.concatenate(list(effect_draws(fit, groups, ids, draws)), axis=1)
+    return KnownEffects(model, asked, drawn)
+
+
+def known_groups(source: Draws, fit: Fit, rows: Rows, new: AlignedRows, draws: int) -> Predictor:
+    """What predicts rows of groups that are among those of the fit, by the groups' own effects."""
+    known = known_effects(thinned(source, draws)[0], fit, rows, new)
 
     @in_double_precision
     def predictor(draws: dict[str, np.ndarray], batch: Batch) -> np.ndarray:
-        which = np.searchsorted(asked, batch[model.group])
         rest = {name: v for name, v in batch.items() if name not in ("y", "weight")}
-        return np.asarray(expected_given(model, draws, found[:, which], rest))
+        return np.asarray(expected_given(known.model, draws, known.of_rows(batch), rest))
 
     return predictor
 

@@ -8,30 +8,42 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
-from modicum.errors import DataError, SettingError, is_number
+import numpy as np
+
+from modicum.errors import DataError, SettingError, is_number, whole_number
 from modicum.models import IntegratedEffects
 from modicum.models.base import BaseModel
 from modicum.models.own import Model
 from modicum.models.prediction import ModelPredictor, rebuild
+from modicum.models.prior_draws import prior_draws
 from modicum.posterior.alignment import (
+    AlignedRows,
+    Batch,
     FitRows,
     RowsLike,
     aligned,
     require_rows_of_fit,
     rows_of_fit,
 )
+from modicum.posterior.checking.columns import column_values, random_rows
 from modicum.posterior.checking.evidence import Evidence, log_evidence
 from modicum.posterior.checking.leave_one_out import Subject, leave_one_out
+from modicum.posterior.checking.marginal import Comparison, Expected, contrast, marginal
+from modicum.posterior.checking.population import Population
+from modicum.posterior.checking.population import population as population_of
+from modicum.posterior.checking.predictive import OutcomeDraws, equal_draws, outcome_array
+from modicum.posterior.checking.predictive_check import PredictiveCheck, predictive_check
 from modicum.posterior.correction import Fit, correct, require_correctable
 from modicum.posterior.datatree import to_datatree, weight_name
-from modicum.posterior.draws import Draws
-from modicum.posterior.effects import effects, known_groups, with_groups
+from modicum.posterior.draws import Draws, check_interval, thinned
+from modicum.posterior.effects import effects, known_effects, known_groups, with_groups
 from modicum.posterior.guards import Warnings
 from modicum.posterior.prediction import Prediction, Predictor, predict
 from modicum.posterior.score import Score, score
 from modicum.posterior.stein import PURPOSE, SteinDiscrepancy, stein_discrepancy
 from modicum.posterior.storage import Contents, load, save
 from modicum.posterior.summary import Statistic, learning_curve, summarise
+from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.rows.formula import NewLevels
 from modicum.run import within_disk
@@ -76,6 +88,8 @@ class Posterior(Draws):
         are compared with; ``None``: rows are taken as they are.
     rows
         The rows of the fit themselves, which checks and effects are computed from; not saved.
+    table
+        The table that `mo.fit` made them of; not saved.
 
     Examples
     --------
@@ -98,6 +112,7 @@ class Posterior(Draws):
     predictor_spec: dict[str, Any] | None = None
     fit_rows: FitRows | None = None
     rows: Rows | None = None
+    table: object = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -426,6 +441,283 @@ class Posterior(Draws):
         """
         subject = self.subject(data, "the evidence")
         return log_evidence(subject, points, random_seed, progressbar)
+
+    def predictive(
+        self,
+        data: RowsLike | None = None,
+        draws: int = 100,
+        random_seed: int = 0,
+        newlevels: NewLevels = "refuse",
+        groups: Literal["known", "new"] | None = None,
+        prior: bool = False,
+        out: str | os.PathLike[str] | None = None,
+    ) -> np.ndarray:
+        """Draw outcomes from the posterior predictive distribution.
+
+        Where `predict` says what outcome to expect, with the uncertainty of that expectation, this
+        draws outcomes themselves, noise included. Rows are visited a chunk at a time.
+
+        Parameters
+        ----------
+        data
+            Rows or a table, as `predict` takes them; None: the rows of the fit.
+        draws
+            Outcomes per row, each from a posterior draw of its own.
+        random_seed
+            Of the outcomes.
+        newlevels, groups
+            As in `predict`; every row of a new group is of a group of its own.
+        prior
+            Whether to draw the parameters from their prior instead (prior predictive).
+        out
+            A .npy file to write the outcomes to, for more than memory holds; it is mapped.
+
+        Returns
+        -------
+        ndarray
+            Outcomes (draws, rows), in the numbers that the rows hold.
+
+        Examples
+        --------
+        >>> import numpy as np, modicum as mo
+        >>> draws = {"beta": np.full((1, 100, 1), 2.0), "intercept": np.zeros((1, 100))}
+        >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=3))
+        >>> post.predictor = mo.models.prediction.ModelPredictor(mo.models.Logistic())
+        >>> post.predictive({"x": [[-9.0], [0.0], [9.0]]}, draws=50).mean(axis=0).round(1)
+        array([0. , 0.5, 1. ])
+        """
+        new = self._rows_to_draw(data, False, newlevels)
+        source, new = self._outcome_draws(new, draws, random_seed, groups, prior)
+        return outcome_array(source, new, random_seed, out)
+
+    def ppc(
+        self,
+        data: RowsLike | None = None,
+        by: str | None = None,
+        draws: int = 100,
+        bins: int = 10,
+        prob: float = 0.9,
+        subsample: int = 50_000,
+        random_seed: int = 0,
+        prior: bool = False,
+    ) -> PredictiveCheck:
+        """Lay outcomes that were seen beside outcomes that the model draws.
+
+        Outcomes of 0 and 1 are checked for calibration, in bins of their predicted probability;
+        counts by how often each occurs, zeros included (a rootogram); numbers by their distribution
+        function. With `by`, mean outcomes are compared in bins of a column instead, whether the
+        model knows that column or not.
+
+        Parameters
+        ----------
+        data
+            Rows or a table with outcomes; None: those of the fit.
+        by
+            A column of the rows, or of the table, to look for residuals by.
+        draws
+            Predictive draws.
+        bins
+            Bins of rows.
+        prob
+            Probability of the intervals.
+        subsample
+            The most rows to check; random ones of more.
+        random_seed
+            Of rows and outcomes.
+        prior
+            Whether to draw the parameters from their prior instead.
+
+        Returns
+        -------
+        PredictiveCheck
+            With a `table` of numbers, and `plot()`.
+        """
+        check_interval(prob)
+        whole_number("bins", bins, 2)
+        whole_number("subsample", subsample, 1)
+        table = data if data is not None else self.table
+        every = self._rows_to_draw(data, True, "refuse")
+        ids = random_rows(len(every), subsample, random_seed)
+        some = replace(every, rows=every.rows.subset(ids))
+        if "y" not in some.fields:
+            raise SettingError("a check needs outcomes: give rows with the field 'y'.")
+        values = None if by is None else (by, column_values(every.rows, table, by, ids))
+        source, some = self._outcome_draws(some, draws, random_seed, None, prior)
+        return predictive_check(source, some, values, bins, prob, random_seed)
+
+    def marginal(
+        self,
+        column: str,
+        data: RowsLike | None = None,
+        at: Sequence[Any] | None = None,
+        slope: bool = False,
+        draws: int = 200,
+        prob: float = 0.9,
+        subsample: int = 5_000,
+        random_seed: int = 0,
+        groups: Literal["known", "new"] | None = None,
+    ) -> pd.DataFrame:
+        """Say what a column does to the expected outcome, all other columns being as they are.
+
+        The column is set to each value in turn, in all rows of a sample, and predictions are
+        averaged. After `mo.fit` it is a column of the table, so that splines, interactions and
+        levels follow.
+
+        Parameters
+        ----------
+        column
+            A column of the table, of x, or a factor.
+        data
+            Rows or a table to average over; None: those of the fit.
+        at
+            Values to set; None: levels, few values, or a grid of twenty between the 1st and the
+            99th percentile.
+        slope
+            Whether to give marginal effects instead: derivatives with respect to the column,
+            averaged over the rows as they are, or with the column at each value of `at`.
+        draws
+            Posterior draws to use, evenly spaced.
+        prob
+            Posterior probability of the equal-tailed interval.
+        subsample
+            The most rows to average over; random ones of more.
+        random_seed
+            Of the rows.
+        groups
+            As in `predict`.
+
+        Returns
+        -------
+        DataFrame
+            By value: `mean`, `sd` and the ends of the interval. `mo.plots.effect` draws it.
+
+        Examples
+        --------
+        >>> import numpy as np, modicum as mo
+        >>> rng = np.random.default_rng(1)
+        >>> rows = mo.Rows(x=rng.normal(size=(100, 2)), y=np.zeros(100), columns=["dose", "age"])
+        >>> draws = {"beta": np.tile([2.0, -1.0], (1, 100, 1)), "intercept": np.zeros((1, 100))}
+        >>> model = mo.models.Gaussian(scale=1.0)
+        >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=100), rows=rows)
+        >>> post.predictor = mo.models.prediction.ModelPredictor(model)
+        >>> post.marginal("dose", slope=True)["mean"].round(3).to_dict()
+        {'dose': 2.0}
+        """
+        check_interval(prob)
+        rows, expected, weights = self._averages(
+            column, data, draws, subsample, random_seed, groups
+        )
+        return marginal(rows, expected, weights, column, at, slope, prob)
+
+    def contrast(
+        self,
+        column: str,
+        between: Sequence[Any] | None = None,
+        data: RowsLike | None = None,
+        comparison: Comparison = "difference",
+        draws: int = 200,
+        prob: float = 0.9,
+        subsample: int = 5_000,
+        random_seed: int = 0,
+        groups: Literal["known", "new"] | None = None,
+    ) -> pd.DataFrame:
+        """Compare expected outcomes at values of a column, all others being as they are.
+
+        Parameters
+        ----------
+        column
+            As in `marginal`.
+        between
+            Two values or more: each is compared with the first. None: levels with the reference
+            level, and numbers with themselves plus one.
+        data
+            Rows or a table to average over; None: those of the fit.
+        comparison
+            "difference", "ratio" or "odds ratio" of the average predictions.
+        draws, prob, subsample, random_seed, groups
+            As in `marginal`.
+
+        Returns
+        -------
+        DataFrame
+            By contrast: `mean`, `sd` and the ends of the interval.
+        """
+        check_interval(prob)
+        rows, expected, weights = self._averages(
+            column, data, draws, subsample, random_seed, groups
+        )
+        return contrast(rows, expected, weights, column, between, comparison, prob)
+
+    def _averages(
+        self,
+        column: str,
+        data: RowsLike | None,
+        draws: int,
+        subsample: int,
+        seed: int,
+        groups: Literal["known", "new"] | None,
+    ) -> tuple[Population, Expected, np.ndarray]:
+        """Rows to average over, what to average, and the weights of the draws."""
+        whole_number("draws", draws)
+        whole_number("subsample", subsample)
+        fit = self._fit()
+        by_formula = self.fit_rows is not None and self.fit_rows.encoding is not None
+        rows = None
+        if not by_formula and (data is not None or self.rows is not None):
+            rows = self._rows_to_draw(data, False, "refuse")
+        table = self.table if data is None else data
+        population = population_of(table, rows, self.fit_rows, subsample, seed)
+        subset, weights = thinned(self, draws)
+        there, known = with_groups(population.as_it_is, fit.model, groups)
+        predictor: Predictor = ModelPredictor(fit.model)
+        if known and isinstance(fit.model, IntegratedEffects):
+            if column == fit.model.group:
+                raise SettingError(
+                    f"the effects of {column!r} are tabulated by post.effects({column!r})."
+                )
+            predictor = known_groups(self, fit, self._rows_of_fit(None), there, draws)
+        left_out = set(population.as_it_is.fields) - set(there.fields)
+
+        def expected(batch: Batch) -> np.ndarray:
+            kept = {name: values for name, values in batch.items() if name not in left_out}
+            return np.asarray(predictor(subset, kept), float)
+
+        return population, expected, weights
+
+    def _rows_to_draw(
+        self, data: RowsLike | None, outcome: bool, newlevels: NewLevels
+    ) -> AlignedRows:
+        if data is not None:
+            return aligned(data, self.fit_rows, outcome, newlevels)
+        if self.rows is None:
+            raise SettingError(
+                "this posterior, made by hand or loaded from a file, does not hold its rows; give "
+                "them, or their table."
+            )
+        return AlignedRows(self.rows, tuple(self.rows.fields))
+
+    def _outcome_draws(
+        self,
+        rows: AlignedRows,
+        draws: int,
+        seed: int,
+        groups: Literal["known", "new"] | None,
+        prior: bool,
+    ) -> tuple[OutcomeDraws, AlignedRows]:
+        """What outcomes are drawn from, and the rows with their groups if those count."""
+        whole_number("draws", draws)
+        fit = self._fit()
+        predictor = ModelPredictor(fit.model)
+        rows, known = with_groups(rows, fit.model, groups)
+        if prior:
+            shapes = {name: x.shape[2:] for name, x in self.draws.items()}
+            drawn = prior_draws(fit.model, shapes, draws, generator(seed, Stream.PRIOR_DRAWS))
+            return OutcomeDraws(drawn, predictor), rows
+        subset = equal_draws(self, draws, seed, "drawing outcomes")
+        effects = None
+        if known and isinstance(fit.model, IntegratedEffects):
+            effects = known_effects(subset, fit, self._rows_of_fit(None), rows)
+        return OutcomeDraws(subset, predictor, effects), rows
 
     def subject(self, data: RowsLike | None, purpose: str) -> Subject:
         """Return what was fitted to which rows, those of `data` if they are the same."""

@@ -18,11 +18,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import betaln
 
 from modicum.diagnostics import ess
 from modicum.errors import ModicumWarning, SettingError, warn, whole_number
 from modicum.ledger import Ledger
-from modicum.models import Target
+from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel, Target
+from modicum.models.prior_draws import partial_exponents
 from modicum.passes import LocalEngine, Sums, units_of
 from modicum.passes.mode import DENSE_LIMIT, prior_hessian
 from modicum.posterior.checking.leave_one_out import Subject, require_positive
@@ -78,11 +80,12 @@ def log_evidence(subject: Subject, points: int, random_seed: int, progressbar: b
     rng = generator(random_seed, Stream.EVIDENCE)
     new = proposal.draw(rng, points)
     log_ratio = _log_joint(sums, new) - proposal.log_density(new)
+    log_ratio += _log_constant(fit.model)
     averaged, tail = _averaged(log_ratio)
     if tail <= WORST_TAIL:
         return averaged
     kept = draws[bridge]
-    of_draws = _log_joint(sums, kept) - proposal.log_density(kept)
+    of_draws = _log_joint(sums, kept) - proposal.log_density(kept) + _log_constant(fit.model)
     found = _bridged(of_draws, weights[0][bridge], log_ratio)
     _doubt(found, tail)
     return found
@@ -141,6 +144,18 @@ class _Normal(NamedTuple):
 def _log_joint(sums: Sums, points: np.ndarray) -> np.ndarray:
     values = sums.values(points, "evidence") + sums.target.log_priors(points)
     return np.where(np.isnan(values), -np.inf, values)  # the model overflows there
+
+
+def _log_constant(model: BaseModel) -> float:
+    """What LKJ densities lack to integrate to one, which no chain needs to know."""
+    exponents = []
+    if isinstance(model, IntegratedEffects) and model.covariance.pairs:
+        exponents.append(partial_exponents(model.effects, model.concentration))
+    elif isinstance(model, LinearPredictorModel) and model.resolved_priors is not None:
+        for group in model.resolved_priors.groups:
+            if group.partials:
+                exponents.append(partial_exponents(len(group.sds), group.correlation.eta))
+    return -sum(float(np.sum((2 * a - 1) * np.log(2) + betaln(a, a))) for a in exponents)
 
 
 def _averaged(log_ratio: np.ndarray) -> tuple[Evidence, float]:

@@ -1,0 +1,503 @@
+"""A NumPyro model as a model of rows: what it says of a row, and what of the parameters.
+
+A NumPyro model is a function that draws. Run with the parameters substituted, on a batch of rows,
+its sites are distributions and values: those of the parameters make the log-prior, the observed
+ones in the plate over the rows make one log-likelihood per row, whatever `subsample_size` says.
+Nothing is known of such a function but what it does, so that it is tried on a few rows first: what
+Modicum could not sample soundly is refused, in a sentence.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.errors import SettingError
+from modicum.models.base import Batch, Params
+from modicum.models.constraints import (
+    Constraint,
+    Interval,
+    Shape,
+    cholesky_corr,
+    ordered,
+    positive,
+    real,
+    simplex,
+)
+from modicum.models.own import Model, as_handed_over
+from modicum.rows import Rows
+from modicum.runtime import in_double_precision
+
+__all__ = ["from_numpyro"]
+
+Site: TypeAlias = dict[str, Any]  # of a NumPyro trace
+Sites: TypeAlias = dict[str, Site]
+STARTS = 4  # points to start from: the middle, and some about it
+RADIUS = 2.0  # of the others, in free numbers, as in Stan and NumPyro
+
+
+def from_numpyro(model: Callable[..., Any], rows: Rows, **arguments: Any) -> Model:
+    """Make a model of a NumPyro model function with one plate over the rows.
+
+    Parameters
+    ----------
+    model
+        The function. Its arguments are fields of the rows, by name, and `arguments`. Sites outside
+        the plate are parameters; observed sites in it are the rows' likelihood; deterministic sites
+        that do not depend on the rows are reported.
+    rows
+        The data: `mo.Rows(data=X, obs=y)` for a model of `data` and `obs`.
+    **arguments
+        All other arguments of the function. A `subsample_size` may stay what it is: Modicum draws
+        rows by itself.
+
+    Returns
+    -------
+    Model
+        For `mo.sample(model, rows)`. Predictions are means of the observed site, where it is alone
+        and has one.
+
+    Examples
+    --------
+    NumPyro's own example of HMCECS, unchanged:
+
+    >>> import jax.numpy as jnp, numpy as np, modicum as mo
+    >>> import numpyro, numpyro.distributions as dist
+    >>> def model(data, obs, subsample_size):
+    ...     n, m = data.shape
+    ...     theta = numpyro.sample("theta", dist.Normal(jnp.zeros(m), 0.5 * jnp.ones(m)))
+    ...     with numpyro.plate("N", n, subsample_size=subsample_size):
+    ...         batch_feats = numpyro.subsample(data, event_dim=1)
+    ...         batch_obs = numpyro.subsample(obs, event_dim=0)
+    ...         numpyro.sample("obs", dist.Bernoulli(logits=theta @ batch_feats.T), obs=batch_obs)
+    >>> rng = np.random.default_rng(1)
+    >>> X = rng.normal(size=(2_000, 2))
+    >>> rows = mo.Rows(data=X, obs=rng.random(2_000) < 1 / (1 + np.exp(-X[:, 0])))
+    >>> post = mo.sample(mo.from_numpyro(model, rows, subsample_size=100), rows, draws=300,
+    ...                  tune=300, chains=2, random_seed=1, progressbar=False)
+    >>> post.mean("theta").round(1)
+    array([ 1., -0.])
+    """
+    if not callable(model):
+        raise SettingError(f"a NumPyro model is a function, not {type(model).__name__}.")
+    if not isinstance(rows, Rows):
+        raise SettingError(
+            "the second argument must be mo.Rows whose fields are arguments of the model, such as "
+            f"mo.Rows(data=X, obs=y), not {type(rows).__name__}."
+        )
+    _numpyro()
+    fields = _row_arguments(model, rows, arguments)
+    return _Study(_Program(model, fields, arguments, len(rows)), rows).model()
+
+
+def _numpyro() -> Any:  # a module that need not be there
+    try:
+        import numpyro
+    except ImportError:
+        raise SettingError(
+            "mo.from_numpyro needs NumPyro, which is not installed: pip install numpyro."
+        ) from None
+    return numpyro
+
+
+def _row_arguments(
+    model: Callable[..., Any], rows: Rows, arguments: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Fields of the rows that the function takes; all others must be `arguments`."""
+    takes = inspect.signature(model).parameters
+    if "weight" in rows.fields and "weight" in takes:
+        raise SettingError(
+            "the field 'weight' is Modicum's: every row's log-likelihood is multiplied by it; give "
+            "the model's argument, and the field, another name."
+        )
+    fields = tuple(name for name in rows.fields if name != "weight")
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in takes.values())
+    listed = ", ".join(takes)
+    for name in fields:
+        if name not in takes and not open_ended:
+            raise SettingError(
+                f"the rows hold the field {name!r}, which is no argument of the model ({listed}); "
+                "name the fields of mo.Rows as the model names its arguments."
+            )
+        if name in arguments:
+            raise SettingError(f"{name!r} is a field of the rows and an argument too: give one.")
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    for name, parameter in takes.items():
+        needed = parameter.kind in named and parameter.default is inspect.Parameter.empty
+        if needed and name not in fields and name not in arguments:
+            raise SettingError(
+                f"the model takes {name!r}, which is neither a field of the rows "
+                f"({', '.join(rows.fields)}) nor given; write mo.from_numpyro(model, rows, "
+                f"{name}=...), or make it a field of the rows."
+            )
+    return fields
+
+
+@dataclass(frozen=True)
+class _Program:
+    """The function, and how it is run on a batch of rows.
+
+    `plate` is the name of the plate over the rows, once it is known; `few` are rows that stand for
+    others where only parameters matter.
+    """
+
+    function: Callable[..., Any]
+    fields: tuple[str, ...]
+    arguments: Mapping[str, Any]
+    rows: int
+    plate: str = ""
+    parameters: tuple[str, ...] = ()
+    reported: tuple[str, ...] = ()
+    few: Mapping[str, np.ndarray] | None = None
+
+    def run(
+        self, batch: Batch, theta: Params | None, choose: Any = None, as_all: bool = False
+    ) -> Sites:
+        """All sites of the function on `batch`: with the parameters `theta`, or chosen ones.
+
+        While the plate over the rows is not known, it may be `as_all` rows are many.
+        """
+        from numpyro import handlers
+
+        count = len(batch[self.fields[0]])
+        inputs = {name: jnp.asarray(batch[name]) for name in self.fields}
+        with (
+            handlers.trace() as sites,
+            _all_rows(self.plate, count, self.rows if as_all else None),
+            handlers.substitute(data=theta, substitute_fn=choose),
+            nullcontext() if choose is None else handlers.seed(rng_seed=0),
+        ):
+            self.function(**inputs, **self.arguments)
+        return dict(sites)
+
+    def log_prior(self, theta: Params) -> jax.Array:
+        sites = self.run(self._few_rows, theta)
+        return sum((_log_density(sites[name]).sum() for name in self.parameters), jnp.zeros(()))
+
+    def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
+        sites = self.run(batch, theta)
+        count = len(batch[self.fields[0]])
+        total = jnp.zeros(count)
+        for site in sites.values():
+            if _is_observed(site) and self.plate in _frames(site):
+                total = total + self._per_row(site, count, sites)
+        return total
+
+    def _per_row(self, site: Site, count: int, sites: Sites) -> jax.Array:
+        """Sums over all axes but that of the rows, of which a plate of all rows has only some."""
+        density = _log_density(site) * (count / sites[self.plate]["args"][0])
+        axis = _frames(site)[self.plate]
+        return jnp.moveaxis(density, axis, 0).reshape(count, -1).sum(axis=1)
+
+    def report(self, theta: Params) -> dict[str, jax.Array]:
+        sites = self.run(self._few_rows, theta)
+        return {name: sites[name]["value"] for name in self.reported}
+
+    def expected(self, theta: Params, batch: Batch) -> jax.Array:
+        """Mean of the observed site; what new rows do not hold, such as outcomes, is zeros."""
+        count = len(next(iter(batch.values())))
+        few = self._few_rows
+        absent = {name: jnp.zeros((count, *few[name].shape[1:]), few[name].dtype) for name in few}
+        sites = self.run({**absent, **batch}, theta)
+        seen = [site for site in sites.values() if _is_observed(site)]
+        if len(seen) != 1:
+            raise SettingError(
+                f"the model observes {len(seen)} sites, so that what it predicts is not clear; "
+                "compute it from the draws."
+            )
+        try:
+            mean = jnp.asarray(seen[0]["fn"].mean)
+        except NotImplementedError:
+            raise SettingError(
+                f"the distribution of the observed site '{seen[0]['name']}' has no mean to predict."
+            ) from None
+        return jnp.moveaxis(mean, _frames(seen[0])[self.plate] - seen[0]["fn"].event_dim, 0)
+
+    @property
+    def _few_rows(self) -> Mapping[str, np.ndarray]:
+        assert self.few is not None, "known once the function was studied"
+        return self.few
+
+
+def _all_rows(plate: str, count: int, rows: int | None) -> Any:
+    """A handler under which plates hold the rows of a batch, all of them and in order.
+
+    The plate over the rows is called `plate`, or it is one of the size `rows`.
+    """
+    from numpyro.primitives import Messenger
+
+    class AllRows(Messenger):  # type: ignore[misc]
+        def process_message(self, msg: Site) -> None:
+            if msg["type"] == "plate":
+                size = msg["args"][0]
+                held = count if msg["name"] == plate or size == rows else size
+                msg["value"], msg["args"] = jnp.arange(held), (size, held)
+            if msg["type"] == "subsample":  # which would take what all rows are already
+                msg["kwargs"] = {**msg["kwargs"], "event_dim": None}
+
+    return AllRows()
+
+
+def _frames(site: Site) -> dict[str, int]:
+    """The plates a site is in, and the axis of each."""
+    return {frame.name: frame.dim for frame in site.get("cond_indep_stack", ())}
+
+
+def _is_observed(site: Site) -> bool:
+    return site["type"] == "sample" and bool(site["is_observed"])
+
+
+def _log_density(site: Site) -> jax.Array:
+    density = site["fn"].log_prob(site["value"])
+    return density if site["scale"] is None else density * site["scale"]
+
+
+class _Study:
+    """What a function is found to do on a few rows, before it becomes a model."""
+
+    def __init__(self, program: _Program, rows: Rows) -> None:
+        n = len(rows)
+        # Two batches that share their first row and nothing else, and differ in length.
+        picked = (np.array([0, 1 % n]), np.array([0, n - 1, n // 2]))
+        batches = [as_handed_over(rows.take(ids), rows.kinds) for ids in picked]
+        self.few, self.others = ({k: np.asarray(v) for k, v in b.items()} for b in batches)
+        self.rows, self.program = rows, program
+
+    @in_double_precision
+    def model(self) -> Model:
+        """The model; a sentence for what cannot be one."""
+        here, there = (self._run(batch, 0.0) for batch in (self.few, self.others))
+        plate = self._plate(here, there)
+        self._refuse(here, plate)
+        free = [name for name, site in here.items() if _is_parameter(site)]
+        reported = _reported(here, there, plate)
+        self.program = replace(
+            self.program,
+            plate=plate,
+            parameters=tuple(free),
+            reported=tuple(reported),
+            few=self.few,
+        )
+        points = [_values(self._run(self.few, radius), free) for radius in _radii()]
+        constraints = {name: self._constraint(name, here, points[1]) for name in free}
+        self._depends_on_rows(points[1])
+        made = Model(
+            self.program.log_prior,
+            self.program.log_likelihood,
+            init=points[0],
+            predict=self.program.expected,
+            constraints={k: c for k, c in constraints.items() if c is not real},
+            report=self.program.report if reported else None,
+        )
+        return made.with_points(tuple(points), self.rows.kinds)
+
+    def _run(self, batch: Batch, radius: float) -> Sites:
+        """All sites, with parameters drawn uniformly within `radius` in free numbers."""
+        from numpyro.infer.initialization import init_to_uniform
+
+        choose = init_to_uniform(radius=radius)
+        try:
+            return self.program.run(batch, None, choose)
+        except Exception as fault:
+            with suppress(Exception):  # a plate as long as all rows are
+                return self.program.run(batch, None, choose, as_all=True)
+            said = str(fault).splitlines()
+            raise SettingError(
+                f"the NumPyro model fails on a few rows ({type(fault).__name__}: "
+                f"{said[0] if said else 'no message'}); everything that has one entry per row must "
+                "be a field of the rows and an argument of the model, and nothing may be as long "
+                "as all rows."
+            ) from fault
+
+    def _plate(self, here: Sites, there: Sites) -> str:
+        """The plate over the rows: it is as long as the batch, or as all rows."""
+        sizes = {
+            name: (site["args"][0], there[name]["args"][0] if name in there else None)
+            for name, site in here.items()
+            if site["type"] == "plate"
+        }
+        counts = tuple(len(b[self.program.fields[0]]) for b in (self.few, self.others))
+        over = [name for name, size in sizes.items() if size == counts]
+        over = over or [n for n, size in sizes.items() if size == (len(self.rows),) * 2]
+        if not over:
+            has = f"its plates are {', '.join(sizes)}" if sizes else "it has none"
+            raise SettingError(
+                f"the model has no plate over the rows ({has}): put the observed sites under "
+                'numpyro.plate("rows", y.shape[0]), which says that they are independent given the '
+                "parameters."
+            )
+        if len(over) > 1:
+            raise SettingError(
+                f"the model has {len(over)} plates over the rows ({', '.join(over)}): observe all "
+                "that a row holds within one plate."
+            )
+        return over[0]
+
+    def _refuse(self, sites: Sites, plate: str) -> None:
+        """Refuse sites that are no part of a prior or of a row's likelihood."""
+        seen = False
+        for name, site in sites.items():
+            if site["type"] == "param":
+                raise SettingError(
+                    f"'{name}' is a numpyro.param, which has no prior: make it a sample site, or a "
+                    "constant."
+                )
+            if site["type"] != "sample":
+                continue
+            within = plate in _frames(site)
+            seen = seen or (within and _is_observed(site))
+            if within and not _is_observed(site):
+                raise SettingError(
+                    f"the plate over the rows holds the latent site '{name}', one value per row, "
+                    "so that rows cannot be left out: integrate it out of the likelihood (a "
+                    "mixture, a Student-t, a negative binomial), or, for effects that rows share, "
+                    "use mo.fit with a term such as (1 | group)."
+                )
+            if not within and _is_observed(site):
+                kind = "factor" if type(site["fn"]).__name__ == "Unit" else "observed"
+                raise SettingError(
+                    f"the {kind} site '{name}' lies outside the plate over the rows ('{plate}'), "
+                    "so that it belongs to no row: move it into the plate, or make it part of the "
+                    "distribution of a parameter."
+                )
+            if not within and site["fn"].support.is_discrete:
+                raise SettingError(
+                    f"'{name}' is discrete, and chains move along gradients: sum over its values "
+                    "in the likelihood (numpyro.distributions.MixtureGeneral)."
+                )
+        if not seen:
+            raise SettingError(
+                f"nothing is observed in the plate '{plate}': give the data as fields of the rows."
+            )
+
+    def _constraint(self, name: str, sites: Sites, elsewhere: Params) -> Constraint:
+        """How a parameter is kept within its support, which must not depend on others."""
+        supports = [s[name]["fn"].support for s in (sites, self.program.run(self.few, elsewhere))]
+        found = [_as_constraint(support) for support in supports]
+        if found[0] != found[1]:
+            raise SettingError(
+                f"the support of '{name}' depends on another parameter: draw it on a fixed range, "
+                "such as (0, 1), and multiply."
+            )
+        return found[0]
+
+    def _depends_on_rows(self, theta: Params) -> None:
+        """Refuse priors that change with the rows in a batch, and likelihoods with the others."""
+        batches = (self.few, self.others)
+        priors = [jax.jit(replace(self.program, few=b).log_prior)(theta) for b in batches]
+        if not _agree(*priors):
+            raise SettingError(
+                "the prior changes with the rows of a batch (a distribution outside the plate has "
+                "an argument that is computed from them, or from their number): compute it from "
+                "all rows beforehand, and pass it as an argument."
+            )
+        each = [jax.jit(self.program.log_likelihood)(theta, b)[0] for b in batches]
+        if not _agree(*each):
+            raise SettingError(
+                "the log-likelihood of a row changes with the other rows of its batch (their mean, "
+                "their number, the row before): compute that from all rows beforehand, and make it "
+                "a field of the rows."
+            )
+
+
+def _agree(one: jax.Array, other: jax.Array) -> bool:
+    return bool(np.allclose(one, other, rtol=1e-9, atol=1e-12, equal_nan=True))
+
+
+def _radii() -> list[float]:
+    """Of the points to start from: the middle first. They are drawn with one seed each radius."""
+    return [0.0, *(RADIUS * share for share in np.linspace(1.0, 0.5, STARTS - 1))]
+
+
+def _is_parameter(site: Site) -> bool:
+    return site["type"] == "sample" and not site["is_observed"]
+
+
+def _values(sites: Sites, names: list[str]) -> dict[str, np.ndarray]:
+    return {name: np.asarray(sites[name]["value"], np.float64) for name in names}
+
+
+def _reported(here: Sites, there: Sites, plate: str) -> list[str]:
+    """Deterministic sites that are the same whatever the rows."""
+    names = [name for name, site in here.items() if site["type"] == "deterministic"]
+    return [
+        name
+        for name in names
+        if plate not in _frames(here[name])
+        and name in there
+        and np.array_equal(here[name]["value"], there[name]["value"], equal_nan=True)
+    ]
+
+
+def _as_constraint(support: Any) -> Constraint:
+    """NumPyro's constraint as one of Modicum's; its own bijection where there is no such."""
+    from numpyro.distributions import constraints as known
+
+    base = support
+    while isinstance(base, known.independent):
+        base = base.base_constraint
+    if base is known.real:
+        return real
+    for theirs, ours in (
+        (known.simplex, simplex),
+        (known.ordered_vector, ordered),
+        (known.corr_cholesky, cholesky_corr),
+    ):
+        if base is theirs:
+            return ours
+    if isinstance(base, known.greater_than | known.less_than | known.interval):
+        ends = getattr(base, "lower_bound", -np.inf), getattr(base, "upper_bound", np.inf)
+        if base is not known.circular and all(np.ndim(end) == 0 for end in ends):
+            low, high = (float(end) for end in ends)
+            return positive if (low, high) == (0, np.inf) else Interval(low, high)
+    return _Bijected.of(support)
+
+
+@dataclass(frozen=True)
+class _Bijected(Constraint):
+    """A support of NumPyro's, with the bijection NumPyro has for it."""
+
+    transform: Any  # a pytree, as all of NumPyro's are
+    within: Any
+    support: str
+
+    @classmethod
+    def of(cls, support: Any) -> _Bijected:
+        from numpyro.distributions import biject_to
+
+        try:
+            return cls(biject_to(support), support, f"values in NumPyro's {support}")
+        except NotImplementedError:
+            raise SettingError(f"NumPyro has no bijection to {support}.") from None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Bijected):
+            return False
+        one, another = (str(jax.tree.structure(b.transform)) for b in (self, other))
+        ours, theirs = (jax.tree.leaves(b.transform) for b in (self, other))
+        return one == another and all(map(np.array_equal, ours, theirs))
+
+    def __hash__(self) -> int:
+        return hash(type(self.transform))
+
+    def free_shape(self, shape: Shape) -> Shape:
+        return tuple(self.transform.inverse_shape(shape))
+
+    def constrain(self, free: jax.Array) -> jax.Array:
+        return jnp.asarray(self.transform(free))
+
+    def log_jacobian(self, free: jax.Array) -> jax.Array:
+        return jnp.sum(self.transform.log_abs_det_jacobian(free, self.transform(free)))
+
+    def free(self, value: jax.Array) -> jax.Array:
+        return jnp.asarray(self.transform.inv(value))
+
+    def allows(self, value: np.ndarray) -> bool:
+        return bool(np.all(self.within(value)))

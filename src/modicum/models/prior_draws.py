@@ -1,0 +1,144 @@
+"""Independent draws of the parameters from their priors, for prior predictive checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from modicum.errors import SettingError
+from modicum.models.base import BaseModel, Params
+from modicum.models.integrated import IntegratedEffects
+from modicum.models.linear import LinearPredictorModel
+from modicum.models.priors import OWN, HalfNormal, Prior
+from modicum.models.priors.distributions import (
+    Exponential,
+    Gamma,
+    HalfCauchy,
+    Laplace,
+    LogNormal,
+    Normal,
+    StudentT,
+)
+from modicum.models.priors.grouped import covariance_factor
+from modicum.models.priors.resolved import LOG_SD, PARTIAL, ModelPriors, is_logged
+from modicum.runtime import in_double_precision
+
+__all__ = ["partial_exponents", "prior_draws"]
+
+Draw = Callable[[np.random.Generator, tuple[int, ...], Any], np.ndarray]
+
+DRAWS: dict[type[Prior], Draw] = {
+    Normal: lambda rng, shape, p: p.mean + p.sd * rng.standard_normal(shape),
+    StudentT: lambda rng, shape, p: p.mean + p.scale * rng.standard_t(p.df, shape),
+    Laplace: lambda rng, shape, p: rng.laplace(p.mean, p.scale, shape),
+    LogNormal: lambda rng, shape, p: rng.lognormal(p.mean, p.sd, shape),
+    HalfNormal: lambda rng, shape, p: np.abs(p.sd * rng.standard_normal(shape)),
+    HalfCauchy: lambda rng, shape, p: np.abs(p.scale * rng.standard_cauchy(shape)),
+    Exponential: lambda rng, shape, p: rng.exponential(1 / p.rate, shape),
+    Gamma: lambda rng, shape, p: rng.gamma(p.shape, 1 / p.rate, shape),
+}
+
+
+def partial_exponents(effects: int, concentration: float) -> np.ndarray:
+    """alpha of each partial correlation r under an LKJ prior: (1 + r) / 2 is Beta(alpha, alpha)."""
+    places = [j for i in range(effects) for j in range(i)]
+    return concentration + (effects - 2 - np.array(places, float)) / 2
+
+
+@in_double_precision
+def prior_draws(
+    model: BaseModel, shapes: Mapping[str, tuple[int, ...]], number: int, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Draws ``name -> (number, *shape)`` of a model whose reported parameters have these shapes."""
+    q = shapes["intercept"] if "intercept" in shapes else shapes.get("beta", (0,))[:-1]
+    if isinstance(model, IntegratedEffects) and model.scales is not None:
+        theta = _of_family(_known(model.family, shapes), q, number, rng)
+        sds = [_drawn(HalfNormal(scale), rng, (number,)) for scale in model.scales]
+        theta["group_log_sd"] = np.log(np.stack(sds, axis=1))
+        if model.covariance.pairs:
+            exponents = partial_exponents(model.effects, model.concentration)
+            theta["group_partial"] = _partials(exponents, rng, number)
+    elif isinstance(model, LinearPredictorModel):
+        theta = _of_family(_known(model, shapes), q, number, rng)
+    else:
+        raise SettingError(
+            f"{type(model).__name__} does not say how to draw from its prior, so that there are no "
+            "prior draws; draw parameters by hand and make a mo.Posterior of them."
+        )
+    named = jax.vmap(model.report)(theta)
+    return {name: np.asarray(named[name]) for name in shapes if name in named}
+
+
+def _known(model: LinearPredictorModel, shapes: Mapping[str, tuple[int, ...]]) -> ModelPriors:
+    """The priors in numbers: as a run found them, or as scales were given."""
+    if model.resolved_priors is not None:
+        return model.resolved_priors
+    if not model.has_raw_priors:
+        raise SettingError("the priors of this posterior are not known in numbers: sample again.")
+    columns = shapes["beta"][-1] if "beta" in shapes else 0
+    scales = np.broadcast_to(np.asarray(model.prior_scale, float), columns)
+    wide = model.intercept_scale
+    return ModelPriors(
+        tuple(Normal(0.0, float(scale)) for scale in scales),
+        Normal(0.0, wide) if model.intercept and wide is not None else None,
+        extras=tuple((name, Normal(0.0, model.extra_scale(name) or 1.0)) for name in model.extras),
+    )
+
+
+def _of_family(
+    known: ModelPriors, q: tuple[int, ...], number: int, rng: np.random.Generator
+) -> dict[str, Params]:
+    columns = [_drawn(prior, rng, (number, *q)) for prior in known.coefficients]
+    beta = np.stack(columns, axis=-1) if columns else np.zeros((number, *q, 0))
+    theta: dict[str, Params] = {}
+    if known.intercept is not None:
+        at_centre = _drawn(known.intercept, rng, (number, *q))
+        theta["intercept"] = at_centre - (beta @ np.array(known.centre) if known.centre else 0.0)
+    for name, prior in known.extras:
+        value = _drawn(prior, rng, (number,))
+        positive = is_logged(name) and prior.support == "positive"
+        theta[name] = np.log(value) if positive else value
+    effects, own = _effects(known, number, rng)
+    theta["beta"] = np.concatenate([beta, *effects], axis=-1)
+    return theta | ({OWN: own} if own else {})
+
+
+def _effects(
+    known: ModelPriors, number: int, rng: np.random.Generator
+) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+    """Effects of groups, and the standard deviations and correlations they were drawn with."""
+    effects, log_sds, partials = [], [], []
+    for group in known.groups:
+        count = len(group.sds)
+        log_sd = np.log(np.stack([_drawn(p, rng, (number,)) for p in group.sds], axis=1))
+        own = log_sd
+        if group.partials:
+            exponents = partial_exponents(count, group.correlation.eta)
+            partials.append(_partials(exponents, rng, number))
+            own = np.concatenate([log_sd, partials[-1]], axis=1)
+        factor = np.asarray(jax.vmap(lambda one: covariance_factor(one, count))(own))  # noqa: B023
+        normal = rng.standard_normal((number, count, group.levels))
+        effects.append((factor @ normal).reshape(number, -1))
+        log_sds.append(log_sd)
+    own_parts = {LOG_SD: np.concatenate(log_sds, axis=1)} if log_sds else {}
+    if partials:
+        own_parts[PARTIAL] = np.concatenate(partials, axis=1)
+    return effects, own_parts
+
+
+def _drawn(prior: Prior, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    draw = DRAWS.get(type(prior))
+    if draw is None:
+        raise SettingError(
+            f"nothing can be drawn from the prior {prior}; give a proper prior of independent "
+            "coefficients (mo.priors.Normal ...)."
+        )
+    return draw(rng, shape, prior)
+
+
+def _partials(exponents: np.ndarray, rng: np.random.Generator, number: int) -> np.ndarray:
+    r = 2 * rng.beta(exponents, exponents, size=(number, len(exponents))) - 1
+    return np.asarray(np.arctanh(r))

@@ -1,0 +1,34 @@
+"""Matplotlib where pictures are drawn, and a sentence where it is not there."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from modicum.errors import SettingError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["INK", "OBSERVED", "PREDICTED", "new_axes", "pyplot"]
+
+OBSERVED, PREDICTED, INK = "#1f2937", "#0b5fa5", "#555555"
+
+
+def pyplot() -> ModuleType:
+    """Import matplotlib, or say how to get it."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        raise SettingError(
+            "pictures need matplotlib, which is not installed: pip install 'modicum[plots]'."
+        ) from None
+    return plt
+
+
+def new_axes(ax: Axes | None = None, size: tuple[float, float] = (6.0, 4.0)) -> Axes:
+    """Return `ax`, or the axes of a new figure."""
+    if ax is not None:
+        return ax
+    axes: Axes = pyplot().subplots(figsize=size, layout="constrained")[1]
+    return axes

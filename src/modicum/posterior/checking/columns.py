@@ -1,0 +1,99 @@
+"""Columns as a user knows them: of the rows, or of the table that the rows were made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from modicum.errors import DataError, SettingError
+from modicum.random import Stream, generator
+from modicum.rows import Rows
+from modicum.rows.checks import names_like
+from modicum.rows.reading import is_tabular, source_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["column_values", "random_rows", "table_sample"]
+
+CHUNK = 1 << 18  # rows that are read at a time
+
+
+def random_rows(number: int, most: int, seed: int) -> np.ndarray:
+    """Numbers of up to `most` of `number` rows, in random order."""
+    rng = generator(seed, Stream.CHECKED_ROWS)
+    if number <= most:
+        return rng.permutation(number)
+    return rng.choice(number, size=most, replace=False)
+
+
+def column_values(rows: Rows, table: object, name: str, row_ids: np.ndarray) -> np.ndarray:
+    """The values of a column at these rows: numbers, or levels as text."""
+    some = rows.subset(row_ids)
+    batch = some.slice(0, len(some))
+    if name in rows.levels and name in batch:
+        return np.array([str(level) for level in rows.levels[name]])[batch[name].astype(int)]
+    if name in rows.columns and "x" in batch:
+        place = rows.columns.index(name)
+        dense = range(len(rows.columns)) if rows.coding is None else rows.coding.dense
+        if place in dense:
+            return np.asarray(batch["x"][:, list(dense).index(place)], float)
+    if name in batch and batch[name].ndim == 1:
+        return np.asarray(batch[name], float)
+    if table is None or not is_tabular(table):
+        known = [*rows.columns, *rows.levels]
+        raise SettingError(f"there is no column {name!r}: {names_like(name, known)}")
+    return _of_table(table, name, len(rows), row_ids)
+
+
+def _of_table(table: object, name: str, number: int, row_ids: np.ndarray) -> np.ndarray:
+    source = source_of(table)
+    if name not in source.names:
+        raise SettingError(f"there is no column {name!r}: {names_like(name, source.names)}")
+    parts = [_plain(batch.column(name)) for batch in source.batches([name])]
+    values = np.concatenate(parts)
+    if len(values) != number:
+        raise DataError(
+            f"the table has {len(values):,} rows and {number:,} were fitted, since those with "
+            "missing values were left out; give the table without them."
+        )
+    return values[row_ids]
+
+
+def _plain(column: pa.Array) -> np.ndarray:
+    """An Arrow column as numbers, or as text."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+        return np.asarray(column.to_numpy(zero_copy_only=False), float)
+    return np.array([str(value) for value in column.to_pylist()])
+
+
+def table_sample(table: object, columns: Sequence[str], most: int, seed: int) -> pa.Table:
+    """Up to `most` random rows of a table, complete in these columns, in one reading."""
+    import pyarrow as pa
+
+    source = source_of(table)
+    for name in columns:
+        if name not in source.names:
+            raise DataError(
+                f"column {name!r} of the formula is not in the data: "
+                f"{names_like(name, source.names)}"
+            )
+    rng = generator(seed, Stream.CHECKED_ROWS)
+    kept, keys = None, np.zeros(0)
+    for batch in source.batches(columns):
+        complete = pa.Table.from_batches([batch]).select(list(columns)).drop_null()
+        joined = complete if kept is None else pa.concat_tables([kept, complete])
+        keys = np.concatenate([keys, rng.random(len(complete))])
+        if len(keys) > most:  # those with the smallest keys are a random sample of all so far
+            chosen = np.sort(np.argpartition(keys, most - 1)[:most])
+            joined, keys = joined.take(chosen), keys[chosen]
+        kept = joined
+    if kept is None or not len(kept):
+        raise DataError("there are no (complete) rows in the data: at least one is needed.")
+    return kept

@@ -1,0 +1,196 @@
+"""What a column does: average predictions, slopes and contrasts, with the posterior's uncertainty.
+
+Rows are taken as they are but for one column, which is set (g-computation): with f the expected
+outcome, what is averaged over the rows i of a sample, draw by draw, is
+
+    f(x_i with the column at v)                                    the average prediction at v,
+    [f(x_i + h) - f(x_i - h)] / 2h                                 the average marginal effect,
+    f(x_i with the column at b) compared with f(x_i with it at a)  a contrast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from modicum.errors import SettingError
+from modicum.posterior.alignment import Batch
+from modicum.posterior.checking.population import Population
+from modicum.posterior.weighted import weighted_mean, weighted_quantile, weighted_variance
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Comparison", "Expected", "contrast", "marginal"]
+
+Expected = Callable[[Batch], np.ndarray]
+"""From a batch of rows to expected outcomes (draws, rows, ...)."""
+Comparison = Literal["difference", "ratio", "odds ratio"]
+GRID = 20  # values of a column of numbers
+FEW_VALUES = 25  # up to so many values, each is looked at
+MOST_LEVELS = 200
+STEP = 1e-4  # of the range of a column, for slopes
+
+
+def marginal(
+    rows: Population,
+    expected: Expected,
+    weights: np.ndarray,
+    name: str,
+    at: Sequence[Any] | None,
+    slope: bool,
+    prob: float,
+) -> pd.DataFrame:
+    """Average predictions or slopes; see `Posterior.marginal`."""
+    values, levels = rows.values(name), rows.levels(name)
+    if slope and levels:
+        raise SettingError(
+            f"{name!r} holds levels, which have no slope; compare them by post.contrast({name!r})."
+        )
+    if slope:
+        points = [None] if at is None else list(at)
+        found = [_slope(rows, expected, name, values, point) for point in points]
+        labels = [name] if at is None else points
+    else:
+        labels = list(at) if at is not None else _grid(values, levels)
+        _require_levels(name, labels, levels)
+        found = [_average(rows.setting(name, _constant(v, len(rows))), expected) for v in labels]
+    return _table(np.stack(found, axis=1), weights, labels, name, prob)
+
+
+def contrast(
+    rows: Population,
+    expected: Expected,
+    weights: np.ndarray,
+    name: str,
+    between: Sequence[Any] | None,
+    comparison: Comparison,
+    prob: float,
+) -> pd.DataFrame:
+    """Compare average predictions; see `Posterior.contrast`."""
+    values, levels = rows.values(name), rows.levels(name)
+    if comparison not in ("difference", "ratio", "odds ratio"):
+        raise SettingError(
+            f"comparison must be 'difference', 'ratio' or 'odds ratio', not {comparison!r}."
+        )
+    if between is not None and len(between) < 2:
+        raise SettingError("a contrast is between two values or more, the first of them the base.")
+    if between is None and not levels:
+        base = _average(rows.setting(name, values), expected)
+        others = {"+1": _average(rows.setting(name, values + 1), expected)}
+    else:
+        chosen = list(between) if between is not None else _occurring(values, levels)
+        _require_levels(name, chosen, levels)
+        base, *rest = (
+            _average(rows.setting(name, _constant(v, len(rows))), expected) for v in chosen
+        )
+        sign = " - " if comparison == "difference" else " / "
+        names = [f"{v}{sign}{chosen[0]}" for v in chosen[1:]]
+        others = dict(zip(names, rest, strict=True))
+    found = [_compared(base, other, comparison) for other in others.values()]
+    return _table(np.stack(found, axis=1), weights, list(others), name, prob)
+
+
+def _average(batches: Iterator[Batch], expected: Expected) -> np.ndarray:
+    """Average over rows, by their frequency weights, of each draw's expected outcome."""
+    total, mass = np.zeros(()), 0.0
+    for batch in batches:
+        outcome = expected(batch)
+        weight = np.asarray(batch.get("weight", np.ones(outcome.shape[1])), float)
+        total = total + np.tensordot(outcome, weight, axes=([1], [0]))
+        mass += float(weight.sum())
+    return np.asarray(total / mass)
+
+
+def _slope(
+    rows: Population, expected: Expected, name: str, values: np.ndarray, at: float | None
+) -> np.ndarray:
+    """Central differences within the range of the column: splines have no more than that."""
+    low, high = float(values.min()), float(values.max())
+    if not high > low:
+        raise SettingError(f"{name!r} is {low:g} in all rows, so that it has no slope.")
+    step = STEP * (high - low)
+    centre = values if at is None else _constant(float(at), len(rows))
+    below, above = np.maximum(centre - step, low), np.minimum(centre + step, high)
+    if np.any(above <= below):
+        raise SettingError(
+            f"slopes are known for values of {name!r} from {low:g} to {high:g}, not at {at}."
+        )
+    total, mass = np.zeros(()), 0.0
+    pairs = zip(rows.setting(name, above), rows.setting(name, below), strict=True)
+    first = 0
+    for upper, lower in pairs:
+        rise = expected(upper) - expected(lower)
+        run = (above - below)[first : first + rise.shape[1]]
+        weight = np.asarray(upper.get("weight", np.ones(rise.shape[1])), float)
+        total = total + np.tensordot(rise, weight / run, axes=([1], [0]))
+        mass, first = mass + float(weight.sum()), first + rise.shape[1]
+    return np.asarray(total / mass)
+
+
+def _grid(values: np.ndarray, levels: tuple[Any, ...]) -> list[Any]:
+    """Levels that occur, a few values, or a grid between the ends of most values."""
+    if levels:
+        return _occurring(values, levels)
+    distinct = np.unique(values)
+    if len(distinct) <= FEW_VALUES:
+        return list(distinct.tolist())
+    low, high = np.quantile(values.astype(float), [0.01, 0.99])
+    return list(np.linspace(low, high, GRID).tolist())
+
+
+def _occurring(values: np.ndarray, levels: tuple[Any, ...]) -> list[Any]:
+    there = set(values.tolist())
+    kept = [level for level in levels if level in there]
+    if len(kept) > MOST_LEVELS:
+        raise SettingError(
+            f"the column has {len(kept):,} levels; name those to look at, the base first."
+        )
+    return kept
+
+
+def _require_levels(name: str, chosen: list[Any], levels: tuple[Any, ...]) -> None:
+    unknown = [value for value in chosen if levels and value not in levels]
+    if unknown:
+        shown = ", ".join(map(repr, levels[:8])) + (", ..." if len(levels) > 8 else "")
+        raise SettingError(f"{unknown[0]!r} is no level of {name!r}, whose levels are {shown}.")
+
+
+def _constant(value: Any, number: int) -> np.ndarray:
+    filled = np.empty(number, object)
+    filled[:] = value
+    return filled.astype(float) if isinstance(value, float) else filled
+
+
+def _compared(base: np.ndarray, other: np.ndarray, comparison: Comparison) -> np.ndarray:
+    if comparison == "difference":
+        return other - base
+    if comparison == "ratio":
+        return other / base
+    if ((base < 0) | (base > 1) | (other < 0) | (other > 1)).any():
+        raise SettingError(
+            "an odds ratio is one of probabilities, and these expected outcomes are none; use "
+            "'difference' or 'ratio'."
+        )
+    return np.asarray(other / (1 - other) / (base / (1 - base)))
+
+
+def _table(
+    found: np.ndarray, weights: np.ndarray, labels: list[Any], name: str, prob: float
+) -> pd.DataFrame:
+    """Mean, sd and interval of (draws, values), or of (draws, values, classes)."""
+    import pandas as pd
+
+    ends = [(1 - prob) / 2, (1 + prob) / 2]
+    draws = found[None]
+    low, high = weighted_quantile(draws, weights, ends)
+    sd = np.sqrt(weighted_variance(draws, weights))
+    columns = np.stack([weighted_mean(draws, weights), sd, low, high], axis=-1)
+    index: Any = pd.Index(labels, name=name)
+    if found.ndim == 3:
+        classes = range(found.shape[2])
+        index = pd.MultiIndex.from_product([labels, classes], names=[name, "class"])
+    titles = ["mean", "sd", *(f"{100 * end:g}%" for end in ends)]
+    return pd.DataFrame(columns.reshape(-1, 4), index=index, columns=titles)

@@ -1,0 +1,193 @@
+"""Rows as they are, and as they would be with another value of one column.
+
+Of a formula that is a column of its table, so that splines, interactions and contrasts follow; of
+arrays it is a column of x, or a factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from modicum.errors import SettingError
+from modicum.posterior.alignment import AlignedRows, Batch, FitRows
+from modicum.posterior.checking.columns import random_rows, table_sample
+from modicum.rows.checks import names_like
+from modicum.rows.description import Level
+from modicum.rows.formula import FormulaEncoding
+from modicum.rows.formula.expressions import Expression
+from modicum.rows.reading import encode_table, source_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["ArrayPopulation", "Population", "TablePopulation", "population"]
+
+CHUNK = 20_000  # rows that are encoded at a time
+
+
+class Population(Protocol):
+    """Rows whose columns can be set."""
+
+    def __len__(self) -> int:
+        """Rows."""
+
+    def values(self, name: str) -> np.ndarray:
+        """Of a column, numbers or levels; a sentence where there is none."""
+
+    def levels(self, name: str) -> tuple[Any, ...]:
+        """Of a column that is a factor, in the fit's order; empty for numbers."""
+
+    def setting(self, name: str, values: np.ndarray) -> Iterator[Batch]:
+        """The rows with these values of a column, one per row, a chunk at a time."""
+
+    @property
+    def as_it_is(self) -> AlignedRows:
+        """The rows."""
+
+
+@dataclass(frozen=True)
+class TablePopulation:
+    """A sample of the table of a formula."""
+
+    table: pa.Table
+    encoding: FormulaEncoding
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def values(self, name: str) -> np.ndarray:
+        """Of a column that the formula reads."""
+        if name not in self.table.column_names:
+            known = self.encoding.needed(outcome=False)
+            raise SettingError(f"the formula reads no column {name!r}: {names_like(name, known)}")
+        return np.array(self.table.column(name).to_pylist())
+
+    def levels(self, name: str) -> tuple[Any, ...]:
+        """Those of a factor that is the column itself, or those that occur."""
+        for factor in self.encoding.factors:
+            call = Expression(factor.expression)
+            inner = call if call.categorical is None else call.categorical.inner
+            if factor.levels and inner.bare == name:
+                return factor.levels
+        for group in self.encoding.groupings:
+            if group.columns == (name,):
+                return group.levels
+        if self.encoding.kinds.get(name, "number") == "number":
+            return ()
+        return tuple(np.unique(self.values(name)).tolist())
+
+    def setting(self, name: str, values: np.ndarray) -> Iterator[Batch]:
+        """Encoded anew."""
+        import pyarrow as pa
+
+        place = self.table.column_names.index(name)
+        kind = self.table.schema.types[place]
+        plain = [value.item() if isinstance(value, np.generic) else value for value in values]
+        if pa.types.is_integer(kind) and all(isinstance(v, float) for v in plain):
+            column = pa.array(plain, pa.float64())
+        else:
+            column = pa.array(plain)
+        return self._encoded(self.table.set_column(place, name, column)).chunks(CHUNK)
+
+    @property
+    def as_it_is(self) -> AlignedRows:
+        """Encoded, as the rows of the fit were."""
+        return self._encoded(self.table)
+
+    def _encoded(self, table: pa.Table) -> AlignedRows:
+        seen = all(name in table.column_names for name in self.encoding.needed(outcome=True))
+        rows = encode_table(self.encoding, table, outcome=seen, dtype=np.float64)
+        return AlignedRows(rows, tuple(rows.fields))
+
+
+@dataclass(frozen=True)
+class ArrayPopulation:
+    """A sample of rows, in the layout of the fit's.
+
+    Parameters
+    ----------
+    as_it_is
+        The rows.
+    places
+        Where in x each column of numbers is.
+    factors
+        Levels of the fields that are codes.
+    """
+
+    as_it_is: AlignedRows
+    places: dict[str, int]
+    factors: dict[str, tuple[Level, ...]]
+
+    @classmethod
+    def of(cls, rows: AlignedRows, fit: FitRows | None) -> ArrayPopulation:
+        """Find out where the columns are."""
+        held = rows.rows
+        if rows.columns is not None or rows.coding is not None:  # brought into the fit's order
+            assert fit is not None
+            return cls(rows, {name: k for k, name in enumerate(fit.schema.columns)}, {})
+        dense = range(len(held.columns)) if held.coding is None else held.coding.dense
+        places = {held.columns[column]: k for k, column in enumerate(dense)}
+        return cls(rows, places, {k: v for k, v in held.levels.items() if k in held.fields})
+
+    def __len__(self) -> int:
+        return len(self.as_it_is)
+
+    def _batch(self, name: str) -> Batch:
+        """All of them; a sentence where there is no such column."""
+        if name not in self.places and name not in self.factors:
+            known = [*self.places, *self.factors]
+            raise SettingError(f"the rows have no column {name!r}: {names_like(name, known)}")
+        return dict(next(self.as_it_is.chunks(len(self))))
+
+    def values(self, name: str) -> np.ndarray:
+        """Of a column of x, or a factor."""
+        batch = self._batch(name)
+        if name in self.places:
+            return np.asarray(batch["x"][:, self.places[name]], float)
+        levels = np.array(self.factors[name], dtype=object)
+        return np.asarray(levels[batch[name].astype(int)])
+
+    def levels(self, name: str) -> tuple[Any, ...]:
+        """Of a factor."""
+        return self.factors.get(name, ())
+
+    def setting(self, name: str, values: np.ndarray) -> Iterator[Batch]:
+        """With other numbers, or codes."""
+        batch = self._batch(name)
+        if name in self.places:
+            batch["x"] = np.array(batch["x"], float)
+            batch["x"][:, self.places[name]] = values
+        else:
+            code = {level: k for k, level in enumerate(self.factors[name])}
+            codes = np.array([code[value] for value in values])
+            batch[name] = codes.astype(batch[name].dtype)
+        for first in range(0, len(self), CHUNK):
+            yield {k: v[first : first + CHUNK] for k, v in batch.items()}
+
+
+def population(
+    data: object, rows: AlignedRows | None, fit: FitRows | None, most: int, seed: int
+) -> Population:
+    """Up to `most` random rows: of a table where the fit had a formula, else of `rows`."""
+    encoding = None if fit is None else fit.encoding
+    if fit is not None and encoding is not None:
+        if data is None:
+            raise SettingError(
+                "this needs the table that the formula was applied to, and this posterior, loaded "
+                "from a file, does not hold it; give it as `data`."
+            )
+        source, needed = source_of(data), encoding.needed(outcome=True)
+        if any(name not in source.names for name in needed):
+            needed = tuple(name for name in encoding.needed(outcome=False) if name in source.names)
+        return TablePopulation(table_sample(data, needed, most, seed), encoding)
+    if rows is None:
+        raise SettingError(
+            "this needs rows to average over, and this posterior, made by hand or loaded from a "
+            "file, does not hold its own; give them, or their table."
+        )
+    ids = np.sort(random_rows(len(rows), most, seed))
+    return ArrayPopulation.of(replace(rows, rows=rows.rows.subset(ids)), fit)

@@ -1,0 +1,128 @@
+"""Outcomes drawn from the posterior predictive distribution, a chunk of rows at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from modicum.errors import DataError, SettingError
+from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel
+from modicum.models.prediction import ModelPredictor
+from modicum.passes.effects import effect_shift
+from modicum.posterior.alignment import AlignedRows, Batch
+from modicum.posterior.checking.leave_one_out import require_positive
+from modicum.posterior.draws import Draws, require_finite
+from modicum.posterior.effects import KnownEffects
+from modicum.posterior.prediction import in_pieces
+from modicum.random import Stream, generator
+
+__all__ = ["OutcomeDraws", "equal_draws", "outcome_array", "outcomes"]
+
+MOST_BYTES = 4 * 2**30  # of drawn outcomes that are held in memory
+
+
+class OutcomeDraws(NamedTuple):
+    """What outcomes are drawn from: draws that count alike, and the model they are of."""
+
+    draws: dict[str, np.ndarray]  # (draws, *shape)
+    predictor: ModelPredictor
+    effects: KnownEffects | None = None
+
+    @property
+    def number(self) -> int:
+        """Draws."""
+        return len(next(iter(self.draws.values())))
+
+
+def equal_draws(source: Draws, number: int, seed: int, purpose: str) -> dict[str, np.ndarray]:
+    """Draws that count alike, evenly spaced; by their weights where these differ."""
+    require_positive(source, purpose)
+    require_finite(source.draws, purpose)
+    total = source.chains * source.num_draws
+    flat = {name: x.reshape(total, *x.shape[2:]) for name, x in source.draws.items()}
+    if source.weights is None or not source.weighted:
+        used = min(number, total)
+        at = ((2 * np.arange(used) + 1) * total) // (2 * used)
+    else:  # systematic resampling: each comes up as often as its weight says, but for rounding
+        edges = np.cumsum(source.weights.reshape(-1))
+        start = generator(seed, Stream.OUTCOMES).random()
+        at = np.searchsorted(edges, (np.arange(number) + start) / number * edges[-1])
+        at = np.minimum(at, total - 1)
+    return {name: x[at] for name, x in flat.items()}
+
+
+def outcomes(
+    source: OutcomeDraws, rows: AlignedRows, seed: int
+) -> Iterator[tuple[Batch, np.ndarray]]:
+    """Batches of rows in order, and an outcome per draw and row (draws, rows)."""
+    model = source.predictor.model
+    family = model.family if isinstance(model, IntegratedEffects) else model
+    rng = generator(seed, Stream.OUTCOMES)
+    if isinstance(family, LinearPredictorModel):
+        _require_fields(family, rows)
+
+    def draw(batch: Batch) -> np.ndarray:
+        if not isinstance(family, LinearPredictorModel):
+            return _of_classes(rng, model, source.predictor(source.draws, batch))
+        eta, spread = source.predictor.predictors(source.draws, batch)
+        eta = np.array(eta)  # of JAX's, which cannot be written to
+        if source.effects is not None:
+            eta[..., 0] += effect_shift(source.effects.model, source.effects.of_rows(batch), batch)
+        elif spread.any():
+            eta[..., 0] += spread * rng.standard_normal(spread.shape)
+        return family.draw_outcomes(rng, eta, batch)
+
+    return in_pieces(rows, source.number * _width(family), draw)
+
+
+def _width(family: BaseModel) -> int:
+    """Numbers per outcome on the way."""
+    return 1 + len(family.extras) if isinstance(family, LinearPredictorModel) else 1
+
+
+def _require_fields(family: LinearPredictorModel, rows: AlignedRows) -> None:
+    """Refuse rows without what an outcome depends on: the trials of a binomial."""
+    for name in family.outcome_fields:
+        if name not in ("y", "event") and name not in rows.fields:
+            raise DataError(
+                f"outcomes of {type(family).__name__} depend on the field {name!r}, which these "
+                "rows do not have; give it."
+            )
+
+
+def _of_classes(rng: np.random.Generator, model: BaseModel, expected: np.ndarray) -> np.ndarray:
+    """Classes drawn by their probabilities, of a model that has no other way."""
+    if model.decide(expected) is None:
+        raise SettingError(
+            f"{type(model).__name__} does not say how outcomes are drawn, so that there are no "
+            "predictive draws; post.predict gives expected outcomes."
+        )
+    uniform = rng.random(expected.shape[:2])
+    if expected.ndim == 2:
+        return 1.0 * (uniform < expected)
+    return 1.0 * (uniform[..., None] > np.cumsum(expected, axis=-1)[..., :-1]).sum(axis=-1)
+
+
+def outcome_array(
+    source: OutcomeDraws, rows: AlignedRows, seed: int, out: str | os.PathLike[str] | None
+) -> np.ndarray:
+    """All outcomes (draws, rows), in memory or in a .npy file."""
+    shape = (source.number, len(rows))
+    if out is not None:
+        filled: np.ndarray = np.lib.format.open_memmap(out, "w+", np.float64, shape)
+    elif 8 * shape[0] * shape[1] > MOST_BYTES:
+        raise SettingError(
+            f"{shape[0]:,} outcomes of {shape[1]:,} rows would take "
+            f"{8 * shape[0] * shape[1] / 2**30:,.0f} GB; draw fewer, or write them to a file with "
+            "out='outcomes.npy'."
+        )
+    else:
+        filled = np.empty(shape)
+    first = 0
+    for _, drawn in outcomes(source, rows, seed):
+        filled[:, first : first + drawn.shape[1]] = drawn
+        first += drawn.shape[1]
+    return filled

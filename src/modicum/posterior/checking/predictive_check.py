@@ -1,0 +1,306 @@
+"""Predictive checks: outcomes that were seen beside outcomes that the model draws.
+
+Every check adds up a few numbers per draw as rows pass by: sums of outcomes in bins of the rows,
+or how many outcomes fall into each bin of their values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from modicum.errors import DataError
+from modicum.models import BaseModel, IntegratedEffects
+from modicum.posterior.alignment import AlignedRows, Batch
+from modicum.posterior.axes import INK, OBSERVED, PREDICTED, new_axes
+from modicum.posterior.checking.predictive import OutcomeDraws, outcomes
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+__all__ = ["Kind", "PredictiveCheck", "predictive_check"]
+
+Kind = Literal["calibration", "classes", "counts", "ecdf", "residuals"]
+MOST_COUNTS = 30  # counts that have a bar of their own
+GRID = 60  # points of a distribution function
+FEW_VALUES = 12  # up to so many values of a column, each is a bin
+
+
+@dataclass(frozen=True, eq=False)
+class PredictiveCheck:
+    """Outcomes that were seen, beside those that the model draws.
+
+    Attributes
+    ----------
+    kind
+        "calibration" (of outcomes 0 and 1, in bins of their predicted probability), "classes" (how
+        often each occurs), "counts" (how often each occurs: a rootogram), "ecdf" (the distribution
+        function of numbers), or "residuals" (means in bins of a column).
+    table
+        One line per bin: `observed`, `predicted` (the mean over draws), the interval `lower` to
+        `upper` in which the model expects what is observed, and, of bins of rows, `rows`.
+    name
+        Of the column that rows are binned by; empty where they are not.
+    rows, draws, prob
+        Rows checked, predictive draws of each, and the probability of the intervals.
+    """
+
+    kind: Kind
+    table: pd.DataFrame
+    name: str
+    rows: int
+    draws: int
+    prob: float
+
+    @property
+    def outside(self) -> float:
+        """Share of bins whose observed value lies outside its interval; 1 - prob is expected."""
+        seen = self.table["observed"]
+        beyond = (seen < self.table["lower"]) | (seen > self.table["upper"])
+        return float(beyond.mean())
+
+    def __repr__(self) -> str:
+        by = f" by {self.name}" if self.name else ""
+        return (
+            f"<PredictiveCheck {self.kind}{by}: {len(self.table)} bins of {self.rows:,} rows, "
+            f"{self.outside:.0%} outside their {self.prob:.0%} intervals ({self.draws} draws)>"
+        )
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw it: what was seen in black, what the model expects in blue."""
+        ax = new_axes(ax)
+        draw = {
+            "calibration": self._plot_calibration,
+            "counts": self._plot_bars,
+            "classes": self._plot_bars,
+            "ecdf": self._plot_ecdf,
+            "residuals": self._plot_residuals,
+        }[self.kind]
+        draw(ax)
+        return ax
+
+    def _plot_calibration(self, ax: Axes) -> None:
+        table = self.table
+        x = table["predicted"]
+        ax.fill_between(x, table["lower"], table["upper"], color=PREDICTED, alpha=0.25, lw=0,
+                        label=f"{self.prob:.0%} expected")  # fmt: skip
+        ax.plot(x, x, color=PREDICTED, lw=1)
+        ax.plot(x, table["observed"], "o-", color=OBSERVED, ms=4, lw=1, label="observed")
+        ax.set(xlabel="predicted probability", ylabel="share of ones")
+        ax.legend(frameon=False)
+
+    def _plot_bars(self, ax: Axes) -> None:
+        root = np.sqrt if self.kind == "counts" else np.asarray
+        table, at = self.table, np.arange(len(self.table))
+        ax.bar(at, root(table["observed"]), width=0.75, color=OBSERVED, alpha=0.3, label="observed")
+        low, middle, high = (root(table[name]) for name in ("lower", "predicted", "upper"))
+        ax.vlines(at, low, high, color=PREDICTED, lw=3, alpha=0.5)
+        ax.plot(at, middle, "o", color=PREDICTED, ms=4, label=f"predicted, {self.prob:.0%}")
+        few = max(1, len(at) // 12)
+        ax.set_xticks(at[::few], [str(label) for label in table.index[::few]])
+        unit = "rows, on a square-root scale" if self.kind == "counts" else "rows"
+        ax.set(xlabel="outcome", ylabel=unit)
+        if self.kind == "counts":
+            ax.yaxis.set_major_formatter(lambda value, _: f"{max(value, 0) ** 2:,.0f}")
+        ax.legend(frameon=False)
+
+    def _plot_ecdf(self, ax: Axes) -> None:
+        table = self.table
+        x = table.index.to_numpy(float)
+        ax.fill_between(x, table["lower"], table["upper"], color=PREDICTED, alpha=0.3, lw=0,
+                        label=f"{self.prob:.0%} expected")  # fmt: skip
+        ax.plot(x, table["observed"], color=OBSERVED, lw=1.5, label="observed")
+        ax.set(xlabel="outcome", ylabel="share of rows up to it")
+        ax.legend(frameon=False)
+
+    def _plot_residuals(self, ax: Axes) -> None:
+        table = self.table
+        numeric = table["at"].dtype.kind == "f"
+        x = table["at"].to_numpy() if numeric else np.arange(len(table))
+        off = {name: table[name] - table["predicted"] for name in ("observed", "lower", "upper")}
+        ax.vlines(x, off["lower"], off["upper"], color=PREDICTED, lw=4, alpha=0.35,
+                  label=f"{self.prob:.0%} expected")  # fmt: skip
+        ax.plot(x, off["observed"], "o", color=OBSERVED, ms=4, label="observed")
+        ax.axhline(0, color=INK, lw=0.8)
+        if not numeric:
+            few = max(1, len(x) // 20)
+            ax.set_xticks(x[::few], [str(v) for v in table["at"][::few]], rotation=60)
+        ax.set(xlabel=self.name, ylabel="mean outcome less predicted")
+        ax.legend(frameon=False)
+
+
+def predictive_check(
+    source: OutcomeDraws,
+    rows: AlignedRows,
+    by: tuple[str, np.ndarray] | None,
+    bins: int,
+    prob: float,
+    seed: int,
+) -> PredictiveCheck:
+    """Check rows in memory, in random order, against drawn outcomes; see `Posterior.ppc`."""
+    model = source.predictor.model
+    held = rows.rows
+    everything = held.slice(0, len(held))
+    y = np.asarray(everything["y"], float)
+    mass = np.asarray(everything.get("weight", np.ones(len(y))), float)
+    if "event" in everything and not np.all(everything["event"] == 1):
+        raise DataError(
+            "some of these times are censored, and outcomes are drawn to their end, so that the "
+            "two cannot be laid side by side; check the rows whose event was seen."
+        )
+    counter: _Means | _Values
+    if by is not None:
+        name, values = by
+        places, at = _bins(values, bins)
+        counter = _Means(lambda batch, first: places[first : first + len(batch["y"])], len(at))
+        kind: Kind = "residuals"
+    else:
+        name, kind = "", _kind(model, source, rows, y)
+        if kind == "calibration":
+            binned = _Probabilities(source, bins)
+            counter = _Means(binned, bins)
+        else:
+            counter = _Values(_edges(kind, y), "left" if kind == "ecdf" else "right")
+    first = 0
+    for batch, drawn in outcomes(source, rows, seed):
+        weight = mass[first : first + drawn.shape[1]]
+        counter.add(batch, drawn, y[first : first + drawn.shape[1]], weight, first)
+        first += drawn.shape[1]
+    table = counter.table(prob, kind)
+    if by is not None:
+        table = table.assign(at=at)
+    if "rows" in table:
+        table = table[table["rows"] > 0]
+    return PredictiveCheck(kind, table, name, len(held), source.number, prob)
+
+
+def _kind(model: BaseModel, source: OutcomeDraws, rows: AlignedRows, y: np.ndarray) -> Kind:
+    """What fits these outcomes: decided by what the model predicts, and by the outcomes."""
+    family = model.family if isinstance(model, IntegratedEffects) else model
+    first = next(iter(rows.chunks(2)))
+    expected = source.predictor({k: v[:1] for k, v in source.draws.items()}, first)
+    if family.decide(expected) is not None:
+        return "classes" if expected.ndim == 3 else "calibration"
+    _, drawn = next(outcomes(source, rows, 0))
+    whole = bool(np.all(y == np.floor(y)) and np.all(drawn == np.floor(drawn)))
+    return "counts" if whole and y.min() >= 0 else "ecdf"
+
+
+def _edges(kind: Kind, y: np.ndarray) -> np.ndarray:
+    """Values that bins of outcomes begin at; those of the last have no end."""
+    if kind == "ecdf":
+        return np.unique(np.quantile(y, np.linspace(0, 1, GRID)))
+    top = int(y.max()) + 1
+    if kind == "classes" or top <= MOST_COUNTS:
+        return np.arange(top + (kind == "counts"), dtype=float)
+    fine = np.arange(MOST_COUNTS // 2)
+    wide = np.quantile(y[y >= len(fine)], np.linspace(0, 1, MOST_COUNTS // 2))
+    return np.unique(np.r_[fine, np.floor(wide)]).astype(float)
+
+
+def _bins(values: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
+    """The bin of each value, and what the bins are called: levels, or means of numbers."""
+    levels, places = np.unique(values, return_inverse=True)
+    if values.dtype.kind not in "fiu" or len(levels) <= FEW_VALUES:
+        return places, levels.astype(float) if values.dtype.kind in "fiu" else levels
+    edges = np.unique(np.quantile(values, np.linspace(0, 1, bins + 1))[1:-1])
+    places = np.searchsorted(edges, values, side="right")
+    count = np.bincount(places, minlength=len(edges) + 1)
+    total = np.bincount(places, values, minlength=len(edges) + 1)
+    return places, np.divide(total, count, out=np.zeros(len(count)), where=count > 0)
+
+
+class _Probabilities:
+    """Bins of rows by their predicted probability; the first rows, a random few, set the edges."""
+
+    def __init__(self, source: OutcomeDraws, bins: int) -> None:
+        self.source, self.bins = source, bins
+        self.edges: np.ndarray | None = None
+
+    def __call__(self, batch: Batch, first: int) -> np.ndarray:
+        del first
+        chance = self.chances(batch)
+        if self.edges is None:
+            self.edges = np.quantile(chance, np.linspace(0, 1, self.bins + 1)[1:-1])
+        return np.searchsorted(self.edges, chance, side="right")
+
+    def chances(self, batch: Batch) -> np.ndarray:
+        """Mean probability of a one, of each row."""
+        return np.asarray(self.source.predictor(self.source.draws, batch)).mean(axis=0)
+
+
+class _Means:
+    """Sums of outcomes in bins of rows: those seen, and those of each draw."""
+
+    def __init__(self, places: Callable[[Batch, int], np.ndarray], bins: int) -> None:
+        self.places, self.bins = places, bins
+        self.count, self.mass, self.seen = np.zeros(bins), np.zeros(bins), np.zeros(bins)
+        self.drawn: np.ndarray | None = None
+
+    def add(
+        self, batch: Batch, drawn: np.ndarray, y: np.ndarray, mass: np.ndarray, first: int
+    ) -> None:
+        place = self.places(batch, first)
+        self.count += np.bincount(place, minlength=self.bins)
+        self.mass += np.bincount(place, mass, minlength=self.bins)
+        self.seen += np.bincount(place, mass * y, minlength=self.bins)
+        part = np.stack([np.bincount(place, mass * one, minlength=self.bins) for one in drawn])
+        self.drawn = part if self.drawn is None else self.drawn + part
+
+    def table(self, prob: float, kind: Kind) -> pd.DataFrame:
+        del kind
+        assert self.drawn is not None
+        there = np.where(self.mass > 0, self.mass, 1.0)
+        found = _frame(self.seen / there, self.drawn / there, prob, range(self.bins))
+        return found.assign(rows=self.count.astype(int))
+
+
+class _Values:
+    """How many outcomes fall into each bin of their values."""
+
+    def __init__(self, edges: np.ndarray, side: Literal["left", "right"]) -> None:
+        self.edges, self.side = edges, side
+        self.seen = np.zeros(len(edges) + 1)
+        self.drawn: np.ndarray | None = None
+
+    def add(
+        self, batch: Batch, drawn: np.ndarray, y: np.ndarray, mass: np.ndarray, first: int
+    ) -> None:
+        del batch, first
+        self.seen += self._counted(y, mass)
+        part = np.stack([self._counted(one, mass) for one in drawn])
+        self.drawn = part if self.drawn is None else self.drawn + part
+
+    def _counted(self, values: np.ndarray, mass: np.ndarray) -> np.ndarray:
+        # edges below a value: "right" counts one that it equals, and bins begin with their edges
+        places = np.searchsorted(self.edges, values, side=self.side)
+        return np.bincount(places, mass, minlength=len(self.edges) + 1)
+
+    def table(self, prob: float, kind: Kind) -> pd.DataFrame:
+        assert self.drawn is not None
+        if kind == "ecdf":  # values up to each edge, itself included
+            total = self.seen.sum()
+            seen, drawn = (np.cumsum(x, axis=-1)[..., :-1] / total for x in (self.seen, self.drawn))
+            return _frame(seen, drawn, prob, self.edges)
+        ends = [*self.edges[1:] - 1, np.inf]
+        names = [
+            f"{a:.0f}" if a == b else f"{a:.0f}+" if b == np.inf else f"{a:.0f}-{b:.0f}"
+            for a, b in zip(self.edges, ends, strict=True)
+        ]
+        if kind == "classes":
+            names[-1] = f"{self.edges[-1]:.0f}"
+        return _frame(self.seen[1:], self.drawn[:, 1:], prob, names)
+
+
+def _frame(
+    seen: np.ndarray, drawn: np.ndarray, prob: float, index: Sequence[object] | np.ndarray | range
+) -> pd.DataFrame:
+    import pandas as pd
+
+    low, high = np.quantile(drawn, [(1 - prob) / 2, (1 + prob) / 2], axis=0)
+    columns = {"observed": seen, "predicted": drawn.mean(axis=0), "lower": low, "upper": high}
+    return pd.DataFrame(columns, index=pd.Index(index, name="bin"))

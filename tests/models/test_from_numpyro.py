@@ -1,0 +1,240 @@
+"""NumPyro's models through Modicum: the same log-densities, the same posterior, what is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import modicum as mo
+from helpers.targets import disagreements, quick
+from modicum.models import Target
+
+numpyro = pytest.importorskip("numpyro")
+dist = numpyro.distributions
+RNG = np.random.default_rng(5)
+X = RNG.normal(size=(1_500, 2))
+COUNTS = RNG.negative_binomial(3, 3 / (3 + np.exp(0.5 + X @ [0.4, -0.3])))
+
+
+def hmcecs_example(data, obs, subsample_size):
+    """The model of NumPyro's page on HMCECS."""
+    n, m = data.shape
+    theta = numpyro.sample("theta", dist.Normal(jnp.zeros(m), 0.5 * jnp.ones(m)))
+    with numpyro.plate("N", n, subsample_size=subsample_size):
+        batch_feats = numpyro.subsample(data, event_dim=1)
+        batch_obs = numpyro.subsample(obs, event_dim=0)
+        numpyro.sample("obs", dist.Bernoulli(logits=theta @ batch_feats.T), obs=batch_obs)
+
+
+def counts(x, y=None, subsample_size=None):
+    """A negative binomial, rows taken by the plate's indices."""
+    alpha = numpyro.sample("alpha", dist.Normal(0.0, 2.0))
+    with numpyro.plate("columns", x.shape[1]):
+        beta = numpyro.sample("beta", dist.Normal(0.0, 1.0))
+    concentration = numpyro.sample("concentration", dist.Gamma(2.0, 0.5))
+    numpyro.deterministic("overdispersion", 1 / concentration)
+    with numpyro.plate("rows", x.shape[0], subsample_size=subsample_size) as ids:
+        mean = jnp.exp(alpha + x[ids] @ beta)
+        numpyro.deterministic("mean", mean)
+        seen = None if y is None else y[ids]
+        numpyro.sample("y", dist.NegativeBinomial2(mean, concentration), obs=seen)
+
+
+def every_support(y):
+    p = numpyro.sample("p", dist.Beta(2.0, 3.0))
+    w = numpyro.sample("w", dist.Dirichlet(jnp.array([1.0, 2.0, 3.0])))
+    normals = dist.Normal(jnp.zeros(3), 1.0).to_event(1)
+    in_order = dist.TransformedDistribution(normals, dist.transforms.OrderedTransform())
+    cut = numpyro.sample("cut", in_order)
+    L = numpyro.sample("L", dist.LKJCholesky(3, 2.0))
+    u = numpyro.sample("u", dist.Uniform(-1.0, 2.0))
+    t = numpyro.sample("t", dist.TruncatedNormal(0.0, 1.0, low=0.5))
+    above = numpyro.sample("above", dist.TruncatedNormal(0.0, 1.0, low=jnp.array([0.5, 1.0])))
+    centre = p + u + t + cut[1] + L[2, 0] + above + w[0]
+    with numpyro.handlers.scale(scale=0.5), numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("obs", dist.Normal(centre, 1.0).to_event(1), obs=y)
+
+
+def density_of_numpyro(model, theta, **arguments):
+    from numpyro.infer.util import log_density
+
+    return log_density(model, (), arguments, theta)[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "subsample"),
+    [
+        (hmcecs_example, {"data": X, "obs": X[:, 0] > 0}, True),
+        (counts, {"x": X, "y": COUNTS}, True),
+        (every_support, {"y": X}, False),
+    ],
+)
+def test_log_densities_are_those_of_numpyro(model, fields, subsample, x64):
+    rows = mo.Rows(**fields)
+    ours = mo.from_numpyro(model, rows, **({"subsample_size": 100} if subsample else {}))
+    target, _ = Target.of(ours, rows)
+    layout, some_ids = target.model.layout, np.array([7, 7, 1_499])
+
+    @jax.jit
+    def evaluate(t, batch, some):
+        theta = {name: target.report(t)[name] for name in layout.names}
+        stretched = layout.log_jacobian(target.unravel(t)) if layout.bounded else 0.0
+        arguments = {k: jnp.asarray(v) for k, v in fields.items()}
+        arguments |= {"subsample_size": None} if subsample else {}
+        theirs = density_of_numpyro(model, theta, **arguments)
+        likelihood = target.log_likelihood(t, batch)
+        back = jnp.concatenate([jnp.ravel(x) for x in target.model.restore(theta).values()])
+        ours = target.log_prior(t) - stretched + likelihood.sum()
+        return ours, theirs, likelihood, target.log_likelihood(t, some), back
+
+    t = np.random.default_rng(1).normal(size=target.size)
+    found = evaluate(t, rows.slice(0, len(rows)), rows.take(some_ids))
+    density, theirs, likelihood, some, back = map(np.asarray, found)
+    assert likelihood.shape == (len(rows),)
+    assert density == pytest.approx(theirs, rel=1e-12)
+    np.testing.assert_allclose(some, likelihood[some_ids], rtol=1e-10)  # the same in any batch
+    np.testing.assert_allclose(back, t, rtol=1e-6, atol=1e-6)
+
+
+def test_names_and_predictions():
+    rows = mo.Rows(x=X, y=COUNTS)
+    post = quick(mo.from_numpyro(counts, rows, subsample_size=100), rows, starts=1)
+    assert set(post.draws) == {"alpha", "beta", "concentration", "overdispersion"}
+    np.testing.assert_allclose(post["overdispersion"], 1 / post["concentration"])
+    mean = post.predict({"x": X[:3]}, draws=80).mean
+    eta = post["alpha"][..., None] + post["beta"] @ X[:3].T
+    np.testing.assert_allclose(mean, np.exp(eta).mean(axis=(0, 1)), rtol=1e-6)
+    assert np.isfinite(post.score({"x": X[:9], "y": COUNTS[:9]}).log_density)
+
+
+@pytest.mark.slow
+def test_posterior_is_that_of_numpyros_nuts():
+    from numpyro.infer import MCMC, NUTS
+
+    rows = mo.Rows(x=X, y=COUNTS)
+    model = mo.from_numpyro(counts, rows, subsample_size=100)
+    post = mo.sample(
+        model, rows, method="hmc-ecs", draws=700, tune=400, random_seed=1, progressbar=False
+    )
+    assert post.warnings == []
+    with jax.enable_x64(True):
+        chains = MCMC(NUTS(counts), num_warmup=400, num_samples=700, num_chains=4,
+                      chain_method="vectorized", progress_bar=False)  # fmt: skip
+        chains.run(jax.random.key(2), jnp.asarray(X), jnp.asarray(COUNTS))
+        theirs = {k: np.asarray(v) for k, v in chains.get_samples(group_by_chain=True).items()}
+    names = ("alpha", "beta", "concentration", "overdispersion")
+
+    def side_by_side(draws):
+        return np.concatenate([draws[n].reshape(*draws[n].shape[:2], -1) for n in names], axis=-1)
+
+    ours, known = side_by_side(post.draws), side_by_side(theirs)
+    assert disagreements(ours, known) == []
+    assert "mean" in disagreements(ours + 0.4 * known.std(axis=(0, 1)), known)
+
+
+def local(y):
+    with numpyro.plate("rows", y.shape[0]):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.sample("obs", dist.Normal(z, 1.0), obs=y)
+
+
+def no_plate(y):
+    numpyro.sample("obs", dist.Normal(numpyro.sample("a", dist.Normal()), 1.0), obs=y)
+
+
+def two_plates(y):
+    a = numpyro.sample("a", dist.Normal())
+    for name in ("one", "two"):
+        with numpyro.plate(name, y.shape[0]):
+            numpyro.sample(f"obs_{name}", dist.Normal(a, 1.0), obs=y)
+
+
+def outside(y):
+    a = numpyro.sample("a", dist.Normal())
+    numpyro.factor("penalty", -(a**2))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("obs", dist.Normal(a, 1.0), obs=y)
+
+
+def from_rows(y):
+    a = numpyro.sample("a", dist.Normal(y.mean(), 1.0))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("obs", dist.Normal(a, 1.0), obs=y)
+
+
+def of_others(y):
+    a = numpyro.sample("a", dist.Normal())
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("obs", dist.Normal(a, 1.0), obs=y - y.mean())
+
+
+def discrete(y):
+    k = numpyro.sample("k", dist.Bernoulli(0.5))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("obs", dist.Normal(k, 1.0), obs=y)
+
+
+def moving_support(y):
+    a = numpyro.sample("a", dist.Exponential(1.0))
+    b = numpyro.sample("b", dist.Uniform(0.0, a))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("obs", dist.Normal(b, 1.0), obs=y)
+
+
+def parameter(y):
+    a = numpyro.param("a", 1.0)
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("obs", dist.Normal(a, 1.0), obs=y)
+
+
+def captured(y):
+    a = numpyro.sample("a", dist.Normal())
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("obs", dist.Normal(a * jnp.asarray(X[:, 0]), 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "word"),
+    [
+        (local, "the latent site 'z', one value per row"),
+        (no_plate, "no plate over the rows .it has none"),
+        (two_plates, "2 plates over the rows"),
+        (outside, "the factor site 'penalty' lies outside"),
+        (from_rows, "the prior changes with the rows"),
+        (of_others, "changes with the other rows"),
+        (discrete, "'k' is discrete"),
+        (moving_support, "the support of 'b' depends"),
+        (parameter, "numpyro.param, which has no prior"),
+        (captured, "nothing may be as long as all rows"),
+        ("model", "a function"),
+        (hmcecs_example, "which is no argument of the model"),
+    ],
+)
+def test_refusals(model, word):
+    rows = mo.Rows(y=X[:, 0])
+    with pytest.raises(mo.SettingError, match=word):
+        mo.from_numpyro(model, rows)
+
+
+def test_refusals_of_arguments():
+    rows = mo.Rows(data=X, obs=X[:, 0] > 0)
+    with pytest.raises(mo.SettingError, match="takes 'subsample_size'"):
+        mo.from_numpyro(hmcecs_example, rows)
+    with pytest.raises(mo.SettingError, match="give one"):
+        mo.from_numpyro(hmcecs_example, rows, data=X, subsample_size=None)
+    with pytest.raises(mo.SettingError, match=r"must be mo\.Rows"):
+        mo.from_numpyro(hmcecs_example, X)
+
+
+def test_a_plate_as_long_as_all_rows():
+    def model(y, n):
+        a = numpyro.sample("a", dist.Normal())
+        with numpyro.plate("rows", n, subsample_size=10):
+            numpyro.sample("obs", dist.Normal(a, 1.0), obs=numpyro.subsample(y, event_dim=0))
+
+    rows = mo.Rows(y=X[:, 0])
+    ours = mo.from_numpyro(model, rows, n=len(rows))
+    batch = {"y": jnp.zeros(3)}
+    np.testing.assert_allclose(
+        ours.log_likelihood({"a": jnp.zeros(())}, batch), -0.5 * np.log(2 * np.pi), rtol=1e-5
+    )

@@ -1,0 +1,184 @@
+"""What a column does: against coefficients, direct computation and finite populations."""
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.special import expit
+
+import modicum as mo
+from modicum import plots
+from modicum.errors import DataError, SettingError
+from modicum.models.prediction import ModelPredictor
+from modicum.posterior import FitRows
+from modicum.rows.reading import read_formula
+
+mpl.use("Agg")
+RNG = np.random.default_rng(3)
+N = 300
+X = RNG.normal(size=(N, 2)) * [1.0, 3.0]
+BETA = RNG.normal([0.8, -0.2], 0.1, size=(2, 100, 2))
+INTERCEPT = RNG.normal(0.3, 0.1, size=(2, 100))
+
+
+def made(model, rows, **draws):
+    draws = draws or {"beta": BETA, "intercept": INTERCEPT}
+    about = {"predictor": ModelPredictor(model), "rows": rows, "fit_rows": FitRows.of(rows)}
+    return mo.Posterior(draws, {}, mo.Ledger(rows=len(rows)), **about)
+
+
+ROWS = mo.Rows(x=X, y=np.zeros(N), columns=["dose", "age"])
+
+
+@pytest.fixture(scope="module")
+def logistic():
+    return made(mo.models.Logistic(), ROWS)
+
+
+def test_the_slope_of_a_linear_model_is_its_coefficient():
+    post = made(mo.models.Gaussian(scale=1.0), ROWS)
+    table = post.marginal("dose", slope=True)
+    assert list(table.index) == ["dose"]
+    assert table.loc["dose", "mean"] == pytest.approx(BETA[..., 0].mean(), abs=1e-8)
+    assert table.loc["dose", "sd"] == pytest.approx(BETA[..., 0].std(), rel=1e-6)
+    low, high = np.quantile(BETA[..., 0], [0.05, 0.95])
+    assert table.loc["dose", "5%"] == pytest.approx(low, abs=0.01)
+    assert table.loc["dose", "95%"] == pytest.approx(high, abs=0.01)
+    by_one = post.contrast("dose")
+    assert by_one.loc["+1", "mean"] == pytest.approx(BETA[..., 0].mean(), abs=1e-8)
+    assert post.contrast("age", (0, 10)).loc["10 - 0", "mean"] == pytest.approx(
+        10 * BETA[..., 1].mean(), abs=1e-8
+    )
+
+
+def test_logistic_averages_are_those_by_hand(logistic):
+    beta, intercept = BETA.reshape(-1, 2), INTERCEPT.reshape(-1)
+    p = expit(beta @ X.T + intercept[:, None])
+    slopes = (beta[:, :1] * p * (1 - p)).mean(axis=1)
+    table = logistic.marginal("dose", slope=True)
+    assert table.loc["dose", "mean"] == pytest.approx(slopes.mean(), abs=1e-7)
+    assert table.loc["dose", "sd"] == pytest.approx(slopes.std(), rel=1e-5)
+    # negative control: the slope at the mean of the columns is another
+    centre = expit(beta @ X.mean(axis=0) + intercept)
+    assert abs((beta[:, 0] * centre * (1 - centre)).mean() - slopes.mean()) > 1e-3
+    predicted = logistic.marginal("dose", at=[-1.0, 2.0])
+    for value in (-1.0, 2.0):
+        eta = beta @ np.c_[np.full(N, value), X[:, 1]].T + intercept[:, None]
+        assert predicted.loc[value, "mean"] == pytest.approx(expit(eta).mean(), abs=1e-10)
+    grid = logistic.marginal("dose")
+    assert len(grid) == 20
+    assert grid.index[0] == pytest.approx(np.quantile(X[:, 0], 0.01))
+    for way in ("difference", "ratio", "odds ratio"):
+        found = logistic.contrast("dose", (-1.0, 2.0), comparison=way)["mean"].iloc[0]
+        a, b = (
+            expit(beta @ np.c_[np.full(N, v), X[:, 1]].T + intercept[:, None]).mean(axis=1)
+            for v in (-1.0, 2.0)
+        )
+        right = {"difference": b - a, "ratio": b / a, "odds ratio": b / (1 - b) * (1 - a) / a}
+        assert found == pytest.approx(right[way].mean(), abs=1e-10)
+    plots.effect(grid)
+
+
+def test_columns_in_another_order_are_found(logistic):
+    turned = mo.Rows(x=X[:, ::-1], y=np.zeros(N), columns=["age", "dose"])
+    a = logistic.marginal("dose", turned, at=[0.0, 1.0])
+    pd.testing.assert_frame_equal(a, logistic.marginal("dose", at=[0.0, 1.0]))
+
+
+def test_rows_count_by_their_weight():
+    weight = np.arange(N) % 3 * 1.0
+    rows = mo.Rows(x=X, y=np.zeros(N), weight=weight, columns=["dose", "age"])
+    found = made(mo.models.Logistic(), rows).marginal("dose", rows, at=[1.0])
+    keep = np.repeat(np.arange(N), weight.astype(int))
+    plain = mo.Rows(x=X[keep], y=np.zeros(len(keep)), columns=["dose", "age"])
+    right = made(mo.models.Logistic(), plain).marginal("dose", at=[1.0])
+    pd.testing.assert_frame_equal(found, right)
+
+
+def test_factors_of_arrays_are_set_by_their_levels():
+    ward = RNG.choice(["a", "b", "c"], N)
+    rows = mo.Rows(x=X[:, :1], y=np.zeros(N), codes={"ward": ward}, columns=["dose"])
+    beta = RNG.normal([0.8, -0.2, 1.0], 0.1, size=(2, 100, 3))
+    model = mo.models.Logistic().resolved(rows)
+    post = made(model, rows, beta=beta, intercept=INTERCEPT)
+    flat, intercept = beta.reshape(-1, 3), INTERCEPT.reshape(-1)
+    table = post.contrast("ward")
+    assert list(table.index) == ["b - a", "c - a"]
+    base = flat[:, :1] @ X[:, :1].T + intercept[:, None]
+    c = (expit(base + flat[:, 2:]) - expit(base)).mean()
+    assert table.loc["c - a", "mean"] == pytest.approx(c, abs=1e-10)
+    assert list(post.marginal("ward").index) == ["a", "b", "c"]
+    with pytest.raises(SettingError, match="have no slope"):
+        post.marginal("ward", slope=True)
+    with pytest.raises(SettingError, match="'d' is no level of 'ward'"):
+        post.contrast("ward", ["a", "d"])
+
+
+@pytest.fixture(scope="module")
+def by_formula():
+    """Made-up draws of a spline, an interaction and levels."""
+    table = pd.DataFrame({"hour": RNG.integers(5, 22, N), "dose": X[:, 0]})
+    table["ward"] = RNG.choice(["a", "b", "c"], N)
+    table["well"] = RNG.random(N) < expit(0.5 * table["dose"])
+    formula = "well ~ bs(hour, df=4) + dose * ward"
+    rows = read_formula(formula, table, progressbar=False).rows
+    draws = RNG.normal(size=(1, 60, len(rows.columns)))
+    post = made(mo.models.Logistic().resolved(rows), rows, beta=draws, intercept=draws[..., 0])
+    post.table = table
+    return post, table
+
+
+def test_a_formula_is_asked_by_the_columns_of_its_table(by_formula):
+    post, table = by_formula
+
+    def average(**changes):
+        return post.predict(table.assign(**changes), draws=60).mean.mean()
+
+    found = post.marginal("hour", draws=60)
+    assert list(found.index) == sorted(table["hour"].unique())
+    for hour in (5, 14, 21):
+        assert found.loc[hour, "mean"] == pytest.approx(average(hour=hour), abs=1e-8)
+    wards = post.marginal("ward", draws=60)
+    assert wards.loc["b", "mean"] == pytest.approx(average(ward="b"), abs=1e-8)
+    step = 1e-3
+    rise = average(dose=table["dose"] + step) - average(dose=table["dose"] - step)
+    slope = post.marginal("dose", slope=True, draws=60)
+    assert slope.loc["dose", "mean"] == pytest.approx(rise / (2 * step), rel=1e-3)
+    both = post.contrast("ward", ["a", "c"], draws=60)
+    assert both["mean"].iloc[0] == pytest.approx(average(ward="c") - average(ward="a"), abs=1e-8)
+    given = post.marginal("hour", table.iloc[::-1], draws=60)
+    np.testing.assert_allclose(given, found, atol=1e-10)
+    plots.effect(wards)
+    with pytest.raises(SettingError, match="reads no column 'dosis'"):
+        post.marginal("dosis")
+    with pytest.raises(DataError, match="column 'ward' of the formula is not in the data"):
+        post.marginal("hour", table[["hour", "dose"]])
+    with pytest.raises(DataError, match="is a spline from 5 to 21"):
+        post.contrast("hour")  # the last hour plus one is beyond the spline
+
+
+def test_classes_have_a_line_each():
+    rows = mo.Rows(x=X, y=RNG.integers(0, 3, N), columns=["dose", "age"])
+    beta = RNG.normal(size=(1, 20, 2, 2))
+    model = mo.models.Softmax().resolved(rows)
+    post = made(model, rows, beta=beta, intercept=np.zeros((1, 20, 2)))
+    table = post.marginal("dose", at=[0.0, 1.0])
+    assert table.index.names == ["dose", "class"]
+    np.testing.assert_allclose(table["mean"].groupby("dose").sum(), 1)
+    plots.effect(table)
+
+
+def test_what_cannot_be_asked_is_refused(logistic):
+    with pytest.raises(SettingError, match="no column 'doze'"):
+        logistic.marginal("doze")
+    with pytest.raises(SettingError, match="two values or more"):
+        logistic.contrast("dose", [1])
+    with pytest.raises(SettingError, match="comparison must be"):
+        logistic.contrast("dose", [1, 2], comparison="odds")
+    with pytest.raises(SettingError, match="slopes are known"):
+        logistic.marginal("dose", slope=True, at=[99.0])
+    bare = mo.Posterior(logistic.draws, {}, logistic.ledger, predictor=logistic.predictor)
+    with pytest.raises(SettingError, match="needs rows to average over"):
+        bare.marginal("dose")
+    with pytest.raises(SettingError, match="an odds ratio is one of probabilities"):
+        made(mo.models.Gaussian(scale=1.0), ROWS).contrast("dose", comparison="odds ratio")

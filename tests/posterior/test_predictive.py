@@ -1,0 +1,220 @@
+"""Outcomes drawn from the posterior predictive, and checks of them against what was seen."""
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.special import expit
+
+import modicum as mo
+from helpers.targets import Conjugate, all_of, class_rows, design, logistic_rows
+from modicum.errors import DataError, SettingError
+from modicum.models.prediction import ModelPredictor
+from modicum.posterior import FitRows
+from modicum.posterior.checking.predictive import equal_draws
+
+mpl.use("Agg")
+
+CONJUGATE = Conjugate()
+N, SCALE = 200, 0.7
+X = np.c_[all_of(CONJUGATE.rows)["x"], np.ones(N)]
+RNG = np.random.default_rng(5)
+
+
+def made(model, rows, draws, weights=None):
+    ledger = mo.Ledger(rows=len(rows))
+    about = {"predictor": ModelPredictor(model), "rows": rows, "fit_rows": FitRows.of(rows)}
+    return mo.Posterior(draws, {}, ledger, weights=weights, **about)
+
+
+@pytest.fixture(scope="module")
+def gaussian():
+    z = np.random.default_rng(1).multivariate_normal(CONJUGATE.mean, CONJUGATE.cov, (4, 500))
+    draws = {"beta": z[..., :3], "intercept": z[..., 3]}
+    return made(CONJUGATE.model.resolved(CONJUGATE.rows), CONJUGATE.rows, draws)
+
+
+def fixed(model, rows, beta, intercept, number=100, **extras):
+    """A posterior that knows the coefficients."""
+    draws = {"beta": np.tile(beta, (1, number, 1)), "intercept": np.full((1, number), intercept)}
+    draws |= {name: np.full((1, number), value) for name, value in extras.items()}
+    return made(model, rows, draws)
+
+
+def test_outcomes_have_the_spread_of_coefficients_and_of_noise(gaussian):
+    drawn = gaussian.predictive(draws=2000)
+    assert drawn.shape == (2000, N)
+    mean = X @ CONJUGATE.mean
+    variance = SCALE**2 + np.einsum("ij,jk,ik->i", X, CONJUGATE.cov, X)
+    z = (drawn.mean(axis=0) - mean) / np.sqrt(variance / 2000)
+    assert np.abs(z).max() < 4.5
+    ratio = drawn.var(axis=0) / variance
+    assert np.abs(ratio - 1).max() < 4.5 * np.sqrt(2 / 2000)
+    # negative control: noise alone is too narrow for the rows that say least of themselves
+    assert np.abs(drawn.var(axis=0) / SCALE**2 - 1).mean() > np.abs(ratio - 1).mean()
+    np.testing.assert_array_equal(drawn, gaussian.predictive(CONJUGATE.rows, draws=2000))
+    assert not np.array_equal(drawn[0], gaussian.predictive(draws=1, random_seed=1)[0])
+
+
+def test_the_prior_predictive_is_that_of_the_prior(gaussian):
+    drawn = gaussian.predictive(draws=4000, prior=True)
+    variance = SCALE**2 + (X**2) @ np.r_[np.full(3, 0.3), 0.5] ** 2
+    assert np.abs(drawn.mean(axis=0) / np.sqrt(variance / 4000)).max() < 4.5
+    assert np.abs(drawn.var(axis=0) / variance - 1).max() < 4.5 * np.sqrt(2 / 4000)
+
+
+def test_weighted_draws_come_up_by_their_weights():
+    x = np.arange(1000.0).reshape(2, 500)
+    weights = np.where(x < 100, 9.0, 1.0)
+    post = mo.Posterior({"a": x}, {}, mo.Ledger(rows=1), weights=weights)
+    share = (equal_draws(post, 1800, 0, "drawing")["a"] < 100).mean()
+    assert share == pytest.approx(0.5, abs=0.002)
+    post.weights = np.where(x < 100, -1.0, 1.0)
+    with pytest.raises(SettingError, match="carry signs"):
+        equal_draws(post, 10, 0, "drawing outcomes")
+
+
+def test_effects_of_new_groups_add_their_spread_and_known_ones_their_own():
+    group = np.repeat(["a", "b", "c", "d"], 25)
+    x, y = np.zeros((100, 1)), np.zeros(100)
+    rows = mo.Rows(x=x, y=y, codes={"ward": group})
+    model = mo.models.Gaussian(scale=0.5, groups="ward").resolved(rows)
+    draws = {
+        "beta": np.zeros((1, 4000, 1)),
+        "1|ward": np.tile([3.0, -1.0, 0.0, 1.0], (1, 4000, 1)),
+        "intercept": np.full((1, 4000), 2.0),
+        "group_sd": np.full((1, 4000, 1), 1.5),
+    }
+    post = made(model, rows, draws)
+    known = post.predictive(draws=4000)[:, ::25]
+    np.testing.assert_allclose(known.mean(axis=0), [5, 1, 2, 3], atol=0.05)
+    np.testing.assert_allclose(known.std(axis=0), 0.5, rtol=0.06)
+    new = post.predictive(draws=4000, groups="new")[:, ::25]
+    np.testing.assert_allclose(new.mean(axis=0), 2, atol=0.12)
+    np.testing.assert_allclose(new.std(axis=0), np.hypot(0.5, 1.5), rtol=0.06)
+
+
+def test_classes_are_drawn_by_their_probabilities():
+    rows = class_rows(60)
+    model = mo.models.Softmax().resolved(rows)
+    beta = np.tile([[0.5, -1.0], [1.0, 0.2]], (1, 3000, 1, 1))
+    post = made(model, rows, {"beta": beta, "intercept": np.zeros((1, 3000, 2))})
+    drawn, expected = post.predictive(draws=3000), post.predict(rows, draws=1).mean
+    for k in range(3):
+        np.testing.assert_allclose((drawn == k).mean(axis=0), expected[:, k], atol=0.05)
+    check = post.ppc()
+    assert check.kind == "classes"
+    assert list(check.table.index) == ["0", "1", "2"]
+    assert check.table["observed"].sum() == 60
+
+
+def test_outcomes_go_to_a_file_where_memory_would_not_hold_them(gaussian, tmp_path, monkeypatch):
+    from modicum.posterior.checking import predictive
+
+    monkeypatch.setattr(predictive, "MOST_BYTES", 1000)
+    with pytest.raises(SettingError, match="draw fewer, or write them"):
+        gaussian.predictive(draws=10)
+    there = gaussian.predictive(draws=10, out=tmp_path / "outcomes.npy")
+    monkeypatch.undo()
+    np.testing.assert_array_equal(np.load(tmp_path / "outcomes.npy"), there)
+    np.testing.assert_array_equal(gaussian.predictive(draws=10), there)
+
+
+# Checks ------------------------------------------------------------------------------------
+
+
+BIG = logistic_rows(4000)
+BETA = np.linspace(-0.8, 0.8, 3)
+
+
+def test_calibration_of_the_right_chances_and_of_exaggerated_ones():
+    right = fixed(mo.models.Logistic(), BIG, BETA, 0.3).ppc(draws=200)
+    assert right.kind == "calibration"
+    assert right.outside <= 0.3
+    table = right.table
+    assert table["rows"].sum() == 4000
+    assert np.all(np.diff(table["predicted"]) > 0)
+    batch = all_of(BIG)
+    chance = expit(batch["x"] @ BETA + 0.3)
+    total = (table["predicted"] * table["rows"]).sum()
+    assert total == pytest.approx(chance.sum(), abs=4 * np.sqrt(1000 / 200))
+    assert (table["observed"] * table["rows"]).sum() == pytest.approx(batch["y"].sum())
+    wrong = fixed(mo.models.Logistic(), BIG, 2 * BETA, 0.3).ppc()
+    assert wrong.outside > 0.5
+    assert "outside their 90% intervals" in repr(wrong)
+    assert wrong.plot().get_xlabel() == "predicted probability"
+
+
+def test_residuals_by_a_column_the_model_lacks():
+    x, rng = design(4000, 2)
+    y = rng.random(4000) < expit(x[:, 0] + x[:, 1])
+    ward = np.where(x[:, 1] > 0, "high", "low")
+    table = pd.DataFrame({"dose": x[:, 0], "age": x[:, 1], "y": 1.0 * y, "ward": ward})
+    rows = mo.Rows.from_table(table[["dose", "age", "y"]], outcome="y")
+    model = mo.models.Logistic()
+    without = fixed(model, rows, np.array([1.0, 0.0]), 0.0)
+    assert without.ppc(by="age").outside > 0.5
+    full = fixed(model, rows, np.array([1.0, 1.0]), 0.0)
+    check = full.ppc(by="age", draws=200)
+    assert (check.kind, check.name) == ("residuals", "age")
+    assert check.outside <= 0.3
+    # of a table: a column that never became a part of the model
+    by_ward = without.ppc(table, by="ward")
+    assert list(by_ward.table["at"]) == ["high", "low"]
+    seen = table.groupby("ward")["y"].mean()
+    np.testing.assert_allclose(by_ward.table["observed"], seen)
+    by_ward.plot()
+    with pytest.raises(SettingError, match="no column 'wards'"):
+        without.ppc(by="wards")
+
+
+def test_counts_beside_their_rootogram():
+    x, rng = design(3000, 1)
+    rate = np.exp(0.3 + 0.4 * x[:, 0])
+    plain = mo.Rows(x=x, y=rng.poisson(rate))
+    spread = mo.Rows(x=x, y=rng.poisson(rate * rng.gamma(0.7, 1 / 0.7, 3000)))
+    model, beta = mo.models.Poisson(), np.array([0.4])
+    right = fixed(model, plain, beta, 0.3).ppc(draws=200)
+    assert right.kind == "counts"
+    assert right.outside <= 0.3
+    assert right.table["observed"].sum() == 3000
+    assert right.table.loc["0", "observed"] == (all_of(plain)["y"] == 0).sum()
+    wrong = fixed(model, spread, beta, 0.3).ppc()
+    assert wrong.outside > 0.5
+    assert wrong.table.loc["0", "observed"] > 1.2 * wrong.table.loc["0", "upper"]
+    wrong.plot()
+
+
+def test_numbers_beside_their_distribution_function(gaussian):
+    check = gaussian.ppc(draws=200)
+    assert check.kind == "ecdf"
+    assert check.outside < 0.3
+    assert check.table["observed"].iloc[-1] == 1
+    y = all_of(CONJUGATE.rows)["y"]
+    middle = check.table.index[30]
+    assert check.table["observed"].iloc[30] == pytest.approx((y <= middle).mean())
+    z = CONJUGATE.mean * 1.0
+    wide = fixed(mo.models.Gaussian(scale=3 * SCALE), CONJUGATE.rows, z[:3], z[3])
+    assert wide.ppc().outside > 0.5
+    check.plot()
+
+
+def test_what_cannot_be_checked_is_refused():
+    x = np.ones((4, 1))
+    times = mo.Rows(x=x, y=[1.0, 2, 3, 4], event=[1, 0, 1, 1])
+    post = fixed(mo.models.Exponential(), times, np.zeros(1), 0.0)
+    with pytest.raises(DataError, match="censored"):
+        post.ppc()
+    trials = mo.Rows(x=x, y=[1.0, 2, 3, 4], trials=[5, 5, 5, 5])
+    post = fixed(mo.models.Binomial(), trials, np.zeros(1), 0.0)
+    with pytest.raises(DataError, match="depend on the field 'trials'"):
+        post.predictive({"x": x})
+    with pytest.raises(SettingError, match="prob is the probability"):
+        post.ppc(prob=3)
+    with pytest.raises(SettingError, match="does not hold its rows"):
+        mo.Posterior(post.draws, {}, post.ledger, predictor=post.predictor).ppc()
+    own = mo.Model(lambda t: 0.0, lambda t, b: -((b["y"] - t["m"]) ** 2), {"m": 0.0},
+                   predict=lambda t, b: b["x"][:, 0] * t["m"])  # fmt: skip
+    mine = made(own, times, {"m": np.zeros((1, 10))})
+    with pytest.raises(SettingError, match="does not say how outcomes are drawn"):
+        mine.predictive()
