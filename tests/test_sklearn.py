@@ -143,6 +143,11 @@ def test_real_outcomes_and_their_spread():
     np.testing.assert_allclose(mean, theirs, atol=0.15)
     np.testing.assert_allclose(std, spread, rtol=0.1)
     assert fit.score(X, y) > 0.8
+
+
+@pytest.mark.slow
+def test_without_an_intercept():
+    X, y = arrays(gaussian_rows(N))
     assert LinearRegression(fit_intercept=False, **SHORTEST).fit(X, y).intercept_ == 0.0
 
 

@@ -46,6 +46,8 @@ class Stream(IntEnum):
     PRIOR_DRAWS = 34  # parameters drawn from their priors
     CHECKED_ROWS = 33  # rows that stand for all in pictures and checks
     DIGEST_ROWS = 40  # rows that a digest keeps
+    STUDY_DRAWS = 60  # points at which residuals are studied, the same in every run
+    STUDY_ROWS = 61  # rows whose residuals are studied there, the same in every run
 
 
 def generator(seed: int, purpose: Stream) -> np.random.Generator:

@@ -10,6 +10,7 @@ import errno
 import os
 import sys
 import warnings
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -30,6 +31,7 @@ from modicum.cli.columns import (
     Weight,
 )
 from modicum.cli.fitting import (
+    build_engine,
     build_method,
     build_model,
     checked_groups,
@@ -230,6 +232,16 @@ def fit(
     checkpoint: Annotated[
         Path | None, typer.Option(help="Folder for checkpoints; default: OUT/checkpoint.")
     ] = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Write OUT/report.html: the fit on one page.")
+    ] = False,
+    engine: Annotated[
+        str, typer.Option(help="Who makes the passes over the rows: local, or ray (a cluster).")
+    ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(help="Of the Ray cluster: auto, HOST:PORT; default: a Ray of its own."),
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the results of an earlier fit in OUT.")
     ] = False,
@@ -258,6 +270,7 @@ def fit(
         model = build_model(family, options, family_set or ())
         held = checked_groups(groups, formula)
         chosen = build_method(method, set_ or ())
+        passing = build_engine(engine, address)
         choice = ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
         require_path(data)
         prepare_folder(out, overwrite)
@@ -271,15 +284,18 @@ def fit(
             rows, asked = made.rows, model_for(made.rows, model, groups=held)
         say.print(escape(described(rows, data)), highlight=False)
         folder = checkpoint or out / "checkpoint"
-        settings = {"draws": draws, "tune": tune, "chains": chains, "random_seed": seed}
+        lengths = {"draws": draws, "tune": tune, "chains": chains}
+        settings = lengths | {"random_seed": seed, "engine": passing}
         post = sample_rows(asked.model, rows, chosen, settings, folder, say)
         if made is not None:
-            post = with_formula(post, made, asked)
+            post = replace(with_formula(post, made, asked), table=data)
         table = write_results(post, out, prob)
+        if report:
+            post.report(out / "report.html", prob=prob)
         after_a_stop(f"the results are in {out}.")
         if checkpoint is None:  # the posterior is safe, and the next fit may be another one
             Checkpoint.delete(folder)
-        show(post, table, out, say)
+        show(post, table, out, say, report)
 
 
 @app.command()

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from modicum.cli.columns import ColumnChoice
+from modicum.engines import EngineChoice, Local, Ray
 from modicum.errors import ModicumWarning, SettingError, suggestion
 from modicum.fit import family_named
 from modicum.methods import DEFAULT, Method, resolve
@@ -91,6 +92,17 @@ def named_values(
             )
         values[key] = _value(text.strip())
     return values
+
+
+def build_engine(name: str, address: str | None) -> EngineChoice:
+    """Return what makes the passes, by its name."""
+    if name.lower() == "ray":
+        return Ray(address=address)
+    if name.lower() != "local":
+        raise SettingError(f"--engine must be local or ray, not {name}.")
+    if address is not None:
+        raise SettingError("--address is that of a Ray cluster: add --engine ray.")
+    return Local()
 
 
 def _value(text: str) -> object:

@@ -65,7 +65,7 @@ class BaseModel(ABC):
         del rows
         return theta
 
-    def flat_names(self) -> tuple[str, ...] | None:
+    def flat_names(self, rows: Rows | None = None) -> tuple[str, ...] | None:
         """Return names of the unconstrained numbers; None where those of reported ones serve."""
         return None
 

@@ -40,11 +40,15 @@ class Size:
 
 SIZES: dict[Scale, Size] = {
     "smoke": Size(  # nearly all of it is compilation
-        *(1_000, 200, {"mlp": 10, "cnn": 1}, {"mlp": 3, "cnn": 2}, 2),
+        fit=1_000,
+        scored=200,
+        passes={"mlp": 10, "cnn": 1},
+        realisations={"mlp": 3, "cnn": 2},
+        points=2,
         only={"mlp": ("sgld", "ewsg"), "cnn": ("ewsg",)},
     ),
     "laptop": Size(None, 1_000, {"mlp": 3, "cnn": 2}, {"mlp": 2, "cnn": 1}, 8),
-    "gpu": Size(None, 10_000, {"mlp": 200, "cnn": 80}, {"mlp": 10, "cnn": 8}, 25),
+    "gpu": Size(None, 10_000, {"mlp": 200, "cnn": 40}, {"mlp": 10, "cnn": 8}, 10),
     "paper": Size(None, 10_000, {"mlp": 200, "cnn": 200}, {"mlp": 100, "cnn": 100}, 50),
 }
 FRICTION = {"mlp": 0.1, "cnn": 1.0}
