@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modicum.errors import CrudeControlVariateError, SettingError, suggestion
+from modicum.errors import CrudeControlVariateError, NoModeError, SettingError, suggestion
 from modicum.methods.base import Method, Plan, Task
 from modicum.methods.ecs import HMCECS, SignedHMCECS
 from modicum.methods.ecs.checks import UNFIT
@@ -68,17 +68,19 @@ def resolve(method: str | Method | type[Method]) -> Method:
 def default_plan(task: Task) -> tuple[Method, Plan]:
     """HMC-ECS, or NUTS on all rows where it would not do: by its pilot, or for several modes."""
     method = resolve(DEFAULT)
-    modes = task.anchor_at_mode().modes if task.starts and task.starts.several else None
-    if modes is not None and len(modes) > 1:
-        reasons = [f"the posterior has {len(modes)} modes and HMC-ECS expands about one"]
-    else:
-        try:
+    try:
+        modes = task.anchor_at_mode().modes if task.starts and task.starts.several else None
+        if modes is not None and len(modes) > 1:
+            reasons = [f"the posterior has {len(modes)} modes and HMC-ECS expands about one"]
+        else:
             plan = method.plan(task)
             reasons = [note.sentence for note in plan.notes if note.code in UNFIT]
-        except CrudeControlVariateError as crude:
-            reasons = [crude.sentence]
-        if not reasons:
-            return method, plan
+            if not reasons:
+                return method, plan
+    except CrudeControlVariateError as crude:
+        reasons = [crude.sentence]
+    except NoModeError:
+        reasons = ["the posterior has no mode that could be found, and HMC-ECS expands about one"]
     method = resolve("nuts")
     plan = method.plan(task)
     plan.tuning["method"] = f"NUTS on all rows, since {reasons[0]}."

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol, TypedDict, TypeVar
 
 import numpy as np
 
-from modicum.errors import ModicumWarning, SettingError, is_number
+from modicum.errors import ModicumWarning, NoModeError, SettingError, is_number
 from modicum.kernels.base import Kernel, Pytree
 from modicum.ledger import Ledger
 from modicum.models import Target
@@ -108,11 +108,20 @@ class Task:
         return value
 
     def anchor_at_mode(self) -> Anchor:
-        """Find the mode, or a point next to it, and what is known there, once per run."""
-        return self._anchor
+        """Find the mode, or a point next to it, and what is known there, once per run.
+
+        Raises
+        ------
+        NoModeError
+            If there is none that could be found.
+        """
+        found = self._anchor
+        if isinstance(found, NoModeError):
+            raise found
+        return found
 
     @cached_property
-    def _anchor(self) -> Anchor:
+    def _anchor(self) -> Anchor | NoModeError:
         if self.anchor is not None:
             return self.anchor
 
@@ -120,7 +129,10 @@ class Task:
             where = (self.sums, self.start, self.names, self.seed)
             return anchor_at_mode(*where, within=NEAR, starts=self.starts).to_arrays()
 
-        return self.remember("anchor", compute, Anchor.from_arrays)
+        try:
+            return self.remember("anchor", compute, Anchor.from_arrays)
+        except NoModeError as none:
+            return none
 
 
 class Coordinates(Protocol):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, eigh
 
-from modicum.errors import ConvergenceError, ModicumWarning
+from modicum.errors import ConvergenceError, ModicumWarning, NoModeError
 from modicum.kernels.base import Warp
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.priors import prior_warnings
@@ -19,6 +19,7 @@ from modicum.passes.mode import (
     DENSE_LIMIT,
     TOLERANCE,
     Curvature,
+    EndlessError,
     ModeRecord,
     curvature,
     find_mode,
@@ -193,11 +194,24 @@ def _first_mode(
     """The mode reached from the first start that reaches one, and that start."""
     try:
         return start, find_mode(sums, start, seed, within=within)
-    except ConvergenceError:
+    except ConvergenceError as fault:
         for other in starts.points:
             with suppress(ConvergenceError):
                 return other, find_mode(sums, other, seed, within=within)
+        if _may_have_none(sums, start, fault):
+            raise NoModeError(str(fault)) from fault
         raise
+
+
+def _may_have_none(sums: Sums, start: np.ndarray, fault: ConvergenceError) -> bool:
+    """Whether a model of one's own is as it should be and has no mode all the same.
+
+    A kink or a funnel is no mistake. A start where something is no number is one, and so is a
+    log-posterior that has no end.
+    """
+    if not sums.target.model.users_functions or isinstance(fault, EndlessError):
+        return False
+    return curvature(sums, start, "mode").finite
 
 
 def _from_curvature(
