@@ -10,6 +10,7 @@ import pytest
 
 import modicum as mo
 from modicum.fit import model_for
+from modicum.posterior.alignment import FitRows, rows_of_fit
 from modicum.rows.reading import read_formula
 
 FORMULA = "well ~ dose + (1 | ward)"
@@ -126,3 +127,54 @@ def test_groups_without_a_common_column(frame: pd.DataFrame) -> None:
     explicit = names("well ~ 1 + (1 | ward)", frame, "explicit")
     assert set(explicit) == {"1|ward", "group_sd"}
     assert set(names("well ~ 1 + (1 | ward)", frame, "integrate")) == {"group_sd"}
+
+
+# Stores ------------------------------------------------------------------------------------
+
+
+def test_a_store_lies_in_the_order_of_its_largest_group(frame: pd.DataFrame, tmp_path) -> None:
+    """Effects can be integrated out of it; a table in another order is still that of the fit."""
+    formula = "well ~ dose + (1 | site) + (1 | ward)"
+    store = read_formula(formula, frame, store=tmp_path / "s", progressbar=False).rows
+    ordered = frame.sort_values("ward", kind="stable")
+    memory = read_formula(formula, ordered, progressbar=False).rows
+    assert store.is_store
+    assert store.fingerprint() == memory.fingerprint()
+    known = FitRows.of(store)
+    assert rows_of_fit(frame, known, "a check").fingerprint() == store.fingerprint()
+    other = frame.assign(dose=frame["dose"] + 1)
+    assert rows_of_fit(other, known, "a check").fingerprint() != store.fingerprint()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
+def test_integrated_from_a_store(tmp_path) -> None:
+    """Groups fetched from disk, a resumed run, a correction and signed draws."""
+    rng, n = np.random.default_rng(3), 1_200
+    g, x = rng.integers(0, 150, n), rng.normal(size=n)
+    y = rng.random(n) < 1 / (1 + np.exp(0.5 - 0.8 * x - 0.6 * rng.normal(size=150)[g]))
+    frame = pd.DataFrame({"y": y, "x": x, "g": [f"l{k:03d}" for k in g]})
+    frame.to_parquet(tmp_path / "table.parquet")
+    run = {"groups": "integrate", "draws": 60, "tune": 40, "chains": 2, "random_seed": 1}
+    run |= {"progressbar": False, "dtype": "float64"}
+    term = "y ~ x + (1 | g)"
+    fetched = mo.HMCECS(memory_limit=0)
+    path = tmp_path / "table.parquet"
+    first = mo.fit(term, path, store=tmp_path / "s", method=fetched, **run)
+    ordered = frame.sort_values("g", kind="stable")
+    second = mo.fit(term, ordered, method="hmc-ecs", **run)
+    for name, draws in first.draws.items():
+        np.testing.assert_allclose(draws, second.draws[name], atol=1e-6)
+    assert first.correct(frame, progressbar=False).tuning["correction"]["pareto_k"] < 0.7
+    table = first.effects("g")
+    np.testing.assert_allclose(table["mean"], second.effects("g")["mean"], atol=1e-6)
+    np.testing.assert_array_equal(table["rows"], frame.groupby("g").size())
+    # a run that is there is taken up, from the store
+    rows = mo.Rows.open(tmp_path / "s")
+    model = model_for(rows, "logistic", None, "integrate").model
+    again = {k: v for k, v in run.items() if k not in ("groups", "dtype")}
+    for _ in range(2):
+        kept = mo.sample(model, rows, method=fetched, checkpoint=tmp_path / "run", **again)
+        np.testing.assert_array_equal(kept.draws["group_sd"], first.draws["group_sd"])
+    with pytest.raises(mo.ModicumError, match="150 groups are too few for subsampling"):
+        mo.fit(term, frame, method="hmc-ecs-signed", **run)

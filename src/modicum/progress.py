@@ -140,10 +140,10 @@ def phase(
 
 @contextmanager
 def pass_progress(
-    description: str, total: int, enabled: Progressbar
+    description: str, total: int, enabled: Progressbar, unit: str = "rows"
 ) -> Iterator[Callable[[int], None]]:
     """Yield a function that counts the rows of a pass, which is shown if it proves to be long."""
-    with phase(description, total, enabled, "rows", PATIENCE) as going:
+    with phase(description, total, enabled, unit, PATIENCE) as going:
         yield going.advance
 
 
@@ -216,7 +216,7 @@ class _Bars:
             if display is None:
                 return
             task = self._tasks.pop(id(phase))
-            if phase.total is None or phase.unit == "rows":
+            if phase.total is None or phase.unit:
                 display.remove_task(task)  # what was only on the way leaves no trace
             if not self._tasks:
                 display.stop()

@@ -50,7 +50,7 @@ class Stream(IntEnum):
     OUTCOMES = 32  # outcomes drawn of the posterior predictive distribution
     PRIOR_DRAWS = 34  # parameters drawn from their priors
     CHECKED_ROWS = 33  # rows that stand for all in pictures and checks
-    DIGEST_ROWS = 34  # rows that a digest keeps
+    DIGEST_ROWS = 40  # rows that a digest keeps
 
 
 def generator(seed: int, purpose: Stream) -> np.random.Generator:

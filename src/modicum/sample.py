@@ -374,7 +374,7 @@ def _chains(plan: Plan, task: Task, parallel: Parallel | None, thin: int) -> Cha
     fetched = isinstance(plan.rows, Rows)
     capacity = both if fetched else capacity_for(recorded, total, together)
     parts = (plan.kernel, plan.context, keys, plan.flags, capacity, plan.rows, how, thin)
-    return Chains(*parts, block=min(both, BLOCK))
+    return Chains(*parts, block=min(both, BLOCK), units=f"{task.ledger.unit}s")
 
 
 def _posterior(

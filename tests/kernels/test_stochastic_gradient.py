@@ -31,9 +31,7 @@ TABLE = {
     ("linear", 1, 4, 0.03): (1.077, 1.291, 0.005),
     ("linear", 3, 1, 0.03): (1.106, 1.390, 0.099),
 }
-SLOW = {key for key in TABLE if key[:2] != ("exponential", 1) or key[3] != 0.01} - {
-    ("linear", 3, 1, 0.01)
-}
+SLOW = set(TABLE) - {("exponential", 1, 1, 0.01)}
 
 
 def ewsg(weights="exponential", steps=1, batch=1):
@@ -64,7 +62,9 @@ closed = partial(faults, other=EXACT)
 )
 def test_ewsg_has_the_moments_of_an_independent_simulation(key):
     weights, steps, batch, h = key
-    found = simulate(composed(ewsg(weights, steps, batch)), h)
+    # from 1,000 chains its error is that of the other side
+    chains = 4000 if key in SLOW else 1000
+    found = simulate(composed(ewsg(weights, steps, batch)), h, chains=chains)
     assert faults(found, *TABLE[key]) == []
 
 
@@ -87,11 +87,11 @@ class OneKey(StochasticGradientKernel):
 
 def test_a_flipped_sign_and_a_shared_key_are_noticed():
     table = TABLE["exponential", 1, 1, 0.01]
-    flipped = simulate(composed(ewsg(), selector=Flipped()), 0.01)
+    flipped = simulate(composed(ewsg(), selector=Flipped()), 0.01, chains=1000)
     assert {"variance", "momentum"} <= set(faults(flipped, *table))
     uniform = 1.248
     assert flipped.momentum[0] > uniform + 0.05
-    shared = simulate(composed(ewsg(), kernel=OneKey), 0.01)
+    shared = simulate(composed(ewsg(), kernel=OneKey), 0.01, chains=1000)
     assert {"variance", "momentum"} <= set(faults(shared, *table))
     assert faults(shared, momentum=uniform) == []  # no choice at all is the uniform method
 
@@ -105,7 +105,7 @@ def test_a_flipped_sign_and_a_shared_key_are_noticed():
 )
 def test_overdamped_ewsg(weights, known):
     method = mo.EWSGLD(batch=1, weights=weights)
-    found = simulate(composed(method), 0.001, chains=6000)
+    found = simulate(composed(method), 0.001, chains=2000)
     assert faults(found, variance=known[0], bias=known[1]) == []
     uniform = mo.SGLD().parts().integrator.response(0.002)
     plain = 20 * uniform.variance(20.0, location().gradient_noise(1))
@@ -203,7 +203,7 @@ def test_the_gamma_term_makes_a_moving_preconditioner_right():
     for gamma in (True, False):
         integrator = Preconditioned(decay=0.0, floor=1.0, gamma=gamma)
         kernel = composed(mo.PSGLD(batch=1), target, integrator=integrator)
-        found = simulate(kernel, 0.05, steps=1200, chains=4000, target=target)
+        found = simulate(kernel, 0.05, steps=1000, chains=1600, target=target)
         variances[gamma] = found.variance
     t = np.linspace(-8, 8, 4001)
     density = np.exp(-(t**2) / 2) * (1 + np.abs(t))
@@ -264,35 +264,42 @@ def context_for(estimator, target):
     return context
 
 
+@pytest.mark.parametrize("all_run", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("integrator", INTEGRATORS)
-def test_every_valid_composition_runs_and_the_others_are_refused(integrator, x64):
+def test_every_valid_composition_runs_and_the_others_are_refused(integrator, all_run, x64):
+    """Each estimator runs with a selector, and each selector with an estimator; others trace."""
     target = location()
-    for estimator in ESTIMATORS:
-        for selector in SELECTORS:
+    for i, estimator in enumerate(ESTIMATORS):
+        for j, selector in enumerate(SELECTORS):
             settings = {"integrator": integrator, "estimator": estimator, "selector": selector}
             if integrator == "preconditioned" and (estimator, selector) != ("minibatch", "plain"):
                 with pytest.raises(mo.SettingError, match="pSGLD scales"):
                     mo.StochasticGradient(**settings)
                 continue
             kernel = composed(mo.StochasticGradient(batch=3, **settings), target)
-            for z in _few_steps(kernel, context_for(kernel.estimator, target), target):
-                assert z.dtype == np.float64
-                assert np.all(np.isfinite(z))
-                assert np.all(np.abs(z).max(axis=0) > 0)
-                assert len(np.unique(z[:, 0])) == len(z)
+            context = context_for(kernel.estimator, target)
+            if not all_run and i % len(SELECTORS) != j:
+                _traces(kernel, context, target)
+                continue
+            z = _few_steps(kernel, context, target)
+            assert z.dtype == np.float64
+            assert np.all(np.isfinite(z))
+            assert np.all(np.abs(z).max(axis=0) > 0)
+            assert len(np.unique(z[:, 0])) == len(z)
 
 
 @cache
 def _compiled(kernel):
-    def step(key, state, context, data):
-        drawn = kernel.row_request(key, context)
-        batch = {"c": data[drawn.row_ids], "probability": drawn.probability}
-        flags = StepFlags(jnp.asarray(0.01), jnp.zeros((), bool), jnp.zeros((), bool))
-        again = jax.random.fold_in(key, 1)
-        return kernel.step(again, state, flags, kernel.prepare(batch, context), context)
-
     # quickly compiled rather than fast: here only composition is at stake
-    return jax.jit(step, compiler_options={"xla_backend_optimization_level": 0})
+    return jax.jit(partial(_step, kernel), compiler_options={"xla_backend_optimization_level": 0})
+
+
+def _step(kernel, key, state, context, data):
+    drawn = kernel.row_request(key, context)
+    batch = {"c": data[drawn.row_ids], "probability": drawn.probability}
+    flags = StepFlags(jnp.asarray(0.01), jnp.zeros((), bool), jnp.zeros((), bool))
+    again = jax.random.fold_in(key, 1)
+    return kernel.step(again, state, flags, kernel.prepare(batch, context), context)
 
 
 def _few_steps(kernel, context, target):
@@ -305,4 +312,18 @@ def _few_steps(kernel, context, target):
         )
         positions.append(np.asarray(draw["position"]))
         assert int(draw["rows_touched"]) == kernel.cost
-    yield np.stack(positions)
+    return np.stack(positions)
+
+
+def _traces(kernel, context, target):
+    """The state that a step returns is of the shapes and types that it takes."""
+
+    def step(key):
+        state = kernel.init(key, None, context)
+        return state, *_step(kernel, key, state, context, jnp.asarray(target.c))
+
+    before, after, draw = jax.eval_shape(step, jax.random.key(1, impl="unsafe_rbg"))
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    kinds = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+    assert all((one.shape, one.dtype) == (other.shape, other.dtype) for one, other in kinds)
+    assert (draw["position"].shape, draw["position"].dtype) == ((2,), np.float64)

@@ -16,7 +16,7 @@ from modicum.ledger import Ledger
 from modicum.methods import groups as groups_module
 from modicum.methods.groups import doubts_about_groups, quadrature_doubts
 from modicum.models import IntegratedEffects, Target, integrated
-from modicum.passes import LocalEngine, Sums, anchor_at, with_nodes
+from modicum.passes import LocalEngine, Sums, anchor_at, scales, with_nodes
 from modicum.passes.effects import draw_effects
 from modicum.passes.sums import _hessian_sum
 from modicum.posterior.effects import _check_acceptance
@@ -292,10 +292,11 @@ def test_doubts_about_groups(monkeypatch):
     monkeypatch.setattr(groups_module, "COARSE", 1e-5)
     assert "quadrature-coarse" not in codes()
     monkeypatch.setattr(integrated, "FEWEST_NODES", 3)
-    monkeypatch.setattr(groups_module, "FEW", GROUPS + 1)
     monkeypatch.setattr(groups_module, "NEAR_ZERO", 0.01)
     sums, t = problem(mo.models.Logistic(), 1, nodes=3)
-    assert codes() == {"few-groups", "scale-near-zero", "quadrature-coarse"}
+    assert codes() == {"group-sd-near-zero", "quadrature-coarse"}
+    monkeypatch.setattr(scales, "FEW", GROUPS + 1)
+    assert codes() == {"groups-few", "quadrature-coarse"}
 
 
 def test_effects_that_hardly_move_are_named():

@@ -50,11 +50,17 @@ def test_effects_are_a_table_by_level_and_effect(post, table):
     pd.testing.assert_frame_equal(some, effects.loc[["w03"]])
 
 
-def test_levels_and_groups_that_are_not_there_are_named(post):
+def test_levels_and_groups_that_are_not_there_are_named(post, table):
     with pytest.raises(mo.DataError, match="there is no 'ward' 'w99'"):
         post.effects("ward", levels=["w99"])
     with pytest.raises(mo.SettingError, match=r"no effects of 'wards'.*did you mean 'ward'"):
         post.effects("wards")
+    with pytest.raises(mo.SettingError, match="must be a list of levels of 'ward', not DataFrame"):
+        post.effects("ward", table[0])
+    with pytest.raises(mo.SettingError, match="must be a list of levels of 'ward', not a name"):
+        post.effects("ward", "w03")
+    with pytest.raises(mo.SettingError, match=r"rows must be the mo\.Rows of the fit"):
+        post.effects("ward", rows=table[0])
 
 
 def test_known_groups_are_predicted_by_their_effects(post):

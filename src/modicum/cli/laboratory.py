@@ -45,7 +45,10 @@ def reproduce(
     experiment: Annotated[str | None, typer.Argument(help="One of --list; default: all.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
     scale: Annotated[
-        str, typer.Option(help="smoke (seconds each), laptop (minutes) or paper (full size).")
+        str,
+        typer.Option(
+            help="smoke (seconds each), laptop (minutes), gpu (minutes on one), paper (full size)."
+        ),
     ] = "laptop",
     out: Annotated[Path, typer.Option(help="Folder for tables, figures and the page.")] = Path(
         "papers-output"

@@ -72,6 +72,14 @@ class RowRequest(Protocol):
     def _asdict(self) -> dict[str, Any]: ...
 
 
+class RowDesign(Protocol):
+    """What names rows at random; `modicum.designs.Design` is one."""
+
+    def draw(self, key: jax.Array, count: int, tables: Any) -> RowRequest:
+        """Draw `count` rows, or units of them, as the design's tables say."""
+        ...
+
+
 def carried_fields(request: RowRequest) -> dict[str, Any]:
     """The arrays that come along with the rows of a request."""
     return {name: values for name, values in request._asdict().items() if name != "row_ids"}

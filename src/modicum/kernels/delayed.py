@@ -14,9 +14,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from modicum.designs import Drawn
 from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt
-from modicum.kernels.base import Draw, LogPosterior, Pytree, straighten, unwhiten
+from modicum.kernels.base import Draw, LogPosterior, Pytree, RowRequest, straighten, unwhiten
 from modicum.kernels.energy_conserving import (
     EnergyConservingContext,
     EnergyConservingKernel,
@@ -64,11 +63,11 @@ class DelayedAcceptanceKernel:
     log_posterior: LogPosterior
     moves: int = 2
 
-    def initial_row_request(self, key: jax.Array, context: DelayedAcceptanceContext) -> Drawn:
+    def initial_row_request(self, key: jax.Array, context: DelayedAcceptanceContext) -> RowRequest:
         """A whole subsample."""
         return self.surrogate.initial_row_request(key, context.surrogate)
 
-    def row_request(self, key: jax.Array, context: DelayedAcceptanceContext) -> Drawn:
+    def row_request(self, key: jax.Array, context: DelayedAcceptanceContext) -> RowRequest:
         """The rows that replace some blocks."""
         return self.surrogate.row_request(key, context.surrogate)
 

@@ -14,9 +14,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from modicum.designs import Design, Drawn
 from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt, start_adaptation
-from modicum.kernels.base import ControlVariate, Draw, Estimator, Move, Proxy, Pytree, straighten
+from modicum.kernels.base import (
+    ControlVariate,
+    Draw,
+    Estimator,
+    Move,
+    Proxy,
+    Pytree,
+    RowDesign,
+    RowRequest,
+    straighten,
+)
 from modicum.kernels.moves import Density, move_afresh
 from modicum.models.base import Batch
 
@@ -80,7 +89,7 @@ class EnergyConservingKernel:
 
     control_variate: ControlVariate[Any]
     estimator: Estimator[Any]
-    design: Design[Any]
+    design: RowDesign
     move: Move
     subsample: int
     blocks: int
@@ -94,11 +103,11 @@ class EnergyConservingKernel:
         """Rows in a block, m/G."""
         return self.subsample // self.blocks
 
-    def initial_row_request(self, key: jax.Array, context: EnergyConservingContext) -> Drawn:
+    def initial_row_request(self, key: jax.Array, context: EnergyConservingContext) -> RowRequest:
         """A whole subsample."""
         return self.design.draw(key, self.subsample, context.design)
 
-    def row_request(self, key: jax.Array, context: EnergyConservingContext) -> Drawn:
+    def row_request(self, key: jax.Array, context: EnergyConservingContext) -> RowRequest:
         """The rows of the blocks to be proposed; they depend on the key alone."""
         return self.design.draw(key, self.refreshes * self.block, context.design)
 

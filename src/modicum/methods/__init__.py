@@ -5,7 +5,7 @@ from __future__ import annotations
 from modicum.errors import CrudeControlVariateError, NoModeError, SettingError, suggestion
 from modicum.methods.base import Method, Plan, Task
 from modicum.methods.ecs import HMCECS, SignedHMCECS
-from modicum.methods.ecs.checks import UNFIT
+from modicum.methods.ecs.checks import COSTLY, UNFIT
 from modicum.methods.flymc import FlyMC
 from modicum.methods.full_data import HMC, NUTS
 from modicum.methods.sgmcmc import NAMED, StochasticGradient
@@ -74,7 +74,7 @@ def default_plan(task: Task) -> tuple[Method, Plan]:
             reasons = [f"the posterior has {len(modes)} modes and HMC-ECS expands about one"]
         else:
             plan = method.plan(task)
-            reasons = [note.sentence for note in plan.notes if note.code in UNFIT]
+            reasons = [note.sentence for note in plan.notes if note.code in UNFIT | COSTLY]
             if not reasons:
                 return method, plan
     except CrudeControlVariateError as crude:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.designs import Design, Drawn, RowFacts
+from modicum.designs import Design
 from modicum.errors import ModicumWarning
 from modicum.kernels.base import Pytree
 from modicum.methods.base import Task
 from modicum.models import IntegratedEffects, Target
 from modicum.models.base import Batch
 from modicum.passes import NEAR, Anchor, Sums, anchor_at_mode, common_start, with_nodes
+from modicum.passes.scales import scale_doubts
 from modicum.random import Stream, generator
 from modicum.rows.groups import GroupedRows
 from modicum.runtime import SCATTERS, Array, in_double_precision, jit
@@ -27,11 +27,11 @@ __all__ = [
     "GroupTables",
     "of_groups",
     "quadrature_doubts",
+    "uneven_groups",
     "with_fixed_nodes",
 ]
 
 
-FEW = 10  # groups
 NEAR_ZERO = 0.5  # posterior sd of log group_sd from which its lower end is the prior's
 CHECKED_GROUPS, CHECKED_DRAWS = 256, 16  # of which the quadrature is checked
 COARSE = 0.1  # posterior standard deviations
@@ -65,32 +65,36 @@ def doubts_about_groups(sums: Sums, anchor: Anchor) -> list[ModicumWarning]:
     """What is to be said of the groups before any chain runs."""
     model, groups = sums.target.model, sums.rows
     assert isinstance(model, IntegratedEffects)
-    notes = []
-    if len(groups) < FEW:
-        notes.append(
-            ModicumWarning(
-                "few-groups",
-                f"there are only {len(groups)} groups by '{model.group}', which say little of how "
-                "groups differ, so that the prior of group_sd decides much",
-                "choose that prior with care (group_sd), or make the groups columns of x",
-                groups=len(groups),
-            )
-        )
     places = sums.target.unravel(np.arange(sums.target.size))["group_log_sd"]
-    for name, k in zip(model.effect_names, places, strict=True):
-        if anchor.sd[k] > NEAR_ZERO:
-            notes.append(
-                ModicumWarning(
-                    "scale-near-zero",
-                    f"group_sd[{name}] may be zero as far as the data tell: its posterior reaches "
-                    f"down to where the prior ends it (mode {np.exp(anchor.point[k]):.2g}, "
-                    f"relative standard deviation {anchor.sd[k]:.2g})",
-                    "report an upper bound rather than an estimate, or leave that effect out",
-                    mode=float(np.exp(anchor.point[k])),
-                    relative_sd=float(anchor.sd[k]),
-                )
-            )
-    return notes
+    width = anchor.sd[places]
+    sd = np.exp(anchor.point[places])
+    return [
+        note
+        for k, name in enumerate(model.effect_names)
+        for note in scale_doubts(
+            f"group_sd[{name}]", len(groups), float(sd[k]), bool(width[k] > NEAR_ZERO)
+        )
+    ]
+
+
+def uneven_groups(groups: GroupedRows, subsample: int) -> list[ModicumWarning]:
+    """Say so where so many groups of the largest one's size are more than all rows.
+
+    A chain has room for that, since any group may be drawn, and computes with all of it.
+    """
+    rows = len(groups.members)
+    if subsample * groups.largest < rows:
+        return []
+    return [
+        ModicumWarning(
+            "groups-uneven",
+            f"the largest group holds {groups.largest:,} of {rows:,} rows, and a step has room for "
+            f"{subsample:,} groups of that size: it costs more than all rows would",
+            "use method='nuts' on all rows",
+            largest=groups.largest,
+            rows=rows,
+        )
+    ]
 
 
 @in_double_precision
@@ -166,7 +170,7 @@ class GroupTables(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GroupDesign(Design[GroupTables]):
+class GroupDesign:
     """A design over groups, which requests all rows of the groups it draws.
 
     Parameters
@@ -179,13 +183,8 @@ class GroupDesign(Design[GroupTables]):
 
     groups: Design[Any]
     width: int
-    layout: ClassVar[Callable[..., Any]] = GroupTables
 
-    def tables(self, facts: RowFacts) -> GroupTables:
-        """Made by `of_groups`, which knows the groups."""
-        raise NotImplementedError
-
-    def draw(self, key: jax.Array, count: int, tables: GroupTables) -> Drawn:
+    def draw(self, key: jax.Array, count: int, tables: GroupTables) -> DrawnGroups:
         """Draw `count` groups, with replacement."""
         drawn = self.groups.draw(key, count, tables.design)
         group, size = drawn.row_ids, tables.size[drawn.row_ids]
@@ -193,7 +192,7 @@ class GroupDesign(Design[GroupTables]):
         place = tables.start[group][:, None] + within
         row_ids = place if tables.order is None else tables.order[place].astype(place.dtype)
         beside = (size, tables.centre[group])
-        return DrawnGroups(row_ids, drawn.probability, *beside)  # type: ignore[return-value]
+        return DrawnGroups(row_ids, drawn.probability, *beside)
 
 
 def of_groups(

@@ -14,11 +14,12 @@ from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.tracing import Trace, trace_of
 from modicum.rows import Rows
 
-__all__ = ["BaseModel", "Batch", "Params"]
+__all__ = ["DENSE_LIMIT", "BaseModel", "Batch", "Params"]
 
 Params: TypeAlias = Any  # a pytree of arrays: the unconstrained parameters
 Batch: TypeAlias = Mapping[str, Any]  # field name -> one entry per row
 Labels: TypeAlias = dict[str, tuple[tuple[str, ...], ...]]
+DENSE_LIMIT = 2_000  # parameters up to which Hessians are formed
 
 
 class BaseModel(ABC):

@@ -37,8 +37,9 @@ from modicum.errors import DataError, SettingError, whole_number
 from modicum.models.base import BaseModel, Batch, Labels, Params
 from modicum.models.covariance import Covariance
 from modicum.models.families import Cloglog, Logistic, Probit, Softmax
+from modicum.models.groups import INTERCEPT, GroupTerm
 from modicum.models.linear import LinearPredictorModel
-from modicum.models.priors import OWN, is_positive, moments
+from modicum.models.priors import LKJ, OWN, is_positive, moments
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows, GroupIndex
 
@@ -137,7 +138,7 @@ class IntegratedEffects(BaseModel):
         Scale of the half-normal prior of the effects' standard deviations: one number, or one per
         effect (the intercept's first). None: 2.5 in the units of the outcome over the column's sd.
     concentration
-        Of the LKJ prior of the effects' correlations; 1 is uniform.
+        Of the LKJ prior of the effects' correlations; 1 is uniform, and 2 the default.
     nodes
         Quadrature nodes per effect; None: 9, 7 or 5 for one, two or three effects.
     columns, scales, nodes_at
@@ -158,7 +159,7 @@ class IntegratedEffects(BaseModel):
     intercept: bool = True
     correlated: bool = True
     group_sd: float | tuple[float, ...] | None = None
-    concentration: float = 1.0
+    concentration: float = LKJ().eta
     nodes: int | None = None
     columns: tuple[int, ...] | None = None
     scales: tuple[float, ...] | None = None
@@ -437,12 +438,15 @@ class IntegratedEffects(BaseModel):
     # Layout, names, checks ----------------------------------------------------------------
 
     @property
+    def term(self) -> GroupTerm:
+        """The same as a group term, which knows what draws call its parts."""
+        effects = (*([INTERCEPT] if self.intercept else []), *self.slopes)
+        return GroupTerm(self.group, effects, self.correlated)
+
+    @property
     def effect_names(self) -> tuple[str, ...]:
         """The group for its intercept, "group:column" for a slope."""
-        return (
-            *([self.group] if self.intercept else []),
-            *(f"{self.group}:{s}" for s in self.slopes),
-        )
+        return self.term.sd_names
 
     def start(self, rows: Rows) -> Params:
         """That of the family, small standard deviations and no correlation."""
@@ -473,11 +477,9 @@ class IntegratedEffects(BaseModel):
 
     def labels(self, rows: Rows) -> Labels:
         """Columns of x, and effects."""
-        names = self.effect_names
-        labels = dict(self.family.labels(rows)) | {"group_sd": (names,)}
+        labels = dict(self.family.labels(rows)) | {"group_sd": (self.effect_names,)}
         if self.covariance.pairs:
-            pairs = [(i, j) for i in range(len(names)) for j in range(i)]
-            labels["group_cor"] = (tuple(f"{names[j]},{names[i]}" for i, j in pairs),)
+            labels["group_cor"] = (self.term.cor_names,)
         return labels
 
     def check(self, rows: Rows) -> None:

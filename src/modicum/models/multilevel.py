@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from modicum.errors import SettingError
-from modicum.models.base import BaseModel
+from modicum.models.base import DENSE_LIMIT, BaseModel
 from modicum.models.families import Softmax
 from modicum.models.groups import INTERCEPT, GroupTerm, tidy_groups
 from modicum.models.integrated import IntegratedEffects
@@ -25,7 +25,6 @@ __all__ = ["HoldEffects", "Multilevel", "multilevel"]
 
 HoldEffects: TypeAlias = Literal["explicit", "integrate"]
 
-MOST_PARAMETERS = 2_000  # of which a Hessian is formed
 MOST_EFFECTS = 3  # per group that quadrature serves
 # Rows per step that explicit effects may need: d^3 / n times this is what logistic rows of the
 # flights needed, 60 for 137 parameters and some 15,000 for 4,042.
@@ -77,7 +76,7 @@ def multilevel(
     obstacle = _obstacle(family, terms)
     if how == "integrate" and obstacle is not None:
         raise SettingError(f"{obstacle}; use groups='explicit'.")
-    thin = size > MOST_PARAMETERS or needed > MOST_ROWS
+    thin = size > DENSE_LIMIT or needed > MOST_ROWS
     if how == "integrate" or (how is None and thin and obstacle is None):
         levels = len(rows.levels[terms[0].field])
         why = (
@@ -87,11 +86,11 @@ def multilevel(
             "step; of groups, tens do"
         )
         return Multilevel(_integrated(family, terms), "integrate", why)
-    if size > MOST_PARAMETERS:
+    if size > DENSE_LIMIT:
         reason = "" if obstacle is None else f", and {obstacle}"
         raise SettingError(
             f"the model would hold {size:,} parameters explicitly, which is possible up to "
-            f"{MOST_PARAMETERS:,}{reason}; leave the group of the most levels out, or merge levels."
+            f"{DENSE_LIMIT:,}{reason}; leave the group of the most levels out, or merge levels."
         )
     why = "set by hand" if how else f"{size:,} parameters for {len(rows):,} rows are few"
     return Multilevel(replace(family, groups=tuple(terms)), "explicit", why)

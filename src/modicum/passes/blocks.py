@@ -49,6 +49,8 @@ def map_in_blocks(function: Callable[[Any, Any], jax.Array], batch: Any, present
 def _cut(batch: Any, present: Any) -> Any:
     """Batch and present with a leading axis for blocks; None where they stay whole."""
     rows = present.shape[0]
+    if "group_of_row" in batch:  # rows of groups, of which `present` counts the groups
+        return None
     if jax.default_backend() != "cpu" or rows <= BLOCK or rows % BLOCK:
         return None
     return jax.tree.map(

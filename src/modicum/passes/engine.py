@@ -91,8 +91,9 @@ class LocalEngine:
         """Results of all chunks in order."""
         size, bounds = chunk_rows(rows), chunk_bounds(rows)
         compute = in_double_precision(_one_chunk)
+        unit = "groups" if isinstance(rows, GroupedRows) else "rows"
         with (
-            pass_progress(description, len(rows), self.progressbar) as advance,
+            pass_progress(description, len(rows), self.progressbar, unit) as advance,
             ThreadPoolExecutor(self.threads) as pool,
         ):
             jobs = (

@@ -13,6 +13,7 @@ from scipy.linalg import cho_factor, cho_solve, cholesky, eigh, solve_triangular
 
 from modicum.errors import ConvergenceError
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
+from modicum.models.base import DENSE_LIMIT
 from modicum.models.priors.exact import ExactPrior
 from modicum.passes.engine import chunk_rows
 from modicum.passes.faults import first_bad_row, point_text
@@ -21,12 +22,19 @@ from modicum.random import Stream, generator
 from modicum.rows.groups import GroupedRows
 from modicum.runtime import in_double_precision, jit
 
-__all__ = ["NEAR", "Curvature", "ModeRecord", "ascend", "find_mode", "whitening_factor"]
+__all__ = [
+    "DENSE_LIMIT",
+    "NEAR",
+    "Curvature",
+    "ModeRecord",
+    "ascend",
+    "find_mode",
+    "whitening_factor",
+]
 
 TOLERANCE = 1e-6  # whitened gradient norm: distance to the mode in posterior standard deviations
 GOAL = 1e-8  # what Newton aims for: at 1e-7 a small coefficient agrees with a GLM to 1.2e-8 only
 NEAR = 0.01  # near enough to expand about, and to set a scale: it saves a pass or two
-DENSE_LIMIT = 2000  # parameters up to which Hessians are formed
 MAX_STEPS = 60
 FEWEST_GROUPS = 500  # of a subset: fewer say little of how groups differ
 MAX_SETTLING = 100

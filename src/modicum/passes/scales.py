@@ -16,7 +16,7 @@ from modicum.models import Target
 from modicum.models.priors.grouped import Effects
 from modicum.passes.mode import Curvature, exact_log_priors, folded_prior
 
-__all__ = ["group_notes", "with_scale_widths"]
+__all__ = ["group_notes", "scale_doubts", "with_scale_widths"]
 
 GRID = np.linspace(-8.0, 6.0, 22)  # in widths as EM has them, which are too narrow near zero
 WIDEST = 2.0  # standard deviations of log tau: beyond it only the prior ends
@@ -74,12 +74,15 @@ def group_notes(
         informed = term.informed(point, covariance).sum(axis=1)
         for effect, place in enumerate(term.sds):
             called = names[place] if place < len(names) else f"parameter {place}"
-            sd = float(np.exp(point[place]))
-            notes += _doubts(called, term.levels, float(informed[effect]), sd)
+            # tau^2 + s^2 is known to sqrt(2 / L) of itself; tau^2 is the share `informed` / L of it
+            share = float(informed[effect]) / term.levels
+            near_zero = share < UNTOLD * np.sqrt(2 / term.levels)
+            notes += scale_doubts(called, term.levels, float(np.exp(point[place])), near_zero)
     return notes
 
 
-def _doubts(called: str, levels: int, informed: float, sd: float) -> list[ModicumWarning]:
+def scale_doubts(called: str, levels: int, sd: float, near_zero: bool) -> list[ModicumWarning]:
+    """What is to be said of a group's standard deviation, whose mode is `sd`."""
     if levels < FEW:
         return [
             ModicumWarning(
@@ -90,18 +93,15 @@ def _doubts(called: str, levels: int, informed: float, sd: float) -> list[Modicu
                 levels=levels,
             )
         ]
-    # tau^2 + s^2 is known to sqrt(2 / L) of itself, and tau^2 is the share `informed` / L of it.
-    if informed / levels < UNTOLD * np.sqrt(2 / levels):
-        return [
-            ModicumWarning(
-                "group-sd-near-zero",
-                f"the data hardly tell {called} from 0 (its marginal mode is about {sd:.2g}, with "
-                f"the information of {informed:.2g} effects), so that its posterior has no lower "
-                "end but the prior's",
-                "leave the group out if its effects are of no interest, or give its standard "
-                "deviation a prior that keeps away from 0 (mo.priors.Gamma(2, rate))",
-                informed=informed,
-                sd=sd,
-            )
-        ]
-    return []
+    if not near_zero:
+        return []
+    return [
+        ModicumWarning(
+            "group-sd-near-zero",
+            f"the data hardly tell {called} from 0 (its mode is about {sd:.2g}), so that its "
+            "posterior has no lower end but the prior's",
+            "report an upper bound rather than an estimate, or leave the group out if its "
+            "effects are of no interest",
+            sd=sd,
+        )
+    ]

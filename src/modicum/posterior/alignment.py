@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from modicum.errors import DataError, SettingError
 from modicum.rows import Coding, Rows, RowsSchema
 from modicum.rows.formula import FormulaEncoding, NewLevels
-from modicum.rows.reading import encode_table, is_tabular
+from modicum.rows.reading import encode_table, is_tabular, largest_factor
 from modicum.rows.sources import is_table
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ __all__ = [
 Batch: TypeAlias = dict[str, np.ndarray]
 RowsLike: TypeAlias = "Rows | Mapping[str, ArrayLike] | pd.DataFrame | pl.DataFrame | pa.Table"
 SHOWN = 5  # names listed in a sentence; more of them are counted
+CODES = 1 << 20  # rows whose codes are read at a time
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,13 @@ def rows_of_fit(rows: object, fit: FitRows | None, purpose: str) -> Rows:
             f"{type(rows).__name__}."
         )
     drop = fit.encoding.drops
-    return encode_table(fit.encoding, rows, outcome=True, dtype=fit.dtype, drop=drop)
+    made = encode_table(fit.encoding, rows, outcome=True, dtype=fit.dtype, drop=drop)
+    field = largest_factor(fit.encoding, fit.schema.levels)
+    if field is None or made.fingerprint() == fit.fingerprint:
+        return made
+    codes = np.concatenate([chunk[field] for chunk in made.chunks(CODES)])
+    ordered = made.subset(np.argsort(codes, kind="stable"))  # as a store is
+    return ordered if ordered.fingerprint() == fit.fingerprint else made
 
 
 def require_rows_of_fit(rows: Rows, fit: FitRows | None, number: int | None, purpose: str) -> None:

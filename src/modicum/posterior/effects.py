@@ -69,7 +69,18 @@ def effects(
             f"there are no effects of {group!r}{suggestion(group, known)}; "
             + (f"there are those of {', '.join(known)}." if known else "the model has no groups.")
         )
+    if isinstance(levels, str) or hasattr(levels, "columns") or isinstance(levels, Rows):
+        raise SettingError(
+            f"levels must be a list of levels of '{group}', not "
+            f"{'a name' if isinstance(levels, str) else type(levels).__name__}; the rows of the "
+            "fit, where they are needed, are rows=..."
+        )
     if rows is not None:
+        if not isinstance(rows, Rows):
+            raise SettingError(
+                f"rows must be the mo.Rows of the fit, not {type(rows).__name__}; a fit that was "
+                "not loaded from a file knows them."
+            )
         require_rows_of_fit(rows, fit.rows, None, "a table of effects")
     if isinstance(model, LinearPredictorModel):
         return _explicit(source, model, rows, group, levels, prob)

@@ -243,8 +243,9 @@ class GroupedRows(Rows):
 
     @cached_property
     def flat_groups(self) -> int:
-        """Groups that a chunk has room for."""
-        return min(MOST_GROUPS, len(self))
+        """Groups that a chunk has room for: more where one giant group makes chunks large."""
+        wide = MOST_GROUPS * -(-self.flat_rows // FLAT_ROWS)
+        return min(wide, len(self))
 
     def chunk(self, index: int) -> tuple[dict[str, Array], Array]:
         """Chunk `index` of a pass in arrays of one shape for all, and which groups are present."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
@@ -15,6 +15,7 @@ from modicum.rows.csv import TypesWidened
 from modicum.rows.description import Array
 from modicum.rows.formula import Formula, FormulaEncoding, NewLevels, learn, parse
 from modicum.rows.formula.expressions import Expression
+from modicum.rows.formula.grouping import grouping_name
 from modicum.rows.formula.memory import encoded, in_memory, rows_type
 from modicum.rows.ingestion import PackedBlocks, is_store, table_source, write_store
 from modicum.rows.rows import Rows
@@ -22,7 +23,15 @@ from modicum.rows.rows_source import RowsSource
 from modicum.rows.sources import Source, is_dataset, is_table
 from modicum.rows.staging import refuse_existing
 
-__all__ = ["Missing", "TableRows", "encode_table", "is_tabular", "read_formula", "source_of"]
+__all__ = [
+    "Missing",
+    "TableRows",
+    "encode_table",
+    "is_tabular",
+    "largest_factor",
+    "read_formula",
+    "source_of",
+]
 
 Missing: TypeAlias = Literal["refuse", "drop"]
 
@@ -69,7 +78,8 @@ def read_formula(
     missing
         Whether a row with a missing value is refused, or dropped.
     store
-        A folder to write the rows to; None: they are kept in memory.
+        A folder to write the rows to, in the order of the largest group; None: they are kept in
+        memory, in the order they come in.
     overwrite
         Whether a store there may be replaced.
     dtype
@@ -160,7 +170,8 @@ def _read(
     chunks = encoding.chunks(source, kind, drop=drop)
     if store is not None:
         blocks = PackedBlocks(about, (about.pack(chunk) for chunk in chunks), n)
-        rows = write_store(lambda: blocks, store, overwrite, progressbar)
+        sort_by = largest_factor(encoding, about.schema.levels)
+        rows = write_store(lambda: blocks, store, overwrite, progressbar, sort_by=sort_by)
         return TableRows(rows, learned.dropped)
     with phase("read rows", n, progressbar, "rows") as reading:
 
@@ -171,6 +182,15 @@ def _read(
 
         made = in_memory(about, counted(), n)
     return TableRows(Rows._at(made.description, made), learned.dropped)
+
+
+def largest_factor(encoding: FormulaEncoding, levels: Mapping[str, tuple[str, ...]]) -> str | None:
+    """The group of the most levels, in whose order a store is written; None: there is no group.
+
+    Effects can then be integrated out, for which the rows of a group must lie side by side.
+    """
+    fields = {grouping_name(group.group) for group in encoding.groups}
+    return max(sorted(fields), key=lambda field: len(levels[field]), default=None)
 
 
 def _with_offset(formula: Formula, offset: str | None) -> Formula:

@@ -71,6 +71,8 @@ class Chains:
         Of so many iterations one is recorded.
     block
         The most iterations whose rows are prepared together.
+    units
+        What is requested, in a word for those who watch: "rows", "groups".
     """
 
     kernel: Kernel[Any, Any]
@@ -82,6 +84,7 @@ class Chains:
     parallel: Parallel | None = None
     thin: int = 1
     block: int = compiled.BLOCK
+    units: str = "rows"
     state: list[compiled.Progress] = field(default_factory=list, init=False)  # one entry per group
 
     def __post_init__(self) -> None:

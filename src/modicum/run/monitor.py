@@ -18,8 +18,10 @@ EVERY = 1.5  # seconds between two live diagnoses
 class Monitor:
     """Warm-up and sampling as phases with live diagnostics; silent where `progressbar` is False."""
 
-    def __init__(self, tune: int, draws: int, chains: int, progressbar: Progressbar) -> None:
-        self.tune, self.draws, self.chains = tune, draws, chains
+    def __init__(
+        self, tune: int, draws: int, chains: int, progressbar: Progressbar, units: str = "rows"
+    ) -> None:
+        self.tune, self.draws, self.chains, self.units = tune, draws, chains, units
         self.progressbar = progressbar
         self._phase: Phase | None = None
         self._watched: list[np.ndarray] = []
@@ -60,7 +62,7 @@ class Monitor:
             self._watch(done, record["position"])
         rate = record.get("acceptance_rate", np.empty(0))  # some methods accept everything
         accept = f"accept {rate.mean():.2f} · " if rate.size else ""
-        detail = f"{accept}{_short(rows_touched)} rows touched{self._text}"
+        detail = f"{accept}{_short(rows_touched)} {self.units} touched{self._text}"
         current.update(done - self.tune if done > self.tune else done, detail)
 
     def _watch(self, done: int, position: np.ndarray) -> None:

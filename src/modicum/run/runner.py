@@ -151,7 +151,7 @@ def run(
         with stoppable() as stop:
             with phase("compile", None, progressbar):
                 book, made = _begun(chains, tune, total, checkpoint)
-            monitor = Monitor(tune, draws, len(chains.keys), progressbar)
+            monitor = Monitor(tune, draws, len(chains.keys), progressbar, chains.units)
             with stop.at_chunk_ends(), monitor:
                 made = _to_the_end(chains, made, total, book, stop, monitor, checkpoint, hook)
             if stop.signal == signal.SIGTERM:

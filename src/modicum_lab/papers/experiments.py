@@ -8,11 +8,11 @@ Adding one is writing one function in a module of the paper's folder, where it i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from modicum.errors import ModicumWarning, SettingError, suggestion
 
@@ -27,10 +27,25 @@ __all__ = [
     "experiment",
     "experiments_of",
     "find",
+    "sized",
 ]
 
-Scale = Literal["smoke", "laptop", "paper"]
-"""A few seconds, to see that it runs; minutes on two cores; the size of the paper."""
+Scale = Literal["smoke", "laptop", "gpu", "paper"]
+"""A few seconds, to see that it runs; minutes on two cores; minutes on one GPU; the size of the
+paper."""
+
+T = TypeVar("T")
+
+
+def sized(sizes: Mapping[Scale, T], scale: Scale) -> T:
+    """Return the size for a scale; `gpu` is the paper's size where it has none of its own.
+
+    Examples
+    --------
+    >>> sized({"smoke": 10, "laptop": 100, "paper": 1_000}, "gpu")
+    1000
+    """
+    return sizes[scale] if scale in sizes else sizes["paper"]
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,8 @@ def _anchor(record: dict[str, Any]) -> str:
 
 def _section(folder: Path, record: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {v}" for name, v in record["versions"].items())
-    took = f", {record['seconds']:,.0f} s" if "seconds" in record else ""
+    took = f", {record['seconds']:,.0f} s on {_where(record)}" if "seconds" in record else ""
+    took += f", {record['date']}" if "date" in record else ""
     lines = [
         f'<section id="{_anchor(record)}"><h3>{escape(record["title"])}</h3>',
         f'<p class="small">{escape(record["experiment"])}: scale {record["scale"]}, seed '
@@ -169,10 +170,16 @@ def write_gallery(out: Path, folder: Path) -> Path:
     return path
 
 
+def _where(record: dict[str, Any]) -> str:
+    """The machine, as far as the record says it."""
+    return str(record.get("machine") or f"a {record['versions']['backend'].upper()}")
+
+
 def _gallery_section(at: Path, record: dict[str, Any], folder: Path) -> str:
-    ran = f"{record['seconds']:,.0f} s on a {record['versions']['backend'].upper()}"
+    ran = f"{record['seconds']:,.0f} s on {_where(record)}"
+    when = f" ({_where(record)}, {record['date']})" if "date" in record else ""
     lines = [
-        f"### {record['title']}\n",
+        f"### {record['title']}{when}\n",
         f"`modicum reproduce {record['paper']} {record['experiment']} --scale {record['scale']}`, "
         f"seed {record['seed']}, {ran}.\n",
     ]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from modicum.plots import pyplot
+from modicum_lab.bench.machine import describe_machine
 from modicum_lab.markdown import table_lines
 from modicum_lab.papers.experiments import Experiment, Figure, Result, Scale, Table
 
@@ -75,12 +76,15 @@ def _write_figure(figure: Figure, folder: Path) -> None:
 def _header(one: Experiment, scale: Scale, seed: int) -> dict[str, Any]:
     import jax
 
+    machine = describe_machine()
     return {
         "paper": one.paper,
         "experiment": one.name,
         "title": one.title,
         "scale": scale,
         "seed": seed,
+        "date": machine["date"][:10],
+        "machine": _machine(machine),
         "versions": {
             "modicum": version("modicum"),
             "jax": jax.__version__,
@@ -89,6 +93,12 @@ def _header(one: Experiment, scale: Scale, seed: int) -> dict[str, Any]:
             "backend": jax.default_backend(),
         },
     }
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    """The accelerator, or the processor and the cores at hand."""
+    kind, _, name = machine["device"].partition(": ")
+    return name if kind != "cpu" else f"{machine['cores']} cores of {machine['processor']}"
 
 
 def _write_record(record: dict[str, Any], folder: Path) -> None:

@@ -18,10 +18,11 @@ from modicum.methods.base import Tuning
 from modicum.methods.ecs.base import EnergyConserving
 from modicum.methods.ecs.tuning import Choice, Pilot, Products, Rehearsal
 from modicum.methods.ecs.tuning.block_poisson import DEVIATIONS, FEWEST
-from modicum.models import LinearPredictorModel, Target
+from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.run import History
 
 __all__ = [
+    "COSTLY",
     "UNFIT",
     "Case",
     "look_ahead",
@@ -34,6 +35,8 @@ __all__ = [
 
 # The pilot study itself shows that draws would not be those of the posterior.
 UNFIT = frozenset({"posterior-not-normal", "mode-not-typical", "not-concave", "other-modes"})
+# It shows that all rows would cost less than a subsample of them.
+COSTLY = frozenset({"groups-uneven"})
 # A bound on the perturbation's bias says nothing once one of these is said.
 BOUND_FALLS = UNFIT | {
     "subsample-small",
@@ -63,6 +66,11 @@ class Case:
     rows: int
 
     @property
+    def units(self) -> str:
+        """What is subsampled, in a word."""
+        return "groups" if isinstance(self.target.model, IntegratedEffects) else "rows"
+
+    @property
     def all_rows(self) -> str:
         """The way out that is always there."""
         return "use method='nuts' on all rows"
@@ -85,7 +93,7 @@ class Case:
         enough = ceil(m * factor / 100) * 100
         if 2 * enough > self.rows:
             return f"{self.remedy}, or {self.all_rows}"
-        return f"use more rows (subsample={enough})"
+        return f"use more {self.units} (subsample={enough})"
 
     @property
     def nearer(self) -> str:
@@ -119,9 +127,9 @@ def look_ahead(
         doubts.append(
             ModicumWarning(
                 "subsample-small",
-                f"{m:,} rows are too few: the log-likelihood estimate has a variance of up to "
-                f"{largest:.3g}, and posterior means may be off by about {min(expected, 99):.2g} "
-                "posterior sd",
+                f"{m:,} {case.units} are too few: the log-likelihood estimate has a variance of "
+                f"up to {largest:.3g}, and posterior means may be off by about "
+                f"{min(expected, 99):.2g} posterior sd",
                 f"{advice}, or {case.remedy}",
                 rows=m,
                 variance=largest,
@@ -301,13 +309,13 @@ def _crude(case: Case, m: int, smallest: int) -> CrudeControlVariateError:
     """Why these rows are not to be subsampled; `smallest` is what a good control variate needs."""
     if m <= smallest:
         return CrudeControlVariateError(
-            f"{case.rows:,} rows are too few for subsampling to make sense ({m:,} would be used at "
-            "every step)",
+            f"{case.rows:,} {case.units} are too few for subsampling to make sense ({m:,} would be "
+            "used at every step)",
             case.all_rows,
         )
-    needed = f"{m:,} of {case.rows:,} rows would be needed at every step"
+    needed = f"{m:,} of {case.rows:,} {case.units} would be needed at every step"
     if m > case.rows:
-        needed = f"more would be needed at every step than the {case.rows:,} rows there are"
+        needed = f"more would be needed at every step than the {case.rows:,} {case.units} there are"
     return CrudeControlVariateError(
         f"the control variates are too crude here: {needed}", f"{case.remedy}, or {case.all_rows}"
     )
@@ -319,8 +327,8 @@ def _more_than_all(case: Case, m: int, phrase: str) -> list[ModicumWarning]:
     return [
         ModicumWarning(
             "subsample-exceeds-rows",
-            f"{phrase} of {m:,} is larger than the data set of {case.rows:,} rows, so that a step "
-            "costs more than one on all rows, which would be exact",
+            f"{phrase} of {m:,} is larger than the data set of {case.rows:,} {case.units}, so that "
+            "a step costs more than one on all rows, which would be exact",
             case.all_rows,
             subsample=m,
             rows=case.rows,

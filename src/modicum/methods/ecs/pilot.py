@@ -20,7 +20,7 @@ from modicum.designs import DESIGNS, RowFacts, Weighted, WeightTables, draw_on_h
 from modicum.errors import ConvergenceError, ModicumWarning
 from modicum.estimators import GroupTaylor, LinearTaylor, control_variate, proxy
 from modicum.kernels.adaptation import schedule
-from modicum.kernels.base import ControlVariate, Estimator, Move, Pytree, straighten
+from modicum.kernels.base import ControlVariate, Estimator, Move, Pytree, RowDesign, straighten
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Chosen, Plan, Task, Tuning
@@ -33,7 +33,7 @@ from modicum.methods.ecs.tuning import (
     rehearse,
     study,
 )
-from modicum.methods.groups import of_groups
+from modicum.methods.groups import of_groups, uneven_groups
 from modicum.methods.weights import design_tables, ends_near_the_mode, expected_residuals
 from modicum.models.base import Batch
 from modicum.passes import Anchor
@@ -101,8 +101,9 @@ class Study:
         if type(self.design) is not Weighted:
             tables = design_tables(task, self.design, facts)
         self.pilot = self._study(straight, weighted, tables)
+        self.draws_rows: RowDesign = self.design
         if isinstance(task.rows, GroupedRows):
-            self.design, tables = of_groups(self.design, tables, task.rows)
+            self.draws_rows, tables = of_groups(self.design, tables, task.rows)
         self.tables = jax.tree.map(jnp.asarray, tables)
 
     def _straight(self, draws: np.ndarray) -> np.ndarray:
@@ -207,6 +208,9 @@ class Study:
         """All that a run needs, given the subsample that was chosen."""
         task, method = self.task, self.method
         design: Chosen = {"value": method.design, "why": DESIGNS[method.design].description}
+        uneven = []
+        if isinstance(task.rows, GroupedRows):
+            uneven = uneven_groups(task.rows, parts.subsample)
         return Plan(
             kernel=self.kernel(parts),
             context=self.context(parts),
@@ -216,7 +220,7 @@ class Study:
             floats_per_iteration=self.floats_per_iteration(parts),
             start_rows=parts.subsample,
             tuning=tuning | {"design": design},
-            notes=[*self.anchor.notes, *notes],
+            notes=[*self.anchor.notes, *notes, *uneven],
         )
 
     def kernel(self, parts: Composition) -> EnergyConservingKernel:
@@ -224,7 +228,7 @@ class Study:
         return EnergyConservingKernel(
             self._with_room(parts.subsample),
             parts.estimator,
-            self.design,
+            self.draws_rows,
             _move(self.method),
             parts.subsample,
             parts.blocks,

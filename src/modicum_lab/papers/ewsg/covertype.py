@@ -16,16 +16,18 @@ from modicum.plots import colour_of
 from modicum.posterior import Posterior, Score
 from modicum.rows import Rows
 from modicum_lab.papers.ewsg.common import draw_lines, label_of, panels, realisations, states
-from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment
+from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment, sized
 
 __all__ = ["Split", "draw", "table", "table_1"]
 
 BATCH, FRICTION = 50, 50.0
-REALISATIONS = {"smoke": 20, "laptop": 200, "paper": 200}
-ROWS = {"smoke": 10_000, "laptop": None, "paper": None}  # the first so many; None: all
-POINTS = {"smoke": 2, "laptop": 12, "paper": 40}  # of the learning curves
-SCORED = {"smoke": 2_000, "laptop": 20_000, "paper": 200_000}  # test rows of the curves, at most
-EXACT = {
+REALISATIONS: dict[Scale, int] = {"smoke": 20, "laptop": 200, "paper": 200}
+# the first so many; None: all
+ROWS: dict[Scale, int | None] = {"smoke": 10_000, "laptop": None, "paper": None}
+POINTS: dict[Scale, int] = {"smoke": 2, "laptop": 12, "paper": 40}  # of the learning curves
+# test rows of the curves, at most
+SCORED: dict[Scale, int] = {"smoke": 2_000, "laptop": 20_000, "paper": 200_000}
+EXACT: dict[Scale, dict[str, int]] = {
     "smoke": {"chains": 2, "draws": 50, "tune": 100},
     "laptop": {"chains": 2, "draws": 100, "tune": 300},
     "paper": {"chains": 4, "draws": 500, "tune": 1_000},
@@ -74,13 +76,13 @@ def _methods(n: int) -> dict[str, Method]:
 @experiment("ewsg", "table-1", "Covertype: accuracy and log-likelihood after one data pass")
 def table_1(scale: Scale, seed: int) -> Result:
     """SGLD, pSGLD, SGHMC and EWSG; FlyMC, which is the posterior of all rows; its mode."""
-    split = Split.drawn(ROWS[scale], seed)
-    chains = REALISATIONS[scale]
+    split = Split.drawn(sized(ROWS, scale), seed)
+    chains = sized(REALISATIONS, scale)
     chosen = _methods(len(split.fit))
     result = Result(settings=_settings(split, chosen, chains))
     scores, curves = {}, {}
     for name, method in chosen.items():
-        thin = max(1, method.iterations(1, len(split.fit)) // POINTS[scale])
+        thin = max(1, method.iterations(1, len(split.fit)) // sized(POINTS, scale))
         every: dict[str, Any] = {"chains": chains, "passes": 1, "thin": thin, "random_seed": seed}
         post = realisations(result, name, split.model, split.fit, method, **every)
         scores[name] = _last(post).score(split.test, draws=chains)
@@ -91,7 +93,7 @@ def table_1(scale: Scale, seed: int) -> Result:
     result.tables.append(table(scores, len(split.fit)))
     caption = (
         "Above: the prediction averaged over realisations; below: single realisations, on average; "
-        f"{SCORED[scale]:,} test rows at most. Dashed: the posterior of all rows, by "
+        f"{sized(SCORED, scale):,} test rows at most. Dashed: the posterior of all rows, by "
         f"{label_of(next(reversed(exact)))}."
     )
     truth = _scored(next(reversed(exact.values())), _some(split, scale))
@@ -119,7 +121,7 @@ def _last(post: Posterior) -> Posterior:
 
 def _some(split: Split, scale: Scale) -> Batch:
     """The test rows that curves are scored on."""
-    return split.test.slice(0, min(len(split.test), SCORED[scale]))
+    return split.test.slice(0, min(len(split.test), sized(SCORED, scale)))
 
 
 def _curve(post: Posterior, split: Split, scale: Scale) -> Any:
@@ -149,13 +151,13 @@ def _exact(result: Result, split: Split, scale: Scale, seed: int) -> dict[str, P
         chosen["posterior, NUTS on all rows"] = NUTS()
     posteriors = {}
     for name, method in chosen.items():
-        length = EXACT[scale] | {"random_seed": seed}
+        length = sized(EXACT, scale) | {"random_seed": seed}
         post = realisations(result, name, split.model, split.fit, method, **length)
         posteriors[name] = post
         worst = post.summary()["r_hat"].astype(float)
         result.notes.append(
             f"{label_of(name)}: R-hat is {worst.median():.2f} for the median coefficient and "
-            f"{worst.max():.2f} for the worst, {worst.idxmax()}, after {EXACT[scale]['tune']} "
+            f"{worst.max():.2f} for the worst, {worst.idxmax()}, after {length['tune']} "
             f"iterations of warm-up and {post.num_draws} draws in each of {post.chains} chains."
         )
     return posteriors

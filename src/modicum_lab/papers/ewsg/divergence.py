@@ -26,13 +26,13 @@ from modicum_lab.papers.ewsg.gaussian import (
     Gaussian,
     methods,
 )
-from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment
+from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment, sized
 
 __all__ = ["divergences", "figure_1a", "figure_1b", "figure_1c"]
 
 N = 20
-REALISATIONS = {"smoke": 400, "laptop": 10_000, "paper": 10_000}
-SETS = {"smoke": 1, "laptop": 5, "paper": 20}  # of centres
+REALISATIONS: dict[Scale, int] = {"smoke": 400, "laptop": 10_000, "paper": 10_000}
+SETS: dict[Scale, int] = {"smoke": 1, "laptop": 5, "paper": 20}  # of centres
 FLOOR = "{:.1g} is what as many exact draws give on average"
 
 CHOICES: dict[str, Literal["current", "zero", "one", "rest"]] = {
@@ -72,13 +72,13 @@ def divergences(
 ) -> Divergences:
     """Run methods on some sets of centres; curves are of the first."""
     divergence = Divergences()
-    for number in range(SETS[scale]):
+    for number in range(sized(SETS, scale)):
         target = Gaussian.drawn(n, seed, number)
         for name, method in chosen.items():
             post = target.run(
                 *(result, name, method),
                 passes=PASSES,
-                chains=REALISATIONS[scale],
+                chains=sized(REALISATIONS, scale),
                 random_seed=seed + number,
             )
             divergence.last.setdefault(name, []).append(target.kl(post["theta"][:, -1]))
@@ -88,7 +88,12 @@ def divergences(
 
 
 def _new(scale: Scale, **settings: Any) -> Result:
-    size = {"n": N, "passes": PASSES, "realisations": REALISATIONS[scale], "sets": SETS[scale]}
+    size = {
+        "n": N,
+        "passes": PASSES,
+        "realisations": sized(REALISATIONS, scale),
+        "sets": sized(SETS, scale),
+    }
     return Result(settings=SETTINGS | size | settings)
 
 
@@ -114,14 +119,15 @@ def figure_1a(scale: Scale, seed: int) -> Result:
     chosen = methods()
     result = _new(scale, methods={name: repr(method) for name, method in chosen.items()})
     divergence = divergences(result, chosen, scale, seed)
-    floor = FLOOR.format(5 / (2 * REALISATIONS[scale]))
+    floor = FLOOR.format(5 / (2 * sized(REALISATIONS, scale)))
     result.tables.append(
         divergence.table(
             "figure-1a",
             "method",
             f"The paper prints no numbers: EWSG ends below SGHMC, SGLD and pSGLD, and SVRG-LD "
             f"ends lowest but falls slowest. Centres are drawn at random, and how far exponential "
-            f"weights help depends on them: hence the median over {SETS[scale]} sets. {floor}.",
+            f"weights help depends on them: hence the median over {sized(SETS, scale)} "
+            f"sets. {floor}.",
         )
     )
     caption = "Normal fitted to the realisations against the target; every method's cost counted."
@@ -149,7 +155,7 @@ def figure_1c(scale: Scale, seed: int) -> Result:
             "figure-1c",
             "choice of x",
             "The paper prints no numbers: its choice, the first, ends lowest. "
-            f"{FLOOR.format(5 / (2 * REALISATIONS[scale]))}.",
+            f"{FLOOR.format(5 / (2 * sized(REALISATIONS, scale)))}.",
         )
     )
     colours = dict(zip(chosen, (colour_of("ewsg"), *CHOICE_COLOURS), strict=True))
@@ -160,13 +166,13 @@ def figure_1c(scale: Scale, seed: int) -> Result:
     return result
 
 
-STEP_SIZES = {
+STEP_SIZES: dict[Scale, tuple[float, ...]] = {
     "smoke": (0.01, 0.05),
     "laptop": (0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1),
     "paper": (0.005, 0.007, 0.01, 0.014, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1),
 }
-STATIONARY_CHAINS = {"smoke": 400, "laptop": 400, "paper": 2_000}
-STATIONARY_DRAWS = {"smoke": 1_000, "laptop": 3_000, "paper": 10_000}
+STATIONARY_CHAINS: dict[Scale, int] = {"smoke": 400, "laptop": 400, "paper": 2_000}
+STATIONARY_DRAWS: dict[Scale, int] = {"smoke": 1_000, "laptop": 3_000, "paper": 10_000}
 TUNE = 1_000  # iterations to reach stationarity; the slowest time is 100 of them
 
 
@@ -185,17 +191,17 @@ class Point:
 def figure_1b(scale: Scale, seed: int) -> Result:
     """Larger steps forget faster and are less accurate: which method is better at equal speed."""
     size = {
-        "chains": STATIONARY_CHAINS[scale],
-        "draws": STATIONARY_DRAWS[scale],
+        "chains": sized(STATIONARY_CHAINS, scale),
+        "draws": sized(STATIONARY_DRAWS, scale),
         "tune": TUNE,
-        "steps": STEP_SIZES[scale],
+        "steps": sized(STEP_SIZES, scale),
     }
     result = Result(settings=SETTINGS | {"n": N} | size)
     target = Gaussian.drawn(N, seed)
     points = [
         _point(result, target, name, h, scale, seed)
         for name in ("sghmc", "ewsg")
-        for h in STEP_SIZES[scale]
+        for h in sized(STEP_SIZES, scale)
     ]
     columns = ["method", "h", "autocorrelation time", "in data passes", "KL divergence"]
     rows = [[LABELS[p.method], p.step, p.time, p.passes, p.error] for p in points]
@@ -216,9 +222,9 @@ def _point(result: Result, target: Gaussian, name: str, h: float, scale: Scale, 
     method = target.underdamped(name, h)
     post = target.run(
         *(result, name, method),
-        draws=STATIONARY_DRAWS[scale],
+        draws=sized(STATIONARY_DRAWS, scale),
         tune=TUNE,
-        chains=STATIONARY_CHAINS[scale],
+        chains=sized(STATIONARY_CHAINS, scale),
         random_seed=seed,
     )
     theta = post["theta"]

@@ -16,7 +16,7 @@ from modicum.diagnostics import MeanSquaredError, mse
 from modicum.plots import colour_of
 from modicum_lab.papers.ewsg.common import LABELS, draw_lines, panels
 from modicum_lab.papers.ewsg.gaussian import SETTINGS, Gaussian
-from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment
+from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment, sized
 
 __all__ = ["Panel", "Panels", "draw", "figure_1j_1l", "slope", "table_1j", "table_1k", "table_1l"]
 
@@ -42,7 +42,7 @@ NAMES = ("sghmc", "ewsg")
 
 # Theta takes 0.5 to forget, and phi half of that. A panel's runs are thinned alike, so that they
 # share compiled code.
-SIZES: dict[str, dict[str, Panel]] = {
+SIZES: dict[Scale, dict[str, Panel]] = {
     "smoke": {
         "j": Panel((5e-3,), (1, 3, 10), 400, 1),
         "k": Panel((5e-3, 1e-2), (15,), 400, 1),
@@ -64,7 +64,7 @@ SIZES: dict[str, dict[str, Panel]] = {
 @experiment("ewsg", "figure-1j-1l", "Mean squared error against T and h (Theorem 4), Gaussian")
 def figure_1j_1l(scale: Scale, seed: int) -> Result:
     """The three terms of eq. 6: O(1/T), O(h/T) and O(h^2)."""
-    size = SIZES[scale]
+    size = sized(SIZES, scale)
     start = "a draw of the target, so that no transient adds to the error"
     result = Result(settings=SETTINGS | {"n": N, "start": start, "panels": size})
     target = Gaussian.drawn(N, seed)

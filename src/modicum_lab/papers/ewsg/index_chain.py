@@ -23,14 +23,18 @@ from modicum_lab.papers.ewsg.gaussian import (
     D,
     Gaussian,
 )
-from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment
+from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment, sized
 
 __all__ = ["figure_1d_1i", "local_error"]
 
-LENGTHS = {"smoke": (1, 9), "laptop": (1, 4, 9, 19), "paper": (1, 2, 4, 9, 14, 19, 29)}
+LENGTHS: dict[Scale, tuple[int, ...]] = {
+    "smoke": (1, 9),
+    "laptop": (1, 4, 9, 19),
+    "paper": (1, 2, 4, 9, 14, 19, 29),
+}
 SIZES = (20, 50, 100)
-REALISATIONS = {"smoke": 400, "laptop": 4_000, "paper": 10_000}
-STATES = {"smoke": 200, "laptop": 1_000, "paper": 4_000}
+REALISATIONS: dict[Scale, int] = {"smoke": 400, "laptop": 4_000, "paper": 10_000}
+STATES: dict[Scale, int] = {"smoke": 200, "laptop": 1_000, "paper": 4_000}
 LOCAL_LENGTHS = (0, 1, 2, 4, 9, 19, 29)
 PAPER_BEST = {50: "19", 100: "19"}
 
@@ -78,9 +82,9 @@ def _transitions(gradients: np.ndarray, momentum: np.ndarray) -> np.ndarray:
 @experiment("ewsg", "figure-1d-1i", "EWSG by the length M of the index chain, Gaussian")
 def figure_1d_1i(scale: Scale, seed: int) -> Result:
     """Local bias and variance, KL curves for n = 20, 50, 100, and the best M."""
-    size = {"realisations": REALISATIONS[scale], "n": SIZES, "M": LENGTHS[scale]}
+    size = {"realisations": sized(REALISATIONS, scale), "n": SIZES, "M": sized(LENGTHS, scale)}
     result = Result(settings=SETTINGS | size | {"step_size": STEP, "passes": PASSES})
-    local = local_error(Gaussian.drawn(20, seed), LOCAL_LENGTHS, STATES[scale], seed)
+    local = local_error(Gaussian.drawn(20, seed), LOCAL_LENGTHS, sized(STATES, scale), seed)
     curves = {n: _curves(result, Gaussian.drawn(n, seed), scale, seed) for n in SIZES}
     last = {n: {m: float(kl[-1]) for m, (_, kl) in each.items()} for n, each in curves.items()}
     result.tables += [_local_table(local), _best_table(last)]
@@ -98,12 +102,12 @@ def figure_1d_1i(scale: Scale, seed: int) -> Result:
 
 def _curves(result: Result, target: Gaussian, scale: Scale, seed: int) -> dict[int, Line]:
     curves = {}
-    for m in LENGTHS[scale]:
+    for m in sized(LENGTHS, scale):
         method = EWSG(step_size=STEP, friction=FRICTION, index_steps=m, **RAW, **AFAR)
         post = target.run(
             *(result, f"EWSG, n = {len(target.centres)}, M = {m}", method),
             passes=PASSES,
-            chains=REALISATIONS[scale],
+            chains=sized(REALISATIONS, scale),
             random_seed=seed,
         )
         curves[m] = target.kl_curve(post)

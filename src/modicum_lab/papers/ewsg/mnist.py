@@ -1,8 +1,9 @@
-"""EWSG paper, Figure 3: learning curves of Bayesian networks on MNIST, five methods."""
+"""EWSG paper, Figure 3 (section 5.3): learning curves of Bayesian networks on MNIST."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,12 +12,14 @@ import numpy as np
 
 from modicum import CPSGHMC, EWSG, PSGLD, SGHMC, SGLD
 from modicum.datasets import mnist
+from modicum.errors import ModicumWarning
 from modicum.methods import Method
 from modicum.models import CNN, MLP, BaseModel, Batch
-from modicum.posterior import Posterior
+from modicum.plots import colour_of
+from modicum.posterior import Posterior, Score
 from modicum.rows import Rows
 from modicum_lab.papers.ewsg.common import draw_lines, label_of, panels, realisations, states
-from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment
+from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment, sized
 
 __all__ = ["figure_3"]
 
@@ -28,30 +31,40 @@ class Size:
     """How much of the experiment is run."""
 
     fit: int | None  # rows to fit, the first so many of a random order; None: all
-    scored: int  # rows of either part that a point of a curve is scored on
+    scored: int  # rows of either part that are scored
     passes: dict[str, float]
     realisations: dict[str, int]
     points: int
-    of_cnn: tuple[str, ...] | None = None  # methods for the CNN, slow to compile; None: all
+    only: Mapping[str, tuple[str, ...]] | None = None  # methods by network; None: all
 
 
-SIZES = {
-    "smoke": Size(1_000, 200, {"mlp": 10, "cnn": 1}, {"mlp": 2, "cnn": 2}, 2, ("sgld", "ewsg")),
+SIZES: dict[Scale, Size] = {
+    "smoke": Size(  # nearly all of it is compilation
+        fit=1_000,
+        scored=200,
+        passes={"mlp": 10, "cnn": 1},
+        realisations={"mlp": 3, "cnn": 2},
+        points=2,
+        only={"mlp": ("sgld", "ewsg"), "cnn": ("ewsg",)},
+    ),
     "laptop": Size(None, 1_000, {"mlp": 3, "cnn": 2}, {"mlp": 2, "cnn": 1}, 8),
+    "gpu": Size(None, 10_000, {"mlp": 200, "cnn": 80}, {"mlp": 10, "cnn": 8}, 25),
     "paper": Size(None, 10_000, {"mlp": 200, "cnn": 200}, {"mlp": 100, "cnn": 100}, 50),
 }
 FRICTION = {"mlp": 0.1, "cnn": 1.0}
 LANGEVIN = {"mlp": (1e-7, 1e-4), "cnn": (2e-8, 8e-6)}  # h of SGLD and pSGLD
-AS_SUM = "ewsg, V the sum"
+AS_SUM, SUM_PASSES = "ewsg, V the sum", 5.0  # it has run away by then
 PANEL = {"mlp": "3a", "cnn": "3b"}
 
 NOTE = """\
 The paper prints curves of training accuracy only, no numbers; its text has EWSG above SGHMC,
-CP-SGHMC, SGLD and pSGLD after 200 passes with 100 realisations. Accuracy is that of the prediction
-averaged over realisations. The paper does not say how V is scaled. With V the sum over all 60,000
-rows EWSG diverges with the printed h and gamma (the row "EWSG, V the sum"), and pSGLD would move
-every weight by n h per step, 6 for the MLP. They are read as steps for the mean, V / n,
-at the posterior's temperature, 1 / n: the posterior's own dynamics with h / sqrt(n) and
+CP-SGHMC, SGLD and pSGLD after 200 passes with 100 realisations. Accuracy and log-likelihood are
+those of the prediction averaged over realisations, on the first {scored:,} rows of either part, ±
+their standard error by the jackknife over realisations; "single" is the mean of what one
+realisation scores by itself, ± its standard error. The paper does not say how V is scaled. With V
+the sum over all 60,000 rows EWSG diverges with the printed h and gamma (the row "EWSG, V the sum"),
+and pSGLD would move every weight by n h per step, 6 for the MLP. They are read as steps for the
+mean, V / n, at the temperature 1 / n: the dynamics of the posterior itself with h / sqrt(n) and
 gamma sqrt(n), and with h / n for pSGLD. SGLD's h makes sense for the sum, and is used so. Chains
 start apart, at random weights by He's rule (the paper does not say); every weight has the prior
 N(0, 1)."""
@@ -59,11 +72,11 @@ PAPER_SIZE = "The paper has 200 passes, 100 realisations and a CNN of 32 and 64 
 
 
 def _networks(scale: Scale) -> dict[str, BaseModel]:
-    """Those of the paper; below its scale a smaller CNN, since a pass of it takes minutes."""
+    """Those of the paper; without a GPU a smaller CNN, since a pass of it takes minutes."""
     if scale == "smoke":
         small = CNN(channels=(4, 8), kernel=3, hidden=(20,), classes=10)  # quick to compile
         return {"mlp": MLP(hidden=(20,), classes=10), "cnn": small}
-    if scale == "laptop":
+    if scale == "laptop":  # minutes on two cores
         quarter = CNN(channels=(8, 16), hidden=(50, 50), classes=10)
         return {"mlp": MLP(classes=10), "cnn": quarter}
     return {"mlp": MLP(classes=10), "cnn": CNN(classes=10)}
@@ -89,23 +102,26 @@ def _methods(network: str, n: int) -> dict[str, Method]:
 @experiment("ewsg", "figure-3", "MNIST: learning curves of two networks, five methods")
 def figure_3(scale: Scale, seed: int) -> Result:
     """Training and test accuracy against data passes."""
-    size = SIZES[scale]
+    size = sized(SIZES, scale)
     fit, test = _rows(size, seed)
     result = Result(settings={"data": "MNIST", "rows": len(fit), "size": size})
     result.settings["networks"] = {name: repr(net) for name, net in _networks(scale).items()}
-    curves: dict[str, dict[str, Any]] = {}
+    runs: dict[str, dict[str, Learned]] = {}
     for network, model in _networks(scale).items():
         chosen = _methods(network, len(fit))
-        if network == "cnn" and size.of_cnn is not None:
-            chosen = {name: chosen[name] for name in size.of_cnn}
+        if size.only is not None:
+            chosen = {name: chosen[name] for name in size.only[network]}
         result.settings[network] = {name: repr(method) for name, method in chosen.items()}
-        curves[network] = {
-            name: _curve(result, (name, network), model, method, (fit, test), size, seed)
+        runs[network] = {
+            name: _learn(result, (name, network), model, method, (fit, test), size, seed)
             for name, method in chosen.items()
         }
-    result.tables.append(_table(curves, size, _size_note(scale)))
-    caption = "Accuracy of the prediction averaged over realisations, on some rows of either part."
-    result.figures.append(Figure("figure-3", partial(_draw, curves), caption))
+    result.tables.append(_table(runs, size, _size_note(scale)))
+    caption = (
+        f"Accuracy of the prediction averaged over realisations, on {size.scored:,} rows of either "
+        "part; at the end, its standard error by the jackknife over realisations."
+    )
+    result.figures.append(Figure("figure-3", partial(_draw, runs), caption))
     return result
 
 
@@ -119,7 +135,28 @@ def _rows(size: Size, seed: int) -> tuple[Rows, Rows]:
     return Rows(x=held["x"], y=held["y"], dtype="uint8"), data.test
 
 
-def _curve(
+@dataclass(frozen=True)
+class Learned:
+    """What a method learned: scores along the run, and the standard errors of the last.
+
+    Attributes
+    ----------
+    curve
+        Indexed by passes: train, test, log_density, single.
+    error
+        Standard errors of the curve's last line, by column.
+    """
+
+    curve: Any
+    error: dict[str, float]
+
+    @property
+    def last(self) -> dict[str, float]:
+        """Scores at the end of the run."""
+        return {name: float(value) for name, value in self.curve.iloc[-1].items()}
+
+
+def _learn(
     result: Result,
     names: tuple[str, str],
     model: BaseModel,
@@ -127,10 +164,10 @@ def _curve(
     parts: tuple[Rows, Rows],
     size: Size,
     seed: int,
-) -> Any:
+) -> Learned:
     """Accuracy on training and test rows against data passes; `names` of method and network."""
     (name, network), (fit, test) = names, parts
-    passes = size.passes[network]
+    passes = min(size.passes[network], SUM_PASSES if name == AS_SUM else np.inf)
     thin = max(1, method.iterations(passes, len(fit)) // size.points)
     post = realisations(
         *(result, f"{name}, {network}", model, fit, method),
@@ -140,25 +177,63 @@ def _curve(
         random_seed=seed,
     )
     seen = {"train": fit.slice(0, size.scored), "test": test.slice(0, size.scored)}
-    return post.learning_curve(partial(_accuracies, post, seen))
+    curve = post.learning_curve(partial(_accuracies, post, seen))
+    return Learned(curve, _errors(post, seen))
 
 
 def _accuracies(
     post: Posterior, seen: Mapping[str, Batch], now: dict[str, np.ndarray]
 ) -> dict[str, float]:
-    at = states(post, now)
-    scores = {part: at.score(rows, draws=post.chains) for part, rows in seen.items()}
+    scores = _scores(post, seen, now)
     return {part: score.accuracy for part, score in scores.items()} | {
         "log_density": scores["test"].log_density,
         "single": scores["test"].single_accuracy,
     }
 
 
+def _scores(
+    post: Posterior, seen: Mapping[str, Batch], now: dict[str, np.ndarray]
+) -> dict[str, Score]:
+    at = states(post, now)
+    with warnings.catch_warnings():  # networks that ran away are part of the finding
+        warnings.simplefilter("ignore", ModicumWarning)
+        return {part: at.score(rows, draws=at.chains) for part, rows in seen.items()}
+
+
+def _errors(post: Posterior, seen: Mapping[str, Batch]) -> dict[str, float]:
+    """Standard errors of the last scores: of averages by leaving out one realisation at a time."""
+    if post.chains < 3:
+        return {}
+    last = {name: x[:, -1] for name, x in post.draws.items()}
+    without = [
+        _accuracies(post, seen, {name: np.delete(x, k, axis=0) for name, x in last.items()})
+        for k in range(post.chains)
+    ]
+    error = {name: jackknife([each[name] for each in without]) for name in without[0]}
+    single = _scores(post, seen, last)["test"].accuracy_by_chain
+    return error | {"single": float(np.std(single, ddof=1) / np.sqrt(len(single)))}
+
+
+def jackknife(without: Sequence[float]) -> float:
+    """Standard error from the values with one realisation left out at a time.
+
+    Examples
+    --------
+    >>> x = np.array([1.0, 2.0, 4.0, 9.0])
+    >>> round(jackknife([np.delete(x, k).mean() for k in range(4)]), 6)
+    1.779513
+    >>> round(float(x.std(ddof=1) / 2), 6)
+    1.779513
+    """
+    values = np.asarray(without, float)
+    return float(np.sqrt((len(values) - 1) * np.var(values)))
+
+
 def _size_note(scale: Scale) -> str:
     """What is smaller here than in the paper."""
     if scale == "paper":
         return ""
-    size, nets = SIZES[scale], _networks(scale)
+    size, nets = sized(SIZES, scale), _networks(scale)
     here = "; ".join(
         f"{name.upper()}: passes {size.passes[name]:g}, realisations {size.realisations[name]}, "
         + (f"channels {net.channels}, " if isinstance(net, CNN) else "")
@@ -169,42 +244,76 @@ def _size_note(scale: Scale) -> str:
     return f"{PAPER_SIZE}; here, on {rows}, {here}."
 
 
-def _ordered(curves: dict[str, Any]) -> str:
+def _ordered(runs: Mapping[str, Learned]) -> str:
     """Methods from the highest training accuracy to the lowest."""
-    last = {name: float(curve["train"].iloc[-1]) for name, curve in curves.items()}
+    last = {name: run.last["train"] for name, run in runs.items()}
     return ", ".join(label_of(name) for name in sorted(last, key=lambda n: -last[n]))
 
 
-def _table(curves: dict[str, dict[str, Any]], size: Size, size_note: str) -> Table:
-    rows = []
-    for network, each in curves.items():
-        for name, curve in each.items():
-            last = curve.iloc[-1]
-            scores = [round(100 * float(last[part]), 2) for part in ("train", "test", "single")]
-            density = round(float(last["log_density"]), 4)
-            rows.append([network.upper(), label_of(name), size.passes[network], *scores, density])
-    columns = [
-        "network",
-        "method",
-        "data passes",
-        "training accuracy (%)",
-        "test accuracy (%)",
-        "test accuracy, single (%)",
-        "test log-likelihood",
+COLUMNS = {
+    "training accuracy (%)": ("train", 100, 2),
+    "test accuracy (%)": ("test", 100, 2),
+    "test accuracy, single (%)": ("single", 100, 2),
+    "test log-likelihood": ("log_density", 1, 4),
+}
+"""Heading to the score, its unit and its decimals."""
+
+
+def _table(runs: Mapping[str, Mapping[str, Learned]], size: Size, size_note: str) -> Table:
+    columns = ["network", "method", "data passes", *COLUMNS, "training accuracy below EWSG's (%)"]
+    rows = [
+        [
+            network.upper(),
+            label_of(name),
+            round(float(run.curve.index[-1]), 1),
+            *(_with_error(run, *how) for how in COLUMNS.values()),
+            _behind(run, each.get("ewsg")),
+        ]
+        for network, each in runs.items()
+        for name, run in each.items()
     ]
-    order = "; ".join(f"{network.upper()}: {_ordered(each)}" for network, each in curves.items())
+    order = "; ".join(f"{network.upper()}: {_ordered(each)}" for network, each in runs.items())
     ends = f"By training accuracy at the end, best first, {order}."
-    note = " ".join(f"{NOTE} {size_note} {ends}".split())
+    note = " ".join(f"{NOTE.format(scored=size.scored)} {size_note} {ends}".split())
     return Table("figure-3", columns, rows, note)
 
 
-def _draw(curves: dict[str, dict[str, Any]]) -> Any:
-    figure, axes = panels(2 * len(curves), columns=2, size=(5.0, 3.6))
-    places = [(network, part) for network in curves for part in ("train", "test")]
+def _with_error(run: Learned, score: str, unit: int, decimals: int) -> str:
+    shown = f"{unit * run.last[score]:.{decimals}f}"
+    error = run.error.get(score)
+    return shown if error is None else f"{shown} ± {unit * error:.{decimals}f}"
+
+
+def _behind(run: Learned, ewsg: Learned | None) -> str | None:
+    """How far EWSG is ahead; the realisations of two methods are independent."""
+    if ewsg is None or run is ewsg:
+        return None
+    gap = f"{100 * (ewsg.last['train'] - run.last['train']):.2f}"
+    if not (run.error and ewsg.error):
+        return gap
+    return f"{gap} ± {100 * float(np.hypot(run.error['train'], ewsg.error['train'])):.2f}"
+
+
+def _draw(runs: Mapping[str, Mapping[str, Learned]]) -> Any:
+    figure, axes = panels(2 * len(runs), columns=2, size=(5.0, 3.6))
+    places = [(network, part) for network in runs for part in ("train", "test")]
     for ax, (network, part) in zip(axes, places, strict=True):
-        shown = {name: curve for name, curve in curves[network].items() if name != AS_SUM}
-        lines = {name: (curve.index, curve[part]) for name, curve in shown.items()}
+        shown = {name: run for name, run in runs[network].items() if name != AS_SUM}
+        lines = {name: (run.curve.index, run.curve[part]) for name, run in shown.items()}
         kind = {"train": "training", "test": "test"}[part]
         title = f"{PANEL[network]}: {network.upper()}, {kind} rows"
         draw_lines(ax, lines, x="data passes", y=f"{kind} accuracy", title=title, marker=".")
+        for name, run in shown.items():
+            if part in run.error:
+                end = run.curve.index[-1], run.last[part]
+                ax.errorbar(*end, run.error[part], color=colour_of(name), capsize=3)
+        best = max(float(np.nanmax(values)) for _, values in lines.values())
+        if best > 0.9:  # the curves part above; their first passes would flatten them
+            ax.set_ylim(bottom=max(0.0, 1 - 6 * (1 - _lowest_end(lines, best))))
     return figure
+
+
+def _lowest_end(lines: Mapping[str, Any], best: float) -> float:
+    """The lowest accuracy at the end, of methods that learned anything."""
+    ends = [float(values.iloc[-1]) for _, values in lines.values()]
+    return min([end for end in ends if end > 0.8] or [best])

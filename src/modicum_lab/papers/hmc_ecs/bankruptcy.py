@@ -9,7 +9,7 @@ import numpy as np
 
 from modicum import Rows
 from modicum.plots import pyplot
-from modicum_lab.papers.experiments import Figure, Result, Scale, experiment
+from modicum_lab.papers.experiments import Figure, Result, Scale, experiment, sized
 from modicum_lab.papers.fits import Contender, Fit, ledger_of, settings_of, warnings_of
 from modicum_lab.papers.hmc_ecs.comparison import (
     BANKRUPTCY_ROWS,
@@ -82,7 +82,7 @@ def _fits(size: Size, seed: int) -> dict[str, Fit]:
 @experiment("hmc-ecs", "tables-3-4", "Bankruptcy: relative computational time, and efficiencies")
 def tables_3_4(scale: Scale, seed: int) -> Result:
     """Tables 3 and 4, with the weighted default beside them."""
-    size = SIZES[scale]
+    size = sized(SIZES, scale)
     data, fits = bankruptcy_rows(size.rows, seed), _fits(size, seed)
     every = list(fits.values())
     note = f"Data: {data.description}."
@@ -100,7 +100,7 @@ def tables_3_4(scale: Scale, seed: int) -> Result:
 @experiment("hmc-ecs", "figures-4-6", "Bankruptcy: marginals, means and variances, prediction")
 def figures_4_6(scale: Scale, seed: int) -> Result:
     """Figures 4, 5 and 6, with the errors they show as a table."""
-    size = SIZES[scale]
+    size = sized(SIZES, scale)
     data, fits = bankruptcy_rows(size.rows, seed), _fits(size, seed)
     truth = _fit(full_hmc(size), size, seed)
     shown, every = list(fits.values()), [*fits.values(), truth]

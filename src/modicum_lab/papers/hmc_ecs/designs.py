@@ -14,7 +14,7 @@ from modicum.diagnostics import mcse
 from modicum.errors import DataError
 from modicum.methods import HMCECS
 from modicum.plots import METHOD_COLOURS, pyplot
-from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment
+from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment, sized
 from modicum_lab.papers.fits import Contender, Fit
 from modicum_lab.papers.references import TABLES, Reference, reference
 
@@ -57,7 +57,7 @@ class Point:
 @experiment("hmc-ecs", "rows-compared", "Uniform against weighted rows on four real tables")
 def rows_compared(scale: Scale, seed: int) -> Result:
     """Error against rows per evaluation, for both designs, with the self-tuned default."""
-    size = SIZES[scale]
+    size = sized(SIZES, scale)
     points: list[Point] = []
     fits: dict[str, Fit] = {}
     faults: list[DataError] = []

@@ -14,7 +14,7 @@ from modicum.methods import HMC, HMCECS
 from modicum.models import Gaussian
 from modicum.plots import METHOD_COLOURS, pyplot
 from modicum.rows import Rows
-from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment
+from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment, sized
 from modicum_lab.papers.fits import Contender, Fit, ledger_of
 from modicum_lab.papers.hmc_ecs.comparison import DEFAULT, TRUTH
 from modicum_lab.papers.hmc_ecs.pictures import ORDER_COLOURS
@@ -52,7 +52,7 @@ STYLES = {  # label to colour and marker
 @experiment("hmc-ecs", "figure-7", "Optimal step size and acceptance as the dimension grows")
 def figure_7(scale: Scale, seed: int) -> Result:
     """Dual averaging on simulated Gaussian regressions of 2 to 256 dimensions."""
-    size = SIZES[scale]
+    size = sized(SIZES, scale)
     fits: dict[int, list[Fit]] = {}
     for d in size.dimensions:
         data = simulated(size.rows, d, seed)

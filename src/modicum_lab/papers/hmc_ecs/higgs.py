@@ -11,7 +11,7 @@ import numpy as np
 
 from modicum import Rows
 from modicum.plots import pyplot
-from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment
+from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment, sized
 from modicum_lab.papers.fits import Contender, Fit, ledger_of, settings_of, warnings_of
 from modicum_lab.papers.hmc_ecs.comparison import (
     DEFAULT,
@@ -99,7 +99,7 @@ def higgs_fits(size: Size, seed: int, schedule: bool) -> dict[str, Fit]:
 @experiment("hmc-ecs", "tables-1-2", "HIGGS: relative computational time, and efficiencies")
 def tables_1_2(scale: Scale, seed: int) -> Result:
     """Tables 1 and 2, with the weighted default and the paper's schedule beside them."""
-    size = SIZES[scale]
+    size = sized(SIZES, scale)
     data = higgs_rows(size.rows, seed)
     fits = higgs_fits(size, seed, schedule=scale != "smoke")
     every = list(fits.values())
@@ -142,7 +142,7 @@ def _schedule(fit: Fit) -> str:
 @experiment("hmc-ecs", "figures-1-3", "HIGGS: marginals, means and variances, ROC")
 def figures_1_3(scale: Scale, seed: int) -> Result:
     """Figures 1, 2 and 3, with the errors they show as a table."""
-    size = SIZES[scale]
+    size = sized(SIZES, scale)
     data = higgs_rows(size.rows, seed)
     fits = higgs_fits(size, seed, schedule=False)
     truth = higgs_fit(full_hmc(size), size, seed)
@@ -229,7 +229,7 @@ def _of_order(order: int, size: Size, seed: int) -> Fit:
 @experiment("hmc-ecs", "figures-8-9", "HIGGS: control variates of order 0, 1 and 2")
 def figures_8_9(scale: Scale, seed: int) -> Result:
     """Variance of lhat along the run, and accuracy, as control variates get cruder."""
-    size = SIZES[scale]
+    size = sized(SIZES, scale)
     data = higgs_rows(size.rows, seed)
     orders = [_of_order(k, size, seed) for k in ((0, 1, 2) if scale != "smoke" else (0, 1))]
     default, truth = (higgs_fit(one, size, seed) for one in (our_default(size), full_hmc(size)))

@@ -69,7 +69,8 @@ def test_figures_2_and_3_have_labels():
         {part: [0.5, 0.6] for part in parts}, index=pd.Index([0.5, 1.0], name="passes")
     )
     two = covertype.draw({"ewsg": curve, "psgld, h / n": curve}, made_score(0.76, -0.5))
-    three = mnist._draw({"mlp": {"ewsg": curve}, "cnn": {"sgld": curve}})
+    learned = mnist.Learned(curve, {"train": 0.01, "test": 0.02})
+    three = mnist._draw({"mlp": {"ewsg": learned}, "cnn": {"sgld": learned}})
     for ax in two.axes + three.axes:
         assert ax.get_xlabel() == "data passes"
         assert ax.get_ylabel()
@@ -82,8 +83,23 @@ def test_figure_3_says_what_is_smaller_than_in_the_paper():
     said = mnist._size_note("laptop")
     assert "200 passes" in said
     assert "CNN: passes 2, realisations 1" in said
-    low, high = (pd.DataFrame({"train": [0.1, last]}) for last in (0.5, 0.9))
-    assert mnist._ordered({"sgld": low, "ewsg": high}) == "EWSG, SGLD"
+    assert "CNN: passes 80, realisations 8, channels (32, 64)" in mnist._size_note("gpu")
+
+
+def test_figure_3_orders_methods_and_says_how_sure_it_is():
+    frames = (
+        pd.DataFrame({"train": [0.1, last], "test": 0.5, "single": 0.4, "log_density": -1.0})
+        for last in (0.5, 0.9)
+    )
+    errors = dict.fromkeys(("train", "test", "single", "log_density"), 0.03)
+    low, high = (mnist.Learned(frame, errors) for frame in frames)
+    runs = {"sgld": low, "ewsg": high}
+    assert mnist._ordered(runs) == "EWSG, SGLD"
+    first, second = mnist._table({"mlp": runs}, mnist.SIZES["gpu"], "").rows
+    assert (first[3], first[-1]) == ("50.00 ± 3.00", "40.00 ± 4.24")  # two independent errors
+    assert second[-1] is None
+    unsure = mnist._table({"mlp": {"ewsg": mnist.Learned(high.curve, {})}}, mnist.SIZES["gpu"], "")
+    assert unsure.rows[0][3] == "90.00"
 
 
 def test_draws_of_exact_chains_are_said_to_stand_in_for_realisations():
@@ -120,8 +136,8 @@ def test_table_1_at_laptop_scale():
 def test_smoke_of_figure_3():
     result = mnist.figure_3("smoke", 1)
     rows = result.tables[0].rows
-    assert [row[0] for row in rows] == ["MLP"] * 6 + ["CNN"] * 2
-    by = {(row[0], row[1]): row[6] for row in rows}  # test log-likelihood
+    assert [row[:2] for row in rows] == [["MLP", "SGLD"], ["MLP", "EWSG"], ["CNN", "EWSG"]]
+    by = {(row[0], row[1]): float(row[6].split(" ± ")[0]) for row in rows}  # test log-likelihood
     # ten passes over 1,000 rows are a start only: about chance, where a network that ran away
     # would be far below
     assert by["MLP", "EWSG"] > np.log(0.1) - 0.05
@@ -129,9 +145,10 @@ def test_smoke_of_figure_3():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("real_tables")
-def test_figure_3_with_all_methods_of_the_cnn(monkeypatch):
-    every = replace(mnist.SIZES["smoke"], of_cnn=None)
+def test_figure_3_with_all_methods(monkeypatch):
+    every = replace(mnist.SIZES["smoke"], only=None)
     monkeypatch.setitem(mnist.SIZES, "smoke", every)
     rows = mnist.figure_3("smoke", 1).tables[0].rows
     assert [row[0] for row in rows] == ["MLP"] * 6 + ["CNN"] * 5
-    assert all(np.isfinite(row[3:]).all() for row in rows if row[1] != "EWSG, V the sum")
+    shown = [row[3:7] for row in rows if row[1] != "EWSG, V the sum"]
+    assert np.isfinite([[float(x.split(" ± ")[0]) for x in row] for row in shown]).all()

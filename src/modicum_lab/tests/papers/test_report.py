@@ -66,6 +66,8 @@ def test_files_of_an_experiment(toy, tmp_path):
     assert record["settings"] == {"seed seen": 7, "scale seen": "smoke"}
     assert (record["seed"], record["scale"], record["ledger"]) == (7, "smoke", {"hmc": 12_345})
     assert record["seconds"] >= 0
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", record["date"])
+    assert record["machine"]
     assert record["versions"]["modicum"] == mo.__version__
 
 
@@ -113,7 +115,7 @@ def test_list_runs_nothing(toy, tmp_path):
     [
         (["hmc-esc"], "there is no paper 'hmc-esc' (did you mean 'hmc-ecs'?)"),
         (["hmc-ecs", "toyy"], "has no experiment 'toyy' (did you mean 'toy'?)"),
-        (["hmc-ecs", "--scale", "huge"], "scale must be one of smoke, laptop, paper"),
+        (["hmc-ecs", "--scale", "huge"], "scale must be one of smoke, laptop, gpu, paper"),
         ([], "name the paper"),
     ],
 )
@@ -135,6 +137,7 @@ def test_the_gallery_of_the_documentation(toy, tmp_path, monkeypatch):
     assert told.exit_code == 1  # one of the two could not be run
     page = (tmp_path / "docs" / "gallery" / "index.md").read_text()
     assert "modicum reproduce hmc-ecs toy --scale smoke" in page
+    assert re.search(r"### A <toy> \(.+, \d{4}-\d\d-\d\d\)\n", page)
     assert "- Ours is half of theirs." in page
     assert "without its data" not in page
     pictures = [path.name for path in (tmp_path / "docs" / "gallery").glob("*.png")]
