@@ -177,6 +177,7 @@ class Plan:
     tuning: Tuning = field(default_factory=dict)
     notes: list[ModicumWarning] = field(default_factory=list)
     hook: PeriodicHook | None = None  # what is done to the chains between iterations
+    memo: object = None  # what the method itself will need of it in `finish`
 
 
 @dataclass
@@ -193,11 +194,16 @@ class Method(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]  # in a few words, for help texts and lists
+    has_warmup: ClassVar[bool] = True
     of_digests: ClassVar[bool] = False  # whether it takes a digest in place of rows
 
     @abstractmethod
     def plan(self, task: Task) -> Plan:
         """Find the anchor, tune what is tuned ahead, compose the kernel."""
+
+    def decide(self, task: Task) -> tuple[Method, Plan]:
+        """The method that is taken, and its plan: itself, unless its business is to choose."""
+        return self, self.plan(task)
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
         """Look back at the run: weights of the draws, and reasons to doubt them."""

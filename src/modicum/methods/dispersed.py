@@ -22,8 +22,8 @@ __all__ = ["Dispersed", "disperse", "far_from_normal"]
 RADIUS = 2.0  # about the model's own start, in unconstrained parameters, as in Stan
 TRIES = 12  # each at half the distance of the one before
 DRAWS = 24  # of the normal approximation, at which it is compared with the posterior
-SPREAD = 6.0  # of the log-ratio over these draws, and so much more per parameter:
-SPREAD_EACH = 0.25
+SPREAD = 3.0  # of the log-ratio over these draws, and so much more per parameter:
+SPREAD_EACH = 0.1
 ACCEPTED = np.log(0.8)  # energy error of the first leapfrog step
 DOUBLINGS = 30
 
@@ -98,7 +98,8 @@ def _first_step(task: Task, point: np.ndarray, rng: np.random.Generator) -> floa
         half = momentum + step / 2 * gradient
         there, slope = _log_posterior(task, point + step * half)
         end = half + step / 2 * slope
-        change = there - value - 0.5 * float(end @ end - momentum @ momentum)
+        with np.errstate(all="ignore"):
+            change = there - value - 0.5 * float(end @ end - momentum @ momentum)
         return change if np.isfinite(change) else -np.inf
 
     step = len(point) ** -0.25

@@ -222,6 +222,8 @@ def _misleads(task: Task, anchor: Anchor) -> bool:
         return False
     if anchor.modes is not None and len(anchor.modes) > 1:
         return False
+    if any(note.code == "not-concave" for note in anchor.notes):
+        return True
     return far_from_normal(task, anchor)
 
 

@@ -97,6 +97,7 @@ class Study:
         self.design = DESIGNS[self.method.design]()
         facts = self._facts(straight)
         weighted = design_tables(task, Weighted(), facts)
+        self.weight_tables = weighted
         tables: Pytree = weighted
         if type(self.design) is not Weighted:
             tables = design_tables(task, self.design, facts)
@@ -221,6 +222,7 @@ class Study:
             start_rows=parts.subsample,
             tuning=tuning | {"design": design},
             notes=[*self.anchor.notes, *notes, *uneven],
+            memo=self,
         )
 
     def kernel(self, parts: Composition) -> EnergyConservingKernel:
