@@ -42,7 +42,7 @@ class Stream(IntEnum):
     FIRST_STEP = 62  # momenta by which their first step size is found
     LAPLACE_DRAWS = 63  # draws of the normal approximation that are weighted
     LAPLACE_ROWS = 64  # rows that weigh them
-    LAPLACE_CHOICE = 65  # which of them are kept
+    COORDINATE_ROWS = 50  # rows by which coordinates of control variates are chosen
     NODE_CHECK = 21  # groups and points at which quadrature is checked
     EFFECTS = 22  # effects of groups that were integrated out
     LEFT_OUT_ROWS = 30  # rows that are left out, one at a time
@@ -51,6 +51,8 @@ class Stream(IntEnum):
     PRIOR_DRAWS = 34  # parameters drawn from their priors
     CHECKED_ROWS = 33  # rows that stand for all in pictures and checks
     DIGEST_ROWS = 40  # rows that a digest keeps
+    STUDY_DRAWS = 60  # points at which residuals are studied, the same in every run
+    STUDY_ROWS = 61  # rows whose residuals are studied there, the same in every run
 
 
 def generator(seed: int, purpose: Stream) -> np.random.Generator:

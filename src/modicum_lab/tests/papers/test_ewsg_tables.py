@@ -102,6 +102,23 @@ def test_figure_3_orders_methods_and_says_how_sure_it_is():
     assert unsure.rows[0][3] == "90.00"
 
 
+def test_scores_of_averages_and_their_errors():
+    sure = np.array([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]])  # rows, classes
+    said = np.stack([sure, sure, 1 - sure])  # the third realisation is wrong throughout
+    seen = {part: {"y": np.array([0, 1, 1])} for part in ("train", "test")}
+    score = mnist.scores({"train": said, "test": said}, seen)
+    assert score["test"] == 1.0
+    assert score["single"] == pytest.approx(2 / 3)
+    chance = [(0.9 + 0.9 + 0.1) / 3, (0.8 + 0.8 + 0.2) / 3, (0.6 + 0.6 + 0.4) / 3]
+    assert score["log_density"] == pytest.approx(np.log(chance).mean())
+    errors = mnist._errors({"train": said, "test": said}, seen)
+    assert errors["single"] == pytest.approx(1 / 3)  # sd of (1, 1, 0) over sqrt(3)
+    # without the third realisation the average is right thrice; without another it is even
+    even = float(np.mean(np.full((3, 2), 0.5).argmax(axis=1) == [0, 1, 1]))
+    assert errors["test"] == pytest.approx(mnist.jackknife([even, even, 1.0]))
+    assert mnist._errors({"train": said[:2], "test": said[:2]}, seen) == {}
+
+
 def test_draws_of_exact_chains_are_said_to_stand_in_for_realisations():
     two = made_score(0.75, -0.52)  # ten rows, two draws of two chains: each a realisation
     assert "stand in" not in covertype.table({"ewsg": two, "flymc": two}, 100).note
