@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import keyword
 import re
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeAlias
