@@ -110,7 +110,7 @@ def test_quiet_prints_nothing(csv, tmp_path):
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "feather"])
+@pytest.mark.parametrize("suffix", ["parquet", pytest.param("feather", marks=pytest.mark.slow)])
 def test_fit_reads_other_formats_and_families(table, tmp_path, suffix):
     path = tmp_path / f"patients.{suffix}"
     getattr(table, f"to_{suffix}")(path)

@@ -73,6 +73,7 @@ from modicum.posterior.score import Score, score
 from modicum.posterior.stein import PURPOSE, SteinDiscrepancy, stein_discrepancy
 from modicum.posterior.storage import Contents, load, save
 from modicum.posterior.summary import Statistic, learning_curve, summarise
+from modicum.posterior.variation import intraclass
 from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.rows.formula import NewLevels
@@ -384,8 +385,8 @@ class Posterior(Draws):
         >>> rng = np.random.default_rng(1)
         >>> g = np.repeat(np.arange(30), 20)
         >>> y = rng.random(600) < 1 / (1 + np.exp(-rng.normal(size=30)[g]))
-        >>> rows = mo.Rows(x=rng.normal(size=(600, 1)), y=y, clinic=g)
-        >>> model = mo.models.IntegratedEffects(mo.models.Logistic(), "clinic")
+        >>> rows = mo.Rows(x=rng.normal(size=(600, 1)), y=y, codes={"clinic": g})
+        >>> model = mo.models.Logistic(groups="clinic")
         >>> post = mo.sample(model, rows, method="nuts", draws=200, tune=200, chains=2,
         ...                  random_seed=1, progressbar=False)
         >>> list(post.effects("clinic", levels=[3, 4]).columns)
@@ -393,6 +394,41 @@ class Posterior(Draws):
         """
         known = self.rows if rows is None else rows
         return effects(self, self._fit(), known, group, levels, draws, prob)
+
+    def icc(self, rows: Rows | None = None, prob: float = 0.9) -> pd.DataFrame:
+        """Tabulate intraclass correlations: how much of the variation is between groups.
+
+        On the scale of the predictor, given the common columns: the variance of a group's effects
+        over that of all groups and of a row's own noise, which is pi^2/3 for the logit, 1 for the
+        probit, the square of a Gaussian's scale, and log(1 + 1/mean) for Poisson counts. Where
+        slopes vary, their part is averaged over the rows.
+
+        Parameters
+        ----------
+        rows
+            The rows the posterior was sampled with; needed for slopes and counts where it was
+            loaded from a file.
+        prob
+            Posterior probability of the equal-tailed interval.
+
+        Returns
+        -------
+        DataFrame
+            One line per group, and one for all of them where there are several.
+
+        Examples
+        --------
+        >>> import numpy as np, modicum as mo
+        >>> g = np.repeat(np.arange(30), 20)
+        >>> rng = np.random.default_rng(1)
+        >>> y = rng.normal(size=30)[g] + rng.normal(size=600)
+        >>> rows = mo.Rows(x=rng.normal(size=(600, 1)), y=y, codes={"ward": g})
+        >>> model = mo.models.Gaussian(scale=1.0, groups="ward")
+        >>> post = mo.sample(model, rows, draws=200, tune=200, random_seed=1, progressbar=False)
+        >>> bool(0.3 < post.icc().loc["ward", "mean"] < 0.7)
+        True
+        """
+        return intraclass(self, self._fit().model, self.rows if rows is None else rows, prob)
 
     def _rows_of_fit(self, rows: Rows | None) -> Rows:
         known = self.rows if rows is None else rows
