@@ -34,7 +34,9 @@ def frame() -> pd.DataFrame:
     return made.assign(well=(rng.random(n) < 1 / (1 + np.exp(-eta))).astype(int))
 
 
-@pytest.fixture(scope="module", params=["explicit", "integrate"])
+@pytest.fixture(
+    scope="module", params=[pytest.param("explicit", marks=pytest.mark.slow), "integrate"]
+)
 def post(request, frame: pd.DataFrame) -> mo.Posterior:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", mo.ModicumWarning)  # of so few draws

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError, is_number, whole_number
+from modicum.errors import DataError, ModicumError, SettingError, is_number, whole_number
 from modicum.ledger import Ledger
 from modicum.models import IntegratedEffects
 from modicum.models.base import BaseModel
@@ -57,9 +58,17 @@ from modicum.posterior.datatree import (
     write_netcdf,
 )
 from modicum.posterior.draws import Draws, check_interval, thinned
-from modicum.posterior.effects import effects, known_effects, known_groups, with_groups
+from modicum.posterior.effects import (
+    effects,
+    group_names,
+    known_effects,
+    known_groups,
+    with_groups,
+)
 from modicum.posterior.guards import Warnings
 from modicum.posterior.prediction import Prediction, Predictor, predict
+from modicum.posterior.report import Reported, report_page
+from modicum.posterior.report.words import code_for, model_name, posterior_box
 from modicum.posterior.score import Score, score
 from modicum.posterior.stein import PURPOSE, SteinDiscrepancy, stein_discrepancy
 from modicum.posterior.storage import Contents, load, save
@@ -76,6 +85,8 @@ if TYPE_CHECKING:
     from arviz_stats.utils import ELPDData
 
 __all__ = ["Posterior"]
+
+MOST_COLUMNS = 8  # whose effects a report shows
 
 
 @dataclass(repr=False, eq=False)
@@ -374,8 +385,8 @@ class Posterior(Draws):
         >>> rng = np.random.default_rng(1)
         >>> g = np.repeat(np.arange(30), 20)
         >>> y = rng.random(600) < 1 / (1 + np.exp(-rng.normal(size=30)[g]))
-        >>> rows = mo.Rows(x=rng.normal(size=(600, 1)), y=y, clinic=g)
-        >>> model = mo.models.IntegratedEffects(mo.models.Logistic(), "clinic")
+        >>> rows = mo.Rows(x=rng.normal(size=(600, 1)), y=y, codes={"clinic": g})
+        >>> model = mo.models.Logistic(groups="clinic")
         >>> post = mo.sample(model, rows, method="nuts", draws=200, tune=200, chains=2,
         ...                  random_seed=1, progressbar=False)
         >>> list(post.effects("clinic", levels=[3, 4]).columns)
@@ -797,6 +808,92 @@ class Posterior(Draws):
         ledger = Ledger(rows=len(rows))
         exact = exact_log_posterior(ledger, fit, rows, self.draws, progressbar)
         return sensitivity(self, model, exact)
+
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        title: str | None = None,
+        prob: float = 0.9,
+    ) -> Path:
+        """Write a page that says what was fitted, whether to trust it, and what it says.
+
+        One HTML file that loads nothing: the model, data and priors, diagnostics with traffic
+        lights, coefficients, effects, what columns do, calibration, cost against full data,
+        warnings in words, and how to do it again. What needs the rows is left out where the
+        posterior, loaded from a file, does not hold them.
+
+        Parameters
+        ----------
+        path
+            The file to write.
+        title
+            Its heading; the formula, or the model, by default.
+        prob
+            Posterior probability of the intervals.
+
+        Returns
+        -------
+        Path
+            Where it is.
+        """
+        check_interval(prob)
+        page = report_page(self._reported(title, prob))
+        with within_disk(path):
+            Path(path).write_text(page, encoding="utf-8")
+        return Path(path)
+
+    def _reported(self, title: str | None, prob: float) -> Reported:
+        predictor = self.restore_predictor()
+        model = predictor.model if isinstance(predictor, ModelPredictor) else None
+        name = model_name(model)
+        check: PredictiveCheck | str = "The rows of the fit are not at hand, so this is not known."
+        columns: dict[str, pd.DataFrame | str] = {}
+        groups: dict[str, pd.DataFrame] = {}
+        if model is not None and self.rows is not None:
+            try:
+                check = self.ppc(draws=100, prob=prob)
+            except ModicumError as fault:
+                check = str(fault)
+            for column in self._columns_to_report():
+                try:
+                    columns[column] = self.marginal(column, draws=100, prob=prob, subsample=1000)
+                except ModicumError as fault:
+                    columns[column] = str(fault)
+            for group in group_names(model):
+                groups[group] = self.effects(group, prob=prob)
+        return Reported(
+            title=title or str(self.settings.get("formula", name)),
+            summary=self.summary(prob=prob),
+            stats=self.stats,
+            tuning=self.tuning,
+            settings=self.settings,
+            warnings=self.warnings,
+            ledger=self.ledger,
+            fit_rows=self.fit_rows,
+            model=name,
+            chains=self.chains,
+            draws=self.num_draws,
+            code=code_for(self.settings, name, self.chains, self.num_draws),
+            check=check,
+            columns=columns,
+            groups=groups,
+        )
+
+    def _columns_to_report(self) -> list[str]:
+        """Columns as a user knows them, the first few; groups have a section of their own."""
+        assert self.rows is not None
+        encoding = None if self.fit_rows is None else self.fit_rows.encoding
+        if encoding is not None:
+            grouped = {name for group in encoding.groupings for name in group.columns}
+            names = encoding.needed(outcome=False, fields=()) if self.table is not None else ()
+            return [name for name in names if name not in grouped][:MOST_COLUMNS]
+        rows = self.rows
+        places = range(len(rows.columns)) if rows.coding is None else rows.coding.dense
+        coded = () if rows.coding is None else rows.coding.fields
+        return [*(rows.columns[k] for k in places), *coded][:MOST_COLUMNS]
+
+    def _repr_html_(self) -> str:
+        return posterior_box(self, repr(self), self.warnings)
 
     def _averages(
         self,
