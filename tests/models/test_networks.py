@@ -123,8 +123,11 @@ def test_images_come_flat_or_with_axes(net, shape, x64):
     np.testing.assert_allclose(log_likelihood(net, theta, all_of(rows)), right)
 
 
-def test_float32_stays_float32_among_doubles(net, x64):
-    rows = image_rows()
+@pytest.mark.parametrize(
+    "kind", ["mlp", *(pytest.param(k, marks=pytest.mark.slow) for k in ("cnn", "gaussian"))]
+)
+def test_float32_stays_float32_among_doubles(kind, x64):
+    net, rows = NETS[kind], image_rows()
     narrow = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), net.start(rows))
     for batch in (all_of(rows), all_of(mo.Rows(x=PIXELS / 255.0, y=LABELS))):
         assert log_likelihood(net, narrow, batch).dtype == jnp.float32

@@ -89,6 +89,7 @@ def marginal_of_mu_and_tau():
             "mu2": (weight * mu**2).sum()}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_eight_schools_agree_with_quadrature():
     named = drawn(eight_schools(RUBIN))
     exact = marginal_of_mu_and_tau()
