@@ -209,7 +209,7 @@ def test_the_gamma_term_makes_a_moving_preconditioner_right():
     for gamma in (True, False):
         integrator = Preconditioned(decay=0.0, floor=1.0, gamma=gamma)
         kernel = composed(mo.PSGLD(batch=1), target, integrator=integrator)
-        found = simulate(kernel, 0.05, steps=1000, chains=1600, target=target)
+        found = simulate(kernel, 0.05, steps=1200, chains=4000, target=target)
         variances[gamma] = found.variance
     t = np.linspace(-8, 8, 4001)
     density = np.exp(-(t**2) / 2) * (1 + np.abs(t))

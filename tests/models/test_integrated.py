@@ -334,6 +334,8 @@ def test_refusals():
         model.units(mo.Rows(x=x, y=y, g=np.ones(4)))
     with pytest.raises(DataError, match="no field 'g'"):
         model.units(mo.Rows(x=x, y=y))
+    with pytest.raises(DataError, match="cannot be groups as well"):
+        model.units(mo.Rows(x=x, y=y, codes={"g": [0, 0, 1, 1]}))
     with pytest.raises(DataError, match="whole number"):
         model.units(mo.Rows(x=x, y=y, g=[0.5, 1, 2, 2]))
     with pytest.raises(DataError, match="of its own"):

@@ -333,6 +333,10 @@ class GradientEstimator(Protocol[Memory]):
         """Make of a batch (with its `probability`) what does not depend on the state."""
         ...
 
+    def certain_rows(self, context: StochasticGradientContext) -> int:
+        """How many rows every step reads beside those of its batches."""
+        ...
+
     def start(self, z: jax.Array, context: StochasticGradientContext) -> Memory:
         """What a chain remembers, before it is first renewed; () for nothing."""
         ...

@@ -13,7 +13,7 @@ from modicum.methods.cost import slow_run
 from modicum.methods.ecs.base import EnergyConserving, check_blocks, check_counts
 from modicum.methods.ecs.checks import Case, look_ahead_signed, look_back_signed
 from modicum.methods.ecs.pilot import Composition, Study
-from modicum.methods.ecs.tuning import Products, choose_products
+from modicum.methods.ecs.tuning import Certainty, Products, choose_products
 from modicum.run import History
 from modicum.runtime import in_double_precision
 
@@ -34,7 +34,7 @@ class SignedHMCECS(EnergyConserving):
     products
         Lambda: the expected number of factors of the likelihood estimate.
     batch
-        Rows per factor, m_b; 30 as in the paper. None: as many as need the fewest rows in all.
+        Rows per factor, m_b; the paper has 30. None: as many as make an effective draw cheapest.
     centre
         The difference l - sum q to be expected over the posterior; the soft lower bound of the
         paper's eq. 5.1 is a = centre - lambda.
@@ -44,7 +44,7 @@ class SignedHMCECS(EnergyConserving):
         Blocks proposed anew per iteration.
     design, order, inner, trajectory, jitter, target_accept, step_size, anchor, floor
         As for `HMCECS`.
-    precision, memory_limit
+    certainty, precision, memory_limit
         As for `HMCECS`.
 
     Examples
@@ -55,7 +55,7 @@ class SignedHMCECS(EnergyConserving):
     """
 
     products: int | None = None
-    batch: int | None = 30
+    batch: int | None = None
     centre: float | None = None
     name: ClassVar[str] = "hmc-ecs-signed"
     summary: ClassVar[str] = "HMC-ECS with signs: means that are exact up to Monte Carlo error"
@@ -82,21 +82,20 @@ class SignedHMCECS(EnergyConserving):
                 "use order=2",
             )
         study = Study(self, task, self.find_anchor(task))
-        choice = choose_products(
-            study.pilot,
-            self.batch,
+        chosen = self.certainty_for(
+            task,
+            lambda count: self._choose(study, count),
             study.steps,
-            self.products,
-            self.blocks,
-            self.refreshes,
-            self.centre,
-            study.fresh,
+            study.most_certain,
+            "products" if self.products is not None else None,
         )
+        choice, certain = chosen.choice, chosen.count
         case = Case(self, task.target, len(task.rows))
         # No rehearsal: a posterior that lies where the pilot study did not look costs signs, or
         # room for factors, and `look_back_signed` counts both.
-        notes = look_ahead_signed(case, study.pilot, choice, self.products is None)
-        rows = choice.products * choice.batch
+        pilot = study.pilot_with(certain)
+        notes = look_ahead_signed(case, pilot, choice, certain, self.products is None)
+        rows = choice.products * choice.batch + certain
         notes += slow_run(
             *(task, study.anchor.point, rows * (study.steps + 1)),
             work=f"{rows:,} rows per step",
@@ -109,8 +108,23 @@ class SignedHMCECS(EnergyConserving):
             choice.blocks,
             choice.refreshes,
             BlockPoissonTables(choice.centre),
+            certain,
         )
-        return study.plan(parts, _explain(choice), notes)
+        return study.plan(parts, _explain(chosen), notes)
+
+    def _choose(self, study: Study, certainty: int) -> Products:
+        """Products, blocks and refreshes beside so many certain rows."""
+        return choose_products(
+            study.pilot_with(certainty),
+            self.batch,
+            study.steps,
+            self.products,
+            self.blocks,
+            self.refreshes,
+            self.centre,
+            study.fresh,
+            certainty,
+        )
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
         """Weight the draws by their signs, close the accounts, and look back at the run."""
@@ -124,7 +138,8 @@ class SignedHMCECS(EnergyConserving):
         return Outcome(weights=history.stats["sign"], warnings=doubts)
 
 
-def _explain(choice: Products) -> Tuning:
+def _explain(certainty: Certainty[Products]) -> Tuning:
+    choice = certainty.choice
     values = {
         "products": choice.products,
         "batch": choice.batch,
@@ -133,8 +148,11 @@ def _explain(choice: Products) -> Tuning:
         "centre": choice.centre,
     }
     rows = f"{choice.products * choice.batch:,} on average, {choice.batch} for each of the products"
+    if certainty.count:
+        rows += f", and {certainty.count:,} that are certain"
     chosen: Tuning = {
         name: {"value": value, "why": choice.why[name]} for name, value in values.items()
     }
     sentences: Tuning = {name: choice.why[name] for name in ("variance", "sign")}
-    return {"rows per evaluation": rows} | chosen | sentences
+    always: Tuning = {"certainty": {"value": certainty.count, "why": certainty.why}}
+    return {"rows per evaluation": rows} | chosen | sentences | always

@@ -201,6 +201,20 @@ call functions by name only, as in log(x): compute such a column first.
         calls = (n for n in self._walk(self.tree) if isinstance(n, ast.Call))
         return any(_function(call) in STATEFUL for call in calls)
 
+    @property
+    def local(self) -> int:
+        """How many neighbouring columns hold all that is not 0 in a row; 0: any may.
+
+        A B-spline of degree k differs from 0 between k + 2 knots, and so do k + 1 of them anywhere.
+        """
+        call = self.tree
+        if not isinstance(call, ast.Call) or _function(call) != "bs":
+            return 0
+        words = {word.arg: word.value for word in call.keywords}
+        degree = call.args[3] if len(call.args) > 3 else words.get("degree")
+        value = 3 if degree is None else _constant(degree)
+        return value + 1 if isinstance(value, int) and value >= 0 else 0
+
     @cached_property
     def categorical(self) -> CategoricalCall | None:
         """What C(...) says, where the expression is one."""
