@@ -111,7 +111,9 @@ def test_bytes_are_scaled_pixels(net, x64):
     assert not np.allclose(log_likelihood(net, theta, all_of(unscaled)), right)
 
 
-@pytest.mark.parametrize("shape", [(12, 64), (12, 8, 8), (12, 8, 8, 1)])
+@pytest.mark.parametrize(
+    "shape", [(12, 64), (12, 8, 8), pytest.param((12, 8, 8, 1), marks=pytest.mark.slow)]
+)
 def test_images_come_flat_or_with_axes(net, shape, x64):
     theta = net.start(image_rows())
     rows = mo.Rows(x=PIXELS.reshape(shape), y=LABELS, dtype="uint8")
