@@ -17,7 +17,7 @@ from modicum.passes import Anchor, anchor_at
 from modicum.passes.mode import DENSE_LIMIT
 from modicum.run import History
 
-__all__ = ["EnergyConserving", "check_blocks", "check_counts", "check_positive"]
+__all__ = ["EnergyConserving", "check_blocks", "check_counts", "check_positive", "check_tuning"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,3 +134,11 @@ def check_blocks(number: int | None, blocks: int | None, phrase: str, unit: str)
             f"{phrase.format(number)} cannot be divided into {blocks} blocks; "
             f"take {blocks * ceil(number / blocks)} {unit} or another number of blocks."
         )
+
+
+def check_tuning(tuning: str, at_mode: bool) -> None:
+    """Refuse a schedule that is not known, or that would throw an anchor set by hand away."""
+    if tuning not in ("auto", "paper"):
+        raise SettingError(f"tuning must be 'auto' or 'paper', not {tuning!r}.")
+    if tuning == "paper" and not at_mode:
+        raise SettingError("tuning='paper' finds its own anchor; leave `anchor` out.")

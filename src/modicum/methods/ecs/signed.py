@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, Literal
 
 from modicum.errors import CrudeControlVariateError, SettingError, is_number
 from modicum.estimators import BlockPoisson, BlockPoissonTables
 from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.methods.base import Outcome, Plan, Task, Tuning
 from modicum.methods.cost import slow_run
-from modicum.methods.ecs.base import EnergyConserving, check_blocks, check_counts
+from modicum.methods.ecs.base import (
+    EnergyConserving,
+    check_blocks,
+    check_counts,
+    check_tuning,
+)
 from modicum.methods.ecs.checks import Case, look_ahead_signed, look_back_signed
+from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in, explain_burn_in
+from modicum.methods.ecs.perturbed import HMCECS
 from modicum.methods.ecs.pilot import Composition, Study
 from modicum.methods.ecs.tuning import Products, choose_products
+from modicum.passes import Anchor
 from modicum.run import History
 from modicum.runtime import in_double_precision
 
@@ -46,6 +54,9 @@ class SignedHMCECS(EnergyConserving):
         As for `HMCECS`.
     precision, memory_limit
         As for `HMCECS`.
+    tuning
+        "auto": anchor at the mode. "paper": the schedule of the paper's section 6.3, whose burn-in
+        is run by the perturbed method; G = 100 and K = 1 unless they are set.
 
     Examples
     --------
@@ -57,6 +68,7 @@ class SignedHMCECS(EnergyConserving):
     products: int | None = None
     batch: int | None = 30
     centre: float | None = None
+    tuning: Literal["auto", "paper"] = "auto"
     name: ClassVar[str] = "hmc-ecs-signed"
     summary: ClassVar[str] = "HMC-ECS with signs: means that are exact up to Monte Carlo error"
 
@@ -68,6 +80,7 @@ class SignedHMCECS(EnergyConserving):
                 f"centre must be a number, or None to have it chosen, not {self.centre!r}."
             )
         check_blocks(self.products, self.blocks, "{} products", "products")
+        check_tuning(self.tuning, self.at_mode)
 
     @in_double_precision
     def plan(self, task: Task) -> Plan:
@@ -81,17 +94,19 @@ class SignedHMCECS(EnergyConserving):
                 "from the anchor its estimate grows without bound, and chains that get there stay",
                 "use order=2",
             )
-        study = Study(self, task, self.find_anchor(task))
+        anchor, settings, why, burnt = self._start(task)
+        study = Study(self, task, anchor)
         choice = choose_products(
             study.pilot,
             self.batch,
             study.steps,
             self.products,
-            self.blocks,
-            self.refreshes,
+            settings["blocks"],
+            settings["refreshes"],
             self.centre,
             study.fresh,
         )
+        choice = replace(choice, why=choice.why | why)
         case = Case(self, task.target, len(task.rows))
         # No rehearsal: a posterior that lies where the pilot study did not look costs signs, or
         # room for factors, and `look_back_signed` counts both.
@@ -110,7 +125,18 @@ class SignedHMCECS(EnergyConserving):
             choice.refreshes,
             BlockPoissonTables(choice.centre),
         )
-        return study.plan(parts, _explain(choice), notes)
+        return study.plan(parts, _explain(choice) | burnt, notes)
+
+    def _start(self, task: Task) -> tuple[Anchor, dict[str, int | None], dict[str, str], Tuning]:
+        """The anchor; G and K where they are set, and by whom; what the burn-in was like."""
+        own = {"blocks": self.blocks, "refreshes": self.refreshes}
+        if self.tuning == "auto":
+            return self.find_anchor(task), own, {}, {}
+        shared = {f.name: getattr(self, f.name) for f in fields(EnergyConserving)}
+        done = burn_in(HMCECS(**shared | PAPER_BLOCKS, tuning="paper"), task)
+        by_hand = {name for name, value in own.items() if value is not None}
+        why, burnt = explain_burn_in(done, {"subsample", *by_hand})
+        return done.anchor, {k: own[k] or v for k, v in PAPER_BLOCKS.items()}, why, burnt
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
         """Weight the draws by their signs, close the accounts, and look back at the run."""

@@ -185,11 +185,19 @@ def test_a_contender_keeps_its_warnings_and_its_length():
 def test_figure_7(tmp_path, monkeypatch):
     small = replace(dimension.SIZES["smoke"], dimensions=(2,), draws=30, tune=60)
     monkeypatch.setitem(dimension.SIZES, "smoke", small)
-    (table,) = run_smoke("figure-7", tmp_path).tables
+    table, powers = run_smoke("figure-7", tmp_path).tables
     found = columns_of(table)
     assert found["method"] == list(dimension.STYLES)
     assert found["variance of lhat"][0] == 0  # the target is quadratic
     assert found["variance of lhat"][1] > 0
+    assert columns_of(powers)["power of d (paper)"] == [-0.25] * 4
+
+
+def test_order_1_takes_no_more_rows_than_there_are():
+    assert dimension._rows_of_order_1(128, 10_000) == 8_200
+    assert dimension._rows_of_order_1(256, 10_000) == 10_000
+    (note,) = dimension._bounded(dimension.SIZES["paper"])
+    assert "At d = 256 a variance of 1 would take m = 32,768 of 10,000 rows" in note
 
 
 @pytest.mark.slow
