@@ -38,6 +38,13 @@ COMPILING = (  # where tests run chains, or compile much: folders and files
     *("test_networks.py", "test_network_posterior.py", "test_wrapped.py", "test_posteriordb.py"),
     *("test_constraints.py", "test_own.py", "test_from_numpyro.py"),
 )
+LONGEST = (  # files that take the longest, which workers begin with: what comes last is waited for
+    *("models/test_integrated.py", "methods/test_hmc_ecs.py", "methods/test_hmc_ecs_signed.py"),
+    *("methods/test_stochastic_gradient.py", "kernels/test_stochastic_gradient.py"),
+    *("test_extending.py", "test_sample.py", "traps/test_interrupt.py", "run/test_checkpoint.py"),
+    *("methods/test_groups.py", "traps/test_guards.py", "traps/test_modes.py", "test_fit.py"),
+    *("methods/test_flymc.py", "kernels/test_energy_conserving.py", "traps/test_priors.py"),
+)
 
 
 def pytest_configure(config):
@@ -46,6 +53,7 @@ def pytest_configure(config):
     JAX's key is the function as XLA sees it, with the compiler's version and options: another
     function never comes from there.
     """
+    config.option.loadscopereorder = False  # else files of few tests come last, however long
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = _cache_folder(config)
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
@@ -95,7 +103,9 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def pytest_collection_modifyitems(items):
-    """Mark as `unit` what neither runs a chain nor compiles much."""
+    """Put the longest files first; mark as `unit` what neither runs a chain nor compiles much."""
+    places = {HERE / name: k for k, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
     for item in items:
         if not item.path.is_relative_to(HERE) or item.get_closest_marker("slow"):
             continue

@@ -32,13 +32,14 @@ ORDER = (  # from the top down; packages of one line may use each other
     ("datasets",),
     ("estimators",),
     ("run",),
+    ("engines",),
     ("passes",),
     ("kernels",),
     ("models",),
     ("designs",),
     ("diagnostics",),
     ("rows",),
-    ("random", "runtime", "progress", "errors", "ledger"),
+    ("random", "runtime", "progress", "errors", "ledger", "markup"),
 )
 
 PUBLIC_MODULES = (  # the names in their `__all__` are public, and nothing else is
@@ -46,6 +47,7 @@ PUBLIC_MODULES = (  # the names in their `__all__` are public, and nothing else 
     "modicum.cli",
     "modicum.datasets",
     "modicum.diagnostics",
+    "modicum.engines",
     "modicum.errors",
     "modicum.methods",
     "modicum.models",
@@ -58,7 +60,7 @@ PUBLIC_MODULES = (  # the names in their `__all__` are public, and nothing else 
 
 ONLY_SOME_RUNS = (  # what `import modicum` must not wait for
     *("matplotlib", "rich", "typer", "pyarrow", "polars", "pandas", "xarray", "arviz"),
-    *("arviz_stats", "numpyro", "statsmodels", "sklearn", "flax", "equinox", "modicum_lab"),
+    *("arviz_stats", "numpyro", "statsmodels", "sklearn", "flax", "equinox", "modicum_lab", "ray"),
 )
 
 SRC = Path(__file__).resolve().parents[1] / "src"

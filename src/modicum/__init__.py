@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from modicum import datasets, diagnostics, methods, models, priors, rows
+from modicum import datasets, diagnostics, engines, methods, models, priors, rows
 from modicum.digest import Digest, digest
 from modicum.errors import (
     ConvergenceError,
@@ -85,6 +85,7 @@ __all__ = [
     "datasets",
     "diagnostics",
     "digest",
+    "engines",
     "fit",
     "from_numpyro",
     "interval",

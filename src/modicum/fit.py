@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from modicum.digest import Digest
+from modicum.engines import EngineChoice
 from modicum.errors import ModicumWarning, SettingError, argument, suggestion, warn
 from modicum.methods import Method
 from modicum.models import FAMILIES, BaseModel, GroupTerm, LinearPredictorModel
@@ -61,6 +62,7 @@ def fit(
     checkpoint: str | os.PathLike[str] | None = None,
     parallel: Parallel | None = None,
     starts: int | Sequence[Params] | None = None,
+    engine: EngineChoice | None = None,
 ) -> Posterior:
     """Fit a regression to a table.
 
@@ -108,7 +110,7 @@ def fit(
         Of CSV files.
     method, draws, tune, chains, passes, thin, random_seed, progressbar, checkpoint, parallel
         As in `mo.sample`.
-    starts
+    starts, engine
         As in `mo.sample`.
 
     Returns
@@ -161,6 +163,7 @@ def fit(
         checkpoint=checkpoint,
         parallel=parallel,
         starts=starts,
+        engine=engine,
     )
     return replace(with_formula(post, made, asked), table=data)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-__all__ = ["Phase", "ProgressEvent", "Progressbar", "pass_progress", "phase"]
+__all__ = ["PATIENCE", "Phase", "ProgressEvent", "Progressbar", "pass_progress", "phase"]
 
 PATIENCE = 2.0  # seconds a pass may take before it is spoken of
 logger = logging.getLogger("modicum")

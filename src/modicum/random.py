@@ -37,6 +37,7 @@ class Stream(IntEnum):
     REHEARSAL = 11  # short chains on the pilot rows, before those of the run
     MODE_STARTS = 14  # points from which other modes are looked for
     MODE_ROWS = 15  # rows on which they are
+    COORDINATE_ROWS = 50  # rows by which coordinates of control variates are chosen
     NODE_CHECK = 21  # groups and points at which quadrature is checked
     EFFECTS = 22  # effects of groups that were integrated out
     LEFT_OUT_ROWS = 30  # rows that are left out, one at a time
@@ -45,6 +46,8 @@ class Stream(IntEnum):
     PRIOR_DRAWS = 34  # parameters drawn from their priors
     CHECKED_ROWS = 33  # rows that stand for all in pictures and checks
     DIGEST_ROWS = 40  # rows that a digest keeps
+    STUDY_DRAWS = 60  # points at which residuals are studied, the same in every run
+    STUDY_ROWS = 61  # rows whose residuals are studied there, the same in every run
 
 
 def generator(seed: int, purpose: Stream) -> np.random.Generator:

@@ -15,6 +15,7 @@ import numpy as np
 
 from modicum.diagnostics.convergence import load_soon
 from modicum.digest import Digest
+from modicum.engines import EngineChoice, engine_for
 from modicum.errors import (
     ModicumWarning,
     SettingError,
@@ -29,7 +30,7 @@ from modicum.methods.groups import quadrature_doubts, with_fixed_nodes
 from modicum.models import BaseModel, Target
 from modicum.models.base import Params
 from modicum.models.prediction import ModelPredictor
-from modicum.passes import LocalEngine, ModeRecord, Starts, Sums
+from modicum.passes import ModeRecord, Starts, Sums
 from modicum.passes.mode import DENSE_LIMIT
 from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
 from modicum.posterior.labels import scalar_names, tidy_labels
@@ -72,6 +73,7 @@ def sample(
     checkpoint: str | os.PathLike[str] | None = None,
     parallel: Parallel | None = None,
     starts: int | Sequence[Params] | None = None,
+    engine: EngineChoice | None = None,
 ) -> Posterior:
     """Draw from the posterior of `model` given `rows`.
 
@@ -116,6 +118,9 @@ def sample(
         of your own, a list of parameters in the layout of the model's `init`. HMC and NUTS start
         chains at every mode that holds at least 1% of the posterior, by Laplace's approximation;
         for the other methods a warning says what they leave out.
+    engine
+        Who makes the passes over all rows: `mo.engines.Local()`, the default, or the workers of a
+        cluster, `mo.engines.Ray(address=...)`. Draws do not depend on it.
 
     Returns
     -------
@@ -143,9 +148,9 @@ def sample(
     tune, draws = _lengths(chosen, rows, draws, tune, chains, passes, thin)
     started = time.monotonic()
     seed = _seed(random_seed, checkpoint)
-    engine = LocalEngine(progressbar=progressbar)
+    passing = engine_for(engine, progressbar)
     if isinstance(rows, Digest):
-        target, start, units, rest = rows.ready(model, engine)
+        target, start, units, rest = rows.ready(model)
         ledger, where = Ledger(rows=len(rows)), Starts()
     else:
         units, rest = model.units(rows), None
@@ -160,7 +165,7 @@ def sample(
             checkpoint, _identity(target, start, where, rows, chosen, *run_length, seed)
         )
     with folder or nullcontext(), stoppable(), within_limits():
-        sums = Sums(target, units, engine, ledger, rest)
+        sums = Sums(target, units, passing, ledger, rest)
         names = _flat_names(target, units)
         length = (draws * thin, tune * thin, chains)
         task = Task(target, start, units, sums, names, *length, seed, folder, where)
@@ -354,7 +359,7 @@ def _check_tracer(target: Target, checkpoint: str | os.PathLike[str]) -> None:
 
 def _flat_names(target: Target, rows: Rows) -> tuple[str, ...]:
     """Names of the entries of the flat vector, such as "beta[age]"."""
-    own = target.model.flat_names()
+    own = target.model.flat_names(rows)
     if own is not None:
         return own
     shapes = target.reported_shapes

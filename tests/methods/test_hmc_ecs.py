@@ -321,7 +321,7 @@ def test_the_ledger_adds_up(good):
     spent = good.ledger.by_purpose
     assert spent["sampling"] == touched.sum()
     assert spent["design"] == toy.N
-    assert spent["pilot"] == 32 * toy.N
+    assert spent["pilot"] == 256 * toy.N
     assert spent["warm-up"] > 0
     assert spent["start"] == m * good.chains
     assert good.ledger.evaluations == sum(spent.values())

@@ -130,6 +130,7 @@ def test_the_same_integrator_with_all_rows_is_right(whitened, x64):
     assert np.abs(lost).max() < 0.1
 
 
+@pytest.mark.slow  # for right answers of HMC-ECS, see its kernels' tests
 def test_energy_conserving_subsampling_with_as_many_rows_is_right():
     post = toy.posterior(anchor=toy.poor_anchor(), design="weighted", **toy.POOR)
     assert post.tuning["subsample"]["value"] == ROWS

@@ -35,13 +35,18 @@ def image_rows(**kwargs):
     return mo.Rows(x=PIXELS, y=LABELS, **({"dtype": "uint8"} | kwargs))
 
 
-@pytest.fixture(params=NETS.values(), ids=NETS.keys())
+@pytest.fixture(params=["mlp", "cnn", pytest.param("gaussian", marks=pytest.mark.slow)])
 def net(request):
-    return request.param
+    return NETS[request.param]
 
 
-def test_gradient_is_that_of_finite_differences(net, x64):
-    rows = image_rows()
+@pytest.fixture(params=NETS)
+def every_net(request):
+    return NETS[request.param]
+
+
+def test_gradient_is_that_of_finite_differences(every_net, x64):
+    net, rows = every_net, image_rows()
     target, t = Target.of(net, rows)
     batch = all_of(rows)
 
@@ -59,8 +64,8 @@ def test_gradient_is_that_of_finite_differences(net, x64):
         assert rise == pytest.approx(slope @ direction, rel=2e-5, abs=1e-4)
 
 
-def test_log_densities_are_normalised(net, x64):
-    rows = image_rows()
+def test_log_densities_are_normalised(every_net, x64):
+    net, rows = every_net, image_rows()
     theta, batch = net.start(rows), all_of(rows)
     if net.likelihood == "categorical":
         each = [log_likelihood(net, theta, batch | {"y": np.full(12, k)}) for k in range(3)]

@@ -177,10 +177,12 @@ def test_a_batch_larger_than_the_data_set_is_said():
     ("method", "words"),
     [
         (mo.NUTS(), "NUTS on all 3,000 rows"),
-        (mo.HMC(), "HMC on all 3,000 rows"),
+        pytest.param(mo.HMC(), "HMC on all 3,000 rows", marks=pytest.mark.slow),
         (mo.HMCECS(exact="delayed"), "exact='delayed' on all 3,000 rows"),
         (mo.HMCECS(subsample=2_000), "2,000 rows per step"),
-        (mo.SignedHMCECS(products=40, batch=20), "800 rows per step"),
+        pytest.param(
+            mo.SignedHMCECS(products=40, batch=20), "800 rows per step", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_run_of_minutes_is_announced(method, words, monkeypatch):

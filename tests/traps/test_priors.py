@@ -71,7 +71,7 @@ def maximum_likelihood(rows):
 # The three cases ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 def test_a_slope_on_years_is_that_of_the_data(dtype):
     rows = year_rows(dtype=dtype)
     params, errors = maximum_likelihood(rows)
@@ -147,6 +147,7 @@ def test_a_steep_slope_on_a_small_column():
 
 # Invariance --------------------------------------------------------------------------------
 
+FEW = ("logistic", "softmax", "student")  # the others are like these
 FAMILIES = {
     "logistic": (M.Logistic, logistic_rows(300)),
     "poisson": (M.Poisson, poisson_rows(300)),
@@ -163,7 +164,9 @@ def in_other_units(rows, unit, shift, y_unit=1.0, y_shift=0.0):
     return mo.Rows(**fields)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [*FEW, *(pytest.param(f, marks=pytest.mark.slow) for f in ("poisson", "gaussian"))]
+)
 def test_posteriors_do_not_depend_on_units(family, x64):
     """The log-posterior at the same lines, in other units, differs by a constant alone."""
     kind, rows = FAMILIES[family]
@@ -204,6 +207,7 @@ def test_rescaled_columns_give_the_same_draws_in_their_units():
     np.testing.assert_allclose(b["intercept"], a["intercept"], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_shifted_columns_give_the_same_posterior():
     """Draws are rotated in whitened coordinates by a shift, so that moments are compared."""
     rows = gaussian_rows(300)
@@ -351,7 +355,7 @@ def test_the_pass_is_entered_where_passes_are():
 # The guard ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [200, 5_000])
+@pytest.mark.parametrize("n", [200, pytest.param(5_000, marks=pytest.mark.slow)])
 def test_a_tight_prior_is_named(n):
     """Also where it is so tight that the mean has hardly moved."""
     sums, start = sums_of(M.Logistic(prior_scale=0.01), logistic_rows(n))
@@ -361,7 +365,9 @@ def test_a_tight_prior_is_named(n):
     assert notes[0].numbers["score"] > 3
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [*FEW, *(pytest.param(f, marks=pytest.mark.slow) for f in ("poisson", "gaussian"))]
+)
 def test_no_prior_is_blamed_without_cause(family):
     kind, rows = FAMILIES[family]
     for model in (kind(), kind(**RAW)):

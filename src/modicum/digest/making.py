@@ -12,13 +12,14 @@ from modicum.digest.likelihood import (
     require_digestible,
     with_known_data,
 )
+from modicum.engines import EngineChoice, engine_for
 from modicum.errors import SettingError, whole_number
 from modicum.ledger import Ledger
 from modicum.models import BaseModel, LinearPredictorModel, Target
 from modicum.models.outcomes import count_classes
 from modicum.models.prediction import ModelPredictor
 from modicum.models.priors.units import moment_sums
-from modicum.passes import NEAR, Engine, LocalEngine, Quadratic, Sums, anchor_at_mode
+from modicum.passes import NEAR, Engine, Quadratic, Sums, anchor_at_mode
 from modicum.passes.mode import DENSE_LIMIT
 from modicum.posterior import FitRows, Posterior
 from modicum.posterior.alignment import rows_of_fit
@@ -38,7 +39,7 @@ def digest(
     *,
     like: Digest | None = None,
     random_seed: int | None = None,
-    engine: Engine | None = None,
+    engine: EngineChoice | None = None,
     progressbar: Progressbar = True,
 ) -> Digest:
     """Make a digest: what a posterior needs of the data, in tens of megabytes whatever n is.
@@ -85,11 +86,11 @@ def digest(
     assert isinstance(known, Rows)
     whole_number("size", size)
     seed = fresh_seed() if random_seed is None else whole_number("random_seed", random_seed, 0)
-    engine = LocalEngine(progressbar=progressbar) if engine is None else engine
+    passing = engine_for(engine, progressbar)
     with phase("digest", None, progressbar):
         if like is not None:
-            return like.shard(model, known, size, seed, engine)
-        return _made(model, known, size, seed, engine)
+            return like.shard(model, known, size, seed, passing)
+        return _made(model, known, size, seed, passing)
 
 
 def _of_posterior(post: Posterior, rows: object) -> tuple[BaseModel, Rows]:

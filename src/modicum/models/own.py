@@ -335,7 +335,7 @@ class Model(BaseModel):
         layout = self._layout or self.resolved(rows).layout
         return layout.free_point(theta, "`init`" if theta is self.init else "a point to start from")
 
-    def flat_names(self) -> tuple[str, ...]:
+    def flat_names(self, rows: Rows | None = None) -> tuple[str, ...]:
         """Name the free numbers."""
         return self.layout.flat_names()
 

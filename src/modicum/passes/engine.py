@@ -1,15 +1,16 @@
 """One sweep over all rows that adds something up.
 
 `Engine` is the whole interface: a function of a chunk of rows goes in, the float64 sum of its
-results over all chunks comes out. `LocalEngine` serves it with threads on this machine; a cluster
-engine can serve the same call.
+results over all chunks comes out. `LocalEngine` serves it with threads on this machine; the workers
+of a cluster serve the same calls (`modicum.engines`). Chunks are a function of the rows alone, and
+their results are added in order, so that sums are the same to the last bit whoever made them.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from math import ceil
@@ -24,7 +25,17 @@ from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
 from modicum.runtime import in_double_precision
 
-__all__ = ["Engine", "LocalEngine", "chunk_bounds", "chunk_rows", "padded_chunk"]
+__all__ = [
+    "ChunkSum",
+    "Engine",
+    "LocalEngine",
+    "added",
+    "chunk_bounds",
+    "chunk_results",
+    "chunk_rows",
+    "joined",
+    "padded_chunk",
+]
 
 CHUNK_BYTES = 8 * 2**20  # a chunk, widened to float64, stays near the caches
 ChunkSum = Callable[[Any, dict[str, np.ndarray], np.ndarray], Any]
@@ -68,42 +79,59 @@ class LocalEngine:
         self, chunk_sum: ChunkSum, arguments: Any, rows: Rows, description: str = "pass"
     ) -> Any:
         """Return the sum of `chunk_sum` over all chunks, in float64 (see `Engine`)."""
-        total: Any = None
-        for part in self._parts(chunk_sum, arguments, rows, description, np.float64):
-            total = part if total is None else jax.tree.map(np.add, total, part)
-        return total
+        return added(self._parts(chunk_sum, arguments, rows, description, np.float64))
 
     def map_rows(
         self, chunk_map: ChunkSum, arguments: Any, rows: Rows, description: str = "pass"
     ) -> np.ndarray:
         """Return float32 numbers per row (see `Engine`)."""
-        out = np.empty(0, np.float32)
-        parts = self._parts(chunk_map, arguments, rows, description, np.float32)
-        for (start, stop), part in zip(chunk_bounds(rows), parts, strict=True):
-            if not len(out):
-                out = np.empty((len(rows), *part.shape[1:]), np.float32)
-            out[start:stop] = part[: stop - start]
-        return out
+        return joined(self._parts(chunk_map, arguments, rows, description, np.float32), rows)
 
     def _parts(
         self, function: ChunkSum, arguments: Any, rows: Rows, description: str, dtype: Any
     ) -> Iterator[Any]:
         """Results of all chunks in order."""
-        size, bounds = chunk_rows(rows), chunk_bounds(rows)
-        compute = in_double_precision(_one_chunk)
+        bounds = chunk_bounds(rows)
         unit = "groups" if isinstance(rows, GroupedRows) else "rows"
-        with (
-            pass_progress(description, len(rows), self.progressbar, unit) as advance,
-            ThreadPoolExecutor(self.threads) as pool,
-        ):
-            jobs = (
-                (lambda i=i: compute(function, arguments, rows, i, size, dtype))
-                for i in range(len(bounds))
-            )
-            parts = _in_order(pool, jobs, ahead=2 * self.threads)
+        with pass_progress(description, len(rows), self.progressbar, unit) as advance:
+            every = range(len(bounds))
+            parts = chunk_results(function, arguments, rows, every, dtype, self.threads)
             for (start, stop), part in zip(bounds, parts, strict=True):
                 yield part
                 advance(stop - start)
+
+
+def added(parts: Iterable[Any]) -> Any:
+    """The sum of the results of chunks, in their order."""
+    total: Any = None
+    for part in parts:
+        total = part if total is None else jax.tree.map(np.add, total, part)
+    return total
+
+
+def joined(parts: Iterable[Any], rows: Rows) -> np.ndarray:
+    """The results of chunks side by side, without those of padding."""
+    out = np.empty(0, np.float32)
+    for (start, stop), part in zip(chunk_bounds(rows), parts, strict=True):
+        if not len(out):
+            out = np.empty((len(rows), *part.shape[1:]), np.float32)
+        out[start:stop] = part[: stop - start]
+    return out
+
+
+def chunk_results(
+    function: ChunkSum,
+    arguments: Any,
+    rows: Rows,
+    numbers: Iterable[int],
+    dtype: Any,
+    threads: int,
+) -> Iterator[Any]:
+    """Results of the chunks of these numbers, in their order, by a few threads."""
+    size, compute = chunk_rows(rows), in_double_precision(_one_chunk)
+    with ThreadPoolExecutor(threads) as pool:
+        jobs = ((lambda i=i: compute(function, arguments, rows, i, size, dtype)) for i in numbers)
+        yield from _in_order(pool, jobs, ahead=2 * threads)
 
 
 def chunk_rows(rows: Rows) -> int:

@@ -24,7 +24,7 @@ from modicum.methods.ecs.base import (
 from modicum.methods.ecs.checks import Case, look_ahead, look_back, rehearsed, withdraw_bound
 from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in, explain_burn_in
 from modicum.methods.ecs.pilot import Composition, Study
-from modicum.methods.ecs.tuning import Choice, choose
+from modicum.methods.ecs.tuning import Certainty, Choice, choose
 from modicum.methods.full_data import WholeLogPosterior
 from modicum.passes import Anchor
 from modicum.rows.groups import GroupedRows
@@ -68,6 +68,9 @@ class HMCECS(EnergyConserving):
         "mode", or a flat vector of unconstrained parameters to expand about.
     floor
         Share of weighted draws that is uniform.
+    certainty
+        Rows that every evaluation reads, those with the largest expected residuals; the others are
+        subsampled. "auto": as many as make an effective draw cheapest, 0 where none would.
     precision
         "float64" or "float32": of the subsample's rows and residuals (sums are float64).
     memory_limit
@@ -106,7 +109,7 @@ class HMCECS(EnergyConserving):
         check_positive({"bias": self.bias})
         if self.ddof not in (0, 1):
             raise SettingError("ddof must be 1, or 0 for the paper's divisor.")
-        check_tuning(self.tuning, self.at_mode)
+        check_tuning(self.tuning, self)
         if self.exact not in (None, "delayed"):
             raise SettingError(f"exact must be None or 'delayed', not {self.exact!r}.")
         if self.exact and self.inner != "hmc":
@@ -123,12 +126,19 @@ class HMCECS(EnergyConserving):
             study = self.study(task, done.anchor)
             choice = self.choose(study, PAPER_BLOCKS | {"subsample": done.subsample})
             why, tuning = explain_burn_in(done, self._by_hand())
-            choice = replace(choice, why=choice.why | why)
+            chosen = Certainty(0, replace(choice, why=choice.why | why), "as in the paper")
         else:
             study = self.study(task, self.find_anchor(task))
-            choice = self.choose(study)
-        notes = self._look_ahead(study, choice)
-        plan = study.plan(self.composition(choice), _explain(choice) | tuning, notes)
+            chosen = self.certainty_for(
+                task,
+                lambda count: self.choose(study, certainty=count),
+                study.steps,
+                study.most_certain,
+                "subsample" if self.subsample is not None else None,
+            )
+        notes = self._look_ahead(study, chosen)
+        parts = replace(self.composition(chosen.choice), certainty=chosen.count)
+        plan = study.plan(parts, _explain(chosen) | tuning, notes)
         return plan if self.exact is None else self._with_all_rows(plan, study)
 
     def study(self, task: Task, anchor: Anchor) -> Study:
@@ -139,11 +149,13 @@ class HMCECS(EnergyConserving):
         own = {"subsample": self.subsample, "blocks": self.blocks, "refreshes": self.refreshes}
         return {name: value for name, value in own.items() if value is not None}
 
-    def choose(self, study: Study, settings: Mapping[str, int] | None = None) -> Choice:
-        """Choose m, G and K; what is in `settings`, or set by the user, stays."""
+    def choose(
+        self, study: Study, settings: Mapping[str, int] | None = None, certainty: int = 0
+    ) -> Choice:
+        """Choose m, G and K beside certain rows; what is in `settings`, or set by hand, stays."""
         fixed = dict(settings or {}) | self._by_hand()
         return choose(
-            study.pilot,
+            study.pilot_with(certainty),
             study.steps,
             self.bias,
             self.ddof,
@@ -152,26 +164,25 @@ class HMCECS(EnergyConserving):
             fixed.get("refreshes"),
             study.fresh,
             isinstance(study.task.rows, GroupedRows),
+            certainty,
         )
 
     def composition(self, choice: Choice) -> Composition:
         """The perturbed estimator on m rows in G blocks."""
         return Composition(Perturbed(self.ddof), choice.subsample, choice.blocks, choice.refreshes)
 
-    def _look_ahead(self, study: Study, choice: Choice) -> list[ModicumWarning]:
-        task = study.task
+    def _look_ahead(self, study: Study, chosen: Certainty[Choice]) -> list[ModicumWarning]:
+        task, choice, certain = study.task, chosen.choice, chosen.count
+        pilot = study.pilot_with(certain)
         case = Case(self, task.target, len(task.rows))
-        notes = look_ahead(
-            *(case, study.pilot, choice, self.bias, self.ddof),
-            chosen=self.subsample is None,
-            advice=self._advice(study),
-        )
-        rehearsal = None if self.exact else study.rehearse()
+        advice = self._advice(study)
+        notes = look_ahead(case, pilot, choice, certain, self.bias, self.subsample is None, advice)
+        rehearsal = None if self.exact else study.rehearse(certain)
         if rehearsal is not None:
             notes += rehearsed(case, rehearsal, choice.subsample)
         passes = len(task.rows) if self.exact else 0
-        evaluations = choice.subsample * (study.steps + 1) + passes
-        work = f"{choice.subsample:,} rows per step"
+        evaluations = (choice.subsample + certain) * (study.steps + 1) + passes
+        work = f"{choice.subsample + certain:,} rows per step"
         if self.exact:
             work = f"exact='delayed' on all {len(task.rows):,} rows"
         remedy = "draw less" + (", or leave `exact` out" if self.exact else f", or {case.all_rows}")
@@ -216,7 +227,8 @@ class HMCECS(EnergyConserving):
             withdraw_bound(plan.tuning, doubts)
 
 
-def _explain(choice: Choice) -> Tuning:
+def _explain(chosen: Certainty[Choice]) -> Tuning:
+    choice = chosen.choice
     values = {
         "subsample": choice.subsample,
         "blocks": choice.blocks,
@@ -226,4 +238,5 @@ def _explain(choice: Choice) -> Tuning:
     explained: Tuning = {
         name: {"value": value, "why": choice.why[name]} for name, value in values.items()
     }
-    return explained | {"variance": choice.why["variance"]}
+    certainty: Chosen = {"value": chosen.count, "why": chosen.why}
+    return explained | {"variance": choice.why["variance"], "certainty": certainty}

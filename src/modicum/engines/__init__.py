@@ -1,0 +1,7 @@
+"""Who makes the passes over the rows: this machine's threads, or the workers of a Ray cluster."""
+
+from modicum.engines.base import EngineChoice, engine_for
+from modicum.engines.cluster import Ray
+from modicum.engines.local import Local
+
+__all__ = ["EngineChoice", "Local", "Ray", "engine_for"]

@@ -1,0 +1,33 @@
+"""What `engine=` takes: settings from which an engine is made for a run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from modicum.errors import SettingError
+from modicum.passes import Engine, LocalEngine
+from modicum.progress import Progressbar
+
+__all__ = ["EngineChoice", "engine_for"]
+
+
+class EngineChoice(ABC):
+    """Settings of an engine; the same object may serve several runs."""
+
+    @abstractmethod
+    def connect(self, progressbar: Progressbar) -> Engine:
+        """Return what makes the passes of a run."""
+
+
+def engine_for(engine: object, progressbar: Progressbar) -> Engine:
+    """The engine that `engine=` asks for; this machine's threads where it is None."""
+    if engine is None:
+        return LocalEngine(progressbar=progressbar)
+    if isinstance(engine, type) and issubclass(engine, EngineChoice):
+        engine = engine()
+    if not isinstance(engine, EngineChoice):
+        raise SettingError(
+            "engine must be mo.engines.Local() or mo.engines.Ray(address=...), not "
+            f"{type(engine).__name__}."
+        )
+    return engine.connect(progressbar)

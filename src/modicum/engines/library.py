@@ -1,0 +1,20 @@
+"""Ray, imported when it is used: an extra that most installations do without."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from modicum.errors import SettingError
+
+__all__ = ["ray_library"]
+
+
+def ray_library(module: str = "ray") -> Any:
+    """Return the package, or say how to get it."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise SettingError(
+            "mo.engines.Ray needs the package ray: pip install 'modicum[ray]'."
+        ) from None

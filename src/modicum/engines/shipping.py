@@ -1,0 +1,59 @@
+"""How what a pass computes travels to a worker: functions of Modicum's by name, others by value.
+
+A compiled function holds locks and cannot be pickled, and need not be: every worker has Modicum. It
+goes as its module and the name it has there. Functions of a user's own model go by value, as Ray
+sends the functions of a script.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from importlib import import_module
+from types import FunctionType
+from typing import Any
+
+import jax
+import numpy as np
+
+from modicum.engines.library import ray_library
+
+__all__ = ["packed", "unpacked"]
+
+
+def packed(value: object) -> bytes:
+    """As bytes, arrays of a device as NumPy's."""
+    pickler: Any = ray_library("ray.cloudpickle").Pickler
+
+    class Pickler(pickler):  # type: ignore[misc]
+        def reducer_override(self, thing: Any) -> Any:
+            if isinstance(thing, jax.Array) and not isinstance(thing, jax.core.Tracer):
+                return np.asarray, (np.asarray(thing),)
+            name = _own_name(thing)
+            if name is not None:
+                return _named, (str(thing.__module__), name)
+            return super().reducer_override(thing)
+
+    buffer = io.BytesIO()
+    Pickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
+def unpacked(data: bytes) -> Any:
+    """Undo `packed`; the bytes come from the driver of this very run."""
+    return pickle.loads(data)
+
+
+def _own_name(thing: object) -> str | None:
+    """Under which name a function stands in its module of Modicum's, if it does."""
+    if not isinstance(thing, FunctionType) or not thing.__module__.startswith("modicum."):
+        return None
+    if thing is _named:  # which goes the usual way, or it would need itself
+        return None
+    held = vars(sys.modules[thing.__module__])
+    return next((name for name, value in held.items() if value is thing), None)
+
+
+def _named(module: str, name: str) -> Any:
+    return getattr(import_module(module), name)

@@ -1,0 +1,179 @@
+"""A real Ray on this machine: the same sums to the last bit, whatever befalls a worker."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from functools import partial
+
+import numpy as np
+import pytest
+
+import modicum as mo
+from helpers.targets import logistic_rows, quick, same_draws
+from modicum.engines import cluster
+from modicum.passes import LocalEngine
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not know the tests
+
+MODEL = mo.models.Logistic()
+N = 150_000  # three chunks
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return logistic_rows(N)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    made = mo.engines.Ray(workers=2, object_store=100_000_000)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def local(rows):
+    return quick(MODEL, rows, method="hmc-ecs")
+
+
+def outcomes(arguments, batch, present):
+    """Order matters here: sums of numbers of very unlike size."""
+    values = np.where(present, np.exp(20 * batch["x"][:, 0]), 0.0)
+    return (values.sum(), np.array([values.sum(), present.sum()]) * arguments)
+
+
+def dies_once(marker, arguments, batch, present):
+    if not os.path.exists(marker):
+        open(marker, "w").close()
+        os._exit(1)
+    return outcomes(arguments, batch, present)
+
+
+def always_dies(arguments, batch, present):
+    os._exit(1)
+
+
+def has_no_memory(arguments, batch, present):
+    raise MemoryError
+
+
+def test_draws_are_those_of_one_machine_with_any_number_of_workers(rows, engine, local, tmp_path):
+    heard = []
+    post = quick(MODEL, rows, method="hmc-ecs", engine=engine, progressbar=heard.append)
+    assert same_draws(post, local)
+    assert post.ledger.counts == local.ledger.counts
+    store = mo.rows.ingest(rows, tmp_path / "store", dtype=None, progressbar=False)
+    assert same_draws(quick(MODEL, store, method="hmc-ecs", engine=engine), local)
+
+
+def test_sums_are_the_same_to_the_last_bit_after_a_worker_died(rows, engine, tmp_path):
+    alone = LocalEngine(progressbar=False).map_reduce(outcomes, 1.0, rows)
+    there = engine.connect(False)
+    ours = there.map_reduce(partial(dies_once, str(tmp_path / "died")), 1.0, rows)
+    assert (tmp_path / "died").exists()
+    assert ours[0] == alone[0]
+    np.testing.assert_array_equal(ours[1], alone[1])
+    backwards = sum(np.exp(20 * chunk["x"][::-1, 0]).sum() for chunk in rows.chunks(1000))
+    assert backwards != alone[0]  # the negative control: another order, other bits
+
+
+def test_three_workers_make_the_same_draws(rows, engine, local):
+    engine.close()
+    engine.workers = 3
+    assert same_draws(quick(MODEL, rows, method="hmc-ecs", engine=engine), local)
+    assert len(engine._actors) == 3
+    engine.close()
+    engine.workers = 2
+
+
+def test_a_worker_that_is_killed_between_passes_is_replaced(rows, engine, local):
+    engine.connect(False)
+    ray.kill(engine._actors[0], no_restart=False)
+    assert same_draws(quick(MODEL, rows, method="hmc-ecs", engine=engine), local)
+
+
+def test_a_model_of_ones_own_and_a_digest(rows, engine):
+    scale = 2.0
+    own = mo.Model(
+        lambda th: -0.5 * th["a"] ** 2 / scale,
+        lambda th, batch: -0.5 * (batch["y"] - th["a"]) ** 2,
+        init={"a": 0.1},
+    )
+    a, b = (quick(own, rows, method="hmc-ecs", engine=e) for e in (None, engine))
+    assert same_draws(a, b)
+    settings = {"size": 500, "random_seed": 1, "progressbar": False}
+    one, other = (mo.digest(MODEL, rows, engine=e, **settings) for e in (None, engine))
+    assert one.fingerprint() == other.fingerprint()
+
+
+def test_a_worker_without_memory_is_a_sentence(rows, engine):
+    with pytest.raises(mo.ResourceError, match="memory ran out on a worker"):
+        engine.connect(False).map_reduce(has_no_memory, 0, rows)
+
+
+def test_what_a_worker_cannot_import_is_a_sentence(rows, engine, tmp_path, monkeypatch):
+    (tmp_path / "only_here.py").write_text("def made(a, batch, present):\n    return (a,)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import only_here
+
+    with pytest.raises(mo.SettingError, match="install it on every node"):
+        engine.connect(False).map_reduce(only_here.made, 1.0, rows)
+
+
+def test_errors_of_a_worker_come_back_as_they_are(rows, engine, tmp_path):
+    store = mo.rows.ingest(rows, tmp_path / "store", dtype=None, progressbar=False)
+    os.rename(tmp_path / "store", tmp_path / "elsewhere")
+    with pytest.raises(mo.DataError, match="under the same path on every node"):
+        engine.connect(False).map_reduce(outcomes, 1.0, store)
+
+
+def test_progress_says_workers_and_rows_per_second(rows, engine, monkeypatch):
+    monkeypatch.setattr(cluster, "PATIENCE", 0.0)
+    heard = []
+    engine.connect(heard.append).map_reduce(outcomes, 1.0, rows, "mode")
+    assert heard[-1].done == N
+    assert "2 workers · " in heard[-1].detail
+    assert heard[-1].detail.endswith("rows/s")
+
+
+def test_a_worker_that_keeps_dying_is_a_sentence(rows, engine, monkeypatch):
+    monkeypatch.setattr(cluster, "RESTARTS", 0)
+    engine.close()
+    with pytest.raises(mo.ResourceError, match=r"a worker died.*checkpoint"):
+        engine.connect(False).map_reduce(always_dies, 0, rows)
+    engine.close()
+
+
+@pytest.mark.parametrize("address", ["nowhere.invalid:6379", "127.0.0.1:9", "nonsense", "auto"])
+def test_addresses_where_no_cluster_is_are_a_sentence(rows, engine, address):
+    engine.close()
+    with pytest.raises(mo.SettingError, match=r"no Ray cluster can be used|is no address"):
+        quick(MODEL, rows, engine=mo.engines.Ray(address=address))
+
+
+def test_a_killed_driver_goes_on_to_the_same_draws(rows, engine, tmp_path):
+    """Killed in the middle of sampling, with workers of its own; resumed here, without any."""
+    engine.close()
+    script = textwrap.dedent(f"""
+        import os, sys
+        sys.path.insert(0, {str(os.path.dirname(os.path.dirname(__file__)))!r})
+        import modicum as mo
+        from helpers.targets import logistic_rows
+
+        def watch(event):
+            if event.phase == "sampling" and event.done > 0:
+                os.kill(os.getpid(), 9)
+
+        mo.sample(mo.models.Logistic(), logistic_rows({N}), method="hmc-ecs", draws=400, tune=100,
+                  chains=2, random_seed=5, progressbar=watch, checkpoint={str(tmp_path / "c")!r},
+                  engine=mo.engines.Ray(workers=2, object_store=100_000_000))
+    """)
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True)
+    assert done.returncode == -9, done.stderr.decode()[-2000:]
+    assert (tmp_path / "c" / "run.json").exists()
+    settings = {"method": "hmc-ecs", "draws": 400}
+    resumed = quick(MODEL, rows, checkpoint=tmp_path / "c", **settings)
+    assert same_draws(resumed, quick(MODEL, rows, **settings))
