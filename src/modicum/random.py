@@ -37,11 +37,11 @@ class Stream(IntEnum):
     REHEARSAL = 11  # short chains on the pilot rows, before those of the run
     MODE_STARTS = 14  # points from which other modes are looked for
     MODE_ROWS = 15  # rows on which they are
-    NORMALITY = 60  # points at which the normal approximation is compared with the posterior
-    DISPERSED = 61  # where chains start that need no mode
-    FIRST_STEP = 62  # momenta by which their first step size is found
-    LAPLACE_DRAWS = 63  # draws of the normal approximation that are weighted
-    LAPLACE_ROWS = 64  # rows that weigh them
+    NORMALITY = 160  # points at which the normal approximation is compared with the posterior
+    DISPERSED = 161  # where chains start that need no mode
+    FIRST_STEP = 162  # momenta by which their first step size is found
+    LAPLACE_DRAWS = 163  # draws of the normal approximation that are weighted
+    LAPLACE_ROWS = 164  # rows that weigh them
     COORDINATE_ROWS = 50  # rows by which coordinates of control variates are chosen
     NODE_CHECK = 21  # groups and points at which quadrature is checked
     EFFECTS = 22  # effects of groups that were integrated out
