@@ -252,3 +252,23 @@ PORTS = {
     "sblri-blr": blr,
 }
 RUBIN = {"y": [28, 8, -3, 7, -1, 1, 18, 12], "sigma": [15, 10, 16, 11, 9, 11, 10, 18]}
+
+
+def marginal_of_mu_and_tau():
+    """Moments of mu and tau: effects are integrated out, and the rest is summed on a grid.
+
+    y_j ~ N(mu, sigma_j^2 + tau^2), mu ~ N(0, 5^2), tau ~ half-Cauchy(0, 5).
+    """
+    y, sigma = (np.array(RUBIN[name], float) for name in ("y", "sigma"))
+    mu = np.linspace(-25, 35, 601)[:, None, None]
+    log_tau = np.linspace(-12, 6, 1_801)[None, :, None]
+    tau = np.exp(log_tau)
+    variance = sigma**2 + tau**2
+    log = -0.5 * ((y - mu) ** 2 / variance + np.log(variance)).sum(axis=-1)
+    log += (-0.5 * (mu / 5) ** 2 - np.log1p((tau / 5) ** 2) + log_tau)[..., 0]
+    weight = np.exp(log - log.max())
+    weight /= weight.sum()
+    mu, tau = mu[..., 0], tau[..., 0]
+    # tau^2 has no moment of use: its tail is Cauchy's but for the data
+    return {"mu": (weight * mu).sum(), "log_tau": (weight * np.log(tau)).sum(),
+            "mu2": (weight * mu**2).sum()}  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from helpers.ported import PORTS, RUBIN, eight_schools
+from helpers.ported import PORTS, RUBIN, eight_schools, marginal_of_mu_and_tau
 from helpers.targets import TIMES, mean_and_error
 
 REFERENCE = json.loads(Path(__file__).with_name("posteriordb.json").read_text())["posteriors"]
@@ -69,26 +69,7 @@ def test_the_reference_is_that_of_the_ports():
     assert REFERENCE["eight_schools-eight_schools_noncentered"]["data"] == RUBIN
 
 
-def marginal_of_mu_and_tau():
-    """Moments of mu and tau: effects are integrated out, and the rest is summed on a grid.
-
-    y_j ~ N(mu, sigma_j^2 + tau^2), mu ~ N(0, 5^2), tau ~ half-Cauchy(0, 5).
-    """
-    y, sigma = (np.array(RUBIN[name], float) for name in ("y", "sigma"))
-    mu = np.linspace(-25, 35, 601)[:, None, None]
-    log_tau = np.linspace(-12, 6, 1_801)[None, :, None]
-    tau = np.exp(log_tau)
-    variance = sigma**2 + tau**2
-    log = -0.5 * ((y - mu) ** 2 / variance + np.log(variance)).sum(axis=-1)
-    log += (-0.5 * (mu / 5) ** 2 - np.log1p((tau / 5) ** 2) + log_tau)[..., 0]
-    weight = np.exp(log - log.max())
-    weight /= weight.sum()
-    mu, tau = mu[..., 0], tau[..., 0]
-    # tau^2 has no moment of use: its tail is Cauchy's but for the data
-    return {"mu": (weight * mu).sum(), "log_tau": (weight * np.log(tau)).sum(),
-            "mu2": (weight * mu**2).sum()}  # fmt: skip
-
-
+@pytest.mark.slow
 def test_eight_schools_agree_with_quadrature():
     named = drawn(eight_schools(RUBIN))
     exact = marginal_of_mu_and_tau()

@@ -23,6 +23,7 @@ from modicum.designs import (
     Drawn,
     RowFacts,
     Weighted,
+    WeightTables,
     certainty_rows,
     draw_on_host,
 )
@@ -252,6 +253,11 @@ class Study:
         """Whether the prior is no part of the proxy's quadratic: that of a model of one's own."""
         return not isinstance(self.task.target.model, LinearPredictorModel)
 
+    @property
+    def weight_tables(self) -> WeightTables:
+        """Of the design that draws rows in proportion to their expected residual."""
+        return self._weighted
+
     def certain(self, count: int) -> CertaintyRows | None:
         """The `count` rows that are expected to have the largest residuals."""
         return certainty_rows(self._weighted, count, self.method.floor) if count else None
@@ -327,6 +333,7 @@ class Study:
             start_rows=parts.subsample,
             tuning=tuning | {"design": design} | self.expansion.tuning,
             notes=[*self.anchor.notes, *notes, *uneven],
+            memo=self,
         )
 
     def kernel(self, parts: Composition) -> EnergyConservingKernel:
