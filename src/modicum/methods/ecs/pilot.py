@@ -23,6 +23,7 @@ from modicum.designs import (
     Drawn,
     RowFacts,
     Weighted,
+    WeightTables,
     certainty_rows,
     draw_on_host,
 )
