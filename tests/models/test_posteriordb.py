@@ -75,6 +75,7 @@ def test_the_reference_is_that_of_the_ports():
     assert REFERENCE["eight_schools-eight_schools_noncentered"]["data"] == RUBIN
 
 
+@pytest.mark.slow
 def test_eight_schools_agree_with_quadrature():
     named = drawn(eight_schools(RUBIN))
     exact = marginal_of_mu_and_tau()

@@ -62,12 +62,26 @@ class Table:
         One sequence per row, numbers or text; None where there is nothing to say.
     note
         What a reader must know: stand-in data, where and why figures differ from the paper's.
+    stand_in
+        Whether the data are not the paper's but made to be like them; the title says so.
+
+    Examples
+    --------
+    >>> Table("table-1", ["method"], [["hmc"]], stand_in=True).title
+    'Table 1, stand-in rows'
     """
 
     name: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
     note: str = ""
+    stand_in: bool = False
+
+    @property
+    def title(self) -> str:
+        """What stands above it."""
+        words = self.name.replace("-", " ").capitalize()
+        return f"{words}, stand-in rows" if self.stand_in else words
 
 
 @dataclass(frozen=True)
