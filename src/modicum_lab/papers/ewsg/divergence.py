@@ -262,7 +262,9 @@ WHY_1B = [
     'standard deviations, d = mean of c - c_i (the column "by skewness"). SGHMC has neither: its '
     "mean is right, and its variance too large by 1 + S. Both divergences fall like h^2, so which "
     "is smaller at small h depends on how skewed the centres are; the paper does not print its "
-    "centres. At large h SGHMC's variance is what counts, and EWSG wins, as printed.",
+    "centres. (These are of the full weights of eq. 4; a chain of M = 1 goes most of the way in "
+    "the mean, and part of it in the variance.) At large h SGHMC's variance is what counts, and "
+    "EWSG wins, as printed.",
 ]
 
 

@@ -22,6 +22,7 @@ from modicum_lab.papers.ewsg.gaussian import (
     STEP,
     D,
     Gaussian,
+    log_weights,
 )
 from modicum_lab.papers.experiments import Figure, Result, Scale, Table, claims, experiment, sized
 
@@ -66,14 +67,8 @@ def local_error(
 
 
 def _transitions(gradients: np.ndarray, momentum: np.ndarray) -> np.ndarray:
-    """Transition matrix of the index chain at one state (eq. 5).
-
-    Theorem 2 with r' = r: x = sqrt(h) gamma r / sigma and n a_i = sqrt(h) g_i / sigma, where
-    sigma = sqrt(2 gamma).
-    """
-    scale = np.sqrt(STEP / (2 * FRICTION))
-    shifted = scale * (FRICTION * momentum + gradients)  # x + n a_i
-    log_weight = 0.5 * np.sum(shifted**2, axis=1)
+    """Transition matrix of the index chain at one state (eq. 5)."""
+    log_weight = log_weights(gradients, momentum)
     chance = np.exp(np.minimum(0.0, log_weight[None] - log_weight[:, None])) / len(gradients)
     np.fill_diagonal(chance, 0.0)
     return chance + np.diag(1 - chance.sum(axis=1))

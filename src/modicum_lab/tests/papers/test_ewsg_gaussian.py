@@ -4,7 +4,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from modicum_lab.papers.ewsg import divergence, index_chain
+from modicum_lab.papers.ewsg import divergence, index_chain, optimal_weights
 from modicum_lab.papers.ewsg.error_bound import figure_1j_1l
 from modicum_lab.papers.ewsg.gaussian import FRICTION, STEP, Gaussian, methods
 from modicum_lab.papers.experiments import EXPERIMENTS, Result
@@ -67,6 +67,44 @@ def by_weights(sign):
         mean = p @ g
         pairs.append((np.sum((mean - g.mean(axis=0)) ** 2), p @ np.sum((g - mean) ** 2, axis=1)))
     return tuple(np.mean(pairs, axis=0))
+
+
+# Theorem 1 ---------------------------------------------------------------------------------
+
+
+def test_the_optimal_selection_is_sparse_unbiased_and_best():
+    rng = np.random.default_rng(1)
+    errors = rng.normal(size=(30, 2))
+    errors -= errors.mean(axis=0)
+    p = optimal_weights.optimal_weights(errors)
+    assert (p > 1e-9).sum() <= 3
+    np.testing.assert_allclose(p @ errors, 0, atol=1e-9)
+    best = p @ np.sum(errors**2, axis=1)
+    assert best < np.mean(np.sum(errors**2, axis=1))
+    # no other unbiased selection of three rows does better
+    for _ in range(300):
+        some = rng.choice(30, 3, replace=False)
+        system = np.vstack([errors[some].T, np.ones(3)])
+        other = np.linalg.solve(system, [0.0, 0.0, 1.0])
+        if (other >= 0).all():
+            assert other @ np.sum(errors[some] ** 2, axis=1) >= best - 1e-9
+
+
+def test_exponential_weights_are_those_of_the_long_index_chain():
+    long = index_chain.local_error(TARGET, (4000,), states=3, seed=1)[4000]
+    rng, pairs = np.random.default_rng([1, 5]), []
+    for _ in range(3):
+        g = 20 * (TARGET.mean + TARGET.sd * rng.normal(size=2) - TARGET.centres)
+        p = optimal_weights.exponential_weights(g, rng.normal(size=2))
+        mean = p @ g
+        pairs.append((np.sum((mean - g.mean(axis=0)) ** 2), p @ np.sum((g - mean) ** 2, axis=1)))
+    assert long == pytest.approx(tuple(np.mean(pairs, axis=0)), rel=1e-6)
+
+
+def test_theorem_1():
+    result = optimal_weights.theorem_1("smoke", 1)
+    assert [row[3] for row in result.tables[1].rows] == [True, True]
+    assert labelled(drawn(result))
 
 
 # Divergence --------------------------------------------------------------------------------
