@@ -110,7 +110,7 @@ def test_quiet_prints_nothing(csv, tmp_path):
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "feather"])
+@pytest.mark.parametrize("suffix", ["parquet", pytest.param("feather", marks=pytest.mark.slow)])
 def test_fit_reads_other_formats_and_families(table, tmp_path, suffix):
     path = tmp_path / f"patients.{suffix}"
     getattr(table, f"to_{suffix}")(path)
@@ -273,15 +273,79 @@ def test_options_name_columns_by_commas_or_repeated():
 
 
 def test_families_by_name():
-    made = build_model("Student_T", 1.0, False, 2.0, 7.0)
+    options = {"prior_scale": 1.0, "intercept": False, "scale": 2.0, "df": 7.0, "link": None}
+    made = build_model("Student_T", options)
     assert made == mo.models.StudentT(prior_scale=1.0, intercept=False, scale=2.0, df=7.0)
+    made = build_model("asymmetric-laplace", {"quantile": 0.9}, ["smoothing=0.2"])
+    assert made == mo.models.AsymmetricLaplace(quantile=0.9, smoothing=0.2)
+    assert build_model("binomial", {"link": "probit"}) == mo.models.Binomial(link="probit")
+    assert build_model("ordinal", {}, ["classes=4"]) == mo.models.Ordinal(classes=4)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "settings", "words"),
+    [
+        ("poisson", {"quantile": 0.9}, [], "--quantile does not apply to the family poisson"),
+        ("poisson", {}, ["df=3"], "--family-set df=3 is no setting of the family poisson"),
+        ("student-t", {}, ["priors=3"], "no setting of the family student-t.*scale, scale_prior"),
+        ("student-t", {"df": 3.0}, ["df=4"], "df is given by --df and by --family-set"),
+        ("binomial", {"link": "logi"}, [], "no link 'logi'; did you mean|no link 'logi'"),
+        ("asymmetric-laplace", {}, ["quantile=many"], "quantile must lie between 0 and 1"),
+        ("softmax", {"classes": 1}, [], "classes"),
+    ],
+)
+def test_settings_of_families_that_are_none(family, options, settings, words):
+    with pytest.raises(mo.SettingError, match=words):
+        build_model(family, options, settings)
+
+
+def test_every_family_and_its_settings_are_in_the_help():
+    from typer.main import get_command
+
+    fit = get_command(app).commands["fit"]
+    options = {option.name: option for option in fit.params}
+    assert all(name in options["family"].help for name in mo.models.FAMILIES)
+    assert {"quantile", "link", "classes", "groups", "family_set", "scale", "df"} < options.keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("n ~ 1", "--groups", "some"), "must be explicit or integrate"),
+        (("--outcome", "n", "--groups", "explicit"), "for group terms of a formula"),
+    ],
+)
+def test_groups_that_are_held_in_no_way(tmp_path, options, words):
+    assert words in refused("fit", "no.csv", *options, "--out", tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_family_with_a_field_of_its_own_and_groups(tmp_path):
+    """`trials` stands in the formula; how groups are held is passed on."""
+    rng = np.random.default_rng(1)
+    games = rng.integers(1, 9, 200)
+    frame = pd.DataFrame(
+        {"team": rng.choice(list("abcd"), 200), "games": games, "wins": rng.binomial(games, 0.4)}
+    )
+    frame.to_csv(tmp_path / "g.csv", index=False)
+    formula = "wins | trials(games) ~ 1 + (1 | team)"
+    family = ("--family", "binomial", "--link", "probit", "--groups", "explicit")
+    run("fit", tmp_path / "g.csv", formula, *family, "--out", tmp_path / "run", *SHORT)
+    post = mo.Posterior.load(tmp_path / "run" / "posterior")
+    assert "link='probit'" in post.settings["model"]
+    assert post.tuning["groups"]["value"] == "explicit"
 
 
 def test_a_formula_is_fitted_summarised_and_predicted(csv, table, tmp_path):
     """The same posterior as `mo.fit`, and predictions for another file."""
     out, formula = tmp_path / "run", "well ~ dose + ward"
-    said = run("fit", csv, formula, "--out", out, "--set", "target_accept=0.8", *SHORT)
+    given = ["--set", "target_accept=0.8", "--report"]
+    said = run("fit", csv, formula, "--out", out, *given, *SHORT)
     assert said.exit_code == 0, said.output
+    report = (out / "report.html").read_text()
+    assert formula in report
+    assert "<figcaption>dose</figcaption>" in report  # what a column does, read from the file
+    assert "report.html" in said.stdout
     post = mo.Posterior.load(out / "posterior")
     settings = {"draws": 100, "tune": 100, "chains": 2, "random_seed": 1, "method": "hmc"}
     mine = mo.fit(formula, table, progressbar=False, **settings)

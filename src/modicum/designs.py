@@ -1,5 +1,7 @@
 """How rows are drawn, and with what probability: uniformly, by weights, or from strata.
 
+Rows with the largest weights may be certain: always evaluated, and left out of the draws.
+
 A design is a hashable class without arrays; what it reads to draw travels beside it as its tables,
 a named tuple of arrays. Designs that ask something of the data (how large each row's residual is
 expected to be, which cluster a row belongs to) say so in `needs`, and find it in `RowFacts`. To add
@@ -23,6 +25,7 @@ from modicum.runtime import Array
 
 __all__ = [
     "DESIGNS",
+    "CertaintyRows",
     "Design",
     "Drawn",
     "RowFacts",
@@ -32,6 +35,7 @@ __all__ = [
     "UniformTables",
     "WeightTables",
     "Weighted",
+    "certainty_rows",
     "draw_on_host",
     "strata_tables",
     "weight_tables",
@@ -106,6 +110,14 @@ class Design(ABC, Generic[Tables]):
         """
         raise SettingError(f"{type(self).__name__} draws whole batches, not rows by themselves.")
 
+    def without(self, certain: CertaintyRows, tables: Tables) -> Tables:
+        """The tables of this design over all rows but those that are certain."""
+        del certain, tables
+        raise SettingError(
+            f"{type(self).__name__} cannot leave rows out of its draws; use certainty=0, or "
+            'design="weighted".'
+        )
+
 
 # Uniform ----------------------------------------------------------------------------------
 
@@ -114,6 +126,7 @@ class UniformTables(NamedTuple):
     """All that drawing uniformly takes."""
 
     n: int | jax.Array
+    skipped: Array | None = None  # rows left out, sorted, the j-th less j; None: none are
 
 
 @dataclass(frozen=True)
@@ -140,11 +153,19 @@ class Uniform(Design[UniformTables]):
         """Draw `count` rows, with replacement."""
         n = jnp.asarray(tables.n)
         row_ids = jax.random.randint(key, (count,), 0, n)
+        if tables.skipped is not None:  # the k-th of the rows that are left
+            row_ids += jnp.searchsorted(jnp.asarray(tables.skipped), row_ids, side="right")
         return Drawn(row_ids, jnp.broadcast_to(1.0 / n, (count,)))
 
     def probability_of(self, drawn: Drawn, tables: UniformTables) -> np.ndarray:
         """1/n, whatever the row."""
         return np.full_like(np.asarray(drawn.probability), 1 / int(tables.n))
+
+    def without(self, certain: CertaintyRows, tables: UniformTables) -> UniformTables:
+        """Every other row alike."""
+        row_ids = np.sort(certain.row_ids)
+        left = int(tables.n) - len(row_ids)
+        return UniformTables(left, row_ids - np.arange(len(row_ids)))
 
 
 # Weighted ---------------------------------------------------------------------------------
@@ -201,6 +222,11 @@ class Weighted(Design[WeightTables]):
         """That with which they were drawn."""
         del tables
         return np.asarray(drawn.probability)
+
+    def without(self, certain: CertaintyRows, tables: WeightTables) -> WeightTables:
+        """The tables that `certainty_rows` made of these."""
+        del tables
+        return certain.rest
 
 
 def draw_on_host(rng: np.random.Generator, count: int, tables: WeightTables) -> Drawn:
@@ -278,6 +304,85 @@ def _sorted_rows(kinds: np.ndarray, size: np.ndarray) -> np.ndarray:
             order[place[kind] : place[kind] + counts[kind]] = row_ids
         place = place + counts
     return order
+
+
+# Certainty rows ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class CertaintyRows:
+    """Rows that are always evaluated, and how the others are drawn.
+
+    Attributes
+    ----------
+    row_ids
+        The rows with the largest weights.
+    rest
+        The weighted design over all other rows.
+    slope, even
+        A row that had the probability p has slope p + even now.
+    """
+
+    row_ids: np.ndarray
+    rest: WeightTables
+    slope: float
+    even: float
+
+    def __len__(self) -> int:
+        return len(self.row_ids)
+
+    def probability(self, drawn: Drawn) -> np.ndarray:
+        """The probability under `rest` of rows drawn with the tables `rest` was made of.
+
+        Zero for those that are certain.
+        """
+        certain = np.isin(np.asarray(drawn.row_ids), self.row_ids)
+        again = self.slope * np.asarray(drawn.probability) + self.even
+        return np.asarray(np.where(certain, 0.0, again))
+
+
+def certainty_rows(tables: WeightTables, count: int, floor: float = 0.1) -> CertaintyRows:
+    """Set the `count` rows with the largest weights apart from the others.
+
+    Rows lie sorted by class in the tables, so that those with the largest weights are the last:
+    only the classes' sizes and probabilities change, and no row has to be looked at. The others
+    are drawn with w = (1 - floor) expected / sum(expected) + floor / n again, both over the rows
+    that are left.
+
+    Parameters
+    ----------
+    tables
+        Of all rows, as `weight_tables` made them with the same `floor`.
+    count
+        How many rows are certain.
+    floor
+        Share of the draws that is uniform.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from modicum.designs import certainty_rows, weight_tables
+    >>> certain = certainty_rows(weight_tables(np.array([1.0, 5.0, 2.0, 1.0])), 2)
+    >>> sorted(certain.row_ids.tolist()), int(certain.rest.size.sum())
+    ([1, 2], 2)
+    """
+    n = len(tables.order)
+    if not 0 <= count < n:
+        raise SettingError(f"of {n:,} rows, {count:,} cannot be certain; leave some to be drawn.")
+    before, start = np.asarray(tables.probability), np.asarray(tables.start)
+    size = np.clip(n - count - start, 0, np.asarray(tables.size))
+    expected = before - floor / n  # times a constant
+    total = float(size @ expected)
+    left = n - count
+    # certain rows may hold all that was expected: nothing is known of the others then
+    share = (1 - floor) / total if total > 1e-9 * (1 - floor) else 0.0
+    even = (floor if share else 1.0) / left
+    after = np.where(size > 0, share * expected + even, 0.0)
+    mass = np.cumsum(size * after)
+    rest = tables._replace(size=size, cumulative=mass / mass[-1], probability=after / mass[-1])
+    row_ids = np.asarray(tables.order[left:]).astype(np.int64)
+    scale = 1 / mass[-1]
+    return CertaintyRows(row_ids, rest, share * scale, (even - share * floor / n) * scale)
 
 
 # Stratified -------------------------------------------------------------------------------

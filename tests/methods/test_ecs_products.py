@@ -111,9 +111,9 @@ def test_what_is_set_by_hand_stays():
     assert choose_products(pilot(5.0), 30, 3, products=7).blocks in (1, 7)
 
 
-def test_the_mini_batch_with_the_fewest_rows_in_all():
+def test_the_mini_batch_with_the_fewest_evaluations():
     quiet = choose_products(pilot(0.1), None, 3)
-    assert (quiet.products, quiet.batch) == (20, 2)
+    assert (quiet.products, quiet.batch) == (20, 1)
     loud = choose_products(pilot(2.4), None, 3)  # 30 rows have this deviation: then 20 suffice
     rows = loud.products * loud.batch
     assert rows <= choose_products(pilot(2.4), 30, 3).products * 30

@@ -10,6 +10,7 @@ import errno
 import os
 import sys
 import warnings
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -33,6 +34,7 @@ from modicum.cli.fitting import (
     build_engine,
     build_method,
     build_model,
+    checked_groups,
     checked_prob,
     ingest_table,
     prepare_folder,
@@ -58,6 +60,7 @@ from modicum.cli.predicting import NEW_LEVELS, saved_posterior, summary_json, wr
 from modicum.fit import FormulaModel, model_for, with_formula
 from modicum.methods import DEFAULT, METHODS
 from modicum.models import FAMILIES
+from modicum.models.families.links import LINKS
 from modicum.run import Checkpoint
 from modicum_command import after_a_stop, stop_line, watch
 
@@ -176,10 +179,37 @@ def fit(
     no_intercept: Annotated[bool, typer.Option("--no-intercept", help="Add no intercept.")] = False,
     scale: Annotated[
         float | None,
-        typer.Option(help="Known noise scale (gaussian, student-t); default: estimate it."),
+        typer.Option(
+            help="Known noise scale (gaussian, student-t, asymmetric-laplace); default: estimate "
+            "it."
+        ),
     ] = None,
     df: Annotated[
         float | None, typer.Option(help="Degrees of freedom (student-t); default 4.")
+    ] = None,
+    quantile: Annotated[
+        float | None,
+        typer.Option(help="Which one is regressed (asymmetric-laplace); default 0.5."),
+    ] = None,
+    link: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(LINKS)} (binomial); default logit.")
+    ] = None,
+    classes: Annotated[
+        int | None,
+        typer.Option(help="How many there are (softmax, ordinal); default: those that occur."),
+    ] = None,
+    family_set: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A further setting of the family, such as smoothing=0.2; may be repeated."
+        ),
+    ] = None,
+    groups: Annotated[
+        str | None,
+        typer.Option(
+            help="How effects of a formula's groups are held: explicit, or integrate (out); "
+            "default: by what each would cost."
+        ),
     ] = None,
     method: Annotated[
         str | None,
@@ -202,6 +232,9 @@ def fit(
     checkpoint: Annotated[
         Path | None, typer.Option(help="Folder for checkpoints; default: OUT/checkpoint.")
     ] = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Write OUT/report.html: the fit on one page.")
+    ] = False,
     engine: Annotated[
         str, typer.Option(help="Who makes the passes over the rows: local, or ray (a cluster).")
     ] = "local",
@@ -225,7 +258,17 @@ def fit(
     """
     with one_sentence():
         checked_prob(prob)
-        model = build_model(family, prior_scale, not no_intercept, scale, df)
+        options = {
+            "prior_scale": prior_scale,
+            "intercept": not no_intercept,
+            "scale": scale,
+            "df": df,
+            "quantile": quantile,
+            "link": link,
+            "classes": classes,
+        }
+        model = build_model(family, options, family_set or ())
+        held = checked_groups(groups, formula)
         chosen = build_method(method, set_ or ())
         passing = build_engine(engine, address)
         choice = ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
@@ -238,19 +281,21 @@ def fit(
             rows = read_rows(data, choice, out, say, overwrite, encoding)
         else:
             made = read_formula_rows(data, formula, choice, missing, out, say, overwrite, encoding)
-            rows, asked = made.rows, model_for(made.rows, model)
+            rows, asked = made.rows, model_for(made.rows, model, groups=held)
         say.print(escape(described(rows, data)), highlight=False)
         folder = checkpoint or out / "checkpoint"
         lengths = {"draws": draws, "tune": tune, "chains": chains}
         settings = lengths | {"random_seed": seed, "engine": passing}
         post = sample_rows(asked.model, rows, chosen, settings, folder, say)
         if made is not None:
-            post = with_formula(post, made, asked)
+            post = replace(with_formula(post, made, asked), table=data)
         table = write_results(post, out, prob)
+        if report:
+            post.report(out / "report.html", prob=prob)
         after_a_stop(f"the results are in {out}.")
         if checkpoint is None:  # the posterior is safe, and the next fit may be another one
             Checkpoint.delete(folder)
-        show(post, table, out, say)
+        show(post, table, out, say, report)
 
 
 @app.command()

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from modicum.errors import ModicumWarning, SettingError, suggestion
 from modicum.fit import family_named
 from modicum.methods import DEFAULT, Method, resolve
 from modicum.models import BaseModel, LinearPredictorModel
+from modicum.models.multilevel import HoldEffects
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,20 +33,39 @@ if TYPE_CHECKING:
 
 RESULTS = ("posterior", "summary.csv")
 BEING_MADE = "being made"
+NO_OPTIONS = ("priors", "resolved_priors", "groups", "coding")  # of families: no numbers or texts
 
 
 def build_model(
-    family: str, prior_scale: float | None, intercept: bool, scale: float | None, df: float | None
+    family: str, options: Mapping[str, Any], settings: Sequence[str] = ()
 ) -> LinearPredictorModel:
-    """Return the family by its name, with settings that apply to it."""
+    """Return the family by its name, with settings that apply to it.
+
+    Parameters
+    ----------
+    family
+        Its name.
+    options
+        Settings that have an option of their own; None: not given.
+    settings
+        Others, each NAME=VALUE.
+    """
     chosen = family_named(family)
-    options: dict[str, Any] = {"scale": scale, "df": df}  # fields of some families
+    takes = [field.name for field in fields(chosen) if field.name not in NO_OPTIONS]
     extra = {option: value for option, value in options.items() if value is not None}
-    takes = {field.name for field in fields(chosen)}
     for option in extra:
         if option not in takes:
-            raise SettingError(f"--{option} does not apply to the family {family}: leave it out.")
-    return chosen(prior_scale=prior_scale, intercept=intercept, **extra)
+            raise SettingError(
+                f"--{option.replace('_', '-')} does not apply to the family {family}: leave it out."
+            )
+    given = named_values("--family-set", settings, takes, f"the family {family}")
+    twice = sorted(extra.keys() & given.keys() - {"intercept"})
+    if twice:
+        raise SettingError(
+            f"{twice[0]} is given by --{twice[0].replace('_', '-')} and by --family-set: leave one "
+            "of them out."
+        )
+    return chosen(**extra | given)
 
 
 def build_method(name: str | None, settings: Sequence[str]) -> str | Method | None:
@@ -54,17 +74,24 @@ def build_method(name: str | None, settings: Sequence[str]) -> str | Method | No
     if not settings:
         return name
     takes = [f.name for f in fields(chosen) if f.init]  # type: ignore[arg-type]
+    return chosen(**named_values("--set", settings, takes, chosen.name))
+
+
+def named_values(
+    option: str, settings: Sequence[str], takes: Sequence[str], of: str
+) -> dict[str, Any]:
+    """Take settings apart, each NAME=VALUE with a name that `of` takes."""
     values: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
         key = key.strip().replace("-", "_")
         if not equals or key not in takes:
             raise SettingError(
-                f"--set {setting} is no setting of {chosen.name}{suggestion(key, takes)}; give "
+                f"{option} {setting} is no setting of {of}{suggestion(key, takes)}; give "
                 f"NAME=VALUE, with a name among {', '.join(takes)}."
             )
         values[key] = _value(text.strip())
-    return chosen(**values)
+    return values
 
 
 def build_engine(name: str, address: str | None) -> EngineChoice:
@@ -90,6 +117,20 @@ def checked_prob(prob: float) -> None:
     """Refuse a probability that is none, before hours are spent on draws."""
     if not 0 < prob < 1:
         raise SettingError(f"--prob must lie between 0 and 1, not be {prob:g}.")
+
+
+def checked_groups(groups: str | None, formula: str | None) -> HoldEffects | None:
+    """Return how effects of groups are held; refuse what is no way to hold them."""
+    if groups is None:
+        return None
+    if formula is None:
+        raise SettingError(
+            "--groups is for group terms of a formula, such as 'late ~ hour + (1 | carrier)': give "
+            "one, or leave it out."
+        )
+    if groups not in ("explicit", "integrate"):
+        raise SettingError(f"--groups must be explicit or integrate, not {groups}.")
+    return "explicit" if groups == "explicit" else "integrate"
 
 
 def prepare_folder(out: Path, overwrite: bool) -> None:

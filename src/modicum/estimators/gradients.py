@@ -29,7 +29,7 @@ from modicum.kernels.base import (
 from modicum.models import Target
 from modicum.models.base import Batch
 from modicum.passes import Anchor, Sums
-from modicum.runtime import jit
+from modicum.runtime import FASTEST_COMPILE, jit
 
 __all__ = [
     "ESTIMATORS",
@@ -39,6 +39,7 @@ __all__ = [
     "Snapshot",
     "SnapshotEstimator",
     "Taylor",
+    "TaylorTables",
     "minibatch_gradient",
 ]
 
@@ -70,9 +71,13 @@ class BaseGradientEstimator(ABC):
         """The same estimator for this model."""
         return replace(self, target=target, precision=precision)
 
-    def arrays(self, anchor: Anchor | None) -> Pytree:
-        """What is read in every step, computed once: `context.estimator`."""
+    def arrays(self, anchor: Anchor | None, certain: Batch | None = None) -> Pytree:
+        """What is read in every step, computed once: `context.estimator`.
+
+        `certain` are rows that every step reads, with a `probability` of one; None: there are none.
+        """
         del anchor
+        assert certain is None, "only control variates leave rows out of the draws"
         return ()
 
     def prepare(self, batch: Batch, context: StochasticGradientContext) -> Pytree:
@@ -84,6 +89,11 @@ class BaseGradientEstimator(ABC):
             name: field if field.dtype.kind == "u" else jnp.asarray(field, self.precision)
             for name, field in batch.items()
         }
+
+    def certain_rows(self, context: StochasticGradientContext) -> int:
+        """How many rows every step reads beside those of its batches."""
+        del context
+        return 0
 
     def start(self, z: jax.Array, context: StochasticGradientContext) -> Pytree:
         """What a chain remembers, before it is first renewed; () for nothing."""
@@ -128,9 +138,23 @@ def minibatch_gradient(
     return -jax.grad(log_posterior)(z)
 
 
+class TaylorTables(NamedTuple):
+    """What gradients with control variates know of the data."""
+
+    proxy: Proxy
+    certain: Pytree = None  # cached rows that every step reads; None: there are none
+
+
+@jit(static=0, options=FASTEST_COMPILE)
+def _cached(cv: ControlVariate[Any], batch: Batch, about: Proxy) -> Any:
+    return cv.cache(batch, about)
+
+
 @dataclass(frozen=True)
 class Taylor(BaseGradientEstimator):
     """A + B (t - t*) exactly, and the rest, (1/b) sum_i (grad l_i - grad q_i) / w_i, from rows.
+
+    The residuals of certain rows, which are not drawn, are added as they are.
 
     Parameters
     ----------
@@ -151,27 +175,41 @@ class Taylor(BaseGradientEstimator):
         """Residuals of rows about the anchor."""
         return control_variate(_known(self.target), self.order, self.precision)
 
-    def arrays(self, anchor: Anchor | None) -> Proxy:
-        """The anchor in the chain's coordinates."""
+    @property
+    def fresh_cost(self) -> float:
+        """What it costs to read and cache a row, in evaluations of a cached one."""
+        return self.control_variate.fresh_cost
+
+    def arrays(self, anchor: Anchor | None, certain: Batch | None = None) -> TaylorTables:
+        """The anchor in the chain's coordinates, and the certain rows."""
         assert anchor is not None
         target = _known(self.target)
         if anchor.factor.ndim < 2:
             raise SettingError("control variates need the anchor's factor as a matrix.")
-        return proxy(anchor, target, self.order)
+        about = proxy(anchor, target, self.order)
+        if certain is None:
+            return TaylorTables(about)
+        return TaylorTables(about, _cached(self.control_variate, certain, about))
 
     def prepare(self, batch: Batch, context: StochasticGradientContext) -> Pytree:
         """Whiten and expand the rows."""
-        return self.control_variate.cache(batch, context.estimator)
+        return self.control_variate.cache(batch, context.estimator.proxy)
+
+    def certain_rows(self, context: StochasticGradientContext) -> int:
+        """Those of the tables."""
+        leaves = jax.tree.leaves(context.estimator.certain)
+        return leaves[0].shape[0] if leaves else 0
 
     def gradient(
         self, z: jax.Array, batch: Pytree, memory: Pytree, context: StochasticGradientContext
     ) -> jax.Array:
         """Differentiate sum q + mean D + log prior, in float64 whatever the state is."""
         del memory
-        arrays, cv = context.estimator, self.control_variate
+        (about, certain), cv = context.estimator, self.control_variate
 
         def log_posterior(z: jax.Array) -> jax.Array:
-            return cv.log_proxy(z, arrays) + jnp.mean(cv.values(batch, z, arrays))
+            log = cv.log_proxy(z, about) + jnp.mean(cv.values(batch, z, about))
+            return log if certain is None else log + jnp.sum(cv.values(certain, z, about))
 
         return -jax.grad(log_posterior)(z.astype(np.float64)).astype(z.dtype)
 

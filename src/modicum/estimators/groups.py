@@ -160,9 +160,13 @@ class GroupTaylor:
         group = PaddedGroup(rows, size)
         near = model.integrands(theta, centre[None], group)
         nodes = model.nodes_near(near, model.covariance.factor(theta), jnp.zeros(()))
-        at = curvature_sum(self.target, proxy.point, group, nodes, jnp.ones(1, bool))
+        read = self.target.likelihood
+        present = jnp.ones(1, bool)
+        value, A, B = curvature_sum(read, proxy.point[: read.size], group, nodes, present)
+        others = (0, self.target.size - read.size)  # standard deviations of explicit effects
+        A, B = jnp.pad(A, others), jnp.pad(B, (others, others))
         alone = Integrands(near.pull[0], near.information[0], near.weighted)
-        return alone, at[0], *in_expansion_coordinates(self.target, proxy.point, at[1], at[2])
+        return alone, value, *in_expansion_coordinates(self.target, proxy.point, A, B)
 
     def _along(self, cached: FlatCache, away: jax.Array, proxy: Proxy) -> jax.Array:
         """The residuals of a flat batch, expanded along phi - phi*."""
@@ -415,4 +419,5 @@ def group_proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
         jnp.asarray(anchor.factor),
         A if order >= 1 else jnp.zeros_like(A),
         (B + B.T) / 2 if order >= 2 else jnp.zeros_like(B),
+        warp=anchor.warp(target),
     )

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.estimators.coordinates import bent_path, bent_sum
 from modicum.estimators.groups import GroupTaylor, group_proxy
 from modicum.kernels.base import ControlVariate, Proxy
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
@@ -233,11 +234,14 @@ class AutodiffTaylor:
         return AutodiffRows(fields, 1.0 / jnp.asarray(batch["probability"]))
 
     def values(self, cached: AutodiffRows, z: jax.Array, proxy: Proxy) -> jax.Array:
-        """l_k(t) - q_k(t) over w_k, with q_k = phi(0) + phi'(0) + phi''(0)/2 along t - t*."""
+        """l_k(t) - q_k(t) over w_k, with q_k = phi(0) + phi'(0) + phi''(0)/2 along t - t*.
+
+        The way is straight in the coordinates of the expansion, where these are others.
+        """
         away = proxy.factor @ z
 
         def phi(s: jax.Array) -> jax.Array:
-            return self.target.log_likelihood(proxy.point + s * away, cached.rows)
+            return self.target.log_likelihood(bent_path(s, away, proxy), cached.rows)
 
         def first(s: jax.Array) -> tuple[jax.Array, jax.Array]:
             return jax.jvp(phi, (s,), (jnp.ones(()),))
@@ -256,6 +260,8 @@ class AutodiffTaylor:
     def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
         """The quadratic, and the prior itself unless the quadratic holds it already."""
         total = _quadratic(z, proxy)
+        if proxy.bend is not None:
+            total = total + bent_sum(z, proxy)
         if isinstance(self.target.model, LinearPredictorModel):
             return _with_exact(total, self.prior, z, proxy)
         return total + self.target.log_prior(proxy.point + proxy.factor @ z)

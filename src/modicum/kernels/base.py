@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from modicum.models.base import Batch
 
 __all__ = [
+    "Bend",
     "BoundSums",
     "ControlVariate",
     "Draw",
@@ -159,6 +160,16 @@ class Warp(NamedTuple):
     into: jax.Array  # their columns of the inverse of L
 
 
+class Bend(NamedTuple):
+    """Entries of t along which rows are expanded in a power of e^t (`estimators.coordinates`)."""
+
+    where: jax.Array  # places of the entries
+    power: jax.Array  # of each; 0: the entry itself
+    slope: jax.Array  # gradient of the log-likelihood there, at t*
+    curve: jax.Array  # lines of its Hessian, times L
+    block: jax.Array  # its Hessian in these entries alone
+
+
 class Warped(Whitening, Protocol):
     """A whitening in which some entries may move with a scale."""
 
@@ -229,6 +240,7 @@ class Proxy(NamedTuple):
     B: jax.Array | None  # None: -I, which is what whitening with the prior makes of it
     prior: Pytree = None  # numbers of the priors that are no part of the quadratic
     warp: Warp | None = None  # entries that a chain moves with a scale
+    bend: Bend | None = None  # entries along which rows are expanded in another coordinate
 
 
 class ControlVariate(Protocol[Cached]):
@@ -319,6 +331,10 @@ class GradientEstimator(Protocol[Memory]):
 
     def prepare(self, batch: Batch, context: StochasticGradientContext) -> Pytree:
         """Make of a batch (with its `probability`) what does not depend on the state."""
+        ...
+
+    def certain_rows(self, context: StochasticGradientContext) -> int:
+        """How many rows every step reads beside those of its batches."""
         ...
 
     def start(self, z: jax.Array, context: StochasticGradientContext) -> Memory:

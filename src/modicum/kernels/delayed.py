@@ -19,6 +19,7 @@ from modicum.kernels.base import Draw, LogPosterior, Pytree, RowRequest, straigh
 from modicum.kernels.energy_conserving import (
     EnergyConservingContext,
     EnergyConservingKernel,
+    certain_rows,
     replace_blocks,
 )
 from modicum.kernels.moves import at_point
@@ -132,7 +133,8 @@ class DelayedAcceptanceKernel:
             "acceptance_rate_exact": jnp.minimum(1.0, jnp.exp(jnp.minimum(log_ratio, 0.0))),
             "rows_touched": context.n
             + kernel.refreshes * kernel.block
-            + kernel.subsample * (steps + 2),
+            + kernel.subsample * (steps + 2)
+            + certain_rows(context.surrogate) * (steps + 1),
             **kernel.estimator.describe(values, state.present, context.surrogate.estimator),
             **info._asdict(),
             "acceptance_rate": rates,

@@ -33,6 +33,7 @@ __all__ = [
     "EnergyConservingContext",
     "EnergyConservingKernel",
     "EnergyConservingState",
+    "certain_rows",
     "replace_blocks",
 ]
 
@@ -44,6 +45,7 @@ class EnergyConservingContext(NamedTuple):
     design: Pytree  # the design's tables
     estimator: Pytree  # the estimator's tables
     constant: jax.Array  # what the log-density leaves out
+    certain: Pytree = None  # cached rows that every evaluation reads; None: there are none
 
 
 class EnergyConservingState(NamedTuple):
@@ -118,14 +120,19 @@ class EnergyConservingKernel:
     def log_density(
         self, subsample: Pytree, present: jax.Array, context: EnergyConservingContext
     ) -> Density:
-        """log |Lhat(z; u)| + log prior, up to a constant (minus eq. 3.4), and D of each row."""
-        proxy = context.proxy
+        """log |Lhat(z; u)| + log prior, up to a constant (minus eq. 3.4), and D of each row.
+
+        The residuals of certain rows are added as they are: u has no part in them.
+        """
+        proxy, cv = context.proxy, self.control_variate
 
         def density(z: jax.Array) -> tuple[jax.Array, jax.Array]:
             s, growth = straighten(z, proxy)
-            values = self.control_variate.values(subsample, s, proxy)
+            values = cv.values(subsample, s, proxy)
             estimate = self.estimator.combine(values, present, context.estimator)
-            log = self.control_variate.log_proxy(s, proxy) + estimate.log
+            log = cv.log_proxy(s, proxy) + estimate.log
+            if context.certain is not None:
+                log += jnp.sum(cv.values(context.certain, s, proxy))
             return (log if proxy.warp is None else log + growth), values
 
         return density
@@ -169,7 +176,8 @@ class EnergyConservingKernel:
             "lp": logdensity + context.constant,
             "step_size": learned.step_size,
             "acceptance_rate_u": refreshed.acceptance_rate,
-            "rows_touched": refreshed.rows + self.rows_present(present) * evaluations,
+            "rows_touched": refreshed.rows
+            + (self.rows_present(present) + certain_rows(context)) * evaluations,
             **self.estimator.describe(values, filled, context.estimator),
             **info._asdict(),
         }
@@ -231,6 +239,12 @@ class EnergyConservingKernel:
         part = _take(new, k * size, size)
         part = jnp.where(accept, part, _take(all_, block * size, size))
         return _put(all_, part, block * size)
+
+
+def certain_rows(context: EnergyConservingContext) -> int:
+    """How many rows every evaluation reads."""
+    leaves = jax.tree.leaves(context.certain)
+    return leaves[0].shape[0] if leaves else 0
 
 
 def replace_blocks(subsample: Pytree, fresh: Pytree, blocks: jax.Array, size: int) -> Pytree:

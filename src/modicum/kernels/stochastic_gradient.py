@@ -139,7 +139,8 @@ class StochasticGradientKernel:
             return jnp.diagonal(jacobian(now.z))
 
         after = self.integrator.kick(kick_key, now, gradient, h, context, diagonal)
-        touched = self.cost + jnp.where(flags.renewed, context.n, 0)
+        always = self.estimator.certain_rows(context)  # once, whatever the number of batches
+        touched = self.cost + always + jnp.where(flags.renewed, context.n, 0)
         draw = {"position": after.z, "step_size": h, "rows_touched": touched, **info}
         return StochasticGradientState(after, memory), draw
 

@@ -26,9 +26,9 @@ from modicum.models.matrix import CodedMatrix
 from modicum.passes import Sums
 from modicum.passes.blocks import map_in_blocks
 from modicum.passes.faults import describe_row
-from modicum.runtime import SCATTERS, jit
+from modicum.runtime import FASTEST_COMPILE, SCATTERS, jit
 
-__all__ = ["design_tables", "ends_near_the_mode", "expected_residuals"]
+__all__ = ["cached_rows", "design_tables", "ends_near_the_mode", "expected_residuals"]
 
 
 def design_tables(task: Task, design: Design[Tables], facts: RowFacts) -> Tables:
@@ -41,6 +41,12 @@ def design_tables(task: Task, design: Design[Tables], facts: RowFacts) -> Tables
         return design.layout(**arrays)
 
     return task.remember(name, lambda: design.tables(facts)._asdict(), read)
+
+
+@jit(static=0, options=FASTEST_COMPILE)
+def cached_rows(control_variate: ControlVariate[Any], batch: Batch, proxy: Proxy) -> Any:
+    """What a control variate keeps of the rows in `batch`, which have their `probability`."""
+    return control_variate.cache(batch, proxy)
 
 
 def expected_residuals(

@@ -65,7 +65,7 @@ class BaseModel(ABC):
         del rows
         return theta
 
-    def flat_names(self) -> tuple[str, ...] | None:
+    def flat_names(self, rows: Rows | None = None) -> tuple[str, ...] | None:
         """Return names of the unconstrained numbers; None where those of reported ones serve."""
         return None
 
@@ -98,6 +98,14 @@ class BaseModel(ABC):
         """
         del theta
         return None
+
+    def expansions(self) -> dict[str, str | None]:
+        """Return the parameters that are sampled on a logarithm, and what they are expanded in.
+
+        By the names of the leaves of `theta`. What is a name in `estimators.coordinates.POWERS`;
+        None: the pilot study of HMC-ECS chooses.
+        """
+        return {}
 
     def likelihood_layout(self, theta: Params) -> Params:
         """Return those of the parameters that the likelihood reads: the first, if not all."""

@@ -38,8 +38,9 @@ from modicum.models.base import BaseModel, Batch, Labels, Params
 from modicum.models.covariance import Covariance
 from modicum.models.families import Cloglog, Logistic, Probit, Softmax
 from modicum.models.groups import INTERCEPT, GroupTerm
-from modicum.models.linear import LinearPredictorModel
+from modicum.models.linear import NEW_GROUP_NODES, LinearPredictorModel
 from modicum.models.priors import LKJ, OWN, is_positive, moments
+from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows, GroupIndex
 
@@ -125,7 +126,8 @@ class IntegratedEffects(BaseModel):
     Parameters
     ----------
     family
-        What is believed of a row given its predictor: `mo.models.Logistic()` ...
+        What is believed of a row given its predictor: `mo.models.Logistic()` ... Its own `groups`
+        are held explicitly, beside the one that is integrated out.
     group
         The field of the rows that says which group a row is in.
     slopes
@@ -222,6 +224,14 @@ class IntegratedEffects(BaseModel):
         """Return the rows as groups; a sentence for those that are none."""
         if isinstance(rows, GroupedRows):
             return rows
+        if rows.coding is not None and any(
+            term.field == self.group and term.scale is None for term in rows.coding.terms
+        ):
+            raise DataError(
+                f"the levels of '{self.group}' are columns of the rows, and cannot be groups as "
+                f"well; give them as numbers, mo.Rows(x=..., y=..., {self.group}=numbers), or "
+                "use mo.fit with a group term."
+            )
         groups = GroupedRows(rows, GroupIndex.of(rows, self.group))
         if len(groups) < 2:
             raise DataError(
@@ -303,7 +313,8 @@ class IntegratedEffects(BaseModel):
             theta = jax.lax.stop_gradient(theta)
             near = self.integrands(theta, self.places(theta, batch), flat)
             return self.nodes_near(near, self.covariance.factor(theta), jnp.zeros(()))
-        anchor = _laid_out(theta, jnp.asarray(batch["group_point"]))
+        read = {name: leaf for name, leaf in theta.items() if name != OWN}
+        anchor = _laid_out(read, jnp.asarray(batch["group_point"]))
         near = self.integrands(anchor, batch["group_centre"], flat)
         return self.nodes_near(
             near, self.covariance.factor(theta), self.shift(near, theta, anchor, flat)
@@ -390,8 +401,29 @@ class IntegratedEffects(BaseModel):
                 "the default prior of group_sd is in the units of the data, and known only with "
                 "rows: use model.resolved(rows), or give group_sd."
             )
-        own = self.covariance.log_prior(theta, self.scales, self.concentration)
-        return self.family.log_prior(theta) + own
+        return self.family.log_prior(theta) + self._log_prior_of_covariance(theta)
+
+    def _log_prior_of_covariance(self, theta: Params) -> jax.Array:
+        assert self.scales is not None
+        return self.covariance.log_prior(theta, self.scales, self.concentration)
+
+    def log_folded_prior(self, theta: Params) -> jax.Array | None:
+        """All but the priors of explicit effects; asked where there are such."""
+        if not self.family.groups:
+            return None
+        return self.family.log_folded_prior(theta) + self._log_prior_of_covariance(theta)
+
+    def exact_prior(self, theta: Params) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
+        """That of the family's explicit effects, whose joint density has no mode."""
+        return self.family.exact_prior(theta) if self.family.groups else None
+
+    def shrunk(self, theta: Params) -> Params:
+        """What the family's priors shrink; the groups' standard deviations are no such."""
+        return self.family.shrunk(theta)
+
+    def likelihood_layout(self, theta: Params) -> Params:
+        """All but the standard deviations of explicit effects."""
+        return self.family.likelihood_layout(theta)
 
     def resolved(self, rows: Rows) -> IntegratedEffects:
         """Return the model with its priors in numbers, and the columns that vary by place."""
@@ -453,7 +485,7 @@ class IntegratedEffects(BaseModel):
         members = _members(rows)
         assert self.scales is not None
         theta = dict(self.family.start(members))
-        if OWN in theta:
+        if OWN in theta and not self.family.groups:
             raise SettingError(
                 "a horseshoe prior cannot stand beside effects that are integrated out; hold them "
                 "explicitly, or give the coefficients another prior."
@@ -467,20 +499,46 @@ class IntegratedEffects(BaseModel):
         """Name the family's parameters, group_sd and group_cor."""
         own = {"group_log_sd", "group_partial"}
         common = {name: value for name, value in theta.items() if name not in own}
-        return self.family.report(common) | self.covariance.report(theta)
+        named, mine = self.family.report(common), self.covariance.report(theta)
+        for name in set(named) & set(mine):  # explicit effects have theirs, after these
+            mine[name] = jnp.concatenate([mine[name], named[name]])
+        return named | mine
 
     def restore(self, named: Mapping[str, Any]) -> Params:
         """Undo `report`."""
-        own = {"group_sd", "group_cor"}
-        common = {name: value for name, value in named.items() if name not in own}
-        return self.family.restore(common) | self.covariance.restore(named)
+        common, mine = dict(named), {}
+        for name, count in (("group_sd", self.effects), ("group_cor", self.covariance.pairs)):
+            if name in named:
+                both = jnp.asarray(common.pop(name))
+                mine[name] = both[:count]
+                common |= {name: both[count:]} if both.shape[0] > count else {}
+        return self.family.restore(common) | self.covariance.restore(mine)
 
     def labels(self, rows: Rows) -> Labels:
         """Columns of x, and effects."""
-        labels = dict(self.family.labels(rows)) | {"group_sd": (self.effect_names,)}
-        if self.covariance.pairs:
-            labels["group_cor"] = (self.term.cor_names,)
+        labels = dict(self.family.labels(rows))
+        for name, mine in (("group_sd", self.effect_names), ("group_cor", self.term.cor_names)):
+            theirs = labels.pop(name, ((),))[0]
+            labels |= {name: ((*mine, *theirs),)} if mine or theirs else {}
         return labels
+
+    def flat_names(self, rows: Rows | None = None) -> tuple[str, ...]:
+        """Names of the entries of the flat vector, whose order is that of their keys."""
+        assert rows is not None
+        labels, terms = self.family.labels(rows), self.family.group_terms
+        beta = [f"beta[{column}]" for column in labels.get("beta", ((),))[0]]
+        effects = [
+            f"{name}[{level}]" for t in terms for name in t.names for level in labels[name][0]
+        ]
+        own = [f"group_cor[{name}]" for t in terms for name in t.cor_names]
+        own += [f"group_sd[{name}]" for t in terms for name in t.sd_names]
+        known = {
+            "beta": [*beta, *effects],
+            "group_log_sd": [f"group_sd[{name}]" for name in self.effect_names],
+            "group_partial": [f"group_cor[{name}]" for name in self.term.cor_names],
+            OWN: own,
+        }
+        return tuple(name for key in sorted(self.start(rows)) for name in known.get(key, [key]))
 
     def check(self, rows: Rows) -> None:
         """Refuse what the family refuses; `units` has looked at the groups."""
@@ -489,18 +547,31 @@ class IntegratedEffects(BaseModel):
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
         """Mean of the outcome of each row, over all groups there may be.
 
-        Of a group of which nothing is known, and the population's average for such rows.
+        Of a group of which nothing is known, and the population's average for such rows. What
+        effects of new groups add to a predictor is normal, however many they are.
         """
-        xi, log_w = self.rule
-        effects = xi @ self.covariance.factor(theta).T
         predictors = self.family.predictor_vector(theta, batch)
+        sd = self.spread_of_new_groups(theta, batch, predictors)
+        xi, w = np.polynomial.hermite_e.hermegauss(NEW_GROUP_NODES)
+
+        def at_node(xi: jax.Array) -> jax.Array:
+            return jax.vmap(self.family.mean)(predictors.at[:, 0].add(sd * xi))
+
+        return jnp.tensordot(jnp.asarray(w / w.sum()), jax.lax.map(at_node, jnp.asarray(xi)), 1)
+
+    def spread_of_new_groups(self, theta: Params, batch: Batch, predictors: jax.Array) -> jax.Array:
+        """Standard deviation, in each row, of what effects of new groups add to its predictor.
+
+        Those of the group that is integrated out, and of others that the batch does not say.
+        """
         seen = dict(batch) | {"y": predictors[:, 0]}  # of which the length is what counts
-        shift = self.effect_columns(seen) @ effects.T  # (rows, nodes)
-
-        def at_node(shift: jax.Array) -> jax.Array:
-            return jax.vmap(self.family.mean)(predictors.at[:, 0].add(shift))
-
-        return jnp.tensordot(jnp.exp(log_w), jax.vmap(at_node, 1)(shift), 1)
+        along = self.effect_columns(seen) @ self.covariance.factor(theta)
+        variance = jnp.sum(along**2, axis=1)
+        absent = self.family.absent_groups(batch)
+        if absent:
+            more = self.family.spread_of_new_groups(theta, batch, absent)
+            variance = variance + more**2
+        return jnp.sqrt(variance)
 
     def expected_given(self, theta: Params, effects: jax.Array, batch: Batch) -> jax.Array:
         """Mean of the outcome of each row given the effects of its group, (rows, effects)."""

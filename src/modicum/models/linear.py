@@ -546,6 +546,10 @@ class LinearPredictorModel(BaseModel):
         """Return the default prior of an extra parameter."""
         raise KeyError(name)
 
+    def expansions(self) -> dict[str, str | None]:
+        """What a family has besides coefficients: logarithms, and logits, near them for chances."""
+        return dict.fromkeys(self.extras)
+
     def likelihood_layout(self, theta: Params) -> Params:
         """All but the parameters of priors, which are the last."""
         return {name: leaf for name, leaf in theta.items() if name != OWN}

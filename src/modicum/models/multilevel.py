@@ -2,8 +2,9 @@
 
 Explicit effects (`groups=` of a family) are right for crossed factors of up to some thousand
 levels. The rows that a step needs then grow like d^3 / n with the number of parameters d: rows of
-thin groups are far from quadratic in their group's effect. Effects of one factor can be integrated
-out instead (`IntegratedEffects`), whatever the number of its levels.
+thin groups are far from quadratic in their group's effect. Effects of one factor, that of the most
+levels, can be integrated out instead (`IntegratedEffects`), whatever their number; those of other
+factors are held explicitly beside it.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from modicum.errors import SettingError
+from modicum.errors import SettingError, argument
 from modicum.models.base import DENSE_LIMIT, BaseModel
 from modicum.models.families import Softmax
-from modicum.models.groups import INTERCEPT, GroupTerm, tidy_groups
+from modicum.models.groups import INTERCEPT, GroupTerm, common_columns, tidy_groups
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors import LKJ, HalfNormal, Horseshoe, Prior
@@ -26,6 +27,7 @@ __all__ = ["HoldEffects", "Multilevel", "multilevel"]
 HoldEffects: TypeAlias = Literal["explicit", "integrate"]
 
 MOST_EFFECTS = 3  # per group that quadrature serves
+MOST_BESIDE = 1_000  # parameters beside them: every group of a step has its Hessian in these
 # Rows per step that explicit effects may need: d^3 / n times this is what logistic rows of the
 # flights needed, 60 for 137 parameters and some 15,000 for 4,042.
 ROWS_NEEDED = 0.08
@@ -71,35 +73,47 @@ def multilevel(
     if how not in (None, "explicit", "integrate"):
         raise SettingError(f"groups must be 'explicit' or 'integrate', not {how!r}.")
     terms = tidy_groups(terms)  # an effect that is there twice is refused
-    size = len(rows.columns) + sum(len(rows.levels[t.field]) * len(t.effects) for t in terms)
+    common = len(common_columns(terms, rows))
+    size = common + sum(len(rows.levels[t.field]) * len(t.effects) for t in terms)
     needed = ROWS_NEEDED * size**3 / len(rows)
-    obstacle = _obstacle(family, terms)
+    largest = max(terms, key=lambda term: len(rows.levels[term.field])).field
+    inner = [term for term in terms if term.field == largest]
+    outer = [term for term in terms if term.field != largest]
+    beside = size - len(rows.levels[largest]) * sum(len(term.effects) for term in inner)
+    obstacle = _obstacle(family, inner, beside)
     if how == "integrate" and obstacle is not None:
-        raise SettingError(f"{obstacle}; use groups='explicit'.")
+        raise SettingError(f"{obstacle}; use {argument('groups', 'explicit')}.")
     thin = size > DENSE_LIMIT or needed > MOST_ROWS
     if how == "integrate" or (how is None and thin and obstacle is None):
-        levels = len(rows.levels[terms[0].field])
         why = (
             "set by hand"
             if how
-            else f"holding {levels:,} effects explicitly would need some {needed:,.2g} rows per "
+            else f"holding {size:,} parameters explicitly would need some {needed:,.2g} rows per "
             "step; of groups, tens do"
         )
-        return Multilevel(_integrated(family, terms), "integrate", why)
+        if outer:
+            why += f"; effects of {largest!r} are integrated out, all others explicit"
+        return Multilevel(_integrated(family, inner, outer), "integrate", why)
     if size > DENSE_LIMIT:
         reason = "" if obstacle is None else f", and {obstacle}"
+        remedy = f"integrate effects out by {argument('groups', 'integrate')}"
+        if obstacle is not None:
+            remedy = "leave the group of the most levels out, or merge levels"
         raise SettingError(
             f"the model would hold {size:,} parameters explicitly, which is possible up to "
-            f"{DENSE_LIMIT:,}{reason}; leave the group of the most levels out, or merge levels."
+            f"{DENSE_LIMIT:,}{reason}; {remedy}."
         )
     why = "set by hand" if how else f"{size:,} parameters for {len(rows):,} rows are few"
     return Multilevel(replace(family, groups=tuple(terms)), "explicit", why)
 
 
-def _obstacle(family: LinearPredictorModel, terms: Sequence[GroupTerm]) -> str | None:
-    """Why effects cannot be integrated out; None: they can."""
-    if len({term.field for term in terms}) > 1:
-        return "effects of one grouping factor only can be integrated out"
+def _obstacle(family: LinearPredictorModel, terms: Sequence[GroupTerm], beside: int) -> str | None:
+    """Why effects of one factor cannot be integrated out beside so many parameters; None: can."""
+    if beside > MOST_BESIDE:
+        return (
+            f"beside effects that are integrated out up to {MOST_BESIDE} parameters can be held, "
+            f"and there would be {beside:,}"
+        )
     effects = [effect for term in terms for effect in term.effects]
     if len(effects) > MOST_EFFECTS:
         return f"at most {MOST_EFFECTS} effects per group can be integrated out"
@@ -116,16 +130,19 @@ def _obstacle(family: LinearPredictorModel, terms: Sequence[GroupTerm]) -> str |
     return None
 
 
-def _integrated(family: LinearPredictorModel, terms: Sequence[GroupTerm]) -> IntegratedEffects:
+def _integrated(
+    family: LinearPredictorModel, terms: Sequence[GroupTerm], others: Sequence[GroupTerm]
+) -> IntegratedEffects:
     given: dict[str, Prior] = dict(family.prior_table)
     field = terms[0].field
-    sd = given.pop(field, given.pop("group_sd", None))
-    given.pop("group_sd", None)
-    correlation = given.pop("group_cor", LKJ())
+    sd = given.pop(field, given.get("group_sd"))
+    correlation = given.get("group_cor", LKJ())
+    if not others:
+        given = {key: p for key, p in given.items() if key not in ("group_sd", "group_cor")}
     effects = [effect for term in terms for effect in term.effects]
     assert sd is None or isinstance(sd, HalfNormal)
     assert isinstance(correlation, LKJ)
-    changes: dict[str, Any] = {"priors": given or None}
+    changes: dict[str, Any] = {"priors": given or None, "groups": tuple(others)}
     return IntegratedEffects(
         replace(family, **changes),
         field,

@@ -26,7 +26,7 @@ from modicum.models.priors.grouped import covariance_factor
 from modicum.models.priors.resolved import LOG_SD, PARTIAL, ModelPriors, is_logged
 from modicum.runtime import in_double_precision
 
-__all__ = ["partial_exponents", "prior_draws"]
+__all__ = ["log_priors", "partial_exponents", "prior_draws"]
 
 Draw = Callable[[np.random.Generator, tuple[int, ...], Any], np.ndarray]
 
@@ -46,6 +46,15 @@ def partial_exponents(effects: int, concentration: float) -> np.ndarray:
     """alpha of each partial correlation r under an LKJ prior: (1 + r) / 2 is Beta(alpha, alpha)."""
     places = [j for i in range(effects) for j in range(i)]
     return concentration + (effects - 2 - np.array(places, float)) / 2
+
+
+@in_double_precision
+def log_priors(model: BaseModel, draws: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Log-density of the prior, (chain, draw), of reported draws, in what is sampled."""
+    flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in draws.items()}
+    chains, number = next(iter(draws.values())).shape[:2]
+    values = jax.jit(jax.vmap(lambda named: model.log_prior(model.restore(named))))(flat)
+    return np.broadcast_to(np.asarray(values), chains * number).reshape(chains, number)
 
 
 @in_double_precision

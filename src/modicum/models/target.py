@@ -116,6 +116,15 @@ class Target:
         )
 
     @cached_property
+    def places(self) -> dict[str, tuple[int, ...]]:
+        """Where each leaf of the parameters, by its name, lies in the flat vector."""
+        ends = np.cumsum([prod(shape) for shape in self.shapes])
+        starts = np.r_[0, ends[:-1]]
+        names = named_leaves(self._shaped)
+        pairs = zip(names, starts, ends, strict=True)
+        return {name: tuple(range(first, last)) for name, first, last in pairs}
+
+    @cached_property
     def exact_prior(self) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
         """The part of the prior that is evaluated in each step, and its numbers; None: no part."""
         return self.model.exact_prior(self._shaped)

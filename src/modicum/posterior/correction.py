@@ -17,7 +17,14 @@ from modicum.posterior.draws import Draws, require_finite
 from modicum.posterior.weighted import kish_share, weighted_mean, weighted_variance
 from modicum.rows import Rows
 
-__all__ = ["Correction", "Fit", "correct", "flat_points", "require_correctable"]
+__all__ = [
+    "Correction",
+    "Fit",
+    "correct",
+    "exact_log_posterior",
+    "flat_points",
+    "require_correctable",
+]
 
 FEWEST = 25  # draws of which a fifth are the tail that a Pareto distribution is fitted to
 WORST_TAIL = 0.7  # Pareto k above which importance weights are not to be trusted
@@ -79,7 +86,7 @@ def correct(source: Draws, fit: Fit, rows: Rows, draws: int, progressbar: bool) 
     stats = {name: x[:, ::every] for name, x in source.stats.items()}
     require_finite(kept | {"lp": stats["lp"]}, "a correction")
     ledger = Ledger.from_dict(source.ledger.to_dict())
-    log_weights = _exact_log_posterior(ledger, fit, rows, kept, progressbar) - stats["lp"]
+    log_weights = exact_log_posterior(ledger, fit, rows, kept, progressbar) - stats["lp"]
     _require_weights(log_weights)
     smoothed, tail = _smooth(log_weights)
     weights = np.exp(smoothed - smoothed.max())
@@ -126,7 +133,7 @@ def flat_points(fit: Fit, rows: Rows, draws: dict[str, np.ndarray]) -> tuple[Tar
     return target, points
 
 
-def _exact_log_posterior(
+def exact_log_posterior(
     ledger: Ledger, fit: Fit, rows: Rows, draws: dict[str, np.ndarray], progressbar: bool
 ) -> np.ndarray:
     """Log-posterior of all rows at each kept draw, (chain, draw), by one pass."""

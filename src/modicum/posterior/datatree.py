@@ -2,20 +2,116 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from modicum.errors import ModicumWarning, warn
+from modicum.errors import ModicumWarning, SettingError, warn
 from modicum.posterior.draws import Draws
 from modicum.posterior.labels import axis_labels
 
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["to_datatree", "weight_name"]
+__all__ = [
+    "MOST_DRAWS",
+    "PRIOR_DRAWS",
+    "SampledGroups",
+    "add_groups",
+    "to_datatree",
+    "weight_name",
+    "write_netcdf",
+]
+
+MOST_DRAWS = 4_000  # of which groups by rows are made
+PRIOR_DRAWS = 1_000
+ROW = "row"  # the dimension of sampled rows
+
+
+@dataclass
+class SampledGroups:
+    """What further groups of a DataTree are made of; None: there is no such group.
+
+    Attributes
+    ----------
+    draws
+        Those that groups by rows are made of: every so many of each chain.
+    every
+        How many.
+    row_ids
+        Numbers of the rows of the sample.
+    observed
+        Their outcomes.
+    log_prior
+        (chain, draw).
+    log_likelihood, posterior_predictive
+        (chain x draw, row).
+    prior, prior_predictive
+        Draws of the prior, and outcomes of the same rows (draw, row).
+    """
+
+    draws: dict[str, np.ndarray]
+    every: int
+    row_ids: np.ndarray | None = None
+    observed: np.ndarray | None = None
+    log_prior: np.ndarray | None = None
+    log_likelihood: np.ndarray | None = None
+    posterior_predictive: np.ndarray | None = None
+    prior: dict[str, np.ndarray] | None = None
+    prior_predictive: np.ndarray | None = None
+
+
+def add_groups(tree: xr.DataTree, found: SampledGroups) -> None:
+    """Add the groups that there are to a tree of `to_datatree`."""
+    import xarray as xr
+
+    chains, number = next(iter(found.draws.values())).shape[:2]
+    kept = {"chain": np.arange(chains), "draw": found.every * np.arange(number)}
+    if found.log_prior is not None:
+        tree["log_prior"] = xr.Dataset({"all": (("chain", "draw"), found.log_prior)}, kept)
+    if found.prior is not None:
+        posterior = tree["posterior"].to_dataset()
+        own = {
+            name: (("chain", "draw", *posterior[name].dims[2:]), x[None])
+            for name, x in found.prior.items()
+        }
+        labels = {k: v for k, v in posterior.coords.items() if k not in ("chain", "draw")}
+        used = {dim for dims, _ in own.values() for dim in dims}
+        tree["prior"] = xr.Dataset(own, {k: v for k, v in labels.items() if k in used})
+    if found.row_ids is None:
+        return
+    rows = {ROW: found.row_ids}
+    tree["observed_data"] = xr.Dataset({"y": ((ROW,), found.observed)}, rows)
+    by_row = {
+        "log_likelihood": found.log_likelihood,
+        "posterior_predictive": found.posterior_predictive,
+    }
+    for group, values in by_row.items():
+        if values is not None:
+            shaped = values.reshape(chains, number, -1)
+            tree[group] = xr.Dataset({"y": (("chain", "draw", ROW), shaped)}, kept | rows)
+    if found.prior_predictive is not None:
+        outcomes = (("chain", "draw", ROW), found.prior_predictive[None])
+        tree["prior_predictive"] = xr.Dataset({"y": outcomes}, rows)
+
+
+def write_netcdf(tree: xr.DataTree, path: str | os.PathLike[str]) -> None:
+    """Write a tree to a file, or say what is missing for it."""
+    from importlib.util import find_spec
+
+    if find_spec("h5netcdf") and find_spec("h5py"):
+        tree.to_netcdf(path, engine="h5netcdf")
+    elif find_spec("netCDF4"):
+        tree.to_netcdf(path, engine="netcdf4")
+    else:
+        raise SettingError(
+            "netCDF files need h5netcdf and h5py, or netCDF4, which are not installed: "
+            "pip install h5netcdf h5py; post.save keeps a posterior without them."
+        )
 
 
 def to_datatree(

@@ -43,6 +43,7 @@ __all__ = [
     "group_names",
     "known_effects",
     "known_groups",
+    "tabulated",
     "with_groups",
 ]
 
@@ -82,8 +83,10 @@ def effects(
                 "not loaded from a file knows them."
             )
         require_rows_of_fit(rows, fit.rows, None, "a table of effects")
-    if isinstance(model, LinearPredictorModel):
-        return _explicit(source, model, rows, group, levels, prob)
+    family = model.family if isinstance(model, IntegratedEffects) else model
+    assert isinstance(family, LinearPredictorModel)
+    if any(term.field == group for term in family.group_terms):
+        return _explicit(source, family, rows, group, levels, prob)
     if rows is None:
         raise SettingError(
             "effects that were integrated out are drawn from the rows of the fit, which a file "
@@ -95,7 +98,7 @@ def effects(
     ids = _places(names, group, levels)
     subset, weights = thinned(source, draws)
     parts = [
-        _tabulated(part[None], weights, prob)  # as of one chain: (1, draws, groups, effects)
+        tabulated(part[None], weights, prob)  # as of one chain: (1, draws, groups, effects)
         for part in effect_draws(fit, groups, ids, subset)
     ]
     size = groups.index.size[ids]
@@ -105,7 +108,7 @@ def effects(
 def group_names(model: object) -> tuple[str, ...]:
     """The factors whose levels have effects."""
     if isinstance(model, IntegratedEffects):
-        return (model.group,)
+        return (model.group, *group_names(model.family))
     if isinstance(model, LinearPredictorModel):
         return tuple(dict.fromkeys(term.field for term in model.group_terms))
     return ()
@@ -134,10 +137,10 @@ def _explicit(
         )
         size = np.asarray(counts)[ids]
     levels_there = np.asarray(entries, object)[ids]
-    return _frame(_tabulated(x, weights, prob), group, levels_there, called, size, prob)
+    return _frame(tabulated(x, weights, prob), group, levels_there, called, size, prob)
 
 
-def _tabulated(x: np.ndarray, weights: np.ndarray, prob: float) -> np.ndarray:
+def tabulated(x: np.ndarray, weights: np.ndarray, prob: float) -> np.ndarray:
     """Mean, sd and interval of draws (chains, draws, groups, effects), along a last axis."""
     low, high = weighted_quantile(x, weights, [(1 - prob) / 2, (1 + prob) / 2])
     sd = np.sqrt(weighted_variance(x, weights))

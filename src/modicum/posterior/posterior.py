@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError, is_number, whole_number
+from modicum.errors import DataError, ModicumError, SettingError, is_number, whole_number
+from modicum.ledger import Ledger
 from modicum.models import IntegratedEffects
 from modicum.models.base import BaseModel
 from modicum.models.own import Model
 from modicum.models.prediction import ModelPredictor, rebuild
-from modicum.models.prior_draws import prior_draws
+from modicum.models.prior_draws import log_priors, prior_draws
 from modicum.posterior.alignment import (
     AlignedRows,
     Batch,
@@ -31,18 +34,46 @@ from modicum.posterior.checking.leave_one_out import Subject, leave_one_out
 from modicum.posterior.checking.marginal import Comparison, Expected, contrast, marginal
 from modicum.posterior.checking.population import Population
 from modicum.posterior.checking.population import population as population_of
-from modicum.posterior.checking.predictive import OutcomeDraws, equal_draws, outcome_array
+from modicum.posterior.checking.predictive import (
+    OutcomeDraws,
+    density_array,
+    equal_draws,
+    outcome_array,
+)
 from modicum.posterior.checking.predictive_check import PredictiveCheck, predictive_check
-from modicum.posterior.correction import Fit, correct, require_correctable
-from modicum.posterior.datatree import to_datatree, weight_name
+from modicum.posterior.checking.sensitivity import sensitivity
+from modicum.posterior.correction import (
+    Fit,
+    correct,
+    exact_log_posterior,
+    require_correctable,
+)
+from modicum.posterior.datatree import (
+    MOST_DRAWS,
+    PRIOR_DRAWS,
+    SampledGroups,
+    add_groups,
+    to_datatree,
+    weight_name,
+    write_netcdf,
+)
 from modicum.posterior.draws import Draws, check_interval, thinned
-from modicum.posterior.effects import effects, known_effects, known_groups, with_groups
+from modicum.posterior.effects import (
+    effects,
+    group_names,
+    known_effects,
+    known_groups,
+    with_groups,
+)
 from modicum.posterior.guards import Warnings
 from modicum.posterior.prediction import Prediction, Predictor, predict
+from modicum.posterior.report import Reported, report_page
+from modicum.posterior.report.words import code_for, model_name, posterior_box
 from modicum.posterior.score import Score, score
 from modicum.posterior.stein import PURPOSE, SteinDiscrepancy, stein_discrepancy
 from modicum.posterior.storage import Contents, load, save
 from modicum.posterior.summary import Statistic, learning_curve, summarise
+from modicum.posterior.variation import intraclass
 from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.rows.formula import NewLevels
@@ -54,6 +85,8 @@ if TYPE_CHECKING:
     from arviz_stats.utils import ELPDData
 
 __all__ = ["Posterior"]
+
+MOST_COLUMNS = 8  # whose effects a report shows
 
 
 @dataclass(repr=False, eq=False)
@@ -131,9 +164,63 @@ class Posterior(Draws):
         """
         return summarise(self, names, prob)
 
-    def to_datatree(self) -> xr.DataTree:
-        """Convert to an ArviZ DataTree, with dimensions named and labelled."""
-        return to_datatree(self, self.settings, self.warnings)
+    def to_datatree(self, sample: int = 500, random_seed: int = 0) -> xr.DataTree:
+        """Convert to an ArviZ DataTree, with dimensions named and labelled.
+
+        Groups: `posterior`, `sample_stats`; where the model is known `log_prior`, and `prior` if
+        it can be drawn from; where the rows are at hand, of a random sample of them,
+        `observed_data`, `log_likelihood`, `posterior_predictive` and `prior_predictive`.
+
+        Parameters
+        ----------
+        sample
+            Rows of the sample; 0: posterior and statistics alone, which takes no time.
+        random_seed
+            Of the sample, and of what is drawn.
+        """
+        whole_number("sample", sample, 0)
+        tree = to_datatree(self, self.settings, self.warnings)
+        if sample and not self.weighted and self.restore_predictor() is not None:
+            add_groups(tree, self._sampled_groups(sample, random_seed))
+        return tree
+
+    def to_netcdf(self, path: str | os.PathLike[str], sample: int = 500) -> None:
+        """Write the DataTree to a netCDF file, which ArviZ reads; see `to_datatree`.
+
+        It needs h5netcdf or netCDF4.
+        """
+        write_netcdf(self.to_datatree(sample), path)
+
+    def _sampled_groups(self, sample: int, seed: int) -> SampledGroups:
+        fit = self._fit()
+        every = max(1, -(-self.chains * self.num_draws // MOST_DRAWS))
+        kept = {name: x[:, ::every] for name, x in self.draws.items()}
+        groups = SampledGroups(kept, every)
+        groups.log_prior = log_priors(fit.model, kept)
+        shapes = {name: x.shape[2:] for name, x in self.draws.items()}
+        with suppress(SettingError):  # of a flat prior, say
+            rng = generator(seed, Stream.PRIOR_DRAWS)
+            groups.prior = prior_draws(fit.model, shapes, PRIOR_DRAWS, rng)
+        if self.rows is None or "y" not in self.rows.fields:
+            return groups
+        ids = np.sort(random_rows(len(self.rows), sample, seed))
+        some = AlignedRows(self.rows.subset(ids), tuple(self.rows.fields))
+        groups.observed, groups.row_ids = some.rows.slice(0, len(ids))["y"], ids
+        whole = {name: x.reshape(-1, *x.shape[2:]) for name, x in kept.items()}
+        predictor = ModelPredictor(fit.model)
+        if not isinstance(fit.model, IntegratedEffects):  # of which groups have likelihoods
+            groups.log_likelihood = density_array(predictor, whole, some)
+        with suppress(SettingError):  # of a model that draws no outcomes
+            some, known = with_groups(some, fit.model, None)
+            effects = None
+            if known and isinstance(fit.model, IntegratedEffects):
+                effects = known_effects(whole, fit, self.rows, some)
+            source = OutcomeDraws(whole, predictor, effects)
+            groups.posterior_predictive = outcome_array(source, some, seed, None)
+            if groups.prior is not None:
+                before = OutcomeDraws(groups.prior, predictor)
+                groups.prior_predictive = outcome_array(before, some, seed, None)
+        return groups
 
     def predict(
         self,
@@ -298,8 +385,8 @@ class Posterior(Draws):
         >>> rng = np.random.default_rng(1)
         >>> g = np.repeat(np.arange(30), 20)
         >>> y = rng.random(600) < 1 / (1 + np.exp(-rng.normal(size=30)[g]))
-        >>> rows = mo.Rows(x=rng.normal(size=(600, 1)), y=y, clinic=g)
-        >>> model = mo.models.IntegratedEffects(mo.models.Logistic(), "clinic")
+        >>> rows = mo.Rows(x=rng.normal(size=(600, 1)), y=y, codes={"clinic": g})
+        >>> model = mo.models.Logistic(groups="clinic")
         >>> post = mo.sample(model, rows, method="nuts", draws=200, tune=200, chains=2,
         ...                  random_seed=1, progressbar=False)
         >>> list(post.effects("clinic", levels=[3, 4]).columns)
@@ -307,6 +394,41 @@ class Posterior(Draws):
         """
         known = self.rows if rows is None else rows
         return effects(self, self._fit(), known, group, levels, draws, prob)
+
+    def icc(self, rows: Rows | None = None, prob: float = 0.9) -> pd.DataFrame:
+        """Tabulate intraclass correlations: how much of the variation is between groups.
+
+        On the scale of the predictor, given the common columns: the variance of a group's effects
+        over that of all groups and of a row's own noise, which is pi^2/3 for the logit, 1 for the
+        probit, the square of a Gaussian's scale, and log(1 + 1/mean) for Poisson counts. Where
+        slopes vary, their part is averaged over the rows.
+
+        Parameters
+        ----------
+        rows
+            The rows the posterior was sampled with; needed for slopes and counts where it was
+            loaded from a file.
+        prob
+            Posterior probability of the equal-tailed interval.
+
+        Returns
+        -------
+        DataFrame
+            One line per group, and one for all of them where there are several.
+
+        Examples
+        --------
+        >>> import numpy as np, modicum as mo
+        >>> g = np.repeat(np.arange(30), 20)
+        >>> rng = np.random.default_rng(1)
+        >>> y = rng.normal(size=30)[g] + rng.normal(size=600)
+        >>> rows = mo.Rows(x=rng.normal(size=(600, 1)), y=y, codes={"ward": g})
+        >>> model = mo.models.Gaussian(scale=1.0, groups="ward")
+        >>> post = mo.sample(model, rows, draws=200, tune=200, random_seed=1, progressbar=False)
+        >>> bool(0.3 < post.icc().loc["ward", "mean"] < 0.7)
+        True
+        """
+        return intraclass(self, self._fit().model, self.rows if rows is None else rows, prob)
 
     def _rows_of_fit(self, rows: Rows | None) -> Rows:
         known = self.rows if rows is None else rows
@@ -647,6 +769,131 @@ class Posterior(Draws):
             column, data, draws, subsample, random_seed, groups
         )
         return contrast(rows, expected, weights, column, between, comparison, prob)
+
+    def sensitivity(self, data: RowsLike | None = None, progressbar: bool = True) -> pd.DataFrame:
+        """Say how much prior and likelihood each decide, by raising either to a power.
+
+        Parameters
+        ----------
+        data
+            The rows of the fit, or their table: for a pass at all draws. None: the log-density
+            that the chain recorded is used, which costs nothing; methods that record none need
+            the rows.
+        progressbar
+            Whether to show progress on that pass.
+
+        Returns
+        -------
+        DataFrame
+            Of each scalar: sensitivity to the `prior` and to the `likelihood`, and ArviZ's
+            `diagnosis`. Above 0.05 something matters: a prior sensitivity alone says that the
+            prior is strong, or the data weak; both say that prior and data may disagree.
+
+        Examples
+        --------
+        >>> import numpy as np, modicum as mo
+        >>> rng = np.random.default_rng(1)
+        >>> draws = rng.normal(0, 1, size=(2, 500, 1))  # of the prior: the data said nothing
+        >>> log_density = -0.5 * draws[..., 0] ** 2
+        >>> post = mo.Posterior({"beta": draws}, {"lp": log_density}, mo.Ledger(rows=1))
+        >>> model = mo.models.Logistic(prior_scale=1.0, intercept=False)
+        >>> post.predictor = mo.models.prediction.ModelPredictor(model)
+        >>> post.sensitivity()["prior"].item() > 0.05
+        True
+        """
+        model = self._fit().model
+        if data is None and "lp" in self.stats:
+            return sensitivity(self, model, self.stats["lp"])
+        _, fit, rows = self.subject(data, "a sensitivity")
+        ledger = Ledger(rows=len(rows))
+        exact = exact_log_posterior(ledger, fit, rows, self.draws, progressbar)
+        return sensitivity(self, model, exact)
+
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        title: str | None = None,
+        prob: float = 0.9,
+    ) -> Path:
+        """Write a page that says what was fitted, whether to trust it, and what it says.
+
+        One HTML file that loads nothing: the model, data and priors, diagnostics with traffic
+        lights, coefficients, effects, what columns do, calibration, cost against full data,
+        warnings in words, and how to do it again. What needs the rows is left out where the
+        posterior, loaded from a file, does not hold them.
+
+        Parameters
+        ----------
+        path
+            The file to write.
+        title
+            Its heading; the formula, or the model, by default.
+        prob
+            Posterior probability of the intervals.
+
+        Returns
+        -------
+        Path
+            Where it is.
+        """
+        check_interval(prob)
+        page = report_page(self._reported(title, prob))
+        with within_disk(path):
+            Path(path).write_text(page, encoding="utf-8")
+        return Path(path)
+
+    def _reported(self, title: str | None, prob: float) -> Reported:
+        predictor = self.restore_predictor()
+        model = predictor.model if isinstance(predictor, ModelPredictor) else None
+        name = model_name(model)
+        check: PredictiveCheck | str = "The rows of the fit are not at hand, so this is not known."
+        columns: dict[str, pd.DataFrame | str] = {}
+        groups: dict[str, pd.DataFrame] = {}
+        if model is not None and self.rows is not None:
+            try:
+                check = self.ppc(draws=100, prob=prob)
+            except ModicumError as fault:
+                check = str(fault)
+            for column in self._columns_to_report():
+                try:
+                    columns[column] = self.marginal(column, draws=100, prob=prob, subsample=1000)
+                except ModicumError as fault:
+                    columns[column] = str(fault)
+            for group in group_names(model):
+                groups[group] = self.effects(group, prob=prob)
+        return Reported(
+            title=title or str(self.settings.get("formula", name)),
+            summary=self.summary(prob=prob),
+            stats=self.stats,
+            tuning=self.tuning,
+            settings=self.settings,
+            warnings=self.warnings,
+            ledger=self.ledger,
+            fit_rows=self.fit_rows,
+            model=name,
+            chains=self.chains,
+            draws=self.num_draws,
+            code=code_for(self.settings, name, self.chains, self.num_draws),
+            check=check,
+            columns=columns,
+            groups=groups,
+        )
+
+    def _columns_to_report(self) -> list[str]:
+        """Columns as a user knows them, the first few; groups have a section of their own."""
+        assert self.rows is not None
+        encoding = None if self.fit_rows is None else self.fit_rows.encoding
+        if encoding is not None:
+            grouped = {name for group in encoding.groupings for name in group.columns}
+            names = encoding.needed(outcome=False, fields=()) if self.table is not None else ()
+            return [name for name in names if name not in grouped][:MOST_COLUMNS]
+        rows = self.rows
+        places = range(len(rows.columns)) if rows.coding is None else rows.coding.dense
+        coded = () if rows.coding is None else rows.coding.fields
+        return [*(rows.columns[k] for k in places), *coded][:MOST_COLUMNS]
+
+    def _repr_html_(self) -> str:
+        return posterior_box(self, repr(self), self.warnings)
 
     def _averages(
         self,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -13,11 +13,15 @@ from modicum.designs import DESIGNS
 from modicum.errors import CrudeControlVariateError, SettingError, is_number, whole_number
 from modicum.kernels.base import Move
 from modicum.methods.base import Method, Plan, Task, check_memory_limit
+from modicum.methods.ecs.tuning.certainty import Certainty, Costed, cheapest_certainty
 from modicum.passes import Anchor, anchor_at
 from modicum.passes.mode import DENSE_LIMIT
+from modicum.rows.groups import GroupedRows
 from modicum.run import History
 
-__all__ = ["EnergyConserving", "check_blocks", "check_counts", "check_positive"]
+__all__ = ["EnergyConserving", "check_blocks", "check_counts", "check_positive", "check_tuning"]
+
+C = TypeVar("C", bound=Costed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +42,7 @@ class EnergyConserving(Method):
     step_size: float | None = None
     anchor: str | tuple[float, ...] | np.ndarray = "mode"
     floor: float = 0.1
+    certainty: int | Literal["auto"] = "auto"
     precision: Literal["float64", "float32"] = "float64"
     memory_limit: int | None = None
     of_digests: ClassVar[bool] = True
@@ -56,6 +61,8 @@ class EnergyConserving(Method):
         if self.design not in usable:
             names = " or ".join(map(repr, usable))
             raise SettingError(f"design must be {names}, not {self.design!r}.")
+        if self.certainty != "auto":
+            whole_number("certainty", self.certainty, 0)
         check_memory_limit(self.memory_limit)
         if self.order not in (0, 1, 2):
             raise SettingError(f"order must be 0, 1 or 2, not {self.order!r}.")
@@ -86,6 +93,34 @@ class EnergyConserving(Method):
                 f"possible up to {DENSE_LIMIT:,}",
                 "use method='nuts' on all rows",
             )
+
+    def certainty_for(
+        self, task: Task, choose: Callable[[int], C], steps: int, most: int, by_hand: str | None
+    ) -> Certainty[C]:
+        """How many rows are certain, and what is chosen with that number.
+
+        `by_hand` names the setting that says how many rows are read otherwise, where it is given.
+        """
+        why = None
+        if isinstance(task.rows, GroupedRows):
+            if self.certainty not in ("auto", 0):
+                raise SettingError(
+                    "groups whose effects are integrated out are drawn whole, and none of them can "
+                    "be certain; use certainty=0."
+                )
+            why = "groups are drawn, each with all its rows"
+        elif self.design != "weighted":
+            why = f"rows are drawn by design={self.design!r}, not by their expected residuals"
+        elif by_hand is not None:
+            why = f"{by_hand} is set by hand"
+        if self.certainty == "auto" and why is not None:
+            return Certainty(0, choose(0), why)
+        if self.certainty != "auto" and self.certainty >= len(task.rows):
+            raise SettingError(
+                f"certainty={self.certainty} leaves none of {len(task.rows):,} rows to be drawn; "
+                "use fewer, or method='nuts' on all rows."
+            )
+        return cheapest_certainty(choose, self.certainty, steps, most)
 
     def find_anchor(self, task: Task) -> Anchor:
         """Return the anchor asked for."""
@@ -134,3 +169,13 @@ def check_blocks(number: int | None, blocks: int | None, phrase: str, unit: str)
             f"{phrase.format(number)} cannot be divided into {blocks} blocks; "
             f"take {blocks * ceil(number / blocks)} {unit} or another number of blocks."
         )
+
+
+def check_tuning(tuning: str, method: EnergyConserving) -> None:
+    """Refuse a schedule that is not known, or that would throw settings made by hand away."""
+    if tuning not in ("auto", "paper"):
+        raise SettingError(f"tuning must be 'auto' or 'paper', not {tuning!r}.")
+    if tuning == "paper" and not method.at_mode:
+        raise SettingError("tuning='paper' finds its own anchor; leave `anchor` out.")
+    if tuning == "paper" and method.certainty not in ("auto", 0):
+        raise SettingError("tuning='paper' draws all its rows; leave `certainty` out.")

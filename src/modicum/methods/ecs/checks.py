@@ -18,6 +18,7 @@ from modicum.methods.base import Tuning
 from modicum.methods.ecs.base import EnergyConserving
 from modicum.methods.ecs.tuning import Choice, Pilot, Products, Rehearsal
 from modicum.methods.ecs.tuning.block_poisson import DEVIATIONS, FEWEST
+from modicum.methods.ecs.tuning.subsample import NOISY, seldom_exceeded
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.run import History
 
@@ -51,7 +52,6 @@ BOUND_FALLS = UNFIT | {
     "divergences",
     "r-hat",
 }
-NOISY = 3.0  # variance of the log-likelihood estimate from which the perturbed target is off
 NOISY_SHARE = 0.05  # of a rehearsal's draws; the real tables have up to .01
 FAR = 3.0  # posterior sds from the anchor to the mean of a rehearsal; the real tables have .6
 LEAST_SIGN = 0.999  # below it, chains are caught behind sign boundaries
@@ -107,11 +107,18 @@ class Case:
 
 
 def look_ahead(
-    case: Case, pilot: Pilot, choice: Choice, bias: float, ddof: int, chosen: bool, advice: str
+    case: Case,
+    pilot: Pilot,
+    choice: Choice,
+    certain: int,
+    bias: float,
+    chosen: bool,
+    advice: str | None,
 ) -> list[ModicumWarning]:
-    """Judge the choice of rows before any draw is made.
+    """Judge the choice of rows, `certain` ones beside them, before any draw is made.
 
-    `chosen` says whether m was left to the pilot study; `advice` what to do about one that was not.
+    `chosen` says whether m was left to the pilot study; `advice` what to do about too small an m
+    beside the usual remedy, if anything.
 
     Raises
     ------
@@ -119,18 +126,19 @@ def look_ahead(
         If the control variates are so crude that no affordable subsample would do.
     """
     m = choice.subsample
-    if chosen and 2 * m > case.rows:
-        raise _crude(case, m, 100)
-    doubts = _more_than_all(case, m, "a subsample")
-    largest, expected = float(np.max(pilot.spread(m))), pilot.bias(m, ddof)
-    if expected > 2 * bias or largest > 10:
+    if chosen and 2 * (m + certain) > case.rows:
+        raise _crude(case, m + certain, 100)
+    doubts = _more_than_all(case, m + certain, "a subsample")
+    largest = seldom_exceeded(pilot) / m
+    expected = choice.bias_bound
+    if expected > 2 * bias or largest > 2 * NOISY:
         doubts.append(
             ModicumWarning(
                 "subsample-small",
                 f"{m:,} {case.units} are too few: the log-likelihood estimate has a variance of "
                 f"up to {largest:.3g}, and posterior means may be off by about "
                 f"{min(expected, 99):.2g} posterior sd",
-                f"{advice}, or {case.remedy}",
+                case.remedy if advice is None else f"{advice}, or {case.remedy}",
                 rows=m,
                 variance=largest,
                 bias=expected,
@@ -224,20 +232,20 @@ def withdraw_bound(tuning: Tuning, doubts: Sequence[ModicumWarning]) -> None:
 
 
 def look_ahead_signed(
-    case: Case, pilot: Pilot, choice: Products, chosen: bool
+    case: Case, pilot: Pilot, choice: Products, certain: int, chosen: bool
 ) -> list[ModicumWarning]:
-    """Judge the choice of products before any draw is made.
+    """Judge the choice of products, `certain` rows beside them, before any draw is made.
 
     Raises
     ------
     CrudeControlVariateError
         If the control variates are so crude that no affordable number of products would do.
     """
-    expected = choice.products * choice.batch
+    expected = choice.products * choice.batch + certain
     if chosen and 2 * expected > case.rows:
         raise _crude(case, expected, FEWEST * choice.batch)
     doubts = _more_than_all(case, expected, "a subsample")
-    deviation = float(np.quantile(np.sqrt(pilot.variance / choice.batch), 0.9))
+    deviation = pilot.quantile(np.sqrt(pilot.variance / choice.batch), 0.9)
     if choice.products < DEVIATIONS * deviation or choice.chain_sign < LEAST_SIGN:
         advice = case.remedy if chosen else f"leave `products` out, or {case.remedy}"
         doubts.append(

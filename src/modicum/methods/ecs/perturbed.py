@@ -14,11 +14,17 @@ from modicum.kernels.delayed import DelayedAcceptanceContext, DelayedAcceptanceK
 from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.methods.base import Chosen, Outcome, Plan, Task, Tuning
 from modicum.methods.cost import slow_run
-from modicum.methods.ecs.base import EnergyConserving, check_blocks, check_counts, check_positive
+from modicum.methods.ecs.base import (
+    EnergyConserving,
+    check_blocks,
+    check_counts,
+    check_positive,
+    check_tuning,
+)
 from modicum.methods.ecs.checks import Case, look_ahead, look_back, rehearsed, withdraw_bound
-from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in
+from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in, explain_burn_in
 from modicum.methods.ecs.pilot import Composition, Study
-from modicum.methods.ecs.tuning import Choice, choose
+from modicum.methods.ecs.tuning import Certainty, Choice, choose
 from modicum.methods.full_data import WholeLogPosterior
 from modicum.passes import Anchor
 from modicum.rows.groups import GroupedRows
@@ -62,6 +68,9 @@ class HMCECS(EnergyConserving):
         "mode", or a flat vector of unconstrained parameters to expand about.
     floor
         Share of weighted draws that is uniform.
+    certainty
+        Rows that every evaluation reads, those with the largest expected residuals; the others are
+        subsampled. "auto": as many as make an effective draw cheapest, 0 where none would.
     precision
         "float64" or "float32": of the subsample's rows and residuals (sums are float64).
     memory_limit
@@ -100,10 +109,7 @@ class HMCECS(EnergyConserving):
         check_positive({"bias": self.bias})
         if self.ddof not in (0, 1):
             raise SettingError("ddof must be 1, or 0 for the paper's divisor.")
-        if self.tuning not in ("auto", "paper"):
-            raise SettingError(f"tuning must be 'auto' or 'paper', not {self.tuning!r}.")
-        if self.tuning == "paper" and not self.at_mode:
-            raise SettingError("tuning='paper' finds its own anchor; leave `anchor` out.")
+        check_tuning(self.tuning, self)
         if self.exact not in (None, "delayed"):
             raise SettingError(f"exact must be None or 'delayed', not {self.exact!r}.")
         if self.exact and self.inner != "hmc":
@@ -118,65 +124,77 @@ class HMCECS(EnergyConserving):
         if self.tuning == "paper":
             done = burn_in(self, task)
             study = self.study(task, done.anchor)
-            settings = PAPER_BLOCKS | {"subsample": done.subsample}
-            choice = self.choose(study, settings, "as in the paper")
-            tuning["burn-in variance"] = [float(f"{v:.4g}") for v in done.variance]
+            choice = self.choose(study, PAPER_BLOCKS | {"subsample": done.subsample})
+            why, tuning = explain_burn_in(done, self._by_hand())
+            chosen = Certainty(0, replace(choice, why=choice.why | why), "as in the paper")
         else:
             study = self.study(task, self.find_anchor(task))
-            choice = self.choose(study)
-        notes = self._look_ahead(study, choice)
-        plan = study.plan(self.composition(choice), _explain(choice) | tuning, notes)
+            chosen = self.certainty_for(
+                task,
+                lambda count: self.choose(study, certainty=count),
+                study.steps,
+                study.most_certain,
+                "subsample" if self.subsample is not None else None,
+            )
+        notes = self._look_ahead(study, chosen)
+        parts = replace(self.composition(chosen.choice), certainty=chosen.count)
+        plan = study.plan(parts, _explain(chosen) | tuning, notes)
         return plan if self.exact is None else self._with_all_rows(plan, study)
 
     def study(self, task: Task, anchor: Anchor) -> Study:
         """The pilot study at an anchor."""
         return Study(self, task, anchor)
 
-    def choose(
-        self,
-        study: Study,
-        settings: Mapping[str, int] | None = None,
-        fixed_by: str = "set by hand",
-    ) -> Choice:
-        """Choose m, G and K; what is in `settings`, or set by the user, stays."""
+    def _by_hand(self) -> dict[str, int]:
         own = {"subsample": self.subsample, "blocks": self.blocks, "refreshes": self.refreshes}
-        by_hand = {name: value for name, value in own.items() if value is not None}
-        fixed = dict(settings or {}) | by_hand
+        return {name: value for name, value in own.items() if value is not None}
+
+    def choose(
+        self, study: Study, settings: Mapping[str, int] | None = None, certainty: int = 0
+    ) -> Choice:
+        """Choose m, G and K beside certain rows; what is in `settings`, or set by hand, stays."""
+        fixed = dict(settings or {}) | self._by_hand()
         return choose(
-            study.pilot,
+            study.pilot_with(certainty),
             study.steps,
             self.bias,
             self.ddof,
             fixed.get("subsample"),
             fixed.get("blocks"),
             fixed.get("refreshes"),
-            fixed_by,
             study.fresh,
             isinstance(study.task.rows, GroupedRows),
+            certainty,
         )
 
     def composition(self, choice: Choice) -> Composition:
         """The perturbed estimator on m rows in G blocks."""
         return Composition(Perturbed(self.ddof), choice.subsample, choice.blocks, choice.refreshes)
 
-    def _look_ahead(self, study: Study, choice: Choice) -> list[ModicumWarning]:
-        task = study.task
+    def _look_ahead(self, study: Study, chosen: Certainty[Choice]) -> list[ModicumWarning]:
+        task, choice, certain = study.task, chosen.choice, chosen.count
+        pilot = study.pilot_with(certain)
         case = Case(self, task.target, len(task.rows))
-        paper = self.tuning == "paper" and self.subsample is None
-        advice = 'use tuning="auto"' if paper else "leave `subsample` out to have it chosen"
-        notes = look_ahead(
-            case, study.pilot, choice, self.bias, self.ddof, self.subsample is None, advice
-        )
-        rehearsal = None if self.exact else study.rehearse()
+        advice = self._advice(study)
+        notes = look_ahead(case, pilot, choice, certain, self.bias, self.subsample is None, advice)
+        rehearsal = None if self.exact else study.rehearse(certain)
         if rehearsal is not None:
             notes += rehearsed(case, rehearsal, choice.subsample)
         passes = len(task.rows) if self.exact else 0
-        evaluations = choice.subsample * (study.steps + 1) + passes
-        work = f"{choice.subsample:,} rows per step"
+        evaluations = (choice.subsample + certain) * (study.steps + 1) + passes
+        work = f"{choice.subsample + certain:,} rows per step"
         if self.exact:
             work = f"exact='delayed' on all {len(task.rows):,} rows"
         remedy = "draw less" + (", or leave `exact` out" if self.exact else f", or {case.all_rows}")
         return notes + slow_run(task, study.anchor.point, evaluations, work, remedy)
+
+    def _advice(self, study: Study) -> str | None:
+        """What to do about too few rows, where that would help."""
+        if self.subsample is None:
+            return 'use tuning="auto"' if self.tuning == "paper" else None
+        enough = replace(self, subsample=None).choose(study).subsample
+        helps = 2 * enough <= len(study.task.rows)  # else it would be refused
+        return "leave `subsample` out to have it chosen" if helps else None
 
     def _with_all_rows(self, plan: Plan, study: Study) -> Plan:
         """Every proposal is judged by all rows: put them beside the subsample."""
@@ -209,7 +227,8 @@ class HMCECS(EnergyConserving):
             withdraw_bound(plan.tuning, doubts)
 
 
-def _explain(choice: Choice) -> Tuning:
+def _explain(chosen: Certainty[Choice]) -> Tuning:
+    choice = chosen.choice
     values = {
         "subsample": choice.subsample,
         "blocks": choice.blocks,
@@ -219,4 +238,5 @@ def _explain(choice: Choice) -> Tuning:
     explained: Tuning = {
         name: {"value": value, "why": choice.why[name]} for name, value in values.items()
     }
-    return explained | {"variance": choice.why["variance"]}
+    certainty: Chosen = {"value": chosen.count, "why": chosen.why}
+    return explained | {"variance": choice.why["variance"], "certainty": certainty}

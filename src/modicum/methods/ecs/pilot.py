@@ -3,6 +3,7 @@
 A `Study` has the control variates at the anchor and the design rows are drawn by, and measures the
 residuals of some rows at draws from the posterior's normal approximation. From these moments a
 method chooses its subsample, a `Composition`; `Study.plan` makes kernel, context and all of it.
+Rows and draws of the study are the same for every seed: what is chosen depends on the data alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.designs import DESIGNS, RowFacts, Weighted, WeightTables, draw_on_host
+from modicum.designs import (
+    DESIGNS,
+    CertaintyRows,
+    Drawn,
+    RowFacts,
+    Weighted,
+    WeightTables,
+    certainty_rows,
+    draw_on_host,
+)
 from modicum.errors import ConvergenceError, ModicumWarning
 from modicum.estimators import GroupTaylor, LinearTaylor, control_variate, proxy
 from modicum.kernels.adaptation import schedule
@@ -26,15 +36,22 @@ from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Chosen, Plan, Task, Tuning
 from modicum.methods.ecs.base import EnergyConserving
 from modicum.methods.ecs.tuning import (
+    Expansion,
     Pilot,
     Rehearsal,
-    log_ratios,
+    choose_coordinates,
+    evaluate,
     proxy_ratios,
     rehearse,
-    study,
 )
 from modicum.methods.groups import of_groups, uneven_groups
-from modicum.methods.weights import design_tables, ends_near_the_mode, expected_residuals
+from modicum.methods.weights import (
+    cached_rows,
+    design_tables,
+    ends_near_the_mode,
+    expected_residuals,
+)
+from modicum.models import LinearPredictorModel
 from modicum.models.base import Batch
 from modicum.passes import Anchor
 from modicum.passes.faults import first_bad_row
@@ -46,10 +63,20 @@ from modicum.run import place_rows
 
 __all__ = ["Composition", "Study"]
 
-PILOT_DRAWS, PILOT_ROWS = 32, 20_000
-CANDIDATES = 2_048  # of which pilot draws are resampled
-PILOT_GROUPS, SLOPE_GROUPS = 512, 64  # instead, where groups are integrated out
-REHEARSED = 4_096  # pilot rows that stand for all in a rehearsal
+PILOT_DRAWS, PILOT_ROWS = 256, 8_192
+OTHER_DRAWS, OTHER_ROWS = 128, 5_000  # instead, where a row costs more than a product
+CANDIDATES, RESAMPLED = 2_048, 32  # draws instead, where groups are integrated out
+PILOT_GROUPS, SLOPE_GROUPS = 512, 64  # and groups
+DESIGN_DRAWS, DESIGN_DRAWS_OF_GROUPS = 8, 4  # at which rows are weighted
+# Most draws lie on one side of a row's kink, and by eight of them a row that others cross seems
+# quiet: the bound on the bias of a quantile regression by 500 of 20,000 rows is 2 posterior sds
+# then, and 0.1 with 64.
+DESIGN_DRAWS_AT_KINKS = 64
+SHARED = 0  # seed of what all runs have in common
+MOST_CERTAIN = 20_000  # rows that may be certain, if the table has four times as many
+COORDINATE_ROWS = 2_048  # by which coordinates of dispersions are judged
+REHEARSED, REHEARSED_LINEAR = 4_096, 2_048  # pilot rows that stand for all in a rehearsal
+SCATTER = 0.1  # of the starts of these where the posterior may be all on one side of the mode
 NORMAL = 0.5  # sd of log posterior over normal approximation up to which nothing is rehearsed
 
 
@@ -65,6 +92,8 @@ class Composition:
         Room for rows, in how many blocks, of which how many are proposed anew per iteration.
     tables
         What the estimator knows of the data.
+    certainty
+        Rows beside the subsample that are always evaluated.
     """
 
     estimator: Estimator[Any]
@@ -72,6 +101,7 @@ class Composition:
     blocks: int
     refreshes: int
     tables: Pytree = ()
+    certainty: int = 0
 
 
 @dataclass
@@ -81,30 +111,34 @@ class Study:
     method: EnergyConserving
     task: Task
     anchor: Anchor
-    pilot: Pilot = field(init=False)
+    _pilots: dict[int, Pilot] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         task, anchor, order = self.task, self.anchor, self.method.order
         self.control_variate = control_variate(task.target, order, self.method.precision)
         # Normal priors are part of the proxy's quadratic, which leaves out its constant.
-        self.folded_prior = folded_prior(task.target, anchor.point)[0]
+        # Of groups the proxy has all of the prior as it is.
+        self.folded_prior = 0.0
+        if not isinstance(task.rows, GroupedRows):
+            self.folded_prior = folded_prior(task.target, anchor.point)[0]
         self.proxy = proxy(anchor, task.target, order)
         # One Newton step from t* is where the posterior is: pilot draws about t* itself would
         # flatter the control variates, whose residuals vanish there.
         self.centre = anchor.factor.T @ (anchor.A + self._prior_slope())
-        self.draws = self._pilot_draws()
-        straight = self._straight(self.draws)
+        weighing, self.draws = self._pilot_draws()
+        self.expansion = self._expansion(weighing)
+        if self.expansion.bend is not None:
+            self.proxy = self.proxy._replace(bend=self.expansion.bend)
         self.design = DESIGNS[self.method.design]()
-        facts = self._facts(straight)
-        weighted = design_tables(task, Weighted(), facts)
-        tables: Pytree = weighted
+        facts = self._facts(self._straight(weighing))
+        self._weighted = design_tables(task, Weighted(), facts)
+        self._tables: Pytree = self._weighted
         if type(self.design) is not Weighted:
-            tables = design_tables(task, self.design, facts)
-        self.pilot = self._study(straight, weighted, tables)
+            self._tables = design_tables(task, self.design, facts)
         self.draws_rows: RowDesign = self.design
         if isinstance(task.rows, GroupedRows):
-            self.draws_rows, tables = of_groups(self.design, tables, task.rows)
-        self.tables = jax.tree.map(jnp.asarray, tables)
+            self.draws_rows, _ = of_groups(self.design, self._tables, task.rows)
+        self._evaluate()
 
     def _straight(self, draws: np.ndarray) -> np.ndarray:
         """Whitened coordinates of draws in which effects are relative to their scales."""
@@ -122,71 +156,168 @@ class Study:
         mean, precision = exact.stand_in(point, L @ L.T, numbers)
         return np.asarray(folded_prior(target, point)[1] - precision @ (point - mean))
 
-    def _pilot_draws(self) -> np.ndarray:
-        """Draws from about the posterior, in whitened coordinates.
+    def _pilot_draws(self) -> tuple[np.ndarray, np.ndarray]:
+        """Draws from about the posterior, in whitened coordinates: to weigh rows at, and to study.
 
         From its normal approximation; the standard deviations of groups may be far from that on
         their logarithm, and are resampled by the proxy, which is nearly exact in them.
         """
         rng = generator(self.task.seed, Stream.PILOT_DRAWS)
-        of_groups = isinstance(self.control_variate, GroupTaylor)
-        number = CANDIDATES if of_groups else PILOT_DRAWS
-        draws = self.centre + rng.standard_normal((number, len(self.centre)))
-        if not of_groups:
-            return np.asarray(draws)
+        size = len(self.centre)
+        if not isinstance(self.control_variate, GroupTaylor):
+            linear = isinstance(self.control_variate, LinearTaylor)
+            shared = generator(SHARED, Stream.STUDY_DRAWS)
+            number = PILOT_DRAWS if linear else OTHER_DRAWS
+            several = DESIGN_DRAWS_AT_KINKS if self._has_kinks() else DESIGN_DRAWS
+            weighing = self.centre + rng.standard_normal((several, size))
+            return weighing, self.centre + shared.standard_normal((number, size))
+        draws = self.centre + rng.standard_normal((CANDIDATES, size))
         ratios = proxy_ratios(self.control_variate, self.proxy, self.centre, draws)
         weights = np.exp(ratios - np.max(ratios))
-        return np.asarray(draws[rng.choice(number, PILOT_DRAWS, p=weights / weights.sum())])
+        draws = draws[rng.choice(CANDIDATES, RESAMPLED, p=weights / weights.sum())]
+        return draws[:DESIGN_DRAWS_OF_GROUPS], draws
+
+    def _has_kinks(self) -> bool:
+        """Whether rows have a kink, which few draws in a hundred may lie beyond."""
+        model = self.task.target.model
+        return isinstance(model, LinearPredictorModel) and not model.has_mode
+
+    def _expansion(self, draws: np.ndarray) -> Expansion:
+        """Coordinates of the control variates, by residuals of some rows where it may matter."""
+        rows = self.task.rows
+        rng = generator(self.task.seed, Stream.COORDINATE_ROWS)
+
+        def some() -> Batch:
+            row_ids = np.sort(rng.choice(len(rows), min(len(rows), COORDINATE_ROWS), replace=False))
+            return rows.take(row_ids) | {"probability": np.full(len(row_ids), 1 / len(rows))}
+
+        made = choose_coordinates(
+            self.task.target, self.control_variate, self.anchor, self.proxy, draws, some
+        )
+        if made.evaluations:
+            self.task.ledger.add("pilot", made.evaluations, "density")
+        return made
 
     def _facts(self, draws: np.ndarray) -> RowFacts:
         @cache
         def expected() -> np.ndarray:
             sums = self.task.sums
-            few = draws[: 4 if isinstance(sums.rows, GroupedRows) else 8]
-            expected = expected_residuals(sums, self.control_variate, self.proxy, few)
+            expected = expected_residuals(sums, self.control_variate, self.proxy, draws)
             if isinstance(sums.rows, GroupedRows):  # what a group costs counts as well
                 expected = expected / np.sqrt(sums.rows.index.size)
             return expected
 
         return RowFacts(len(self.task.rows), PILOT_ROWS, expected, floor=self.method.floor)
 
-    def _study(self, draws: np.ndarray, weighted: WeightTables, tables: Pytree) -> Pilot:
-        rows = self.task.rows
-        rng = generator(self.task.seed, Stream.PILOT_ROWS)
-        most = PILOT_GROUPS if isinstance(rows, GroupedRows) else PILOT_ROWS
-        drawn = draw_on_host(rng, min(len(rows), most), weighted)
-        drawn_with = np.asarray(drawn.probability)
-        studied = self.design.probability_of(drawn, tables)
-        batch = rows.take(np.asarray(drawn.row_ids)) | {"probability": studied}
-        self.task.ledger.add("pilot", len(drawn_with) * len(draws), "density")
-        self._rows, self._ratio = batch, studied / drawn_with
+    def _evaluate(self) -> None:
+        """Evaluate pilot rows at the pilot draws, whatever the design that is studied."""
+        rows, draws = self.task.rows, self._straight(self.draws)
+        grouped = isinstance(rows, GroupedRows)
+        linear = isinstance(self.control_variate, LinearTaylor)
+        seed = self.task.seed if grouped else SHARED
+        rng = generator(seed, Stream.PILOT_ROWS if grouped else Stream.STUDY_ROWS)
+        most = PILOT_GROUPS if grouped else PILOT_ROWS if linear else OTHER_ROWS
+        drawn = self._drawn = draw_on_host(rng, min(len(rows), most), self._weighted)
+        row_ids, probability = np.asarray(drawn.row_ids), np.asarray(drawn.probability)
+        self._rows = rows.take(row_ids) | {"probability": probability}
+        self.task.ledger.add("pilot", len(row_ids) * len(draws), "density")
         self._few: Batch | None = None
-        if isinstance(rows, GroupedRows):
-            first = np.asarray(drawn.row_ids)[:SLOPE_GROUPS]
-            self._few = rows.take(first) | {"probability": studied[:SLOPE_GROUPS]}
-        pilot = study(self.control_variate, batch, self._ratio, self.proxy, draws, self._few)
-        bad = np.flatnonzero(~np.isfinite(pilot.variance))
-        if len(bad):
+        if grouped:
+            few = slice(None, SLOPE_GROUPS)
+            self._few = rows.take(row_ids[few]) | {"probability": probability[few]}
+        form, log_proxy = self.control_variate, self._log_proxy()
+        about = (form, self._rows, self.proxy)
+        evaluated = evaluate(*about, draws, log_proxy, self._few, resampled=grouped)
+        if linear and np.std(evaluated.log_ratio) > NORMAL and evaluated.finite:
+            self.draws = self._draws_of_short_chains()
+            evaluated = evaluate(*about, self._straight(self.draws))
+            self.task.ledger.add("pilot", len(row_ids) * len(self.draws), "density")
+        if not evaluated.finite:
+            bad = np.flatnonzero(~np.isfinite(evaluated.values).all(axis=1))
             t = self.anchor.point + self.anchor.factor @ draws[bad[0]]
             raise ConvergenceError(ends_near_the_mode(first_bad_row(self.task.sums, t)))
-        return pilot
+        self._residuals = evaluated
 
-    def rehearse(self) -> Rehearsal | None:
+    def _draws_of_short_chains(self) -> np.ndarray:
+        """Draws from the posterior that the pilot rows imply, where it is far from normal.
+
+        Rows of a linear predictor are many beside what they leave over: a few thousand weighted
+        ones have nearly the posterior of all, tails and skewed directions included.
+        """
+        some = slice(0, REHEARSED_LINEAR)
+        rehearsal = rehearse(
+            self.control_variate,
+            {name: values[some] for name, values in self._rows.items()},
+            self._rows["probability"][some],
+            self.proxy,
+            self.centre,
+            key(SHARED, Stream.REHEARSAL),
+            SCATTER,
+        )
+        self.task.ledger.add("pilot", rehearsal.evaluations, "gradient")
+        last = rehearsal.position[:, -PILOT_DRAWS // len(rehearsal.position) :]
+        return np.asarray(last.reshape(-1, last.shape[2]))
+
+    def _log_proxy(self) -> np.ndarray:
+        """Log of the proxy over the normal approximation, at the pilot draws."""
+        proxy, z = self.proxy, self.draws
+        bent = proxy.warp is not None or proxy.bend is not None
+        if bent or proxy.prior is not None or self._has_own_prior():
+            return proxy_ratios(self.control_variate, proxy, self.centre, z)
+        curved = -z if proxy.B is None else z @ np.asarray(proxy.B)
+        away = z - self.centre
+        return np.asarray(np.sum(z * (np.asarray(proxy.a) + curved / 2) + away**2 / 2, axis=1))
+
+    def _has_own_prior(self) -> bool:
+        """Whether the prior is no part of the proxy's quadratic: that of a model of one's own."""
+        return not isinstance(self.task.target.model, LinearPredictorModel)
+
+    @property
+    def weight_tables(self) -> WeightTables:
+        """Of the design that draws rows in proportion to their expected residual."""
+        return self._weighted
+
+    def certain(self, count: int) -> CertaintyRows | None:
+        """The `count` rows that are expected to have the largest residuals."""
+        return certainty_rows(self._weighted, count, self.method.floor) if count else None
+
+    def pilot_with(self, certainty: int) -> Pilot:
+        """Moments of the residuals, of all rows but those that are certain."""
+        if certainty not in self._pilots:
+            self._pilots[certainty] = self._residuals.pilot(self._probability(certainty))
+        return self._pilots[certainty]
+
+    def _probability(self, certainty: int) -> np.ndarray:
+        """The probability of the pilot rows under the design; zero for those that are certain."""
+        certain, drawn = self.certain(certainty), self._drawn
+        if certain is None:
+            return self.design.probability_of(drawn, self._tables)
+        tables = self.design.without(certain, self._tables)
+        among = certain.probability(drawn)
+        again = self.design.probability_of(Drawn(drawn.row_ids, among), tables)  # type: ignore[arg-type]
+        return np.where(among > 0, again, 0.0)
+
+    @property
+    def most_certain(self) -> int:
+        """How many rows may be certain."""
+        return min(MOST_CERTAIN, len(self.task.rows) // 4)
+
+    def rehearse(self, certainty: int = 0) -> Rehearsal | None:
         """Short chains on some of the pilot rows; None where the posterior is known to be normal.
 
-        With a linear predictor and nothing else, rows are weighted by a pass that knows the
-        posterior's spread, and non-normal posteriors of real tables do no harm: no rehearsal.
+        With a linear predictor and nothing else, non-normal posteriors of real tables do no harm,
+        and the pilot draws are those of short chains already: nothing to compare them with.
         """
         if isinstance(self.control_variate, LinearTaylor):
             return None
-        ratios = log_ratios(self.control_variate, self.pilot, self.proxy, self.centre, self.draws)
+        ratios = self._residuals.log_ratio
         if np.std(ratios) <= NORMAL:
             return None
         some = slice(0, None if isinstance(self.task.rows, GroupedRows) else REHEARSED)
         rehearsal = rehearse(
             self.control_variate,
             {name: values[some] for name, values in self._rows.items()},
-            self._ratio[some],
+            self._probability(certainty)[some],
             self.proxy,
             self.centre,
             key(self.task.seed, Stream.REHEARSAL),
@@ -219,8 +350,9 @@ class Study:
             rows=place_rows(_members(task.rows), method.memory_limit),
             floats_per_iteration=self.floats_per_iteration(parts),
             start_rows=parts.subsample,
-            tuning=tuning | {"design": design},
+            tuning=tuning | {"design": design} | self.expansion.tuning,
             notes=[*self.anchor.notes, *notes, *uneven],
+            memo=self,
         )
 
     def kernel(self, parts: Composition) -> EnergyConservingKernel:
@@ -257,12 +389,23 @@ class Study:
 
     def context(self, parts: Composition) -> EnergyConservingContext:
         """What the kernel reads."""
+        certain, tables = self.certain(parts.certainty), self._tables
+        if certain is not None:
+            tables = self.design.without(certain, tables)
+        if isinstance(self.task.rows, GroupedRows):
+            tables = of_groups(self.design, tables, self.task.rows)[1]
         return EnergyConservingContext(
             proxy=self.proxy,
-            design=self.tables,
+            design=jax.tree.map(jnp.asarray, tables),
             estimator=jax.tree.map(jnp.asarray, parts.tables),
             constant=jnp.asarray(self.anchor.C + self.folded_prior),
+            certain=None if certain is None else self._cached(certain),
         )
+
+    def _cached(self, certain: CertaintyRows) -> Pytree:
+        """Read the certain rows, once, and keep what evaluations need of them."""
+        batch = self.task.rows.take(certain.row_ids) | {"probability": np.ones(len(certain))}
+        return cached_rows(self.control_variate, batch, self.proxy)
 
 
 def _members(rows: Rows) -> Rows:

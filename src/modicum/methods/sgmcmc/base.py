@@ -9,15 +9,22 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar, Literal, NamedTuple, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.designs import DESIGNS, Uniform
+from modicum.designs import DESIGNS, CertaintyRows, Uniform
 from modicum.errors import SettingError, is_number, suggestion, whole_number
-from modicum.estimators.gradients import ESTIMATORS, BaseGradientEstimator, SnapshotEstimator
-from modicum.kernels.base import Pytree, StochasticGradientContext
+from modicum.estimators.gradients import (
+    ESTIMATORS,
+    BaseGradientEstimator,
+    SnapshotEstimator,
+    Taylor,
+)
+from modicum.kernels.base import StochasticGradientContext
 from modicum.kernels.integrators import INTEGRATORS, Integrator
 from modicum.kernels.selectors import SELECTORS, Selector
 from modicum.kernels.stochastic_gradient import (
@@ -26,10 +33,10 @@ from modicum.kernels.stochastic_gradient import (
     StochasticGradientState,
 )
 from modicum.ledger import Ledger
-from modicum.methods.base import Method, Outcome, Plan, Task, Tuning, check_memory_limit
+from modicum.methods.base import Chosen, Method, Outcome, Plan, Task, Tuning, check_memory_limit
 from modicum.methods.sgmcmc.checks import look_ahead, look_back
 from modicum.methods.sgmcmc.coordinates import Placement, place_chains
-from modicum.methods.sgmcmc.design import design_of
+from modicum.methods.sgmcmc.design import Designed, certainty_of, design_of
 from modicum.methods.sgmcmc.step_size import gradient_noise, largest_step, step_sizes
 from modicum.passes import LocalEngine, Sums
 from modicum.random import Stream, generator, key
@@ -80,6 +87,10 @@ class StochasticGradientFamily(Method):
         pass; "stratified": in proportion from clusters of like rows.
     clusters
         How many clusters, for design="stratified".
+    certainty
+        Rows that every step reads, those with the largest expected residuals, where gradients have
+        control variates; the others are drawn. "auto": with design="weighted" as many as make noise
+        times cost smallest, otherwise 0.
     whiten
         True: chains move in z, t = mode + L z, where the posterior is about standard normal.
         False: in the parameters themselves, as in the papers; no mode is looked for unless
@@ -104,6 +115,7 @@ class StochasticGradientFamily(Method):
     batch: int = 100
     design: str = "uniform"
     clusters: int = 10
+    certainty: int | Literal["auto"] = "auto"
     whiten: bool | None = None
     start: str | tuple[float, ...] | np.ndarray | None = None
     spread: float | None = None
@@ -122,6 +134,8 @@ class StochasticGradientFamily(Method):
         """Refuse settings that cannot work."""
         whole_number("batch", self.batch)
         whole_number("clusters", self.clusters)
+        if self.certainty != "auto":
+            whole_number("certainty", self.certainty, 0)
         check_memory_limit(self.memory_limit)
         h = self.step_size
         if h is not None and not callable(h) and not (is_number(h) and h > 0):
@@ -167,14 +181,21 @@ class StochasticGradientFamily(Method):
         parts = self._checked(task)
         place = place_chains(self, task, parts.estimator.needs_anchor)
         estimator = parts.estimator.bind(task.target, self.precision)
-        design, tables = design_of(self, task, place.anchor, estimator.order)
+        drawn = design_of(self, task, place.anchor, estimator.order)
         kernel = StochasticGradientKernel(
-            *(parts.integrator, estimator, parts.selector, design, int(self.batch)),
+            *(parts.integrator, estimator, parts.selector, drawn.design, int(self.batch)),
             precision=self.precision,
             own_start=place.own_start,
         )
-        context = self._context(task, place, estimator, tables)
-        step_size, tuning = self._step_size(task, place, kernel, context)
+        context = self._context(task, place, estimator, drawn, None)
+        noise = cache(lambda: self._noise(task, kernel, context))
+        fresh = estimator.fresh_cost if isinstance(estimator, Taylor) else None
+        certain, why = certainty_of(self, task, drawn, fresh, noise)
+        if certain is not None:
+            context = self._context(task, place, estimator, drawn, certain)
+            noise = cache(lambda: self._noise(task, kernel, context))
+        chosen: Chosen = {"value": 0 if certain is None else len(certain), "why": why}
+        step_size, tuning = self._step_size(place, kernel, noise)
         hook = self._hook(task, kernel, context)
         return Plan(
             kernel=kernel,
@@ -183,7 +204,11 @@ class StochasticGradientFamily(Method):
             anchor=place.coordinates,
             rows=place_rows(task.rows, self.memory_limit),
             floats_per_iteration=_floats_per_iteration(task, kernel, estimator),
-            tuning=tuning | {"design": {"value": self.design, "why": design.description}},
+            tuning=tuning
+            | {
+                "design": {"value": self.design, "why": drawn.design.description},
+                "certainty": chosen,
+            },
             notes=[*place.notes, *look_ahead(self.batch, len(task.rows))],
             hook=hook,
         )
@@ -199,24 +224,45 @@ class StochasticGradientFamily(Method):
         return self.parts()
 
     def _context(
-        self, task: Task, place: Placement, estimator: BaseGradientEstimator, tables: Pytree
+        self,
+        task: Task,
+        place: Placement,
+        estimator: BaseGradientEstimator,
+        drawn: Designed,
+        certain: CertaintyRows | None,
     ) -> StochasticGradientContext:
+        tables, always = drawn.tables, None
+        if certain is not None:
+            tables = drawn.design.without(certain, tables)
+            ones = {"probability": np.ones(len(certain))}
+            always = task.rows.take(certain.row_ids) | ones
         return StochasticGradientContext(
             point=jnp.asarray(place.coordinates.point, self.precision),
             factor=jnp.asarray(place.coordinates.factor, self.precision),
             start=jnp.asarray(place.start, self.precision),
             spread=jnp.asarray(place.spread, self.precision),
             n=jnp.asarray(len(task.rows)),
-            design=tables,
-            estimator=estimator.arrays(place.anchor),
+            design=jax.tree.map(jnp.asarray, tables),
+            estimator=estimator.arrays(place.anchor, always),
         )
+
+    def _noise(
+        self, task: Task, kernel: StochasticGradientKernel, context: StochasticGradientContext
+    ) -> float:
+        """The largest variance of a coordinate of the gradient, at a few points."""
+        rng = generator(task.seed, Stream.STEP_SEARCH)
+        points = rng.standard_normal((PILOT_POINTS, task.target.size)).astype(self.precision)
+        seen = gradient_noise(
+            kernel, context, task.rows, points, 0 * points, key(task.seed, Stream.NOISE_ROWS)
+        )
+        task.ledger.add("pilot", seen.evaluations, "gradient")
+        return float(seen.variance.max())
 
     def _step_size(
         self,
-        task: Task,
         place: Placement,
         kernel: StochasticGradientKernel,
-        context: StochasticGradientContext,
+        measured: Callable[[], float],
     ) -> tuple[float | Callable[[int], float], Tuning]:
         """The step size, and why."""
         if self.step_size is not None:
@@ -228,13 +274,7 @@ class StochasticGradientFamily(Method):
                 + ("" if place.whitened else " in raw parameters")
                 + "; give step_size."
             )
-        rng = generator(task.seed, Stream.STEP_SEARCH)
-        points = rng.standard_normal((PILOT_POINTS, task.target.size)).astype(self.precision)
-        seen = gradient_noise(
-            kernel, context, task.rows, points, 0 * points, key(task.seed, Stream.NOISE_ROWS)
-        )
-        task.ledger.add("pilot", seen.evaluations, "gradient")
-        noise = float(seen.variance.max())
+        noise = measured()
         h = largest_step(kernel.integrator, noise, self.bias)
         why = (
             f"the largest with variances at most {self.bias:.0%} off, where batches give the "

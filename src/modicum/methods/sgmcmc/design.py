@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.designs import DESIGNS, Design, RowFacts
+from modicum.designs import (
+    DESIGNS,
+    CertaintyRows,
+    Design,
+    RowFacts,
+    Weighted,
+    WeightTables,
+    certainty_rows,
+)
 from modicum.errors import SettingError
 from modicum.estimators import control_variate, proxy
 from modicum.kernels.base import Pytree
@@ -24,14 +33,16 @@ from modicum.random import Stream, generator
 from modicum.rows import Coding
 from modicum.runtime import Array, jit
 
-__all__ = ["design_of"]
+__all__ = ["Designed", "certainty_of", "design_of"]
 
 CLUSTERED_ROWS = 20_000  # rows k-means learns its centres from
+NOISY = 0.25  # gradient noise, in posterior variances, from which on it limits the step
+FIRST, GAIN = 50, 0.9  # certain rows considered first; share of the cost that must be left
 FLOOR = 0.1  # share of weighted draws that is uniform
 UNCLUSTERED = ("weight", "offset", "probability")
 
 
-class Designed(Protocol):
+class DesignSettings(Protocol):
     """The settings of a method that say how rows are drawn."""
 
     @property
@@ -50,9 +61,15 @@ class Designed(Protocol):
         ...
 
 
-def design_of(
-    method: Designed, task: Task, anchor: Anchor | None, order: int
-) -> tuple[Design[Any], Pytree]:
+class Designed(NamedTuple):
+    """A design, its tables, and what they were made from."""
+
+    design: Design[Any]
+    tables: Pytree
+    facts: RowFacts
+
+
+def design_of(method: DesignSettings, task: Task, anchor: Anchor | None, order: int) -> Designed:
     """The design a method names, and its tables."""
     design = DESIGNS[method.design]()
 
@@ -64,7 +81,106 @@ def design_of(
         return _clusters(task, int(method.clusters))
 
     facts = RowFacts(len(task.rows), int(method.batch), expected, clusters, FLOOR)
-    return design, jax.tree.map(jnp.asarray, design_tables(task, design, facts))
+    return Designed(design, design_tables(task, design, facts), facts)
+
+
+class CertaintySettings(Protocol):
+    """The settings of a method that say which rows are certain."""
+
+    @property
+    def design(self) -> str:
+        """The design's name."""
+        ...
+
+    @property
+    def batch(self) -> int:
+        """Rows drawn at a time."""
+        ...
+
+    @property
+    def certainty(self) -> int | Literal["auto"]:
+        """How many rows are certain."""
+        ...
+
+    @property
+    def step_size(self) -> object:
+        """The step size; None: chosen by the noise of gradients."""
+        ...
+
+
+def certainty_of(
+    method: CertaintySettings,
+    task: Task,
+    drawn: Designed,
+    fresh: float | None,
+    noise: Callable[[], float],
+) -> tuple[CertaintyRows | None, str]:
+    """Rows that every step reads, and why so many.
+
+    Parameters
+    ----------
+    drawn
+        How rows are drawn as long as none are certain.
+    fresh
+        What a fresh row costs, in evaluations of a row; None: gradients have no control variates.
+    noise
+        Variance of the whitened gradient over batches of such draws.
+    """
+    count, n = method.certainty, len(task.rows)
+    if count != "auto" and count > 0:
+        if fresh is None:
+            raise SettingError(
+                "rows can be certain only where gradients have control variates; use "
+                'estimator="taylor", or leave `certainty` out.'
+            )
+        if count >= n:
+            raise SettingError(
+                f"certainty={count} leaves none of {n:,} rows to be drawn; use fewer."
+            )
+        ranked = drawn.tables
+        if method.design != "weighted":
+            ranked = design_tables(task, Weighted(), drawn.facts)
+        return certainty_rows(ranked, count, FLOOR), "set by hand"
+    if count == 0:
+        return None, "set by hand"
+    if fresh is None:
+        return None, "gradients have no control variates"
+    if method.design != "weighted":
+        return None, f"rows are drawn by design={method.design!r}, not by their expected residuals"
+    if method.step_size is not None:
+        return None, "step_size is set by hand"
+    seen = noise()
+    if seen < NOISY:
+        return None, f"the gradient noise is small without, {seen:.2g} posterior variances"
+    best, why = _cheapest(drawn.tables, int(method.batch), fresh)
+    return (certainty_rows(drawn.tables, best, FLOOR) if best else None), why
+
+
+def _cheapest(tables: WeightTables, batch: int, fresh: float) -> tuple[int, str]:
+    """How many certain rows make the product of a step's noise and its cost smallest.
+
+    The noise is sum_k e_k^2 / w_k of the rows that are drawn, with e_k the expected residuals,
+    which are known up to a factor from the weights; a step costs a fresh row for each of a batch
+    and an evaluation for each that is certain.
+    """
+    n = len(tables.order)
+    expected = np.maximum(np.asarray(tables.probability) - FLOOR / n, 0.0)
+
+    def noise(rest: WeightTables) -> float:
+        size, probability = np.asarray(rest.size), np.asarray(rest.probability)
+        drawn = size > 0
+        return float(np.sum(size[drawn] * expected[drawn] ** 2 / probability[drawn]))
+
+    none = best = batch * (1 + fresh) * noise(tables)
+    count, number = 0, FIRST
+    while number <= n // 4:
+        cost = (batch * (1 + fresh) + number) * noise(certainty_rows(tables, number, FLOOR).rest)
+        if cost >= best:
+            break
+        count, best, number = number, cost, 2 * number
+    if not best < GAIN * none:
+        return 0, "no number of them would make noise times cost a tenth less"
+    return count, f"the number at which noise times cost is smallest, {1 - best / none:.0%} less"
 
 
 def _expected(task: Task, anchor: Anchor, order: int) -> np.ndarray:

@@ -19,7 +19,7 @@ from modicum.posterior.effects import KnownEffects
 from modicum.posterior.prediction import in_pieces
 from modicum.random import Stream, generator
 
-__all__ = ["OutcomeDraws", "equal_draws", "outcome_array", "outcomes"]
+__all__ = ["OutcomeDraws", "density_array", "equal_draws", "outcome_array", "outcomes"]
 
 MOST_BYTES = 4 * 2**30  # of drawn outcomes that are held in memory
 
@@ -126,3 +126,12 @@ def outcome_array(
         filled[:, first : first + drawn.shape[1]] = drawn
         first += drawn.shape[1]
     return filled
+
+
+def density_array(
+    predictor: ModelPredictor, draws: dict[str, np.ndarray], rows: AlignedRows
+) -> np.ndarray:
+    """Log-densities of outcomes that were seen, (draws, rows)."""
+    number = len(next(iter(draws.values())))
+    parts = in_pieces(rows, number, lambda batch: predictor.outcome(draws, batch)[1])
+    return np.concatenate([part for _, part in parts], axis=1)

@@ -117,12 +117,17 @@ def test_smoke_of_figure_1b():
         assert by[name, 0.05][2] < by[name, 0.01][2]
     assert by["SGHMC", 0.05][4] > by["SGHMC", 0.01][4]
     assert by["EWSG", 0.05][4] < by["SGHMC", 0.05][4]
+    # EWSG is off by skewness at a small step, SGHMC is not; first order knows by how much
+    off, predicted = by["EWSG", 0.01][5:7]
+    assert off == pytest.approx(predicted, rel=0.35)
+    assert by["SGHMC", 0.01][5] < 0.05 < off
+    assert by["EWSG", 0.01][7] < by["SGHMC", 0.01][7]
     assert labelled(drawn(result))
 
 
 def test_smoke_of_figures_1d_to_1i():
     result = index_chain.figure_1d_1i("smoke", 1)
-    local, best = result.tables
+    local, best, _ = result.tables
     assert [row[1] for row in local.rows] == sorted(row[1] for row in local.rows)  # bias grows
     assert [row[0] for row in best.rows] == [20, 50, 100]
     assert labelled(drawn(result))
@@ -130,6 +135,8 @@ def test_smoke_of_figures_1d_to_1i():
 
 def test_smoke_of_figures_1j_to_1l():
     result = figure_1j_1l("smoke", 1)
+    words = {row[0]: row for row in result.tables[3].rows}
+    assert words["1l: power of h, SGHMC"][2:] == (2, True)
     over_time = [row[2] for row in result.tables[0].rows if row[0] == "EWSG"]
     assert over_time[0] > over_time[1] > over_time[2]
     long = {(row[0], row[1]): row[2] for row in result.tables[2].rows}

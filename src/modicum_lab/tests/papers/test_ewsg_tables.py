@@ -83,7 +83,7 @@ def test_figure_3_says_what_is_smaller_than_in_the_paper():
     said = mnist._size_note("laptop")
     assert "200 passes" in said
     assert "CNN: passes 2, realisations 1" in said
-    assert "CNN: passes 80, realisations 8, channels (32, 64)" in mnist._size_note("gpu")
+    assert "CNN: passes 60, realisations 8, channels (32, 64)" in mnist._size_note("gpu")
 
 
 def test_figure_3_orders_methods_and_says_how_sure_it_is():
@@ -100,6 +100,23 @@ def test_figure_3_orders_methods_and_says_how_sure_it_is():
     assert second[-1] is None
     unsure = mnist._table({"mlp": {"ewsg": mnist.Learned(high.curve, {})}}, mnist.SIZES["gpu"], "")
     assert unsure.rows[0][3] == "90.00"
+
+
+def test_scores_of_averages_and_their_errors():
+    sure = np.array([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]])  # rows, classes
+    said = np.stack([sure, sure, 1 - sure])  # the third realisation is wrong throughout
+    seen = {part: {"y": np.array([0, 1, 1])} for part in ("train", "test")}
+    score = mnist.scores({"train": said, "test": said}, seen)
+    assert score["test"] == 1.0
+    assert score["single"] == pytest.approx(2 / 3)
+    chance = [(0.9 + 0.9 + 0.1) / 3, (0.8 + 0.8 + 0.2) / 3, (0.6 + 0.6 + 0.4) / 3]
+    assert score["log_density"] == pytest.approx(np.log(chance).mean())
+    errors = mnist._errors({"train": said, "test": said}, seen)
+    assert errors["single"] == pytest.approx(1 / 3)  # sd of (1, 1, 0) over sqrt(3)
+    # without the third realisation the average is right thrice; without another it is even
+    even = float(np.mean(np.full((3, 2), 0.5).argmax(axis=1) == [0, 1, 1]))
+    assert errors["test"] == pytest.approx(mnist.jackknife([even, even, 1.0]))
+    assert mnist._errors({"train": said[:2], "test": said[:2]}, seen) == {}
 
 
 def test_draws_of_exact_chains_are_said_to_stand_in_for_realisations():

@@ -1,4 +1,4 @@
-"""How many products, in how many blocks: lambda, a, G and K of the block-Poisson estimator."""
+"""How many products of how many rows, in how many blocks: lambda, m_b, a, G and K."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from math import ceil
 
 import numpy as np
 
-from modicum.estimators.block_poisson import ROOM, most_factors
+from modicum.estimators.block_poisson import BlockPoisson
 from modicum.methods.ecs.tuning.residuals import Pilot
 from modicum.methods.ecs.tuning.sign_theory import NormalFactors
-from modicum.methods.ecs.tuning.subsample import best_sweep, refresh_acceptance
+from modicum.methods.ecs.tuning.subsample import NOISE, refresh_acceptance
 from modicum.random import Stream, generator
 
 __all__ = ["Products", "choose_products", "pilot_sign"]
@@ -18,12 +18,12 @@ __all__ = ["Products", "choose_products", "pilot_sign"]
 FEWEST = 20
 DEVIATIONS = 8  # lambda in mini-batch standard deviations, below which chains are caught
 SIGN = 0.9993  # mean sign of the pilot's own mini-batches; .995 let one chain in 64 be caught
-NOISE = 0.25  # gradient noise, in posterior variances
 MOST = 10**6
 SHARES = (1, 2, 4, 5, 8, 10, 16, 20)  # numbers of blocks that are considered
-BATCHES = 4_000  # pilot mini-batches per draw
+EASY = 0.8  # acceptance rate of a refresh from which on more blocks are not needed
+BATCHES, SIGN_DRAWS = 4_000, 32  # pilot mini-batches per draw, and draws
 PAPER_BATCH = 30
-SIZES = (2, 3, 5, 8, 12, 20, 30, 50)  # rows per mini-batch that are considered
+SIZES = (1, 2, 3, 5, 8, 12, 20, 30, 50)  # rows per mini-batch that are considered
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,13 @@ class Products:
     products, batch, blocks, refreshes
         Lambda, m_b, G and K.
     centre
-        The expected difference l - sum q; a = centre - lambda.
+        The expected difference l - sum q over the rows that are drawn; a = centre - lambda.
     positive
         Share of positive estimates when rows are drawn afresh, by the pilot study.
     chain_sign
         Mean sign to be expected along the chain, by the pilot study.
+    cost
+        Evaluations of rows per effective draw, in theory.
     why
         A sentence for each.
     """
@@ -51,23 +53,66 @@ class Products:
     centre: float
     positive: float
     chain_sign: float
+    cost: float = 0.0
     why: dict[str, str] = field(default_factory=dict)
+
+
+class MiniBatches:
+    """Mini-batches of the pilot rows themselves, at some draws from the posterior."""
+
+    def __init__(self, pilot: Pilot, batch: int) -> None:
+        # the same for every run: what is chosen depends on the pilot alone
+        rng = generator(batch, Stream.SIGN_BATCHES)
+        chosen = rng.choice(len(pilot.weight), (BATCHES, batch), p=pilot.weight)
+        few = pilot.some(SIGN_DRAWS) if len(pilot.mean) > SIGN_DRAWS else pilot
+        self.dhat = few.values[:, chosen].mean(axis=2)
+
+    def sign(self, products: int, centre: float) -> tuple[float, float]:
+        """Positive share and mean sign, the averages over the draws."""
+        factors = 1 + (self.dhat - centre) / products
+        negative = (factors < 0).mean(axis=1)
+        below = np.maximum(-factors, 0).mean(axis=1)
+        positive = (1 + np.exp(-2 * products * negative)) / 2
+        return float(positive.mean()), float(np.exp(-2 * products * below).mean())
 
 
 def pilot_sign(pilot: Pilot, batch: int, products: int, centre: float) -> tuple[float, float]:
     """Positive share and mean sign from mini-batches of the pilot rows themselves.
 
-    The smallest over the pilot draws' averages; residuals that are skewed make more negative
-    factors than the normal theory knows of.
+    Residuals that are skewed make more negative factors than the normal theory knows of.
     """
-    # the same for every run: what is chosen depends on the pilot alone
-    rng = generator(batch, Stream.SIGN_BATCHES)
-    chosen = rng.choice(len(pilot.weight), (BATCHES, batch), p=pilot.weight)
-    factors = 1 + (pilot.values[:, chosen].mean(axis=2) - centre) / products
-    negative = (factors < 0).mean(axis=1)
-    below = np.maximum(-factors, 0).mean(axis=1)
-    positive = (1 + np.exp(-2 * products * negative)) / 2
-    return float(positive.mean()), float(np.exp(-2 * products * below).mean())
+    return MiniBatches(pilot, batch).sign(products, centre)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is known of an iteration before its products are chosen.
+
+    Attributes
+    ----------
+    steps
+        Leapfrog steps expected, L.
+    fresh
+        What a fresh row costs, in evaluations of a row.
+    always
+        Rows that every evaluation reads beside those of the products.
+    """
+
+    steps: int
+    fresh: float = 1.0
+    always: int = 0
+
+    def cost(self, estimator: BlockPoisson, refreshes: int, noise: float, accept: float) -> float:
+        """Evaluations per effective draw.
+
+        Arrays have fixed shapes, so that room for factors costs as much as factors do: `packed`
+        of them per evaluation, and all the room in the blocks that are read anew.
+        """
+        rows = estimator.packed * estimator.batch
+        room = refreshes * estimator.parts * estimator.batch
+        iteration = (rows + self.always) * (self.steps + 1) + room * (1 + self.fresh)
+        sweep = refreshes / estimator.blocks
+        return iteration * (1 + 2 * noise / (sweep * accept))
 
 
 def choose_products(
@@ -79,6 +124,7 @@ def choose_products(
     refreshes: int | None = None,
     centre: float | None = None,
     fresh: float = 1.0,
+    certainty: int = 0,
 ) -> Products:
     """Choose what is not set already.
 
@@ -87,7 +133,7 @@ def choose_products(
     pilot
         Moments and values of the residuals.
     batch
-        Rows per factor, m_b; None: as many as need the fewest rows in all.
+        Rows per factor, m_b; None: as many as make an effective draw cheapest.
     steps
         Leapfrog steps expected per iteration, L.
     products, blocks, refreshes
@@ -96,45 +142,57 @@ def choose_products(
         The expected difference l - sum q, where it is set by hand.
     fresh
         What a fresh row costs, in evaluations of a row.
+    certainty
+        Rows beside the products' that every evaluation reads; they are no part of the pilot's.
     """
     by_hand = "set by hand"
+    middle = float(pilot.share @ pilot.mean) if centre is None else centre
+    work = Work(steps, fresh, certainty)
+    sizes = SIZES if batch is None else (batch,)
+    candidates = [
+        _with_batch(pilot, size, work, middle, products, blocks, refreshes) for size in sizes
+    ]
+    if batch is None and products is not None:  # the smallest that this lambda allows
+        allowed = [c for c in candidates if c.needed <= products] or candidates[-1:]
+        best = allowed[0]
+    else:
+        best = min(candidates, key=lambda candidate: candidate.cost)
+    estimator, deviation = best.estimator, np.sqrt(pilot.variance / best.estimator.batch)
+    positive, sign = best.mini_batches.sign(estimator.products, middle)
     why = {
-        "batch": "with this many per factor, the fewest rows do"
+        "batch": "with this many per factor an effective draw takes the fewest evaluations"
         if batch is None
         else _whose(batch),
         "centre": by_hand
         if centre is not None
         else "the mean of l - sum q over the pilot draws; a = centre - lambda",
-    }
-    centre = float(pilot.mean.mean()) if centre is None else centre
-    if batch is None:
-        batch = _batch(pilot, centre, products)
-    deviation = np.sqrt(pilot.variance / batch)
-    needs = _needs(pilot, batch, centre)
-    binding = max(needs, key=lambda name: needs[name])
-    least = needs[binding] if products is None else products
-    noise = float(np.median(pilot.slope)) / (least * batch)
-    spread = float(np.quantile(deviation, 0.9)) ** 2 / least
-    accept = max(refresh_acceptance(spread, FEWEST), 1e-3)
-    sweep = min(1.0, best_sweep(noise, steps, accept, fresh))
-    G, K = _blocks(least, sweep, spread, products is not None, blocks, refreshes)
-    number = least if products is not None else G * ceil(least / G)
-    positive, sign = pilot_sign(pilot, batch, number, centre)
-    why |= {
-        "products": by_hand if products is not None else f"the smallest lambda {_REASON[binding]}",
+        "products": by_hand
+        if products is not None
+        else f"the smallest lambda {_REASON[best.binding]}",
         "blocks": by_hand
         if blocks is not None
-        else f"a refresh is then accepted with probability {refresh_acceptance(spread, G):.2f}",
+        else f"a refresh is then accepted with probability {best.accept:.2f}",
         "refreshes": by_hand
         if refreshes is not None
-        else f"balances refreshing rows against gradient noise of {noise:.2g} posterior variances",
-        "variance": f"of log |Lhat| about {spread:.2g}; one mini-batch's dhat has a standard "
-        f"deviation of {np.median(deviation):.2g} (median) and "
-        f"{np.quantile(deviation, 0.9):.2g} (9 of 10 pilot draws)",
+        else f"balances refreshing rows against gradient noise of {best.noise:.2g} posterior "
+        "variances",
+        "variance": f"of log |Lhat| about {best.spread:.2g}; one mini-batch's dhat has a standard "
+        f"deviation of {pilot.quantile(deviation, 0.5):.2g} (median) and "
+        f"{pilot.quantile(deviation, 0.9):.2g} (9 of 10 pilot draws)",
         "sign": f"expected mean {sign:.4f} along the chain, {positive:.4f} of the estimates "
         "positive when rows are drawn afresh, by the pilot study",
     }
-    return Products(int(number), batch, int(G), int(K), centre, positive, sign, why)
+    return Products(
+        estimator.products,
+        estimator.batch,
+        estimator.blocks,
+        best.refreshes,
+        middle,
+        positive,
+        sign,
+        best.cost,
+        why,
+    )
 
 
 _REASON = {
@@ -151,25 +209,67 @@ def _whose(batch: int) -> str:
     return "as in the paper" if batch == PAPER_BATCH else "set by hand"
 
 
-def _batch(pilot: Pilot, centre: float, products: int | None) -> int:
-    """The m_b with the fewest rows in all, or the smallest that a lambda set by hand allows."""
-    needed = {size: max(_needs(pilot, size, centre).values()) for size in SIZES}
-    if products is None:
-        return min(SIZES, key=lambda size: size * needed[size])
-    return next((size for size in SIZES if needed[size] <= products), SIZES[-1])
+@dataclass(frozen=True)
+class _Candidate:
+    """All that goes with one number of rows per factor."""
+
+    estimator: BlockPoisson
+    refreshes: int
+    needed: int  # products
+    binding: str
+    spread: float
+    noise: float
+    accept: float
+    cost: float
+    mini_batches: MiniBatches
 
 
-def _needs(pilot: Pilot, batch: int, centre: float) -> dict[str, int]:
+def _with_batch(
+    pilot: Pilot,
+    batch: int,
+    work: Work,
+    centre: float,
+    products: int | None,
+    blocks: int | None,
+    refreshes: int | None,
+) -> _Candidate:
+    mini_batches = MiniBatches(pilot, batch)
+    needs = _needs(pilot, batch, centre, mini_batches)
+    binding = max(needs, key=lambda name: needs[name])
+    least = needs[binding] if products is None else products
+    noise = pilot.typical_slope / (least * batch)
+    spread = pilot.quantile(pilot.variance, 0.9) / (least * batch)
+    options = []
+    for G in (blocks,) if blocks is not None else _shares(least, spread, products is not None):
+        number = least if products is not None else G * ceil(least / G)
+        estimator = BlockPoisson(number, batch, G)
+        accept = max(refresh_acceptance(spread, G), 1e-3)
+        for K in range(1, G + 1) if refreshes is None else (refreshes,):
+            options.append((work.cost(estimator, K, noise, accept), estimator, K, accept))
+    cost, estimator, K, accept = min(options, key=lambda option: option[0])
+    return _Candidate(
+        estimator, K, needs[binding], binding, spread, noise, accept, cost, mini_batches
+    )
+
+
+def _shares(products: int, spread: float, fixed: bool) -> list[int]:
+    """Numbers of blocks with equal shares of the products whose refreshes are often accepted."""
+    most = 1.0 if fixed else 1.1  # an equal share of the products per block may cost a few more
+    good = [G for G in SHARES if most * products >= G * ceil(products / G)]
+    return [G for G in good if refresh_acceptance(spread, G) > EASY] or good[-1:]
+
+
+def _needs(pilot: Pilot, batch: int, centre: float, mini_batches: MiniBatches) -> dict[str, int]:
     """The smallest lambda that each criterion allows."""
-    typical = float(np.quantile(np.sqrt(pilot.variance / batch), 0.9))
+    typical = pilot.quantile(np.sqrt(pilot.variance / batch), 0.9)
     needs = {
         "floor": FEWEST,
         "deviation": ceil(DEVIATIONS * typical),
-        "cost": _cheapest(typical, float(np.std(pilot.mean))),
-        "slope": ceil(float(np.median(pilot.slope)) / (NOISE * batch)),
+        "cost": _cheapest(typical, float(np.sqrt(pilot.share @ (pilot.mean - centre) ** 2))),
+        "slope": ceil(pilot.typical_slope / (NOISE * batch)),
     }
     products = max(needs.values())
-    while products < MOST and pilot_sign(pilot, batch, products, centre)[1] < SIGN:
+    while products < MOST and mini_batches.sign(products, centre)[1] < SIGN:
         products = ceil(1.05 * products)
     return needs | {"sign": products}
 
@@ -179,25 +279,3 @@ def _cheapest(deviation: float, miss: float) -> int:
     grid = np.unique(np.ceil(max(deviation, 0.1) * np.geomspace(1, 20, 40)).astype(int))
     costs = [NormalFactors(miss, deviation, at, -at).cost(0.1) for at in grid.astype(float)]
     return int(grid[int(np.argmin(costs))])
-
-
-def _blocks(
-    products: int,
-    sweep: float,
-    spread: float,
-    fixed: bool,
-    blocks: int | None,
-    refreshes: int | None,
-) -> tuple[int, int]:
-    """The G that fetches the fewest rows for the sweep, with refreshes that are often accepted."""
-
-    def refreshed(G: int) -> int:
-        return refreshes if refreshes is not None else int(np.clip(ceil(G * sweep), 1, G))
-
-    if blocks is not None:
-        return blocks, refreshed(blocks)
-    most = 1.0 if fixed else 1.1  # an equal share of the products per block may cost a few more
-    good = [G for G in SHARES if most * products >= G * ceil(products / G)]
-    easy = [G for G in good if refresh_acceptance(spread, G) > 0.8] or good[-1:]
-    best = min(easy, key=lambda G: refreshed(G) * most_factors(ROOM * products / G))
-    return best, refreshed(best)

@@ -19,11 +19,11 @@ import numpy as np
 
 from modicum.kernels.base import ControlVariate, Proxy, straighten
 from modicum.kernels.moves import follow
-from modicum.methods.ecs.tuning.residuals import Pilot
+from modicum.methods.ecs.tuning.residuals import reweighted
 from modicum.models.base import Batch
 from modicum.runtime import Array, jit
 
-__all__ = ["Rehearsal", "log_ratios", "proxy_ratios", "rehearse"]
+__all__ = ["Rehearsal", "proxy_ratios", "rehearse"]
 
 CHAINS, ITERATIONS, DROPPED = 8, 60, 20
 TRAJECTORY = 1.2
@@ -56,24 +56,13 @@ class Rehearsal:
         return float(np.abs(self.position.mean(axis=(0, 1))[:read]).max())
 
 
-def log_ratios(
-    control_variate: ControlVariate[Any],
-    pilot: Pilot,
-    proxy: Proxy,
-    centre: np.ndarray,
-    draws: np.ndarray,
-) -> np.ndarray:
-    """Log of posterior over its normal approximation at the pilot draws, up to a constant.
-
-    With all rows' log-likelihood estimated by the pilot rows: l - sum q is `pilot.mean`.
-    """
-    return proxy_ratios(control_variate, proxy, centre, draws) + pilot.mean
-
-
 def proxy_ratios(
     control_variate: ControlVariate[Any], proxy: Proxy, centre: np.ndarray, draws: np.ndarray
 ) -> np.ndarray:
-    """The same with the log-likelihood taken for its proxy: no row is read."""
+    """Log of posterior over its normal approximation at some draws, up to a constant.
+
+    The log-likelihood is taken for its proxy: no row is read.
+    """
     quadratic = -0.5 * np.sum((draws - centre) ** 2, axis=1)
     log_proxy = np.asarray(_log_proxies(control_variate, proxy, draws))
     return np.asarray(log_proxy - quadratic)
@@ -91,32 +80,39 @@ def _log_proxies(cv: ControlVariate[Any], proxy: Proxy, draws: Array) -> jax.Arr
 def rehearse(
     control_variate: ControlVariate[Any],
     batch: Batch,
-    ratio: np.ndarray,
+    probability: np.ndarray,
     proxy: Proxy,
     centre: np.ndarray,
     key: jax.Array,
+    scatter: float = 1.0,
 ) -> Rehearsal:
     """Run short chains on the posterior that the rows in `batch` imply.
 
     Parameters
     ----------
-    batch, ratio
-        Pilot rows and their weights, as for `study`.
+    batch
+        Pilot rows, with the `probability` they were drawn with.
+    probability
+        What they have under the design that is studied; zero: never drawn.
     centre
         Where the normal approximation has its mean; chains start at draws from it.
+    scatter
+        Of the starts, in standard deviations of the normal approximation: where it reaches far
+        beyond the posterior, as for a separated level, chains would never leave its draws.
     """
     d = len(centre)
     step = 0.7 * d**-0.25  # half of what an acceptance rate of .8 would allow
     steps = ceil(TRAJECTORY / step)
-    weight = ratio / ratio.sum()
+    factor, weight = reweighted(np.asarray(batch["probability"]), probability)
     position, variance = _chains(
         control_variate,
         steps,
         batch,
-        jnp.asarray(weight),
+        (jnp.asarray(factor), jnp.asarray(weight)),
         proxy,
         jnp.asarray(centre),
         jnp.asarray(step),
+        jnp.asarray(scatter),
         key,
     )
     kept = (slice(None), slice(DROPPED, None))
@@ -133,19 +129,22 @@ def _chains(
     cv: ControlVariate[Any],
     steps: int,
     batch: Batch,
-    weight: jax.Array,
+    studied: tuple[jax.Array, jax.Array],
     proxy: Proxy,
     centre: jax.Array,
     step: jax.Array,
+    scatter: jax.Array,
     key: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     cached = cv.cache(batch, proxy)
+    factor, weight = studied
 
     def density(z: jax.Array) -> tuple[jax.Array, jax.Array]:
         s, growth = straighten(z, proxy)
         values = cv.values(cached, s, proxy)
-        mean = weight @ values
-        return cv.log_proxy(s, proxy) + mean + growth, weight @ (values - mean) ** 2
+        log = cv.log_proxy(s, proxy) + jnp.mean(values) + growth
+        again = factor * values
+        return log, weight @ (again - weight @ again) ** 2
 
     def iterate(z: jax.Array, key: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         path = follow(key, z, density, step, jnp.ones_like(z), jnp.asarray(steps))
@@ -153,7 +152,7 @@ def _chains(
 
     def chain(key: jax.Array) -> tuple[jax.Array, jax.Array]:
         first, rest = jax.random.split(key)
-        start = centre + jax.random.normal(first, centre.shape, centre.dtype)
+        start = centre + scatter * jax.random.normal(first, centre.shape, centre.dtype)
         drawn: tuple[jax.Array, jax.Array]
         _, drawn = jax.lax.scan(iterate, start, jax.random.split(rest, ITERATIONS))
         return drawn

@@ -1,12 +1,14 @@
 """A pilot study of the residuals: how noisy the log-likelihood estimate will be, and how wrong.
 
 Rows of the study are drawn by the weighted design whatever design is studied, and reweighted: a
-uniform pilot would miss the very rows that make a uniform design fail.
+uniform pilot would miss the very rows that make a uniform design fail. Draws are those of the
+posterior's normal approximation, and count as the posterior has them: where it is skewed, the
+residuals are largest at draws that it hardly has, and these must not decide about all others.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -16,34 +18,45 @@ import numpy as np
 from modicum.estimators import LinearTaylor
 from modicum.kernels.base import ControlVariate, Proxy
 from modicum.models.base import Batch
+from modicum.random import typed
 from modicum.runtime import FASTEST_COMPILE, SCATTERS, jit
 
-__all__ = ["Pilot", "study"]
+__all__ = ["Bias", "Pilot", "Residuals", "evaluate", "posterior_share", "reweighted", "study"]
 
 BLOCK = 4096  # rows with codes that are whitened at once; slopes take no more
 SLOPE_WORK = 4e7  # numbers in the slopes' covariance products, per draw
+SLOPE_DRAWS = 16
+EXACT, POWERS = 16, 20  # parameters whose covariance is formed; power iterations where it is not
+TOGETHER = 8  # draws at which rows are evaluated by one product
+SMALL = 0.1  # |y| up to which e^(y - y^2/2) is the first terms of its series
+SPLITS = (np.inf, 10.0, 3.0, 1.0, 0.3)  # |e^b / E e^b - 1| up to which b is small
+FEWEST_DRAWS = 0.125  # share of the draws that must count
 
 
 @dataclass(frozen=True)
 class Pilot:
-    """Moments of D over the design, at each of a few posterior draws.
+    """Moments of D over the design, at each of some draws about the posterior.
 
     Attributes
     ----------
     variance, third, fourth
         Central moments of D_1, one per draw: Var(lhat) = variance / m.
     slope
-        Largest eigenvalue of the covariance of D_1's gradient in whitened coordinates, one per
-        draw: the gradient noise in posterior units is slope / m.
+        Largest eigenvalue of the covariance of D_1's gradient in whitened coordinates, at some
+        draws from the posterior: the gradient noise in posterior units is slope / m.
     top_share
         Share of the variance that the largest 1 % of |D| hold, the median over draws.
     tail
         Pareto index k of |D| (Hill's estimate over the largest 1 %), the median over draws: above
         1/2 the variance, above 1/4 the variance of the variance estimate is in doubt.
     mean
-        E D_1 = l - sum q, one per draw.
+        E D_1, one per draw: l - sum q, but for the rows that are certain.
     values, weight
         D of each pilot row, (draws, rows), and the share of the design's draws it stands for.
+    share
+        What part of the posterior each draw stands for; by default all alike.
+    distance
+        How far each draw is from their mean, in posterior standard deviations; by default unknown.
     """
 
     variance: np.ndarray
@@ -55,27 +68,254 @@ class Pilot:
     mean: np.ndarray
     values: np.ndarray
     weight: np.ndarray
+    share: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    distance: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    def __post_init__(self) -> None:
+        draws = len(self.mean)
+        if not len(self.share):
+            object.__setattr__(self, "share", np.full(draws, 1 / draws))
+        if not len(self.distance):
+            object.__setattr__(self, "distance", np.full(draws, np.inf))
 
     def spread(self, m: int) -> np.ndarray:
         """sigma^2 = Var(lhat) with m rows, at each draw."""
         return self.variance / m
 
-    def log_bias(self, m: int, ddof: int) -> np.ndarray:
-        """b of the perturbed target L(t) p(t) e^b(t), at each draw.
+    def quantile(self, values: np.ndarray, at: float) -> float:
+        """A quantile over the posterior of what has one value per draw."""
+        return weighted_quantile(values, self.share, at)
 
-        From e^(y - y^2/2) = 1 + y - y^3/3 - y^4/12 + ...; its order m^-2 is that of eq. 4.6.
-        """
-        s2 = self.variance / m
-        fourth = self.fourth / (12 * m**3)
-        b = -self.third / (3 * m**2) - fourth + s2**2 / (2 * m)
-        return b + s2 / (2 * m) if ddof == 0 else b
+    @property
+    def typical_slope(self) -> float:
+        """The median of `slope`."""
+        return float(np.median(self.slope))
+
+    def log_bias(self, m: int, ddof: int) -> np.ndarray:
+        """b of the perturbed target L(t) p(t) e^b(t), at each draw; see `Bias`."""
+        return Bias(self, m).log(m, ddof)
 
     def bias(self, m: int, ddof: int) -> float:
-        """A bound on the shift of any posterior mean, in posterior standard deviations.
+        """A bound on the shift of any posterior mean, in posterior sd; see `Bias.bound`."""
+        return Bias(self, m).bound(m, ddof)
 
-        To first order the mean of h moves by Cov(h, b), at most sd(h) sd(b).
+    def some(self, count: int) -> Pilot:
+        """`count` draws that stand for equal parts of the posterior, and what is known at each."""
+        at = representatives(self.share, count)
+        moments = {name: getattr(self, name)[at] for name in _BY_DRAW}
+        return replace(self, **moments, share=np.full(len(at), 1 / len(at)))
+
+
+_BY_DRAW = ("variance", "third", "fourth", "mean", "values", "distance")
+
+
+class Bias:
+    """b(t) = log E_u exp(lhat - l - sigma-hat^2 / 2) for every m from `least` on.
+
+    With y = (D - E D) / m, the exponent is the sum of y - y^2/2 over the rows of the subsample, but
+    for terms of order 1/m: b = m log E e^(y - y^2/2), whatever the distribution of D. Where y is
+    small, the expectation is by moments, e^(y - y^2/2) = 1 + y - y^3/3 - y^4/12 + ...; its order
+    m^-2 is that of eq. 4.6. Where it is not, by the pilot rows themselves: a row that is rare and
+    large takes from the likelihood what its chance is, not what the moments say.
+    """
+
+    def __init__(self, pilot: Pilot, least: int) -> None:
+        self.pilot = pilot
+        centred = pilot.values - pilot.mean[:, None]
+        self.draw, row = np.nonzero(np.abs(centred) > SMALL * least)
+        self.large = centred[self.draw, row]
+        self.weight = pilot.weight[row]
+
+    def log(self, m: int, ddof: int) -> np.ndarray:
+        """b at each draw."""
+        pilot, draws = self.pilot, len(self.pilot.mean)
+        y = self.large / m
+        beyond = np.expm1(y - y**2 / 2) - y + y**3 / 3 + y**4 / 12
+        rest = np.bincount(self.draw, self.weight * beyond, draws)
+        moments = -pilot.third / (3 * m**3) - pilot.fourth / (12 * m**4)
+        s2 = pilot.variance / m
+        b = m * np.log1p(np.maximum(moments + rest, -0.999)) + s2**2 / (2 * m)
+        return np.asarray(b + s2 / (2 * m) if ddof == 0 else b)
+
+    def bound(self, m: int, ddof: int) -> float:
+        """On the shift of the mean of any linear combination of parameters, in its posterior sd.
+
+        The mean of h moves by E (e^b / E e^b - 1) (h - E h). Over any set of draws this is at most
+        sd(h) times the root of E (e^b / E e^b - 1)^2 there, and over the others at most the mean of
+        |e^b / E e^b - 1| times their distance. The set is that of draws where b is small: elsewhere
+        may lie what the posterior does not have, and the perturbed target should not have either.
         """
-        return float(np.std(self.log_bias(m, ddof)))
+        b, share = self.log(m, ddof), self.pilot.share
+        counted = share > 0
+        b, share, distance = b[counted], share[counted], self.pilot.distance[counted]
+        with np.errstate(over="ignore", invalid="ignore"):
+            off = np.abs(np.exp(b - np.log(share @ np.exp(b - b.max())) - b.max()) - 1)
+            bounds = []
+            for split in SPLITS:
+                near = off <= split
+                far = float(np.sum((share * off * distance)[~near]))
+                bounds.append(float(np.sqrt(share[near] @ off[near] ** 2)) + far)
+        return min(bounds)
+
+
+def weighted_quantile(values: np.ndarray, share: np.ndarray, at: float) -> float:
+    """The quantile of values that have these shares, which sum to one."""
+    order = np.argsort(values)
+    middle = np.cumsum(share[order]) - share[order] / 2
+    return float(np.interp(at, middle, values[order]))
+
+
+def representatives(share: np.ndarray, count: int) -> np.ndarray:
+    """Places of `count` draws that stand for equal parts of the posterior; all, if there are fewer.
+
+    Evenly through the cumulated shares, so that a draw may come more than once.
+    """
+    if len(share) <= count:
+        return np.arange(len(share))
+    below = np.cumsum(share)
+    places = (np.arange(count) + 0.5) / count * below[-1]
+    return np.minimum(np.searchsorted(below, places), len(below) - 1)
+
+
+def posterior_share(log_ratio: np.ndarray) -> np.ndarray:
+    """What part of the posterior each draw of another distribution stands for.
+
+    In proportion to e^(c log_ratio), with c = 1 unless fewer than an eighth of the draws would
+    count then: c is lowered until they do, which leaves more to draws the posterior seldom has.
+    """
+
+    def share(c: float) -> np.ndarray:
+        weight = np.exp(c * (log_ratio - log_ratio.max()))
+        return np.asarray(weight / weight.sum())
+
+    least = FEWEST_DRAWS * len(log_ratio)
+    low, high = 0.0, 1.0
+    if 1 / np.sum(share(1.0) ** 2) >= least:
+        return share(1.0)
+    for _ in range(30):
+        middle = (low + high) / 2
+        enough = 1 / np.sum(share(middle) ** 2) >= least
+        low, high = (middle, high) if enough else (low, middle)
+    return share(low)
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """Pilot rows evaluated at the pilot draws: what every design over them is studied by.
+
+    Attributes
+    ----------
+    control_variate, proxy, draws
+        What the residuals are of, and where.
+    cached, few
+        The rows, or the first of them; of groups, some as a batch of their own.
+    values
+        Residual over `probability`, (draws, rows).
+    probability
+        With which the rows were drawn.
+    log_ratio
+        Log of posterior over normal approximation at each draw, up to a constant.
+    share
+        What part of the posterior each draw stands for.
+    """
+
+    control_variate: ControlVariate[Any]
+    proxy: Proxy
+    draws: np.ndarray
+    cached: Any
+    few: Batch | None
+    values: np.ndarray
+    probability: np.ndarray
+    log_ratio: np.ndarray
+    share: np.ndarray
+
+    @property
+    def finite(self) -> bool:
+        """Whether every row has a residual at every draw."""
+        return bool(np.all(np.isfinite(self.values)))
+
+    @property
+    def distance(self) -> np.ndarray:
+        """How far each draw is from the posterior's mean, in standard deviations."""
+        return np.asarray(np.linalg.norm(self.draws - self.share @ self.draws, axis=1))
+
+    def pilot(self, probability: np.ndarray) -> Pilot:
+        """The moments under a design that gives the rows this `probability`; zero: never drawn."""
+        factor, weight = reweighted(self.probability, probability)
+        drawn = weight > 0
+        slopes = self._slopes(weight, factor)
+        values, weight = self.values[:, drawn] * factor[drawn], weight[drawn]
+        mean = values @ weight
+        centred = values - mean[:, None]
+        square = centred**2
+        second, third = square @ weight, (square * centred) @ weight
+        fourth = square**2 @ weight
+        # tails are much alike from draw to draw, and sorting is dear
+        some = centred[representatives(self.share, 2 * SLOPE_DRAWS)]
+        tails = np.median([_tail(np.abs(c), weight) for c in some], axis=0)
+        by_draw = (second, third, fourth, slopes, float(tails[0]), float(tails[1]), mean)
+        return Pilot(*by_draw, values, weight, self.share, self.distance)
+
+    def _slopes(self, weight: np.ndarray, factor: np.ndarray) -> np.ndarray:
+        size = self.proxy.a.shape[0]
+        form, proxy = self.control_variate, self.proxy
+        draws = self.draws[representatives(self.share, SLOPE_DRAWS)]
+        if self.few is not None:
+            groups = len(self.few["probability"])
+            return np.asarray(
+                _slopes_of_groups(form, self.few, proxy, draws, weight[:groups], factor[:groups])
+            )
+        rows = min(int(np.clip(SLOPE_WORK / size**2, 64, BLOCK)), len(weight))
+        return np.asarray(
+            _slopes(form, rows, self.cached, proxy, draws, weight[:rows], factor[:rows])
+        )
+
+
+def reweighted(drawn_with: np.ndarray, studied: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What D = d / w is multiplied by under another design, and the share a row has of its draws.
+
+    Rows whose probability there is zero are never drawn: zero for both.
+    """
+    drawn = studied > 0
+    nothing = np.zeros(len(drawn))
+    factor = np.divide(drawn_with, studied, where=drawn, out=nothing.copy())
+    share = np.divide(studied, drawn_with, where=drawn, out=nothing)
+    return factor, share / share.sum()
+
+
+def evaluate(
+    control_variate: ControlVariate[Any],
+    batch: Batch,
+    proxy: Proxy,
+    draws: np.ndarray,
+    log_proxy: np.ndarray | None = None,
+    few: Batch | None = None,
+    resampled: bool = False,
+) -> Residuals:
+    """Evaluate the rows in `batch`, with the `probability` they were drawn with, at all draws.
+
+    Parameters
+    ----------
+    draws
+        From the posterior's normal approximation, in whitened coordinates, (draws, d).
+    log_proxy
+        Log of the proxy over that approximation, at each draw; None: all draws count alike.
+    few
+        Groups: the first of them as a batch of their own, since their rows lie side by side.
+    resampled
+        Whether the draws are the posterior's, by the proxy, already: then all count alike.
+    """
+    compute = _values_in_blocks if few is None else _values_of_groups
+    cached, evaluated = compute(control_variate, batch, proxy, draws)
+    values = np.asarray(evaluated)
+    ratio = values.mean(axis=1)  # l - sum q
+    share = np.full(len(draws), 1 / len(draws))
+    if log_proxy is not None:
+        ratio = ratio + log_proxy
+        if not resampled and np.all(np.isfinite(ratio)):
+            share = posterior_share(ratio)
+    probability = np.asarray(batch["probability"])
+    return Residuals(control_variate, proxy, draws, cached, few, values, probability, ratio, share)
 
 
 def study(
@@ -83,10 +323,9 @@ def study(
     batch: Batch,
     ratio: np.ndarray,
     proxy: Proxy,
-    pilot: np.ndarray,
-    few: Batch | None = None,
+    draws: np.ndarray,
 ) -> Pilot:
-    """Study the residuals of the rows in `batch` at the draws `pilot` (draws, d).
+    """Study the residuals of the rows in `batch` at some draws (draws, d), all draws alike.
 
     Parameters
     ----------
@@ -94,41 +333,18 @@ def study(
         Pilot rows, with the `probability` each has under the design that is studied.
     ratio
         That probability over the one the row was drawn with: 1 where the designs agree.
-    few
-        Groups: the first of them as a batch of their own, since their rows lie side by side.
     """
-    weight = ratio / ratio.sum()
-    evaluate = _values_in_blocks if few is None else _values_of_groups
-    cached, evaluated = evaluate(control_variate, batch, proxy, pilot)
-    values = np.asarray(evaluated)
-    mean = values @ weight
-    centred = values - mean[:, None]
-    second, third, fourth = (np.asarray(centred**k @ weight) for k in (2, 3, 4))
-    size = proxy.a.shape[0]
-    rows = int(np.clip(SLOPE_WORK / size**2, 64, BLOCK))
-    if few is None:
-        slopes = _slopes(control_variate, rows, cached, proxy, pilot[:8], weight)
-    else:
-        slopes = _slopes_of_groups(control_variate, few, proxy, pilot[:8], weight)
-    shares, tails = zip(*(_tail(np.abs(c), weight) for c in centred), strict=True)
-    return Pilot(
-        second,
-        third,
-        fourth,
-        np.asarray(slopes),
-        float(np.median(shares)),
-        float(np.median(tails)),
-        mean,
-        values,
-        weight,
-    )
+    probability = np.asarray(batch["probability"])
+    drawn_with = dict(batch) | {"probability": probability / ratio}
+    return evaluate(control_variate, drawn_with, proxy, draws).pilot(probability)
 
 
 def _evaluate(
     cv: ControlVariate[Any], batch: Any, proxy: Proxy, pilot: Any
 ) -> tuple[Any, jax.Array]:
     cached = cv.cache(batch, proxy)
-    return cached, jax.lax.map(lambda z: cv.values(cached, z, proxy), pilot)
+    values = jax.lax.map(lambda z: cv.values(cached, z, proxy), pilot, batch_size=TOGETHER)
+    return cached, values
 
 
 _values = jit(static=0, options=FASTEST_COMPILE)(_evaluate)
@@ -161,31 +377,51 @@ def _values_in_blocks(
 
 @jit(static=(0, 1), options=FASTEST_COMPILE)
 def _slopes(
-    cv: ControlVariate[Any], rows: int, cached: Any, proxy: Proxy, pilot: Any, weight: Any
+    cv: ControlVariate[Any],
+    rows: int,
+    cached: Any,
+    proxy: Proxy,
+    pilot: Any,
+    weight: Any,
+    factor: Any,
 ) -> jax.Array:
     """Largest eigenvalue of the covariance of the first `rows` gradients, one per pilot draw."""
     few = jax.tree.map(lambda a: a[:rows], cached)
-    return _largest_slopes(cv, few, weight[:rows], proxy, pilot)
+    return _largest_slopes(cv, few, proxy, pilot, weight, factor)
 
 
 @jit(static=0, options=SCATTERS)
 def _slopes_of_groups(
-    cv: ControlVariate[Any], few: Any, proxy: Proxy, pilot: Any, weight: Any
+    cv: ControlVariate[Any], few: Any, proxy: Proxy, pilot: Any, weight: Any, factor: Any
 ) -> jax.Array:
     """The same of groups."""
-    groups = few["probability"].shape[0]
-    return _largest_slopes(cv, cv.cache(few, proxy), weight[:groups], proxy, pilot)
+    return _largest_slopes(cv, cv.cache(few, proxy), proxy, pilot, weight, factor)
 
 
 def _largest_slopes(
-    cv: ControlVariate[Any], few: Any, weight: Any, proxy: Proxy, pilot: Any
+    cv: ControlVariate[Any], few: Any, proxy: Proxy, pilot: Any, weight: Any, factor: Any
 ) -> jax.Array:
     share = weight / weight.sum()
 
     def largest(z: jax.Array) -> jax.Array:
-        jacobian = jax.jacfwd(lambda z: cv.values(few, z, proxy))(z)
-        centred = jacobian - share @ jacobian
-        return jnp.linalg.eigvalsh((centred * share[:, None]).T @ centred)[-1]
+        _, slope = jax.linearize(lambda z: factor * cv.values(few, z, proxy), z)
+        if z.size <= EXACT:
+            jacobian = jax.vmap(slope, out_axes=1)(jnp.eye(z.size))
+            centred = jacobian - share @ jacobian
+            return jnp.linalg.eigvalsh((centred * share[:, None]).T @ centred)[-1]
+        back = jax.linear_transpose(slope, z)
+
+        def times(_: jax.Array, held: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            """A power iteration: the covariance times v, and how much longer v became."""
+            v, _ = held
+            along = slope(v)
+            (after,) = back(share * (along - share @ along))
+            length = jnp.linalg.norm(after)
+            return after / jnp.maximum(length, 1e-300), length
+
+        start = jax.random.normal(typed(jnp.zeros(2, jnp.uint32)), z.shape, z.dtype)
+        first = (start / jnp.linalg.norm(start), jnp.zeros((), z.dtype))
+        return jax.lax.fori_loop(0, POWERS, times, first)[1]
 
     return jax.lax.map(largest, pilot)
 

@@ -6,15 +6,21 @@ from dataclasses import dataclass, field
 from math import ceil, sqrt
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 
-from modicum.methods.ecs.tuning.residuals import Pilot
+from modicum.methods.ecs.tuning.residuals import Bias, Pilot
 
 __all__ = ["Choice", "best_sweep", "choose", "refresh_acceptance"]
 
 SMALLEST = 30
 FEWEST_GROUPS = 10  # on the flights ten aircraft bound the bias at 4e-7 posterior sd
 FEWEST_BLOCKS = 20
+MEDIAN = 1.0  # sigma^2 of the log-likelihood estimate at the median draw
+NOISY = 3.0  # sigma^2 from which the perturbed target is off
+SELDOM = 0.01  # share of the draws in which that may be
+MARGIN = 2.0  # of NOISY, since sigma^2 is estimated along the chain, and the pilot draws are few
+MOST = 10**12  # rows
+NOISE = 0.25  # gradient noise, in posterior variances
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,8 @@ class Choice:
         m, G and K.
     bias_bound
         On the shift of any posterior mean, in posterior standard deviations, by the pilot study.
+    cost
+        Evaluations of rows per effective draw, in theory.
     why
         A sentence for each.
     """
@@ -35,6 +43,7 @@ class Choice:
     blocks: int
     refreshes: int
     bias_bound: float
+    cost: float = 0.0
     why: dict[str, str] = field(default_factory=dict)
 
 
@@ -58,6 +67,18 @@ def best_sweep(noise: float, steps: int, accept: float, fresh: float = 1.0) -> f
     return sqrt(2 * noise * (steps + 1) / (accept * fresh))
 
 
+def cost_per_draw(
+    rows: float, always: int, steps: int, sweep: float, noise: float, accept: float, fresh: float
+) -> float:
+    """Evaluations per effective draw, of `rows` drawn ones and of those that are `always` read.
+
+    An iteration evaluates all of them L + 1 times, and reads a share of the drawn ones anew;
+    the inefficiency is that of `best_sweep`.
+    """
+    iteration = (rows + always) * (steps + 1) + rows * sweep * fresh
+    return iteration * (1 + 2 * noise / (sweep * accept))
+
+
 def choose(
     pilot: Pilot,
     steps: int,
@@ -66,9 +87,9 @@ def choose(
     subsample: int | None = None,
     blocks: int | None = None,
     refreshes: int | None = None,
-    fixed_by: str = "set by hand",
     fresh: float = 1.0,
     of_groups: bool = False,
+    certainty: int = 0,
 ) -> Choice:
     """Choose what is not set already.
 
@@ -84,48 +105,50 @@ def choose(
         Of the estimator's variance.
     subsample, blocks, refreshes
         m, G and K where they are set already.
-    fixed_by
-        Who set them.
     fresh
         What a fresh row costs, in evaluations of a row.
     of_groups
         Whether groups of rows are what is subsampled: fewer of them will do.
+    certainty
+        Rows beside the subsample that every evaluation reads; they are no part of the pilot's.
     """
     least = FEWEST_GROUPS if of_groups else SMALLEST
     needs = _needs(pilot, bias, ddof, least)
     binding = max(needs, key=lambda name: needs[name])
     m = subsample if subsample is not None else needs[binding]
-    variance = float(np.median(pilot.spread(m)))
+    variance = pilot.quantile(pilot.variance, 0.5) / m
     G = blocks if blocks is not None else _blocks(variance, m, subsample is not None, of_groups)
     if subsample is None:
         m = G * ceil(m / G)
-    noise = float(np.median(pilot.slope)) / m
+    noise = pilot.typical_slope / m
     accept = max(refresh_acceptance(variance, G), 1e-3)
     unit = "groups" if of_groups else "rows"
     sweep = best_sweep(noise, steps, accept, fresh)
     K = refreshes if refreshes is not None else int(np.clip(ceil(G * sweep), 1, G))
     why = {
-        "subsample": fixed_by
+        "subsample": "set by hand"
         if subsample is not None
         else f"the smallest m with {_REASON[binding].format(least, unit)}",
-        "blocks": fixed_by
+        "blocks": "set by hand"
         if blocks is not None
         else f"a refresh is then accepted with probability {accept:.2f}",
-        "refreshes": fixed_by
+        "refreshes": "set by hand"
         if refreshes is not None
         else f"balances refreshing rows against gradient noise of {noise:.2g} posterior variances",
         "bias_bound": "how far, in posterior sd, the perturbation may move any posterior mean, by "
         "the pilot study",
-        "variance": f"sigma^2 of the log-likelihood estimate: median {variance:.2g}, "
-        f"largest {np.max(pilot.spread(m)):.2g} over the pilot draws",
+        "variance": f"sigma^2 of the log-likelihood estimate: median {variance:.2g}, up to "
+        f"{seldom_exceeded(pilot) / m:.2g} in 99 of 100 draws",
     }
-    return Choice(int(m), int(G), int(K), pilot.bias(m, ddof), why)
+    cost = cost_per_draw(m, certainty, steps, K / G, noise, accept, fresh)
+    return Choice(int(m), int(G), int(K), pilot.bias(m, ddof), cost, why)
 
 
 _REASON = {
     "floor": "at least {} {}",
     "median": "sigma^2 of the log-likelihood estimate at most 1 at the median pilot draw",
-    "largest": "sigma^2 of the log-likelihood estimate at most 5 at every pilot draw",
+    "seldom": f"sigma^2 of the log-likelihood estimate at most {NOISY / MARGIN:g} in 99 of 100 "
+    "draws",
     "slope": "gradient noise of a quarter of the posterior variance at the median pilot draw",
     "bias": "a perturbation that moves no posterior mean by more than the bias allowed",
 }
@@ -135,14 +158,44 @@ def _needs(pilot: Pilot, bias: float, ddof: int, least: int) -> dict[str, int]:
     """The smallest m that each criterion allows."""
     needs = {
         "floor": least,
-        "median": ceil(float(np.median(pilot.variance)) / 1.0),
-        "largest": ceil(float(np.max(pilot.variance)) / 5.0),
-        "slope": ceil(float(np.median(pilot.slope)) / 0.25),
+        "median": ceil(pilot.quantile(pilot.variance, 0.5) / MEDIAN),
+        "seldom": ceil(MARGIN * seldom_exceeded(pilot) / NOISY),
+        "slope": ceil(pilot.typical_slope / NOISE),
     }
-    m = max(needs.values())
-    while pilot.bias(m, ddof) > bias and m < 10**12:
-        m = ceil(m * 1.1)
-    return needs | {"bias": m}
+    return needs | {"bias": _unbiased(pilot, bias, ddof, max(needs.values()))}
+
+
+def seldom_exceeded(pilot: Pilot) -> float:
+    """What the variance of D_1 exceeds in one of a hundred draws.
+
+    By the pilot draws, of which only two or three are beyond it, or by a lognormal distribution
+    with their moments, whichever is more.
+    """
+    seen = pilot.quantile(pilot.variance, 1 - SELDOM)
+    positive = pilot.variance > 0
+    if not np.any(positive):
+        return seen
+    log, share = np.log(pilot.variance[positive]), pilot.share[positive]
+    share = share / share.sum()
+    middle = share @ log
+    spread = np.sqrt(share @ (log - middle) ** 2)
+    return max(seen, min(float(np.exp(middle + ndtri(1 - SELDOM) * spread)), pilot.variance.max()))
+
+
+def _unbiased(pilot: Pilot, bias: float, ddof: int, least: int) -> int:
+    """The smallest m from `least` on, to within a twentieth, with a bound of at most `bias`."""
+    low = high = least
+    perturbation = Bias(pilot, least)
+    while perturbation.bound(high, ddof) > bias and high < MOST:
+        low, high = high, 2 * high
+        perturbation = Bias(pilot, low)
+    while high > 1.05 * low:
+        middle = ceil((low * high) ** 0.5)
+        if middle >= high:
+            break
+        enough = perturbation.bound(middle, ddof) <= bias
+        low, high = (low, middle) if enough else (middle, high)
+    return high
 
 
 def _blocks(variance: float, m: int, fixed: bool, of_groups: bool) -> int:

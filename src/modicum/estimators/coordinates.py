@@ -1,0 +1,83 @@
+"""Coordinates that a likelihood is expanded in, where these are not the ones that are sampled.
+
+A scale, a dispersion or a chance near 0 is sampled on its logarithm, in which the log-likelihood
+may be far from a quadratic; in the scale itself, its square or its reciprocal it may be nearly one.
+With w = t - t* of such an entry, the Taylor expansion of every row is in
+
+    v = (e^(p w) - 1) / p,    and in w itself for a power p of 0,
+
+and all sums at the anchor stay what they are: with A and B gradient and Hessian in t, those in v
+are A and B - diag(p A), since v has the derivatives 1 and p there. To try a power takes no pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.kernels.base import Bend, Proxy
+from modicum.passes import Anchor
+
+__all__ = ["POWERS", "bend", "bent_path", "bent_sum"]
+
+# Of a parameter that is sampled on its logarithm: what it is expanded in.
+POWERS = {
+    "log": 0.0,
+    "identity": 1.0,
+    "square": 2.0,
+    "reciprocal": -1.0,
+    "reciprocal square": -2.0,
+}
+
+
+def bend(anchor: Anchor, where: Sequence[int] | np.ndarray, power: np.ndarray) -> Bend:
+    """What the entries `where` of t need to be expanded in powers of their exponentials."""
+    places = np.asarray(where, int)
+    lines = anchor.B[places]
+    return Bend(
+        jnp.asarray(places),
+        jnp.asarray(power, jnp.float64),
+        jnp.asarray(anchor.A[places]),
+        jnp.asarray(lines @ anchor.factor),
+        jnp.asarray(lines[:, places]),
+    )
+
+
+def bent_path(s: jax.Array, away: jax.Array, proxy: Proxy) -> jax.Array:
+    """t at the share s of the way from t* to t* + `away`, on a line that is straight in v."""
+    t = proxy.point + s * away
+    if proxy.bend is None:
+        return t
+    where, power = proxy.bend.where, proxy.bend.power
+    return t.at[where].set(proxy.point[where] + _inverse(s * _bent(away[where], power), power))
+
+
+def bent_sum(z: jax.Array, proxy: Proxy) -> jax.Array:
+    """What the sum of the proxies has in v beside the quadratic in w = L z.
+
+    With c = v - w at the entries that are bent, A'v + v'(B - diag(p A)) v / 2 is the quadratic in w
+    and A'c + c'Bw + c'Bc / 2 - sum p A v^2 / 2.
+    """
+    known = proxy.bend
+    if known is None:
+        return jnp.zeros(())
+    w = proxy.factor[known.where] @ z
+    v = _bent(w, known.power)
+    c = v - w
+    further = c @ (known.slope + known.curve @ z + 0.5 * known.block @ c)
+    return further - 0.5 * jnp.sum(known.power * known.slope * v**2)
+
+
+def _bent(w: jax.Array, power: jax.Array) -> jax.Array:
+    some = jnp.where(power == 0, 1.0, power)
+    return jnp.where(power == 0, w, jnp.expm1(some * w) / some)
+
+
+def _inverse(v: jax.Array, power: jax.Array) -> jax.Array:
+    some = jnp.where(power == 0, 1.0, power)
+    # what lies in the other branch must not be no number: its derivative would spread
+    inside = jnp.where(power == 0, 0.0, some * v)
+    return jnp.where(power == 0, v, jnp.log1p(inside) / some)

@@ -1,0 +1,161 @@
+"""Coordinates for control variates of scales and dispersions, by the residuals they leave.
+
+Such parameters are sampled on a logarithm. Where the posterior is wide on it, rows may be far from
+quadratic there, and nearly so in the parameter itself, its square or its reciprocal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.errors import SettingError, suggestion
+from modicum.estimators import AutodiffTaylor
+from modicum.estimators.coordinates import POWERS, bend
+from modicum.kernels.base import Bend, ControlVariate, Proxy
+from modicum.methods.base import Tuning
+from modicum.models import Target
+from modicum.models.base import Batch
+from modicum.passes import Anchor
+from modicum.runtime import FASTEST_COMPILE, jit
+
+__all__ = ["Expansion", "choose_coordinates"]
+
+WIDE = 0.1  # posterior sd of a logarithm up to which all coordinates are as good
+GAIN = 0.5  # of the variance that another coordinate must leave at most, to be taken
+
+
+class Expansion(NamedTuple):
+    """The coordinates that were chosen.
+
+    Attributes
+    ----------
+    bend
+        What the proxy needs for them; None: all are expanded as they are sampled.
+    tuning
+        What to say of the choice.
+    evaluations
+        Row evaluations it took.
+    """
+
+    bend: Bend | None
+    tuning: Tuning
+    evaluations: int
+
+
+def choose_coordinates(
+    target: Target,
+    control_variate: ControlVariate[Any],
+    anchor: Anchor,
+    proxy: Proxy,
+    draws: np.ndarray,
+    some_rows: Callable[[], Batch],
+) -> Expansion:
+    """Choose, for each parameter that is sampled on a logarithm, what rows are expanded in.
+
+    One after the other, each with those before it as they were chosen: by the sum over rows of the
+    root mean square residual, whose square is the variance of an estimate from one weighted row.
+
+    Parameters
+    ----------
+    target
+        Its model says which parameters there are, and which of them are settled.
+    control_variate, anchor, proxy
+        The expansion as it is.
+    draws
+        Posterior draws in whitened coordinates, (draws, d).
+    some_rows
+        Rows to judge by, with the `probability` of each; read only where there is a choice.
+    """
+    asked = target.model.expansions()
+    if not asked or not isinstance(control_variate, AutodiffTaylor) or control_variate.order < 2:
+        return Expansion(None, {}, 0)
+    entries = [(name, place) for name in asked for place in target.places[name]]
+    sd = np.sqrt(np.sum(anchor.factor**2, axis=1))
+    power = np.array([POWERS[_known(asked[name])] for name, _ in entries])
+    open_ = [
+        i for i, (name, place) in enumerate(entries) if asked[name] is None and sd[place] > WIDE
+    ]
+    where = np.array([place for _, place in entries])
+    variance, evaluations = (np.nan, np.nan), 0
+    if open_:
+        batch = some_rows()
+        power, variance = _descend(
+            control_variate, batch, anchor, proxy, draws, where, power, open_
+        )
+        rows = len(batch["probability"])
+        evaluations = rows * len(draws) * len(POWERS) * len(open_)
+    if not np.any(power):
+        return Expansion(None, {}, evaluations)
+    bent = np.flatnonzero(power)
+    tuning = _said([entries[i][0] for i in bent], power[bent], variance)
+    return Expansion(bend(anchor, where[bent], power[bent]), tuning, evaluations)
+
+
+def _descend(
+    control_variate: AutodiffTaylor,
+    batch: Batch,
+    anchor: Anchor,
+    proxy: Proxy,
+    draws: np.ndarray,
+    where: np.ndarray,
+    power: np.ndarray,
+    open_: list[int],
+) -> tuple[np.ndarray, tuple[float, float]]:
+    """Powers entry by entry, and the variance from one row before and after."""
+    first = last = np.nan
+    choices = np.array(list(POWERS.values()))
+    for i in open_:
+        tried = np.tile(power, (len(choices), 1))
+        tried[:, i] = choices
+        form = bend(anchor, where, power)
+        variances = np.asarray(_variances(control_variate, batch, proxy, form, tried, draws))
+        now = float(variances[choices == power[i]][0])
+        first = now if np.isnan(first) else first
+        variances = np.where(np.isfinite(variances), variances, np.inf)
+        best = int(np.argmin(variances))
+        if variances[best] <= GAIN * now or not np.isfinite(now):
+            power = tried[best]
+            now = float(variances[best])
+        last = now
+    return power, (first, last)
+
+
+@jit(static=0, options=FASTEST_COMPILE)
+def _variances(
+    cv: AutodiffTaylor, batch: Any, proxy: Proxy, form: Bend, powers: Any, draws: Any
+) -> jax.Array:
+    """Square of the sum over all rows of the root mean square residual, one per line of powers."""
+
+    def variance(power: jax.Array) -> jax.Array:
+        bent = proxy._replace(bend=form._replace(power=power))
+        cached = cv.cache(batch, bent)
+        values = jax.lax.map(lambda z: cv.values(cached, z, bent), draws)
+        return jnp.mean(jnp.sqrt(jnp.mean(values**2, axis=0))) ** 2
+
+    return jax.lax.map(variance, powers)
+
+
+def _known(name: str | None) -> str:
+    if name is None:
+        return "log"
+    if name not in POWERS:
+        raise SettingError(
+            f"there is no coordinate {name!r}{suggestion(name, POWERS)}; rows are expanded in the "
+            f"{', '.join(POWERS)} of a positive parameter."
+        )
+    return name
+
+
+def _said(names: list[str], power: np.ndarray, variance: tuple[float, float]) -> Tuning:
+    called = {value: name for name, value in POWERS.items()}
+    value = ", ".join(f"{n}: {called[p]}" for n, p in dict(zip(names, power, strict=True)).items())
+    why = "as asked for"
+    if not np.isnan(variance[0]):
+        ratio = variance[0] / variance[1] if variance[1] > 0 else np.inf
+        why = f"residuals have {ratio:,.3g} times less variance than in the logarithm"
+    return {"coordinates": {"value": value, "why": why}}

@@ -1,0 +1,60 @@
+"""How much prior and likelihood each decide: the posterior with either raised to a power.
+
+With the prior to the power alpha, draws get weights p(theta)^(alpha - 1): no new run, and no row,
+is needed. How far distributions move as alpha goes from 0.99 to 1.01 is their sensitivity
+(Kallioinen, Paananen, Bürkner and Vehtari 2024); the distances are ArviZ's.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from modicum.errors import SettingError
+from modicum.models import BaseModel
+from modicum.models.prior_draws import log_priors
+from modicum.posterior.draws import Draws, require_finite
+from modicum.posterior.labels import axis_labels
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["sensitivity"]
+
+
+def sensitivity(source: Draws, model: BaseModel, log_posterior: np.ndarray) -> pd.DataFrame:
+    """Tabulate both sensitivities of every scalar; see `Posterior.sensitivity`.
+
+    `log_posterior` (chain, draw) is that of all rows, up to a constant.
+    """
+    from arviz_base import from_dict
+    from arviz_stats import psense_summary
+
+    require_finite(source.draws, "a sensitivity")
+    if source.weighted:
+        raise SettingError(
+            "sensitivities are those of draws that count alike, and these have signs or weights; "
+            "take them from the posterior before it was corrected, or sample with another method."
+        )
+    prior = log_priors(model, source.draws)
+    log_likelihood = log_posterior - prior
+    dims: dict[str, list[str]] = {}
+    coords: dict[str, list[str | int]] = {}
+    for name, x in source.draws.items():
+        shape = x.shape[2:]
+        dims[name] = [f"{name}_dim_{i}" for i in range(len(shape))]
+        coords.update(zip(dims[name], axis_labels(name, shape, source.labels), strict=True))
+    groups = {
+        "posterior": {name: x.astype(float) for name, x in source.draws.items()},
+        "log_prior": {"all": prior - prior.mean()},
+        "log_likelihood": {"all": log_likelihood - log_likelihood.mean()},
+    }
+    tree = from_dict(groups, dims=dims, coords=coords)
+    log = logging.getLogger("arviz_stats.psense")
+    before, log.disabled = log.disabled, True  # the table says it
+    try:
+        return psense_summary(tree)
+    finally:
+        log.disabled = before

@@ -1,0 +1,147 @@
+"""Control variates in other coordinates than those that are sampled."""
+
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+import pytest
+
+import modicum as mo
+from helpers.targets import TIMES, sums_of
+from modicum.diagnostics import mcse
+from modicum.errors import SettingError
+from modicum.estimators.coordinates import POWERS, bend
+from modicum.estimators.taylor import control_variate, proxy
+from modicum.methods.ecs.pilot import DESIGN_DRAWS, DESIGN_DRAWS_AT_KINKS
+from modicum.methods.ecs.tuning import choose_coordinates
+from modicum.methods.weights import expected_residuals
+from modicum.passes import anchor_at_mode
+from modicum.runtime import in_double_precision
+
+N = 600
+
+
+def weakly_overdispersed(n=N, seed=3):
+    """Counts that are next to Poisson's: the overdispersion is known to a factor of two or so."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 1))
+    rate = np.exp(1.0 + 0.4 * x[:, 0]) * rng.gamma(20, 1 / 20, n)
+    return mo.Rows(x=x, y=rng.poisson(rate) * 1.0)
+
+
+@pytest.fixture(scope="module")
+def case():
+    @in_double_precision
+    def made():
+        sums, start = sums_of(mo.models.NegativeBinomial(), weakly_overdispersed())
+        anchor = anchor_at_mode(sums, start)
+        return sums.target, anchor, control_variate(sums.target, 2), proxy(anchor, sums.target, 2)
+
+    return made()
+
+
+def whole(rows):
+    return rows.slice(0, len(rows)) | {"probability": np.ones(len(rows))}
+
+
+@in_double_precision
+def test_proxies_and_residuals_add_up_to_the_log_likelihood(case):
+    """sum q + sum (l - q) = l in every coordinate: what q is does not matter."""
+    target, anchor, variate, plain = case
+    rows = whole(weakly_overdispersed())
+    places = target.places["log_overdispersion"]
+    z = np.array([0.6, -0.4, 0.9])
+
+    @jax.jit
+    def total(bent):
+        residuals = variate.values(variate.cache(rows, bent), z, bent)
+        return residuals.sum(), variate.log_proxy(z, bent)
+
+    def parts(power):
+        return np.array(total(plain._replace(bend=bend(anchor, places, np.array([power])))))
+
+    apart = {name: parts(power) for name, power in POWERS.items()}
+    np.testing.assert_allclose([sum(both) for both in apart.values()], sum(apart["log"]), rtol=1e-9)
+    as_sampled = total(plain)
+    np.testing.assert_allclose(apart["log"], as_sampled, rtol=1e-9, atol=1e-9)
+    for name in ("identity", "reciprocal"):  # and the coordinates do differ
+        assert abs(apart[name][0] - apart["log"][0]) > 0.01
+    crossed = apart["identity"][0] + apart["log"][1]  # the negative control
+    assert abs(crossed - sum(apart["log"])) > 0.01
+
+
+@in_double_precision
+def test_a_weak_overdispersion_is_expanded_as_it_is(case):
+    target, anchor, variate, plain = case
+    rows = weakly_overdispersed()
+    draws = np.random.default_rng(1).normal(size=(8, 3))
+    made = choose_coordinates(target, variate, anchor, plain, draws, lambda: whole(rows))
+    assert made.tuning["coordinates"]["value"] == "log_overdispersion: identity"
+    assert "times less variance" in made.tuning["coordinates"]["why"]
+    assert made.bend.power.tolist() == [1.0]
+    assert made.evaluations == 8 * N * len(POWERS)
+
+
+@dataclass(frozen=True)
+class Settled(mo.models.NegativeBinomial):
+    power: str = "square"
+
+    def expansions(self):
+        return {"log_overdispersion": self.power}
+
+
+@in_double_precision
+def test_what_is_settled_or_narrow_is_not_studied(case):
+    target, anchor, variate, plain = case
+
+    def never():
+        raise AssertionError("no rows are needed")
+
+    def chosen(model, factor=anchor.factor):
+        there = replace(anchor, factor=factor)
+        return choose_coordinates(
+            replace(target, model=model), variate, there, plain, np.zeros((8, 3)), never
+        )
+
+    made = chosen(Settled())
+    assert made.tuning["coordinates"] == {
+        "value": "log_overdispersion: square",
+        "why": "as asked for",
+    }
+    assert made.bend.power.tolist() == [2.0]
+    assert chosen(target.model, anchor.factor / 100).bend is None
+    with pytest.raises(SettingError, match="no coordinate 'cube'"):
+        chosen(Settled(power="cube"))
+
+
+@pytest.mark.slow
+def test_the_posterior_is_that_of_all_rows():
+    rows = weakly_overdispersed(20_000)
+    run = {"draws": 1000, "tune": 500, "chains": 4, "random_seed": 1, "progressbar": False}
+    post = mo.sample(mo.models.NegativeBinomial(), rows, **run)
+    every = mo.sample(mo.models.NegativeBinomial(), rows, method="nuts", **run)
+    assert post.settings["method"] == "hmc-ecs"
+    for name in ("beta", "intercept", "overdispersion"):
+        error = np.hypot(mcse(post[name]), mcse(every[name]))
+        assert np.all(np.abs(post.mean(name) - every.mean(name)) < TIMES * error)
+
+
+@pytest.mark.slow
+@in_double_precision
+def test_kinks_are_weighted_at_many_draws():
+    """Rows that one draw in twenty lies beyond the kink of are missed by eight draws."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(2_000, 2))
+    rows = mo.Rows(x=x, y=x @ [0.5, -0.3] + rng.laplace(size=2_000))
+    sums, start = sums_of(mo.models.AsymmetricLaplace(), rows)
+    anchor = anchor_at_mode(sums, start)
+    variate, plain = control_variate(sums.target, 2), proxy(anchor, sums.target, 2)
+    draws = rng.normal(size=(1_024, sums.target.size))
+
+    def sizes(some):
+        return np.asarray(expected_residuals(sums, variate, plain, some), float)
+
+    truth = sizes(draws)
+    missed = {k: np.max(truth / sizes(draws[:k])) for k in (DESIGN_DRAWS, DESIGN_DRAWS_AT_KINKS)}
+    assert missed[DESIGN_DRAWS_AT_KINKS] < 0.5 * missed[DESIGN_DRAWS]
+    assert missed[DESIGN_DRAWS] > 10
