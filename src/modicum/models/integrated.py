@@ -24,7 +24,7 @@ evaluated with nodes found at the parameters themselves, held fixed under differ
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple
@@ -165,7 +165,8 @@ class IntegratedEffects(BaseModel):
     nodes: int | None = None
     columns: tuple[int, ...] | None = None
     scales: tuple[float, ...] | None = None
-    nodes_at: tuple[float, ...] | None = None
+    # Not compared: nothing that is compiled reads it, and runs share what is compiled.
+    nodes_at: tuple[float, ...] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.family, LinearPredictorModel) or isinstance(self.family, Softmax):
