@@ -202,9 +202,16 @@ def _effects(frame: pd.DataFrame) -> list[Markup]:
         )  # fmt: skip
         ordered = pd.concat([ordered.head(half), ordered.tail(half)])
     low, high = ordered.columns[2], ordered.columns[3]
-    labels = [str(level) for level in ordered.index]
+    labels = [_label(level) for level in ordered.index]
     parts.append(forest(labels, Band.of(ordered, low, "mean", high)))
     return parts
+
+
+def _label(level: object) -> str:
+    """A level, or a level and the effect or class of it."""
+    if isinstance(level, tuple):
+        return ", ".join(map(_label, level))
+    return f"{level:.3g}" if isinstance(level, float) else str(level)
 
 
 def _columns(of: Reported) -> list[Markup]:
@@ -223,7 +230,7 @@ def _columns(of: Reported) -> list[Markup]:
             x = found.index.to_numpy(float)
             picture = band_chart(x, band, name, "expected outcome")
         else:
-            picture = forest([f"{name} = {level}" for level in found.index], band)
+            picture = forest([f"{name} = {_label(level)}" for level in found.index], band)
         made.append(tag("figure", tag("figcaption", name), picture))
     return [made[0], tag("div", made[1:], class_="figures")]
 
