@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.interrupted import planned
 from helpers.targets import all_of, disagreements, exact_draws, flat_draws, logistic_rows, quick
 from modicum.cli.fitting import build_model
 from modicum.datasets.dataset import Dataset, Recipe
@@ -153,7 +154,8 @@ def test_a_design(monkeypatch, truth):
     post = mo.sample(mo.models.Logistic(), rows, method=method, **RUN)
     assert disagreements(flat_draws(post), by_all) == []
     assert post.tuning["design"]["value"] == "halves"
-    assert quick(mo.models.Logistic(), rows, method=mo.SGLDCV(design="halves")).num_draws > 0
+    plan, _ = planned(mo.models.Logistic(), rows, mo.SGLDCV(design="halves"))
+    assert plan.kernel.design == Halves()
 
 
 @dataclass(frozen=True)

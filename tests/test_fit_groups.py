@@ -34,9 +34,7 @@ def frame() -> pd.DataFrame:
     return made.assign(well=(rng.random(n) < 1 / (1 + np.exp(-eta))).astype(int))
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param("explicit", marks=pytest.mark.slow), "integrate"]
-)
+@pytest.fixture(scope="module", params=["explicit", "integrate"])
 def post(request, frame: pd.DataFrame) -> mo.Posterior:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", mo.ModicumWarning)  # of so few draws
@@ -77,6 +75,7 @@ def test_names_of_draws(frame: pd.DataFrame, term: str, sds, effects) -> None:
     assert integrated["group_sd"] == (sds,)
 
 
+@pytest.mark.slow
 def test_effects_are_those_of_the_wards(frame: pd.DataFrame, post: mo.Posterior) -> None:
     table = post.effects("ward")
     assert list(table.index) == sorted(frame["ward"].unique())
@@ -91,6 +90,7 @@ def test_effects_are_those_of_the_wards(frame: pd.DataFrame, post: mo.Posterior)
     assert abs(sd["mean"] - EFFECTS.std(ddof=1)) < 3 * sd["sd"]
 
 
+@pytest.mark.slow
 def test_known_and_new_groups_are_predicted(frame: pd.DataFrame, post: mo.Posterior) -> None:
     new = frame.iloc[:40]
     known = post.predict(new).mean
@@ -109,6 +109,7 @@ def test_known_and_new_groups_are_predicted(frame: pd.DataFrame, post: mo.Poster
         post.predict(new.iloc[:2].assign(ward=["w00", "w99"]))
 
 
+@pytest.mark.slow
 def test_saved_and_loaded(frame: pd.DataFrame, post: mo.Posterior, tmp_path) -> None:
     post.save(tmp_path / "post")
     loaded = mo.Posterior.load(tmp_path / "post")

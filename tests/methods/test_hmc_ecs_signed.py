@@ -72,6 +72,7 @@ def test_the_results_carry_the_signs():
     assert "from the anchor" in told
 
 
+@pytest.mark.slow
 def test_by_default_the_toy_is_right_and_quiet():
     post = quick(toy.MODEL, toy.rows(), method="hmc-ecs-signed", draws=3000, tune=300)
     assert post.warnings == []
@@ -131,6 +132,7 @@ def test_nuts_inside():
         assert np.all(np.abs(away) < TIMES * error)
 
 
+@pytest.mark.slow
 def test_too_few_products_are_warned_of_before_and_after():
     # a mini-batch varies by half of lambda here: chains are caught
     method = mo.SignedHMCECS(anchor=toy.poor_anchor(), **(POOR | {"products": 8, "blocks": 4}))

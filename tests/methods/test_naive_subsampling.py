@@ -99,6 +99,7 @@ def test_fresh_minibatches_at_every_step_sample_something_else(whitened, x64):
     assert np.all(draws.std(axis=(0, 1)) > 1.5 * toy.SD)
 
 
+@pytest.mark.slow
 def test_all_rows_hardly_ever_accept_what_a_minibatch_proposes(whitened, x64):
     draws, rate = naive(whitened, fresh_each_step=False, accept=True)
     assert rate < 0.1

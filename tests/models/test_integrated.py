@@ -76,7 +76,10 @@ def double():
 CASES = [(mo.models.Logistic(), 1, 1e-8), (mo.models.Gaussian(), 2, 1e-10)]
 
 
-@pytest.mark.parametrize(("family", "effects", "error"), CASES)
+@pytest.mark.parametrize(
+    ("family", "effects", "error"),
+    [CASES[0], pytest.param(*CASES[1], marks=pytest.mark.slow)],
+)
 def test_quadrature_and_derivatives(family, effects, error):
     sums, t = problem(family, effects)
     value, gradient, hessian = sums.hessian(t, "mode")

@@ -38,7 +38,7 @@ def test_beside_explicit_effects():
     """One factor integrated out beside another held explicitly, against both held explicitly."""
     import pandas as pd
 
-    rng, n, levels = np.random.default_rng(6), 3_000, 500
+    rng, n, levels = np.random.default_rng(6), 1_500, 150
     g, h, x = rng.integers(0, levels, n), rng.integers(0, 8, n), rng.normal(size=n)
     eta = -0.5 + 0.8 * x + 0.7 * rng.normal(size=levels)[g] + 0.4 * rng.normal(size=8)[h]
     frame = pd.DataFrame({"y": rng.random(n) < 1 / (1 + np.exp(-eta)), "x": x})

@@ -111,7 +111,9 @@ def test_bytes_are_scaled_pixels(net, x64):
     assert not np.allclose(log_likelihood(net, theta, all_of(unscaled)), right)
 
 
-@pytest.mark.parametrize("shape", [(12, 64), (12, 8, 8), (12, 8, 8, 1)])
+@pytest.mark.parametrize(
+    "shape", [(12, 64), (12, 8, 8), pytest.param((12, 8, 8, 1), marks=pytest.mark.slow)]
+)
 def test_images_come_flat_or_with_axes(net, shape, x64):
     theta = net.start(image_rows())
     rows = mo.Rows(x=PIXELS.reshape(shape), y=LABELS, dtype="uint8")
@@ -123,8 +125,11 @@ def test_images_come_flat_or_with_axes(net, shape, x64):
     np.testing.assert_allclose(log_likelihood(net, theta, all_of(rows)), right)
 
 
-def test_float32_stays_float32_among_doubles(net, x64):
-    rows = image_rows()
+@pytest.mark.parametrize(
+    "kind", ["mlp", *(pytest.param(k, marks=pytest.mark.slow) for k in ("cnn", "gaussian"))]
+)
+def test_float32_stays_float32_among_doubles(kind, x64):
+    net, rows = NETS[kind], image_rows()
     narrow = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), net.start(rows))
     for batch in (all_of(rows), all_of(mo.Rows(x=PIXELS / 255.0, y=LABELS))):
         assert log_likelihood(net, narrow, batch).dtype == jnp.float32

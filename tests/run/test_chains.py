@@ -77,7 +77,7 @@ def assert_same(a, b):
         np.testing.assert_array_equal(a[name], b[name], err_msg=name)
 
 
-@pytest.mark.parametrize("parallel", ["threads", "stacked"])
+@pytest.mark.parametrize("parallel", ["threads", pytest.param("stacked", marks=pytest.mark.slow)])
 def test_fetched_ahead_is_gathered_on_the_device(tmp_path, parallel):
     given = sources(tmp_path)
     truth = records(given["device"], [8, 8, 8, 1], parallel)

@@ -18,7 +18,7 @@ from modicum.methods.base import Tuning
 from modicum.methods.ecs.base import EnergyConserving
 from modicum.methods.ecs.tuning import Choice, Pilot, Products, Rehearsal
 from modicum.methods.ecs.tuning.block_poisson import DEVIATIONS, FEWEST
-from modicum.methods.ecs.tuning.subsample import NOISY, SELDOM
+from modicum.methods.ecs.tuning.subsample import NOISY, seldom_exceeded
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.run import History
 
@@ -113,11 +113,12 @@ def look_ahead(
     certain: int,
     bias: float,
     chosen: bool,
-    advice: str,
+    advice: str | None,
 ) -> list[ModicumWarning]:
     """Judge the choice of rows, `certain` ones beside them, before any draw is made.
 
-    `chosen` says whether m was left to the pilot study; `advice` what to do about one that was not.
+    `chosen` says whether m was left to the pilot study; `advice` what to do about too small an m
+    beside the usual remedy, if anything.
 
     Raises
     ------
@@ -128,7 +129,7 @@ def look_ahead(
     if chosen and 2 * (m + certain) > case.rows:
         raise _crude(case, m + certain, 100)
     doubts = _more_than_all(case, m + certain, "a subsample")
-    largest = pilot.quantile(pilot.variance, 1 - SELDOM) / m
+    largest = seldom_exceeded(pilot) / m
     expected = choice.bias_bound
     if expected > 2 * bias or largest > 2 * NOISY:
         doubts.append(
@@ -137,7 +138,7 @@ def look_ahead(
                 f"{m:,} {case.units} are too few: the log-likelihood estimate has a variance of "
                 f"up to {largest:.3g}, and posterior means may be off by about "
                 f"{min(expected, 99):.2g} posterior sd",
-                f"{advice}, or {case.remedy}",
+                case.remedy if advice is None else f"{advice}, or {case.remedy}",
                 rows=m,
                 variance=largest,
                 bias=expected,

@@ -413,10 +413,12 @@ def _plain(value: object) -> object:
 
 def _state(saved: object) -> State:
     page = mapping(saved)
-    keys, values = sequence(page["keys"]), sequence(page["values"])
-    if not all(isinstance(key, str | int) for key in keys):
-        raise TypeError("what a transform learned is not listed by name")
-    return {key: _learned(value) for key, value in zip(keys, values, strict=True)}
+    made: State = {}
+    for key, value in zip(sequence(page["keys"]), sequence(page["values"]), strict=True):
+        if not isinstance(key, str | int):
+            raise TypeError("what a transform learned is not listed by name")
+        made[key] = _learned(value)
+    return made
 
 
 def _learned(value: object) -> object:
