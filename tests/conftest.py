@@ -32,12 +32,27 @@ HERE = Path(__file__).parent
 LARGEST_CACHE = 1 << 30  # bytes
 PEAKS = []  # memory of each worker, in KiB
 COMPILING = (  # where tests run chains, or compile much: folders and files
-    *("kernels", "methods", "run", "traps"),
+    *("digest", "engines", "kernels", "methods", "run", "traps"),
     *("test_sample.py", "test_cli.py", "test_readme.py", "test_extending.py", "test_progress.py"),
     *("test_taylor.py", "test_block_poisson.py", "test_bounds.py"),
     *("test_networks.py", "test_network_posterior.py", "test_wrapped.py", "test_posteriordb.py"),
-    *("test_constraints.py", "test_own.py", "test_from_numpyro.py"),
+    *("test_constraints.py", "test_own.py", "test_from_numpyro.py", "test_integrated.py"),
+    *("test_coded_rows.py", "test_sampling.py", "test_effects.py", "test_sklearn.py"),
+    *("test_fit.py", "test_fit_groups.py"),
 )
+LONGEST = (  # files that take the longest, which workers begin with: what comes last is waited for
+    *("models/test_integrated.py", "methods/test_hmc_ecs.py", "methods/test_hmc_ecs_signed.py"),
+    *("methods/test_stochastic_gradient.py", "kernels/test_stochastic_gradient.py"),
+    *("test_extending.py", "test_sample.py", "traps/test_interrupt.py", "run/test_checkpoint.py"),
+    *("methods/test_groups.py", "traps/test_guards.py", "traps/test_modes.py", "test_fit.py"),
+    *("methods/test_flymc.py", "kernels/test_energy_conserving.py", "traps/test_priors.py"),
+)
+SLOW_EXAMPLES = {  # of docstrings: what they sample, quick tests sample too
+    *("modicum.sklearn.PoissonRegressor", "modicum.sklearn.Regressor"),
+    *("modicum.posterior.posterior.Posterior.effects", "modicum.posterior.posterior.Posterior.loo"),
+    *("modicum.posterior.comparison.compare", "modicum.digest.making.digest"),
+    *("modicum.models.from_numpyro.from_numpyro", "modicum.models.own.Model"),
+}
 
 
 def pytest_configure(config):
@@ -46,6 +61,7 @@ def pytest_configure(config):
     JAX's key is the function as XLA sees it, with the compiler's version and options: another
     function never comes from there.
     """
+    config.option.loadscopereorder = False  # else files of few tests come last, however long
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = _cache_folder(config)
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
@@ -95,8 +111,12 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def pytest_collection_modifyitems(items):
-    """Mark as `unit` what neither runs a chain nor compiles much."""
+    """Put the longest files first; mark as `unit` what neither runs a chain nor compiles much."""
+    places = {HERE / name: k for k, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
     for item in items:
+        if item.name in SLOW_EXAMPLES:
+            item.add_marker(pytest.mark.slow)
         if not item.path.is_relative_to(HERE) or item.get_closest_marker("slow"):
             continue
         if not set(item.path.relative_to(HERE).parts) & set(COMPILING):

@@ -110,7 +110,7 @@ def test_quiet_prints_nothing(csv, tmp_path):
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "feather"])
+@pytest.mark.parametrize("suffix", ["parquet", pytest.param("feather", marks=pytest.mark.slow)])
 def test_fit_reads_other_formats_and_families(table, tmp_path, suffix):
     path = tmp_path / f"patients.{suffix}"
     getattr(table, f"to_{suffix}")(path)
@@ -339,8 +339,13 @@ def test_a_family_with_a_field_of_its_own_and_groups(tmp_path):
 def test_a_formula_is_fitted_summarised_and_predicted(csv, table, tmp_path):
     """The same posterior as `mo.fit`, and predictions for another file."""
     out, formula = tmp_path / "run", "well ~ dose + ward"
-    said = run("fit", csv, formula, "--out", out, "--set", "target_accept=0.8", *SHORT)
+    given = ["--set", "target_accept=0.8", "--report"]
+    said = run("fit", csv, formula, "--out", out, *given, *SHORT)
     assert said.exit_code == 0, said.output
+    report = (out / "report.html").read_text()
+    assert formula in report
+    assert "<figcaption>dose</figcaption>" in report  # what a column does, read from the file
+    assert "report.html" in said.stdout
     post = mo.Posterior.load(out / "posterior")
     settings = {"draws": 100, "tune": 100, "chains": 2, "random_seed": 1, "method": "hmc"}
     mine = mo.fit(formula, table, progressbar=False, **settings)

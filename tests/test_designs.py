@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -51,8 +52,13 @@ def by_row(tables, n):
 
 def draw(design, tables, count, seed=1):
     tables = jax.tree.map(jnp.asarray, tables)
-    drawn = jax.jit(design.draw, static_argnums=1)(jax.random.key(seed), count, tables)
+    drawn = _draw(design, jax.random.key(seed), count, tables)
     return np.asarray(drawn.row_ids), np.asarray(drawn.probability)
+
+
+@partial(jax.jit, static_argnums=(0, 2))
+def _draw(design, key, count, tables):
+    return design.draw(key, count, tables)
 
 
 def chi_square(rows, probability):

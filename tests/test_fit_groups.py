@@ -10,6 +10,7 @@ import pytest
 
 import modicum as mo
 from modicum.fit import model_for
+from modicum.models.multilevel import multilevel
 from modicum.posterior.alignment import FitRows, rows_of_fit
 from modicum.rows.reading import read_formula
 
@@ -74,6 +75,7 @@ def test_names_of_draws(frame: pd.DataFrame, term: str, sds, effects) -> None:
     assert integrated["group_sd"] == (sds,)
 
 
+@pytest.mark.slow
 def test_effects_are_those_of_the_wards(frame: pd.DataFrame, post: mo.Posterior) -> None:
     table = post.effects("ward")
     assert list(table.index) == sorted(frame["ward"].unique())
@@ -88,6 +90,7 @@ def test_effects_are_those_of_the_wards(frame: pd.DataFrame, post: mo.Posterior)
     assert abs(sd["mean"] - EFFECTS.std(ddof=1)) < 3 * sd["sd"]
 
 
+@pytest.mark.slow
 def test_known_and_new_groups_are_predicted(frame: pd.DataFrame, post: mo.Posterior) -> None:
     new = frame.iloc[:40]
     known = post.predict(new).mean
@@ -106,6 +109,7 @@ def test_known_and_new_groups_are_predicted(frame: pd.DataFrame, post: mo.Poster
         post.predict(new.iloc[:2].assign(ward=["w00", "w99"]))
 
 
+@pytest.mark.slow
 def test_saved_and_loaded(frame: pd.DataFrame, post: mo.Posterior, tmp_path) -> None:
     post.save(tmp_path / "post")
     loaded = mo.Posterior.load(tmp_path / "post")
@@ -180,3 +184,28 @@ def test_integrated_from_a_store(tmp_path) -> None:
         np.testing.assert_array_equal(kept.draws["group_sd"], first.draws["group_sd"])
     with pytest.raises(mo.ModicumError, match="150 groups are too few for subsampling"):
         mo.fit(term, frame, method="hmc-ecs-signed", **run)
+
+
+def test_the_factor_of_the_most_levels_is_integrated_out() -> None:
+    rng, n = np.random.default_rng(8), 6_000
+    codes = {"plane": rng.integers(0, 1_900, n), "carrier": rng.integers(0, 120, n)}
+    rows = mo.Rows(x=rng.normal(size=(n, 1)), y=rng.random(n) < 0.5, codes=codes, columns=["a"])
+    terms = [mo.models.GroupTerm("carrier", ("1", "a")), mo.models.GroupTerm("plane")]
+    priors = {"group_sd": mo.priors.HalfNormal(2), "carrier": mo.priors.HalfNormal(3)}
+    held = multilevel(mo.models.Logistic(priors=priors), terms, rows)
+    model = held.model
+    assert isinstance(model, mo.models.IntegratedEffects)
+    assert (held.how, model.group, model.group_sd) == ("integrate", "plane", (2.0,))
+    assert model.family.group_terms == (terms[0],)
+    assert dict(model.family.prior_table) == priors
+    with pytest.raises(mo.SettingError, match=r"possible up to 2,000; .*groups='integrate'"):
+        multilevel(mo.models.Logistic(), terms, rows, "explicit")
+    many = [mo.models.GroupTerm("carrier", tuple("1a")), mo.models.GroupTerm("plane", ("1", "a"))]
+    crowded = mo.Rows(
+        x=rng.normal(size=(n, 1)),
+        y=rng.random(n) < 0.5,
+        columns=["a"],
+        codes={"plane": codes["plane"], "carrier": rng.integers(0, 900, n)},
+    )
+    with pytest.raises(mo.SettingError, match="up to 1000 parameters can be held"):
+        multilevel(mo.models.Logistic(), many, crowded, "integrate")

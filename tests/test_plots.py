@@ -69,6 +69,17 @@ def test_what_cannot_be_drawn_is_explained(post):
         plots.marginal(post, "beta[age]")
 
 
+def test_cost_draws_passes_beside_those_of_all_rows(post):
+    post.ledger.full_data = 100_000
+    post.ledger.add("mode", 30, "hessian")
+    post.ledger.add("sampling", 50, "gradient")
+    ax = plots.cost({"this": post})
+    assert [round(bar.get_width(), 6) for bar in ax.patches] == [3.0, 5.0]
+    assert "8 passes; HMC on all rows: 10,000" in ax.texts[0].get_text()
+    with pytest.raises(mo.SettingError, match="no posterior"):
+        plots.cost({})
+
+
 def test_without_matplotlib(monkeypatch):
     known = builtins.__import__
 

@@ -13,6 +13,7 @@ from helpers.targets import (
     all_of,
     class_rows,
     disagreements,
+    exact_draws,
     flat_draws,
     gaussian_rows,
     logistic_rows,
@@ -118,6 +119,24 @@ def linear_in_numpyro(rows, outcome, scales=(), classes=0):
 RAW = {"prior_scale": 2.5, "intercept_scale": 10.0}  # as written out for NumPyro above
 
 
+def test_nuts_agrees_with_draws_without_a_chain():
+    rows = logistic_rows()
+    ours = flat_draws(mo.sample(M.Logistic(**RAW), rows, method="nuts", **RUN))
+    batch = all_of(rows)
+    x = np.c_[batch["x"], np.ones(len(rows))]
+
+    def log_density(points, intercept_scale=10.0):
+        eta = points @ x.T
+        likelihood = eta @ batch["y"] - np.logaddexp(0, eta).sum(axis=1)
+        scale = np.r_[np.full(3, 2.5), intercept_scale]
+        return likelihood - 0.5 * ((points / scale) ** 2).sum(axis=1)
+
+    assert disagreements(ours, exact_draws(log_density, np.zeros(4))) == []
+    wrong = exact_draws(lambda points: log_density(points, 0.1), np.zeros(4))
+    assert disagreements(ours, wrong) != []  # the comparison has teeth
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["logistic", "poisson"])
 def test_nuts_agrees_with_numpyro(family, x64):
     model, rows, outcome = {
@@ -309,7 +328,10 @@ def test_a_doubtful_posterior_warns_and_remembers(small):
     )
 
 
-@pytest.mark.parametrize(("draws", "tune", "chains"), [(1, 0, 1), (3, 1, 1), (2, 2, 3)])
+@pytest.mark.parametrize(
+    ("draws", "tune", "chains"),
+    [(1, 0, 1), pytest.param(3, 1, 1, marks=pytest.mark.slow), (2, 2, 3)],
+)
 def test_tiny_runs_come_back_whole(small, draws, tune, chains):
     posterior = quick(*small, draws=draws, tune=tune, chains=chains)
     assert posterior["beta"].shape == (chains, draws, 3)

@@ -15,7 +15,16 @@ from modicum.errors import (
 from modicum.fit import fit
 from modicum.ledger import Ledger
 from modicum.log_posterior import LogPosterior, Mode
-from modicum.methods import HMC, HMCECS, NUTS, FlyMC, SignedHMCECS, StochasticGradient
+from modicum.methods import (
+    HMC,
+    HMCECS,
+    NUTS,
+    Auto,
+    FlyMC,
+    Laplace,
+    SignedHMCECS,
+    StochasticGradient,
+)
 from modicum.methods.sgmcmc.named import (
     BAOAB,
     CPSGHMC,
@@ -61,11 +70,13 @@ __all__ = [
     "SGLD",
     "SGLDCV",
     "SVRGLD",
+    "Auto",
     "ConvergenceError",
     "DataError",
     "Decay",
     "Digest",
     "FlyMC",
+    "Laplace",
     "Ledger",
     "LogPosterior",
     "Mode",

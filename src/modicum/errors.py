@@ -43,6 +43,10 @@ class ConvergenceError(ModicumError, RuntimeError):
     """A point that had to be a mode is not one."""
 
 
+class NoModeError(ConvergenceError):
+    """A posterior of which all is finite has no mode that could be found: a kink, a funnel."""
+
+
 class CrudeControlVariateError(SettingError):
     """No affordable subsample would do: the rows' Taylor proxies are too far off.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from modicum.errors import SettingError
+from modicum.markup import box, table, tag
 
 __all__ = ["Kind", "Ledger"]
 
@@ -153,6 +154,16 @@ class Ledger:
 
     def __repr__(self) -> str:
         return str(self)
+
+    def _repr_html_(self) -> str:
+        first, *_, last = str(self).splitlines() or [""]
+        lines = [
+            (purpose, kind, f"{n:,}", f"{n / self.rows:,.1f}")
+            for (purpose, kind), n in self.counts.items()
+        ]
+        head = ("purpose", "kind", "evaluations", "passes")
+        share = last if self.share is not None else None
+        return box(tag("b", first), table(head, lines), tag("div", share) if share else None)
 
     def __str__(self) -> str:
         total = f"{self.evaluations:,} {self.unit} evaluations"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +22,7 @@ __all__ = [
     "METHOD_COLOURS",
     "caterpillar",
     "colour_of",
+    "cost",
     "effect",
     "forest",
     "marginal",
@@ -144,6 +145,8 @@ def effect(table: pd.DataFrame, *, ax: Axes | None = None, label: str | None = N
         at = np.arange(len(table))
         ax.hlines(at, low, high, linewidth=2)
         ax.plot(table["mean"], at, "o", markersize=4, label=label)
+        if low.min() < 0 < high.max():
+            ax.axvline(0, color=OTHER, linewidth=0.8)
         ax.set_yticks(at, [str(value) for value in table.index])
         ax.set_ylim(len(table) - 0.5, -0.5)
         ax.set(
@@ -151,6 +154,42 @@ def effect(table: pd.DataFrame, *, ax: Axes | None = None, label: str | None = N
             xlabel=f"mean and {table.columns[2]}-{table.columns[3]} interval",
         )
     ax.grid(alpha=0.3)
+    return ax
+
+
+def cost(posteriors: Mapping[str, Posterior], *, ax: Axes | None = None) -> Axes:
+    """Draw the row evaluations of fits by purpose, beside what HMC on all rows would have cost.
+
+    Parameters
+    ----------
+    posteriors
+        Posteriors by name.
+    ax
+        Matplotlib axes; by default those of a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+    """
+    if not posteriors:
+        raise SettingError("there is no posterior to draw the cost of.")
+    ax = new_axes(ax, (6.0, 1.4 + 0.5 * len(posteriors)))
+    purposes = list(dict.fromkeys(k for p in posteriors.values() for k in p.ledger.by_purpose))
+    for at, post in enumerate(posteriors.values()):
+        left = 0.0
+        for k, purpose in enumerate(purposes):
+            passes = post.ledger.by_purpose.get(purpose, 0) / post.ledger.rows
+            shown = purpose if at == 0 else None
+            ax.barh(at, passes, left=left, color=f"C{k % 10}", height=0.6, label=shown)
+            left += passes
+        if post.ledger.share:
+            words = f"{left:,.0f} passes; HMC on all rows: {left / post.ledger.share:,.0f}"
+            ax.text(left, at, f"  {words}", va="center", fontsize=8)
+    ax.set_yticks(range(len(posteriors)), list(posteriors))
+    ax.set_ylim(len(posteriors) - 0.5, -0.5)
+    ax.set_xlim(0, 1.9 * ax.get_xlim()[1])
+    ax.set_xlabel("row evaluations, in passes over the data")
+    ax.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.35))
     return ax
 
 

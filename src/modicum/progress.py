@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-__all__ = ["PATIENCE", "Phase", "ProgressEvent", "Progressbar", "pass_progress", "phase"]
+__all__ = ["PATIENCE", "Phase", "ProgressEvent", "Progressbar", "pass_progress", "phase", "say"]
 
 PATIENCE = 2.0  # seconds a pass may take before it is spoken of
 logger = logging.getLogger("modicum")
@@ -145,6 +145,17 @@ def pass_progress(
     """Yield a function that counts the rows of a pass, which is shown if it proves to be long."""
     with phase(description, total, enabled, unit, PATIENCE) as going:
         yield going.advance
+
+
+def say(sentence: str, progressbar: Progressbar) -> None:
+    """Say something that is done for the user unasked; a callback hears it as a phase."""
+    if callable(progressbar):
+        progressbar(ProgressEvent(sentence))
+    elif progressbar and logger.hasHandlers() and logger.isEnabledFor(logging.INFO):
+        logger.info("%s", sentence)
+    elif progressbar:
+        sys.stderr.write(f"modicum: {sentence}\n")
+        sys.stderr.flush()
 
 
 # Where it is shown ------------------------------------------------------------------------

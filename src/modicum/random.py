@@ -32,22 +32,27 @@ class Stream(IntEnum):
     CLUSTERS = 6  # first centres of a stratified design's clusters
     SCORE_ROWS = 7  # rows from which scores of the posterior are estimated
     NOISE_ROWS = 8  # batches by which a stochastic gradient's noise is measured before the run
-    NOISE_ROWS_AFTER = 10  # and after it
     SIGN_BATCHES = 9  # mini-batches of the pilot by which signs are foretold
+    NOISE_ROWS_AFTER = 10  # and after it
     REHEARSAL = 11  # short chains on the pilot rows, before those of the run
     MODE_STARTS = 14  # points from which other modes are looked for
     MODE_ROWS = 15  # rows on which they are
-    COORDINATE_ROWS = 50  # rows by which coordinates of control variates are chosen
     NODE_CHECK = 21  # groups and points at which quadrature is checked
     EFFECTS = 22  # effects of groups that were integrated out
     LEFT_OUT_ROWS = 30  # rows that are left out, one at a time
     EVIDENCE = 31  # points at which the evidence is summed up
     OUTCOMES = 32  # outcomes drawn of the posterior predictive distribution
-    PRIOR_DRAWS = 34  # parameters drawn from their priors
     CHECKED_ROWS = 33  # rows that stand for all in pictures and checks
+    PRIOR_DRAWS = 34  # parameters drawn from their priors
     DIGEST_ROWS = 40  # rows that a digest keeps
+    COORDINATE_ROWS = 50  # rows by which coordinates of control variates are chosen
     STUDY_DRAWS = 60  # points at which residuals are studied, the same in every run
     STUDY_ROWS = 61  # rows whose residuals are studied there, the same in every run
+    NORMALITY = 70  # points at which the normal approximation is compared with the posterior
+    DISPERSED = 71  # where chains start that need no mode
+    FIRST_STEP = 72  # momenta by which their first step size is found
+    LAPLACE_DRAWS = 73  # draws of the normal approximation that are weighted
+    LAPLACE_ROWS = 74  # rows that weigh them
 
 
 def generator(seed: int, purpose: Stream) -> np.random.Generator:

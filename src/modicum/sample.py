@@ -89,7 +89,8 @@ def sample(
         (`mo.HMCECS(design="uniform")`). By default HMC-ECS, which touches a few hundred rows per
         step, or NUTS on all rows where these are too few for subsampling to make sense, or where a
         pilot study shows that subsampling would give a wrong answer, or where the posterior of a
-        model of your own has several modes.
+        model of your own has several modes or none. "auto" takes weighted normal draws ("laplace")
+        where these are enough, and says what each would have cost.
     draws, tune
         Draws to keep and warm-up iterations before them, in each chain; 1,000 of both.
     chains
@@ -171,7 +172,7 @@ def sample(
         task = Task(target, start, units, sums, names, *length, seed, folder, where)
         with phase("mode", None, progressbar):
             task = with_fixed_nodes(task)
-            chosen, plan = default_plan(task) if method is None else (chosen, chosen.plan(task))
+            chosen, plan = default_plan(task) if method is None else chosen.decide(task)
         notes = [*_captured(target), *plan.notes]
         if isinstance(rows, Digest):
             notes += _about_digest(rows, plan, target)
@@ -242,7 +243,8 @@ def _lengths(
     """Warm-up and draws per chain, both in iterations that are recorded."""
     if passes is not None and draws is not None:
         raise SettingError("give either draws or passes: each says how long the chains are.")
-    tune = (1000 if passes is None else 0) if tune is None else tune
+    if tune is None:
+        tune = 1000 if passes is None and method.has_warmup else 0
     number = 1000 if draws is None else draws
     for name, value, least in (
         ("draws", number, 1), ("tune", tune, 0), ("chains", chains, 1), ("thin", thin, 1)

@@ -229,7 +229,7 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     >>> rng = np.random.default_rng(1)
     >>> X = rng.normal(size=(300, 2))
     >>> y = 1 + X @ [2.0, -1.0] + 0.1 * rng.normal(size=300)
-    >>> fit = Regressor("gaussian", draws=300, tune=300, random_state=1).fit(X, y)
+    >>> fit = Regressor("gaussian", method="nuts", draws=300, tune=300, random_state=1).fit(X, y)
     >>> fit.coef_.round(1)
     array([ 2., -1.])
     """
@@ -364,7 +364,7 @@ class LinearRegression(Regressor):
     >>> rng = np.random.default_rng(1)
     >>> X = rng.normal(size=(300, 2))
     >>> y = 1 + X @ [2.0, -1.0] + 0.5 * rng.normal(size=300)
-    >>> fit = LinearRegression(draws=300, tune=300, random_state=1).fit(X, y)
+    >>> fit = LinearRegression(method="nuts", draws=300, tune=300, random_state=1).fit(X, y)
     >>> mean, std = fit.predict(X[:1], return_std=True)
     >>> std.round(1)
     array([0.5])
@@ -414,7 +414,7 @@ class PoissonRegressor(LinearRegression):
     >>> rng = np.random.default_rng(1)
     >>> X = rng.normal(size=(300, 1))
     >>> y = rng.poisson(np.exp(0.5 + 0.8 * X[:, 0]))
-    >>> fit = PoissonRegressor(draws=300, tune=300, random_state=1).fit(X, y)
+    >>> fit = PoissonRegressor(method="nuts", draws=300, tune=300, random_state=1).fit(X, y)
     >>> fit.coef_.round(1)
     array([0.8])
     """
@@ -468,7 +468,7 @@ class LogisticRegression(ClassifierMixin, _Estimator):  # type: ignore[misc]
     >>> rng = np.random.default_rng(1)
     >>> X = rng.normal(size=(500, 2))
     >>> y = np.where(rng.random(500) < 1 / (1 + np.exp(-2 * X[:, 0])), "late", "in time")
-    >>> fit = LogisticRegression(draws=300, tune=300, random_state=1).fit(X, y)
+    >>> fit = LogisticRegression(method="nuts", draws=300, tune=300, random_state=1).fit(X, y)
     >>> fit.classes_, fit.predict(X[:2]).shape
     (array(['in time', 'late'], dtype='<U7'), (2,))
     """

@@ -16,10 +16,16 @@ from modicum.methods.ecs.tuning import NormalFactors
 
 # d, sigma_m, lambda, a, and what theory says: positive share and variance of log |Lhat|
 SETTINGS = [
-    (0.0, 10.0, 20, -20.0, 0.7013, 11.720),
-    (0.0, 5.0, 20, -20.0, 0.9994, 1.572),
+    pytest.param(0.0, 10.0, 20, -20.0, 0.7013, 11.720, marks=pytest.mark.slow),
+    pytest.param(0.0, 5.0, 20, -20.0, 0.9994, 1.572, marks=pytest.mark.slow),
     (0.5, 3.0, 5, -4.5, 0.8100, 4.037),
 ]
+
+
+# Compiled as a whole: one by one, their operations take much longer.
+combine = jax.jit(BlockPoisson.combine, static_argnums=0)
+describe = jax.jit(BlockPoisson.describe, static_argnums=0)
+draw_present = jax.jit(BlockPoisson.present, static_argnums=(0, 2))
 
 
 def by_hand(values, present, products, batch, centre):
@@ -83,17 +89,18 @@ def test_expectation_sign_and_variance_are_what_theory_says(
 
 def test_combine_is_the_formula_packed_or_not(x64):
     estimator, centre = BlockPoisson(12, batch=3, blocks=4), -1.3
-    present = estimator.present(jax.random.key(3), 4)
+    present = draw_present(estimator, jax.random.key(3), 4)
     values = 20 * np.random.default_rng(2).normal(size=estimator.rows)
     tables = BlockPoissonTables(jnp.asarray(centre))
     right, sign = by_hand(values, np.asarray(present), 12, 3, centre)
-    packed, filled = estimator.pack(jnp.asarray(values), present)
-    for D, there in ((jnp.asarray(values), present), (packed, filled)):
-        assert float(estimator.combine(D, there, tables).log) == pytest.approx(right, rel=1e-13)
-        assert float(estimator.describe(D, there, tables)["sign"]) == sign
-        assert int(estimator.describe(D, there, tables)["factors"]) == int(present.sum())
+    packed, filled = jax.jit(estimator.pack)(values, present)
+    for D, there in ((values, present), (packed, filled)):
+        assert float(combine(estimator, D, there, tables).log) == pytest.approx(right, rel=1e-13)
+        described = describe(estimator, D, there, tables)
+        assert float(described["sign"]) == sign
+        assert int(described["factors"]) == int(np.sum(present))
     assert packed.shape == (most_factors(1.25 * 12) * 3,)
-    back = np.asarray(estimator.unpack(packed, present)).reshape(-1, 3)
+    back = np.asarray(jax.jit(estimator.unpack)(packed, present)).reshape(-1, 3)
     there = np.asarray(present)
     np.testing.assert_array_equal(back[there], values.reshape(-1, 3)[there])
     assert np.all(back[~there] == 0)
@@ -101,12 +108,17 @@ def test_combine_is_the_formula_packed_or_not(x64):
 
 def test_absent_rows_do_not_matter(x64):
     estimator = BlockPoisson(12, batch=3, blocks=4)
-    present = estimator.present(jax.random.key(3), 4)
-    values = jnp.asarray(np.random.default_rng(2).normal(size=estimator.rows))
-    spoiled = jnp.where(jnp.repeat(present, 3), values, jnp.nan)
-    one, other = (estimator.combine(D, present, BlockPoissonTables(0.0)) for D in (values, spoiled))
-    assert float(one.log) == float(other.log)
-    slope = jax.grad(lambda D: estimator.combine(D, present, BlockPoissonTables(0.0)).log)(spoiled)
+    present = np.asarray(draw_present(estimator, jax.random.key(3), 4))
+    values = np.random.default_rng(2).normal(size=estimator.rows)
+    spoiled = np.where(np.repeat(present, 3), values, np.nan)
+
+    @jax.jit
+    @jax.value_and_grad
+    def log(D):
+        return estimator.combine(D, present, BlockPoissonTables(0.0)).log
+
+    (one, _), (other, slope) = log(values), log(spoiled)
+    assert float(one) == float(other)
     assert np.isfinite(np.asarray(slope)).all()
 
 
@@ -114,22 +126,28 @@ def test_the_gradient_is_its_slope_on_both_sides_of_zero(x64):
     estimator = BlockPoisson(6, batch=4, blocks=2)
     rng = np.random.default_rng(5)
     x, t = rng.normal(size=(estimator.rows, 3)), rng.normal(size=3)
-    present = estimator.present(jax.random.key(1), 2)
-    values = lambda t: 25 * jnp.sin(jnp.asarray(x) @ t)  # noqa: E731
-    log = lambda t: estimator.combine(values(t), present, BlockPoissonTables(0.4)).log  # noqa: E731
-    d = np.asarray(values(t)).reshape(-1, 4)
+    present = draw_present(estimator, jax.random.key(1), 2)
+
+    @jax.jit
+    @jax.value_and_grad
+    def log(t):
+        return estimator.combine(25 * jnp.sin(x @ t), present, BlockPoissonTables(0.4)).log
+
+    d = 25 * np.sin(x @ t).reshape(-1, 4)
     c = (25 * np.cos(x @ t))[:, None] * x
     dhat, slopes = d.mean(1), c.reshape(-1, 4, 3).mean(1)
     there = np.asarray(present)
     right = (slopes / (dhat - (0.4 - 6))[:, None])[there].sum(0)
     assert (dhat[there] < 0.4 - 6).any()  # some factors are negative
-    np.testing.assert_allclose(jax.grad(log)(jnp.asarray(t)), right, rtol=1e-11)
+    np.testing.assert_allclose(log(t)[1], right, rtol=1e-11)
     h = 1e-6
-    differences = [(log(t + h * e) - log(t - h * e)) / (2 * h) for e in np.eye(3)]
+    differences = [float(log(t + h * e)[0] - log(t - h * e)[0]) / (2 * h) for e in np.eye(3)]
     np.testing.assert_allclose(differences, right, rtol=1e-6)
 
 
-@pytest.mark.parametrize("blocks", [1, 4, 20])
+@pytest.mark.parametrize(
+    "blocks", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(20, marks=pytest.mark.slow)]
+)
 def test_refreshing_one_block_leaves_a_correlation_of_one_less_its_share(blocks, x64):
     estimator = BlockPoisson(20, batch=1, blocks=blocks)
 

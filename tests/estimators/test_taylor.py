@@ -67,7 +67,13 @@ def test_residuals_and_proxies_add_up_to_the_log_posterior(family, order):
     assert scaled.mean() == pytest.approx(e.residuals(z).sum(), rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize("family", [*LINEAR, *OTHERS])
+@pytest.mark.parametrize(
+    "family",
+    [
+        f if f in ("logistic", "softmax") else pytest.param(f, marks=pytest.mark.slow)
+        for f in (*LINEAR, *OTHERS)
+    ],
+)
 def test_where_the_whitened_hessian_is_minus_one_it_is_left_out(family):
     e = expanded(family, 2)
     mended = any("not concave" in note for note in map(str, e.anchor.notes))
@@ -78,7 +84,7 @@ def test_where_the_whitened_hessian_is_minus_one_it_is_left_out(family):
     spelled_out = e.proxy._replace(B=jnp.asarray(L.T @ hessian @ L))
     for z in (somewhere(size), somewhere(size, seed=4, scale=3.0)):
         one, other = (
-            jax.value_and_grad(lambda z, p=p: e.cv.log_proxy(z, p))(jnp.asarray(z))
+            jax.jit(jax.value_and_grad(lambda z, p=p: e.cv.log_proxy(z, p)))(z)
             for p in (e.proxy, spelled_out)
         )
         np.testing.assert_allclose(one[0], other[0], rtol=1e-9)
@@ -196,7 +202,7 @@ def test_the_gradient_of_the_density_is_its_slope(family, order):
     assert np.linalg.norm(slope - right) < 1e-6 * np.linalg.norm(right)
 
 
-@pytest.mark.parametrize("design", ["uniform", "weighted"])
+@pytest.mark.parametrize("design", [pytest.param("uniform", marks=pytest.mark.slow), "weighted"])
 def test_the_estimate_is_unbiased(design):
     e = Expansion(mo.models.Logistic(), logistic_rows(300), 1, form=LinearTaylor)
     z = somewhere(4)

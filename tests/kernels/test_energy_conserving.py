@@ -27,6 +27,8 @@ from modicum.kernels.moves import HMCMove
 from modicum.methods.ecs import pilot
 from modicum.methods.ecs.tuning import refresh_acceptance
 
+SLOW = pytest.mark.slow
+
 # A subsample on its own: residuals are given numbers ----------------------------------------
 
 
@@ -76,7 +78,7 @@ def context_of(n, design=Uniform(), weights=None):  # noqa: B008
     )
 
 
-@pytest.mark.parametrize("blocks", [1, 4, 20])
+@pytest.mark.parametrize("blocks", [pytest.param(1, marks=SLOW), 4, pytest.param(20, marks=SLOW)])
 def test_replacing_one_block_leaves_a_correlation_of_one_less_its_share(blocks, x64):
     m, size = 20, 20 // blocks
 
@@ -116,7 +118,11 @@ def refresh_often(kernel, key, d, count, context, z):
     return jax.lax.scan(one, state, jax.random.split(go, count))[1]
 
 
-@pytest.mark.parametrize(("variance", "refreshes"), [(1.0, 1), (4.0, 1), (4.0, 5)])
+@pytest.mark.parametrize(
+    ("variance", "refreshes"),
+    [(1.0, 1), (4.0, 1), (4.0, 5)],
+)
+@SLOW
 def test_refreshes_are_accepted_as_often_as_theory_says(variance, refreshes, x64):
     m, blocks, n = 400, 20, 4000
     d = np.random.default_rng(1).normal(size=n)
@@ -144,7 +150,7 @@ class AlwaysAccept(EnergyConservingKernel):
         return subsample, present, Refreshed(jnp.ones(()), jnp.zeros((), int))
 
 
-@pytest.mark.parametrize("design", [Uniform(), Weighted()])
+@pytest.mark.parametrize("design", [pytest.param(Uniform(), marks=SLOW), Weighted()])
 def test_the_subsample_has_its_conditional_law_exactly(design, x64):
     # three rows, two places: nine subsamples, whose probabilities given z can be written down
     d, z = jnp.asarray([0.4, -0.3, 0.9]), jnp.asarray([0.5])
@@ -293,6 +299,7 @@ def test_uniform_rows_about_a_poor_anchor_are_noticed():
     assert np.all(np.abs(off - predicted) < TIMES * error + 0.03)
 
 
+@SLOW
 def test_weighted_rows_about_the_same_anchor_are_right():
     post = toy.posterior(anchor=toy.poor_anchor(), design="weighted", **toy.POOR)
     assert toy.faults(post) == []

@@ -27,7 +27,7 @@ def ascending(rng, count, room, n):
     return np.sort(np.r_[rng.choice(n, count, replace=False), np.full(room - count, n)])
 
 
-@pytest.mark.parametrize("room", [6, 20])
+@pytest.mark.parametrize("room", [6, pytest.param(20, marks=pytest.mark.slow)])
 def test_merging_is_what_sets_do(room):
     rng, n = np.random.default_rng(1), 25
     merged = jax.jit(partial(merge_both, n=n))
@@ -50,20 +50,21 @@ def merge_both(bright, stay, tried, join, n):
 
 
 def test_two_lists_know_what_they_share():
-    both = overlap(jnp.array([2, 5, 9, 12, 12]), jnp.array([5, 7, 12, 12]), 12)
+    both = jax.jit(overlap)(np.array([2, 5, 9, 12, 12]), np.array([5, 7, 12, 12]), 12)
     assert both.is_tried.tolist() == [False, True, False, False, False]
     assert both.is_bright.tolist() == [True, False, False, False]
 
 
 def test_the_first_lit_rows_fill_the_room():
-    rows = Bright(jnp.array([3, 4, 8, 10]), jnp.array([0.3, 0.4, 0.8, 1.0]))
-    lit = first_lit(rows, jnp.array([True, False, True, False]), 3, 10)
+    rows = Bright(np.array([3, 4, 8, 10]), np.array([0.3, 0.4, 0.8, 1.0]))
+    first = jax.jit(first_lit, static_argnums=2)
+    lit = first(rows, np.array([True, False, True, False]), 3, 10)
     assert lit.number.tolist() == [3, 8, 10]
     assert lit.rows[:2].tolist() == pytest.approx([0.3, 0.8])
-    assert first_lit(rows, jnp.ones(4, bool), 2, 11).number.tolist() == [3, 4]
+    assert first(rows, np.ones(4, bool), 2, 11).number.tolist() == [3, 4]
 
 
-@pytest.mark.parametrize("rate", [0.02, 0.3])
+@pytest.mark.parametrize("rate", [pytest.param(0.02, marks=pytest.mark.slow), 0.3])
 def test_rows_are_drawn_independently_and_in_order(rate, x64):
     n, many = 60, 20_000
     draw = jax.jit(jax.vmap(lambda key: skip_through(key, rate, n, n)))
@@ -198,7 +199,7 @@ def heedless_of_the_way_back(key, seen):
     ("update", "proposals"),
     [
         (without_ratio, N),
-        (one_after_the_other, N),
+        pytest.param(one_after_the_other, N, marks=SLOW),
         pytest.param(heedless_of_room, 1, marks=SLOW),
         (heedless_of_the_way_back, 1),
     ],

@@ -49,7 +49,7 @@ def faults(post, truth):
     return bool(np.any(np.abs(mean - truth) > TIMES * error))
 
 
-@pytest.mark.parametrize("method", ["hmc-ecs", "nuts"])
+@pytest.mark.parametrize("method", ["hmc-ecs", pytest.param("nuts", marks=pytest.mark.slow)])
 def test_a_kink_and_a_heavy_tail_are_sampled(method, truth):
     post = mo.sample(model(), rows(), method=method, draws=1_500, tune=300, **RUN)
     assert not faults(post, truth)

@@ -46,7 +46,7 @@ def fly_toy(draws=2500, chains=2, seed=1, **settings):
     ("tuned", "update", "bright"),
     [
         (True, "implicit", 0.0002),
-        (False, "implicit", 0.0485),
+        pytest.param(False, "implicit", 0.0485, marks=SLOW),
         pytest.param(True, "explicit", 0.0002, marks=SLOW),
         pytest.param(False, "explicit", 0.0485, marks=SLOW),
     ],
@@ -86,6 +86,7 @@ def test_a_move_of_ones_own_and_nuts():
         assert toy.faults(fly_toy(inner=move)) == []
 
 
+@SLOW
 def test_a_bound_above_the_likelihood_is_noticed(monkeypatch):
     monkeypatch.setitem(BOUNDS, M.Logistic, Flat)
     post = toy.sample(mo.FlyMC(tuned=False), draws=2500, chains=2, random_seed=1)

@@ -31,6 +31,10 @@ def thin_model():
 
 @pytest.fixture(scope="module")
 def truth():
+    return exactly(TAU_PRIOR)
+
+
+def exactly(tau_prior):
     """E log tau, E tau, E tau^2 and E u_0, coefficients and effects integrated out exactly."""
     batch = thin().slice(0, LEVELS * PER_LEVEL)
     Z = np.zeros((len(batch["y"]), LEVELS))
@@ -44,7 +48,7 @@ def truth():
         precision = XX + np.diag(prior)
         mean = np.linalg.solve(precision, Xy)
         log[k] = 0.5 * (Xy @ mean - np.linalg.slogdet(precision)[1] + np.log(prior).sum())
-        log[k] += -0.5 * (np.exp(h) / TAU_PRIOR) ** 2 + h
+        log[k] += -0.5 * (np.exp(h) / tau_prior) ** 2 + h
         first[k] = mean[2]
     weight = np.exp(log - log.max())
     tau = np.exp(grid)
@@ -66,9 +70,11 @@ def posterior():
 
 def test_a_scale_that_data_hardly_tell_from_0_is_right(posterior, truth):
     assert not faults(posterior, truth)
+    assert faults(posterior, exactly(0.1 * TAU_PRIOR))  # another prior is noticed
     assert float(posterior.summary()["ess_bulk"].min()) > 400
 
 
+@pytest.mark.slow
 def test_a_map_without_its_volume_is_told(truth, monkeypatch):
     """The negative control: effects relative to their scale, and the density not."""
     right = energy_conserving.straighten

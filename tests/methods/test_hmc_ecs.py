@@ -146,7 +146,27 @@ def test_the_papers_schedule_on_the_toy():
         mo.HMCECS(tuning="paper", design="weighted"), draws=3000, chains=2, random_seed=4
     )
     assert toy.faults(post) == []
-    assert post.tuning["blocks"]["value"] == 100
+    assert post.tuning["blocks"] == {"value": 100, "why": "as in the paper"}
+    first, second = post.tuning["recalibration"]  # m before and after 100 iterations
+    assert post.tuning["subsample"]["value"] == second
+    assert f"{first:,.0f}" in post.tuning["subsample"]["why"]  # our own choice, and said so
+
+
+@pytest.mark.slow
+def test_the_signed_method_by_the_papers_schedule_on_the_toy():
+    post = toy.sample(mo.SignedHMCECS(tuning="paper", batch=3), draws=3000, chains=2, random_seed=4)
+    assert toy.faults(post) == []
+    assert post.tuning["refreshes"] == {"value": 1, "why": "as in the paper"}
+    assert len(post.tuning["burn-in variance"]) == 1_000
+    assert post.ledger.by_purpose["burn-in"] > 0
+
+
+def test_a_schedule_finds_its_own_anchor():
+    for method in (mo.HMCECS, mo.SignedHMCECS):
+        with pytest.raises(mo.SettingError, match="finds its own anchor"):
+            method(tuning="paper", anchor=(0.0, 1.0))
+        with pytest.raises(mo.SettingError, match="tuning must be"):
+            method(tuning="papers")
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Signed HMC-ECS as a method: exact expectations, and a word where signs get in the way."""
 
-import warnings
 from functools import cache
 
 import numpy as np
@@ -73,6 +72,7 @@ def test_the_results_carry_the_signs():
     assert "from the anchor" in told
 
 
+@pytest.mark.slow
 def test_by_default_the_toy_is_right_and_quiet():
     post = quick(toy.MODEL, toy.rows(), method="hmc-ecs-signed", draws=3000, tune=300)
     assert post.warnings == []
@@ -84,6 +84,7 @@ def test_by_default_the_toy_is_right_and_quiet():
     assert abs(post.stats["factors"].mean() / products - 1) < 0.05
 
 
+@pytest.mark.slow
 def test_the_mini_batches_of_the_paper_on_request():
     post = quick(toy.MODEL, toy.rows(), method=mo.SignedHMCECS(batch=30), draws=3000, tune=300)
     assert post.tuning["batch"] == {"value": 30, "why": "as in the paper"}
@@ -131,6 +132,7 @@ def test_nuts_inside():
         assert np.all(np.abs(away) < TIMES * error)
 
 
+@pytest.mark.slow
 def test_too_few_products_are_warned_of_before_and_after():
     # a mini-batch varies by half of lambda here: chains are caught
     method = mo.SignedHMCECS(anchor=toy.poor_anchor(), **(POOR | {"products": 8, "blocks": 4}))
@@ -149,13 +151,17 @@ def test_crude_control_variates_are_refused_with_a_remedy():
         quick(M.Logistic(), logistic_rows(400), method=mo.SignedHMCECS(batch=30))
 
 
-def test_draws_do_not_depend_on_where_rows_live(tmp_path):
+@pytest.fixture(scope="module")
+def in_memory():
     rows = logistic_rows(3_000, dtype="float32")
-    settings = {"method": mo.SignedHMCECS(batch=10), "draws": 60, "tune": 40}
-    first = quick(M.Logistic(), rows, **settings)
+    return rows, quick(M.Logistic(), rows, method=mo.SignedHMCECS(batch=10), draws=60, tune=40)
+
+
+def test_draws_do_not_depend_on_where_rows_live(in_memory, tmp_path):
+    rows, first = in_memory
     store = mo.rows.ingest(rows, tmp_path / "store", shard_rows=500, progressbar=False)
     fetched = mo.SignedHMCECS(batch=10, memory_limit=0)
-    ahead = quick(M.Logistic(), store, **settings | {"method": fetched})
+    ahead = quick(M.Logistic(), store, method=fetched, draws=60, tune=40)
     assert same_draws(first, ahead)
     for name, values in first.stats.items():
         np.testing.assert_array_equal(ahead.stats[name], values)
@@ -177,10 +183,7 @@ def test_settings_that_make_no_sense(setting, told):
         mo.SignedHMCECS(**setting)
 
 
-def test_no_second_copy_of_hmc_ecs():
-    rows = logistic_rows(3_000)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)
-        signed = quick(M.Logistic(), rows, method="hmc-ecs-signed", draws=20, tune=20)
-        perturbed = quick(M.Logistic(), rows, method="hmc-ecs", draws=20, tune=20)
+def test_no_second_copy_of_hmc_ecs(in_memory):
+    rows, signed = in_memory
+    perturbed = quick(M.Logistic(), rows, method="hmc-ecs", draws=20, tune=20)
     assert set(signed.stats) - set(perturbed.stats) == {"sign", "smallest_factor", "factors"}

@@ -99,6 +99,7 @@ def test_fresh_minibatches_at_every_step_sample_something_else(whitened, x64):
     assert np.all(draws.std(axis=(0, 1)) > 1.5 * toy.SD)
 
 
+@pytest.mark.slow
 def test_all_rows_hardly_ever_accept_what_a_minibatch_proposes(whitened, x64):
     draws, rate = naive(whitened, fresh_each_step=False, accept=True)
     assert rate < 0.1
@@ -130,6 +131,7 @@ def test_the_same_integrator_with_all_rows_is_right(whitened, x64):
     assert np.abs(lost).max() < 0.1
 
 
+@pytest.mark.slow  # for right answers of HMC-ECS, see its kernels' tests
 def test_energy_conserving_subsampling_with_as_many_rows_is_right():
     post = toy.posterior(anchor=toy.poor_anchor(), design="weighted", **toy.POOR)
     assert post.tuning["subsample"]["value"] == ROWS

@@ -134,7 +134,7 @@ def whole():
     return sample(SVRG, thin=3)
 
 
-@pytest.mark.parametrize("chunk", [0.0, 1e9])
+@pytest.mark.parametrize("chunk", [0.0, pytest.param(1e9, marks=pytest.mark.slow)])
 def test_snapshots_do_not_depend_on_chunks(whole, monkeypatch, chunk):
     monkeypatch.setattr(runner, "CHUNK_SECONDS", chunk)
     assert same_draws(sample(SVRG, thin=3), whole)
@@ -174,7 +174,7 @@ def test_snapshots_make_gradients_exact_here(whole):
     [
         mo.EWSG(step_size=0.05, batch=5),
         pytest.param(mo.SGHMCCV(step_size=0.1, batch=4), marks=pytest.mark.slow),
-        mo.CPSGHMC(step_size=0.05, batch=8, clusters=4),
+        pytest.param(mo.CPSGHMC(step_size=0.05, batch=8, clusters=4), marks=pytest.mark.slow),
     ],
     ids=lambda method: method.name,
 )

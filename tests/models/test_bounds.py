@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -211,8 +212,22 @@ def _sums_at(bounded, z, t, batch, context):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("tuned", [True, False])
-@pytest.mark.parametrize("problem", PROBLEMS)
+QUICK = {
+    ("logistic, offset, weight", True),
+    ("student, scale unknown", True),
+    ("softmax, offset", True),
+    ("softmax, offset", False),
+    ("softmax, two classes", True),
+}
+
+
+@pytest.mark.parametrize(
+    ("problem", "tuned"),
+    [
+        case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow)
+        for case in product(PROBLEMS, [True, False])
+    ],
+)
 def test_the_sum_of_all_bounds_collapses(problem, tuned, x64):
     assert collapsed_error(*PROBLEMS[problem], tuned) < 1e-8
 

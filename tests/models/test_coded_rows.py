@@ -51,7 +51,13 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("kind", PAIRS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("count", "class", "without numbers", "crossed"),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("binary", "real")),
+    ],
+)
 def test_sums_over_rows_agree(kind):
     both, model = PAIRS[kind](), FAMILIES.get(kind, mo.models.Logistic())
     (coded, start), (dense, _) = (sums(rows, model) for rows in both)
@@ -93,7 +99,13 @@ def residuals(rows, model):
     return np.asarray(values(batch, whitened))
 
 
-@pytest.mark.parametrize("kind", ["binary", "count", "real", "class", "crossed"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("class", "crossed"),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("binary", "count", "real")),
+    ],
+)
 def test_residuals_agree(kind):
     both, model = PAIRS[kind](), FAMILIES.get(kind, mo.models.Logistic())
     ours, theirs = (residuals(rows, model) for rows in both)
@@ -141,7 +153,9 @@ def test_the_pilot_study_does_not_depend_on_its_blocks(monkeypatch):
     np.testing.assert_allclose(other[:, ::-1], whole, rtol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["binary", "class", "crossed"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("binary", marks=pytest.mark.slow), "class", "crossed"]
+)
 def test_collapsed_bounds_agree(kind):
     both, model = PAIRS[kind](), FAMILIES.get(kind, mo.models.Logistic())
     found = []

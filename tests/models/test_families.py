@@ -25,11 +25,12 @@ def test_derivatives_in_eta_are_those_of_f(name, x64):
     orders = [lambda e, y: model.log_density(e[None], y)]
     for _ in range(3):
         orders.append(jax.grad(orders[-1]))
+    eta = np.linspace(-4.0, 4.0, 41)
+    given = jax.jit(model.derivatives)
+    true = jax.jit(jax.vmap(lambda e, y: [function(e, y) for function in orders]))
     for y in outcomes:
-        eta = jnp.linspace(-4.0, 4.0, 41)
-        given = model.derivatives(eta, jnp.full_like(eta, y))
-        for order, (ours, function) in enumerate(zip(given, orders, strict=True)):
-            truth = jax.jit(jax.vmap(function, (0, None)))(eta, y)
+        both = (each(eta, np.full_like(eta, y)) for each in (given, true))
+        for order, (ours, truth) in enumerate(zip(*both, strict=True)):
             np.testing.assert_allclose(ours, truth, rtol=1e-9, atol=1e-12, err_msg=str(order))
 
 
@@ -43,7 +44,9 @@ def test_logistic_stays_accurate_far_out(eta, x64):
     assert np.abs(f1[0]) <= max(tail, 2e-16)
 
 
-@pytest.mark.parametrize("classes", [2, 3, 5])
+@pytest.mark.parametrize(
+    "classes", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(5, marks=pytest.mark.slow)]
+)
 def test_softmax_derivatives_by_shape_and_value(classes, x64):
     model, q = M.Softmax(classes=classes), classes - 1
     eta = jnp.asarray(np.random.default_rng(1).normal(size=(20, q)) * 2)
@@ -105,7 +108,8 @@ def test_log_likelihood_is_scipys_density(name, x64):
     rows = make(60)
     theta, batch = _theta(model, rows), all_of(rows)
     truth = density(batch["y"], _eta(theta, batch), np.exp(theta.get("log_scale", 0.0)))
-    np.testing.assert_allclose(model.log_likelihood(theta, batch), truth, rtol=1e-11, atol=1e-12)
+    ours = jax.jit(model.log_likelihood)(theta, batch)
+    np.testing.assert_allclose(ours, truth, rtol=1e-11, atol=1e-12)
 
 
 def test_softmax_log_likelihood(x64):
@@ -114,8 +118,8 @@ def test_softmax_log_likelihood(x64):
     eta = np.c_[_eta(theta, batch), np.zeros(60)]
     chance = np.exp(eta) / np.exp(eta).sum(1, keepdims=True)
     truth = np.log(chance[np.arange(60), batch["y"].astype(int)])
-    np.testing.assert_allclose(model.log_likelihood(theta, batch), truth, rtol=1e-12)
-    np.testing.assert_allclose(model.expected(theta, batch), chance, rtol=1e-12)
+    np.testing.assert_allclose(jax.jit(model.log_likelihood)(theta, batch), truth, rtol=1e-12)
+    np.testing.assert_allclose(jax.jit(model.expected)(theta, batch), chance, rtol=1e-12)
 
 
 def test_means(x64):

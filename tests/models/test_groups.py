@@ -70,7 +70,7 @@ def test_the_prior_of_one_effect_per_level(x64):
     assert ours == pytest.approx(truth, abs=1e-10)
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_correlated_effects_have_an_lkj_prior(count, x64):
     """log det(R)^(eta - 1) in R, and the volume of R in what is sampled."""
     rng = np.random.default_rng(count)
@@ -114,7 +114,7 @@ def test_the_scale_settles_at_its_closed_form(x64):
     assert np.exp(2 * settled) == pytest.approx(0.8**2 * (-19 + np.sqrt(19**2 + 4 * S / 0.64)) / 2)
 
 
-@pytest.mark.parametrize("share", [1.0, 0.4])
+@pytest.mark.parametrize("share", [pytest.param(1.0, marks=pytest.mark.slow), 0.4])
 def test_the_growth_is_that_of_the_volume(share, x64):
     rng = np.random.default_rng(1)
     factor = np.linalg.inv(np.triu(rng.normal(size=(4, 4))) + 3 * np.eye(4))

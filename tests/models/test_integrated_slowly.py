@@ -38,7 +38,7 @@ def test_beside_explicit_effects():
     """One factor integrated out beside another held explicitly, against both held explicitly."""
     import pandas as pd
 
-    rng, n, levels = np.random.default_rng(6), 3_000, 500
+    rng, n, levels = np.random.default_rng(6), 1_500, 150
     g, h, x = rng.integers(0, levels, n), rng.integers(0, 8, n), rng.normal(size=n)
     eta = -0.5 + 0.8 * x + 0.7 * rng.normal(size=levels)[g] + 0.4 * rng.normal(size=8)[h]
     frame = pd.DataFrame({"y": rng.random(n) < 1 / (1 + np.exp(-eta)), "x": x})
@@ -61,37 +61,68 @@ def test_beside_explicit_effects():
     assert report["largest_shift"] < 0.1
 
 
-def ranks(wrong=1.0, simulations=60, groups=300, size=8):
-    """Ranks of the true group sd among its posterior draws, in eighths (simulation-based)."""
-    found = []
+def simulated(k, sizes, sd, family_sd=0.5):
+    """Rows of groups of these sizes, with an sd and coefficients that are drawn from priors."""
+    rng = np.random.default_rng(k)
+    tau, slope, intercept = sd * abs(rng.normal()), *(family_sd * rng.normal(size=2))
+    g = np.repeat(np.arange(len(sizes)), sizes)
+    x = rng.normal(size=(len(g), 1))
+    eta = intercept + slope * x[:, 0] + tau * rng.normal(size=len(sizes))[g]
+    rows = mo.Rows(x=x, y=rng.random(len(g)) < 1 / (1 + np.exp(-eta)), g=g)
+    return rows, {"group_sd": tau, "beta": slope, "intercept": intercept}
+
+
+def shares_below(simulations, sizes, sd, prior_sd, **settings):
+    """For each parameter and simulation, the share of posterior draws below the truth.
+
+    All simulations have one shape, so that they are compiled once.
+    """
     family = mo.models.Logistic(prior_scale=0.5, intercept_scale=0.5)
+    model = IntegratedEffects(family, "g", group_sd=prior_sd, **settings)
+    run = {"draws": 300, "tune": 200, "chains": 2, "progressbar": False}
+    found = []
     for k in range(simulations):
-        rng = np.random.default_rng(k)
-        tau = 0.1 * abs(rng.normal())
-        g = np.repeat(np.arange(groups), size)
-        x = rng.normal(size=(len(g), 1))
-        eta = x[:, 0] * 0.5 * rng.normal() + 0.5 * rng.normal() + tau * rng.normal(size=groups)[g]
-        rows = mo.Rows(x=x, y=rng.random(len(g)) < 1 / (1 + np.exp(-eta)), g=g)
-        model = IntegratedEffects(family, "g", group_sd=0.1 * wrong)
-        post = mo.sample(
-            model, rows, method="hmc-ecs", draws=300, tune=200, chains=2, random_seed=k,
-            progressbar=False,
-        )  # fmt: skip
-        few = post.draws["group_sd"].reshape(-1)[::20]
-        found.append(np.mean(few < tau))
-    return np.histogram(found, bins=np.linspace(0, 1, 9))[0]
+        rows, truth = simulated(k, sizes, sd)
+        post = mo.sample(model, rows, method="hmc-ecs", random_seed=k, **run)
+        found.append([np.mean(post.draws[name] < value) for name, value in truth.items()])
+    return np.array(found).T
+
+
+SMALL = np.tile([5, 8, 12, 20], 60)  # rows of 240 groups
+THIN = np.tile([2, 3, 4, 5], 40)
+
+
+def off_uniform(shares):
+    """The statistic of Pearson's test of uniformity in six bins, over what it rarely exceeds."""
+    counts = np.histogram(shares, bins=np.linspace(0, 1, 7))[0]
+    expected = counts.sum() / len(counts)
+    return np.sum((counts - expected) ** 2 / expected) / chi2.ppf(0.999, len(counts) - 1)
 
 
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
 def test_small_scales_by_simulation():
-    """A scale whose posterior reaches zero, where log tau is far from normal."""
-    counts = ranks()
-    expected = counts.sum() / len(counts)
-    assert np.sum((counts - expected) ** 2 / expected) < chi2.ppf(0.999, len(counts) - 1)
+    """A scale of about .05, whose posterior reaches zero, where log tau is far from normal."""
+    assert off_uniform(shares_below(40, SMALL, 0.05, 0.05)[0]) < 1
 
 
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
 def test_another_prior_fails_the_simulation():
-    counts = ranks(wrong=4.0)
-    expected = counts.sum() / len(counts)
-    assert np.sum((counts - expected) ** 2 / expected) > chi2.ppf(0.999, len(counts) - 1)
+    assert off_uniform(shares_below(40, SMALL, 0.05, 0.25)[0]) > 1
+
+
+def covered(shares):
+    """How often 90% intervals hold the truth."""
+    return np.mean((shares > 0.05) & (shares < 0.95), axis=-1)
+
+
+@pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
+def test_intervals_of_thin_groups_cover():
+    """Groups of two to five rows, over 200 simulations."""
+    shares = shares_below(200, THIN, 1.0, 1.0)
+    assert np.all(np.abs(covered(shares) - 0.9) < 4 * np.sqrt(0.09 / 200))
+
+
+@pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
+def test_intervals_of_another_prior_do_not_cover():
+    shares = shares_below(60, THIN, 1.0, 0.25)
+    assert covered(shares)[0] < 0.9 - 4 * np.sqrt(0.09 / 60)

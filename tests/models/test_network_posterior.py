@@ -71,6 +71,7 @@ def test_predictions_are_those_of_the_same_model_by_hand():
     assert np.any(np.abs(ours.mean(axis=(0, 1)) - wide.mean(axis=(0, 1))) > TIMES * error)
 
 
+@pytest.mark.slow
 def test_a_network_with_kinks_is_sampled_from_bytes_and_from_a_store(tmp_path):
     pixels = RNG.integers(0, 256, size=(60, 2))
     y = (pixels.sum(axis=1) > 255) * 1

@@ -35,13 +35,18 @@ def image_rows(**kwargs):
     return mo.Rows(x=PIXELS, y=LABELS, **({"dtype": "uint8"} | kwargs))
 
 
-@pytest.fixture(params=NETS.values(), ids=NETS.keys())
+@pytest.fixture(params=["mlp", "cnn", pytest.param("gaussian", marks=pytest.mark.slow)])
 def net(request):
-    return request.param
+    return NETS[request.param]
 
 
-def test_gradient_is_that_of_finite_differences(net, x64):
-    rows = image_rows()
+@pytest.fixture(params=NETS)
+def every_net(request):
+    return NETS[request.param]
+
+
+def test_gradient_is_that_of_finite_differences(every_net, x64):
+    net, rows = every_net, image_rows()
     target, t = Target.of(net, rows)
     batch = all_of(rows)
 
@@ -59,8 +64,8 @@ def test_gradient_is_that_of_finite_differences(net, x64):
         assert rise == pytest.approx(slope @ direction, rel=2e-5, abs=1e-4)
 
 
-def test_log_densities_are_normalised(net, x64):
-    rows = image_rows()
+def test_log_densities_are_normalised(every_net, x64):
+    net, rows = every_net, image_rows()
     theta, batch = net.start(rows), all_of(rows)
     if net.likelihood == "categorical":
         each = [log_likelihood(net, theta, batch | {"y": np.full(12, k)}) for k in range(3)]
@@ -106,7 +111,9 @@ def test_bytes_are_scaled_pixels(net, x64):
     assert not np.allclose(log_likelihood(net, theta, all_of(unscaled)), right)
 
 
-@pytest.mark.parametrize("shape", [(12, 64), (12, 8, 8), (12, 8, 8, 1)])
+@pytest.mark.parametrize(
+    "shape", [(12, 64), (12, 8, 8), pytest.param((12, 8, 8, 1), marks=pytest.mark.slow)]
+)
 def test_images_come_flat_or_with_axes(net, shape, x64):
     theta = net.start(image_rows())
     rows = mo.Rows(x=PIXELS.reshape(shape), y=LABELS, dtype="uint8")
@@ -118,8 +125,11 @@ def test_images_come_flat_or_with_axes(net, shape, x64):
     np.testing.assert_allclose(log_likelihood(net, theta, all_of(rows)), right)
 
 
-def test_float32_stays_float32_among_doubles(net, x64):
-    rows = image_rows()
+@pytest.mark.parametrize(
+    "kind", ["mlp", *(pytest.param(k, marks=pytest.mark.slow) for k in ("cnn", "gaussian"))]
+)
+def test_float32_stays_float32_among_doubles(kind, x64):
+    net, rows = NETS[kind], image_rows()
     narrow = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), net.start(rows))
     for batch in (all_of(rows), all_of(mo.Rows(x=PIXELS / 255.0, y=LABELS))):
         assert log_likelihood(net, narrow, batch).dtype == jnp.float32

@@ -153,3 +153,20 @@ def test_refusals_without_init():
 def test_families_refuse_several_outcomes_per_row():
     with pytest.raises(mo.DataError, match="one outcome per row"):
         Target.of(mo.models.Gaussian(), mo.Rows(x=np.ones((4, 1)), y=np.ones((4, 2))))
+
+
+def test_positive_parameters_choose_what_they_are_expanded_in():
+    def model(**settings):
+        return Target.of(mo.Model(log_prior, log_likelihood, **SETTINGS, **settings), ROWS)[0].model
+
+    assert model().expansions() == {"sigma": None}
+    assert model(expand={"sigma": "square"}).expansions() == {"sigma": "square"}
+    with pytest.raises(mo.SettingError, match="no parameter"):
+        model(expand={"sgma": "square"}).expansions()
+    with pytest.raises(mo.SettingError, match="no logarithm of each entry"):
+        model(expand={"w": "square"}).expansions()
+    with pytest.raises(mo.SettingError, match="expand must map"):
+        model(expand="square")
+    wrong = mo.Model(log_prior, log_likelihood, **SETTINGS, expand={"sigma": "cube"})
+    with pytest.raises(mo.SettingError, match="cube"):
+        quick(wrong, ROWS, method="hmc-ecs", starts=1)

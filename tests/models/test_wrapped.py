@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import log_softmax
 
 import modicum as mo
 from helpers.targets import all_of, quick
@@ -27,7 +28,7 @@ def flax_linen():
             return nn.Dense(3)(nn.tanh(nn.Dense(self.hidden)(x)))
 
     net = Net()
-    params = net.init(jax.random.key(0), X[:1])
+    params = jax.jit(net.init)(jax.random.key(0), X[:1])
     return M.Network(net.apply, params), net, "Dense_0.kernel", Net
 
 
@@ -63,10 +64,12 @@ def test_network_of_another_library(make, x64):
     assert name in named
     points = target.ravel_reported({k: np.asarray(v)[None] for k, v in named.items()})
     np.testing.assert_array_equal(points[0], t)
-    logits = net.apply(net.start(ROWS), X)
-    right = jax.nn.log_softmax(logits)[np.arange(40), Y]
-    np.testing.assert_allclose(net.log_likelihood(net.start(ROWS), all_of(ROWS)), right)
-    assert np.all(np.isfinite(jax.grad(lambda t: target.log_likelihood(t, all_of(ROWS)).sum())(t)))
+    logits = np.asarray(jax.jit(net.apply)(net.start(ROWS), X))
+    right = log_softmax(logits, axis=1)[np.arange(40), Y]
+    ours = jax.jit(net.log_likelihood)(net.start(ROWS), all_of(ROWS))
+    np.testing.assert_allclose(ours, right)
+    slope = jax.jit(jax.grad(lambda t: target.log_likelihood(t, all_of(ROWS)).sum()))(t)
+    assert np.all(np.isfinite(slope))
 
 
 @pytest.mark.slow
@@ -90,7 +93,7 @@ def test_identity_follows_the_module_not_its_place_in_memory():
     again = M.Network(kind().apply, net.params)
     assert identity(again) == identity(net)
     other = kind(hidden=5)
-    wider = M.Network(other.apply, other.init(jax.random.key(0), X[:1]))
+    wider = M.Network(other.apply, jax.jit(other.init)(jax.random.key(0), X[:1]))
     assert identity(wider) != identity(net)
     assert identity(M.Network(module.apply, net.params, prior_scale=2)) != identity(net)
 
@@ -114,13 +117,13 @@ def test_convolutions_are_those_of_flax(x64):
         ours = M.CNN(channels=(3, 4), kernel=3, hidden=(6,), padding=padding)
         theta = ours.start(mo.Rows(x=images, y=np.arange(5) % 3))
         layers = {n.replace("conv", "Conv").replace("dense", "Dense"): w for n, w in theta.items()}
-        theirs = Net(padding).apply({"params": layers}, images)
-        np.testing.assert_allclose(ours.outputs(theta, images), theirs, rtol=1e-10)
+        apply = jax.jit(Net(padding).apply)
+        outputs = jax.jit(ours.outputs)(theta, images)
+        theirs = apply({"params": layers}, images)
+        np.testing.assert_allclose(outputs, theirs, rtol=1e-10)
         # negative control: another layout of the kernel is another network
         layers["Conv_0"] = layers["Conv_0"] | {"kernel": theta["conv_0"]["kernel"].swapaxes(0, 1)}
-        assert not np.allclose(
-            ours.outputs(theta, images), Net(padding).apply({"params": layers}, images)
-        )
+        assert not np.allclose(outputs, apply({"params": layers}, images))
 
 
 def by_hand(params, x):

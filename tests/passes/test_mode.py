@@ -1,6 +1,7 @@
 """The posterior mode and the anchor there: found in few passes, or refused with a reason."""
 
 import re
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +33,18 @@ def mode_of(model, rows, **kwargs):
     return find_mode(sums, start, **kwargs)
 
 
-@pytest.mark.parametrize("n", [500, 2_000, 45_000])  # the largest starts from a subset
-@pytest.mark.parametrize("family", ["logistic", "poisson"])
+@pytest.mark.parametrize(
+    ("family", "n"),
+    [
+        ("poisson", 500),
+        ("logistic", 45_000),  # so many start from a subset
+        *(
+            pytest.param(family, n, marks=pytest.mark.slow)
+            for family, n in product(["logistic", "poisson"], [500, 2_000, 45_000])
+            if (family, n) not in (("poisson", 500), ("logistic", 45_000))
+        ),
+    ],
+)
 def test_mode_is_statsmodels_maximum_likelihood(family, n):
     # so wide a prior moves the mode by less than 1e-11 of itself
     wide = {"prior_scale": 1e6, "intercept_scale": 1e6}
@@ -63,7 +74,7 @@ def test_gaussian_mode_is_the_closed_form_with_its_prior():
     ("model", "make"),
     [
         (M.Softmax(prior_scale=1.0), class_rows),
-        (M.Gaussian(prior_scale=1.0), gaussian_rows),
+        pytest.param(M.Gaussian(prior_scale=1.0), gaussian_rows, marks=pytest.mark.slow),
         (M.StudentT(prior_scale=1.0), gaussian_rows),
         (M.Poisson(prior_scale=(0.1, 1.0, 5.0)), poisson_rows),
     ],

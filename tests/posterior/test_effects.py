@@ -6,7 +6,9 @@ import pytest
 
 import modicum as mo
 from modicum import plots
+from modicum.posterior.variation import intraclass
 
+G = mo.models.GroupTerm
 SDS, SLOPE = (0.9, 0.4), 0.7
 
 
@@ -104,6 +106,33 @@ def test_a_file_keeps_explicit_effects(post, tmp_path):
     pd.testing.assert_frame_equal(loaded.effects("ward"), whole.drop(columns="rows"))
     new = pd.DataFrame({"dose": [0.3], "ward": ["w02"]})
     np.testing.assert_allclose(loaded.predict(new).mean, post.predict(new).mean)
+
+
+def test_intraclass_correlations(post, table):
+    """Against the formula, draw by draw, and a logit whose noise is pi^2 / 3."""
+    found = post.icc()
+    sd = post.draws["group_sd"]
+    dose = np.mean(table[0]["dose"] ** 2)  # the slope's variance is that of dose times effect
+    between = sd[..., 0] ** 2 + dose * sd[..., 1] ** 2
+    share = between / (between + np.pi**2 / 3)
+    assert list(found.index) == ["ward"]
+    assert found.loc["ward", "mean"] == pytest.approx(share.mean(), rel=1e-6)
+    assert found.loc["ward", "5%"] == pytest.approx(np.quantile(share, 0.05), abs=2e-3)
+    # those of another noise, and of Poisson counts of a known mean
+    draws = {"group_sd": np.full((1, 4, 2), 0.5)}
+    source = mo.Posterior(draws=draws, stats={}, ledger=post.ledger)
+    terms = [G("a"), G("b")]
+    rows = mo.Rows(x=np.ones((4, 1)), y=np.array([0.0, 1.0, 2.0, 5.0]))
+    shares = intraclass(source, mo.models.Poisson(groups=terms), rows, 0.9)["mean"]
+    noise = np.log1p(1 / 2)
+    np.testing.assert_allclose(shares[["a", "b"]], 0.25 / (0.5 + noise))
+    assert shares["all groups"] == pytest.approx(0.5 / (0.5 + noise))
+    probit = intraclass(source, mo.models.Probit(groups=terms), None, 0.9)["mean"]
+    assert probit["all groups"] == pytest.approx(0.5 / 1.5)
+    with pytest.raises(mo.SettingError, match="is not settled"):
+        intraclass(source, mo.models.Gamma(groups=terms), rows, 0.9)
+    with pytest.raises(mo.SettingError, match="this model has none"):
+        intraclass(source, mo.models.Logistic(), rows, 0.9)
 
 
 def test_pictures_of_effects(post):

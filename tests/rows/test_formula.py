@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from modicum.errors import SettingError
+from modicum.errors import DataError, SettingError
 from modicum.rows.formula import FormulaEncoding, GroupTerm, learn, parse
 from modicum.rows.sources import TableSource
 
@@ -26,6 +26,10 @@ FORMULAS = [
     "C(a, levels=['r', 'q', 'p'])", "`c d` * a", "C(k, contr.poly)", "(a + b + x)**2", "a / b",
     "a + a:x", "x + a:x + b", "standardize(x)", "C(np.floor(z))", "poly(x, 2):C(a, contr.diff)",
     "b + 0", "scale(center(x))", "C(a, contr.sum):b + x", "0 + a + b + `c d`:k", "x:z:a", "x - 1",
+    # splines of which most are 0 in any row
+    "bs(x, df=12)", "bs(x, df=8) + a", "bs(x, df=9, degree=1)", "bs(x, df=9, degree=0)",
+    "bs(x, df=10) * a", "bs(x, df=9, include_intercept=True)", "a:z + bs(x, df=20) + z",
+    "0 + bs(x, df=9, include_intercept=True)", "bs(x, df=8, extrapolation='clip') + bs(z, 9)",
 ]  # fmt: skip
 
 
@@ -106,6 +110,23 @@ def test_numbers_are_dense_and_levels_stay_codes(frame: pd.DataFrame) -> None:
     assert len(layout.numbers) == 1  # x, which also scales the levels of a
     assert {codes.field for codes in layout.codes} == {"a", "a:b-"}
     assert layout.terms["x:a"] == tuple(layout.columns.index(f"x:a[{v}]") for v in "qr")
+
+
+def test_splines_keep_the_columns_that_are_not_zero(frame: pd.DataFrame) -> None:
+    encoding = learn(parse("y ~ bs(x, df=12) + a"), TableSource(frame)).encoding
+    assert encoding.describe(1, np.dtype(float)).schema.fields == {
+        "x": (4,), "bs(x, df=12) (piece)": (), "a": (), "y": (),
+    }  # fmt: skip
+    coding = encoding.layout.coding
+    assert coding.apart  # of a row each stands in a column of its own
+    assert coding.size == 14
+    few = learn(parse("y ~ bs(x, df=7)"), TableSource(frame)).encoding  # too few to gain
+    assert few.layout.coding.terms == ()
+    assert dict(encoding.describe(1, np.dtype(float)).levels) == {"a": ("p", "q", "r")}
+    damaged = encoding.to_dict()
+    damaged["factors"][0]["local"] = 2  # the negative control: a row has more than that
+    with pytest.raises(DataError, match="damaged"):
+        expanded(FormulaEncoding.from_dict(damaged), frame)
 
 
 def test_booleans_and_comparisons_are_levels() -> None:

@@ -5,6 +5,7 @@ import pytest
 
 import modicum as mo
 from modicum.errors import DataError, SettingError
+from modicum.methods.groups import uneven_groups
 from modicum.rows import ingest
 from modicum.rows.groups import GroupedRows, GroupIndex
 from modicum.rows.sorting import sorted_blocks
@@ -44,6 +45,23 @@ def test_chunks_of_a_pass_hold_every_row_once(monkeypatch):
         seen.extend(batch["y"][real])
     assert len(groups.chunk_starts) > 3
     np.testing.assert_array_equal(np.sort(seen), np.arange(len(rows)))
+
+
+def test_a_giant_group_does_not_fill_the_others_chunks_with_padding(monkeypatch):
+    monkeypatch.setattr("modicum.rows.groups.FLAT_ROWS", 64)
+    monkeypatch.setattr("modicum.rows.groups.MOST_GROUPS", 16)
+    g = np.r_[np.zeros(2_000), 1 + np.repeat(np.arange(400), 3)]
+    rows = mo.Rows(x=np.ones((len(g), 1)), y=np.arange(len(g), dtype=float), g=g)
+    groups = GroupedRows(rows, GroupIndex.of(rows, "g"))
+    count = len(groups.chunk_starts) - 1
+    assert count * groups.flat_rows < 3 * len(rows)
+    seen = []
+    for k in range(count):
+        batch, _ = groups.chunk(k)
+        seen.extend(batch["y"][batch["group_of_row"] < groups.flat_groups])
+    np.testing.assert_array_equal(np.sort(seen), np.arange(len(rows)))
+    assert [note.code for note in uneven_groups(groups, 10)] == ["groups-uneven"]
+    assert not uneven_groups(groups, 1)
 
 
 @pytest.mark.parametrize("groups", [1, 3, 200])

@@ -190,7 +190,9 @@ def test_sources_that_are_none(tmp_path):
     refuse(str(tmp_path / "a.*"), "has no known ending|several kinds")
     (tmp_path / "hive" / "year=2013").mkdir(parents=True)
     pq.write_table(pa.table({"a": [1], "y": [0]}), tmp_path / "hive" / "year=2013" / "0.parquet")
-    refuse(tmp_path / "hive", "keeps columns in the names of its folders")
+    (tmp_path / "hive" / "year=2014").mkdir()
+    write(tmp_path / "hive" / "year=2014" / "0.csv", ["a,y", "1,0"])
+    refuse(tmp_path / "hive", "must all be Parquet")
     for shard_rows in (0, 2.5):
         with pytest.raises(SettingError, match="shard_rows must be"):
             ingest({"x": [[1.0]]}, tmp_path / "s", shard_rows=shard_rows)

@@ -77,7 +77,7 @@ def assert_same(a, b):
         np.testing.assert_array_equal(a[name], b[name], err_msg=name)
 
 
-@pytest.mark.parametrize("parallel", ["threads", "stacked"])
+@pytest.mark.parametrize("parallel", ["threads", pytest.param("stacked", marks=pytest.mark.slow)])
 def test_fetched_ahead_is_gathered_on_the_device(tmp_path, parallel):
     given = sources(tmp_path)
     truth = records(given["device"], [8, 8, 8, 1], parallel)
@@ -89,8 +89,15 @@ def test_fetched_ahead_is_gathered_on_the_device(tmp_path, parallel):
     assert_same(records(given["device"], [5, 5, 5, 5, 5], parallel), truth)
 
 
-@pytest.mark.parametrize("thin", [1, 3])
-@pytest.mark.parametrize("source", ["device", "store"])
+@pytest.mark.parametrize(
+    ("source", "thin"),
+    [
+        ("device", 3),
+        ("store", 1),
+        pytest.param("device", 1, marks=pytest.mark.slow),
+        pytest.param("store", 3, marks=pytest.mark.slow),
+    ],
+)
 def test_windows_give_the_record_of_one_call(tmp_path, monkeypatch, thin, source):
     # what an accelerator does, on a CPU: parts of a call are copied while others are computed
     rows, counts = sources(tmp_path)[source], [8, 7, 8, 2]
@@ -121,7 +128,9 @@ class Counted:
         return self.function.lower(*arguments)
 
 
-@pytest.mark.parametrize("block", [1, 3, 8])
+@pytest.mark.parametrize(
+    "block", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(8, marks=pytest.mark.slow)]
+)
 def test_draws_do_not_depend_on_how_many_are_prepared_together(tmp_path, block):
     rows = sources(tmp_path)["device"]
     assert_same(records(rows, [6, 6, 6, 6, 1], block=block), records(rows, [8, 8, 8, 1]))

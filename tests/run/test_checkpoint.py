@@ -56,7 +56,7 @@ def test_without_a_seed_the_checkpoints_seed_is_used(rows, tmp_path):
     assert same_run(a, quick(MODEL, rows, checkpoint=tmp_path, random_seed=None))
 
 
-@pytest.mark.parametrize("chunk", [0.0, 0.002, 1e9])
+@pytest.mark.parametrize("chunk", [0.0, pytest.param(0.002, marks=pytest.mark.slow), 1e9])
 def test_chunks_do_not_change_draws(rows, whole, monkeypatch, chunk):
     monkeypatch.setattr(runner, "CHUNK_SECONDS", chunk)  # from one iteration at a time to all
     assert same_draws(quick(MODEL, rows), whole)

@@ -41,8 +41,20 @@ def three_columns(n, flip=None, **kwargs):
     return mo.Rows(x=x, y=y, **kwargs)
 
 
-@pytest.mark.parametrize("n", [200, 2_000, 20_000])
-@pytest.mark.parametrize("settings", [{}, {"prior_scale": 2.5, "intercept_scale": 10.0}])
+RAW = {"prior_scale": 2.5, "intercept_scale": 10.0}
+SIZES = [200, pytest.param(2_000, marks=pytest.mark.slow), 20_000]
+
+
+@pytest.mark.parametrize(
+    ("n", "settings"),
+    [
+        *((200, {}), (20_000, RAW)),
+        *(
+            pytest.param(n, settings, marks=pytest.mark.slow)
+            for n, settings in ((200, RAW), (2_000, {}), (2_000, RAW), (20_000, {}))
+        ),
+    ],
+)
 def test_perfect_separation_is_told_at_any_size(n, settings):
     (note,) = notes_of(M.Logistic(**settings), one_column(n))
     assert note.code == "separation"
@@ -52,7 +64,7 @@ def test_perfect_separation_is_told_at_any_size(n, settings):
     assert "the columns of x foretell every outcome (perfect separation)" in str(note)
 
 
-@pytest.mark.parametrize("n", [200, 2_000, 20_000])
+@pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize(
     ("table", "flip"), [(one_column, 5), (one_column, 40), (three_columns, 150)]
 )

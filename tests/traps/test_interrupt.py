@@ -89,8 +89,15 @@ class Command:
         return said[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", ["import", "compile"])
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("import", signal.SIGINT),
+        ("compile", signal.SIGTERM),
+        pytest.param("import", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("compile", signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_ends_the_command_in_one_line(csv, tmp_path, moment, number):
     command = Command(csv, tmp_path / "out")
     command.wait_for_phase(moment)

@@ -74,8 +74,15 @@ def anchor_of(model, rows, starts=SEARCH, **kwargs):
 # What is found -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [200, 5_000])  # all rows, or a thousand of them
-@pytest.mark.parametrize("init", [0.3, -2.0])
+@pytest.mark.parametrize(
+    ("n", "init"),  # all rows, or a thousand of them
+    [
+        (200, 0.3),
+        (5_000, -2.0),
+        pytest.param(200, -2.0, marks=pytest.mark.slow),
+        pytest.param(5_000, 0.3, marks=pytest.mark.slow),
+    ],
+)
 def test_both_signs_are_found_and_weighed(n, init):
     mean = 0.4
     anchor, _ = anchor_of(square(mean, init), square_rows(n), names=("t",))
@@ -108,7 +115,7 @@ def test_switched_labels_are_found():
     np.testing.assert_allclose(anchor.modes.points[0][:2], anchor.modes.points[1][1::-1], atol=0.01)
 
 
-@pytest.mark.parametrize("n", [300, 5_000])
+@pytest.mark.parametrize("n", [pytest.param(300, marks=pytest.mark.slow), 5_000])
 def test_a_single_mode_stays_single_and_cheap(n):
     anchor, sums = anchor_of(line(), line_rows(n))
     plain, alone = anchor_of(line(), line_rows(n), starts=None)
@@ -191,6 +198,7 @@ def test_a_resumed_run_starts_at_the_same_modes(tmp_path):
     assert first.tuning["modes"] == again.tuning["modes"]
 
 
+@pytest.mark.slow
 def test_stacked_chains_start_at_every_mode_too():
     post = quick(square(), square_rows(), parallel="stacked", **SHORT | {"chains": 6})
     assert sorted(np.sign(post.draws["t"].mean(axis=1))) == [-1, -1, -1, 1, 1, 1]

@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 import modicum as mo
+from helpers.interrupted import planned
 from helpers.targets import (
     TIMES,
     class_rows,
@@ -71,7 +72,7 @@ def maximum_likelihood(rows):
 # The three cases ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 def test_a_slope_on_years_is_that_of_the_data(dtype):
     rows = year_rows(dtype=dtype)
     params, errors = maximum_likelihood(rows)
@@ -120,6 +121,7 @@ def test_an_outcome_of_scale_100_has_its_closed_form():
     assert [note.code for note in held.notes] == ["prior-far"]
 
 
+@pytest.mark.slow
 def test_an_outcome_of_scale_100_with_its_scale_estimated():
     post = mo.sample(M.Gaussian(), large_rows(), method="hmc", **RUN)
     truth = stats.linregress(large_rows().slice(0, 200)["x"][:, 0], large_rows().slice(0, 200)["y"])
@@ -147,6 +149,7 @@ def test_a_steep_slope_on_a_small_column():
 
 # Invariance --------------------------------------------------------------------------------
 
+FEW = ("logistic", "softmax", "student")  # the others are like these
 FAMILIES = {
     "logistic": (M.Logistic, logistic_rows(300)),
     "poisson": (M.Poisson, poisson_rows(300)),
@@ -163,7 +166,9 @@ def in_other_units(rows, unit, shift, y_unit=1.0, y_shift=0.0):
     return mo.Rows(**fields)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [*FEW, *(pytest.param(f, marks=pytest.mark.slow) for f in ("poisson", "gaussian"))]
+)
 def test_posteriors_do_not_depend_on_units(family, x64):
     """The log-posterior at the same lines, in other units, differs by a constant alone."""
     kind, rows = FAMILIES[family]
@@ -204,6 +209,7 @@ def test_rescaled_columns_give_the_same_draws_in_their_units():
     np.testing.assert_allclose(b["intercept"], a["intercept"], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_shifted_columns_give_the_same_posterior():
     """Draws are rotated in whitened coordinates by a shift, so that moments are compared."""
     rows = gaussian_rows(300)
@@ -351,7 +357,7 @@ def test_the_pass_is_entered_where_passes_are():
 # The guard ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", [200, 5_000])
+@pytest.mark.parametrize("n", [200, pytest.param(5_000, marks=pytest.mark.slow)])
 def test_a_tight_prior_is_named(n):
     """Also where it is so tight that the mean has hardly moved."""
     sums, start = sums_of(M.Logistic(prior_scale=0.01), logistic_rows(n))
@@ -361,7 +367,9 @@ def test_a_tight_prior_is_named(n):
     assert notes[0].numbers["score"] > 3
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [*FEW, *(pytest.param(f, marks=pytest.mark.slow) for f in ("poisson", "gaussian"))]
+)
 def test_no_prior_is_blamed_without_cause(family):
     kind, rows = FAMILIES[family]
     for model in (kind(), kind(**RAW)):
@@ -374,5 +382,5 @@ def test_the_papers_schedule_counts_what_it_looks_up_on_its_subset():
     rng = np.random.default_rng(3)
     x = rng.normal(size=(3_000, 2))
     rows = mo.Rows(x=x, y=(x[:, 0] > 0).astype(float))
-    post = quick(M.Logistic(prior_scale=1.0), rows, method=mo.HMCECS(tuning="paper"))
-    assert post.ledger.counts["separation", "density"] > 0
+    _, ledger = planned(M.Logistic(prior_scale=1.0), rows, mo.HMCECS(tuning="paper"))
+    assert ledger.counts["separation", "density"] > 0

@@ -10,6 +10,7 @@ import errno
 import os
 import sys
 import warnings
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -231,6 +232,9 @@ def fit(
     checkpoint: Annotated[
         Path | None, typer.Option(help="Folder for checkpoints; default: OUT/checkpoint.")
     ] = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Write OUT/report.html: the fit on one page.")
+    ] = False,
     engine: Annotated[
         str, typer.Option(help="Who makes the passes over the rows: local, or ray (a cluster).")
     ] = "local",
@@ -284,12 +288,14 @@ def fit(
         settings = lengths | {"random_seed": seed, "engine": passing}
         post = sample_rows(asked.model, rows, chosen, settings, folder, say)
         if made is not None:
-            post = with_formula(post, made, asked)
+            post = replace(with_formula(post, made, asked), table=data)
         table = write_results(post, out, prob)
+        if report:
+            post.report(out / "report.html", prob=prob)
         after_a_stop(f"the results are in {out}.")
         if checkpoint is None:  # the posterior is safe, and the next fit may be another one
             Checkpoint.delete(folder)
-        show(post, table, out, say)
+        show(post, table, out, say, report)
 
 
 @app.command()

@@ -96,7 +96,9 @@ def _decimals(value: float, sd: float) -> str:
     return f"{value:.{places}f}"
 
 
-def show(post: Posterior, table: pd.DataFrame, out: Path, say: Console) -> None:
+def show(
+    post: Posterior, table: pd.DataFrame, out: Path, say: Console, report: bool = False
+) -> None:
     """Show what a fit found, what it cost and where it was written."""
     say.print(escape(done_line(post)), highlight=False)
     say.print()
@@ -105,7 +107,9 @@ def show(post: Posterior, table: pd.DataFrame, out: Path, say: Console) -> None:
         say.print(f"{len(table) - LINES} more lines are in summary.csv.", highlight=False)
     say.print()
     say.print(escape(cost_line(post)), highlight=False)
-    written = f"Wrote {out / 'posterior'} and {out / 'summary.csv'}."
+    names = ["posterior", "summary.csv", *(["report.html"] if report else [])]
+    *first, last = (str(out / name) for name in names)
+    written = f"Wrote {', '.join(first)} and {last}."
     say.print(escape(written), highlight=False)
     tell_warnings(post)
 

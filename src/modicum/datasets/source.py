@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from modicum.datasets.download import DownloadError, fetch
 from modicum.errors import DataError
+from modicum.rows.lake import cache_folder
 
 __all__ = ["Folder", "Source", "data_folder"]
 
@@ -29,8 +30,7 @@ def data_folder(folder: Folder = None) -> Path:
     given = folder or os.environ.get("MODICUM_DATA")
     if given:
         return Path(given).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "modicum"
+    return cache_folder()
 
 
 @dataclass(frozen=True)

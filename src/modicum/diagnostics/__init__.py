@@ -9,6 +9,7 @@ from modicum.diagnostics.inefficiency import (
     inefficiency,
     relative_computational_time,
 )
+from modicum.diagnostics.pseudo_marginal import optimal_variance
 from modicum.diagnostics.realisations import MeanSquaredError, mse
 from modicum.diagnostics.stein import kernel_stein_discrepancy, squared_stein_discrepancy
 
@@ -25,6 +26,7 @@ __all__ = [
     "kl_to_gaussian",
     "mcse",
     "mse",
+    "optimal_variance",
     "r_hat",
     "relative_computational_time",
     "squared_stein_discrepancy",

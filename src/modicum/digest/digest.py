@@ -109,7 +109,7 @@ class Digest:
     >>> digest = mo.digest(mo.models.Logistic(), rows, size=2_000, random_seed=1,
     ...                    progressbar=False)
     >>> digest
-    <Digest of 20,000 rows for Logistic: 2,000 rows kept, 80 kB>
+    <Digest of 20,000 rows for Logistic: 2,00... rows kept, ... kB>
     >>> less = digest.remove(mo.Rows(x=x[:100], y=y[:100]))
     >>> len(less), digest.error < 0.05
     (19900, True)

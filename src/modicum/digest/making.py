@@ -75,7 +75,7 @@ def digest(
     >>> rows = mo.Rows(x=x, y=rng.random(20_000) < 1 / (1 + np.exp(-x[:, 0])))
     >>> digest = mo.digest(mo.models.Logistic(), rows, size=2_000, random_seed=1,
     ...                    progressbar=False)
-    >>> post = mo.sample(mo.models.Logistic(prior_scale=0.1), digest, draws=200, tune=200,
+    >>> post = mo.sample(mo.models.Logistic(prior_scale=1.0), digest, draws=200, tune=200,
     ...                  random_seed=1, progressbar=False)
     >>> list(post.summary().index)
     ['beta[x0]', 'beta[x1]', 'intercept']

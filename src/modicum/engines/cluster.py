@@ -30,6 +30,7 @@ from modicum.errors import ModicumError, ResourceError, SettingError, whole_numb
 from modicum.passes.engine import ChunkSum, added, chunk_bounds, joined
 from modicum.progress import PATIENCE, Phase, Progressbar, phase
 from modicum.rows import Rows
+from modicum.rows.groups import GroupedRows
 
 __all__ = ["Ray", "RayEngine"]
 
@@ -209,7 +210,8 @@ class RayEngine:
         work = (next(_NUMBERS), [ray.put(packed((function, arguments)))])
         source = self._source(rows)
         waiting: deque[tuple[Any, list[int]]] = deque()
-        with phase(description, len(rows), self.progressbar, "rows", PATIENCE) as going:
+        unit = "groups" if isinstance(rows, GroupedRows) else "rows"
+        with phase(description, len(rows), self.progressbar, unit, PATIENCE) as going:
             since = time.monotonic()
             for turn, numbers in enumerate(_tasks(len(bounds), len(self._actors))):
                 actor = self._actors[turn % len(self._actors)]
@@ -231,7 +233,7 @@ class RayEngine:
         done = bounds[numbers[-1]][1]
         rate = done / max(time.monotonic() - since, 1e-9)
         workers = f"{len(self._actors)} worker" + "s" * (len(self._actors) != 1)
-        going.update(done, f"{workers} · {_short(rate)} rows/s")
+        going.update(done, f"{workers} · {_short(rate)} {going.unit}/s")
 
     def _source(self, rows: Rows) -> tuple[int, Any]:
         """Where workers find the rows: in the folder of a store, or in the cluster's memory."""

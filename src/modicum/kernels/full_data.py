@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
 
 from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt, start_adaptation
 from modicum.kernels.base import (
@@ -14,6 +15,7 @@ from modicum.kernels.base import (
     LogDensity,
     LogPosterior,
     Move,
+    MoveInfo,
     Point,
     Pytree,
     Warp,
@@ -45,12 +47,12 @@ class FullDataState(NamedTuple):
 
 
 class ModeStarts(NamedTuple):
-    """Where chains start that are spread over several modes, in whitened coordinates."""
+    """Where chains start that are spread over several places, in their own coordinates."""
 
     keys: jax.Array  # (chains, 2): the words of the key with which each chain begins
     mode: jax.Array  # (chains,)
     centre: jax.Array  # (modes, d)
-    spread: jax.Array  # (modes, d, d): times a standard normal, a draw about the mode
+    spread: jax.Array | None  # (modes, d, d): times a standard normal, a draw; None: no scatter
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class FullDataKernel:
         Chains start at `spread` posterior standard deviations about the anchor.
     first_step
         Step size to start from; by default guessed from the number of parameters.
+    dense
+        Whether warm-up learns a mass matrix, and not only its diagonal.
     """
 
     log_posterior: LogPosterior
@@ -76,6 +80,7 @@ class FullDataKernel:
     target_accept: float = 0.8
     spread: float = 1.0
     first_step: float | None = None
+    dense: bool = False
 
     def initial_row_request(self, key: jax.Array, context: FullDataContext) -> None:
         """Full-data kernels read all rows through the context, not by index."""
@@ -106,9 +111,10 @@ class FullDataKernel:
             starts = context.starts
             chain = jnp.argmax(jnp.all(starts.keys == jax.random.key_data(key), axis=1))
             mode = starts.mode[chain]
-            z = starts.centre[mode] + starts.spread[mode] @ z
+            away = 0.0 if starts.spread is None else starts.spread[mode] @ z
+            z = starts.centre[mode] + away
         point = at_point(z, self._density(context))
-        return FullDataState(point, start_adaptation(size, self.first_step))
+        return FullDataState(point, start_adaptation(size, self.first_step, dense=self.dense))
 
     def step(
         self,
@@ -121,9 +127,11 @@ class FullDataKernel:
         """One trajectory, one lesson for warm-up."""
         del batch
         learned = state.adaptation
-        point, info = self.move(
-            key, state.point, self._density(context), learned.step_size, learned.inverse_mass
-        )
+        move = _move_by_matrix if self.dense else _move
+        point, info = move(
+            self.move, key, state.point, self._density(context), learned.step_size,
+            learned.inverse_mass,
+        )  # fmt: skip
         adaptation = adapt(learned, flags, point.position, info.acceptance_rate, self.target_accept)
         at, growth = straighten(point.position, context)
         draw = {
@@ -134,3 +142,40 @@ class FullDataKernel:
             **info._asdict(),
         }
         return FullDataState(point, adaptation), draw
+
+
+def _move(
+    move: Move,
+    key: jax.Array,
+    point: Point,
+    logdensity: LogDensity,
+    step_size: jax.Array,
+    inverse_mass: jax.Array,
+) -> tuple[Point, MoveInfo]:
+    return move(key, point, logdensity, step_size, inverse_mass)
+
+
+def _move_by_matrix(
+    move: Move,
+    key: jax.Array,
+    point: Point,
+    logdensity: LogDensity,
+    step_size: jax.Array,
+    inverse_mass: jax.Array,
+) -> tuple[Point, MoveInfo]:
+    """Move with a matrix for an inverse mass: in coordinates w, about the point, of unit mass.
+
+    With F F' the inverse mass, z = z0 + F w. A rejected move leaves w at 0, and so z where it was.
+    """
+    factor = jnp.linalg.cholesky(inverse_mass)
+    origin = jnp.zeros_like(point.position)
+    here = Point(origin, point.logdensity, factor.T @ point.logdensity_grad)
+
+    def shifted(w: jax.Array) -> jax.Array:
+        return logdensity(point.position + factor @ w)
+
+    there, info = move(key, here, shifted, step_size, jnp.ones_like(origin))
+    slope = solve_triangular(factor.T, there.logdensity_grad, lower=False)
+    stayed = jnp.all(there.position == 0)
+    gradient = jnp.where(stayed, point.logdensity_grad, slope)
+    return Point(point.position + factor @ there.position, there.logdensity, gradient), info

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from modicum.errors import CrudeControlVariateError, SettingError, suggestion
-from modicum.methods.base import Method, Plan, Task
+from modicum.errors import SettingError, suggestion
+from modicum.methods.base import Method
+from modicum.methods.choice import Auto, default_plan
 from modicum.methods.ecs import HMCECS, SignedHMCECS
-from modicum.methods.ecs.checks import COSTLY, UNFIT
 from modicum.methods.flymc import FlyMC
 from modicum.methods.full_data import HMC, NUTS
+from modicum.methods.laplace import Laplace
 from modicum.methods.sgmcmc import NAMED, StochasticGradient
 
 __all__ = [
@@ -16,7 +17,9 @@ __all__ = [
     "HMCECS",
     "METHODS",
     "NUTS",
+    "Auto",
     "FlyMC",
+    "Laplace",
     "Method",
     "SignedHMCECS",
     "StochasticGradient",
@@ -31,6 +34,8 @@ _CLASSES: tuple[type[Method], ...] = (
     SignedHMCECS,
     HMC,
     NUTS,
+    Laplace,
+    Auto,
     FlyMC,
     *NAMED,
     StochasticGradient,
@@ -63,23 +68,3 @@ def resolve(method: str | Method | type[Method]) -> Method:
         f"there is no method {method!r}{suggestion(str(method), METHODS)}; "
         f"the methods are {', '.join(sorted(METHODS))}."
     )
-
-
-def default_plan(task: Task) -> tuple[Method, Plan]:
-    """HMC-ECS, or NUTS on all rows where it would not do: by its pilot, or for several modes."""
-    method = resolve(DEFAULT)
-    modes = task.anchor_at_mode().modes if task.starts and task.starts.several else None
-    if modes is not None and len(modes) > 1:
-        reasons = [f"the posterior has {len(modes)} modes and HMC-ECS expands about one"]
-    else:
-        try:
-            plan = method.plan(task)
-            reasons = [note.sentence for note in plan.notes if note.code in UNFIT | COSTLY]
-        except CrudeControlVariateError as crude:
-            reasons = [crude.sentence]
-        if not reasons:
-            return method, plan
-    method = resolve("nuts")
-    plan = method.plan(task)
-    plan.tuning["method"] = f"NUTS on all rows, since {reasons[0]}."
-    return method, plan

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol, TypedDict, TypeVar
 
 import numpy as np
 
-from modicum.errors import ModicumWarning, SettingError, is_number
+from modicum.errors import ModicumWarning, NoModeError, SettingError, is_number
 from modicum.kernels.base import Kernel, Pytree
 from modicum.ledger import Ledger
 from modicum.models import Target
@@ -108,11 +108,20 @@ class Task:
         return value
 
     def anchor_at_mode(self) -> Anchor:
-        """Find the mode, or a point next to it, and what is known there, once per run."""
-        return self._anchor
+        """Find the mode, or a point next to it, and what is known there, once per run.
+
+        Raises
+        ------
+        NoModeError
+            If there is none that could be found.
+        """
+        found = self._anchor
+        if isinstance(found, NoModeError):
+            raise found
+        return found
 
     @cached_property
-    def _anchor(self) -> Anchor:
+    def _anchor(self) -> Anchor | NoModeError:
         if self.anchor is not None:
             return self.anchor
 
@@ -120,7 +129,10 @@ class Task:
             where = (self.sums, self.start, self.names, self.seed)
             return anchor_at_mode(*where, within=NEAR, starts=self.starts).to_arrays()
 
-        return self.remember("anchor", compute, Anchor.from_arrays)
+        try:
+            return self.remember("anchor", compute, Anchor.from_arrays)
+        except NoModeError as none:
+            return none
 
 
 class Coordinates(Protocol):
@@ -165,6 +177,7 @@ class Plan:
     tuning: Tuning = field(default_factory=dict)
     notes: list[ModicumWarning] = field(default_factory=list)
     hook: PeriodicHook | None = None  # what is done to the chains between iterations
+    memo: object = None  # what the method itself will need of it in `finish`
 
 
 @dataclass
@@ -181,11 +194,16 @@ class Method(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]  # in a few words, for help texts and lists
+    has_warmup: ClassVar[bool] = True
     of_digests: ClassVar[bool] = False  # whether it takes a digest in place of rows
 
     @abstractmethod
     def plan(self, task: Task) -> Plan:
         """Find the anchor, tune what is tuned ahead, compose the kernel."""
+
+    def decide(self, task: Task) -> tuple[Method, Plan]:
+        """The method that is taken, and its plan: itself, unless its business is to choose."""
+        return self, self.plan(task)
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
         """Look back at the run: weights of the draws, and reasons to doubt them."""

@@ -13,7 +13,7 @@ from modicum.methods.base import Task
 from modicum.passes import LocalEngine, Sums
 from modicum.passes.engine import chunk_rows
 
-__all__ = ["slow_run"]
+__all__ = ["duration", "seconds_per_row", "slow_run"]
 
 PATIENCE = 120.0  # seconds from which a run is called slow
 QUICK = 3e10  # row evaluations times parameters that are not worth a measurement
@@ -47,7 +47,7 @@ def slow_run(
     return [
         ModicumWarning(
             "slow",
-            f"{work} will take about {_duration(seconds)} ({task.tune + task.draws:,} iterations "
+            f"{work} will take about {duration(seconds)} ({task.tune + task.draws:,} iterations "
             f"of {task.chains} chains)",
             remedy,
             seconds=seconds,
@@ -66,7 +66,16 @@ def seconds_per_row(task: Task, point: np.ndarray) -> float:
     return (time.perf_counter() - started) / few
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Say how long something takes, in the unit one would choose.
+
+    Examples
+    --------
+    >>> [duration(seconds) for seconds in (0.2, 4.4, 200, 9000, 400_000)]
+    ['0.2 s', '4 s', '3 minutes', '2 hours', '5 days']
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1g} s"
     if seconds < 5400:
         return f"{round(seconds / 60)} minutes"
     return f"{seconds / 3600:.0f} hours" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"

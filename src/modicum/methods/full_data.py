@@ -11,13 +11,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.errors import ModicumWarning, SettingError, is_number, whole_number
+from modicum.errors import (
+    ModicumWarning,
+    NoModeError,
+    SettingError,
+    is_number,
+    whole_number,
+)
 from modicum.kernels.adaptation import schedule
 from modicum.kernels.base import Move, Pytree
 from modicum.kernels.full_data import FullDataContext, FullDataKernel, ModeStarts
 from modicum.kernels.moves import HMCMove, NUTSMove
-from modicum.methods.base import Method, Outcome, Plan, Task, Tuning, check_memory_limit
+from modicum.methods.base import (
+    Method,
+    Outcome,
+    Parameters,
+    Plan,
+    Task,
+    Tuning,
+    check_memory_limit,
+)
 from modicum.methods.cost import slow_run
+from modicum.methods.dispersed import disperse, far_from_normal
 from modicum.models import Target
 from modicum.passes import Anchor, Modes
 from modicum.passes.full_likelihood import Resident, Streamed, hold, log_likelihood
@@ -26,6 +41,9 @@ from modicum.run import History, first_keys
 from modicum.runtime import in_double_precision
 
 __all__ = ["HMC", "NUTS"]
+
+DENSE_METRIC = 50  # parameters up to which warm-up learns a whole mass matrix
+WIDER = 4  # times the gradients of a whitened posterior, where scales are learned
 
 
 @dataclass(frozen=True)
@@ -68,11 +86,15 @@ class _FullData(Method):
     memory_limit
         Bytes of rows that may be held in memory; a larger data set is read anew at every gradient.
         By default half of what is free.
+    metric
+        The mass that warm-up learns: "diagonal" or "dense". By default its diagonal where the
+        parameters are whitened at the mode already; else all of it, up to 50 parameters.
     """
 
     target_accept: float = 0.8
     step_size: float | None = None
     memory_limit: int | None = None
+    metric: str | None = None
     of_digests: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -81,6 +103,8 @@ class _FullData(Method):
         if self.step_size is not None and not (is_number(self.step_size) and self.step_size > 0):
             raise SettingError("step_size must be a positive number, or None to tune it.")
         check_memory_limit(self.memory_limit)
+        if self.metric not in (None, "diagonal", "dense"):
+            raise SettingError(f"metric must be 'diagonal', 'dense' or None, not {self.metric!r}.")
 
     @abstractmethod
     def move(self) -> Move:
@@ -92,8 +116,61 @@ class _FullData(Method):
 
     @in_double_precision
     def plan(self, task: Task) -> Plan:
-        """Whiten at the mode, hold the rows, compose the kernel."""
-        anchor = task.anchor_at_mode()
+        """Whiten at the mode, hold the rows, compose the kernel.
+
+        Where no mode is of use, start from dispersed points and learn all scales.
+        """
+        try:
+            anchor = task.anchor_at_mode()
+        except NoModeError:
+            if self.step_size is not None:  # in posterior standard deviations, which none knows
+                raise
+            return self._without_mode(task, "it has none that could be found")
+        if self.step_size is None and _misleads(task, anchor):
+            return self._without_mode(task, "the posterior is far from normal about it")
+        return self._at_mode(task, anchor)
+
+    def _without_mode(self, task: Task, reason: str) -> Plan:
+        """Start from dispersed points, in the parameters themselves, and learn all scales."""
+        d = task.target.size
+        begin = disperse(task)
+        whole, chunks = WholeLogPosterior.of(task, self.memory_limit)
+        kernel = FullDataKernel(
+            whole,
+            self.move(),
+            self.target_accept,
+            first_step=begin.step_size,
+            dense=d <= DENSE_METRIC if self.metric is None else self.metric == "dense",
+        )
+        context = FullDataContext(
+            point=jnp.asarray(task.start),
+            factor=jnp.ones(()),
+            n=jnp.asarray(len(task.rows)),
+            data=chunks,
+            starts=ModeStarts(
+                keys=first_keys(chain_keys(task.seed, task.chains)),
+                mode=jnp.arange(task.chains),
+                centre=jnp.asarray(begin.points - task.start),
+                spread=None,
+            ),
+        )
+        tuning: Tuning = {
+            "rows held": "in memory" if isinstance(whole.source, Resident) else "on disk",
+            "mode": f"not used, since {reason}: chains start from dispersed points",
+            "metric": "dense" if kernel.dense else "diagonal",
+        }
+        evaluations = len(task.rows) * WIDER * self.gradients(d)
+        return Plan(
+            kernel,
+            context,
+            schedule(task.tune, task.draws, adapt_mass=True),
+            Parameters(task.start),
+            start_rows=len(task.rows),
+            tuning=tuning,
+            notes=self._slow(task, task.start, evaluations),
+        )
+
+    def _at_mode(self, task: Task, anchor: Anchor) -> Plan:
         whole, chunks = WholeLogPosterior.of(task, self.memory_limit)
         source = whole.source
         kernel = FullDataKernel(
@@ -101,6 +178,7 @@ class _FullData(Method):
             self.move(),
             self.target_accept,
             first_step=self.step_size,
+            dense=self.metric == "dense",
         )
         spread = anchor.modes is not None and len(anchor.modes) > 1
         context = FullDataContext(
@@ -114,7 +192,8 @@ class _FullData(Method):
         tuned = self.step_size is None
         flags = schedule(task.tune, task.draws, adapt_mass=tuned, adapt_step=tuned)
         tuning: Tuning = {"rows held": "in memory" if isinstance(source, Resident) else "on disk"}
-        notes = [*anchor.notes, *self._slow(task, anchor.point)]
+        evaluations = len(task.rows) * self.gradients(task.target.size)
+        notes = [*anchor.notes, *self._slow(task, anchor.point, evaluations)]
         if anchor.modes is not None and spread:
             notes = [note for note in notes if note.code != "other-modes"]
             notes += anchor.modes.ignored(task.chains, task.names)
@@ -124,17 +203,28 @@ class _FullData(Method):
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
         """Say so if chains that were spread over several modes stayed where they began."""
-        modes = task.anchor_at_mode().modes
+        modes = plan.anchor.modes if isinstance(plan.anchor, Anchor) else None
         if modes is None or len(modes) < 2 or task.chains < 2:
             return Outcome(target_accept=self.target_accept)
         at = plan.anchor.point + history.position @ plan.anchor.factor.T
         apart = [_apart(modes, task.chains)] if modes.apart(at) else []
         return Outcome(target_accept=self.target_accept, warnings=apart)
 
-    def _slow(self, task: Task, point: np.ndarray) -> list[ModicumWarning]:
-        evaluations = len(task.rows) * self.gradients(task.target.size)
+    def _slow(self, task: Task, point: np.ndarray, evaluations: float) -> list[ModicumWarning]:
         work = f"{self.name.upper()} on all {len(task.rows):,} rows"
         return slow_run(task, point, evaluations, work, "draw less, or take fewer rows")
+
+
+def _misleads(task: Task, anchor: Anchor) -> bool:
+    """Whether the mode of a model of one's own is alone and gives the wrong scales."""
+    model = task.target.model
+    if not (model.users_functions and model.has_mode) or anchor.factor.ndim < 2:
+        return False
+    if anchor.modes is not None and len(anchor.modes) > 1:
+        return False
+    if any(note.code == "not-concave" for note in anchor.notes):
+        return True
+    return far_from_normal(task, anchor)
 
 
 def _apart(modes: Modes, chains: int) -> ModicumWarning:
@@ -166,13 +256,16 @@ def _starts(anchor: Anchor, task: Task) -> ModeStarts:
 
 @dataclass(frozen=True)
 class NUTS(_FullData):
-    """The no-U-turn sampler on all rows, whitened at the mode.
+    """The no-U-turn sampler on all rows, whitened at the mode where that is of use.
+
+    A model of your own need not have one: where there is a kink, a funnel or a spike, chains start
+    from dispersed points and warm-up learns the scales in Stan's windows.
 
     Examples
     --------
     >>> import modicum as mo
     >>> mo.NUTS(target_accept=0.9)
-    NUTS(target_accept=0.9, step_size=None, memory_limit=None, max_depth=10)
+    NUTS(target_accept=0.9, step_size=None, memory_limit=None, metric=None, max_depth=10)
     """
 
     max_depth: int = 10

@@ -16,7 +16,15 @@ import numpy as np
 from modicum.errors import DataError, SettingError, suggestion
 from modicum.rows import CodedTerm, Coding, Rows
 
-__all__ = ["INTERCEPT", "GroupTerm", "check_groups", "common_columns", "grouped", "tidy_groups"]
+__all__ = [
+    "INTERCEPT",
+    "GroupTerm",
+    "check_groups",
+    "common_columns",
+    "effect_columns",
+    "grouped",
+    "tidy_groups",
+]
 
 INTERCEPT = "1"  # how a formula writes an effect on the predictor itself
 TOGETHER = 65_536
@@ -68,6 +76,11 @@ class GroupTerm:
     def sd_names(self) -> tuple[str, ...]:
         """What draws call their standard deviations, as entries of `group_sd`."""
         return tuple(self.field if e == INTERCEPT else f"{self.field}:{e}" for e in self.effects)
+
+    @property
+    def has_slopes(self) -> bool:
+        """Whether any effect is on a column."""
+        return any(effect != INTERCEPT for effect in self.effects)
 
     @property
     def has_correlations(self) -> bool:
@@ -141,6 +154,12 @@ def grouped(groups: Sequence[GroupTerm], rows: Rows) -> Coding | None:
             terms.append(CodedTerm(group.field, first, levels, False, _scale_of(effect, rows)))
             first += levels
     return Coding(dense, tuple(terms))
+
+
+def effect_columns(term: GroupTerm, rows: Rows, x: np.ndarray) -> np.ndarray:
+    """What some rows, of which `x` is the field, multiply the effects of their level with."""
+    places = [_scale_of(effect, rows) for effect in term.effects]
+    return np.column_stack([np.ones(len(x)) if k is None else x[:, k] for k in places])
 
 
 def _scale_of(effect: str, rows: Rows) -> int | None:

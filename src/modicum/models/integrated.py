@@ -224,6 +224,14 @@ class IntegratedEffects(BaseModel):
         """Return the rows as groups; a sentence for those that are none."""
         if isinstance(rows, GroupedRows):
             return rows
+        if rows.coding is not None and any(
+            term.field == self.group and term.scale is None for term in rows.coding.terms
+        ):
+            raise DataError(
+                f"the levels of '{self.group}' are columns of the rows, and cannot be groups as "
+                f"well; give them as numbers, mo.Rows(x=..., y=..., {self.group}=numbers), or "
+                "use mo.fit with a group term."
+            )
         groups = GroupedRows(rows, GroupIndex.of(rows, self.group))
         if len(groups) < 2:
             raise DataError(
@@ -542,20 +550,28 @@ class IntegratedEffects(BaseModel):
         Of a group of which nothing is known, and the population's average for such rows. What
         effects of new groups add to a predictor is normal, however many they are.
         """
-        family = self.family
-        predictors = family.predictor_vector(theta, batch)
-        seen = dict(batch) | {"y": predictors[:, 0]}  # of which the length is what counts
-        along = self.effect_columns(seen) @ self.covariance.factor(theta)
-        variance = jnp.sum(along**2, axis=1)
-        absent = family.absent_groups(batch)
-        if absent:
-            variance = variance + family.spread_of_new_groups(theta, batch, absent) ** 2
+        predictors = self.family.predictor_vector(theta, batch)
+        sd = self.spread_of_new_groups(theta, batch, predictors)
         xi, w = np.polynomial.hermite_e.hermegauss(NEW_GROUP_NODES)
 
         def at_node(xi: jax.Array) -> jax.Array:
-            return jax.vmap(family.mean)(predictors.at[:, 0].add(jnp.sqrt(variance) * xi))
+            return jax.vmap(self.family.mean)(predictors.at[:, 0].add(sd * xi))
 
         return jnp.tensordot(jnp.asarray(w / w.sum()), jax.lax.map(at_node, jnp.asarray(xi)), 1)
+
+    def spread_of_new_groups(self, theta: Params, batch: Batch, predictors: jax.Array) -> jax.Array:
+        """Standard deviation, in each row, of what effects of new groups add to its predictor.
+
+        Those of the group that is integrated out, and of others that the batch does not say.
+        """
+        seen = dict(batch) | {"y": predictors[:, 0]}  # of which the length is what counts
+        along = self.effect_columns(seen) @ self.covariance.factor(theta)
+        variance = jnp.sum(along**2, axis=1)
+        absent = self.family.absent_groups(batch)
+        if absent:
+            more = self.family.spread_of_new_groups(theta, batch, absent)
+            variance = variance + more**2
+        return jnp.sqrt(variance)
 
     def expected_given(self, theta: Params, effects: jax.Array, batch: Batch) -> jax.Array:
         """Mean of the outcome of each row given the effects of its group, (rows, effects)."""

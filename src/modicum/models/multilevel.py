@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from modicum.errors import SettingError
+from modicum.errors import SettingError, argument
 from modicum.models.base import DENSE_LIMIT, BaseModel
 from modicum.models.families import Softmax
-from modicum.models.groups import INTERCEPT, GroupTerm, tidy_groups
+from modicum.models.groups import INTERCEPT, GroupTerm, common_columns, tidy_groups
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors import LKJ, HalfNormal, Horseshoe, Prior
@@ -27,7 +27,7 @@ __all__ = ["HoldEffects", "Multilevel", "multilevel"]
 HoldEffects: TypeAlias = Literal["explicit", "integrate"]
 
 MOST_EFFECTS = 3  # per group that quadrature serves
-MOST_BESIDE = 500  # parameters held explicitly beside them: each group of a step has their Hessian
+MOST_BESIDE = 1_000  # parameters beside them: every group of a step has its Hessian in these
 # Rows per step that explicit effects may need: d^3 / n times this is what logistic rows of the
 # flights needed, 60 for 137 parameters and some 15,000 for 4,042.
 ROWS_NEEDED = 0.08
@@ -73,7 +73,8 @@ def multilevel(
     if how not in (None, "explicit", "integrate"):
         raise SettingError(f"groups must be 'explicit' or 'integrate', not {how!r}.")
     terms = tidy_groups(terms)  # an effect that is there twice is refused
-    size = len(rows.columns) + sum(len(rows.levels[t.field]) * len(t.effects) for t in terms)
+    common = len(common_columns(terms, rows))
+    size = common + sum(len(rows.levels[t.field]) * len(t.effects) for t in terms)
     needed = ROWS_NEEDED * size**3 / len(rows)
     largest = max(terms, key=lambda term: len(rows.levels[term.field])).field
     inner = [term for term in terms if term.field == largest]
@@ -81,7 +82,7 @@ def multilevel(
     beside = size - len(rows.levels[largest]) * sum(len(term.effects) for term in inner)
     obstacle = _obstacle(family, inner, beside)
     if how == "integrate" and obstacle is not None:
-        raise SettingError(f"{obstacle}; use groups='explicit'.")
+        raise SettingError(f"{obstacle}; use {argument('groups', 'explicit')}.")
     thin = size > DENSE_LIMIT or needed > MOST_ROWS
     if how == "integrate" or (how is None and thin and obstacle is None):
         why = (
@@ -95,9 +96,12 @@ def multilevel(
         return Multilevel(_integrated(family, inner, outer), "integrate", why)
     if size > DENSE_LIMIT:
         reason = "" if obstacle is None else f", and {obstacle}"
+        remedy = f"integrate effects out by {argument('groups', 'integrate')}"
+        if obstacle is not None:
+            remedy = "leave the group of the most levels out, or merge levels"
         raise SettingError(
             f"the model would hold {size:,} parameters explicitly, which is possible up to "
-            f"{DENSE_LIMIT:,}{reason}; leave the group of the most levels out, or merge levels."
+            f"{DENSE_LIMIT:,}{reason}; {remedy}."
         )
     why = "set by hand" if how else f"{size:,} parameters for {len(rows):,} rows are few"
     return Multilevel(replace(family, groups=tuple(terms)), "explicit", why)

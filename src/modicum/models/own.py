@@ -14,7 +14,7 @@ from jax.tree_util import PyTreeDef
 
 from modicum.errors import SettingError, suggestion
 from modicum.models.base import BaseModel, Batch, Params, named_leaves
-from modicum.models.constraints import Constraint, Shape, real
+from modicum.models.constraints import Constraint, Shape, positive, real
 from modicum.models.tracing import uncompiled
 from modicum.random import IMPL
 from modicum.rows import Rows
@@ -164,6 +164,10 @@ class Model(BaseModel):
         and summaries.
     shapes
         Shapes of parameters that are no single numbers, by name, where there is no `init`.
+    expand
+        What the control variates of HMC-ECS are expanded in, for parameters that are sampled on a
+        logarithm: "log", "identity", "square", "reciprocal" or "reciprocal square" of what it is
+        the logarithm of. By default its pilot study chooses for all positive parameters.
 
     Examples
     --------
@@ -200,6 +204,7 @@ class Model(BaseModel):
         constraints: Mapping[str, Constraint] | None = None,
         report: Callable[[Params], Mapping[str, Any]] | None = None,
         shapes: Mapping[str, int | Shape] | None = None,
+        expand: Mapping[str, str] | None = None,
     ) -> None:
         given: dict[str, Callable[..., Any] | None] = {
             "log_prior": log_prior,
@@ -216,6 +221,7 @@ class Model(BaseModel):
         }
         self._constraints = _checked_constraints(constraints)
         self._shapes = _checked_shapes(shapes, init)
+        self._expand = _checked_expand(expand)
         self._kinds: Mapping[str, str] = {}
         self.points = () if init is None else _points(init, self._functions["log_prior"])
         self._layout = Layout.of(self.points[0], self._constraints) if self.points else None
@@ -338,6 +344,23 @@ class Model(BaseModel):
     def flat_names(self, rows: Rows | None = None) -> tuple[str, ...]:
         """Name the free numbers."""
         return self.layout.flat_names()
+
+    def expansions(self) -> dict[str, str | None]:
+        """Positive parameters, which are sampled on a logarithm, and those the user named."""
+        both = zip(self.layout.names, self.layout.constraints, strict=True)
+        found: dict[str, str | None] = {name: None for name, c in both if c == positive}
+        for name in self._expand:
+            if name not in self.layout.names:
+                raise SettingError(
+                    f"`expand` names {name!r}, which is no parameter"
+                    f"{suggestion(name, self.layout.names)}."
+                )
+            place = self.layout.names.index(name)
+            if self.layout.shapes[place] != self.layout.free_shapes()[place]:
+                raise SettingError(
+                    f"`expand` names {name!r}, whose constraint has no logarithm of each entry."
+                )
+        return found | self._expand
 
     # What it is ----------------------------------------------------------------------------
 
@@ -492,6 +515,16 @@ def _checked_shapes(shapes: object, init: Params | None) -> dict[str, Shape]:
             raise SettingError(f"the shape of {name!r} must hold whole numbers, not {shape!r}.")
         tidy[str(name)] = tuple(int(n) for n in axes)
     return tidy
+
+
+def _checked_expand(expand: object) -> dict[str, str]:
+    if expand is None:
+        return {}
+    if not isinstance(expand, Mapping) or not all(isinstance(w, str) for w in expand.values()):
+        raise SettingError(
+            'expand must map names of parameters to coordinates, such as {"sigma": "identity"}.'
+        )
+    return {str(name): str(what) for name, what in expand.items()}
 
 
 def _points(init: Params, log_prior: Callable[[Params], Any]) -> tuple[Params, ...]:

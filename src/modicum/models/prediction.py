@@ -160,8 +160,7 @@ def _predictors(
     theta = model.restore(named)
     if isinstance(model, IntegratedEffects):
         predictors = model.family.predictor_vector(theta, fields)
-        z = model.effect_columns(dict(fields) | {"y": predictors[:, 0]})
-        return predictors, jnp.linalg.norm(z @ model.covariance.factor(theta), axis=1)
+        return predictors, model.spread_of_new_groups(theta, fields, predictors)
     assert isinstance(model, LinearPredictorModel)
     predictors = model.predictor_vector(theta, fields)
     absent = model.absent_groups(fields)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, eigh
 
-from modicum.errors import ConvergenceError, ModicumWarning
+from modicum.errors import ConvergenceError, ModicumWarning, NoModeError
 from modicum.kernels.base import Warp
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.priors import prior_warnings
@@ -19,6 +19,7 @@ from modicum.passes.mode import (
     DENSE_LIMIT,
     TOLERANCE,
     Curvature,
+    EndlessError,
     ModeRecord,
     curvature,
     find_mode,
@@ -193,11 +194,25 @@ def _first_mode(
     """The mode reached from the first start that reaches one, and that start."""
     try:
         return start, find_mode(sums, start, seed, within=within)
-    except ConvergenceError:
+    except ConvergenceError as fault:
         for other in starts.points:
             with suppress(ConvergenceError):
                 return other, find_mode(sums, other, seed, within=within)
+        if _may_have_none(sums, start, fault):
+            said = str(fault).removesuffix(".")
+            raise NoModeError(f"{said}; or use method='nuts', which needs no mode.") from fault
         raise
+
+
+def _may_have_none(sums: Sums, start: np.ndarray, fault: ConvergenceError) -> bool:
+    """Whether a model of one's own is as it should be and has no mode all the same.
+
+    A kink or a funnel is no mistake. A start where something is no number is one, and so is a
+    log-posterior that has no end.
+    """
+    if not sums.target.model.users_functions or isinstance(fault, EndlessError):
+        return False
+    return curvature(sums, start, "mode").finite
 
 
 def _from_curvature(
@@ -222,7 +237,7 @@ def _from_curvature(
 
 def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[ModicumWarning]:
     """Say so if along some direction the prior decides and the data do not, and why."""
-    information, prior, names = _compared(at, names, sums.target)
+    information, prior, names, kept = _compared(at, names, sums.target)
     with suppress(np.linalg.LinAlgError, ValueError):
         cholesky(information - DULL * prior)  # all ratios are above: a tenth of eigh's time
         return []
@@ -240,7 +255,9 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
     about = ", ".join(_name(names, i) for i in top)
     alone = np.sum(direction**2 * np.diag(information))  # information, if columns did not overlap
     if not isinstance(sums.target.model, LinearPredictorModel):
-        return _of_own_model(at, about, direction, sums)
+        whole = np.zeros(len(at.point))
+        whole[kept] = direction
+        return _of_own_model(at, about, whole, sums)
     if len(top) > 1 and ratios[0] < CANCELS * alone:
         return [
             ModicumWarning(
@@ -269,8 +286,8 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
 
 def _compared(
     at: Curvature, names: tuple[str, ...], target: Target
-) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Information of the data, of the prior, and names, of what both may inform.
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...], np.ndarray]:
+    """Information of the data, of the prior, names and places, of what both may inform.
 
     Not compared is what has a flat prior, or one that is meant to decide where data are silent (a
     horseshoe): of that the information is taken off (a Schur complement).
@@ -278,14 +295,14 @@ def _compared(
     prior = -at.prior_hessian
     left_out = target.not_compared | (np.diag(prior) <= 0)
     if not left_out.any():
-        return -at.B, prior, names
+        return -at.B, prior, names, np.arange(len(prior))
     kept = np.flatnonzero(~left_out)
     called = tuple(_name(names, int(i)) for i in kept)
     whole = -at.B + np.where(left_out[:, None] & left_out[None, :], prior, 0.0)
     across, others = whole[np.ix_(kept, left_out)], whole[np.ix_(left_out, left_out)]
     taken = across @ np.linalg.lstsq(others, across.T, rcond=None)[0]
     information = whole[np.ix_(kept, kept)] - taken
-    return (information + information.T) / 2, prior[np.ix_(kept, kept)], called
+    return (information + information.T) / 2, prior[np.ix_(kept, kept)], called, kept
 
 
 def _of_own_model(

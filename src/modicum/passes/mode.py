@@ -42,6 +42,10 @@ SETTLED = 3e-3  # posterior standard deviations: nothing depends on where exactl
 LEAST_INFORMATION = 1e-4  # about an entry, where a stand-in prior starts from that of the data
 
 
+class EndlessError(ConvergenceError):
+    """The search for a mode has come to where the log-posterior is infinite."""
+
+
 @dataclass(frozen=True)
 class ModeRecord:
     """How the mode was found.
@@ -325,7 +329,8 @@ def ascend(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> Curvatur
     prior = flat_prior(sums.target)
     at = curvature(sums, start, purpose, prior)
     if not at.finite:
-        raise ConvergenceError(_not_finite(sums, at))
+        kind = EndlessError if at.log_posterior == np.inf else ConvergenceError
+        raise kind(_not_finite(sums, at))
     damping = 0.0
     for _ in range(MAX_STEPS):
         if prior is not None:

@@ -1,6 +1,8 @@
 """The result of a run: summaries (signs and weights included), prediction, storage, ArviZ."""
 
 from modicum.posterior.alignment import FitRows
+from modicum.posterior.checking.evidence import Evidence
+from modicum.posterior.checking.predictive_check import PredictiveCheck
 from modicum.posterior.comparison import compare
 from modicum.posterior.guards import Warnings, convergence_warnings
 from modicum.posterior.posterior import Posterior
@@ -9,9 +11,11 @@ from modicum.posterior.score import Score
 from modicum.posterior.stein import SteinDiscrepancy
 
 __all__ = [
+    "Evidence",
     "FitRows",
     "Posterior",
     "Prediction",
+    "PredictiveCheck",
     "Score",
     "SteinDiscrepancy",
     "Warnings",

@@ -43,6 +43,7 @@ __all__ = [
     "group_names",
     "known_effects",
     "known_groups",
+    "tabulated",
     "with_groups",
 ]
 
@@ -97,7 +98,7 @@ def effects(
     ids = _places(names, group, levels)
     subset, weights = thinned(source, draws)
     parts = [
-        _tabulated(part[None], weights, prob)  # as of one chain: (1, draws, groups, effects)
+        tabulated(part[None], weights, prob)  # as of one chain: (1, draws, groups, effects)
         for part in effect_draws(fit, groups, ids, subset)
     ]
     size = groups.index.size[ids]
@@ -136,10 +137,10 @@ def _explicit(
         )
         size = np.asarray(counts)[ids]
     levels_there = np.asarray(entries, object)[ids]
-    return _frame(_tabulated(x, weights, prob), group, levels_there, called, size, prob)
+    return _frame(tabulated(x, weights, prob), group, levels_there, called, size, prob)
 
 
-def _tabulated(x: np.ndarray, weights: np.ndarray, prob: float) -> np.ndarray:
+def tabulated(x: np.ndarray, weights: np.ndarray, prob: float) -> np.ndarray:
     """Mean, sd and interval of draws (chains, draws, groups, effects), along a last axis."""
     low, high = weighted_quantile(x, weights, [(1 - prob) / 2, (1 + prob) / 2])
     sd = np.sqrt(weighted_variance(x, weights))

@@ -13,7 +13,7 @@ from modicum.posterior.labels import AnyLabels, Labels, scalar_names, tidy_label
 from modicum.posterior.summary import diagnose
 from modicum.posterior.weighted import kish_share, weighted_mcse
 
-__all__ = ["Warnings", "convergence_warnings"]
+__all__ = ["Warnings", "convergence_warnings", "largest_r_hat", "smallest_ess"]
 
 LARGEST_R_HAT = 1.01
 SMALLEST_ESS = 400  # Vehtari et al. (2021): below it, R-hat and ESS themselves are unreliable
@@ -164,7 +164,7 @@ def _signs_and_weights(weights: np.ndarray) -> list[ModicumWarning]:
         ]
     doubts = _cancelling_signs(weights) if (weights < 0).any() else _uneven_weights(weights)
     if _measurable(weights):
-        ratio, limit = float(r_hat(weights)), _largest_r_hat(weights.shape[0], weights.shape[1], 1)
+        ratio, limit = float(r_hat(weights)), largest_r_hat(weights.shape[0], weights.shape[1], 1)
         if not ratio <= limit:
             doubts.append(
                 ModicumWarning(
@@ -278,7 +278,7 @@ def _disagreement(
     bulk, tail = measured["ess_bulk"], measured["ess_tail"]
     sizes = np.where(np.isnan(tail), bulk, np.minimum(bulk, tail)) * chains / len(part)
     sizes = np.where(moving, sizes, np.inf)
-    limit = _largest_r_hat(len(part), number, len(some))
+    limit = largest_r_hat(len(part), number, len(some))
     unknown = np.isnan(ratios) | (np.isnan(sizes) & ~(ratios > limit))
     if unknown.any():
         return [_unmeasured(names[some[int(unknown.argmax())]], weights is not None)]
@@ -297,7 +297,7 @@ def _disagreement(
             )
         )
     worst = int(sizes.argmin())
-    if sizes[worst] < _smallest_ess(chains * number):
+    if sizes[worst] < smallest_ess(chains * number):
         doubts.append(
             ModicumWarning(
                 "ess",
@@ -323,7 +323,7 @@ def _unmeasured(name: str, weighted: bool) -> ModicumWarning:
     )
 
 
-def _smallest_ess(total: int) -> float:
+def smallest_ess(total: int) -> float:
     """Limit of ESS: 400, or a quarter of the draws, or less where there are below a thousand.
 
     An ESS estimated from a few hundred draws is noise, and the worst of many parameters more so.
@@ -331,7 +331,7 @@ def _smallest_ess(total: int) -> float:
     return min(SMALLEST_ESS, total / 4 * min(1.0, total / 1000))
 
 
-def _largest_r_hat(chains: int, draws: int, scalars: int) -> float:
+def largest_r_hat(chains: int, draws: int, scalars: int) -> float:
     """Limit of R-hat that a good chain of this length keeps, and never below 1.01.
 
     R-hat squared is about 1 + F / n for half chains worth n independent draws, where

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError, is_number, whole_number
+from modicum.errors import DataError, ModicumError, SettingError, is_number, whole_number
 from modicum.ledger import Ledger
 from modicum.models import IntegratedEffects
 from modicum.models.base import BaseModel
@@ -57,13 +58,22 @@ from modicum.posterior.datatree import (
     write_netcdf,
 )
 from modicum.posterior.draws import Draws, check_interval, thinned
-from modicum.posterior.effects import effects, known_effects, known_groups, with_groups
+from modicum.posterior.effects import (
+    effects,
+    group_names,
+    known_effects,
+    known_groups,
+    with_groups,
+)
 from modicum.posterior.guards import Warnings
 from modicum.posterior.prediction import Prediction, Predictor, predict
+from modicum.posterior.report import Reported, report_page
+from modicum.posterior.report.words import code_for, model_name, posterior_box
 from modicum.posterior.score import Score, score
 from modicum.posterior.stein import PURPOSE, SteinDiscrepancy, stein_discrepancy
 from modicum.posterior.storage import Contents, load, save
 from modicum.posterior.summary import Statistic, learning_curve, summarise
+from modicum.posterior.variation import intraclass
 from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.rows.formula import NewLevels
@@ -75,6 +85,8 @@ if TYPE_CHECKING:
     from arviz_stats.utils import ELPDData
 
 __all__ = ["Posterior"]
+
+MOST_COLUMNS = 8  # whose effects a report shows
 
 
 @dataclass(repr=False, eq=False)
@@ -373,8 +385,8 @@ class Posterior(Draws):
         >>> rng = np.random.default_rng(1)
         >>> g = np.repeat(np.arange(30), 20)
         >>> y = rng.random(600) < 1 / (1 + np.exp(-rng.normal(size=30)[g]))
-        >>> rows = mo.Rows(x=rng.normal(size=(600, 1)), y=y, clinic=g)
-        >>> model = mo.models.IntegratedEffects(mo.models.Logistic(), "clinic")
+        >>> rows = mo.Rows(x=rng.normal(size=(600, 1)), y=y, codes={"clinic": g})
+        >>> model = mo.models.Logistic(groups="clinic")
         >>> post = mo.sample(model, rows, method="nuts", draws=200, tune=200, chains=2,
         ...                  random_seed=1, progressbar=False)
         >>> list(post.effects("clinic", levels=[3, 4]).columns)
@@ -382,6 +394,41 @@ class Posterior(Draws):
         """
         known = self.rows if rows is None else rows
         return effects(self, self._fit(), known, group, levels, draws, prob)
+
+    def icc(self, rows: Rows | None = None, prob: float = 0.9) -> pd.DataFrame:
+        """Tabulate intraclass correlations: how much of the variation is between groups.
+
+        On the scale of the predictor, given the common columns: the variance of a group's effects
+        over that of all groups and of a row's own noise, which is pi^2/3 for the logit, 1 for the
+        probit, the square of a Gaussian's scale, and log(1 + 1/mean) for Poisson counts. Where
+        slopes vary, their part is averaged over the rows.
+
+        Parameters
+        ----------
+        rows
+            The rows the posterior was sampled with; needed for slopes and counts where it was
+            loaded from a file.
+        prob
+            Posterior probability of the equal-tailed interval.
+
+        Returns
+        -------
+        DataFrame
+            One line per group, and one for all of them where there are several.
+
+        Examples
+        --------
+        >>> import numpy as np, modicum as mo
+        >>> g = np.repeat(np.arange(30), 20)
+        >>> rng = np.random.default_rng(1)
+        >>> y = rng.normal(size=30)[g] + rng.normal(size=600)
+        >>> rows = mo.Rows(x=rng.normal(size=(600, 1)), y=y, codes={"ward": g})
+        >>> model = mo.models.Gaussian(scale=1.0, groups="ward")
+        >>> post = mo.sample(model, rows, draws=200, tune=200, random_seed=1, progressbar=False)
+        >>> bool(0.3 < post.icc().loc["ward", "mean"] < 0.7)
+        True
+        """
+        return intraclass(self, self._fit().model, self.rows if rows is None else rows, prob)
 
     def _rows_of_fit(self, rows: Rows | None) -> Rows:
         known = self.rows if rows is None else rows
@@ -467,13 +514,15 @@ class Posterior(Draws):
         --------
         >>> import numpy as np, modicum as mo
         >>> rng = np.random.default_rng(1)
-        >>> x = rng.normal(size=(500, 2))
-        >>> rows = mo.Rows(x=x, y=rng.random(500) < 1 / (1 + np.exp(-x[:, 0])))
-        >>> post = mo.sample(mo.models.Logistic(), rows, draws=500, tune=300, random_seed=1,
-        ...                  progressbar=False)
-        >>> left_out = post.loo(rows)
+        >>> rows = mo.Rows(x=np.ones((500, 1)), y=rng.normal(0.3, 1, size=500))
+        >>> mean = rows.slice(0, 500)["y"].mean()  # under a flat prior
+        >>> draws = {"beta": rng.normal(mean, 500**-0.5, size=(4, 500, 1))}
+        >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=500), rows=rows)
+        >>> model = mo.models.Gaussian(scale=1.0, intercept=False)
+        >>> post.predictor = mo.models.prediction.ModelPredictor(model)
+        >>> left_out = post.loo()
         >>> round(left_out.elpd), round(left_out.p)
-        (-301, 3)
+        (-669, 1)
         """
         subject = self.subject(data, "leaving rows out")
         (left_out,) = leave_one_out([subject], subsample, draws, random_seed, progressbar)
@@ -761,6 +810,92 @@ class Posterior(Draws):
         ledger = Ledger(rows=len(rows))
         exact = exact_log_posterior(ledger, fit, rows, self.draws, progressbar)
         return sensitivity(self, model, exact)
+
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        title: str | None = None,
+        prob: float = 0.9,
+    ) -> Path:
+        """Write a page that says what was fitted, whether to trust it, and what it says.
+
+        One HTML file that loads nothing: the model, data and priors, diagnostics with traffic
+        lights, coefficients, effects, what columns do, calibration, cost against full data,
+        warnings in words, and how to do it again. What needs the rows is left out where the
+        posterior, loaded from a file, does not hold them.
+
+        Parameters
+        ----------
+        path
+            The file to write.
+        title
+            Its heading; the formula, or the model, by default.
+        prob
+            Posterior probability of the intervals.
+
+        Returns
+        -------
+        Path
+            Where it is.
+        """
+        check_interval(prob)
+        page = report_page(self._reported(title, prob))
+        with within_disk(path):
+            Path(path).write_text(page, encoding="utf-8")
+        return Path(path)
+
+    def _reported(self, title: str | None, prob: float) -> Reported:
+        predictor = self.restore_predictor()
+        model = predictor.model if isinstance(predictor, ModelPredictor) else None
+        name = model_name(model)
+        check: PredictiveCheck | str = "The rows of the fit are not at hand, so this is not known."
+        columns: dict[str, pd.DataFrame | str] = {}
+        groups: dict[str, pd.DataFrame] = {}
+        if model is not None and self.rows is not None:
+            try:
+                check = self.ppc(draws=100, prob=prob)
+            except ModicumError as fault:
+                check = str(fault)
+            for column in self._columns_to_report():
+                try:
+                    columns[column] = self.marginal(column, draws=100, prob=prob, subsample=1000)
+                except ModicumError as fault:
+                    columns[column] = str(fault)
+            for group in group_names(model):
+                groups[group] = self.effects(group, prob=prob)
+        return Reported(
+            title=title or str(self.settings.get("formula", name)),
+            summary=self.summary(prob=prob),
+            stats=self.stats,
+            tuning=self.tuning,
+            settings=self.settings,
+            warnings=self.warnings,
+            ledger=self.ledger,
+            fit_rows=self.fit_rows,
+            model=name,
+            chains=self.chains,
+            draws=self.num_draws,
+            code=code_for(self.settings, name, self.chains, self.num_draws),
+            check=check,
+            columns=columns,
+            groups=groups,
+        )
+
+    def _columns_to_report(self) -> list[str]:
+        """Columns as a user knows them, the first few; groups have a section of their own."""
+        assert self.rows is not None
+        encoding = None if self.fit_rows is None else self.fit_rows.encoding
+        if encoding is not None:
+            grouped = {name for group in encoding.groupings for name in group.columns}
+            names = encoding.needed(outcome=False, fields=()) if self.table is not None else ()
+            return [name for name in names if name not in grouped][:MOST_COLUMNS]
+        rows = self.rows
+        places = range(len(rows.columns)) if rows.coding is None else rows.coding.dense
+        coded = () if rows.coding is None else rows.coding.fields
+        return [*(rows.columns[k] for k in places), *coded][:MOST_COLUMNS]
+
+    def _repr_html_(self) -> str:
+        return posterior_box(self, repr(self), self.warnings)
 
     def _averages(
         self,

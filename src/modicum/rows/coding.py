@@ -111,12 +111,23 @@ class Coding:
 
     @cached_property
     def apart(self) -> bool:
-        """Whether no two parts share a column."""
+        """Whether no two parts of a row stand in one column.
+
+        Terms of one field whose columns begin at different places (splines that overlap) do not.
+        """
         taken = np.zeros(self.size, int)
         np.add.at(taken, list(self.dense), 1)
+        begins: dict[str, list[int]] = {}
         for term in self.terms:
-            taken[term.columns] += 1
-        return bool(np.all(taken <= 1))
+            begins.setdefault(term.field, []).append(term.first - term.reference)
+        for field in begins:
+            own = np.zeros(self.size, bool)
+            for term in self.terms:
+                if term.field == field:
+                    own[term.columns] = True
+            taken += own
+        once = all(len(set(places)) == len(places) for places in begins.values())
+        return once and bool(np.all(taken <= 1))
 
     def densely(self, batch: Mapping[str, Any]) -> np.ndarray:
         """Return the rows of the model matrix, (rows, size), in the type of x (else of y)."""

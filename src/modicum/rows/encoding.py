@@ -37,7 +37,7 @@ from modicum.rows.description import (
     level_names,
     level_places,
 )
-from modicum.rows.sources import Source, TableSource, is_table
+from modicum.rows.sources import Source, TableSource, Unread, is_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -432,12 +432,12 @@ class Encoder:
             out[:] = values
         return values
 
-    def blocks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Array]:
-        """Packed rows of all batches, in blocks that stay in cache."""
+    def blocks(self, unread: Unread) -> Iterator[Array]:
+        """Packed rows of all that is unread, in blocks that stay in cache."""
         weight = WeightCheck(self.roles.weight) if self.roles.weight else None
         about = self.describe(1)
-        start, step = 0, block_rows(about.width)
-        for batch in batches:
+        start, step = unread.first, block_rows(about.width)
+        for batch in unread.batches(self.roles.needed):
             for at in range(0, batch.num_rows, step):
                 fields = self.encode(batch.slice(at, step), start)
                 if weight:
@@ -457,11 +457,12 @@ def joined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def read_source(
-    source: Source, choice: ColumnChoice, dtype: object
+    source: Source, choice: ColumnChoice, dtype: object, rest: Unread | None = None
 ) -> tuple[Encoder, Iterator[Array]]:
     """Return the encoder for a source, and the packed blocks of its rows, in order.
 
-    A source with categorical columns is read twice, the first time only those columns.
+    A source with categorical columns is read twice, the first time only those columns. Blocks are
+    of the `rest` of its rows, where some have been read before.
     """
     told = resolve(source.names, choice)
     if source.rows == 0:
@@ -479,7 +480,8 @@ def read_source(
                 refuse_stray_text(source, name, levels[name], remedy)
                 _refuse_many(name, levels[name])
     encoder = Encoder(roles, levels, kind, dense=choice.dense)
-    return encoder, encoder.blocks(source.batches(roles.needed))
+    unread = Unread(source) if rest is None else rest
+    return encoder, encoder.blocks(unread)
 
 
 def _with_text(roles: Roles, source: Source) -> Roles:
@@ -560,7 +562,7 @@ def read_table_like(
     about = replace(
         encoder.describe(source.rows or 0), columns=schema.columns, levels=dict(schema.levels)
     )
-    return about, encoder.blocks(source.batches(roles.needed))
+    return about, encoder.blocks(Unread(source))
 
 
 def _table_column(field: str, names: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,18 +20,23 @@ from modicum.rows.description import Array, Description, Level
 from modicum.rows.encoding import ColumnChoice, read_source
 from modicum.rows.fields import FieldSet
 from modicum.rows.fingerprint import RunningFingerprint
+from modicum.rows.lake import LakeSource, is_uri
 from modicum.rows.rows import Rows
 from modicum.rows.sorting import sorted_blocks
 from modicum.rows.sources import (
     DatasetSource,
     FileSource,
+    LazySource,
     Source,
+    SpooledSource,
     TableSource,
+    Unread,
     is_dataset,
     is_table,
+    library,
 )
 from modicum.rows.staging import staged, writing
-from modicum.rows.store import DESCRIPTION, SHARD_BYTES, ShardWriter, StoreDescription
+from modicum.rows.store import DESCRIPTION, SHARD_BYTES, Journal, ShardWriter, StoreDescription
 
 KINDS = {
     ".parquet": "parquet",
@@ -41,6 +47,7 @@ KINDS = {
     ".feather": "arrow",
     ".ipc": "arrow",
 }
+ONCE_OPENED = (LakeSource, LazySource, SpooledSource)  # sources that are dear to make twice
 COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
 
 
@@ -63,14 +70,19 @@ def ingest(
     r"""Write a row store from files, a table or arrays, and open it.
 
     The source is read in small batches, so the data need not fit in memory. The store appears
-    under its name when it is complete; an ingest that fails or is killed leaves nothing there.
+    under its name when it is complete; an ingest that fails leaves nothing there. One of files that
+    is killed, or loses its connection, goes on after its last complete shard when it is called
+    again, unless files or arguments have changed, or rows are sorted.
 
     Parameters
     ----------
     source : path, table, mapping or Rows
         A Parquet, CSV or Arrow (Feather) file, a folder or glob of one kind of such files (read in
-        the order of their names), a store, a pandas or polars data frame, a pyarrow table, a
-        mapping of field names to arrays (then the column arguments do not apply), or `Rows`.
+        the order of their names; ``year=2024`` in the names of folders is a column), the same on
+        object storage (``s3://bucket/folder``, ``gs://...``; no CSV), a list of them, a store, a
+        pandas or polars data frame or LazyFrame, a pyarrow table or dataset (which may have a
+        filter), a list or an iterator of tables, a mapping of field names to arrays (then the
+        column arguments do not apply), or `Rows`.
     store : path
         The folder to make.
     outcome, predictors, offset, weight, categorical, dense
@@ -112,18 +124,32 @@ def ingest(
         raise SettingError(f"the store must be a path, not a {type(store).__name__}.")
     choice = ColumnChoice(outcome, predictors, offset, weight, categorical, dense)
     table = _recognise(source, choice, encoding)
+    # Weights are judged as a whole, when all have been seen.
+    identity = None if weight is not None else identity_of(table, choice, dtype, encoding)
     while True:
         try:
             return write_store(
-                lambda: _packed(table, choice, dtype),
+                lambda done: _packed(table, choice, dtype, done),
                 store,
                 overwrite,
                 progressbar,
                 shard_rows,
                 sort_by,
+                identity,
             )
         except TypesWidened:
             continue
+
+
+def identity_of(source: object, *settings: object) -> str | None:
+    """A text that differs where files or settings differ; None where data may change unseen."""
+    if isinstance(source, LakeSource):
+        files: object = source.identity
+    elif isinstance(source, FileSource) and not isinstance(source, SpooledSource):
+        files = [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in source.paths]
+    else:
+        return None
+    return hashlib.sha256(repr((files, settings)).encode()).hexdigest()
 
 
 class PackedBlocks(NamedTuple):
@@ -135,33 +161,56 @@ class PackedBlocks(NamedTuple):
 
 
 def write_store(
-    rows: Callable[[], PackedBlocks],
+    rows: Callable[[Callable[[Description], int]], PackedBlocks],
     store: str | os.PathLike[str],
     overwrite: bool,
     progressbar: Progressbar,
     shard_rows: int | None = None,
     sort_by: str | None = None,
+    identity: str | None = None,
 ) -> Rows:
-    """Write the rows that `rows` returns, once it is known that they may be written there."""
+    """Write the rows that `rows` returns, once it is known that they may be written there.
+
+    With an `identity` of what is written, a killed call is gone on with by the next: `rows` is
+    given a function that says, once the rows are described, how many of them are there already.
+    """
     folder = Path(os.path.realpath(store))  # what a link points to is written, not the link
-    with staged(folder, overwrite) as staging:
-        ready = rows()
+    identity = None if sort_by is not None else identity
+    with staged(folder, overwrite, identity) as staging:
+        journals: list[Journal] = []
+
+        def done(about: Description) -> int:
+            if identity is None:
+                return 0
+            journals.append(Journal(staging, about, f"{identity} {shard_rows}"))
+            return sum(shard.rows for shard in journals[0].shards)
+
+        ready = rows(done)
         if sort_by is not None:
             ordered = sorted_blocks(ready.description, ready.blocks, sort_by, staging)
             ready = ready._replace(blocks=ordered)
-        _write(ready, staging, folder, shard_rows, progressbar)
+        journal = journals[0] if journals else None
+        _write(ready, staging, folder, shard_rows, progressbar, journal)
     return Rows.open(store)
 
 
 def _write(
-    rows: PackedBlocks, staging: Path, store: Path, shard_rows: int | None, progressbar: Progressbar
+    rows: PackedBlocks,
+    staging: Path,
+    store: Path,
+    shard_rows: int | None,
+    progressbar: Progressbar,
+    journal: Journal | None = None,
 ) -> None:
     about = rows.description
     per_shard = shard_rows or max(1, SHARD_BYTES // about.row_bytes)
-    writer = ShardWriter(staging, about, per_shard)
+    writer = ShardWriter(staging, about, per_shard, journal)
     fingerprint = RunningFingerprint(about)
     try:
         with phase(f"ingest {store.name}", rows.total, progressbar, "rows") as reading:
+            for block in () if journal is None else journal.blocks(staging, about):
+                fingerprint.update(block)  # it was written before this process began
+                reading.advance(len(block))
             for block in rows.blocks:
                 with writing(store):
                     writer.write(block)
@@ -171,12 +220,17 @@ def _write(
             shards = tuple(writer.finish())
             about = replace(about, n=writer.rows)
             StoreDescription(about, shards, fingerprint.finish(about)).write(staging)
+            if journal is not None:
+                journal.end()
     finally:
         writer.close()
 
 
 def _packed(
-    source: Source | Rows | Mapping[str, object], choice: ColumnChoice, dtype: object
+    source: Source | Rows | Mapping[str, object],
+    choice: ColumnChoice,
+    dtype: object,
+    done: Callable[[Description], int],
 ) -> PackedBlocks:
     if isinstance(source, Rows | Mapping):
         if choice != ColumnChoice():
@@ -191,8 +245,11 @@ def _packed(
         kind = source.dtype if dtype is None else as_dtype(dtype, [])
         about = replace(source._description, dtype=kind)
         return PackedBlocks(about, _repacked(source, about), len(source))
-    encoder, blocks = read_source(source, choice, dtype)
-    return PackedBlocks(encoder.describe(source.rows or 0), blocks, source.rows)
+    rest = Unread(source)
+    encoder, blocks = read_source(source, choice, dtype, rest)
+    about = encoder.describe(source.rows or 0)
+    rest.first = done(about)
+    return PackedBlocks(about, blocks, source.rows)
 
 
 def _repacked(rows: Rows, about: Description) -> Iterator[Array]:
@@ -245,16 +302,29 @@ def table_source(
     levels
         Whether a column of a CSV file that is not numbers throughout is text; else it is refused.
     """
+    if isinstance(source, ONCE_OPENED):
+        return source
+    if type(source).__name__ == "LazyFrame" and library(source) == "polars":
+        return LazySource(source)
     if is_table(source):
         return TableSource(source)
     if is_dataset(source):
         return DatasetSource(source)
-    if not isinstance(source, str | os.PathLike):
+    if isinstance(source, list | tuple) and source and all(map(_is_place, source)):
+        if any(map(is_uri, source)):
+            return LakeSource(source)
+        files = [file for place in source for file in _files(Path(place))]
+    elif isinstance(source, Iterator | list | tuple) or _is_reader(source):
+        return SpooledSource(source)  # type: ignore[arg-type]
+    elif not _is_place(source):
         raise SettingError(
             f"a {type(source).__name__} cannot be read as a table: pass a path, a data frame, a "
-            "pyarrow table or dataset, a mapping of arrays, or Rows."
+            "pyarrow table or dataset, a list or an iterator of them, a mapping of arrays, or Rows."
         )
-    files = _files(Path(source))
+    elif is_uri(source) or _holds_columns(Path(source)):
+        return LakeSource([source])
+    else:
+        files = _files(Path(source))
     kinds = {_kind(file) for file in files}
     if len(kinds) > 1:
         raise SettingError(
@@ -266,6 +336,22 @@ def table_source(
     return FileSource(files, parquet=kind == "parquet")
 
 
+def _is_place(value: object) -> TypeGuard[str | os.PathLike[str]]:
+    return isinstance(value, str | os.PathLike)
+
+
+def _is_reader(value: object) -> bool:
+    """Whether it is Arrow's reader of record batches."""
+    return library(value) == "pyarrow" and hasattr(value, "read_next_batch")
+
+
+def _holds_columns(path: Path) -> bool:
+    """Whether the names of a folder's folders hold columns, as in year=2024."""
+    if not path.is_dir():
+        return False
+    return any("=" in p.name and p.is_dir() and p.name[0] not in "._" for p in path.rglob("*"))
+
+
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
@@ -275,12 +361,6 @@ def _files(path: Path) -> list[Path]:
             for file in path.rglob("*")
             if file.is_file() and not any(p[0] in "._" for p in file.relative_to(path).parts)
         )
-        for file in files:
-            if any("=" in part for part in file.relative_to(path).parts[:-1]):
-                raise SettingError(
-                    f"{path} keeps columns in the names of its folders ({file.parent.name}): write "
-                    "them into the files first, or pass a glob of the files to do without them."
-                )
     else:
         files = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
         files = [file for file in files if file.is_file()]

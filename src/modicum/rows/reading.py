@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from modicum.errors import SettingError, argument
-from modicum.progress import Progressbar, phase
+from modicum.progress import Progressbar, phase, say
 from modicum.rows.checks import MissingValueError
 from modicum.rows.csv import TypesWidened
-from modicum.rows.description import Array
+from modicum.rows.description import Array, Description
 from modicum.rows.formula import Formula, FormulaEncoding, NewLevels, learn, parse
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import grouping_name
 from modicum.rows.formula.memory import encoded, in_memory, rows_type
-from modicum.rows.ingestion import PackedBlocks, is_store, table_source, write_store
+from modicum.rows.ingestion import (
+    ONCE_OPENED,
+    PackedBlocks,
+    identity_of,
+    is_store,
+    table_source,
+    write_store,
+)
+from modicum.rows.lake import LakeSource, cache_folder
 from modicum.rows.rows import Rows
 from modicum.rows.rows_source import RowsSource
-from modicum.rows.sources import Source, is_dataset, is_table
+from modicum.rows.sources import Source, Unread, is_dataset, is_table
 from modicum.rows.staging import refuse_existing
+from modicum.rows.store import DESCRIPTION
 
 __all__ = [
     "Missing",
@@ -102,8 +113,17 @@ def read_formula(
         raise SettingError(f"missing must be 'refuse' or 'drop', not {missing!r}.")
     if store is not None:
         refuse_existing(Path(os.path.realpath(store)), overwrite)  # before the data are read
-    parsed = _with_offset(parse(formula, _source(data, text_encoding, ()).names), offset)
+    first = _source(data, text_encoding, ())
+    if isinstance(first, ONCE_OPENED):
+        data = first
+    parsed = _with_offset(parse(formula, first.names), offset)
     source = _source(data, text_encoding, _levels_alone(parsed.expressions))
+    if store is None and isinstance(source, LakeSource) and source.remote:
+        asked = (str(formula), offset, weight, missing, str(dtype), version("modicum"))
+        return _kept(source, asked, progressbar, lambda folder: read_formula(
+            formula, source, offset=offset, weight=weight, missing=missing, store=folder,
+            overwrite=True, dtype=dtype, progressbar=progressbar,
+        ))  # fmt: skip
     while True:
         try:
             return _read(
@@ -114,6 +134,25 @@ def read_formula(
         except MissingValueError as fault:
             remedy = f"fill it in, or leave such rows out by {argument('missing', 'drop')}"
             raise MissingValueError(fault.column, fault.row, remedy) from None
+
+
+def _kept(
+    source: LakeSource,
+    asked: tuple[object, ...],
+    progressbar: Progressbar,
+    make: Callable[[Path], TableRows],
+) -> TableRows:
+    """Rows of a lake as a store in the user's cache folder, made where it is not there yet."""
+    folder = cache_folder() / "lake" / (identity_of(source, *asked) or "")[:24]
+    note = folder.with_suffix(".json")
+    if (folder / DESCRIPTION).is_file() and note.is_file():
+        dropped = json.loads(note.read_text())["dropped"]
+        say(f"the rows of {source.called} are taken from {folder}", progressbar)
+        return TableRows(Rows.open(folder), int(dropped))
+    say(f"the rows of {source.called} are kept in {folder}, as a row store", progressbar)
+    made = make(folder)
+    note.write_text(json.dumps({"source": source.called, "dropped": made.dropped}))
+    return made
 
 
 def encode_table(
@@ -167,11 +206,20 @@ def _read(
     n = learned.rows if learned.rows is not None else source.rows
     kind = rows_type(encoding.needed(), source, dtype)
     about = encoding.describe(n or 1, kind)
-    chunks = encoding.chunks(source, kind, drop=drop)
+    rest = Unread(source)
+    chunks = encoding.chunks(rest, kind, drop=drop)
     if store is not None:
-        blocks = PackedBlocks(about, (about.pack(chunk) for chunk in chunks), n)
+
+        def ready(done: Callable[[Description], int]) -> PackedBlocks:
+            rest.first = done(about)
+            return PackedBlocks(about, (about.pack(chunk) for chunk in chunks), n)
+
         sort_by = largest_factor(encoding, about.schema.levels)
-        rows = write_store(lambda: blocks, store, overwrite, progressbar, sort_by=sort_by)
+        # Rows that are dropped leave no trace of how far an unfinished store got, and weights are
+        # judged as a whole, when all have been seen.
+        plain = not drop and weight is None
+        identity = identity_of(source, encoding.formula, dtype) if plain else None
+        rows = write_store(ready, store, overwrite, progressbar, sort_by=sort_by, identity=identity)
         return TableRows(rows, learned.dropped)
     with phase("read rows", n, progressbar, "rows") as reading:
 

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from modicum.errors import DataError, SettingError, whole_number
+from modicum.markup import box, table, tag
 from modicum.rows.checks import RowIndexError, block_rows, names_like
 from modicum.rows.coding import Coding
 from modicum.rows.description import Array, Description, DType, Level, RowsSchema
@@ -456,6 +457,17 @@ class Rows:
         parts = ", ".join(f"{k} {v}" if v else k for k, v in shown.items())
         size = _size(self.nbytes)
         return f"Rows({len(self):,} rows: {parts}; {self.dtype.name}, {size} {self._backend.where})"
+
+    def _repr_html_(self) -> str:
+        lines = [
+            (name, "x".join(map(str, shape)) or "one number", self.dtypes[name].name)
+            for name, shape in self.fields.items()
+        ]
+        some = ", ".join(self.columns[:8])
+        more = f" and {len(self.columns) - 8:,} more" if len(self.columns) > 8 else ""
+        columns = tag("div", f"columns: {some}{more}") if self.columns else None
+        title = f"{len(self):,} rows, {_size(self.nbytes)} {self._backend.where}"
+        return box(tag("b", title), table(("field", "per row", "type"), lines), columns)
 
     def __reduce__(self) -> tuple[Callable[..., Rows], tuple[object, ...]]:
         folder = getattr(self._backend, "folder", None)

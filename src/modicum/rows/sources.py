@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -110,7 +113,7 @@ class FileSource:
     """Parquet or Arrow (Feather) files, one after the other."""
 
     def __init__(self, paths: Sequence[Path], parquet: bool) -> None:
-        self._paths, self._parquet = paths, parquet
+        self.paths, self._parquet = paths, parquet
         first = self._open(paths[0])
         self._schema = first.schema_arrow if parquet else first.schema
         self.names = tuple(self._schema.names)
@@ -145,22 +148,36 @@ class FileSource:
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Record batches of the columns, in order."""
-        import pyarrow as pa
+        return self.batches_from(columns, 0)
 
-        for path in self._paths:
+    def batches_from(self, columns: Sequence[str], first: int) -> Iterator[pa.RecordBatch]:
+        """Record batches from row `first` on; Parquet files before it are not read again."""
+        for path in self.paths:
             file = self._open(path)
             names = (file.schema_arrow if self._parquet else file.schema).names
             require_columns(path, columns, names)
-            try:
-                if self._parquet:
-                    yield from file.iter_batches(BATCH_ROWS, columns=list(columns))
-                else:
-                    for i in range(file.num_record_batches):
-                        batch = file.get_batch(i).select(list(columns))
-                        batch.validate(full=True)  # mapped, not decoded: nothing looked at it yet
-                        yield batch
-            except (pa.ArrowException, OSError) as error:
-                raise DataError(f"{path} is damaged ({line(error)}): write it again.") from None
+            if self._parquet and first >= file.metadata.num_rows > 0:
+                first -= file.metadata.num_rows
+                continue
+            for batch in self._of_file(path, file, columns):
+                fresh = batch.slice(min(first, batch.num_rows)) if first else batch
+                first -= batch.num_rows - fresh.num_rows
+                if fresh.num_rows or not batch.num_rows:
+                    yield fresh
+
+    def _of_file(self, path: Path, file: Any, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        try:
+            if self._parquet:
+                yield from file.iter_batches(BATCH_ROWS, columns=list(columns))
+            else:
+                for i in range(file.num_record_batches):
+                    batch = file.get_batch(i).select(list(columns))
+                    batch.validate(full=True)  # mapped, not decoded: nothing looked at it yet
+                    yield batch
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{path} is damaged ({line(error)}): write it again.") from None
 
 
 class DatasetSource:
@@ -192,6 +209,145 @@ class DatasetSource:
             yield from scan.to_batches()
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"the dataset cannot be read ({line(error)}): check it.") from None
+
+
+class Unread:
+    """What is left of a source of whose rows the first have been read before.
+
+    Attributes
+    ----------
+    first
+        The first row to read; it may be set until reading begins.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source, self.first = source, 0
+        self.names, self.rows = source.names, source.rows
+
+    def types(self, columns: Sequence[str]) -> list[pa.DataType]:
+        """Those of the source."""
+        return self._source.types(columns)
+
+    def has_order(self, column: str) -> bool:
+        """As in the source."""
+        return self._source.has_order(column)
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Record batches from the first row to read on."""
+        skip = self.first
+        directly = getattr(self._source, "batches_from", None)
+        if directly is not None and skip:
+            yield from directly(columns, skip)
+            return
+        for batch in self._source.batches(columns):
+            fresh = batch.slice(min(skip, batch.num_rows))
+            skip -= batch.num_rows - fresh.num_rows
+            if fresh.num_rows:
+                yield fresh
+
+
+class LazySource:
+    """A polars LazyFrame: computed anew, in batches, whenever columns of it are asked for."""
+
+    def __init__(self, frame: Any) -> None:  # of a library that need not be installed
+        self._frame = frame
+        schema = _polars(lambda: frame.collect_schema())
+        self.names = tuple(schema.names())
+        self.rows: int | None = None
+        self._first = _polars(lambda: frame.head(0).collect())
+
+    def types(self, columns: Sequence[str]) -> list[pa.DataType]:
+        """Arrow types of the columns."""
+        return list(self._first.select(list(columns)).to_arrow().schema.types)
+
+    def has_order(self, column: str) -> bool:
+        """Whether it is an Enum."""
+        return type(self._first[column].dtype).__name__ == "Enum"
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Record batches of the columns, in order."""
+        chosen = self._frame.select(list(columns))
+        if hasattr(chosen, "collect_batches"):
+            frames = _polars(lambda: chosen.collect_batches(chunk_size=BATCH_ROWS))
+        else:
+            frames = iter([_polars(lambda: chosen.collect(engine="streaming"))])
+        while True:
+            frame = _polars(lambda: next(frames, None))
+            if frame is None:
+                return
+            yield from frame.to_arrow().to_batches(max_chunksize=BATCH_ROWS)
+
+
+def _polars(compute: Callable[[], Any]) -> Any:
+    """What polars computes; its errors, which begin with what is wrong, in a sentence."""
+    try:
+        return compute()
+    except Exception as error:
+        raise DataError(
+            f"the polars LazyFrame cannot be computed ({line(error)}): try frame.collect()."
+        ) from None
+
+
+class SpooledSource(FileSource):
+    """Tables that come one after the other and only once, written to a temporary file.
+
+    Parameters
+    ----------
+    tables
+        pandas or polars frames, or Arrow tables or record batches, of one schema.
+    """
+
+    def __init__(self, tables: Iterable[Any]) -> None:
+        folder = tempfile.mkdtemp(prefix="modicum-tables-")
+        self._gone = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        path = Path(folder) / "tables.arrow"
+        rows = _spool(tables, path)
+        super().__init__([path], parquet=False)
+        self.rows = rows
+
+
+def _spool(tables: Iterable[Any], path: Path) -> int:
+    import pyarrow as pa
+
+    writer, schema, rows = None, None, 0
+    try:
+        for number, table in enumerate(tables):
+            if not is_table(table):
+                raise SettingError(
+                    f"entry {number} is a {type(table).__name__}, and not a data frame, an Arrow "
+                    "table, or a path as the others."
+                )
+            source = TableSource(table)
+            part = source.table(source.names)
+            if writer is None or schema is None:
+                schema = part.schema
+                writer = pa.ipc.new_file(str(path), schema)
+            writer.write_table(_as_first(part, schema, number), max_chunksize=BATCH_ROWS)
+            rows += part.num_rows
+    finally:
+        if writer is not None:
+            writer.close()
+    if not rows:
+        raise DataError("there are no rows in the tables: at least one is needed.")
+    return rows
+
+
+def _as_first(part: pa.Table, schema: pa.Schema, number: int) -> pa.Table:
+    """A table in the types of the first; refused where it has other columns or wider values."""
+    import pyarrow as pa
+
+    for name in schema.names:
+        if name not in part.column_names:
+            raise DataError(
+                f"column {name!r} is not in table {number}: {names_like(name, part.column_names)}"
+            )
+    try:
+        return part.select(schema.names).cast(schema)
+    except pa.ArrowException as error:
+        raise DataError(
+            f"table {number} holds other kinds of values than the first ({line(error)}): convert "
+            "its columns to those of the first."
+        ) from None
 
 
 def is_dataset(value: object) -> bool:

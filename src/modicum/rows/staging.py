@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import importlib.util
 import os
 import secrets
 import shutil
@@ -12,31 +13,46 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from modicum.errors import DataError, SettingError, argument
+from modicum.rows.lake import LakeError
 from modicum.rows.store import DESCRIPTION, SHARD_NAME, read_json
+
+_LOCKS = importlib.util.find_spec("fcntl") is not None
 
 
 @contextlib.contextmanager
-def staged(store: Path, overwrite: bool) -> Iterator[Path]:
+def staged(store: Path, overwrite: bool, identity: str | None = None) -> Iterator[Path]:
     """Give a hidden folder beside `store` to write into; it takes the store's name at the end.
 
     If the block raises, the folder is removed. If the process is killed, the folder stays, and is
-    removed by the next call for the same store.
+    removed by the next call for the same store; one that writes the same again, by its `identity`,
+    is given it to go on.
     """
-    folder = store.parent / f".{store.name}.ingest-{secrets.token_hex(4)}"
+    called = secrets.token_hex(4) if identity is None else identity[:16]
+    folder = store.parent / f".{store.name}.ingest-{called}"
     with writing(store):
         refuse_existing(store, overwrite)
         store.parent.mkdir(parents=True, exist_ok=True)
-        _clean(store)
-        folder.mkdir()
+        _clean(store, keep=folder)
+        folder.mkdir(exist_ok=identity is not None)
     lock = _lock(folder)  # held for life: the system lets go of it when the process dies
+    if lock is None and identity is not None and _LOCKS:
+        raise SettingError(f"{store} is being written by another process: wait for it.")
     try:
         yield folder
         _sync(folder)
         with writing(store):
             _replace(folder, store, overwrite)
         _sync(store.parent)
+    except (KeyboardInterrupt, LakeError):
+        if identity is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise  # what is there is gone on with
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    else:
+        shutil.rmtree(folder, ignore_errors=True)  # the replaced store
     finally:
-        shutil.rmtree(folder, ignore_errors=True)  # the unfinished folder, or the replaced store
         if lock is not None:
             os.close(lock)
 
@@ -91,9 +107,11 @@ def _lock(folder: Path) -> int | None:
     return descriptor
 
 
-def _clean(store: Path) -> None:
+def _clean(store: Path, keep: Path) -> None:
     """Remove what killed ingests of the same store left: folders nobody holds any more."""
     for folder in store.parent.glob(f".{_literal(store.name)}.ingest-*"):
+        if folder == keep:
+            continue
         lock = _lock(folder)
         if lock is not None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -37,6 +37,7 @@ SHARD_BYTES = 1 << 30
 # What is read at either end of a shard for the quick check.
 END_BYTES = 1 << 16
 AGAIN = "ingest the source again"
+JOURNAL_ROWS = 1 << 16  # read again at a time when a killed ingest goes on
 
 # Advice to the system about mapped pages; 0 (normal) where it has no such advice.
 RANDOM = getattr(mmap, "MADV_RANDOM", 0)
@@ -169,15 +170,77 @@ def _ends(file: BinaryIO, data: int, size: int) -> str:
     return digest.hexdigest()
 
 
+class Journal:
+    """Which shards of an unfinished store are complete, so that a killed ingest goes on.
+
+    Parameters
+    ----------
+    folder
+        Of the unfinished store.
+    about
+        Its rows.
+    identity
+        Of what is written: a journal of something else is of no account.
+    """
+
+    FILE = "progress.json"
+
+    def __init__(self, folder: Path, about: Description, identity: str) -> None:
+        self._path = folder / self.FILE
+        self._identity = hashlib.sha256(
+            json.dumps([identity, about.to_json() | {"rows": 0}]).encode()
+        ).hexdigest()
+        self.shards = self._read(folder, about)
+
+    def _read(self, folder: Path, about: Description) -> tuple[Shard, ...]:
+        try:
+            saved = mapping(json.loads(self._path.read_bytes()))
+            if saved["identity"] != self._identity:
+                return ()
+            # The last is written again: there is then always a row left to write.
+            shards = tuple(Shard.from_json(entry) for entry in sequence(saved["shards"])[:-1])
+            for shard in shards:
+                check_shard(folder, shard, about, verify=True)
+        except (OSError, ValueError, TypeError, KeyError, DataError):  # begin anew
+            return ()
+        return shards
+
+    def write(self, shards: list[Shard]) -> None:
+        """Note that these are complete."""
+        text_ = json.dumps({"identity": self._identity, "shards": [asdict(s) for s in shards]})
+        aside = self._path.with_suffix(".part")
+        with open(aside, "w", encoding="utf-8") as file:
+            file.write(text_)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, self._path)
+
+    def blocks(self, folder: Path, about: Description) -> Iterator[Array]:
+        """The packed rows of the complete shards."""
+        for shard in self.shards:
+            data = check_shard(folder, shard, about, verify=False)
+            matrix = Mapped(folder / shard.file, data, shard.rows, about, SEQUENTIAL).matrix
+            for start in range(0, shard.rows, JOURNAL_ROWS):
+                yield matrix[start : start + JOURNAL_ROWS]
+
+    def end(self) -> None:
+        """Leave no trace in the finished store."""
+        for path in (self._path, self._path.with_suffix(".part")):
+            path.unlink(missing_ok=True)
+
+
 class ShardWriter:
     """Writes packed rows into ``rows-00000.npy``, ``rows-00001.npy``, ... of a folder."""
 
-    def __init__(self, folder: Path, about: Description, shard_rows: int) -> None:
+    def __init__(
+        self, folder: Path, about: Description, shard_rows: int, journal: Journal | None = None
+    ) -> None:
         self._folder, self._about = folder, about
         self._shard_rows = shard_rows
         self._file: BinaryIO | None = None
-        self.shards: list[Shard] = []
-        self.rows = 0
+        self._journal = journal
+        self.shards: list[Shard] = [] if journal is None else list(journal.shards)
+        self.rows = sum(shard.rows for shard in self.shards)
 
     def write(self, block: Array) -> None:
         """Append packed rows."""
@@ -226,6 +289,8 @@ class ShardWriter:
         self.close()
         shard = Shard(self._name, self._filled, size, self._digest.hexdigest(), ends)
         self.shards.append(shard)
+        if self._journal is not None and self._filled == self._shard_rows:
+            self._journal.write(self.shards)
 
 
 def check_shard(folder: Path, shard: Shard, about: Description, verify: bool) -> int:

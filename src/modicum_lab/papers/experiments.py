@@ -24,6 +24,7 @@ __all__ = [
     "Result",
     "Scale",
     "Table",
+    "claims",
     "experiment",
     "experiments_of",
     "find",
@@ -62,12 +63,42 @@ class Table:
         One sequence per row, numbers or text; None where there is nothing to say.
     note
         What a reader must know: stand-in data, where and why figures differ from the paper's.
+    stand_in
+        Whether the data are not the paper's but made to be like them; the title says so.
+
+    Examples
+    --------
+    >>> Table("table-1", ["method"], [["hmc"]], stand_in=True).title
+    'Table 1, stand-in rows'
     """
 
     name: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
     note: str = ""
+    stand_in: bool = False
+
+    @property
+    def title(self) -> str:
+        """What stands above it."""
+        words = self.name.replace("-", " ").capitalize()
+        return f"{words}, stand-in rows" if self.stand_in else words
+
+
+Claim = tuple[str, object, object, bool | None]
+"""What is claimed, what came out here, what the paper says, and whether they agree."""
+
+
+def claims(rows: Sequence[Claim], note: str = "") -> Table:
+    """Return what the paper says in words, beside what came out here.
+
+    Examples
+    --------
+    >>> claims([("EWSG is best", "SGHMC is", "yes", False)]).rows
+    [('EWSG is best', 'SGHMC is', 'yes', False)]
+    """
+    columns = ["what the figure shows", "ours", "as printed (paper)", "agree"]
+    return Table("in-words", columns, rows, note)
 
 
 @dataclass(frozen=True)

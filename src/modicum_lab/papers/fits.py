@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,8 +17,17 @@ from modicum.errors import ModicumWarning
 from modicum.methods import Method
 from modicum.plots import METHOD_COLOURS
 from modicum.posterior import Posterior
+from modicum_lab.papers.experiments import Table
 
-__all__ = ["Contender", "Fit", "Length", "ledger_of", "settings_of", "warnings_of"]
+__all__ = [
+    "Contender",
+    "Fit",
+    "Length",
+    "ledger_of",
+    "made_from",
+    "settings_of",
+    "warnings_of",
+]
 
 
 @dataclass(frozen=True)
@@ -189,6 +198,14 @@ def settings_of(data: Dataset, fits: Sequence[Fit], chains: int) -> dict[str, An
             for fit in fits
         },
     }
+
+
+STAND_INS = ("higgs_shaped", "bankruptcy_shaped")
+
+
+def made_from(data: Dataset, *tables: Table) -> list[Table]:
+    """Tables whose titles say so where their rows are a stand-in."""
+    return [replace(table, stand_in=data.name in STAND_INS) for table in tables]
 
 
 def ledger_of(fits: Sequence[Fit]) -> dict[str, int]:

@@ -126,7 +126,8 @@ def _table(folder: Path, table: dict[str, Any]) -> str:
     )
     note = f'<p class="small">{escape(table["note"])}</p>' if table["note"] else ""
     body_html = f"<table><thead><tr>{top}</tr></thead><tbody>{rows}</tbody></table>"
-    return f'<div class="wide">{body_html}</div>{note}'
+    title = f"<h4>{escape(table.get('title', table['name']))}</h4>"
+    return f'{title}<div class="wide">{body_html}</div>{note}'
 
 
 def _cell(text: str) -> str:

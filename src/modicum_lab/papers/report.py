@@ -39,7 +39,7 @@ def write_result(
         "settings": result.settings,
         "ledger": result.ledger,
         "notes": result.notes,
-        "tables": [{"name": t.name, "note": t.note} for t in result.tables],
+        "tables": [{"name": t.name, "title": t.title, "note": t.note} for t in result.tables],
         "figures": [{"name": f.name, "caption": f.caption} for f in result.figures],
     }
     _write_record(record, folder)
@@ -61,7 +61,8 @@ def _write_table(table: Table, folder: Path) -> None:
         writer.writerow(table.columns)
         writer.writerows(table.rows)
     lines = table_lines(table.columns, table.rows)
-    text = "\n".join(lines) + (f"\n\n{table.note}" if table.note else "") + "\n"
+    text = "\n".join([f"**{table.title}**", "", *lines])
+    text += (f"\n\n{table.note}" if table.note else "") + "\n"
     (folder / f"{table.name}.md").write_text(text, encoding="utf-8")
 
 

@@ -80,7 +80,11 @@ SETTINGS = {
                               b, e, 0.7))],
 }  # fmt: skip
 CASES = [(name, {}, TRUTH[name]) for name in DRAWN]
-CASES += [(name, settings, truth) for name, more in SETTINGS.items() for settings, truth in more]
+CASES += [
+    pytest.param(name, settings, truth, marks=pytest.mark.slow)
+    for name, more in SETTINGS.items()
+    for settings, truth in more
+]
 FAR_OUT = {"Beta": 100.0, "Ordinal": 100.0, "Gamma": 20.0, "NegativeBinomial": 100.0}
 
 
@@ -154,7 +158,7 @@ BY_HAND = [
     ("Probit", {}, [0.0, 1.0]),
     ("Cloglog", {}, [0.0, 1.0]),
     ("Binomial", {}, [(3.0, 7.0), (0.0, 2.0)]),
-    ("Binomial", {"link": "probit"}, [(3.0, 7.0)]),
+    pytest.param("Binomial", {"link": "probit"}, [(3.0, 7.0)], marks=pytest.mark.slow),
     ("Exponential", {}, [(0.7, 1.0), (2.0, 0.0)]),
     ("AsymmetricLaplace", {"scale": 0.8, "quantile": 0.3, "smoothing": 0.5}, [-1.0, 2.0]),
 ]
@@ -204,7 +208,10 @@ def test_negative_binomial_becomes_poisson(x64):
     np.testing.assert_allclose(ours, truth, rtol=1e-11)
 
 
-@pytest.mark.parametrize("width", [0.1, 0.5, 2.0])
+@pytest.mark.parametrize(
+    "width",
+    [pytest.param(0.1, marks=pytest.mark.slow), 0.5, pytest.param(2, marks=pytest.mark.slow)],
+)
 def test_smooth_asymmetric_laplace_is_a_density_with_its_quantile(width):
     """It integrates to 1; and eta is the quantile up to an error of the square of the width."""
     model = M.AsymmetricLaplace(scale=1.5, quantile=0.8, smoothing=width)

@@ -19,7 +19,7 @@ from modicum.passes.mode import DENSE_LIMIT
 from modicum.rows.groups import GroupedRows
 from modicum.run import History
 
-__all__ = ["EnergyConserving", "check_blocks", "check_counts", "check_positive"]
+__all__ = ["EnergyConserving", "check_blocks", "check_counts", "check_positive", "check_tuning"]
 
 C = TypeVar("C", bound=Costed)
 
@@ -169,3 +169,13 @@ def check_blocks(number: int | None, blocks: int | None, phrase: str, unit: str)
             f"{phrase.format(number)} cannot be divided into {blocks} blocks; "
             f"take {blocks * ceil(number / blocks)} {unit} or another number of blocks."
         )
+
+
+def check_tuning(tuning: str, method: EnergyConserving) -> None:
+    """Refuse a schedule that is not known, or that would throw settings made by hand away."""
+    if tuning not in ("auto", "paper"):
+        raise SettingError(f"tuning must be 'auto' or 'paper', not {tuning!r}.")
+    if tuning == "paper" and not method.at_mode:
+        raise SettingError("tuning='paper' finds its own anchor; leave `anchor` out.")
+    if tuning == "paper" and method.certainty not in ("auto", 0):
+        raise SettingError("tuning='paper' draws all its rows; leave `certainty` out.")

@@ -113,11 +113,12 @@ def look_ahead(
     certain: int,
     bias: float,
     chosen: bool,
-    advice: str,
+    advice: str | None,
 ) -> list[ModicumWarning]:
     """Judge the choice of rows, `certain` ones beside them, before any draw is made.
 
-    `chosen` says whether m was left to the pilot study; `advice` what to do about one that was not.
+    `chosen` says whether m was left to the pilot study; `advice` what to do about too small an m
+    beside the usual remedy, if anything.
 
     Raises
     ------
@@ -137,7 +138,7 @@ def look_ahead(
                 f"{m:,} {case.units} are too few: the log-likelihood estimate has a variance of "
                 f"up to {largest:.3g}, and posterior means may be off by about "
                 f"{min(expected, 99):.2g} posterior sd",
-                f"{advice}, or {case.remedy}",
+                case.remedy if advice is None else f"{advice}, or {case.remedy}",
                 rows=m,
                 variance=largest,
                 bias=expected,

@@ -7,7 +7,7 @@ after the first 100. G = 100 blocks, one refreshed per iteration.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from modicum.errors import SettingError
 from modicum.kernels.adaptation import schedule
-from modicum.methods.base import Task
+from modicum.methods.base import Task, Tuning
 from modicum.methods.ecs.pilot import Composition, Study
 from modicum.methods.ecs.tuning import Choice
 from modicum.methods.full_data import HMC
@@ -23,7 +23,7 @@ from modicum.passes import Anchor, Sums, anchor_at
 from modicum.random import Stream, chain_keys, generator
 from modicum.run import Chains, History, capacity_for, place_rows, run
 
-__all__ = ["PAPER_BLOCKS", "BurnIn", "burn_in"]
+__all__ = ["PAPER_BLOCKS", "BurnIn", "burn_in", "explain_burn_in"]
 
 PAPER_BLOCKS = {"blocks": 100, "refreshes": 1}
 STAGES = (100, 100, 200, 200, 200, 200)  # iterations between two moves of the anchor
@@ -61,12 +61,16 @@ class BurnIn:
         At the mean of the last draws.
     subsample
         m, recalibrated unless it was set by hand.
+    calibrated
+        m as chosen at the first anchor, and again after 100 iterations; empty where it was set by
+        hand.
     variance
         Estimated variance of the log-likelihood estimate at each iteration, mean of the chains.
     """
 
     anchor: Anchor
     subsample: int
+    calibrated: tuple[int, ...]
     variance: np.ndarray
 
 
@@ -75,11 +79,16 @@ def burn_in(method: Scheduled, task: Task) -> BurnIn:
 
     def compute() -> dict[str, np.ndarray]:
         done = _burn_in(method, task)
-        own = {"subsample": np.asarray(done.subsample), "variance": done.variance}
+        own = {
+            "subsample": np.asarray(done.subsample),
+            "calibrated": np.asarray(done.calibrated, np.int64),
+            "variance": done.variance,
+        }
         return done.anchor.to_arrays() | own
 
     def read(arrays: dict[str, np.ndarray]) -> BurnIn:
-        return BurnIn(Anchor.from_arrays(arrays), int(arrays["subsample"]), arrays["variance"])
+        m, calibrated = int(arrays["subsample"]), tuple(int(m) for m in arrays["calibrated"])
+        return BurnIn(Anchor.from_arrays(arrays), m, calibrated, arrays["variance"])
 
     return task.remember("anchor", compute, read)
 
@@ -94,17 +103,33 @@ def _burn_in(method: Scheduled, task: Task) -> BurnIn:
     m = method.subsample or 0
     # Stages keep no checkpoint of their own: the whole burn-in is remembered at its end.
     staged = replace(task, checkpoint=None)
-    variance = []
+    variance, calibrated = [], []
     for number, length in enumerate(STAGES):
         study = method.study(staged, anchor)
         if number <= 1 and method.subsample is None:  # before, and again after 100 iterations
             m = min(method.choose(study, PAPER_BLOCKS).subsample, len(task.rows) // 200 * 100)
+            calibrated.append(m)
         parts = method.composition(method.choose(study, PAPER_BLOCKS | {"subsample": m}))
         history = _stage(study, parts, staged, length, number)
         variance.append(history.stats["variance_estimate"].mean(axis=0))
         recent = history.position[:, length // 2 :].mean(axis=(0, 1))
         anchor = anchor_at(task.sums, anchor.point + anchor.factor @ recent)
-    return BurnIn(anchor, m, np.concatenate(variance))
+    return BurnIn(anchor, m, tuple(calibrated), np.concatenate(variance))
+
+
+def explain_burn_in(done: BurnIn, by_hand: Collection[str]) -> tuple[dict[str, str], Tuning]:
+    """Whose choices m, G and K are, but for those set by hand; and what the burn-in was like."""
+    why = dict.fromkeys(PAPER_BLOCKS, "as in the paper")
+    if done.calibrated:
+        why["subsample"] = (
+            f"chosen by the pilot study after the first {STAGES[0]} iterations of burn-in; before "
+            f"them, at the mean of a subset, {done.calibrated[0]:,}"
+        )
+    shown: Tuning = {
+        "burn-in variance": [float(f"{v:.4g}") for v in done.variance],
+        "recalibration": [float(m) for m in done.calibrated],
+    }
+    return {name: reason for name, reason in why.items() if name not in by_hand}, shown
 
 
 def _stage(study: Study, parts: Composition, task: Task, length: int, number: int) -> History:

@@ -14,9 +14,15 @@ from modicum.kernels.delayed import DelayedAcceptanceContext, DelayedAcceptanceK
 from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.methods.base import Chosen, Outcome, Plan, Task, Tuning
 from modicum.methods.cost import slow_run
-from modicum.methods.ecs.base import EnergyConserving, check_blocks, check_counts, check_positive
+from modicum.methods.ecs.base import (
+    EnergyConserving,
+    check_blocks,
+    check_counts,
+    check_positive,
+    check_tuning,
+)
 from modicum.methods.ecs.checks import Case, look_ahead, look_back, rehearsed, withdraw_bound
-from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in
+from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in, explain_burn_in
 from modicum.methods.ecs.pilot import Composition, Study
 from modicum.methods.ecs.tuning import Certainty, Choice, choose
 from modicum.methods.full_data import WholeLogPosterior
@@ -103,12 +109,7 @@ class HMCECS(EnergyConserving):
         check_positive({"bias": self.bias})
         if self.ddof not in (0, 1):
             raise SettingError("ddof must be 1, or 0 for the paper's divisor.")
-        if self.tuning not in ("auto", "paper"):
-            raise SettingError(f"tuning must be 'auto' or 'paper', not {self.tuning!r}.")
-        if self.tuning == "paper" and not self.at_mode:
-            raise SettingError("tuning='paper' finds its own anchor; leave `anchor` out.")
-        if self.tuning == "paper" and self.certainty not in ("auto", 0):
-            raise SettingError("tuning='paper' draws all its rows; leave `certainty` out.")
+        check_tuning(self.tuning, self)
         if self.exact not in (None, "delayed"):
             raise SettingError(f"exact must be None or 'delayed', not {self.exact!r}.")
         if self.exact and self.inner != "hmc":
@@ -123,10 +124,9 @@ class HMCECS(EnergyConserving):
         if self.tuning == "paper":
             done = burn_in(self, task)
             study = self.study(task, done.anchor)
-            settings = PAPER_BLOCKS | {"subsample": done.subsample}
-            choice = self.choose(study, settings, "as in the paper")
-            tuning["burn-in variance"] = [float(f"{v:.4g}") for v in done.variance]
-            chosen = Certainty(0, choice, "as in the paper")
+            choice = self.choose(study, PAPER_BLOCKS | {"subsample": done.subsample})
+            why, tuning = explain_burn_in(done, self._by_hand())
+            chosen = Certainty(0, replace(choice, why=choice.why | why), "as in the paper")
         else:
             study = self.study(task, self.find_anchor(task))
             chosen = self.certainty_for(
@@ -145,17 +145,15 @@ class HMCECS(EnergyConserving):
         """The pilot study at an anchor."""
         return Study(self, task, anchor)
 
+    def _by_hand(self) -> dict[str, int]:
+        own = {"subsample": self.subsample, "blocks": self.blocks, "refreshes": self.refreshes}
+        return {name: value for name, value in own.items() if value is not None}
+
     def choose(
-        self,
-        study: Study,
-        settings: Mapping[str, int] | None = None,
-        fixed_by: str = "set by hand",
-        certainty: int = 0,
+        self, study: Study, settings: Mapping[str, int] | None = None, certainty: int = 0
     ) -> Choice:
         """Choose m, G and K beside certain rows; what is in `settings`, or set by hand, stays."""
-        own = {"subsample": self.subsample, "blocks": self.blocks, "refreshes": self.refreshes}
-        by_hand = {name: value for name, value in own.items() if value is not None}
-        fixed = dict(settings or {}) | by_hand
+        fixed = dict(settings or {}) | self._by_hand()
         return choose(
             study.pilot_with(certainty),
             study.steps,
@@ -164,7 +162,6 @@ class HMCECS(EnergyConserving):
             fixed.get("subsample"),
             fixed.get("blocks"),
             fixed.get("refreshes"),
-            fixed_by,
             study.fresh,
             isinstance(study.task.rows, GroupedRows),
             certainty,
@@ -178,8 +175,7 @@ class HMCECS(EnergyConserving):
         task, choice, certain = study.task, chosen.choice, chosen.count
         pilot = study.pilot_with(certain)
         case = Case(self, task.target, len(task.rows))
-        paper = self.tuning == "paper" and self.subsample is None
-        advice = 'use tuning="auto"' if paper else "leave `subsample` out to have it chosen"
+        advice = self._advice(study)
         notes = look_ahead(case, pilot, choice, certain, self.bias, self.subsample is None, advice)
         rehearsal = None if self.exact else study.rehearse(certain)
         if rehearsal is not None:
@@ -191,6 +187,14 @@ class HMCECS(EnergyConserving):
             work = f"exact='delayed' on all {len(task.rows):,} rows"
         remedy = "draw less" + (", or leave `exact` out" if self.exact else f", or {case.all_rows}")
         return notes + slow_run(task, study.anchor.point, evaluations, work, remedy)
+
+    def _advice(self, study: Study) -> str | None:
+        """What to do about too few rows, where that would help."""
+        if self.subsample is None:
+            return 'use tuning="auto"' if self.tuning == "paper" else None
+        enough = replace(self, subsample=None).choose(study).subsample
+        helps = 2 * enough <= len(study.task.rows)  # else it would be refused
+        return "leave `subsample` out to have it chosen" if helps else None
 
     def _with_all_rows(self, plan: Plan, study: Study) -> Plan:
         """Every proposal is judged by all rows: put them beside the subsample."""

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, Literal
 
 from modicum.errors import CrudeControlVariateError, SettingError, is_number
 from modicum.estimators import BlockPoisson, BlockPoissonTables
 from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.methods.base import Outcome, Plan, Task, Tuning
 from modicum.methods.cost import slow_run
-from modicum.methods.ecs.base import EnergyConserving, check_blocks, check_counts
+from modicum.methods.ecs.base import (
+    EnergyConserving,
+    check_blocks,
+    check_counts,
+    check_tuning,
+)
 from modicum.methods.ecs.checks import Case, look_ahead_signed, look_back_signed
+from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in, explain_burn_in
+from modicum.methods.ecs.perturbed import HMCECS
 from modicum.methods.ecs.pilot import Composition, Study
 from modicum.methods.ecs.tuning import Certainty, Products, choose_products
 from modicum.run import History
@@ -46,6 +53,9 @@ class SignedHMCECS(EnergyConserving):
         As for `HMCECS`.
     certainty, precision, memory_limit
         As for `HMCECS`.
+    tuning
+        "auto": anchor at the mode. "paper": the schedule of the paper's section 6.3, whose burn-in
+        is run by the perturbed method; G = 100 and K = 1 unless they are set.
 
     Examples
     --------
@@ -57,6 +67,7 @@ class SignedHMCECS(EnergyConserving):
     products: int | None = None
     batch: int | None = None
     centre: float | None = None
+    tuning: Literal["auto", "paper"] = "auto"
     name: ClassVar[str] = "hmc-ecs-signed"
     summary: ClassVar[str] = "HMC-ECS with signs: means that are exact up to Monte Carlo error"
 
@@ -68,6 +79,7 @@ class SignedHMCECS(EnergyConserving):
                 f"centre must be a number, or None to have it chosen, not {self.centre!r}."
             )
         check_blocks(self.products, self.blocks, "{} products", "products")
+        check_tuning(self.tuning, self)
 
     @in_double_precision
     def plan(self, task: Task) -> Plan:
@@ -81,13 +93,8 @@ class SignedHMCECS(EnergyConserving):
                 "from the anchor its estimate grows without bound, and chains that get there stay",
                 "use order=2",
             )
-        study = Study(self, task, self.find_anchor(task))
-        chosen = self.certainty_for(
-            task,
-            lambda count: self._choose(study, count),
-            study.steps,
-            study.most_certain,
-            "products" if self.products is not None else None,
+        study, chosen, burnt = (
+            self._by_schedule(task) if self.tuning == "paper" else self._own(task)
         )
         choice, certain = chosen.choice, chosen.count
         case = Case(self, task.target, len(task.rows))
@@ -110,7 +117,31 @@ class SignedHMCECS(EnergyConserving):
             BlockPoissonTables(choice.centre),
             certain,
         )
-        return study.plan(parts, _explain(chosen), notes)
+        return study.plan(parts, _explain(chosen) | burnt, notes)
+
+    def _own(self, task: Task) -> tuple[Study, Certainty[Products], Tuning]:
+        """What the pilot study at the anchor chooses."""
+        study = Study(self, task, self.find_anchor(task))
+        chosen = self.certainty_for(
+            task,
+            lambda count: self._choose(study, count),
+            study.steps,
+            study.most_certain,
+            "products" if self.products is not None else None,
+        )
+        return study, chosen, {}
+
+    def _by_schedule(self, task: Task) -> tuple[Study, Certainty[Products], Tuning]:
+        """What it chooses where the perturbed method's burn-in arrived, and how that went."""
+        shared = {f.name: getattr(self, f.name) for f in fields(EnergyConserving)}
+        done = burn_in(HMCECS(**shared | PAPER_BLOCKS, tuning="paper"), task)
+        study = Study(self, task, done.anchor)
+        blocks, refreshes = (getattr(self, name) or n for name, n in PAPER_BLOCKS.items())
+        choice = replace(self, blocks=blocks, refreshes=refreshes)._choose(study, 0)
+        by_hand = {name for name in PAPER_BLOCKS if getattr(self, name) is not None}
+        why, burnt = explain_burn_in(done, {"subsample", *by_hand})
+        choice = replace(choice, why=choice.why | why)
+        return study, Certainty(0, choice, "as in the paper"), burnt
 
     def _choose(self, study: Study, certainty: int) -> Products:
         """Products, blocks and refreshes beside so many certain rows."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from modicum.errors import DataError
-from modicum.rows import Coding, Rows, first_not_finite
+from modicum.rows import CodedTerm, Coding, Rows, first_not_finite
 
 __all__ = ["MomentSums", "Moments", "moment_sums", "moments"]
 
@@ -187,18 +187,25 @@ def _of_codes(
     with np.errstate(over="ignore", invalid="ignore"):  # told in words elsewhere
         mean[held] = weight @ values / total
         squares[held] = weight @ np.square(values - mean[held])
+        inside = np.zeros(coding.size)  # weight of the rows that have a number in a column
+        parts = []
         for term in coding.terms:
-            codes, first = chunk[term.field], int(term.reference)
             value = 1.0 if term.scale is None else np.asarray(chunk["x"][:, term.scale], float)
-            summed = np.bincount(codes, weight * value, minlength=term.levels)
-            centre = summed / total
-            inside = np.bincount(
-                codes, weight * (value - centre[codes]) ** 2, minlength=term.levels
-            )
-            outside = total - np.bincount(codes, weight, minlength=term.levels)
-            mean[term.columns] = centre[first:]
-            squares[term.columns] = (inside + np.maximum(outside, 0.0) * centre**2)[first:]
+            parts.append((term, chunk[term.field], value))
+            mean[term.columns] += _by_level(term, chunk[term.field], weight * value) / total
+            inside[term.columns] += _by_level(term, chunk[term.field], weight)
+        for term, codes, value in parts:
+            centre = np.r_[np.zeros(int(term.reference)), mean[term.columns]][codes]
+            squares[term.columns] += _by_level(term, codes, weight * (value - centre) ** 2)
+        coded = np.setdiff1d(np.arange(coding.size), coding.dense)
+        outside = np.maximum(total - inside[coded], 0.0)
+        squares[coded] += outside * mean[coded] ** 2
     return mean, squares, total
+
+
+def _by_level(term: CodedTerm, codes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Sums of numbers by level, one for each column of the term."""
+    return np.bincount(codes, numbers, minlength=term.levels)[int(term.reference) :]
 
 
 def _require_finite(rows: Rows, mean: np.ndarray, sd: np.ndarray) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -162,28 +162,34 @@ class LeaveOneOut:
 
     def result(self) -> ELPDData:
         """As ArviZ writes it; `elpd_i` and `pareto_k` are of the rows left out."""
-        from arviz_stats.utils import ELPDData
+        from arviz_stats import utils
         from xarray import DataArray
 
-        ids, total = self.sample.row_ids, self.total()
-        sampled = self.sample.times is not None
+        ids, total, times = self.sample.row_ids, self.total(), self.sample.times
         at = {self.unit: ids}
-        return ELPDData(
-            kind="loo",
-            elpd=total.value,
-            se=self.error(),
-            p=self._parameters(),
-            n_samples=self.draws,
-            n_data_points=len(self.weight),
-            scale="log",
-            warning=bool((self.pareto_k > self.good_k).any()),
-            good_k=self.good_k,
-            elpd_i=DataArray(self.elpd, at, [self.unit], name="elpd_i"),
-            pareto_k=DataArray(self.pareto_k, at, [self.unit], name="pareto_k"),
-            subsampling_se=float(np.sqrt(total.variance)) if sampled else None,
-            subsample_size=int(self.sample.times.sum()) if self.sample.times is not None else None,
-            loo_subsample_observations=ids if sampled else None,
-        )
+        known: dict[str, Any] = {
+            "elpd": total.value,
+            "se": self.error(),
+            "p": self._parameters(),
+            "n_samples": self.draws,
+            "n_data_points": len(self.weight),
+            "scale": "log",
+            "warning": bool((self.pareto_k > self.good_k).any()),
+            "good_k": self.good_k,
+            "elpd_i": DataArray(self.elpd, at, [self.unit], name="elpd_i"),
+            "pareto_k": DataArray(self.pareto_k, at, [self.unit], name="pareto_k"),
+        }
+        if times is not None:
+            known |= {
+                "subsampling_se": float(np.sqrt(total.variance)),
+                "subsample_size": int(times.sum()),
+                "loo_subsample_observations": ids,
+                "elpd_loo_approx": DataArray(self.approximate.elpd, dims=[self.unit]),
+            }
+        if not hasattr(utils, "ELPDDataLOO"):  # before 1.0 there was one class for all
+            return utils.ELPDData(kind="loo", **known)
+        kind = utils.ELPDDataLOO if times is None else utils.ELPDDataLOOSubsample
+        return kind(**known)
 
     def _parameters(self) -> float:
         """Effective number of parameters: what the rows' own presence adds."""

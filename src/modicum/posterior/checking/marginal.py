@@ -54,7 +54,7 @@ def marginal(
         found = [_slope(rows, expected, name, values, point) for point in points]
         labels = [name] if at is None else points
     else:
-        labels = list(at) if at is not None else _grid(values, levels)
+        labels = list(at) if at is not None else _grid(name, values, levels)
         _require_levels(name, labels, levels)
         found = [_average(rows.setting(name, _constant(v, len(rows))), expected) for v in labels]
     return _table(np.stack(found, axis=1), weights, labels, name, prob)
@@ -81,7 +81,7 @@ def contrast(
         base = _average(rows.setting(name, values), expected)
         others = {"+1": _average(rows.setting(name, values + 1), expected)}
     else:
-        chosen = list(between) if between is not None else _occurring(values, levels)
+        chosen = list(between) if between is not None else _all(name, levels)
         _require_levels(name, chosen, levels)
         base, *rest = (
             _average(rows.setting(name, _constant(v, len(rows))), expected) for v in chosen
@@ -130,10 +130,10 @@ def _slope(
     return np.asarray(total / mass)
 
 
-def _grid(values: np.ndarray, levels: tuple[Any, ...]) -> list[Any]:
-    """Levels that occur, a few values, or a grid between the ends of most values."""
+def _grid(name: str, values: np.ndarray, levels: tuple[Any, ...]) -> list[Any]:
+    """Levels, a few values, or a grid between the ends of most values."""
     if levels:
-        return _occurring(values, levels)
+        return _all(name, levels)
     distinct = np.unique(values)
     if len(distinct) <= FEW_VALUES:
         return list(distinct.tolist())
@@ -141,14 +141,13 @@ def _grid(values: np.ndarray, levels: tuple[Any, ...]) -> list[Any]:
     return list(np.linspace(low, high, GRID).tolist())
 
 
-def _occurring(values: np.ndarray, levels: tuple[Any, ...]) -> list[Any]:
-    there = set(values.tolist())
-    kept = [level for level in levels if level in there]
-    if len(kept) > MOST_LEVELS:
+def _all(name: str, levels: tuple[Any, ...]) -> list[Any]:
+    if len(levels) > MOST_LEVELS:
         raise SettingError(
-            f"the column has {len(kept):,} levels; name those to look at, the base first."
+            f"{name!r} has {len(levels):,} levels; name those to look at, the base of a contrast "
+            "first."
         )
-    return kept
+    return list(levels)
 
 
 def _require_levels(name: str, chosen: list[Any], levels: tuple[Any, ...]) -> None:

@@ -146,7 +146,7 @@ class FormulaEncoding:
         levels = {
             codes.field: self.factors[codes.parts[0][0]].levels
             for codes in layout.codes
-            if len(codes.parts) == 1
+            if len(codes.parts) == 1 and not codes.window
         }
         levels |= {g.field: g.levels for g in self.groupings if _among(g.field, extra)}
         return Description(
@@ -237,8 +237,8 @@ class FormulaEncoding:
         layout, made = self.layout, Evaluated(self.factors, self.states, columns, dtype, newlevels)
         rows: dict[str, Array] = {}
         if layout.numbers:
-            values = [made.product(numbers.parts) for numbers in layout.numbers]
-            labels = [made.product_label(numbers.parts) for numbers in layout.numbers]
+            values = [made.product(numbers) for numbers in layout.numbers]
+            labels = [made.product_label(numbers) for numbers in layout.numbers]
             rows["x"] = as_type(values, dtype, labels, columns)
         elif not layout.codes:
             rows["x"] = np.empty((len(columns), 0), dtype)
@@ -330,6 +330,7 @@ def _factor_entry(factor: Factor) -> dict[str, object]:
         if contrast is None
         else {"name": contrast.name, "options": dict(contrast.options)},
         "spans": factor.spans,
+        "local": factor.local,
     }
 
 
@@ -342,14 +343,18 @@ def _factor(saved: object) -> Factor:
         if name not in CONTRASTS or not set(options) <= {"reverse", "scale", "backward"}:
             raise ValueError(f"there are no contrasts {name[:40]!r}")
         contrast = Contrast(name, tuple((k, _truth(v)) for k, v in options.items()))
-    return Factor(
+    made = Factor(
         text(entry["expression"]),
         text(entry["label"]),
         _texts(entry["columns"]),
         _levels(entry["levels"]),
         contrast,
         _truth(entry["spans"]),
+        whole(entry["local"], 0),
     )
+    if made.local > len(made.columns):
+        raise ValueError("a factor has more columns in a row than in all")
+    return made
 
 
 def _term(saved: object) -> Term:
@@ -408,10 +413,12 @@ def _plain(value: object) -> object:
 
 def _state(saved: object) -> State:
     page = mapping(saved)
-    keys, values = sequence(page["keys"]), sequence(page["values"])
-    if not all(isinstance(key, str | int) for key in keys):
-        raise TypeError("what a transform learned is not listed by name")
-    return {key: _learned(value) for key, value in zip(keys, values, strict=True)}
+    made: State = {}
+    for key, value in zip(sequence(page["keys"]), sequence(page["values"]), strict=True):
+        if not isinstance(key, str | int):
+            raise TypeError("what a transform learned is not listed by name")
+        made[key] = _learned(value)
+    return made
 
 
 def _learned(value: object) -> object:

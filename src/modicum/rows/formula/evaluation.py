@@ -18,7 +18,7 @@ from modicum.rows.formula.expressions import (
     LevelArray,
     State,
 )
-from modicum.rows.formula.structure import Codes, Factor
+from modicum.rows.formula.structure import Codes, Factor, Numbers
 
 __all__ = ["Evaluated", "NewLevels", "as_type", "check_weights", "level_array"]
 
@@ -40,16 +40,24 @@ class Evaluated:
         self._states, self._newlevels = dict(states), newlevels
         self._numeric: dict[tuple[int, bool], Array] = {}
         self._coded: dict[int, Array] = {}
+        self._windows: dict[tuple[int, bool], tuple[Array, Array]] = {}
 
-    def product(self, parts: tuple[tuple[int, bool, int], ...]) -> Array:
-        """Return a column of x: the product of columns of factors."""
+    def product(self, numbers: Numbers) -> Array:
+        """Return a column of x: the product of columns of factors, or one of a window."""
+        parts = numbers.parts
+        if numbers.window:
+            ((number, reduced, at),) = parts
+            return self._window(number, reduced)[1][:, at]
         values = [self._numbers(f, reduced)[:, at] for f, reduced, at in parts]
         if len(values) == 1:
             return values[0]
         return np.prod([np.asarray(v, dtype=np.float64) for v in values], axis=0)
 
-    def product_label(self, parts: tuple[tuple[int, bool, int], ...]) -> str:
+    def product_label(self, numbers: Numbers) -> str:
         """Return what to call it where it is no number."""
+        parts = numbers.parts
+        if numbers.window:
+            return self._factors[parts[0][0]].label
         return ":".join(self._factors[f].names(reduced)[at] for f, reduced, at in parts)
 
     def _numbers(self, number: int, reduced: bool) -> Array:
@@ -66,6 +74,19 @@ class Evaluated:
             made = made[:, 1:] if reduced and factor.spans else made
         self._numeric[key] = made
         return made
+
+    def _window(self, number: int, reduced: bool) -> tuple[Array, Array]:
+        """Where the columns of a row that may differ from 0 begin, and what stands in them."""
+        key = (number, reduced)
+        if key not in self._windows:
+            factor, values = self._factors[number], self._numbers(number, reduced)
+            size = factor.local
+            begin = np.minimum(np.argmax(values != 0, axis=1), values.shape[1] - size)
+            inside = np.take_along_axis(values, begin[:, None] + np.arange(size), axis=1)
+            if np.count_nonzero(inside) < np.count_nonzero(values):
+                raise DataError(f"the encoding of {factor.label} is damaged: fit again.")
+            self._windows[key] = begin, inside
+        return self._windows[key]
 
     def _columns_of(self, factor: Factor) -> Array:
         expression = Expression(factor.expression)
@@ -101,7 +122,9 @@ class Evaluated:
 
     def code(self, codes: Codes) -> Array:
         """Return the codes of a factor, or of a combination of them."""
-        if len(codes.parts) == 1:
+        if codes.window:
+            code = self._window(*codes.parts[0])[0]
+        elif len(codes.parts) == 1:
             code = self._codes(codes.parts[0][0])
         else:
             cell, reference = np.zeros(len(self._columns), np.intp), np.zeros(1, bool)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import keyword
 import re
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -65,7 +65,7 @@ COMPARED: dict[type[ast.cmpop], Callable[..., Any]] = {
     ast.Eq: np.equal,
     ast.NotEq: np.not_equal,
 }
-State: TypeAlias = dict[Any, Any]
+State: TypeAlias = dict[str | int, object]
 """What a transform remembers: numbers, and lists and mappings of them."""
 
 
@@ -200,6 +200,20 @@ call functions by name only, as in log(x): compute such a column first.
         """Whether a transform of it must learn from all rows."""
         calls = (n for n in self._walk(self.tree) if isinstance(n, ast.Call))
         return any(_function(call) in STATEFUL for call in calls)
+
+    @property
+    def local(self) -> int:
+        """How many neighbouring columns hold all that is not 0 in a row; 0: any may.
+
+        A B-spline of degree k differs from 0 between k + 2 knots, and so do k + 1 of them anywhere.
+        """
+        call = self.tree
+        if not isinstance(call, ast.Call) or _function(call) != "bs":
+            return 0
+        words = {word.arg: word.value for word in call.keywords}
+        degree = call.args[3] if len(call.args) > 3 else words.get("degree")
+        value = 3 if degree is None else _constant(degree)
+        return value + 1 if isinstance(value, int) and value >= 0 else 0
 
     @cached_property
     def categorical(self) -> CategoricalCall | None:
@@ -384,7 +398,7 @@ class _Interpreter:
         assert isinstance(node, ast.Call), "the check lets nothing else through"
         return self._call(node)
 
-    def _number(self, node: ast.AST) -> Any:
+    def _number(self, node: ast.AST) -> Array | float:
         """Return a number, or an array of floats or truth values."""
         value = self.value(node)
         if isinstance(value, LevelArray):
@@ -405,13 +419,13 @@ class _Interpreter:
         return value if isinstance(value, np.ndarray) else float(value)
 
     def _compare(self, node: ast.Compare) -> Array:
-        result: Any = True
+        result = np.asarray(True)
         parts = [node.left, *node.comparators]
         for op, left, right in zip(node.ops, parts[:-1], parts[1:], strict=True):
             result = np.logical_and(result, self._compare_two(op, left, right))
         return np.asarray(result)
 
-    def _compare_two(self, op: ast.cmpop, left: ast.AST, right: ast.AST) -> Any:
+    def _compare_two(self, op: ast.cmpop, left: ast.AST, right: ast.AST) -> Array:
         a, b = self.value(left), self.value(right)
         if isinstance(b, LevelArray) and not isinstance(a, LevelArray):
             a, b = b, a
@@ -427,7 +441,7 @@ class _Interpreter:
             return hit if isinstance(op, ast.In) else ~hit
         return COMPARED[type(op)](self._number(left), self._number(right))
 
-    def _call(self, call: ast.Call) -> Any:
+    def _call(self, call: ast.Call) -> Value:
         name = _function(call)
         if name == "I":
             return self.value(call.args[0])
@@ -444,14 +458,15 @@ class _Interpreter:
             text = self.expression._source(call)
             raise SettingError(f"{text} cannot be computed: check its arguments.") from None
 
-    def _transform(self, name: str, call: ast.Call) -> Any:
+    def _transform(self, name: str, call: ast.Call) -> Array | ColumnArray:
         """Apply a transform that learns from all rows when it sees them first."""
         from formulaic.transforms import TRANSFORMS
 
         text = self.expression._source(call)
         data = np.asarray(self._number(call.args[0]), dtype=float)
+        # Any: what a user wrote, which the transform checks
         options: list[Any] = [self.value(argument) for argument in call.args[1:]]
-        words = {str(word.arg): self.value(word.value) for word in call.keywords}
+        words: dict[str, Any] = {str(word.arg): self.value(word.value) for word in call.keywords}
         if any(w.startswith("_") for w in words) or not _plain([*options, *words.values()]):
             raise SettingError(f"{text} cannot be computed: check its arguments.")
         sizes = [*options, words.get("df"), words.get("degree")]
@@ -475,7 +490,7 @@ class _Interpreter:
         return _as_columns(made, len(data))
 
     def _require_range(
-        self, name: str, text: str, data: Array, words: dict[str, Any], state: State
+        self, name: str, text: str, data: Array, words: dict[str, object], state: State
     ) -> None:
         """Refuse values outside the range of a B-spline that does not say what to do there."""
         low = state.get("lower_bound", words.get("lower_bound"))
@@ -550,7 +565,7 @@ def _constants(node: ast.AST) -> list[Level]:
     return [_constant(entry) for entry in node.elts]
 
 
-def _plain(options: list[Any]) -> bool:
+def _plain(options: list[object]) -> bool:
     """Whether the options of a transform are texts and numbers, and short lists of them."""
     return all(
         (len(value) <= LARGEST and _plain(value))
@@ -560,7 +575,7 @@ def _plain(options: list[Any]) -> bool:
     )
 
 
-def _as_columns(made: Any, n: int) -> Array | ColumnArray:
+def _as_columns(made: object, n: int) -> Array | ColumnArray:
     """What a transform of formulaic's returns, as arrays."""
     about = getattr(made, "__formulaic_metadata__", None)
     spans = bool(about is not None and about.spans_intercept)
@@ -577,7 +592,7 @@ def _as_columns(made: Any, n: int) -> Array | ColumnArray:
     return ColumnArray(array, tuple(map(str, names)), spans)
 
 
-def _shown(state: Mapping[Any, Any]) -> str:
+def _shown(state: State) -> str:
     return ",".join(sorted(map(str, state)))
 
 

@@ -256,7 +256,8 @@ class _Reading:
         made = self._numbers.get(expression)
         if made is None or not made.names:
             return Factor(text, label, (label,))
-        return Factor(text, label, tuple(f"{label}[{n}]" for n in made.names), spans=made.spans)
+        names = tuple(f"{label}[{n}]" for n in made.names)
+        return Factor(text, label, names, spans=made.spans, local=min(expression.local, len(names)))
 
     def outcome(self) -> Outcome | None:
         """Return what was learned of the outcome."""

@@ -25,6 +25,7 @@ Scoped: TypeAlias = tuple[int, bool]
 Part: TypeAlias = tuple[Scoped, ...]
 
 MOST_CELLS = 100_000  # of an interaction of factors; each has a coefficient
+SPARSE = 2  # times as many columns as may differ from 0 in a row, from where a code is kept of them
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Factor:
         How levels become numbers where a column is left out; None: they stay codes.
     spans
         Whether its columns add up to the intercept's.
+    local
+        How many neighbouring columns hold all that is not 0 in a row, as of B-splines; 0: any may.
     """
 
     expression: str
@@ -53,6 +56,7 @@ class Factor:
     levels: tuple[Level, ...] = ()
     contrast: Contrast | None = None
     spans: bool = False
+    local: int = 0
 
     def coded(self, reduced: bool) -> bool:
         """Whether the factor stays a code."""
@@ -70,26 +74,32 @@ class Factor:
 
 @dataclass(frozen=True)
 class Numbers:
-    """A column of x: the product of columns of factors, each (factor, reduced, place)."""
+    """A column of x: the product of columns of factors, each (factor, reduced, place).
+
+    In a `window`, of one factor, the place is counted from the row's own first column.
+    """
 
     parts: tuple[tuple[int, bool, int], ...]
+    window: bool = False
 
 
 @dataclass(frozen=True)
 class Codes:
     """A field of codes: a factor's levels, or combinations of several factors' levels.
 
-    With a reduced factor in a combination, code 0 is every one that has its reference.
+    With a reduced factor in a combination, code 0 is every one that has its reference. With a
+    `window` it is where the columns of a local factor that may differ from 0 begin.
     """
 
     field: str
     parts: Part
     widths: tuple[int, ...]
+    window: bool = False
 
     @property
     def reference(self) -> bool:
         """Whether code 0 stands for no cell of its own."""
-        return any(reduced for _, reduced in self.parts)
+        return not self.window and any(reduced for _, reduced in self.parts)
 
     @property
     def levels(self) -> int:
@@ -199,33 +209,58 @@ def lay_out(factors: Sequence[Factor], terms: Sequence[tuple[str, tuple[Part, ..
         raise DataError(
             f"two columns of the model would be named {twice[0]!r}: rename a column of the table."
         )
-    scales = [b.numbers for b, _ in coded if b.numbers is not None and b.numbers not in dense]
+    scales = [n for b, _ in coded for n in b.scales if n is not None and n not in dense]
     numbers = [*dense, *dict.fromkeys(scales)]
-    coding = Coding(
-        tuple(dense.values()), tuple(_coded_term(block, at, numbers) for block, at in coded)
-    )
+    coded_terms = [term for block, at in coded for term in _coded_terms(block, at, numbers)]
+    coding = Coding(tuple(dense.values()), tuple(coded_terms))
     codes = tuple(dict.fromkeys(b.codes for b, _ in coded if b.codes is not None))
     return Layout(coding, tuple(names), places, tuple(numbers), codes)
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Columns that lie side by side: one of numbers, or all of a code."""
+    """Columns that lie side by side: one of numbers, or all of a code.
+
+    What stands in the row's column of a code is a one or a number; in a window there are several.
+    """
 
     numbers: Numbers | None
     codes: Codes | None
     names: tuple[str, ...]
     reference: bool = False
+    window: tuple[Numbers, ...] = ()
+
+    @property
+    def scales(self) -> tuple[Numbers | None, ...]:
+        """What stands in each column that a row has."""
+        return self.window or (self.numbers,)
 
 
-def _coded_term(block: _Block, first: int, numbers: list[Numbers]) -> CodedTerm:
+def _coded_terms(block: _Block, first: int, numbers: list[Numbers]) -> Iterator[CodedTerm]:
     assert block.codes is not None
-    scale = None if block.numbers is None else numbers.index(block.numbers)
-    return CodedTerm(block.codes.field, first, len(block.names), block.reference, scale)
+    width = len(block.names) - max(0, len(block.window) - 1)
+    for j, each in enumerate(block.scales):
+        scale = None if each is None else numbers.index(each)
+        yield CodedTerm(block.codes.field, first + j, width, block.reference, scale)
+
+
+def _window(factor: Factor, scoped: Scoped) -> _Block | None:
+    """The columns of a local factor, by those that may differ from 0; None where too few do not."""
+    names = factor.names(scoped[1])
+    if not factor.local or len(names) < SPARSE * factor.local:
+        return None
+    width = len(names) - factor.local + 1
+    codes = Codes(f"{factor.label} (piece)", (scoped,), (width,), window=True)
+    window = tuple(Numbers(((*scoped, j),), window=True) for j in range(factor.local))
+    return _Block(None, codes, names, window=window)
 
 
 def _blocks(factors: Sequence[Factor], part: Part) -> Iterator[_Block]:
     """Columns of one part, block by block; the first factor's levels change fastest."""
+    window = _window(factors[part[0][0]], part[0]) if len(part) == 1 else None
+    if window is not None:
+        yield window
+        return
     names = {(f, reduced): factors[f].names(reduced) for f, reduced in part}
     numeric = [s for s in part if not factors[s[0]].coded(s[1])]
     levels = tuple(s for s in part if factors[s[0]].coded(s[1]))

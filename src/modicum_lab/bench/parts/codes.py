@@ -43,7 +43,7 @@ def made_up(n: int) -> Rows:
     rng = np.random.default_rng(1)
     codes, eta = {}, np.full(n, -1.0)
     for k in LEVELS:
-        level = (k * rng.random(n) ** 2).astype(np.int64)
+        level = (k * rng.random(n) ** 2).astype(np.int16)
         codes[f"f{k}"] = level
         eta += rng.normal(scale=0.4, size=k)[level]
     x = rng.standard_normal((n, 1), dtype=np.float32)
@@ -62,10 +62,10 @@ def cases(quick: bool) -> list[Case]:
         except mo.DataError:
             continue
         if quick:
-            first = np.arange(20_000)
-            coded, dense = coded.subset(first), dense.subset(first)
+            some = np.linspace(0, len(coded) - 1, 20_000).astype(int)  # of all months
+            coded, dense = coded.subset(some), dense.subset(some)
         found.append(Case(name, coded, dense, family))
-    rows = made_up(20_000 if quick else 1_000_000)
+    rows = made_up(20_000 if quick else 10_000_000)
     found.append(Case("made up", rows, None, "binomial"))
     return found
 

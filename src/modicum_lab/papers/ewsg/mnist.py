@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 
 from modicum import CPSGHMC, EWSG, PSGLD, SGHMC, SGLD
 from modicum.datasets import mnist
-from modicum.errors import ModicumWarning
 from modicum.methods import Method
 from modicum.models import CNN, MLP, BaseModel, Batch
 from modicum.plots import colour_of
-from modicum.posterior import Posterior, Score
 from modicum.rows import Rows
-from modicum_lab.papers.ewsg.common import draw_lines, label_of, panels, realisations, states
+from modicum_lab.papers.ewsg.common import draw_lines, label_of, panels, realisations
 from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment, sized
 
 __all__ = ["figure_3"]
@@ -48,7 +46,7 @@ SIZES: dict[Scale, Size] = {
         only={"mlp": ("sgld", "ewsg"), "cnn": ("ewsg",)},
     ),
     "laptop": Size(None, 1_000, {"mlp": 3, "cnn": 2}, {"mlp": 2, "cnn": 1}, 8),
-    "gpu": Size(None, 10_000, {"mlp": 200, "cnn": 80}, {"mlp": 10, "cnn": 8}, 25),
+    "gpu": Size(None, 10_000, {"mlp": 200, "cnn": 60}, {"mlp": 10, "cnn": 8}, 20),
     "paper": Size(None, 10_000, {"mlp": 200, "cnn": 200}, {"mlp": 100, "cnn": 100}, 50),
 }
 FRICTION = {"mlp": 0.1, "cnn": 1.0}
@@ -177,41 +175,67 @@ def _learn(
         random_seed=seed,
     )
     seen = {"train": fit.slice(0, size.scored), "test": test.slice(0, size.scored)}
-    curve = post.learning_curve(partial(_accuracies, post, seen))
-    return Learned(curve, _errors(post, seen))
-
-
-def _accuracies(
-    post: Posterior, seen: Mapping[str, Batch], now: dict[str, np.ndarray]
-) -> dict[str, float]:
-    scores = _scores(post, seen, now)
-    return {part: score.accuracy for part, score in scores.items()} | {
-        "log_density": scores["test"].log_density,
-        "single": scores["test"].single_accuracy,
-    }
-
-
-def _scores(
-    post: Posterior, seen: Mapping[str, Batch], now: dict[str, np.ndarray]
-) -> dict[str, Score]:
-    at = states(post, now)
-    with warnings.catch_warnings():  # networks that ran away are part of the finding
-        warnings.simplefilter("ignore", ModicumWarning)
-        return {part: at.score(rows, draws=at.chains) for part, rows in seen.items()}
-
-
-def _errors(post: Posterior, seen: Mapping[str, Batch]) -> dict[str, float]:
-    """Standard errors of the last scores: of averages by leaving out one realisation at a time."""
-    if post.chains < 3:
-        return {}
+    curve = post.learning_curve(lambda now: scores(chances(model, now, seen), seen))
     last = {name: x[:, -1] for name, x in post.draws.items()}
+    return Learned(curve, _errors(chances(model, last, seen), seen))
+
+
+Chances = dict[str, np.ndarray]
+"""Part of the data to the probabilities of the classes, (realisation, row, class)."""
+
+PIECE = 200  # images of one realisation that are evaluated together: a convolution is wide
+
+
+def chances(model: BaseModel, now: dict[str, np.ndarray], seen: Mapping[str, Batch]) -> Chances:
+    """What each realisation, name to (chain, *shape), says of the rows that are scored."""
+    return {part: np.asarray(_chances(model, now, rows["x"])) for part, rows in seen.items()}
+
+
+@partial(jax.jit, static_argnums=0)
+def _chances(model: BaseModel, now: dict[str, Any], images: Any) -> jax.Array:
+    """One realisation and a few images at a time, so that one compilation serves all points."""
+    pieces = images.reshape(-1, min(PIECE, len(images)), *images.shape[1:])
+
+    def of_one(named: dict[str, Any]) -> jax.Array:
+        theta = model.restore(named)
+        said = jax.lax.map(lambda piece: model.expected(theta, {"x": piece}), pieces)
+        return said.reshape(len(images), -1)
+
+    answers: jax.Array = jax.lax.map(of_one, now)
+    return answers
+
+
+def scores(said: Chances, seen: Mapping[str, Batch]) -> dict[str, float]:
+    """Of the prediction averaged over realisations; "single": of one by itself, on average."""
+    right = {part: _accuracy(said[part].mean(axis=0), seen[part]) for part in said}
+    density = np.log(_of_outcome(said["test"].mean(axis=0), seen["test"]))
+    return right | {"log_density": float(density.mean()), "single": _singles(said, seen).mean()}
+
+
+def _of_outcome(chance: np.ndarray, rows: Batch) -> np.ndarray:
+    """Probability of the class that was seen, by row."""
+    return np.take_along_axis(chance, np.asarray(rows["y"], int)[:, None], axis=1)[:, 0]
+
+
+def _accuracy(chance: np.ndarray, rows: Batch) -> float:
+    return float(np.mean(chance.argmax(axis=1) == rows["y"]))
+
+
+def _singles(said: Chances, seen: Mapping[str, Batch]) -> np.ndarray:
+    return np.array([_accuracy(one, seen["test"]) for one in said["test"]])
+
+
+def _errors(said: Chances, seen: Mapping[str, Batch]) -> dict[str, float]:
+    """Standard errors of scores: of averages by leaving out one realisation at a time."""
+    count = len(said["test"])
+    if count < 3:
+        return {}
     without = [
-        _accuracies(post, seen, {name: np.delete(x, k, axis=0) for name, x in last.items()})
-        for k in range(post.chains)
+        scores({part: np.delete(each, k, axis=0) for part, each in said.items()}, seen)
+        for k in range(count)
     ]
     error = {name: jackknife([each[name] for each in without]) for name in without[0]}
-    single = _scores(post, seen, last)["test"].accuracy_by_chain
-    return error | {"single": float(np.std(single, ddof=1) / np.sqrt(len(single)))}
+    return error | {"single": float(np.std(_singles(said, seen), ddof=1) / np.sqrt(count))}
 
 
 def jackknife(without: Sequence[float]) -> float:

@@ -22,11 +22,13 @@ __all__ = [
     "PERTURBED",
     "SCHEDULE",
     "SIGNED",
+    "SIGNED_SCHEDULE",
     "TRUTH",
     "Problem",
     "Size",
     "bankruptcy_rows",
     "by_schedule",
+    "degraded",
     "full_hmc",
     "gradient_step",
     "higgs_rows",
@@ -38,6 +40,8 @@ __all__ = [
 PERTURBED = "HMC-ECS perturbed"
 SIGNED = "HMC-ECS signed"
 SCHEDULE = "HMC-ECS perturbed, paper's schedule"
+SIGNED_SCHEDULE = "HMC-ECS signed, paper's schedule"
+AS_PRINTED = {SCHEDULE: PERTURBED, SIGNED_SCHEDULE: SIGNED}  # whose printed figures are theirs too
 DEFAULT = "HMC-ECS weighted (our default)"
 TRUTH = "HMC, all rows"
 STEP, LEAPFROGS, BLOCKS = 0.2, 6, 100  # section 6.3: eps L = 1.2, rho = .99
@@ -61,6 +65,8 @@ class Problem:
         eps of SGLD at n rows; the posterior's variance is proportional to 1/n, and so is eps.
     plain
         Whether SG-HMC and SGLD are also run without control variates.
+    recalibrated
+        Whether the paper's schedule chooses m, and again after 100 iterations, or m is set.
     printed
         Label to the figures printed for it.
     """
@@ -73,7 +79,12 @@ class Problem:
     sghmc_steps: tuple[int, ...]
     sgld_step: float
     plain: bool
+    recalibrated: bool = False
     printed: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def figures(self, label: str) -> dict[str, float]:
+        """What the paper prints for a method."""
+        return self.printed.get(AS_PRINTED.get(label, label), {})
 
     def sghmc_label(self, steps: int) -> str:
         """As the tables call it."""
@@ -122,7 +133,7 @@ def run_problem(
     """Run all contenders on a few rows at a time; `schedule` adds the paper's own burn-in."""
     contenders = [*_energy_conserving(problem, size), *_stochastic_gradients(problem, size)]
     if schedule:
-        contenders.append(by_schedule(problem, size, order=2))
+        contenders += [by_schedule(problem, size, order=2), signed_by_schedule(problem, size)]
     fits = {contender.label: run(contender) for contender in contenders}
     stable = SGLDCV(
         step_size=stable_step(fits[PERTURBED]), **_gradients(problem, in_parameters=True)
@@ -132,9 +143,22 @@ def run_problem(
 
 
 def by_schedule(problem: Problem, size: Size, order: int) -> Contender:
-    """HMC-ECS with the burn-in of the paper, and control variates of this order."""
-    method = HMCECS(order=order, subsample=problem.subsample, tuning="paper", **_ecs())
-    return Contender(SCHEDULE, method, size.draws, 0, colour="hmc-ecs-uniform")
+    """HMC-ECS with the burn-in of the paper, and control variates of this order.
+
+    Order 0, whose target is not the posterior, bears no step of .2: it tunes one after the burn-in.
+    """
+    m = None if problem.recalibrated else problem.subsample
+    settings, tune = _ecs(), 0
+    if order == 0:
+        settings["step_size"], tune = None, size.tune
+    method = HMCECS(order=order, subsample=m, tuning="paper", **settings)
+    return Contender(SCHEDULE, method, size.draws, tune, colour="hmc-ecs-uniform")
+
+
+def signed_by_schedule(problem: Problem, size: Size) -> Contender:
+    """Signed HMC-ECS with the burn-in of the paper."""
+    method = SignedHMCECS(products=problem.products, batch=30, tuning="paper", **_ecs())
+    return Contender(SIGNED_SCHEDULE, method, size.draws, 0)
 
 
 def our_default(size: Size) -> Contender:
@@ -177,30 +201,43 @@ def _gradients(problem: Problem, in_parameters: bool) -> dict[str, Any]:
 
 
 def _stochastic_gradients(problem: Problem, size: Size) -> list[Contender]:
-    """SG-HMC whitened (its M is the precision), SGLD in the parameters; one draw per trajectory."""
-    eps = gradient_step(problem, size)
-    kinds: list[tuple[type[SGHMC], Any, str]] = [(SGHMCCV, SGLDCV, "")]
+    """SG-HMC and SGLD with control variates of order 2, and without where the paper shows that."""
+    contenders = _of_gradients(problem, size, 2, "")
     if problem.plain:
-        kinds.append((SGHMC, SGLD, ", no control variates"))
-    contenders = []
-    for hamiltonian, langevin, suffix in kinds:
-        for steps in problem.sghmc_steps:
-            method = hamiltonian(
-                form="friction",
-                friction=1.0,  # C = I and B = 0, of the parameters (section 6.2)
-                in_parameters=True,
-                period=steps,
-                step_size=problem.sghmc_step,
-                **_gradients(problem, in_parameters=False),
-            )
-            label = problem.sghmc_label(steps) + suffix
-            draws = min(size.draws, size.most_steps // steps)
-            contenders.append(Contender(label, method, draws, 0, steps, training=False))
-        slow = langevin(step_size=eps, start="mode", **_gradients(problem, in_parameters=True))
-        contenders.append(
-            Contender(f"SGLD{suffix}", slow, size.draws, 0, LEAPFROGS, training=False)
-        )  # as many gradients as HMC-ECS
+        contenders += _of_gradients(problem, size, 0, ", no control variates")
     return contenders
+
+
+def degraded(problem: Problem, size: Size, order: int) -> list[Contender]:
+    """SG-HMC and SGLD with control variates of this order (section 6.8)."""
+    return _of_gradients(problem, size, order, f", order {order}")
+
+
+def _of_gradients(problem: Problem, size: Size, order: int, suffix: str) -> list[Contender]:
+    """SG-HMC whitened (its M is the precision), SGLD in the parameters; one draw per trajectory.
+
+    A control variate of order 0 is a constant, which a gradient does not see: the plain methods.
+    """
+    extra: dict[str, Any] = {"order": order} if order else {}
+    hamiltonian, langevin = (SGHMCCV, SGLDCV) if order else (SGHMC, SGLD)
+    contenders = []
+    for steps in problem.sghmc_steps:
+        method = hamiltonian(
+            form="friction",
+            friction=1.0,  # C = I and B = 0, of the parameters (section 6.2)
+            in_parameters=True,
+            period=steps,
+            step_size=problem.sghmc_step,
+            **_gradients(problem, in_parameters=False),
+            **extra,
+        )
+        draws = min(size.draws, size.most_steps // steps)
+        label = problem.sghmc_label(steps) + suffix
+        contenders.append(Contender(label, method, draws, 0, steps, training=False))
+    eps = gradient_step(problem, size)
+    slow = langevin(step_size=eps, start="mode", **_gradients(problem, in_parameters=True), **extra)
+    one = Contender(f"SGLD{suffix}", slow, size.draws, 0, LEAPFROGS, training=False)
+    return [*contenders, one]  # as many gradients as HMC-ECS
 
 
 HIGGS_ROWS, HIGGS_TEST = 10_500_000, 500_000  # of the paper

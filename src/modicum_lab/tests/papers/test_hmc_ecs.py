@@ -13,10 +13,17 @@ from modicum_lab.papers import report
 from modicum_lab.papers.experiments import PAPERS, experiments_of
 from modicum_lab.papers.fits import Contender, Fit, Length
 from modicum_lab.papers.hmc_ecs import designs, dimension
-from modicum_lab.papers.hmc_ecs.comparison import STEP, higgs_rows, stable_step
+from modicum_lab.papers.hmc_ecs.comparison import (
+    PERTURBED,
+    SCHEDULE,
+    SIGNED_SCHEDULE,
+    STEP,
+    higgs_rows,
+    stable_step,
+)
 from modicum_lab.papers.hmc_ecs.higgs import HIGGS, SIZES, roc_curves
 from modicum_lab.papers.hmc_ecs.pictures import density
-from modicum_lab.papers.hmc_ecs.tables import full_data_ratio, relative_table
+from modicum_lab.papers.hmc_ecs.tables import calibration_table, full_data_ratio, relative_table
 from modicum_lab.papers.pages import write_page
 from modicum_lab.papers.references import TABLES, reference
 
@@ -74,11 +81,50 @@ def test_relative_table_has_the_baseline_at_one():
     rng = np.random.default_rng(1)
     base = made("HMC-ECS perturbed", rng.normal(size=(2, 500, 3)), 1_000)
     other = made("SG-HMC", base.draws, 3_000)
+    other.contender = replace(other.contender, training=False)
     table = relative_table("t", HIGGS, {base.label: base, other.label: other}, "")
     first, second = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
     assert first["RCT median"] == 1
     assert second["RCT median"] == pytest.approx(3)
     assert second["RCT median (paper)"] == 2.97
+    assert second["median over the paper's"] == pytest.approx(3 / 2.97)
+
+
+def test_stochastic_gradients_are_charged_for_sampling_on_both_sides():
+    """As the captions of Tables 1 and 3 say: the passes of HMC-ECS are not held against it."""
+    draws = np.random.default_rng(1).normal(size=(2, 2_000, 3))
+    base = made("HMC-ECS perturbed", draws, 1_000, rows=HIGGS.rows, mode=50_000)
+    gradients = made("SG-HMC", draws, 3_000, rows=HIGGS.rows)
+    gradients.contender = replace(gradients.contender, training=False)
+    exact = made("HMC-ECS signed", draws, 3_000, rows=HIGGS.rows, mode=50_000)
+    fits = {fit.label: fit for fit in (base, gradients, exact)}
+    found = columns_of(relative_table("t", HIGGS, fits, ""))
+    assert found["charged for"] == ["entire run", "sampling alone", "entire run"]
+    sampling, entire = 3, (1_500 + 50_000) / (500 + 50_000)
+    np.testing.assert_allclose(found["RCT median"], [1, sampling, entire])
+    other_way = [1, (1_500) / (500 + 50_000), sampling]
+    np.testing.assert_allclose(found["RCT median, charged the other way"], other_way)
+
+
+def test_the_signed_method_by_the_papers_schedule_is_compared_with_its_like():
+    draws = np.random.default_rng(1).normal(size=(1, 2_000, 3))
+    labels = {PERTURBED: 1_000, SCHEDULE: 10_000, SIGNED_SCHEDULE: 12_000}
+    fits = {label: made(label, draws, n, rows=HIGGS.rows) for label, n in labels.items()}
+    found = columns_of(relative_table("t", HIGGS, fits, ""))
+    np.testing.assert_allclose(found["RCT median"], [1, 10, 1.2])
+    assert found["RCT median (paper)"] == [None, None, 1.15]
+
+
+def test_the_recalibration_of_m_is_shown_beside_the_papers():
+    fit = made("a", np.zeros((1, 10, 1)), 1)
+    path = [0.8] * 100 + [0.5] * 900
+    fit.post.tuning.update({"burn-in variance": path, "recalibration": [60_000.0, 900.0]})
+    found = columns_of(calibration_table(fit, 120_000, "Data: a stand-in."))
+    assert (found["m"], found["m (paper)"]) == ([60_000, 900], [62_000, 1_000])
+    assert found["m for a variance of 232"] == [
+        round(60_000 * 0.8 / 231.8),
+        round(900 * 0.5 / 231.8),
+    ]
 
 
 def test_full_hmc_costs_what_the_paper_counts():
@@ -185,11 +231,19 @@ def test_a_contender_keeps_its_warnings_and_its_length():
 def test_figure_7(tmp_path, monkeypatch):
     small = replace(dimension.SIZES["smoke"], dimensions=(2,), draws=30, tune=60)
     monkeypatch.setitem(dimension.SIZES, "smoke", small)
-    (table,) = run_smoke("figure-7", tmp_path).tables
+    table, powers = run_smoke("figure-7", tmp_path).tables
     found = columns_of(table)
     assert found["method"] == list(dimension.STYLES)
     assert found["variance of lhat"][0] == 0  # the target is quadratic
     assert found["variance of lhat"][1] > 0
+    assert columns_of(powers)["power of d (paper)"] == [-0.25] * 4
+
+
+def test_order_1_takes_no_more_rows_than_there_are():
+    assert dimension._rows_of_order_1(128, 10_000) == 8_200
+    assert dimension._rows_of_order_1(256, 10_000) == 10_000
+    (note,) = dimension._bounded(dimension.SIZES["paper"])
+    assert "At d = 256 a variance of 1 would take m = 32,768 of 10,000 rows" in note
 
 
 @pytest.mark.slow
@@ -211,9 +265,11 @@ def test_tables_1_2(tmp_path, monkeypatch):
     monkeypatch.setitem(SIZES, "smoke", whole)
     relative, efficiency = run_smoke("tables-1-2", tmp_path).tables
     found = columns_of(relative)
-    median = dict(zip(found["method"], found["sampling only: median"], strict=True))
-    assert 1 < median["HMC-ECS signed"] < median["SG-HMC"] < median["SGLD, stable step"]
-    assert median["HMC-ECS weighted (our default)"] < 0.2
+    median = dict(zip(found["method"], found["RCT median"], strict=True))
+    assert 1 < median["SG-HMC"] < median["SGLD, stable step"]
+    other = dict(zip(found["method"], found["RCT median, charged the other way"], strict=True))
+    assert other["HMC-ECS signed"] > 1
+    assert other["HMC-ECS weighted (our default)"] < 0.2
     row = dict(zip(efficiency.columns, efficiency.rows[0], strict=True))
     assert row["L"] == round(1.2 / STEP)
     assert row["acceptance"] == pytest.approx(row["acceptance (paper)"], abs=0.01)
@@ -228,6 +284,7 @@ def test_other_experiments_run(name, tmp_path):
     assert all(len(table.rows) > 0 for table in result.tables)
     if name != "rows-compared":  # the one with real outcomes
         assert all("stand-in" in table.note for table in result.tables)
+        assert all(table.title.endswith(", stand-in rows") for table in result.tables)
 
 
 @pytest.mark.usefixtures("real_tables")
@@ -237,3 +294,6 @@ def test_order_0_is_flagged_and_order_1_is_right(tmp_path):
     assert found["warned"][0]
     assert found["variance of lhat, median"][0] > 10
     assert found["largest sd ratio"][1] < 1.5
+    assert found["acceptance"][0] > 0.3  # a chain that moves, on a target that is not the posterior
+    assert np.isfinite(found["IF"][0])
+    assert found["method"][-1] == "SG-HMC, order 1"

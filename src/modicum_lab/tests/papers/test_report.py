@@ -58,7 +58,8 @@ def test_files_of_an_experiment(toy, tmp_path):
     assert (first[0], float(first[1]), first[2]) == ("a | b", 1.23456789, "")
     assert second == ["<c>", "10500000", "2.5"]
     lines = (folder / "table-1.md").read_text().splitlines()
-    assert lines[2] == r"| a \| b | 1.235 |  |"
+    assert lines[0] == "**Table 1**"
+    assert lines[4] == r"| a \| b | 1.235 |  |"
     assert lines[-1] == "A stand-in."
     assert (folder / "figure-1.png").read_bytes().startswith(b"\x89PNG")
     assert "</svg>" in (folder / "figure-1.svg").read_text()

@@ -87,7 +87,6 @@ def choose(
     subsample: int | None = None,
     blocks: int | None = None,
     refreshes: int | None = None,
-    fixed_by: str = "set by hand",
     fresh: float = 1.0,
     of_groups: bool = False,
     certainty: int = 0,
@@ -106,8 +105,6 @@ def choose(
         Of the estimator's variance.
     subsample, blocks, refreshes
         m, G and K where they are set already.
-    fixed_by
-        Who set them.
     fresh
         What a fresh row costs, in evaluations of a row.
     of_groups
@@ -129,13 +126,13 @@ def choose(
     sweep = best_sweep(noise, steps, accept, fresh)
     K = refreshes if refreshes is not None else int(np.clip(ceil(G * sweep), 1, G))
     why = {
-        "subsample": fixed_by
+        "subsample": "set by hand"
         if subsample is not None
         else f"the smallest m with {_REASON[binding].format(least, unit)}",
-        "blocks": fixed_by
+        "blocks": "set by hand"
         if blocks is not None
         else f"a refresh is then accepted with probability {accept:.2f}",
-        "refreshes": fixed_by
+        "refreshes": "set by hand"
         if refreshes is not None
         else f"balances refreshing rows against gradient noise of {noise:.2g} posterior variances",
         "bias_bound": "how far, in posterior sd, the perturbation may move any posterior mean, by "

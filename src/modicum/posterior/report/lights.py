@@ -1,0 +1,117 @@
+"""Diagnostics as traffic lights: a figure, whether it is good, and what it means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from modicum.errors import ModicumWarning, is_number
+from modicum.posterior.guards import largest_r_hat, smallest_ess
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Light", "lights", "overall"]
+
+Level = Literal["good", "doubtful", "bad"]
+BAD_R_HAT = 1.05
+MOST_DIVERGING = 0.01  # share of draws
+
+
+class Light(NamedTuple):
+    """One diagnostic."""
+
+    name: str
+    figure: str
+    level: Level
+    meaning: str
+
+
+def lights(
+    summary: pd.DataFrame,
+    shape: tuple[int, int],
+    stats: Mapping[str, np.ndarray],
+    tuning: Mapping[str, object],
+    settings: Mapping[str, object],
+    warnings: Sequence[ModicumWarning],
+) -> list[Light]:
+    """What can be said of a run of so many chains and draws, the most important first."""
+    found = [*_of_summary(summary, *shape)]
+    if "diverging" in stats and stats["diverging"].size:
+        share = float(np.mean(stats["diverging"]))
+        found.append(
+            Light(
+                "divergences",
+                f"{int(np.sum(stats['diverging'])):,} draws",
+                _level(share, 0.0, MOST_DIVERGING),
+                "trajectories that left the region where the dynamics hold; none is right",
+            )
+        )
+    bias = tuning.get("bias_bound")
+    bound = bias.get("value") if isinstance(bias, Mapping) else None
+    if is_number(bound):
+        found.append(
+            Light(
+                "error of subsampling",
+                f"at most {float(bound):.2g} sd",  # type: ignore[arg-type]
+                _level(float(bound), 0.1, 0.3),  # type: ignore[arg-type]
+                "how far a subsample instead of all rows may move a posterior mean, in posterior "
+                "standard deviations",
+            )
+        )
+    if settings.get("complete") is False:
+        found.append(Light("run", "stopped early", "doubtful", "the draws so far are shown"))
+    count = len(warnings)
+    found.append(
+        Light(
+            "warnings",
+            f"{count:,}",
+            "good" if count == 0 else "doubtful",
+            "reasons to doubt the run, in words below" if count else "no reason to doubt the run",
+        )
+    )
+    return found
+
+
+def _of_summary(summary: pd.DataFrame, chains: int, draws: int) -> list[Light]:
+    """R-hat and effective sample sizes, of the worst scalar, by the limits of the warnings."""
+    found: list[Light] = []
+    known = summary[np.isfinite(summary["r_hat"])]
+    if len(known):
+        worst, limit = known["r_hat"].idxmax(), largest_r_hat(chains, draws, len(known))
+        found.append(
+            Light(
+                "R-hat",
+                f"{known['r_hat'].max():.3f}",
+                _level(float(known["r_hat"].max()), limit, max(limit, BAD_R_HAT)),
+                f"whether chains agree: 1 is agreement (worst of all: {worst})",
+            )
+        )
+    for column, title, of in (
+        ("ess_bulk", "effective draws", "means"),
+        ("ess_tail", "effective draws in the tails", "intervals"),
+    ):
+        sizes = summary[column][np.isfinite(summary[column])]
+        if len(sizes):
+            smallest = float(sizes.min())
+            enough = smallest_ess(chains * draws)
+            level = _level(-smallest, -enough, -enough / 4)
+            meaning = f"independent draws that would tell as much of {of} (worst: {sizes.idxmin()})"
+            found.append(Light(title, f"{smallest:,.0f}", level, meaning))
+    return found
+
+
+def _level(value: float, good: float, bad: float) -> Level:
+    return "good" if value <= good else "doubtful" if value <= bad else "bad"
+
+
+def overall(found: Sequence[Light]) -> tuple[Level, str]:
+    """One light for all, and what it says."""
+    levels = {light.level for light in found}
+    if "bad" in levels:
+        return "bad", "Do not use these draws before the red lights below are understood."
+    if "doubtful" in levels:
+        return "doubtful", "Usable with care: see the yellow lights and the warnings below."
+    return "good", "Nothing speaks against these draws."

@@ -1,0 +1,312 @@
+"""The report's page: its sections, one after the other, and its style. Nothing is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from modicum.errors import ModicumWarning
+from modicum.ledger import Ledger
+from modicum.markup import Markup, table, tag
+from modicum.posterior.alignment import FitRows
+from modicum.posterior.checking.predictive_check import PredictiveCheck
+from modicum.posterior.report.lights import Light, lights, overall
+from modicum.posterior.report.pictures import Band, band_chart, bar_chart, forest
+from modicum.posterior.report.style import CSS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Reported", "report_page"]
+
+MOST_LINES = 60  # of a table or a picture
+WORDS = {"good": "fine", "doubtful": "look", "bad": "wrong"}
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+@dataclass
+class Reported:
+    """What a report is about, computed.
+
+    Attributes
+    ----------
+    title, summary, stats, tuning, settings, warnings, ledger, fit_rows
+        Of the posterior.
+    model
+        The model's name and, where it is one of the families, theirs.
+    chains, draws
+        How many.
+    code
+        How to do it again.
+    check
+        Calibration, or why there is none.
+    columns
+        What columns do, or why that is not said.
+    groups
+        Effects of groups.
+    """
+
+    title: str
+    summary: pd.DataFrame
+    stats: Mapping[str, np.ndarray]
+    tuning: Mapping[str, object]
+    settings: Mapping[str, object]
+    warnings: Sequence[ModicumWarning]
+    ledger: Ledger
+    fit_rows: FitRows | None
+    model: str
+    chains: int
+    draws: int
+    code: str
+    check: PredictiveCheck | str
+    columns: Mapping[str, pd.DataFrame | str] = field(default_factory=dict)
+    groups: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+
+
+def report_page(of: Reported) -> str:
+    """The page, as one HTML document."""
+    shape = (of.chains, of.draws)
+    found = lights(of.summary, shape, of.stats, of.tuning, of.settings, of.warnings)
+    level, verdict = overall(found)
+    sections = [
+        _section("What was fitted", _fitted(of)),
+        _section("Can it be trusted?", _trust(found), _warnings(of)),
+        _section("Coefficients", _coefficients(of)),
+        *[_section(f"Effects of {name}", _effects(frame)) for name, frame in of.groups.items()],
+        _section("What columns do", _columns(of)) if of.columns else None,
+        _section("Does it look like the data?", _check(of.check)),
+        _section("What it cost", _cost(of)),
+        _section("Priors", _priors(of)),
+        _section("How it was sampled, and why so", _method(of)),
+        _section("How to do it again", _again(of)),
+    ]
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("title", of.title),
+        tag("style", Markup(CSS)),
+    )
+    top = tag("header", tag("h1", of.title), tag("p", _light(level), " ", verdict))
+    body = tag("body", tag("main", top, [part for part in sections if part is not None]))
+    return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en") + "\n"
+
+
+def _section(title: str, *parts: object) -> Markup:
+    return tag("section", tag("h2", title), *parts)
+
+
+def _light(level: str) -> Markup:
+    """A light that is told apart by its word too."""
+    return tag("span", WORDS[level], class_=f"light {level}")
+
+
+def _facts(pairs: Sequence[tuple[str, object]]) -> Markup:
+    return tag("dl", [(tag("dt", name), tag("dd", value)) for name, value in pairs])
+
+
+def _wide(made: Markup) -> Markup:
+    return tag("div", made, class_="scroll")
+
+
+def _fitted(of: Reported) -> Markup:
+    settings = of.settings
+    pairs: list[tuple[str, object]] = []
+    if "formula" in settings:
+        pairs.append(("formula", tag("code", settings["formula"])))
+    pairs.append(("model", of.model))
+    units = f"{of.ledger.rows:,} {of.ledger.unit}s"
+    rows = settings.get("rows", of.ledger.rows)
+    several = f"{rows:,} rows" + (f" in {units}" if of.ledger.unit != "row" else "")
+    pairs.append(("data", several))
+    if settings.get("dropped_rows"):
+        pairs.append(("left out", f"{settings['dropped_rows']:,} rows with missing values"))
+    if of.fit_rows is not None:
+        schema = of.fit_rows.schema
+        if schema.outcome:
+            pairs.append(("outcome", tag("code", schema.outcome)))
+        pairs.append(("columns of the model", f"{len(schema.columns):,}"))
+        for name, levels in list(schema.levels.items())[:12]:
+            shown = ", ".join(str(level) for level in levels[:6])
+            more = f" and {len(levels) - 6:,} more" if len(levels) > 6 else ""
+            pairs.append((f"levels of {name}", shown + more))
+    classes = settings.get("outcome_levels")
+    if isinstance(classes, Mapping):
+        pairs.append(("outcomes", ", ".join(f"{name} is {code}" for name, code in classes.items())))
+    method = settings.get("method", "draws made elsewhere")
+    pairs.append(("method", f"{method}: {of.chains} chains of {of.draws:,} draws"))
+    return _facts(pairs)
+
+
+def _trust(found: Sequence[Light]) -> Markup:
+    lines = [
+        tag(
+            "div",
+            _light(light.level),
+            tag("strong", light.name),
+            tag("span", light.figure, class_="figure"),
+            tag("small", light.meaning),
+            class_="check",
+        )
+        for light in found
+    ]
+    return tag("div", lines, class_="checks")
+
+
+def _warnings(of: Reported) -> Markup | None:
+    if not of.warnings:
+        return None
+    lines = [
+        tag("li", tag("strong", doubt.sentence + "."), " ", doubt.remedy and doubt.remedy + ".",
+            " ", tag("code", doubt.code))
+        for doubt in of.warnings
+    ]  # fmt: skip
+    return tag("ul", lines, class_="warnings")
+
+
+def _coefficients(of: Reported) -> list[Markup]:
+    effects = [name for name in of.summary.index if "|" in str(name).split("[")[0]]
+    rest = of.summary.drop(index=effects)
+    shown = rest.head(MOST_LINES)
+    low, high = shown.columns[2], shown.columns[3]
+    unit = tag("p", f"Mean and interval from {low} to {high} of the posterior.", class_="note")
+    picture = forest(list(shown.index), Band.of(shown, low, "mean", high))
+    parts = [unit, picture]
+    if len(rest) > len(shown):
+        parts.append(tag("p", f"The first {len(shown)} of {len(rest):,} are shown.", class_="note"))
+    columns = ["mean", "sd", low, high, "ess_bulk", "r_hat"]
+    lines = [
+        [name, *(f"{line[c]:.3g}" for c in columns[:4]), f"{line['ess_bulk']:,.0f}",
+         f"{line['r_hat']:.3f}"]
+        for name, line in shown.iterrows()
+    ]  # fmt: skip
+    body = _wide(table(["", *columns], lines))
+    return [*parts, tag("details", tag("summary", "the same as a table"), body)]
+
+
+def _effects(frame: pd.DataFrame) -> list[Markup]:
+    """Effects in order; the largest and smallest of many."""
+    import pandas as pd
+
+    ordered = frame.sort_values("mean", ascending=False)
+    parts = []
+    if len(ordered) > MOST_LINES:
+        half = MOST_LINES // 2
+        parts.append(
+            tag("p", f"The {half} largest and the {half} smallest of {len(ordered):,}.",
+                class_="note")
+        )  # fmt: skip
+        ordered = pd.concat([ordered.head(half), ordered.tail(half)])
+    low, high = ordered.columns[2], ordered.columns[3]
+    labels = [_label(level) for level in ordered.index]
+    parts.append(forest(labels, Band.of(ordered, low, "mean", high)))
+    return parts
+
+
+def _label(level: object) -> str:
+    """A level, or a level and the effect or class of it."""
+    if isinstance(level, tuple):
+        return ", ".join(map(_label, level))
+    return f"{level:.3g}" if isinstance(level, float) else str(level)
+
+
+def _columns(of: Reported) -> list[Markup]:
+    intro = (
+        "Average predictions: one column is set to each value, in rows of the data that stay as "
+        "they are otherwise."
+    )
+    made = [tag("p", intro, class_="note")]
+    for name, found in of.columns.items():
+        if isinstance(found, str):
+            made.append(tag("p", tag("strong", name), ": ", found, class_="note"))
+            continue
+        low, high = found.columns[2], found.columns[3]
+        band = Band.of(found, low, "mean", high)
+        if found.index.dtype.kind in "fiu" and len(found) > 2:
+            x = found.index.to_numpy(float)
+            picture = band_chart(x, band, name, "expected outcome")
+        else:
+            picture = forest([f"{name} = {_label(level)}" for level in found.index], band)
+        made.append(tag("figure", tag("figcaption", name), picture))
+    return [made[0], tag("div", made[1:], class_="figures")]
+
+
+def _check(found: PredictiveCheck | str) -> list[Markup]:
+    if isinstance(found, str):
+        return [tag("p", found, class_="note")]
+    frame = found.table
+    band = Band.of(frame, "lower", "predicted", "upper")
+    seen = frame["observed"].to_numpy(float)
+    if found.kind == "calibration":
+        picture = band_chart(band.middle, band, "predicted probability", "share of ones", seen)
+    elif found.kind == "ecdf":
+        x = frame.index.to_numpy(float)
+        picture = band_chart(x, band, "outcome", "share of rows up to it", seen)
+    else:
+        picture = bar_chart(list(frame.index), seen, band, "outcome", "rows")
+    expected = 1 - found.prob
+    words = (
+        f"Dots are what was observed, the band what the model expects of {found.rows:,} rows "
+        f"({found.prob:.0%} intervals). {found.outside:.0%} of the bins lie outside, and "
+        f"{expected:.0%} would by chance."
+    )
+    return [tag("p", words, class_="note"), tag("figure", picture)]
+
+
+def _cost(of: Reported) -> list[Markup]:
+    ledger = of.ledger
+    lines = [
+        [purpose, kind, f"{n:,}", f"{n / ledger.rows:,.1f}"]
+        for (purpose, kind), n in ledger.counts.items()
+    ]
+    said = f"{ledger.evaluations:,} {ledger.unit} evaluations: {ledger.passes:,.1f} passes"
+    if ledger.share is not None:
+        said += f", {ledger.share:.2%} of what HMC on all rows with the same trajectories costs"
+    seconds = of.settings.get("seconds")
+    if isinstance(seconds, int | float):
+        said += f"; {seconds:,.0f} seconds"
+    head = ["for", "what", "evaluations", "passes"]
+    return [tag("p", said + "."), _wide(table(head, lines))]
+
+
+def _priors(of: Reported) -> Markup:
+    priors = of.tuning.get("priors")
+    if not isinstance(priors, Mapping) or not priors:
+        return tag("p", "The model does not say what its priors are.", class_="note")
+    items = list(priors.items())
+    lines = [[name, prior] for name, prior in items[:MOST_LINES]]
+    body = _wide(table(["parameter", "prior"], lines))
+    if len(items) <= 8:
+        return body
+    title = f"{len(items):,} priors"
+    return tag("details", tag("summary", title), body)
+
+
+def _method(of: Reported) -> Markup:
+    pairs: list[tuple[str, object]] = []
+    for name, entry in of.tuning.items():
+        if name == "priors":
+            continue
+        if isinstance(entry, Mapping) and "why" in entry:
+            value = entry.get("value")
+            figure = f"{value:.4g}" if isinstance(value, float) else str(value)
+            pairs.append((name, (tag("strong", figure), f": {entry['why']}")))
+        elif isinstance(entry, Mapping):
+            text = "; ".join(f"{k} {v}" for k, v in entry.items())
+            pairs.append((name, text))
+        else:
+            pairs.append((name, str(entry)))
+    if "settings" in of.settings:
+        pairs.append(("settings", tag("code", of.settings["settings"])))
+    return _facts(pairs) if pairs else tag("p", "Nothing was tuned.", class_="note")
+
+
+def _again(of: Reported) -> list[Markup]:
+    versions = [(k, of.settings[k]) for k in ("modicum", "jax", "backend") if k in of.settings]
+    if of.fit_rows is not None:
+        versions.append(("fingerprint of the rows", of.fit_rows.fingerprint))
+    return [tag("pre", tag("code", of.code)), _facts(versions)]

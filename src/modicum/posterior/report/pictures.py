@@ -1,0 +1,160 @@
+"""Pictures of the report: figures in HTML and SVG whose colours and widths follow the page's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from modicum.markup import Markup, tag
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Band", "band_chart", "bar_chart", "forest"]
+
+WIDTH, HEIGHT = 340, 230  # of a chart on a phone, where it is not scaled down
+LEFT, RIGHT, TOP, BOTTOM = 46, 8, 10, 36
+TICKS = 4
+
+
+class Band(NamedTuple):
+    """Intervals, and what is in their middle."""
+
+    low: np.ndarray
+    middle: np.ndarray
+    high: np.ndarray
+
+    @classmethod
+    def of(cls, frame: pd.DataFrame, low: str, middle: str, high: str) -> Band:
+        """Three columns of a table."""
+        return cls(*(frame[name].to_numpy(float) for name in (low, middle, high)))
+
+
+def forest(labels: Sequence[object], band: Band) -> Markup:
+    """Intervals one below the other, with zero where it is in sight."""
+    low, middle, high = band
+    finite = np.isfinite(low) & np.isfinite(high)
+    if not finite.any():
+        return tag("p", "There is nothing finite to draw.")
+    ends = [min(float(low[finite].min()), 0.0), max(float(high[finite].max()), 0.0)]
+    room = 0.02 * (ends[1] - ends[0] or 1.0)
+    start, span = ends[0] - room, ends[1] - ends[0] + 2 * room
+
+    def share(value: float) -> float:
+        return 100 * (value - start) / span
+
+    lines = []
+    for label, a, m, b in zip(labels, low, middle, high, strict=True):
+        marks = [tag("i", class_="zero", style=f"left:{share(0.0):.2f}%")]
+        if np.isfinite(a) and np.isfinite(b):
+            wide = f"left:{share(a):.2f}%;width:{max(share(b) - share(a), 0.3):.2f}%"
+            marks.append(tag("b", class_="bar", style=wide))
+            marks.append(tag("b", class_="dot", style=f"left:{share(m):.2f}%"))
+        figure = tag("span", f"{m:.3g}", class_="figure")
+        name = tag("span", str(label), class_="label", title=str(label))
+        lines.append(tag("div", name, tag("span", marks, class_="track"), figure, class_="line"))
+    return tag("div", lines, class_="forest", role="img", aria_label="intervals of coefficients")
+
+
+class _Frame:
+    """Axes of a chart."""
+
+    def __init__(self, x: Sequence[float], y: Sequence[float]) -> None:
+        self.x, self.y = _ends(x), _ends(y)
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        across = (x - self.x[0]) / (self.x[1] - self.x[0])
+        up = (y - self.y[0]) / (self.y[1] - self.y[0])
+        return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (
+            HEIGHT - TOP - BOTTOM
+        )
+
+    def path(self, xs: Sequence[float], ys: Sequence[float]) -> str:
+        return " ".join("{:.1f},{:.1f}".format(*self.at(x, y)) for x, y in zip(xs, ys, strict=True))
+
+    def drawn(self, marks: Sequence[Markup], across: str, up: str, numbers: bool) -> Markup:
+        """The chart: what it shows, between axes with ticks and titles."""
+        parts = []
+        for value in np.linspace(*self.y, TICKS):
+            _, y = self.at(self.x[0], value)
+            parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"))
+            parts.append(tag("text", _short(value), x=LEFT - 5, y=y + 4, text_anchor="end"))
+        if numbers:
+            for value in np.linspace(*self.x, TICKS):
+                x, _ = self.at(value, self.y[0])
+                anchor = "end" if value == self.x[1] else "middle"
+                parts.append(
+                    tag("text", _short(value), x=x, y=HEIGHT - BOTTOM + 15, text_anchor=anchor)
+                )
+        middle = (LEFT + WIDTH - RIGHT) / 2
+        parts.append(tag("text", across, x=middle, y=HEIGHT - 4, text_anchor="middle"))
+        return tag(
+            "svg",
+            tag("title", f"{up} by {across}"),
+            parts,
+            list(marks),
+            viewBox=f"0 0 {WIDTH} {HEIGHT}",
+            role="img",
+        )
+
+
+def band_chart(
+    x: np.ndarray,
+    band: Band,
+    across: str,
+    up: str,
+    observed: np.ndarray | None = None,
+) -> Markup:
+    """A line with a band about it, and points that were observed."""
+    low, middle, high = band
+    every = [*low, *high, *middle, *([] if observed is None else observed)]
+    frame = _Frame(list(x), every)
+    there_and_back = frame.path([*x, *x[::-1]], [*low, *high[::-1]])
+    marks = [
+        tag("polygon", points=there_and_back, class_="band"),
+        tag("polyline", points=frame.path(list(x), list(middle)), class_="curve"),
+    ]
+    if observed is not None:
+        places = [frame.at(a, b) for a, b in zip(x, observed, strict=True)]
+        dots = places[:: max(1, len(places) // 40)]
+        marks += [tag("circle", cx=f"{a:.1f}", cy=f"{b:.1f}", r=3, class_="seen") for a, b in dots]
+    return frame.drawn(marks, across, up, True)
+
+
+def bar_chart(
+    labels: Sequence[object],
+    observed: np.ndarray,
+    band: Band,
+    across: str,
+    up: str,
+) -> Markup:
+    """Bars of what was observed, with what was expected upon them."""
+    at = np.arange(len(labels), dtype=float)
+    frame = _Frame([-0.6, len(labels) - 0.4], [0.0, *observed, *band.high])
+    marks = []
+    for k, seen, a, m, b in zip(at, observed, *band, strict=True):
+        left, top = frame.at(k - 0.35, seen)
+        right, floor = frame.at(k + 0.35, 0.0)
+        marks.append(
+            tag("rect", x=f"{left:.1f}", y=f"{top:.1f}", width=f"{right - left:.1f}",
+                height=f"{max(floor - top, 0):.1f}", class_="seen-bar")
+        )  # fmt: skip
+        (x, upper), (_, lower), (_, centre) = frame.at(k, b), frame.at(k, a), frame.at(k, m)
+        marks.append(tag("line", x1=x, x2=x, y1=upper, y2=lower, class_="expected"))
+        marks.append(tag("circle", cx=x, cy=centre, r=2.5, class_="expected-dot"))
+    for k in range(0, len(labels), max(1, len(labels) // 6)):
+        x, floor = frame.at(float(k), 0.0)
+        marks.append(tag("text", str(labels[k])[:10], x=x, y=floor + 15, text_anchor="middle"))
+    return frame.drawn(marks, across, up, False)
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    known = [float(v) for v in values if np.isfinite(v)]
+    low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -1,0 +1,71 @@
+"""What a fit is called, the code that makes it again, and what a notebook shows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from modicum.errors import ModicumWarning
+from modicum.markup import box, table, tag
+from modicum.models import FAMILIES, BaseModel, IntegratedEffects
+from modicum.posterior.draws import Draws
+from modicum.posterior.summary import summarise
+
+__all__ = ["code_for", "model_name", "posterior_box"]
+
+SHOWN = 12  # scalars that a notebook shows
+
+
+def model_name(model: BaseModel | None) -> str:
+    """What the model is called."""
+    if model is None:
+        return "a model that is not known"
+    if isinstance(model, IntegratedEffects):
+        return f"{model_name(model.family)}, with effects of {model.group} integrated out"
+    return type(model).__name__
+
+
+def code_for(settings: Mapping[str, object], model: str, chains: int, draws: int) -> str:
+    """Python that makes the fit again, of the same data; priors and settings are listed apart."""
+    known = {kind.__name__: name for name, kind in FAMILIES.items()}
+    first = model.split(",")[0]
+    how = f"draws={draws}, tune={settings.get('tune')}, chains={chains}"
+    if settings.get("thin", 1) != 1:
+        how += f", thin={settings['thin']}"
+    how += f", random_seed={settings.get('seed')}"
+    method = f'method="{settings.get("method")}"'
+    if "formula" in settings:
+        formula = str(settings["formula"])
+        family = f'family="{known[first]}"' if first in known else "family=..."
+        call = f"mo.fit({formula!r}, data, {family}, {method},\n              {how})"
+    else:
+        made = f"mo.models.{first}()" if first in known else "model"
+        call = f"mo.sample({made}, rows, {method},\n                 {how})"
+    note = "# with the priors and settings above, where they are not the defaults"
+    return f"import modicum as mo\n\n{note}\npost = {call}"
+
+
+def posterior_box(source: Draws, title: str, warnings: Sequence[ModicumWarning]) -> str:
+    """A posterior in a notebook: its first scalars, and its warnings."""
+    frame = summarise(source, _first_names(source), 0.9).head(SHOWN)
+    lines = [
+        (name, *(f"{line[c]:.4g}" for c in frame.columns[:4]), f"{line['ess_bulk']:,.0f}",
+         f"{line['r_hat']:.3f}")
+        for name, line in frame.iterrows()
+    ]  # fmt: skip
+    head = ("", *frame.columns[:4], "ess_bulk", "r_hat")
+    total = sum(x[0, 0].size for x in source.draws.values())
+    more = f"{total - len(frame):,} more scalars: post.summary()" if total > len(frame) else None
+    doubts = tag("ul", [tag("li", str(doubt)) for doubt in warnings]) if warnings else None
+    return box(tag("b", title.strip("<>")), table(head, lines), more and tag("div", more), doubts)
+
+
+def _first_names(source: Draws) -> list[str]:
+    """Parameters whose scalars are enough to be shown; small ones before effects of groups."""
+    ordered = sorted(source.draws, key=lambda name: "|" in name)
+    names: list[str] = []
+    count = 0
+    for name in ordered:
+        if count < SHOWN:
+            names.append(name)
+            count += int(source.draws[name][0, 0].size)
+    return names

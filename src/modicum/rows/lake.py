@@ -1,0 +1,269 @@
+"""Files that Arrow reads as one table: on object storage, in folders that hold columns, in lists.
+
+All footers are read first, so that types are settled before the first row is: a column that is
+whole numbers in one file and fractions in another is fractions, and a file without a column that is
+asked for is refused rather than read as missing values. Reading goes on where a broken connection
+left it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modicum.errors import DataError, SettingError
+from modicum.rows.checks import names_like
+from modicum.rows.sources import BATCH_ROWS, DatasetSource, line
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["LakeError", "LakeSource", "cache_folder", "is_uri"]
+
+FOOTERS = 16  # read at the same time
+ATTEMPTS, FIRST_PAUSE = 4, 0.5  # at reading on after a failure; seconds, doubled each time
+FORMATS = {
+    ".parquet": "parquet", ".pq": "parquet",
+    ".arrow": "ipc", ".feather": "ipc", ".ipc": "ipc",
+}  # fmt: skip
+
+
+class LakeError(DataError):
+    """A file could not be read to its end, and may be another time."""
+
+
+def is_uri(value: object) -> bool:
+    """Whether `value` names a place by a scheme, such as s3://bucket/folder."""
+    return isinstance(value, str) and "://" in value
+
+
+def cache_folder() -> Path:
+    """Where rows of a lake are kept: ``modicum`` in the user's cache folder."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "modicum"
+
+
+class LakeSource(DatasetSource):
+    """Parquet or Arrow files of one file system, in the order of their names.
+
+    Parameters
+    ----------
+    places
+        Paths or URIs: files, folders, or globs. Columns in the names of folders (``year=2024``) are
+        columns of the table.
+
+    Attributes
+    ----------
+    remote
+        Whether they lie elsewhere than on this machine's disks.
+    identity
+        Name, size and time of every file: what changes when the data do.
+    """
+
+    def __init__(self, places: Sequence[str | os.PathLike[str]]) -> None:
+        import pyarrow as pa
+
+        self.called = os.fspath(places[0]) + (" ..." if len(places) > 1 else "")
+        self.remote = any(is_uri(p) and not str(p).startswith("file:") for p in places)
+        try:
+            filesystem, found, base = _listed(places)
+            if not found:
+                raise DataError(f"there is no file at {self.called}: check the path.")
+            self.identity = [[f.path, f.size, str(f.mtime_ns)] for f in found]
+            self._fragments = _fragments(filesystem, [f.path for f in found], base)
+            with ThreadPoolExecutor(FOOTERS) as pool:
+                footers = list(pool.map(_footer, self._fragments))
+        except (pa.ArrowException, OSError) as error:
+            raise _unreadable(self.called, error) from None
+        self._held = [set(schema.names) for schema, _ in footers]
+        self._schema = _unified([schema for schema, _ in footers], self.called)
+        self.names = tuple(self._schema.names)
+        counts = [count for _, count in footers]
+        self._counts = counts
+        self.rows: int | None = None if None in counts else sum(c or 0 for c in counts)
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Record batches of the columns, in order."""
+        return self.batches_from(columns, 0)
+
+    def batches_from(self, columns: Sequence[str], first: int) -> Iterator[pa.RecordBatch]:
+        """Record batches from row `first` on; files before it are not opened again."""
+        for fragment, held, count in zip(self._fragments, self._held, self._counts, strict=True):
+            for name in columns:
+                if name not in held:
+                    raise DataError(
+                        f"column {name!r} is not in {fragment.path}: "
+                        f"{names_like(name, sorted(held))}"
+                    )
+            if count is not None and first >= count:
+                first -= count
+                continue
+            yield from self._of_file(fragment, columns, first)
+            first = 0 if count is not None else max(0, first - fragment.count_rows())
+
+    def _of_file(
+        self, fragment: Any, columns: Sequence[str], first: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Record batches of one file from a row on, read on after a failure."""
+        import pyarrow as pa
+
+        done, attempt = first, 0
+        while True:
+            at = 0
+            try:
+                for batch in self._scanned(fragment, columns):
+                    fresh = batch.slice(max(0, done - at))
+                    at += batch.num_rows
+                    if fresh.num_rows:
+                        yield fresh
+                        done = at
+                return
+            except (pa.ArrowException, OSError) as error:
+                attempt += 1
+                gone = isinstance(error, FileNotFoundError | PermissionError)
+                if gone or attempt >= ATTEMPTS or not self.remote:
+                    raise _unreadable(fragment.path, error) from None
+                time.sleep(FIRST_PAUSE * 2 ** (attempt - 1))
+
+    def _scanned(self, fragment: Any, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        from pyarrow import dataset
+
+        options = {}
+        if hasattr(fragment, "metadata"):  # Parquet: a batch costs its own bytes, not its group's
+            options["fragment_scan_options"] = dataset.ParquetFragmentScanOptions(
+                use_buffered_stream=True, buffer_size=1 << 20, pre_buffer=False
+            )
+        scan = fragment.scanner(
+            schema=self._schema,
+            columns=list(columns),
+            batch_size=BATCH_ROWS,
+            batch_readahead=1,
+            fragment_readahead=1,
+            **options,
+        )
+        yield from scan.to_batches()
+
+
+def _listed(places: Sequence[str | os.PathLike[str]]) -> tuple[Any, list[Any], str]:
+    """The file system, its files in the order of their names, and the folder that holds them."""
+    from pyarrow import fs
+
+    systems, found, bases = [], [], []
+    for place in places:
+        if is_uri(place):
+            system, path = _system(str(place))
+        else:
+            system, path = fs.LocalFileSystem(), os.path.abspath(place)
+        systems.append(system)
+        some, base = _files_at(system, path)
+        found += some
+        bases.append(base)
+    if any(system != systems[0] for system in systems):
+        raise SettingError("all files must lie on one file system: read them one after the other.")
+    base = os.path.commonpath(bases) if len(bases) > 1 else bases[0]
+    while "=" in base:  # columns in the names of folders above the files count too
+        base = base.rpartition("/")[0]
+    return systems[0], found, base
+
+
+def _system(uri: str) -> tuple[Any, str]:
+    import pyarrow as pa
+    from pyarrow import fs
+
+    try:
+        system, path = fs.FileSystem.from_uri(uri)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise SettingError(
+            f"{uri!r} cannot be read ({line(error)}): give a path, or a URI such as "
+            "s3://bucket/folder or gs://bucket/folder."
+        ) from None
+    if not path.strip("/"):
+        raise SettingError(f"{uri!r} names no file or folder: write s3://bucket/folder.")
+    return system, path
+
+
+def _files_at(system: Any, path: str) -> tuple[list[Any], str]:
+    """Files at a path: itself, all in a folder, or those that a glob matches; and their folder."""
+    from pyarrow import fs
+
+    globbed = any(c in path for c in "*?[")
+    base = path.rstrip("/")
+    while any(c in base for c in "*?["):
+        base = base.rpartition("/")[0]
+    info = system.get_file_info(base)
+    if not globbed and info.type == fs.FileType.File:
+        return [info], base.rpartition("/")[0]
+    if info.type == fs.FileType.NotFound:
+        raise DataError(f"there is no file at {path}: check the path.")
+    inside = system.get_file_info(fs.FileSelector(base, recursive=True))
+    files = [f for f in inside if f.type == fs.FileType.File and not _hidden(f.path, base)]
+    if globbed:
+        pattern = path.replace("**/", "*")
+        files = [f for f in files if fnmatch.fnmatchcase(f.path, pattern)]
+    return sorted(files, key=lambda f: str(f.path)), base
+
+
+def _hidden(path: str, base: str) -> bool:
+    parts = [part for part in path[len(base) :].split("/") if part]
+    return any(part[0] in "._" for part in parts)
+
+
+def _fragments(system: Any, files: list[str], base: str) -> list[Any]:
+    from pyarrow import dataset
+
+    kinds = {FORMATS.get(os.path.splitext(file)[1].lower()) for file in files}
+    if None in kinds or len(kinds) > 1:
+        wrong = next((f for f in files if os.path.splitext(f)[1].lower() not in FORMATS), files[0])
+        raise SettingError(
+            f"{wrong} is among files that are read as one table, which must all be Parquet or all "
+            "Arrow (Feather) files: name one kind, as in '*.parquet', or write CSV as Parquet."
+        )
+    hive = dataset.HivePartitioning.discover()
+    made = dataset.dataset(
+        files,
+        filesystem=system,
+        format=kinds.pop(),
+        partitioning=hive,
+        partition_base_dir=base,
+        exclude_invalid_files=False,
+    )
+    by_path = {fragment.path: fragment for fragment in made.get_fragments()}
+    return [by_path[file] for file in files]
+
+
+def _footer(fragment: Any) -> tuple[Any, int | None]:
+    """Schema of a file, with the columns in the names of its folders, and its rows if it says."""
+    import pyarrow as pa
+    from pyarrow.dataset import get_partition_keys
+
+    physical = fragment.physical_schema
+    keys = get_partition_keys(fragment.partition_expression)
+    named = [pa.field(name, pa.scalar(value).type) for name, value in keys.items()]
+    schema = pa.schema([*physical, *(f for f in named if f.name not in physical.names)])
+    count = fragment.metadata.num_rows if hasattr(fragment, "metadata") else None
+    return schema.with_metadata(physical.metadata), count
+
+
+def _unified(schemas: list[Any], called: str) -> Any:
+    """One schema for all files: numbers widen, and what cannot be both is refused."""
+    import pyarrow as pa
+
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise DataError(
+            f"the files at {called} do not hold the same kind of values ({line(error)}): write "
+            "them anew with one schema, or read them apart."
+        ) from None
+
+
+def _unreadable(path: str, error: BaseException) -> LakeError:
+    return LakeError(
+        f"{path} cannot be read ({line(error)}): check that it is there, whole, and that you may "
+        "read it."
+    )

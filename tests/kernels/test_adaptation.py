@@ -1,0 +1,63 @@
+"""Warm-up finds the step size whose acceptance is the one asked for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from blackjax.adaptation.step_size import dual_averaging_adaptation
+
+from modicum.kernels.adaptation import adapt, schedule, start_adaptation
+
+SIZE, TUNE, TARGET = 8, 600, 0.8
+FLAGS = schedule(TUNE, 0, adapt_mass=True)
+
+
+def acceptance(key, step_size, inverse_mass):
+    """Acceptance of a trajectory on a standard normal: its mean falls with the step size."""
+    rough = jnp.max(step_size**4 * inverse_mass**2)  # an energy error of order eps^2, squared
+    change = jnp.sqrt(rough) * jax.random.normal(key) - rough / 2
+    return jnp.minimum(1.0, jnp.exp(change))
+
+
+def run(learn, seed):
+    def step(state, inputs):
+        key, flags = inputs
+        at = jax.random.normal(key, (SIZE,))
+        rate = acceptance(jax.random.fold_in(key, 1), state.step_size, state.inverse_mass)
+        return learn(state, flags, at, rate, TARGET), None
+
+    keys = jax.random.split(jax.random.key(seed), TUNE)
+    return jax.lax.scan(step, start_adaptation(SIZE), (keys, FLAGS))[0]
+
+
+def restarting(state, flags, at, rate, target):
+    """Learn the step size afresh with every new mass, as Stan's warm-up does."""
+    learned = adapt(state, flags, at, rate, target)
+    restart, _, average = dual_averaging_adaptation(target)
+    fresh = restart(average(learned.averaging))
+    return jax.lax.cond(
+        flags.window_end,
+        lambda: learned._replace(averaging=fresh, step_size=jnp.exp(fresh.log_step_size)),
+        lambda: learned,
+    )
+
+
+def after_warmup(learn):
+    """Mean acceptance of chains after their warm-up, and what their inverse masses are."""
+
+    def one(seed):
+        state = run(learn, seed)
+        keys = jax.random.split(jax.random.key(seed + 1_000), 500)
+        rates = jax.vmap(lambda k: acceptance(k, state.step_size, state.inverse_mass))(keys)
+        return rates.mean(), state.inverse_mass
+
+    rates, masses = jax.jit(jax.vmap(one))(jnp.arange(20))
+    return float(rates.mean()), np.asarray(masses)
+
+
+def test_the_step_size_gives_the_acceptance_asked_for():
+    rate, inverse_mass = after_warmup(adapt)
+    assert rate == pytest.approx(TARGET, abs=0.03)
+    np.testing.assert_allclose(inverse_mass, 1.0, atol=0.35)
+    # fifty iterations after a restart the average is still that of wide swings: too short
+    assert after_warmup(restarting)[0] > TARGET + 0.05

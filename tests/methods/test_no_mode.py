@@ -1,0 +1,139 @@
+"""NUTS and HMC where no mode is of use: kinks, funnels, hierarchies, against quadrature."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import modicum as mo
+from helpers.ported import RUBIN, marginal_of_mu_and_tau
+from helpers.targets import TIMES, mean_and_error
+from modicum.kernels.base import Point
+from modicum.kernels.full_data import _move_by_matrix
+from modicum.kernels.moves import HMCMove
+
+Y = np.r_[np.full(9, 0.1), -1.0, 1.0]
+
+
+def kinked(th):
+    return -3 * jnp.abs(th["a"]) - th["s"]
+
+
+def absolute(th, batch):
+    return -jnp.abs(batch["y"] - th["a"]) / th["s"] - jnp.log(th["s"])
+
+
+KINKED = mo.Model(kinked, absolute, constraints={"s": mo.positive})
+
+
+def moments_by_quadrature():
+    a = np.linspace(-2, 2, 1_601)[:, None]
+    s = np.exp(np.linspace(-4, 3, 1_401))[None]
+    log = -3 * np.abs(a) - s - np.abs(Y[:, None, None] - a).sum(axis=0) / s - len(Y) * np.log(s)
+    weight = np.exp(log - log.max()) * s  # the grid is even in log s
+    weight /= weight.sum()
+    return {name: [(weight * x**k).sum() for k in (1, 2)] for name, x in (("a", a), ("s", s))}
+
+
+def sampled(model, rows, **changes):
+    settings = {"method": "nuts", "draws": 1_000, "tune": 600, "random_seed": 4}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        return mo.sample(model, rows, progressbar=False, **settings | changes)
+
+
+def faults(post, known):
+    found = []
+    for name, moments in known.items():
+        for power, moment in enumerate(moments, 1):
+            at, error = mean_and_error(post[name] ** power)
+            if not abs(at - moment) <= TIMES * error:
+                found.append((name, power))
+    return found
+
+
+@pytest.fixture(scope="module")
+def kink():
+    return sampled(KINKED, mo.Rows(y=Y))
+
+
+def test_a_posterior_with_kinks(kink):
+    assert "chains start from dispersed points" in kink.tuning["mode"]
+    assert kink.tuning["metric"] == "dense"
+    assert faults(kink, moments_by_quadrature()) == []
+    kink.draws["a"] = kink["a"] + 0.4 * kink["a"].std()  # the check can fail
+    assert ("a", 1) in faults(kink, moments_by_quadrature())
+
+
+def test_hmc_and_a_diagonal_metric():
+    method = mo.HMC(jitter=0.3, metric="diagonal")
+    post = sampled(KINKED, mo.Rows(y=Y), method=method, draws=2_000)
+    assert post.tuning["metric"] == "diagonal"
+    assert faults(post, moments_by_quadrature()) == []
+
+
+def test_by_default_too_all_rows_are_taken_and_a_fixed_step_is_refused():
+    short = {"draws": 20, "tune": 20, "chains": 1}
+    post = sampled(KINKED, mo.Rows(y=np.tile(Y, 300)), method=None, **short)
+    assert post.settings["method"] == "nuts"
+    assert "no mode that could be found" in post.tuning["method"]
+    with pytest.raises(mo.ConvergenceError, match="no mode was found"):
+        sampled(KINKED, mo.Rows(y=Y), method=mo.NUTS(step_size=0.1), **short)
+    with pytest.raises(mo.SettingError, match="metric must be"):
+        mo.NUTS(metric="sparse")
+
+
+def test_a_matrix_for_an_inverse_mass_is_a_change_of_coordinates(x64):
+    """As in coordinates of unit mass; and a rejected point comes back as it was."""
+    cov = np.array([[4.0, 1.2], [1.2, 1.0]])
+    inverse_mass, factor = jnp.asarray(cov), np.linalg.cholesky(cov)
+
+    def density(z):
+        return -0.5 * z @ jnp.linalg.solve(inverse_mass, z)
+
+    at = jnp.array([1.0, -0.5])
+    point = Point(at, *jax.value_and_grad(density)(at))
+    key, move = jax.random.key(1), HMCMove(1.2)
+    moved, _ = _move_by_matrix(move, key, point, density, jnp.asarray(0.3), inverse_mass)
+    np.testing.assert_allclose(moved.logdensity, density(moved.position), rtol=1e-10)
+    np.testing.assert_allclose(moved.logdensity_grad, jax.grad(density)(moved.position), rtol=1e-8)
+    plain = Point(jnp.zeros(2), point.logdensity, factor.T @ point.logdensity_grad)
+    there, _ = move(key, plain, lambda w: density(at + factor @ w), jnp.asarray(0.3), jnp.ones(2))
+    np.testing.assert_allclose(moved.position, at + factor @ there.position, rtol=1e-10)
+    stayed, _ = _move_by_matrix(move, key, point, density, jnp.asarray(50.0), inverse_mass)
+    assert np.array_equal(stayed.position, at)
+    assert np.array_equal(stayed.logdensity_grad, point.logdensity_grad)
+
+
+def normal(x, mean, sd):
+    return -0.5 * ((x - mean) / sd) ** 2 - jnp.log(sd)
+
+
+def centred_schools():
+    def log_prior(th):
+        scale = -jnp.log1p((th["tau"] / 5) ** 2)
+        return jnp.sum(normal(th["theta"], th["mu"], th["tau"])) + normal(th["mu"], 0, 5.0) + scale
+
+    def log_likelihood(th, batch):
+        return normal(batch["y"], th["theta"][batch["school"]], batch["sigma"])
+
+    y, sigma = (np.array(RUBIN[name], float) for name in ("y", "sigma"))
+    rows = mo.Rows(y=y, sigma=sigma, school=np.arange(8))
+    constraints = {"tau": mo.positive}
+    return mo.Model(log_prior, log_likelihood, constraints=constraints, shapes={"theta": 8}), rows
+
+
+@pytest.mark.slow
+def test_eight_schools_centred():
+    """The density has no mode that bounds it, and a funnel: with a small step NUTS gets into it."""
+    model, rows = centred_schools()
+    post = sampled(model, rows, method=mo.NUTS(target_accept=0.98), draws=3_000, tune=1_500)
+    exact = marginal_of_mu_and_tau()
+    ours = {"mu": post["mu"], "log_tau": np.log(post["tau"]), "mu2": post["mu"] ** 2}
+    for name, values in ours.items():
+        mean, error = mean_and_error(values)
+        assert abs(mean - exact[name]) < 5 * error, name
+    mean, error = mean_and_error(ours["mu"])
+    assert abs(mean - exact["mu"] - 1.0) > 5 * error

@@ -1,0 +1,191 @@
+"""The report's page and what notebooks show: complete, without injection, true to the lights."""
+
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import modicum as mo
+from modicum.errors import ModicumWarning, SettingError
+from modicum.markup import Markup, tag
+from modicum.models.prediction import ModelPredictor
+from modicum.posterior import FitRows
+from modicum.posterior.report.lights import lights, overall
+from modicum.rows.reading import read_formula
+
+EVIL = '<script>alert("x")</script>'
+RNG = np.random.default_rng(1)
+
+
+class Page(HTMLParser):
+    """Tags and text of a page; every tag must be closed."""
+
+    VOID = ("meta", "br", "line", "circle", "rect", "polyline", "polygon")
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.text, self.attributes = [], [], [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, name, attributes):
+        self.tags.append(name)
+        self.attributes += attributes
+        if name not in self.VOID:
+            self.open.append(name)
+
+    def handle_startendtag(self, name, attributes):
+        self.tags.append(name)
+        self.attributes += attributes
+
+    def handle_endtag(self, name):
+        assert self.open.pop() == name
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+    @property
+    def words(self):
+        return " ".join(" ".join(self.text).split())
+
+
+def posterior(**changes):
+    """A made-up posterior of a formula whose levels and columns are hostile."""
+    n = 240
+    table = pd.DataFrame({"hour": RNG.integers(0, 24, n), EVIL: RNG.normal(size=n)})
+    table["ward"] = RNG.choice([EVIL, "b & c", "d'\"e"], n)
+    table["dest"] = RNG.choice(["ORD", EVIL], n)
+    table["late"] = RNG.random(n) < 0.4
+    formula = f"late ~ bs(hour, df=4) + ward + `{EVIL}`"
+    rows = read_formula(formula, table, progressbar=False).rows
+    beta = RNG.normal(0, 0.2, size=(4, 200, len(rows.columns)))
+    model = mo.models.Logistic().resolved(rows)
+    settings = {"formula": formula, "method": "hmc-ecs", "rows": n, "seed": 3, "tune": 100}
+    settings |= {"settings": "HMCECS(...)", "seconds": 2.0, "jax": "0", "modicum": "0"}
+    ledger = mo.Ledger(rows=n, full_data=10_000_000)
+    ledger.add("sampling", 12_345, "gradient")
+    values = {
+        "draws": {"beta": beta, "intercept": RNG.normal(0, 0.1, size=(4, 200))},
+        "stats": {"diverging": np.zeros((4, 200), bool)},
+        "ledger": ledger,
+        "labels": model.labels(rows),
+        "warnings": [ModicumWarning("ess", f"few draws in {EVIL}", "draw more")],
+        "tuning": {
+            "priors": model.describe_priors(rows),
+            "bias_bound": {"value": 0.02, "why": "x"},
+        },
+        "settings": settings,
+        "predictor": ModelPredictor(model),
+        "fit_rows": FitRows.of(rows),
+        "rows": rows,
+        "table": table,
+    }
+    return mo.Posterior(**values | changes)
+
+
+@pytest.fixture(scope="module")
+def post():
+    return posterior()
+
+
+@pytest.fixture(scope="module")
+def page(post, tmp_path_factory):
+    path = post.report(tmp_path_factory.mktemp("report") / "report.html")
+    return path.read_text()
+
+
+def test_the_page_is_whole_and_says_everything(page):
+    read = Page(page)
+    for words in (
+        "What was fitted",
+        "Can it be trusted?",
+        "Coefficients",
+        "What columns do",
+        "Does it look like the data?",
+        "What it cost",
+        "Priors",
+        "How to do it again",
+        "0.12% of what HMC on all rows",
+        "240 rows",
+        "random_seed=3",
+        "few draws in",
+        "draw more",
+        "bias_bound",
+    ):
+        assert words in read.words
+    assert read.tags.count("svg") >= 2  # calibration, and what the hour does
+    assert ("class", "light doubtful") in read.attributes
+
+
+def test_nothing_is_loaded_and_nothing_runs(page):
+    read = Page(page)
+    assert {"script", "link", "img", "iframe", "object"}.isdisjoint(read.tags)
+    names = {name for name, _ in read.attributes}
+    assert {"src", "href", "onclick", "onload", "onerror"}.isdisjoint(names)
+    assert "http:" not in page
+    assert "https:" not in page
+    assert ("content", "default-src 'none'; style-src 'unsafe-inline'") in read.attributes
+
+
+def test_names_of_columns_and_levels_are_shown_as_they_are(page):
+    assert "<script" not in page
+    assert f"levels of ward {EVIL}" in Page(page).words
+    # negative control: what is said to be markup is taken as such
+    assert "<script" in tag("p", Markup(EVIL))
+    assert "<script" not in tag("p", EVIL, title=EVIL)
+
+
+def test_both_colour_schemes_and_narrow_screens_are_provided_for(page):
+    assert "prefers-color-scheme: dark" in page
+    assert re.search(r"@media \(max-width: \d+rem\)", page)
+    assert 'content="width=device-width, initial-scale=1"' in page
+
+
+def test_a_posterior_without_rows_has_a_shorter_page(post, tmp_path):
+    bare = posterior(rows=None, table=None, predictor=None, warnings=[])
+    text = bare.report(tmp_path / "short.html", title="a & b").read_text()
+    words = Page(text).words
+    assert "a & b" in words
+    assert "The rows of the fit are not at hand" in words
+    assert "What columns do" not in words
+    with pytest.raises(SettingError, match="prob is the probability"):
+        post.report(tmp_path / "no.html", prob=2)
+
+
+def found(level, **changes):
+    r_hat, ess, diverging = changes.get("r_hat", 1.001), changes.get("ess", 900), 0
+    summary = pd.DataFrame(
+        {"r_hat": [1.0, r_hat], "ess_bulk": [ess, 2000.0], "ess_tail": [1500.0, 2000.0]},
+        index=["a", "b"],
+    )
+    stats = {"diverging": np.arange(4000).reshape(4, 1000) < changes.get("diverging", diverging)}
+    tuning = {"bias_bound": {"value": changes.get("bias", 0.01), "why": ""}}
+    made = lights(summary, (4, 1000), stats, tuning, {}, changes.get("warnings", []))
+    return overall(made)[0] == level
+
+
+def test_lights():
+    doubt = ModicumWarning("ess", "few draws")
+    assert found("good")
+    assert found("doubtful", r_hat=1.03)
+    assert found("bad", r_hat=1.2)
+    assert found("doubtful", ess=300.0)
+    assert found("bad", ess=40.0)
+    assert found("doubtful", diverging=3)
+    assert found("bad", diverging=400)
+    assert found("doubtful", bias=0.2)
+    assert found("bad", bias=0.9)
+    assert found("doubtful", warnings=[doubt])
+
+
+def test_notebooks_show_boxes_without_injection(post):
+    for shown in (post, post.rows, post.ledger):
+        text = shown._repr_html_()
+        read = Page(text)
+        assert "script" not in read.tags
+        assert "table" in read.tags
+    assert "few draws in" in Page(post._repr_html_()).words
+    assert "240 rows" in Page(post.rows._repr_html_()).words
+    assert "12,345 row evaluations" in Page(post.ledger._repr_html_()).words

@@ -1,0 +1,224 @@
+"""Lakes: partitions, mixed and empty parts, lazy frames, iterators; going on after a kill."""
+
+import itertools
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+import modicum as mo
+from modicum.rows import Rows, ingest
+from modicum.rows.lake import LakeSource
+from modicum.rows.reading import read_formula
+
+N = 3000
+QUIET = {"outcome": "y", "progressbar": False}
+
+
+def frame_of(n=N, seed=1):
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame(
+        {
+            "a": rng.normal(size=n).astype(np.float32),
+            "k": rng.integers(0, 9, n),
+            "g": rng.choice(["u", "v", "w"], n),
+            "year": np.sort(rng.integers(2020, 2023, n)),
+            "y": rng.integers(0, 2, n),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def frame():
+    return frame_of()
+
+
+@pytest.fixture
+def hive(frame, tmp_path):
+    """One giant part among small ones, of one row and of none."""
+    folder = tmp_path / "hive"
+    for year, part in frame.groupby("year"):
+        inside = folder / f"year={year}"
+        inside.mkdir(parents=True)
+        cuts = [0, 1, len(part)] if year != 2021 else [0, 0, 3, len(part)]
+        for i, (first, last) in enumerate(itertools.pairwise(cuts)):
+            table = pa.Table.from_pandas(part.iloc[first:last].drop(columns="year"))
+            pq.write_table(table, inside / f"part-{i}.parquet")
+    (folder / "_SUCCESS").write_text("")
+    return folder
+
+
+def same(rows, frame, columns=("a", "k", "g", "year")):
+    expected = Rows.from_table(frame, "y", columns, dtype="float32")
+    assert rows.columns == expected.columns
+    assert rows.fingerprint() == expected.fingerprint()
+
+
+def test_folders_that_hold_columns(frame, hive, tmp_path):
+    chosen = QUIET | {"predictors": ["a", "k", "g", "year"]}
+    same(ingest(hive, tmp_path / "s", shard_rows=777, **chosen), frame)
+    same(ingest(f"file://{hive}", tmp_path / "u", **chosen), frame)
+    same(ingest([hive / "year=2020", hive / "year=2021", hive / "year=2022"], tmp_path / "l",
+                **(chosen | {"predictors": ["a", "g"]})), frame, ("a", "g"))  # fmt: skip
+    glob = ingest(f"file://{hive}/year=2021/*.parquet", tmp_path / "g", **chosen)
+    assert len(glob) == (frame["year"] == 2021).sum()
+    filtered = ds.dataset(hive, partitioning="hive").filter(ds.field("year") > 2020)
+    some = ingest(filtered, tmp_path / "f", **chosen)
+    same(some, frame[frame["year"] > 2020].reset_index(drop=True))
+
+
+def test_tables_lazily_in_lists_and_one_by_one(frame, tmp_path):
+    chosen = QUIET | {"predictors": ["a", "k", "g", "year"]}
+    parts = [frame.iloc[i : i + 700].reset_index(drop=True) for i in range(0, N, 700)]
+    arrow = [pa.Table.from_pandas(part) for part in parts]
+    sources = {
+        "lazy": pl.from_pandas(frame).lazy().filter(pl.col("a") > -100),
+        "iterator": iter(parts),
+        "list": arrow,
+        "generator": (pl.from_pandas(part) for part in parts),
+        "reader": pa.Table.from_pandas(frame).to_reader(max_chunksize=500),
+    }
+    for name, source in sources.items():
+        same(ingest(source, tmp_path / name, **chosen), frame)
+
+
+def test_formulas_of_lakes(frame, hive):
+    formula = "y ~ a + g + C(year)"
+    lazy = pl.from_pandas(frame).lazy()
+    made = [
+        read_formula(formula, data, progressbar=False).rows
+        for data in (frame, hive, lazy, iter([frame]))
+    ]
+    assert len({rows.fingerprint() for rows in made}) == 1
+    assert made[1].columns == ("a", "g[v]", "g[w]", "C(year)[2021]", "C(year)[2022]")
+
+
+def test_mixed_schemas_are_right_or_refused(tmp_path):
+    folder = tmp_path / "mixed" / "part=1"
+    folder.mkdir(parents=True)
+
+    def write(name, **columns):
+        pq.write_table(pa.table(columns), folder / name)
+
+    write("a.parquet", a=[1, 2], y=[0, 1])
+    write("b.parquet", a=[0.5, 1.5], y=[1, 0])  # fractions after whole numbers
+    write("c.parquet", y=pa.array([], pa.null()), a=pa.array([], pa.null()))  # written of nothing
+    rows = ingest(tmp_path / "mixed", tmp_path / "s", predictors=["a"], **QUIET)
+    np.testing.assert_array_equal(rows.slice(0, 4)["x"][:, 0], [1, 2, 0.5, 1.5])
+    write("d.parquet", b=[1.0], y=[0])
+    with pytest.raises(mo.DataError, match=r"column 'a' is not in .*d.parquet"):
+        ingest(tmp_path / "mixed", tmp_path / "t", predictors=["a"], **QUIET)
+    write("d.parquet", a=["text"], y=[0])
+    with pytest.raises(mo.DataError, match="do not hold the same kind of values"):
+        ingest(tmp_path / "mixed", tmp_path / "t", predictors=["a"], **QUIET)
+    (folder / "d.parquet").write_bytes(b"")
+    with pytest.raises(mo.DataError, match=r"cannot be read"):
+        ingest(tmp_path / "mixed", tmp_path / "t", predictors=["a"], **QUIET)
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("foo://bucket/x.parquet", "cannot be read .*give a path, or a URI"),
+        ("s3://", "names no file or folder"),
+        ("file:///nowhere/at/all", "there is no file at"),
+        ([3, 4], "entry 0 is a int"),
+        ([], "there are no rows"),
+        (iter(()), "there are no rows"),
+        (iter([pd.DataFrame({"y": [1]}), pd.DataFrame({"z": [1]})]), "'y' is not in table 1"),
+        (iter([pd.DataFrame({"y": [1]}), pd.DataFrame({"y": ["b"]})]), "table 1 holds other kinds"),
+        (pl.DataFrame({"a": [1], "y": [0]}).lazy().select(pl.col("nope")), "cannot be computed"),
+    ],
+)
+def test_what_cannot_be_read_is_a_sentence(source, sentence, tmp_path):
+    with pytest.raises(mo.ModicumError, match=sentence):
+        ingest(source, tmp_path / "s", **QUIET)
+    assert not (tmp_path / "s").exists()
+
+
+# Going on ----------------------------------------------------------------------------------
+
+
+def test_a_killed_ingest_goes_on_where_it_was(frame, tmp_path, monkeypatch):
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for i in range(6):
+        table = pa.Table.from_pandas(frame.iloc[i * 500 : (i + 1) * 500])
+        pq.write_table(table, folder / f"{i}.parquet")
+    script = textwrap.dedent(f"""
+        import os, modicum.rows.store as store
+        from modicum.rows import ingest
+        write = store.Journal.write
+        def killed(self, shards):
+            write(self, shards)
+            if len(shards) == 9:
+                os.kill(os.getpid(), 9)
+        store.Journal.write = killed
+        ingest({str(folder)!r}, {str(tmp_path / "s")!r}, outcome="y", shard_rows=200,
+               progressbar=False)
+    """)
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True)
+    assert done.returncode == -9, done.stderr.decode()
+    assert not (tmp_path / "s").exists()
+    read = []
+    original = mo.rows.sources.FileSource._of_file
+
+    def watched(self, path, file, columns):
+        if "a" in columns:  # not the levels of g alone
+            read.append(path.name)
+        return original(self, path, file, columns)
+
+    monkeypatch.setattr(mo.rows.sources.FileSource, "_of_file", watched)
+    rows = ingest(folder, tmp_path / "s", shard_rows=200, **QUIET)
+    same(rows, frame, ("a", "k", "g", "year"))
+    assert read == ["3.parquet", "4.parquet", "5.parquet"]  # 8 shards of 200 rows were there
+    assert sorted(os.listdir(tmp_path)) == ["parts", "s"]
+    assert sorted(os.listdir(tmp_path / "s")) == [
+        *(f"rows-{i:05d}.npy" for i in range(15)),
+        "rows.json",
+    ]
+    Rows.open(tmp_path / "s", verify=True)
+
+
+def test_what_changed_since_is_read_anew(frame, tmp_path, monkeypatch):
+    pq.write_table(pa.Table.from_pandas(frame), tmp_path / "one.parquet")
+
+    class Stopped(KeyboardInterrupt):
+        pass
+
+    write = mo.rows.store.Journal.write
+
+    def stopped(self, shards):
+        write(self, shards)
+        if len(shards) == 5:
+            raise Stopped
+
+    monkeypatch.setattr(mo.rows.store.Journal, "write", stopped)
+    with pytest.raises(Stopped):
+        ingest(tmp_path / "one.parquet", tmp_path / "s", shard_rows=300, **QUIET)
+    (unfinished,) = tmp_path.glob(".s.ingest-*")
+    monkeypatch.setattr(mo.rows.store.Journal, "write", write)
+    other = frame_of(seed=2)
+    pq.write_table(pa.Table.from_pandas(other), tmp_path / "one.parquet")
+    same(ingest(tmp_path / "one.parquet", tmp_path / "s", shard_rows=300, **QUIET), other)
+    assert not unfinished.exists()
+
+
+def test_a_lake_reads_from_any_row(frame, hive):
+    source = LakeSource([hive])
+    assert source.rows == N
+    whole = pa.Table.from_batches(source.batches(["a", "year"]))
+    for first in (1, 700, 1999, N - 1):
+        rest = pa.Table.from_batches(source.batches_from(["a", "year"], first))
+        assert rest.equals(whole.slice(first).combine_chunks()) or rest.to_pylist() == (
+            whole.slice(first).to_pylist()
+        )
