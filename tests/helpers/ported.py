@@ -2,8 +2,8 @@
 
 Each port is a function of the data, as the database's JSON has them, to a model over unconstrained
 parameters, its rows, and what turns draws into the parameters the reference draws have. Priors are
-those of the database; a parameter that is positive there is an exponential here, with the logarithm
-of the derivative as part of the log-prior.
+those of the database. A parameter that is positive there has a constraint here, or is written as an
+exponential, with the logarithm of the derivative as part of the log-prior.
 """
 
 from collections.abc import Callable
@@ -43,33 +43,153 @@ def regression(x, y, prior=lambda beta, sigma: 0.0, names=None):
     beta = np.linalg.lstsq(x, y, rcond=None)[0]
 
     def log_prior(th):
-        return prior(th["beta"], jnp.exp(th["log_sigma"])) + th["log_sigma"]
+        return prior(th["beta"], th["sigma"])
 
     def log_likelihood(th, b):
-        return normal(b["y"], b["x"] @ th["beta"], jnp.exp(th["log_sigma"]))
+        return normal(b["y"], b["x"] @ th["beta"], th["sigma"])
 
     def named(draws):
         coefficients = numbered("beta", draws["beta"])
         if names:
             coefficients = dict(zip(names, coefficients.values(), strict=True))
-        return coefficients | {"sigma": np.exp(draws["log_sigma"])}
+        return coefficients | {"sigma": draws["sigma"]}
 
-    init = {"beta": beta, "log_sigma": np.log(np.std(y - x @ beta))}
-    return Port(mo.Model(log_prior, log_likelihood, init), mo.Rows(x=x, y=y), named)
+    init = {"beta": beta, "sigma": np.std(y - x @ beta)}
+    model = mo.Model(log_prior, log_likelihood, init, constraints={"sigma": mo.positive})
+    return Port(model, mo.Rows(x=x, y=y), named)
 
 
 def columns(data, *names):
     return np.c_[np.ones(data["N"]), *(np.asarray(data[name], float) for name in names)]
 
 
+def cauchy_scale(beta, sigma):
+    return half_cauchy(sigma, 2.5)
+
+
 def kidscore_momiq(data):
-    x = columns(data, "mom_iq")
-    return regression(x, data["kid_score"], lambda beta, sigma: half_cauchy(sigma, 2.5))
+    return regression(columns(data, "mom_iq"), data["kid_score"], cauchy_scale)
+
+
+def kidscore_momhs(data):
+    return regression(columns(data, "mom_hs"), data["kid_score"], cauchy_scale)
+
+
+def kidscore_momhsiq(data):
+    return regression(columns(data, "mom_hs", "mom_iq"), data["kid_score"], cauchy_scale)
+
+
+def with_product(data, first, second, prior=lambda beta, sigma: 0.0):
+    one, other = (np.asarray(values, float) for values in (first, second))
+    x = np.c_[np.ones(data["N"]), one, other, one * other]
+    return regression(x, data["kid_score"], prior)
+
+
+def kidscore_interaction(data):
+    return with_product(data, data["mom_hs"], data["mom_iq"], cauchy_scale)
+
+
+def centred(values, by=None):
+    values = np.asarray(values, float)
+    return values - (values.mean() if by is None else by)
+
+
+def kidscore_interaction_c(data):
+    return with_product(data, centred(data["mom_hs"]), centred(data["mom_iq"]))
+
+
+def kidscore_interaction_c2(data):
+    return with_product(data, centred(data["mom_hs"], 0.5), centred(data["mom_iq"], 100))
+
+
+def kidscore_interaction_z(data):
+    both = (centred(data[name]) / (2 * np.std(data[name], ddof=1)) for name in ("mom_hs", "mom_iq"))
+    return with_product(data, *both)
+
+
+def levels(values, *of):
+    return np.stack([np.asarray(values) == level for level in of], axis=1) * 1.0
+
+
+def kidscore_mom_work(data):
+    x = np.c_[np.ones(data["N"]), levels(data["mom_work"], 2, 3, 4)]
+    return regression(x, data["kid_score"])
 
 
 def logearn_interaction(data):
     x = columns(data, "height", "male")
     return regression(np.c_[x, x[:, 1] * x[:, 2]], np.log(data["earn"]))
+
+
+def logearn_interaction_z(data):
+    x = columns(data, "height", "male")
+    x[:, 1] = centred(x[:, 1]) / np.std(x[:, 1], ddof=1)
+    return regression(np.c_[x, x[:, 1] * x[:, 2]], np.log(data["earn"]))
+
+
+def earn_height(data):
+    return regression(columns(data, "height"), data["earn"])
+
+
+def log10earn_height(data):
+    return regression(columns(data, "height"), np.log10(data["earn"]))
+
+
+def logearn_height(data):
+    return regression(columns(data, "height"), np.log(data["earn"]))
+
+
+def logearn_height_male(data):
+    return regression(columns(data, "height", "male"), np.log(data["earn"]))
+
+
+def logearn_logheight_male(data):
+    x = columns(data, "height", "male")
+    x[:, 1] = np.log(x[:, 1])
+    return regression(x, np.log(data["earn"]))
+
+
+def canopy(data, *further):
+    """Logarithms of volume, area and shape of the canopy, and of further measurements."""
+    one, other, height = (
+        np.asarray(data[name], float) for name in ("diam1", "diam2", "canopy_height")
+    )
+    parts = {"volume": one * other * height, "area": one * other, "shape": one / other}
+    parts |= {name: np.asarray(data[name], float) for name in ("total_height", "density")}
+    return [np.log(parts[name]) for name in further]
+
+
+def of_weights(data, *parts, group=True):
+    x = np.c_[np.ones(data["N"]), *parts]
+    x = np.c_[x, np.asarray(data["group"], float)] if group else x
+    return regression(x, np.log(data["weight"]))
+
+
+def logmesquite(data):
+    diameters = [np.log(data[name]) for name in ("diam1", "diam2", "canopy_height")]
+    return of_weights(data, *diameters, *canopy(data, "total_height", "density"))
+
+
+def logmesquite_logvolume(data):
+    return of_weights(data, *canopy(data, "volume"), group=False)
+
+
+def logmesquite_logva(data):
+    return of_weights(data, *canopy(data, "volume", "area"))
+
+
+def logmesquite_logvash(data):
+    return of_weights(data, *canopy(data, "volume", "area", "shape", "total_height"))
+
+
+def logmesquite_logvas(data):
+    return of_weights(data, *canopy(data, "volume", "area", "shape", "total_height", "density"))
+
+
+def nes(data):
+    x = np.c_[columns(data, "real_ideo", "race_adj"), levels(data["age_discrete"], 2, 3, 4)]
+    rest = [np.asarray(data[name], float) for name in ("educ1", "gender", "income")]
+    return regression(np.c_[x, *rest], data["partyid7"])
 
 
 def mesquite(data):
@@ -241,14 +361,35 @@ def one_comp_mm_elim_abs(data):
 
 PORTS = {
     "arK-arK": ar_k,
+    "earnings-earn_height": earn_height,
+    "earnings-log10earn_height": log10earn_height,
+    "earnings-logearn_height": logearn_height,
+    "earnings-logearn_height_male": logearn_height_male,
     "earnings-logearn_interaction": logearn_interaction,
+    "earnings-logearn_interaction_z": logearn_interaction_z,
+    "earnings-logearn_logheight_male": logearn_logheight_male,
     "eight_schools-eight_schools_noncentered": eight_schools,
     "hudson_lynx_hare-lotka_volterra": lotka_volterra,
+    "kidiq-kidscore_interaction": kidscore_interaction,
+    "kidiq-kidscore_momhs": kidscore_momhs,
+    "kidiq-kidscore_momhsiq": kidscore_momhsiq,
     "kidiq-kidscore_momiq": kidscore_momiq,
+    "kidiq_with_mom_work-kidscore_interaction_c": kidscore_interaction_c,
+    "kidiq_with_mom_work-kidscore_interaction_c2": kidscore_interaction_c2,
+    "kidiq_with_mom_work-kidscore_interaction_z": kidscore_interaction_z,
+    "kidiq_with_mom_work-kidscore_mom_work": kidscore_mom_work,
     "kilpisjarvi_mod-kilpisjarvi": kilpisjarvi,
     "low_dim_gauss_mix-low_dim_gauss_mix": low_dim_gauss_mix,
+    "mesquite-logmesquite": logmesquite,
+    "mesquite-logmesquite_logva": logmesquite_logva,
+    "mesquite-logmesquite_logvas": logmesquite_logvas,
+    "mesquite-logmesquite_logvash": logmesquite_logvash,
+    "mesquite-logmesquite_logvolume": logmesquite_logvolume,
     "mesquite-mesquite": mesquite,
+    "nes1972-nes": nes,
+    "nes2000-nes": nes,
     "one_comp_mm_elim_abs-one_comp_mm_elim_abs": one_comp_mm_elim_abs,
+    "sblrc-blr": blr,
     "sblri-blr": blr,
 }
 RUBIN = {"y": [28, 8, -3, 7, -1, 1, 18, 12], "sigma": [15, 10, 16, 11, 9, 11, 10, 18]}
