@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
+from modicum.engines import EngineChoice, engine_for
 from modicum.errors import ModicumWarning, SettingError, is_number, whole_number
 from modicum.ledger import Ledger
 from modicum.models import BaseModel, Target
-from modicum.passes import LocalEngine, Sums, anchor_at_mode
+from modicum.passes import Sums, anchor_at_mode
 from modicum.passes.mode import DENSE_LIMIT, TOLERANCE, curvature, prior_slope
 from modicum.rows import Rows
 from modicum.runtime import in_double_precision, jit
@@ -78,6 +79,8 @@ class LogPosterior:
         The data, in memory or on disk.
     progressbar
         Whether passes that take long show their progress.
+    engine
+        Who makes the passes, as in `mo.sample`.
 
     Attributes
     ----------
@@ -103,11 +106,19 @@ class LogPosterior:
     start: np.ndarray
     ledger: Ledger
 
-    def __init__(self, model: BaseModel, rows: Rows, *, progressbar: bool = False) -> None:
+    def __init__(
+        self,
+        model: BaseModel,
+        rows: Rows,
+        *,
+        progressbar: bool = False,
+        engine: EngineChoice | None = None,
+    ) -> None:
         check_model_and_rows(model, rows)
         self.ledger = Ledger(rows=len(rows))
         self._target, self.start = Target.of(model, rows, self.ledger)
-        self._sums = Sums(self._target, rows, LocalEngine(progressbar=progressbar), self.ledger)
+        passing = engine_for(engine, progressbar)
+        self._sums = Sums(self._target, rows, passing, self.ledger)
 
     def __len__(self) -> int:
         """The number of unconstrained parameters, d."""

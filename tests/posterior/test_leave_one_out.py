@@ -221,6 +221,9 @@ def test_groups_are_left_out_whole_where_effects_are_integrated_out():
     assert ours.n_data_points == 20
     assert ours.elpd == pytest.approx(float(theirs.elpd), abs=1e-4)
     assert ours.elpd_i.dims == ("group",)
+    drawn = post.loo(subsample=15)
+    assert 0 < drawn.subsampling_se < 0.2 * drawn.se
+    assert abs(drawn.elpd - ours.elpd) < 4.5 * drawn.subsampling_se
     rowwise = posterior(rows=mo.Rows(x=X[:, :-1], y=all_of(rows)["y"]))
     with pytest.raises(SettingError, match="leave out different things"):
         mo.compare({"groups": post, "rows": rowwise})

@@ -63,16 +63,20 @@ def compare(
 
     Examples
     --------
-    >>> import numpy as np, pandas as pd, modicum as mo
+    >>> import numpy as np, modicum as mo
     >>> rng = np.random.default_rng(1)
-    >>> trips = pd.DataFrame({"dose": rng.normal(size=800), "age": rng.normal(size=800)})
-    >>> trips["well"] = rng.random(800) < 1 / (1 + np.exp(-trips["dose"]))
-    >>> fits = {f: mo.fit(f"well ~ {f}", trips, draws=500, tune=300, random_seed=1,
-    ...                   progressbar=False) for f in ("age", "dose")}
-    >>> table = mo.compare(fits, trips)
+    >>> dose = rng.normal(size=(800, 1))
+    >>> rows = mo.Rows(x=dose, y=0.5 * dose[:, 0] + rng.normal(size=800), columns=["dose"])
+    >>> def fitted(slope):
+    ...     draws = {"beta": rng.normal(slope, 0.035, size=(2, 500, 1))}
+    ...     post = mo.Posterior(draws, {}, mo.Ledger(rows=800), rows=rows)
+    ...     model = mo.models.Gaussian(scale=1.0, intercept=False)
+    ...     post.predictor = mo.models.prediction.ModelPredictor(model)
+    ...     return post
+    >>> table = mo.compare({"no effect": fitted(0.0), "an effect": fitted(0.5)})
     >>> list(table.index)
-    ['dose', 'age']
-    >>> bool(table.loc["age", "elpd_diff"] > 4 * table.loc["age", "dse"])
+    ['an effect', 'no effect']
+    >>> bool(table.loc["no effect", "elpd_diff"] > 4 * table.loc["no effect", "dse"])
     True
     """
     subjects = _subjects(posteriors, data)

@@ -514,13 +514,15 @@ class Posterior(Draws):
         --------
         >>> import numpy as np, modicum as mo
         >>> rng = np.random.default_rng(1)
-        >>> x = rng.normal(size=(500, 2))
-        >>> rows = mo.Rows(x=x, y=rng.random(500) < 1 / (1 + np.exp(-x[:, 0])))
-        >>> post = mo.sample(mo.models.Logistic(), rows, draws=500, tune=300, random_seed=1,
-        ...                  progressbar=False)
-        >>> left_out = post.loo(rows)
+        >>> rows = mo.Rows(x=np.ones((500, 1)), y=rng.normal(0.3, 1, size=500))
+        >>> mean = rows.slice(0, 500)["y"].mean()  # under a flat prior
+        >>> draws = {"beta": rng.normal(mean, 500**-0.5, size=(4, 500, 1))}
+        >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=500), rows=rows)
+        >>> model = mo.models.Gaussian(scale=1.0, intercept=False)
+        >>> post.predictor = mo.models.prediction.ModelPredictor(model)
+        >>> left_out = post.loo()
         >>> round(left_out.elpd), round(left_out.p)
-        (-301, 3)
+        (-669, 1)
         """
         subject = self.subject(data, "leaving rows out")
         (left_out,) = leave_one_out([subject], subsample, draws, random_seed, progressbar)

@@ -11,7 +11,7 @@ from modicum.datasets import Dataset, splines
 from modicum.models import Logistic
 from modicum.rows import Rows, ingest
 
-__all__ = ["plain", "plain_blocks", "plain_store", "spline_shaped"]
+__all__ = ["census_shaped", "plain", "plain_blocks", "plain_store", "spline_shaped"]
 
 BLOCK = 1_000_000
 
@@ -60,6 +60,29 @@ def spline_shaped(n: int, seed: int = 1) -> Dataset:
     eta = x @ rng.standard_normal(80).astype(np.float32) - 3
     y = (rng.random(n, dtype=np.float32) < 1 / (1 + np.exp(-eta))).astype(np.float32)
     return _dataset("splines", Rows(x=x, y=y), "a made-up table of splines of 8 normal columns")
+
+
+def census_shaped(n: int, seed: int = 0) -> Dataset:
+    """`n` rows of five numbers and seven factors whose last levels are rare: about 120 columns.
+
+    One outcome in some twenty, and levels that hold a handful of rows, all alike: the table that
+    asks most of a subsample.
+    """
+    rng = np.random.default_rng(seed)
+    numbers = rng.standard_normal((n, 5))
+    numbers[:, 3] = (rng.random(n) < 0.05) * np.exp(rng.standard_normal(n))
+    numbers[:, 4] = (rng.random(n) < 0.1) * np.exp(rng.standard_normal(n))
+    parts, beta = [numbers], [np.array([0.5, -0.3, 0.2, 0.4, 0.3])]
+    for levels in (9, 17, 24, 15, 38, 10, 9):
+        chance = 1 / np.arange(1, levels + 1) ** 2.8
+        code = rng.choice(levels, n, p=chance / chance.sum())
+        parts.append((code[:, None] == np.arange(1, levels)) * 1.0)
+        beta.append(0.7 * rng.standard_normal(levels - 1))
+    x = np.concatenate(parts, axis=1)
+    x = x[:, x.any(axis=0)].astype(np.float32)  # levels that no row has are none
+    eta = np.concatenate(parts, axis=1) @ np.concatenate(beta)
+    y = rng.random(n) < 1 / (1 + np.exp(3.6 + eta.mean() - eta))
+    return _dataset("census-shaped", Rows(x=x, y=y), "a made-up table of rare levels")
 
 
 def _dataset(name: str, rows: Rows, description: str) -> Dataset:

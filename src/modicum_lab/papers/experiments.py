@@ -24,6 +24,7 @@ __all__ = [
     "Result",
     "Scale",
     "Table",
+    "claims",
     "experiment",
     "experiments_of",
     "find",
@@ -82,6 +83,22 @@ class Table:
         """What stands above it."""
         words = self.name.replace("-", " ").capitalize()
         return f"{words}, stand-in rows" if self.stand_in else words
+
+
+Claim = tuple[str, object, object, bool | None]
+"""What is claimed, what came out here, what the paper says, and whether they agree."""
+
+
+def claims(rows: Sequence[Claim], note: str = "") -> Table:
+    """Return what the paper says in words, beside what came out here.
+
+    Examples
+    --------
+    >>> claims([("EWSG is best", "SGHMC is", "yes", False)]).rows
+    [('EWSG is best', 'SGHMC is', 'yes', False)]
+    """
+    columns = ["what the figure shows", "ours", "as printed (paper)", "agree"]
+    return Table("in-words", columns, rows, note)
 
 
 @dataclass(frozen=True)

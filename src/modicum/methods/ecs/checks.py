@@ -18,7 +18,7 @@ from modicum.methods.base import Tuning
 from modicum.methods.ecs.base import EnergyConserving
 from modicum.methods.ecs.tuning import Choice, Pilot, Products, Rehearsal
 from modicum.methods.ecs.tuning.block_poisson import DEVIATIONS, FEWEST
-from modicum.methods.ecs.tuning.subsample import NOISY, SELDOM
+from modicum.methods.ecs.tuning.subsample import NOISY, seldom_exceeded
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.run import History
 
@@ -129,7 +129,7 @@ def look_ahead(
     if chosen and 2 * (m + certain) > case.rows:
         raise _crude(case, m + certain, 100)
     doubts = _more_than_all(case, m + certain, "a subsample")
-    largest = pilot.quantile(pilot.variance, 1 - SELDOM) / m
+    largest = seldom_exceeded(pilot) / m
     expected = choice.bias_bound
     if expected > 2 * bias or largest > 2 * NOISY:
         doubts.append(

@@ -209,7 +209,9 @@ def _effects(frame: pd.DataFrame) -> list[Markup]:
 
 def _label(level: object) -> str:
     """A level, or a level and the effect or class of it."""
-    return ", ".join(map(str, level)) if isinstance(level, tuple) else str(level)
+    if isinstance(level, tuple):
+        return ", ".join(map(_label, level))
+    return f"{level:.3g}" if isinstance(level, float) else str(level)
 
 
 def _columns(of: Reported) -> list[Markup]:

@@ -25,7 +25,7 @@ def model_name(model: BaseModel | None) -> str:
 
 
 def code_for(settings: Mapping[str, object], model: str, chains: int, draws: int) -> str:
-    """Python that makes the fit again, of the same data."""
+    """Python that makes the fit again, of the same data; priors and settings are listed apart."""
     known = {kind.__name__: name for name, kind in FAMILIES.items()}
     first = model.split(",")[0]
     how = f"draws={draws}, tune={settings.get('tune')}, chains={chains}"
@@ -38,8 +38,10 @@ def code_for(settings: Mapping[str, object], model: str, chains: int, draws: int
         family = f'family="{known[first]}"' if first in known else "family=..."
         call = f"mo.fit({formula!r}, data, {family}, {method},\n              {how})"
     else:
-        call = f"mo.sample(mo.models.{first}(), rows, {method},\n                 {how})"
-    return f"import modicum as mo\n\npost = {call}"
+        made = f"mo.models.{first}()" if first in known else "model"
+        call = f"mo.sample({made}, rows, {method},\n                 {how})"
+    note = "# with the priors and settings above, where they are not the defaults"
+    return f"import modicum as mo\n\n{note}\npost = {call}"
 
 
 def posterior_box(source: Draws, title: str, warnings: Sequence[ModicumWarning]) -> str:

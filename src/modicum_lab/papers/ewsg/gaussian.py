@@ -18,7 +18,10 @@ from modicum.rows import Rows
 from modicum_lab.papers.ewsg.common import realisations
 from modicum_lab.papers.experiments import Result
 
-__all__ = ["AFAR", "FRICTION", "PASSES", "RAW", "SETTINGS", "STEP", "D", "Gaussian", "methods"]
+__all__ = [
+    *("AFAR", "FRICTION", "PASSES", "RAW", "SETTINGS", "STEP", "D"),
+    *("Gaussian", "log_weights", "methods"),
+]
 
 D = 2
 FRICTION = 10.0  # gamma of SGHMC and EWSG
@@ -95,6 +98,16 @@ class Gaussian:
         kind = {"sghmc": SGHMC, "ewsg": EWSG}[name]
         near = {"start": self.mean, "spread": self.sd}
         return kind(step_size=step_size, friction=FRICTION, **near, **RAW)
+
+
+def log_weights(gradients: np.ndarray, momentum: np.ndarray) -> np.ndarray:
+    """Logarithms of EWSG's weights (eq. 4) but for a constant, of gradients n grad V_i (n, d).
+
+    Theorem 2 with r' = r: x = sqrt(h) gamma r / sigma and n a_i = sqrt(h) g_i / sigma, where
+    sigma = sqrt(2 gamma).
+    """
+    shifted = np.sqrt(STEP / (2 * FRICTION)) * (FRICTION * momentum + gradients)  # x + n a_i
+    return np.asarray(0.5 * np.sum(shifted**2, axis=1))
 
 
 def methods(**settings: Any) -> dict[str, Method]:

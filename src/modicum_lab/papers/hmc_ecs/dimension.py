@@ -137,7 +137,9 @@ def _table(fits: dict[int, list[Fit]]) -> Table:
 
 def _rows_held(fit: Fit) -> int:
     held = fit.post.tuning.get("subsample")
-    return fit.post.ledger.rows if held is None else int(held["value"])
+    if held is None:
+        return fit.post.ledger.rows
+    return int(held["value"] + fit.post.tuning["certainty"]["value"])
 
 
 def _powers(fits: dict[int, list[Fit]]) -> Table:

@@ -125,7 +125,7 @@ def _rows_held(fit: Fit) -> float:
     """Rows of one evaluation of the estimate."""
     if "factors" in fit.post.stats:
         return float(fit.post.stats["factors"].mean()) * fit.post.tuning["batch"]["value"]
-    return float(fit.post.tuning["subsample"]["value"])
+    return float(fit.post.tuning["subsample"]["value"] + fit.post.tuning["certainty"]["value"])
 
 
 def full_data_ratio(fit: Fit, rows: int) -> float:

@@ -56,7 +56,8 @@ def test_table_1_has_the_papers_figures_beside_ours():
     scores = {"psgld, h / n": made_score(0.7, -0.6), "ewsg": made_score(0.7563, -0.5201)}
     table = covertype.table(scores, 464_810)
     other, ewsg = table.rows
-    assert ewsg == ["EWSG", 75.63, 75.293, -0.5201, -0.523, "66.00 ± 1.00", "-3.000 ± 1.000"]
+    single = ["66.00 ± 1.00", "-3.000 ± 1.000"]
+    assert ewsg == ["EWSG", 75.63, "75.293 ± 0.045", -0.5201, "-0.523 ± 0.000", *single]
     assert other[0] == "pSGLD, h / n"
     assert other[2] is None
     assert "+0.34 points" in table.note
@@ -136,6 +137,9 @@ def test_smoke_of_table_1():
         assert abs(by[name][1] - by["FlyMC"][1]) < 3, name  # per cent, of 2,000 rows
     assert {"ewsg", "flymc", "mode of all rows"} <= set(result.ledger)
     assert any(note.startswith("FlyMC: R-hat is") for note in result.notes)
+    assert "FlyMC, one pass" in by
+    short = result.ledger["flymc, one pass"]
+    assert short < result.ledger["flymc"]
 
 
 @pytest.mark.slow

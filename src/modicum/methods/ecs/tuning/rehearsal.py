@@ -84,6 +84,7 @@ def rehearse(
     proxy: Proxy,
     centre: np.ndarray,
     key: jax.Array,
+    scatter: float = 1.0,
 ) -> Rehearsal:
     """Run short chains on the posterior that the rows in `batch` imply.
 
@@ -95,6 +96,9 @@ def rehearse(
         What they have under the design that is studied; zero: never drawn.
     centre
         Where the normal approximation has its mean; chains start at draws from it.
+    scatter
+        Of the starts, in standard deviations of the normal approximation: where it reaches far
+        beyond the posterior, as for a separated level, chains would never leave its draws.
     """
     d = len(centre)
     step = 0.7 * d**-0.25  # half of what an acceptance rate of .8 would allow
@@ -108,6 +112,7 @@ def rehearse(
         proxy,
         jnp.asarray(centre),
         jnp.asarray(step),
+        jnp.asarray(scatter),
         key,
     )
     kept = (slice(None), slice(DROPPED, None))
@@ -128,6 +133,7 @@ def _chains(
     proxy: Proxy,
     centre: jax.Array,
     step: jax.Array,
+    scatter: jax.Array,
     key: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     cached = cv.cache(batch, proxy)
@@ -146,7 +152,7 @@ def _chains(
 
     def chain(key: jax.Array) -> tuple[jax.Array, jax.Array]:
         first, rest = jax.random.split(key)
-        start = centre + jax.random.normal(first, centre.shape, centre.dtype)
+        start = centre + scatter * jax.random.normal(first, centre.shape, centre.dtype)
         drawn: tuple[jax.Array, jax.Array]
         _, drawn = jax.lax.scan(iterate, start, jax.random.split(rest, ITERATIONS))
         return drawn

@@ -230,6 +230,11 @@ class Residuals:
     share: np.ndarray
 
     @property
+    def finite(self) -> bool:
+        """Whether every row has a residual at every draw."""
+        return bool(np.all(np.isfinite(self.values)))
+
+    @property
     def distance(self) -> np.ndarray:
         """How far each draw is from the posterior's mean, in standard deviations."""
         return np.asarray(np.linalg.norm(self.draws - self.share @ self.draws, axis=1))

@@ -1,0 +1,100 @@
+"""Certain rows and the choice of m: what they save, and how steady the choice is.
+
+Every table is sampled without certain rows and with as many as are chosen, in one process and in
+turns; a made-up census table stands for those with many rare levels. `m` is chosen again for other
+seeds, without a draw being made.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from modicum import HMCECS, ModicumWarning, sample
+from modicum.datasets import Dataset, covertype, flights
+from modicum.errors import DataError
+from modicum.posterior import Posterior
+from modicum_lab.bench.stand_ins import census_shaped, plain
+from modicum_lab.bench.tables import Table
+
+__all__ = ["run"]
+
+SETTINGS = {"none": HMCECS(certainty=0), "auto": HMCECS()}
+SEEDS = 10
+
+
+class Cost(NamedTuple):
+    """What an effective draw takes."""
+
+    subsample: int
+    certain: int
+    evaluations: float  # of rows, per effective draw
+    speed: float  # effective draws per second of sampling
+
+
+def _problems(quick: bool) -> dict[str, Callable[[], Dataset]]:
+    made_up: dict[str, Callable[[], Dataset]] = {
+        "census-shaped": lambda: census_shaped(20_000 if quick else 199_523),
+        "normal columns": lambda: plain(50_000 if quick else 1_000_000),
+    }
+    return made_up if quick else {"Covertype": covertype, "flights": flights} | made_up
+
+
+def sampled(data: Dataset, method: HMCECS, draws: int, seed: int = 1) -> Posterior:
+    """One run, whose warnings are kept with it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ModicumWarning)
+        return sample(
+            data.model, data.rows, method=method, draws=draws, tune=min(500, draws), chains=2,
+            random_seed=seed, progressbar=False,
+        )  # fmt: skip
+
+
+def cost_of(post: Posterior) -> Cost:
+    """What the least effective parameter of a run cost."""
+    tuning: Any = post.tuning
+    effective = float(post.summary()["ess_bulk"].min())
+    return Cost(
+        tuning["subsample"]["value"],
+        tuning["certainty"]["value"],
+        float(post.stats["rows_touched"].sum()) / effective,
+        effective / float(post.settings["sampling_seconds"]),
+    )
+
+
+def run(quick: bool = False) -> list[Table]:
+    """Compare the settings on every table; then choose m for other seeds."""
+    draws = 200 if quick else 2_000
+    saved = Table(
+        "Certain rows: none, and as many as are chosen",
+        ["table", "certain", "m", "evaluations per effective draw", "of none",
+         "effective draws per second", "of none"],
+    )  # fmt: skip
+    steady = Table(
+        f"m over {3 if quick else SEEDS} seeds", ["table", "least", "largest", "largest over least"]
+    )
+    for name, make in _problems(quick).items():
+        try:
+            data = make()
+        except DataError as missing:  # no file, and nowhere to get it from
+            saved.note = f"{name} was left out: {missing}"
+            continue
+        costs = {label: cost_of(sampled(data, method, draws)) for label, method in SETTINGS.items()}
+        first = costs["none"]
+        for cost in costs.values():
+            saved.rows.append(
+                [name, cost.certain, cost.subsample, cost.evaluations,
+                 cost.evaluations / first.evaluations, cost.speed, cost.speed / first.speed]
+            )  # fmt: skip
+        chosen = [
+            cost_of(sampled(data, HMCECS(certainty=0), 20, seed)).subsample
+            for seed in range(1, 4 if quick else 1 + SEEDS)
+        ]
+        steady.rows.append([name, min(chosen), max(chosen), max(chosen) / min(chosen)])
+    return [saved, steady]
+
+
+if __name__ == "__main__":
+    for table in run():
+        print(table.markdown())

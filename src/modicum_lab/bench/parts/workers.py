@@ -1,0 +1,102 @@
+"""What a row costs: read from Parquet, and in a pass by threads and by the workers of a Ray.
+
+Five factors and ten numbers per row. From the costs per row and worker follows what 10^9 rows take.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from modicum import LogPosterior
+from modicum.engines import EngineChoice, Local, Ray
+from modicum.models import Logistic
+from modicum.rows import Rows, ingest
+from modicum_lab.bench.tables import Table, interleaved
+
+__all__ = ["arithmetic", "run"]
+
+FACTORS, NUMBERS, LEVELS = 5, 10, 12
+BILLION = 10**9
+PASSES = 6  # of a run: units of the priors, four of Newton's, weights
+
+
+def write_parquet(folder: Path, n: int, parts: int = 8) -> int:
+    """Made-up rows as Parquet files; returns their bytes."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rng = np.random.default_rng(1)
+    for part in range(parts):
+        size = n // parts
+        columns = {f"x{j}": rng.standard_normal(size, np.float32) for j in range(NUMBERS)}
+        levels = np.array([f"level {i}" for i in range(LEVELS)])
+        for k in range(FACTORS):
+            columns[f"g{k}"] = levels[rng.integers(0, LEVELS, size)]
+        columns["y"] = (rng.random(size) < 0.3).astype(np.int8)
+        pq.write_table(pa.table(columns), folder / f"{part:03d}.parquet")
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+def arithmetic(nanoseconds: float, row_bytes: float, workers: int, bandwidth: float) -> list[float]:
+    """Minutes of all passes over 10^9 rows, and of reading them once at `bandwidth` bytes/s each.
+
+    Examples
+    --------
+    >>> [round(minutes, 1) for minutes in arithmetic(500.0, 40.0, 10, 1e8)]
+    [5.0, 0.7]
+    """
+    passes = PASSES * BILLION * nanoseconds * 1e-9 / workers / 60
+    return [passes, BILLION * row_bytes / (bandwidth * workers) / 60]
+
+
+def run(quick: bool = False) -> list[Table]:
+    """Measure, and do the arithmetic."""
+    n = 80_000 if quick else 2_000_000
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "lake").mkdir()
+        parquet = write_parquet(folder / "lake", n)
+        started = time.perf_counter()
+        rows = ingest(folder / "lake", folder / "store", outcome="y", progressbar=False)
+        read = time.perf_counter() - started
+        return _measured(rows, parquet, read, quick)
+
+
+def _measured(rows: Rows, parquet: int, read: float, quick: bool) -> list[Table]:
+    n, model = len(rows), Logistic(prior_scale=1.0, intercept_scale=10.0)
+    engines: dict[str, EngineChoice] = {"one thread": Local(threads=1)}
+    if find_spec("ray") is not None:
+        engines["Ray, two workers"] = Ray(workers=2, object_store=100_000_000)
+    posteriors = {name: LogPosterior(model, rows, engine=e) for name, e in engines.items()}
+    at = next(iter(posteriors.values())).start
+    seconds = interleaved(
+        {name: partial(posterior.hessian, at) for name, posterior in posteriors.items()},
+        repeats=3 if quick else 7,
+    )
+    for engine in engines.values():
+        if isinstance(engine, Ray):
+            engine.close()
+    shape = f"{n:,} rows of {NUMBERS} numbers and {FACTORS} factors, {rows.row_bytes} bytes each"
+    cost = Table(f"A row: {shape}", ["what", "seconds", "ns per row and worker"])
+    cost.rows.append(["ingest of Parquet, one thread", read, 1e9 * read / n])
+    for name, value in seconds.items():
+        workers = 2 if "two" in name else 1
+        cost.rows.append([f"Hessian pass, {name}", value, 1e9 * value * workers / n])
+    cost.note = (
+        f"Parquet: {parquet / n:.0f} bytes per row. Time it on a machine that does nothing else."
+    )
+    each = 1e9 * seconds["one thread"] / n
+    title = f"10^9 rows: {PASSES} passes at {each:.0f} ns per row and worker"
+    columns = ["workers", "minutes of passes", "minutes to read at 100 MB/s each", "at 1 GB/s each"]
+    follows = Table(title, columns)
+    for workers in (1, 10, 100):
+        slow = arithmetic(each, parquet / n, workers, 1e8)
+        fast = arithmetic(each, parquet / n, workers, 1e9)
+        follows.rows.append([workers, slow[0], slow[1], fast[1]])
+    return [cost, follows]
