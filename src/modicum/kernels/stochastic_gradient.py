@@ -140,7 +140,8 @@ class StochasticGradientKernel:
 
         after = self.integrator.kick(kick_key, now, gradient, h, context, diagonal)
         always = self.estimator.certain_rows(context)  # once, whatever the number of batches
-        touched = self.cost + always + jnp.where(flags.renewed, context.n, 0)
+        evaluated = self.cost * (1 + self.integrator.derivatives(now.z.shape[0]))
+        touched = evaluated + always + jnp.where(flags.renewed, context.n, 0)
         draw = {"position": after.z, "step_size": h, "rows_touched": touched, **info}
         return StochasticGradientState(after, memory), draw
 

@@ -79,6 +79,11 @@ class Integrator(ABC):
         """The dynamics sample the posterior raised to the power 1 / temperature."""
         return 1.0
 
+    def derivatives(self, size: int) -> int:
+        """Derivatives of the batch's gradient that a step takes, with `size` coordinates."""
+        del size
+        return 0
+
     @abstractmethod
     def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
         """Begin at `z`."""

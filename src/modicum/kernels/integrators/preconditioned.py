@@ -32,8 +32,9 @@ class Preconditioned(Integrator):
         Keeps P finite; lambda in the paper.
     gamma
         Whether to add Gamma_i = dP_i / dz_i, without which even small steps sample a density that
-        differs from the posterior. It is left out in the paper's practice; its cost is d
-        derivatives of the gradient per step.
+        differs from the posterior. It is left out in the paper's practice. It takes d derivatives
+        of the gradient per step, each of which the ledger counts like a gradient of the batch; a
+        budget in `passes` does not foresee them.
     """
 
     decay: float = 0.99
@@ -50,6 +51,10 @@ class Preconditioned(Integrator):
         if not is_number(self.decay) or not 0 <= self.decay < 1:
             raise SettingError(f"decay must be at least 0 and below 1, not {self.decay!r}.")
         positive(floor=self.floor)
+
+    def derivatives(self, size: int) -> int:
+        """Those that Gamma takes."""
+        return size if self.gamma else 0
 
     def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
         """No gradient was seen yet: the first step's own stands for the mean square."""

@@ -17,7 +17,16 @@ from modicum.models import CNN, MLP, BaseModel, Batch
 from modicum.plots import colour_of
 from modicum.rows import Rows
 from modicum_lab.papers.ewsg.common import draw_lines, label_of, panels, realisations
-from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment, sized
+from modicum_lab.papers.experiments import (
+    Claim,
+    Figure,
+    Result,
+    Scale,
+    Table,
+    claims,
+    experiment,
+    sized,
+)
 
 __all__ = ["figure_3"]
 
@@ -114,7 +123,7 @@ def figure_3(scale: Scale, seed: int) -> Result:
             name: _learn(result, (name, network), model, method, (fit, test), size, seed)
             for name, method in chosen.items()
         }
-    result.tables.append(_table(runs, size, _size_note(scale)))
+    result.tables += [_table(runs, size, _size_note(scale)), _claims(runs)]
     caption = (
         f"Accuracy of the prediction averaged over realisations, on {size.scored:,} rows of either "
         "part; at the end, its standard error by the jackknife over realisations."
@@ -272,6 +281,21 @@ def _ordered(runs: Mapping[str, Learned]) -> str:
     """Methods from the highest training accuracy to the lowest."""
     last = {name: run.last["train"] for name, run in runs.items()}
     return ", ".join(label_of(name) for name in sorted(last, key=lambda n: -last[n]))
+
+
+def _claims(runs: Mapping[str, Mapping[str, Learned]]) -> Table:
+    """Whether EWSG ends above each of the others, and by how many standard errors."""
+    rows: list[Claim] = []
+    for network, each in runs.items():
+        ewsg = each["ewsg"]
+        for name, run in each.items():
+            if name in ("ewsg", AS_SUM):
+                continue
+            gap = ewsg.last["train"] - run.last["train"]
+            what = f"{network.upper()}: EWSG trains better than {label_of(name)}"
+            rows.append((what, f"by {_behind(run, ewsg)} points", "yes", gap > 0))
+    note = "Where a gap is less than twice its standard error, either order may be chance."
+    return claims(rows, note)
 
 
 COLUMNS = {

@@ -9,7 +9,7 @@ import numpy as np
 
 from modicum import Rows
 from modicum.plots import pyplot
-from modicum_lab.papers.experiments import Figure, Result, Scale, experiment, sized
+from modicum_lab.papers.experiments import Figure, Result, Scale, Table, claims, experiment, sized
 from modicum_lab.papers.fits import (
     Contender,
     Fit,
@@ -34,6 +34,8 @@ from modicum_lab.papers.hmc_ecs.comparison import (
 from modicum_lab.papers.hmc_ecs.pictures import draw_marginals, draw_moments, some_parameters
 from modicum_lab.papers.hmc_ecs.tables import (
     accuracy_table,
+    accurate,
+    biased,
     calibration_table,
     charged,
     efficiency_table,
@@ -124,6 +126,7 @@ def figures_4_6(scale: Scale, seed: int) -> Result:
             data,
             accuracy_table("figure-5", fits, truth, note),
             efficiency_table("full-hmc", BANKRUPTCY, {TRUTH: truth}, note),
+            _claims(fits, truth, data.rows),
         ),
         figures=[
             Figure("figure-4", partial(draw_marginals, shown, truth, which, names),
@@ -139,6 +142,25 @@ def figures_4_6(scale: Scale, seed: int) -> Result:
         ledger=ledger_of(every),
         notes=[*NOTES, monte_carlo_error(truth), *warnings_of(every)],
     )  # fmt: skip
+
+
+def _claims(fits: dict[str, Fit], truth: Fit, rows: Rows) -> Table:
+    """What section 6.6 says of the figures."""
+    where = "Figures 4 and 5"
+    said = [accurate(label, fits, truth, where) for label in (PERTURBED, SIGNED)]
+    if "SG-HMC, L = 60" in fits:
+        said.append(accurate("SG-HMC, L = 60", fits, truth, where))
+    wrong = [label for label in ("SG-HMC, L = 7", "SGLD") if label in fits]
+    said += [biased(label, fits, truth, where) for label in wrong]
+    order, _ = _groups(rows)
+    ours, theirs = (_predicted(fit, rows, order)[1] for fit in (fits[PERTURBED], truth))
+    apart = float(np.abs(ours / theirs - 1).max())
+    said.append(
+        ("Figure 6: predictions of the perturbed method and of HMC are indistinguishable",
+         f"{100 * apart:.1g} % apart at most", "yes", apart < 0.05)
+    )  # fmt: skip
+    note = "The paper calls SG-HMC with L = 60 reasonable, with some biased means."
+    return claims(said, note)
 
 
 NOTES = [

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from modicum.diagnostics import optimal_variance, relative_computational_time
-from modicum_lab.papers.experiments import Table
+from modicum_lab.papers.experiments import Claim, Table
 from modicum_lab.papers.fits import Fit, Length
 from modicum_lab.papers.hmc_ecs.comparison import (
     BLOCKS,
@@ -25,6 +25,8 @@ from modicum_lab.papers.hmc_ecs.comparison import (
 
 __all__ = [
     "accuracy_table",
+    "accurate",
+    "biased",
     "calibration_table",
     "charged",
     "efficiency_table",
@@ -146,6 +148,28 @@ def accuracy_table(name: str, fits: Mapping[str, Fit], truth: Fit, note: str) ->
     columns = ["method", "largest error of a mean, sd", "rms error of means, sd",
                "least sd ratio", "largest sd ratio"]  # fmt: skip
     return Table(name, columns, rows, note)
+
+
+CLOSE, BIASED = 0.3, 0.5  # posterior standard deviations: the largest error of a mean
+
+
+def accurate(label: str, fits: Mapping[str, Fit], truth: Fit, where: str) -> Claim:
+    """The claim that a method's means are right, up to Monte Carlo error."""
+    off = float(fits[label].off(truth).max())
+    return (
+        f"{where}: {label} is accurate",
+        f"means off by {off:.2g} sd at most",
+        "yes",
+        off < CLOSE,
+    )
+
+
+def biased(label: str, fits: Mapping[str, Fit], truth: Fit, where: str) -> Claim:
+    """The claim that a method's means or variances are wrong."""
+    off, spread = float(fits[label].off(truth).max()), fits[label].sd / truth.sd
+    wrong = off > BIASED or not 0.8 < float(spread.min()) <= float(spread.max()) < 1.25
+    said = f"means off by {off:.2g} sd, sd {spread.min():.2g} to {spread.max():.2g} times"
+    return (f"{where}: {label} is not", said, "yes", wrong)
 
 
 PRINTED_M = (62_000, 1_000)  # section 6.6: m at the first anchor, and after 100 iterations

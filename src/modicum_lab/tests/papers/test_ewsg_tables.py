@@ -99,6 +99,10 @@ def test_figure_3_orders_methods_and_says_how_sure_it_is():
     first, second = mnist._table({"mlp": runs}, mnist.SIZES["gpu"], "").rows
     assert (first[3], first[-1]) == ("50.00 ± 3.00", "40.00 ± 4.24")  # two independent errors
     assert second[-1] is None
+    (claim,) = mnist._claims({"mlp": runs}).rows
+    assert claim == ("MLP: EWSG trains better than SGLD", "by 40.00 ± 4.24 points", "yes", True)
+    (claim,) = mnist._claims({"mlp": {"sgld": high, "ewsg": low}}).rows
+    assert claim[-1] is False
     unsure = mnist._table({"mlp": {"ewsg": mnist.Learned(high.curve, {})}}, mnist.SIZES["gpu"], "")
     assert unsure.rows[0][3] == "90.00"
 
