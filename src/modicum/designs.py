@@ -29,6 +29,7 @@ __all__ = [
     "Design",
     "Drawn",
     "RowFacts",
+    "Sampled",
     "StrataTables",
     "Stratified",
     "Uniform",
@@ -37,6 +38,7 @@ __all__ = [
     "Weighted",
     "certainty_rows",
     "draw_on_host",
+    "sample_on_host",
     "strata_tables",
     "weight_tables",
 ]
@@ -383,6 +385,57 @@ def certainty_rows(tables: WeightTables, count: int, floor: float = 0.1) -> Cert
     row_ids = np.asarray(tables.order[left:]).astype(np.int64)
     scale = 1 / mass[-1]
     return CertaintyRows(row_ids, rest, share * scale, (even - share * floor / n) * scale)
+
+
+class Sampled(NamedTuple):
+    """Rows of which some were taken for certain, and the others drawn.
+
+    A sum over all rows is estimated by the sum of values / expected over these.
+    """
+
+    row_ids: np.ndarray
+    probability: np.ndarray  # under the weighted design over all rows
+    expected: np.ndarray  # number of times each was to be expected: 1 for those that are certain
+    certain: int  # how many of them are, the first
+
+
+def sample_on_host(
+    rng: np.random.Generator, count: int, tables: WeightTables, floor: float = 0.1
+) -> Sampled:
+    """`count` rows, each once that would be drawn more than once; all, if there are no more.
+
+    A few rows may have nearly all of the weight, and `count` draws would be copies of these.
+    """
+    n = len(tables.order)
+    if n <= count:
+        every = np.asarray(tables.order).astype(np.int64)
+        return Sampled(every, _probability_at(np.arange(n), tables), np.ones(n), n)
+    number, rest = 0, tables
+    for _ in range(8):  # what is left is drawn the more often, the more is taken away
+        size, chance = np.asarray(rest.size), np.asarray(rest.probability)
+        often = min(count // 2, number + int(size[chance * (count - number) >= 1].sum()))
+        if often == number:
+            break
+        number = often
+        rest = certainty_rows(tables, number, floor).rest
+    drawn = draw_on_host(rng, count - number, rest)
+    certain = certainty_rows(tables, number, floor)
+    again = np.asarray(drawn.probability)
+    before = (again - certain.even) / certain.slope if certain.slope else np.full(len(again), 1 / n)
+    taken = np.arange(n - number, n)
+    return Sampled(
+        np.r_[certain.row_ids, np.asarray(drawn.row_ids, np.int64)],
+        np.r_[_probability_at(taken, tables), before],
+        np.r_[np.ones(number), (count - number) * again],
+        number,
+    )
+
+
+def _probability_at(places: np.ndarray, tables: WeightTables) -> np.ndarray:
+    """Probability of the rows at these places of `order`."""
+    filled = np.flatnonzero(np.asarray(tables.size))
+    kind = np.searchsorted(np.asarray(tables.start)[filled], places, side="right") - 1
+    return np.asarray(tables.probability)[filled[kind]]
 
 
 # Stratified -------------------------------------------------------------------------------

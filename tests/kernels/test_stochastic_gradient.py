@@ -150,9 +150,8 @@ def test_underdamped_methods_with_uniform_rows(method):
     assert closed(simulate(composed(method), 0.01), variance=known, bias=0.0) == []
 
 
-@pytest.mark.parametrize(
-    "corrected", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["corrected", "plain"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("corrected", [True, False], ids=["corrected", "plain"])
 def test_friction_form_with_and_without_the_noise_estimate(corrected):
     target, e = location(), np.sqrt(0.001)
     noise = target.gradient_noise(5)

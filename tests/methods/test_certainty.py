@@ -20,7 +20,16 @@ from helpers.targets import (
     quick,
     same_draws,
 )
-from modicum.designs import Drawn, Uniform, UniformTables, Weighted, certainty_rows, weight_tables
+from modicum.designs import (
+    Drawn,
+    Uniform,
+    UniformTables,
+    Weighted,
+    certainty_rows,
+    draw_on_host,
+    sample_on_host,
+    weight_tables,
+)
 from modicum.estimators import BlockPoisson, BlockPoissonTables, LinearTaylor, Perturbed
 from modicum.estimators.gradients import Taylor
 from modicum.kernels.base import StochasticGradientContext
@@ -83,6 +92,30 @@ def test_certain_rows_are_never_drawn_and_the_others_as_often_as_they_should(des
     np.testing.assert_allclose(np.asarray(drawn.probability), right[drawn.row_ids], rtol=1e-5)
     assert np.all(found[certain.row_ids] == 0)
     assert np.all(np.abs(found - right) < 4.5 * np.sqrt(right / 40_000) + 1e-9)
+
+
+def test_a_pilot_takes_once_what_would_be_drawn_often():
+    """Two rows have nearly all of the weight: sums over all rows are still estimated well."""
+    expected = np.r_[np.full(2, 1e6), np.random.default_rng(2).lognormal(size=4_998)]
+    tables = weight_tables(expected)
+    values = expected * np.random.default_rng(3).normal(size=5_000)
+    rng = np.random.default_rng(4)
+    sums = []
+    for _ in range(200):
+        some = sample_on_host(rng, 500, tables)
+        assert some.row_ids.shape == (500,)
+        sums.append(np.sum(values[some.row_ids] / some.expected))
+    assert 2 <= some.certain < 500
+    assert {0, 1} <= set(some.row_ids[: some.certain].tolist())
+    assert np.all(some.expected[: some.certain] == 1)
+    np.testing.assert_allclose(some.probability, probabilities(tables, 5_000)[some.row_ids])
+    error = np.std(sums) / np.sqrt(200)
+    assert abs(np.mean(sums) - values.sum()) < 4.5 * error
+    drawn = draw_on_host(rng, 500, tables)  # without that, hardly any of the others
+    spread = np.std(values[drawn.row_ids] / drawn.probability) / np.sqrt(500)
+    assert np.std(sums) < spread / 50
+    every = sample_on_host(rng, 6_000, tables)
+    assert np.sum(values[every.row_ids] / every.expected) == pytest.approx(values.sum())
 
 
 def test_designs_that_cannot_leave_rows_out_say_so():

@@ -432,11 +432,18 @@ def first_weights(rows, **settings):
     return post["dense_0.kernel"][:, 0]
 
 
+def network_rows():
+    return mo.Rows(x=np.random.default_rng(1).normal(size=(12, 16)), y=np.arange(12) % 3)
+
+
 def test_chains_of_a_network_start_apart():
-    rng = np.random.default_rng(1)
-    rows = mo.Rows(x=rng.normal(size=(12, 16)), y=np.arange(12) % 3)
-    own = first_weights(rows)
+    own = first_weights(network_rows())
     assert np.allclose(own.std(axis=(1, 2)), np.sqrt(2 / 16), rtol=0.05)  # He's rule
     assert np.all(np.abs(np.corrcoef(own.reshape(3, -1)) - np.eye(3)) < 0.1)
-    together = first_weights(rows, start=np.zeros(16 * 400 + 400 + 400 * 3 + 3))
+
+
+@pytest.mark.slow
+def test_chains_of_a_network_start_where_they_are_told():
+    start = np.zeros(16 * 400 + 400 + 400 * 3 + 3)
+    together = first_weights(network_rows(), start=start)
     assert np.allclose(together, 0, atol=1e-5)  # a start that was given is that of all chains

@@ -229,6 +229,29 @@ def test_groups_are_left_out_whole_where_effects_are_integrated_out():
         mo.compare({"groups": post, "rows": rowwise})
 
 
+def test_rows_are_left_out_given_the_effects_of_their_groups():
+    from arviz_base import from_dict
+    from arviz_stats import loo
+
+    rng = np.random.default_rng(6)
+    ward = rng.integers(0, 4, N)
+    rows = mo.Rows(x=X[:, :-1], y=Y, codes={"ward": np.array(list("abcd"))[ward]})
+    model = mo.models.Gaussian(scale=SCALE, groups="ward").resolved(rows)
+    z = rng.multivariate_normal(CONJUGATE.mean, CONJUGATE.cov, size=(2, 200))
+    effects = rng.normal([0.2, -0.1, 0.0, 0.1], 0.05, size=(2, 200, 4))
+    draws = {"beta": z[..., :3], "1|ward": effects, "intercept": z[..., 3]}
+    draws["group_sd"] = np.full((2, 200, 1), 0.5) + rng.normal(0, 0.01, (2, 200, 1))
+    about = {"predictor": ModelPredictor(model), "rows": rows}
+    ours = mo.Posterior(draws, {}, mo.Ledger(rows=N), **about).loo()
+    matrix = norm.logpdf(Y, z @ X.T + effects[..., ward], SCALE)
+    theirs = loo(from_dict({"posterior": draws, "log_likelihood": {"y": matrix}}))
+    assert ours.elpd == pytest.approx(float(theirs.elpd), abs=1e-8)
+    # negative control: without the effects it is another
+    without = norm.logpdf(Y, z @ X.T, SCALE)
+    other = loo(from_dict({"posterior": draws, "log_likelihood": {"y": without}}))
+    assert abs(ours.elpd - float(other.elpd)) > 0.1
+
+
 # Comparison --------------------------------------------------------------------------------
 
 

@@ -154,6 +154,18 @@ def test_a_posterior_without_rows_has_a_shorter_page(post, tmp_path):
         post.report(tmp_path / "no.html", prob=2)
 
 
+def test_every_class_has_a_picture():
+    from modicum.posterior.report.page import _by_class, _effect
+
+    index = pd.MultiIndex.from_product([[0.0, 1.0, 2.0], [0, 1]], names=["dose", "class"])
+    columns = ["mean", "sd", "5%", "95%"]
+    table = pd.DataFrame(np.arange(24.0).reshape(6, 4), index=index, columns=columns)
+    parts = _by_class(table)
+    assert [name for name, _ in parts] == [", class 0", ", class 1"]
+    assert [list(part["mean"]) for _, part in parts] == [[0, 8, 16], [4, 12, 20]]
+    assert "<svg" in _effect("dose, class 0", "dose", parts[0][1])
+
+
 def found(level, **changes):
     r_hat, ess, diverging = changes.get("r_hat", 1.001), changes.get("ess", 900), 0
     summary = pd.DataFrame(

@@ -146,7 +146,7 @@ class Crash(BaseException):
     """The process dies here."""
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.slow), "after"])
 def test_a_crash_at_any_write_loses_nothing(rows, whole, tmp_path, monkeypatch, moment):
     monkeypatch.setattr(runner, "CHUNK_SECONDS", 1e9)  # few chunks, so few writes
     real, writes = os.replace, 0

@@ -84,8 +84,7 @@ class Auto(Method):
         if not isinstance(kernel, EnergyConservingKernel) or not isinstance(study, Study):
             plan.tuning["choice"] = str(plan.tuning.get("method", "NUTS on all rows"))
             return method, plan
-        per_row = seconds_per_row(task, study.anchor.point)
-        seconds = _seconds(task, study, kernel.subsample, per_row)
+        seconds = _remembered_seconds(task, study, kernel.subsample)
         cheapest = min(seconds, key=lambda name: seconds[name])
         if cheapest == "laplace" and not _normal_enough(task, study):
             cheapest = "nuts" if seconds["nuts"] < seconds["hmc-ecs"] else "hmc-ecs"
@@ -109,6 +108,20 @@ def _line(taken: str, seconds: dict[str, float], subsample: int) -> str:
     others = [name for name in ("hmc-ecs", "nuts") if name != taken]
     rest = "; ".join(f"{names[n]} would take about {duration(seconds[n])}" for n in others)
     return f"{names[taken]}: about {duration(seconds[taken])}; {rest}."
+
+
+def _remembered_seconds(task: Task, study: Study, subsample: int) -> dict[str, float]:
+    """As they were found when the run began: a resumed run must not choose anew."""
+
+    def compute() -> dict[str, np.ndarray]:
+        per_row = seconds_per_row(task, study.anchor.point)
+        found = _seconds(task, study, subsample, per_row)
+        return {name: np.asarray(value) for name, value in found.items()}
+
+    def read(arrays: dict[str, np.ndarray]) -> dict[str, float]:
+        return {name: float(arrays[name]) for name in ("hmc-ecs", "nuts", "laplace")}
+
+    return task.remember("seconds", compute, read)
 
 
 def _seconds(task: Task, study: Study, subsample: int, per_row: float) -> dict[str, float]:

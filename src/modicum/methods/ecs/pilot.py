@@ -25,7 +25,7 @@ from modicum.designs import (
     Weighted,
     WeightTables,
     certainty_rows,
-    draw_on_host,
+    sample_on_host,
 )
 from modicum.errors import ConvergenceError, ModicumWarning
 from modicum.estimators import GroupTaylor, LinearTaylor, control_variate, proxy
@@ -217,14 +217,16 @@ class Study:
         seed = self.task.seed if grouped else SHARED
         rng = generator(seed, Stream.PILOT_ROWS if grouped else Stream.STUDY_ROWS)
         most = PILOT_GROUPS if grouped else PILOT_ROWS if linear else OTHER_ROWS
-        drawn = self._drawn = draw_on_host(rng, min(len(rows), most), self._weighted)
-        row_ids, probability = np.asarray(drawn.row_ids), np.asarray(drawn.probability)
-        self._rows = rows.take(row_ids) | {"probability": probability}
+        row_ids, chance, expected, self._taken = sample_on_host(
+            rng, most, self._weighted, self.method.floor
+        )
+        self._drawn = Drawn(row_ids, chance)  # type: ignore[arg-type]
+        self._rows = rows.take(row_ids) | {"probability": expected}
         self.task.ledger.add("pilot", len(row_ids) * len(draws), "density")
         self._few: Batch | None = None
         if grouped:
             few = slice(None, SLOPE_GROUPS)
-            self._few = rows.take(row_ids[few]) | {"probability": probability[few]}
+            self._few = rows.take(row_ids[few]) | {"probability": expected[few]}
         form, log_proxy = self.control_variate, self._log_proxy()
         about = (form, self._rows, self.proxy)
         evaluated = evaluate(*about, draws, log_proxy, self._few, resampled=grouped)
@@ -244,11 +246,11 @@ class Study:
         Rows of a linear predictor are many beside what they leave over: a few thousand weighted
         ones have nearly the posterior of all, tails and skewed directions included.
         """
-        some = slice(0, REHEARSED_LINEAR)
+        rows = self._some_rows(REHEARSED_LINEAR)
         rehearsal = rehearse(
             self.control_variate,
-            {name: values[some] for name, values in self._rows.items()},
-            self._rows["probability"][some],
+            rows,
+            rows["probability"],
             self.proxy,
             self.centre,
             key(SHARED, Stream.REHEARSAL),
@@ -257,6 +259,15 @@ class Study:
         self.task.ledger.add("pilot", rehearsal.evaluations, "gradient")
         last = rehearsal.position[:, -PILOT_DRAWS // len(rehearsal.position) :]
         return np.asarray(last.reshape(-1, last.shape[2]))
+
+    def _some_rows(self, count: int) -> Batch:
+        """The pilot rows that are certain, and `count` at most of the others for all of these."""
+        others = len(self._rows["probability"]) - self._taken
+        kept = slice(0, self._taken + min(count, others))
+        batch = {name: values[kept] for name, values in self._rows.items()}
+        expected = np.array(batch["probability"])
+        expected[self._taken :] *= min(count, others) / max(others, 1)
+        return batch | {"probability": expected}
 
     def _log_proxy(self) -> np.ndarray:
         """Log of the proxy over the normal approximation, at the pilot draws."""
@@ -313,11 +324,11 @@ class Study:
         ratios = self._residuals.log_ratio
         if np.std(ratios) <= NORMAL:
             return None
-        some = slice(0, None if isinstance(self.task.rows, GroupedRows) else REHEARSED)
+        rows = self._some_rows(REHEARSED)
         rehearsal = rehearse(
             self.control_variate,
-            {name: values[some] for name, values in self._rows.items()},
-            self._probability(certainty)[some],
+            rows,
+            self._probability(certainty)[: len(rows["probability"])],
             self.proxy,
             self.centre,
             key(self.task.seed, Stream.REHEARSAL),

@@ -85,25 +85,19 @@ class Ordinal(LinearPredictorModel):
 
         That is log sigmoid(a) + log sigmoid(-b) + log(1 - e^(b - a)), which does not cancel.
         """
-        return self.density(eta[0], eta[1:], y)
-
-    def density(self, eta: jax.Array, log_gaps: jax.Array, y: jax.Array) -> jax.Array:
-        """The same elementwise over rows, with distances of cutpoints that all rows share."""
-        gaps = jnp.exp(log_gaps)
-        cuts = jnp.concatenate([jnp.zeros(1, gaps.dtype), jnp.cumsum(gaps)])
-        apart = jnp.pad(log1m_exp(gaps), (1, 0))  # of class k = 1, 2, ... from its neighbours
+        cuts, apart = _cutpoints(eta[1:])
         mine = jnp.asarray(y)[..., None] - jnp.arange(len(cuts))  # products scatter nothing
         above, below, between = (mine == 0) @ cuts, (mine == 1) @ cuts, (mine == 0) @ apart
-        return (
-            jnp.where(y < len(cuts), -softplus(eta - above), 0.0)
-            + jnp.where(y > 0, -softplus(below - eta), 0.0)
-            + between
-        )
+        return _log_chance(eta[0], y, len(cuts), above, below, between)
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
-        """Of all rows at once: what depends on the cutpoints alone is computed once."""
-        log_gaps = jnp.stack([jnp.asarray(theta[name]) for name in self.extras])
-        return self.density(self.linear(theta, batch), log_gaps, self.outcome(batch))
+        """Of all rows at once: cutpoints that rows share are looked up by the class."""
+        cuts, apart = _cutpoints(jnp.stack([jnp.asarray(theta[name]) for name in self.extras]))
+        y = self.outcome(batch)
+        tables = jnp.pad(cuts, (0, 1)), jnp.pad(cuts, (1, 0)), jnp.pad(apart, (0, 1))
+        place = y.astype(jnp.int32)
+        mine = (table.at[place].get(mode="promise_in_bounds") for table in tables)
+        return _log_chance(self.linear(theta, batch), y, len(cuts), *mine)
 
     def derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
         """Not of use: the family is differentiated automatically."""
@@ -172,3 +166,21 @@ class Ordinal(LinearPredictorModel):
         count = self.classes or count_classes(rows)
         between = tuple(f"{a}|{b}" for a, b in pairwise(class_names(rows, count)))
         return super().labels(rows) | {"cutpoint": (between,)}
+
+
+def _cutpoints(log_gaps: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Cutpoints less the first, and log(1 - e^-gap) of class k = 1, 2, ... from its neighbours."""
+    gaps = jnp.exp(log_gaps)
+    cuts = jnp.concatenate([jnp.zeros(1, gaps.dtype), jnp.cumsum(gaps)])
+    return cuts, jnp.pad(log1m_exp(gaps), (1, 0))
+
+
+def _log_chance(
+    eta: jax.Array, y: jax.Array, last: int, above: jax.Array, below: jax.Array, between: jax.Array
+) -> jax.Array:
+    """Of class y, between two cutpoints; the first and the last class have one."""
+    return (
+        jnp.where(y < last, -softplus(eta - above), 0.0)
+        + jnp.where(y > 0, -softplus(below - eta), 0.0)
+        + between
+    )

@@ -224,15 +224,25 @@ def _columns(of: Reported) -> list[Markup]:
         if isinstance(found, str):
             made.append(tag("p", tag("strong", name), ": ", found, class_="note"))
             continue
-        low, high = found.columns[2], found.columns[3]
-        band = Band.of(found, low, "mean", high)
-        if found.index.dtype.kind in "fiu" and len(found) > 2:
-            x = found.index.to_numpy(float)
-            picture = band_chart(x, band, name, "expected outcome")
-        else:
-            picture = forest([f"{name} = {_label(level)}" for level in found.index], band)
-        made.append(tag("figure", tag("figcaption", name), picture))
+        made += [_effect(f"{name}{of_class}", name, part) for of_class, part in _by_class(found)]
     return [made[0], tag("div", made[1:], class_="figures")]
+
+
+def _by_class(found: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """The table, or one for each class of the outcome."""
+    if found.index.nlevels == 1:
+        return [("", found)]
+    classes = found.index.get_level_values(-1)
+    return [(f", class {k}", found[classes == k].droplevel(-1)) for k in dict.fromkeys(classes)]
+
+
+def _effect(caption: str, name: str, found: pd.DataFrame) -> Markup:
+    band = Band.of(found, found.columns[2], "mean", found.columns[3])
+    if found.index.dtype.kind in "fiu" and len(found) > 2:
+        picture = band_chart(found.index.to_numpy(float), band, name, "expected outcome")
+    else:
+        picture = forest([f"{name} = {_label(level)}" for level in found.index], band)
+    return tag("figure", tag("figcaption", caption), picture)
 
 
 def _check(found: PredictiveCheck | str) -> list[Markup]:

@@ -65,6 +65,7 @@ def cheapest_certainty(
         count, best, number = number, choice, 2 * number
     if not best.cost < GAIN * none.cost:
         return Certainty(0, none, "no number of them would save a tenth of the evaluations")
-    saved = 1 - best.cost / none.cost
-    why = f"the number at which an effective draw takes the fewest evaluations, {saved:.0%} less"
-    return Certainty(count, best, f"{why} than without")
+    ratio = best.cost / none.cost
+    share = f"{ratio:.0%}" if ratio > 0.01 else "less than 1%"
+    why = f"the number at which an effective draw takes the fewest evaluations, {share} of those"
+    return Certainty(count, best, f"{why} without")

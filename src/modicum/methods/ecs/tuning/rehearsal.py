@@ -91,7 +91,7 @@ def rehearse(
     Parameters
     ----------
     batch
-        Pilot rows, with the `probability` they were drawn with.
+        Pilot rows, with the number of times each was to be expected as `probability`.
     probability
         What they have under the design that is studied; zero: never drawn.
     centre
@@ -142,7 +142,7 @@ def _chains(
     def density(z: jax.Array) -> tuple[jax.Array, jax.Array]:
         s, growth = straighten(z, proxy)
         values = cv.values(cached, s, proxy)
-        log = cv.log_proxy(s, proxy) + jnp.mean(values) + growth
+        log = cv.log_proxy(s, proxy) + jnp.sum(values) + growth
         again = factor * values
         return log, weight @ (again - weight @ again) ** 2
 

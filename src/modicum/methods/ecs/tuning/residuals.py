@@ -212,7 +212,7 @@ class Residuals:
     values
         Residual over `probability`, (draws, rows).
     probability
-        With which the rows were drawn.
+        The number of times each row was to be expected among these.
     log_ratio
         Log of posterior over normal approximation at each draw, up to a constant.
     share
@@ -274,6 +274,8 @@ class Residuals:
 def reweighted(drawn_with: np.ndarray, studied: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """What D = d / w is multiplied by under another design, and the share a row has of its draws.
 
+    `drawn_with` need not sum to one: only ratios count.
+
     Rows whose probability there is zero are never drawn: zero for both.
     """
     drawn = studied > 0
@@ -292,7 +294,10 @@ def evaluate(
     few: Batch | None = None,
     resampled: bool = False,
 ) -> Residuals:
-    """Evaluate the rows in `batch`, with the `probability` they were drawn with, at all draws.
+    """Evaluate the rows in `batch` at all draws.
+
+    As `probability` they have the number of times each was to be expected among them, so that a sum
+    over all rows is that of values / probability over these.
 
     Parameters
     ----------
@@ -308,7 +313,7 @@ def evaluate(
     compute = _values_in_blocks if few is None else _values_of_groups
     cached, evaluated = compute(control_variate, batch, proxy, draws)
     values = np.asarray(evaluated)
-    ratio = values.mean(axis=1)  # l - sum q
+    ratio = values.sum(axis=1)  # l - sum q
     share = np.full(len(draws), 1 / len(draws))
     if log_proxy is not None:
         ratio = ratio + log_proxy

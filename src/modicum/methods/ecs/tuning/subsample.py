@@ -18,7 +18,7 @@ FEWEST_BLOCKS = 20
 MEDIAN = 1.0  # sigma^2 of the log-likelihood estimate at the median draw
 NOISY = 3.0  # sigma^2 from which the perturbed target is off
 SELDOM = 0.01  # share of the draws in which that may be
-MARGIN = 2.0  # of NOISY, since sigma^2 is estimated along the chain, and the pilot draws are few
+MARGIN = 2.5  # of NOISY, since sigma^2 is estimated along the chain, and the pilot draws are few
 MOST = 10**12  # rows
 NOISE = 0.25  # gradient noise, in posterior variances
 
