@@ -121,8 +121,8 @@ def theorem_1(scale: Scale, seed: int) -> Result:
         "every step, so that it is of no practical use, as the paper says. Exponential weights do "
         f"not approach it: squared bias and variance together are {min(ratios):.2f} to "
         f"{max(ratios):.2f} times those of uniform batches (see figure-1d-1i). h = {STEP:g} is "
-        "that of n = 20; at n = 100 and more it makes the weights of eq. 4 so uneven that a row or two "
-        "have all the chance, which has no variance and a large bias."
+        "that of n = 20; at n = 100 and more it makes the weights of eq. 4 so uneven that one or "
+        "two rows have all the chance, which has no variance and a large bias."
     )
     result.tables += [Table("theorem-1", columns, rows, note), _claims(found)]
     result.figures.append(Figure("theorem-1", lambda: _draw(found), "Averages over states."))
