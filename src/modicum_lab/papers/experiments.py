@@ -98,7 +98,8 @@ def claims(rows: Sequence[Claim], note: str = "") -> Table:
     [('EWSG is best', 'SGHMC is', 'yes', False)]
     """
     columns = ["what the figure shows", "ours", "as printed (paper)", "agree"]
-    return Table("in-words", columns, rows, note)
+    plain = [(*row[:3], None if row[3] is None else bool(row[3])) for row in rows]
+    return Table("in-words", columns, plain, note)
 
 
 @dataclass(frozen=True)

@@ -162,9 +162,9 @@ def _claims(last: dict[int, dict[int, float]], local: dict[int, tuple[float, flo
             ("1f to 1h: best M grows with n", shown, "19 for n = 50 and 100",
              best[SIZES[0]] < best[SIZES[-1]]),
         ],
-        "The variance of the selected gradient does not fall: to first order it changes by "
-        "Var(|c|^2) / 2 plus a term in the skewness, c the centred gradients, which is positive "
-        "for symmetric ones. What helps is that the gradient is correlated with the momentum.",
+        "To first order exponential weights change the variance of the selected gradient by "
+        "Var(|c|^2) / 2 plus a term in the skewness, c the centred gradients: for symmetric ones "
+        "it grows. What helps is that the gradient is correlated with the momentum.",
     )  # fmt: skip
 
 
