@@ -113,7 +113,7 @@ def test_what_is_set_by_hand_stays():
 
 def test_the_mini_batch_with_the_fewest_evaluations():
     quiet = choose_products(pilot(0.1), None, 3)
-    assert (quiet.products, quiet.batch) == (20, 1)
+    assert (quiet.products, quiet.batch) == (20, 5)
     loud = choose_products(pilot(2.4), None, 3)  # 30 rows have this deviation: then 20 suffice
     rows = loud.products * loud.batch
     assert rows <= choose_products(pilot(2.4), 30, 3).products * 30

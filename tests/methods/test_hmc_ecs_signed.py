@@ -78,7 +78,7 @@ def test_by_default_the_toy_is_right_and_quiet():
     assert post.warnings == []
     for away, error in off(post, post.weights):
         assert np.all(np.abs(away) < TIMES * error)
-    assert post.tuning["batch"]["value"] <= 2
+    assert post.tuning["batch"]["value"] == 5
     products = post.tuning["products"]["value"]
     assert 20 <= products <= 60
     assert abs(post.stats["factors"].mean() / products - 1) < 0.05

@@ -8,6 +8,7 @@ import pytest
 
 import modicum as mo
 from helpers import tables
+from helpers.interrupted import planned
 from helpers.targets import TIMES
 from modicum.diagnostics import mcse
 from modicum_lab.papers.references import reference
@@ -101,7 +102,7 @@ def test_signed_means_are_right_to_within_monte_carlo_error(name):
     allowed = 4 * np.hypot(table_["mcse_mean"].to_numpy(), right.mcse)
     assert np.all(np.abs(side_by_side(post, "mean") - right.mean) < allowed)
     assert table_["r_hat"].max() < 1.01
-    rows = post.stats["factors"].mean() * 30
+    rows = post.stats["factors"].mean() * post.tuning["batch"]["value"]
     assert rows < 1000
     assert doubts(post) == []
     assert post.ledger.share < 0.01
@@ -115,7 +116,13 @@ def test_too_few_products_on_covertype_are_warned_of():
 
 @pytest.mark.slow
 def test_weighted_rows_need_far_fewer_products():
-    few = sampled("covertype", method="hmc-ecs-signed", draws=50, tune=50)
-    assert few.tuning["products"]["value"] <= 30
-    with pytest.raises(mo.ModicumError, match=r"than the 581,012 rows .*weighted"):
-        sampled("covertype", method=mo.SignedHMCECS(design="uniform"), draws=50, tune=50)
+    weighted, uniform = (
+        planned(*table("covertype"), mo.SignedHMCECS(design=design))[0]
+        for design in ("weighted", "uniform")
+    )
+    rows, many = (
+        plan.tuning["products"]["value"] * plan.tuning["batch"]["value"]
+        for plan in (weighted, uniform)
+    )
+    assert rows <= 300
+    assert many > 500 * rows

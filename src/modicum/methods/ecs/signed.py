@@ -41,7 +41,8 @@ class SignedHMCECS(EnergyConserving):
     products
         Lambda: the expected number of factors of the likelihood estimate.
     batch
-        Rows per factor, m_b; the paper has 30. None: as many as make an effective draw cheapest.
+        Rows per factor, m_b; the paper has 30. None: as many, from 5, as make an effective draw
+        cheapest.
     centre
         The difference l - sum q to be expected over the posterior; the soft lower bound of the
         paper's eq. 5.1 is a = centre - lambda.
