@@ -23,8 +23,8 @@ SHARES = (1, 2, 4, 5, 8, 10, 16, 20)  # numbers of blocks that are considered
 EASY = 0.8  # acceptance rate of a refresh from which on more blocks are not needed
 BATCHES, SIGN_DRAWS = 4_000, 32  # pilot mini-batches per draw, and draws
 PAPER_BATCH = 30
-# Rows per mini-batch that are considered. Fewer than five do not average over rows far out: with one
-# row per factor a chain on Covertype was caught, which the pilot's own mini-batches did not foretell.
+# Rows per mini-batch that are considered. Fewer than five do not average over rows far out: with
+# one row per factor a chain on Covertype was caught, which the pilot did not foretell.
 SIZES = (5, 8, 12, 20, 30, 50)
 
 
