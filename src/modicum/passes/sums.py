@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,25 @@ from modicum.passes.quadratic import Quadratic
 from modicum.rows import Rows
 from modicum.runtime import jit
 
-__all__ = ["Sums"]
+__all__ = ["Clock", "Sums"]
+
+
+@dataclass
+class Clock:
+    """Seconds per row of the quickest pass of each kind: the first of a kind is compiled as well.
+
+    Attributes
+    ----------
+    per_row
+        By what passes evaluate of a row.
+    """
+
+    per_row: dict[Kind, float] = field(default_factory=dict)
+
+    def took(self, kind: Kind, rows: int, seconds: float) -> None:
+        """Learn from a pass."""
+        each = seconds / max(rows, 1)
+        self.per_row[kind] = min(each, self.per_row.get(kind, each))
 
 
 @dataclass(frozen=True)
@@ -40,6 +59,8 @@ class Sums:
         Where row evaluations are counted.
     rest
         The log-likelihood of rows that are not here, which every sum includes; None: all are here.
+    clock
+        What passes over these rows and subsets of them took.
     """
 
     target: Target
@@ -47,6 +68,7 @@ class Sums:
     engine: Engine
     ledger: Ledger
     rest: Quadratic | None = None
+    clock: Clock = field(default_factory=Clock, compare=False)
 
     def value(self, t: np.ndarray, purpose: str) -> float:
         """Log-likelihood at `t`: the C of eq. 4.4 of the HMC-ECS paper."""
@@ -105,12 +127,15 @@ class Sums:
 
     def _sweep(self, chunk_sum: Any, t: np.ndarray, purpose: str, kind: Kind) -> Any:
         self.enter(purpose, 1, kind, passes=1)
-        return self.engine.map_reduce(
+        started = time.perf_counter()
+        total = self.engine.map_reduce(
             partial(chunk_sum, self.target.likelihood),
             self._of_likelihood(t),
             self.rows,
             purpose,
         )
+        self.clock.took(kind, len(self.rows), time.perf_counter() - started)
+        return total
 
     def _rest_values(self, t: np.ndarray) -> np.ndarray | float:
         return 0.0 if self.rest is None else self.rest.values(self._of_likelihood(t))

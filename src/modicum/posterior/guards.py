@@ -47,6 +47,7 @@ def convergence_warnings(
     labels: AnyLabels | None = None,
     target_accept: float = 0.8,
     modes_apart: bool = False,
+    mixing: bool = True,
 ) -> list[ModicumWarning]:
     """List what is wrong with the draws, the gravest first; an empty list is a clean bill.
 
@@ -63,6 +64,9 @@ def convergence_warnings(
         The acceptance rate that was aimed at.
     modes_apart
         Whether the chains are known to sit in different modes, which more draws do not mend.
+    mixing
+        Whether R-hat and effective sample size are looked at, which of draws that were made
+        independently have nothing to find.
 
     Examples
     --------
@@ -81,12 +85,12 @@ def convergence_warnings(
     usable = True
     if weights is not None:
         weights = np.asarray(weights, dtype=float)
-        doubts += _signs_and_weights(weights)
+        doubts += _signs_and_weights(weights, mixing)
         usable = bool(weights.sum() > 0)  # else every estimate is nan, as was said
         if weights.min() == weights.max() > 0:
             weights = None  # they all count alike
     doubts += _steps({name: np.asarray(x) for name, x in stats.items()}, target_accept)
-    if usable and not frozen:
+    if usable and not frozen and mixing:
         doubts += _disagreement(arrays, weights, tidy_labels(labels, arrays), modes_apart)
     return doubts
 
@@ -149,7 +153,7 @@ def _longest_rest(moved: np.ndarray) -> int:
     return int(np.diff(at).max())
 
 
-def _signs_and_weights(weights: np.ndarray) -> list[ModicumWarning]:
+def _signs_and_weights(weights: np.ndarray, mixing: bool) -> list[ModicumWarning]:
     bad = ~np.isfinite(weights)
     if bad.any():
         chain, draw = np.argwhere(bad)[0]
@@ -163,7 +167,7 @@ def _signs_and_weights(weights: np.ndarray) -> list[ModicumWarning]:
             )
         ]
     doubts = _cancelling_signs(weights) if (weights < 0).any() else _uneven_weights(weights)
-    if _measurable(weights):
+    if mixing and _measurable(weights):
         ratio, limit = float(r_hat(weights)), largest_r_hat(weights.shape[0], weights.shape[1], 1)
         if not ratio <= limit:
             doubts.append(
