@@ -160,9 +160,10 @@ class Posterior(Draws):
         The interval is equal-tailed with posterior probability `prob`; its two columns bear the
         names of their quantiles, such as ``5%`` and ``95%``. With signs or weights, `mcse_mean`,
         `ess_bulk`, `ess_tail` and `r_hat` are of the ratio estimate (delta method, batch means),
-        and ``attrs`` holds the mean weight and the weights' own R-hat.
+        and ``attrs`` holds the mean weight and the weights' own R-hat. Where chains share starts
+        (`superchains` of `mo.sample`), there is a column `nested_r_hat`.
         """
-        return summarise(self, names, prob)
+        return summarise(self, names, prob, self.settings.get("superchains"))
 
     def to_datatree(self, sample: int = 500, random_seed: int = 0) -> xr.DataTree:
         """Convert to an ArviZ DataTree, with dimensions named and labelled.
