@@ -94,9 +94,10 @@ class Posterior(OutcomesMixin, ChecksMixin):
         The interval is equal-tailed with posterior probability `prob`; its two columns bear the
         names of their quantiles, such as ``5%`` and ``95%``. With signs or weights, `mcse_mean`,
         `ess_bulk`, `ess_tail` and `r_hat` are of the ratio estimate (delta method, batch means),
-        and ``attrs`` holds the mean weight and the weights' own R-hat.
+        and ``attrs`` holds the mean weight and the weights' own R-hat. Where chains share starts
+        (`superchains` of `mo.sample`), there is a column `nested_r_hat`.
         """
-        return summarise(self, names, prob)
+        return summarise(self, names, prob, self.settings.get("superchains"))
 
     def learning_curve(
         self,
