@@ -21,7 +21,7 @@ from modicum.rows import Rows
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.grouping import grouping_name
 from modicum.rows.reading import Missing, TableRows, read_formula
-from modicum.run import Parallel
+from modicum.run import ChainCount, Parallel
 from modicum.sample import sample
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ def fit(
     method: str | Method | None = None,
     draws: int | None = None,
     tune: int | None = None,
-    chains: int = 4,
+    chains: ChainCount = 4,
+    superchains: int | None = None,
     passes: float | None = None,
     thin: int = 1,
     random_seed: int | None = None,
@@ -108,9 +109,9 @@ def fit(
         float64.
     encoding
         Of CSV files.
-    method, draws, tune, chains, passes, thin, random_seed, progressbar, checkpoint, parallel
+    method, draws, tune, chains, superchains, passes, thin, random_seed, progressbar
         As in `mo.sample`.
-    starts, engine
+    checkpoint, parallel, starts, engine
         As in `mo.sample`.
 
     Returns
@@ -156,6 +157,7 @@ def fit(
         draws=draws,
         tune=tune,
         chains=chains,
+        superchains=superchains,
         passes=passes,
         thin=thin,
         random_seed=random_seed,

@@ -38,6 +38,7 @@ from modicum.posterior.draws import thinned
 from modicum.posterior.prediction import in_pieces
 from modicum.posterior.weighted import weighted_mean
 from modicum.rows import Rows
+from modicum.run import ChainCount
 from modicum.sample import sample
 
 __all__ = ["LinearRegression", "LogisticRegression", "PoissonRegressor", "Regressor"]
@@ -61,7 +62,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         method: str | Method | None = None,
         draws: int = 1000,
         tune: int = 1000,
-        chains: int = 4,
+        chains: ChainCount = 4,
         random_state: int | np.random.RandomState | None = None,
         progressbar: bool = False,
     ) -> None:
@@ -244,7 +245,7 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         method: str | Method | None = None,
         draws: int = 1000,
         tune: int = 1000,
-        chains: int = 4,
+        chains: ChainCount = 4,
         random_state: int | np.random.RandomState | None = None,
         progressbar: bool = False,
     ) -> None:
@@ -379,7 +380,7 @@ class LinearRegression(Regressor):
         method: str | Method | None = None,
         draws: int = 1000,
         tune: int = 1000,
-        chains: int = 4,
+        chains: ChainCount = 4,
         random_state: int | np.random.RandomState | None = None,
         progressbar: bool = False,
     ) -> None:

@@ -96,6 +96,7 @@ class _FullData(Method):
     memory_limit: int | None = None
     metric: str | None = None
     of_digests: ClassVar[bool] = True
+    of_few_rows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not is_number(self.target_accept) or not 0 < self.target_accept < 1:

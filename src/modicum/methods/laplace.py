@@ -83,6 +83,7 @@ class Laplace(Method):
     """
 
     pool: int = 5_000
+    of_few_rows: ClassVar[bool] = False
     name: ClassVar[str] = "laplace"
     summary: ClassVar[str] = "normal draws at the mode, weighted by a pool of rows; no chain"
     has_warmup: ClassVar[bool] = False

@@ -21,7 +21,7 @@ from modicum.passes.sums import value_and_slope
 from modicum.rows import Rows
 from modicum.rows.description import DType
 
-__all__ = ["Resident", "Streamed", "hold", "log_likelihood"]
+__all__ = ["Resident", "Streamed", "free_memory", "free_on_host", "hold", "log_likelihood"]
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,11 @@ def free_memory() -> int:
     statistics = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in statistics:
         return int(statistics["bytes_limit"] - statistics.get("bytes_in_use", 0))
+    return free_on_host()
+
+
+def free_on_host() -> int:
+    """Bytes of memory the system could give on the host."""
     try:
         with open("/proc/meminfo") as lines:
             for line in lines:
