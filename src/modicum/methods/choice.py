@@ -65,8 +65,8 @@ class Auto(Method):
     @in_double_precision
     def decide(self, task: Task) -> tuple[Method, Plan]:
         """Take the cheapest that is right."""
-        nuts = NUTS()
-        all_rows = Work.of_chains(task, len(task.rows) * nuts.gradients(task.target.size))
+        nuts, few = NUTS(), task.of_few_chains()
+        all_rows = Work.of_chains(few, len(task.rows) * nuts.gradients(task.target.size))
         study, reason = _study(task)
         verdict: str | None = None
         if study is not None and self.laplace and _may_be_normal(task, study):
@@ -84,7 +84,7 @@ class Auto(Method):
                 if verdict is not None:
                     subsampled.tuning["normal draws"] = verdict
                 return HMCECS(), subsampled
-        plan = nuts.plan(task)
+        plan = nuts.plan(few)
         if isinstance(plan.anchor, Parameters):  # scales are learned, by longer trajectories
             all_rows = Work(WIDER * all_rows.gradients)
         (seconds,) = seconds_for(task, all_rows)

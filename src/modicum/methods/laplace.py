@@ -83,7 +83,7 @@ class Proposals(NamedTuple):
     @classmethod
     def of(cls, pool: Pool, first: int) -> Proposals:
         """Draw as many as a run needs after the `first`, and weigh the first thousands."""
-        study, task = pool.study, pool.study.task
+        study, task = pool.study, pool.study.task.of_few_chains()
         rng = generator(task.seed, Stream.LAPLACE_DRAWS)
         length = first + max(task.draws, ceil(FEWEST / task.chains))
         d = len(study.centre)
@@ -120,6 +120,7 @@ class Laplace(Method):
     name: ClassVar[str] = "laplace"
     summary: ClassVar[str] = "normal draws at the mode, weighted by a pool of rows; no chain"
     has_warmup: ClassVar[bool] = False
+    of_few_rows: ClassVar[bool] = False
     of_digests: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -177,7 +178,7 @@ class Laplace(Method):
 
     def _drawn(self, pool: Pool, proposals: Proposals) -> History:
         """Draws with their weights, or draws that count alike."""
-        study, task, z = pool.study, pool.study.task, proposals.z
+        study, task, z = pool.study, pool.study.task.of_few_chains(), proposals.z
         log_ratio = self._all_ratios(pool, proposals)
         # What HMC-ECS calls `lp` as well: the log-posterior by the rows that were evaluated.
         away = 0.5 * np.sum((z - study.centre) ** 2, axis=2)

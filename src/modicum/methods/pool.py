@@ -37,7 +37,7 @@ from modicum.methods.weights import cached_rows
 from modicum.models import LinearPredictorModel
 from modicum.models.base import Batch
 from modicum.random import Stream, generator
-from modicum.runtime import in_double_precision, jit
+from modicum.runtime import Array, in_double_precision, jit
 
 __all__ = ["Pool", "Weighed"]
 
@@ -131,7 +131,7 @@ class Pool:
 
 @jit(static=0)
 def _block_values(
-    control_variate: ControlVariate[Any], cached: Any, z: Any, proxy: Proxy
+    control_variate: ControlVariate[Any], cached: Any, z: Array, proxy: Proxy
 ) -> jax.Array:
     """D of each row at each draw, (draws, rows)."""
     z = jnp.asarray(z)
@@ -145,5 +145,5 @@ def _block_values(
 
 
 @jit(static=0)
-def _log_proxies(control_variate: ControlVariate[Any], z: Any, proxy: Proxy) -> jax.Array:
+def _log_proxies(control_variate: ControlVariate[Any], z: Array, proxy: Proxy) -> jax.Array:
     return jax.vmap(partial(control_variate.log_proxy, proxy=proxy))(jnp.asarray(z))

@@ -1,8 +1,8 @@
 """A thousand effective draws by default beside a point estimate, glum's, from a cold start.
 
-Both fit the same logistic regression in fresh interpreters and take turns. Seconds count from before
-the import of the library to the answer, with the rows in memory: with libraries loaded, compiled
-code and all passes.
+Both fit the same logistic regression in fresh interpreters and take turns. Seconds count from
+before the import of the library to the answer, with the rows in memory: libraries are loaded, code
+is compiled and all passes are made in them.
 """
 
 from __future__ import annotations
