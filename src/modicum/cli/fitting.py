@@ -179,9 +179,10 @@ def read_rows(
     A store in OUT/rows that `fit` has not made itself is replaced only with `overwrite`.
     """
     from modicum.rows import Rows
+    from modicum.rows.ingestion import is_store
 
     require_path(data)
-    if (Path(data) / "rows.json").is_file():
+    if is_store(data):
         rows = Rows.open(data)
         if not choice.unused() or choice.outcome not in (None, rows.outcome):
             raise SettingError(
