@@ -55,7 +55,6 @@ from modicum.posterior import FitRows
 from modicum.rows import Rows, RowsSchema
 from modicum.rows.description import Description
 from modicum.rows.sources import is_table
-from modicum.run import within_disk
 from modicum.runtime import Array, in_double_precision, jit
 
 __all__ = ["Digest", "Ready"]
@@ -442,8 +441,7 @@ class Digest:
             notes=self.notes,
             ledger=self.ledger,
         )
-        with within_disk(path):
-            save(contents, path)
+        save(contents, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: BaseModel | None = None) -> Digest:
