@@ -29,8 +29,8 @@ from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.passes import LocalEngine, Sums, units_of
 from modicum.passes.pointwise import LeftOut, approximately_left_out, log_likelihoods
-from modicum.posterior.correction import Fit, flat_points
 from modicum.posterior.draws import Draws, require_finite, thinned
+from modicum.posterior.fitted import Subject, flat_points
 from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
@@ -38,7 +38,7 @@ from modicum.rows.groups import GroupedRows
 if TYPE_CHECKING:
     from arviz_stats.utils import ELPDData
 
-__all__ = ["Estimate", "LeaveOneOut", "RowSample", "Subject", "leave_one_out", "require_positive"]
+__all__ = ["Estimate", "LeaveOneOut", "RowSample", "leave_one_out", "require_positive"]
 
 EXACT = 4_000  # rows up to which each is left out
 SAMPLED = 2_000  # rows drawn where there are more
@@ -46,14 +46,6 @@ FEW_POINTS = 64  # draws by which every row is approximated
 EVEN = 0.1  # share of the sample that is drawn without regard to the approximation
 FEWEST = 100  # draws of whose weights a tail can be seen
 MOST_SCALARS = 200  # parameters whose effective sample size is looked at
-
-
-class Subject(NamedTuple):
-    """A posterior, by what was fitted to which rows."""
-
-    source: Draws
-    fit: Fit
-    rows: Rows
 
 
 class Estimate(NamedTuple):
