@@ -94,8 +94,8 @@ def jit(
 ) -> Callable[[Callable[P, R]], Compiled[P, R]]:
     """Compile the decorated function as `jax.jit` does, with `options` on a CPU or `on_gpu`.
 
-    The arguments numbered in `static` are part of what is compiled. Nothing is asked of JAX before
-    the first call.
+    The arguments numbered in `static` are part of what is compiled. Options that the variable
+    XLA_FLAGS sets stay as they are there. Nothing is asked of JAX before the first call.
     """
 
     def decorate(function: Callable[P, R]) -> Compiled[P, R]:
@@ -108,7 +108,7 @@ def jit(
             with lock:
                 if not made:
                     wished = {"cpu": options, "gpu": on_gpu}.get(jax.default_backend())
-                    usable = _usable(tuple((wished or {}).items()))
+                    usable = _usable(_not_in_flags(wished or {}))
                     made.append(jax.jit(function, static_argnums=static, **usable))
             return made[0]
 
@@ -127,6 +127,12 @@ def jit(
         return compiled  # type: ignore[return-value]
 
     return decorate
+
+
+def _not_in_flags(options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """The options that XLA_FLAGS does not set: what somebody chose there is what they get."""
+    flags = {flag.split("=")[0].lstrip("-") for flag in os.environ.get("XLA_FLAGS", "").split()}
+    return tuple((name, value) for name, value in options.items() if name not in flags)
 
 
 @cache
