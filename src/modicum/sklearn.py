@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -40,6 +40,9 @@ from modicum.posterior.weighted import weighted_mean
 from modicum.rows import Rows
 from modicum.run import ChainCount
 from modicum.sample import sample
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["LinearRegression", "LogisticRegression", "PoissonRegressor", "Regressor"]
 
@@ -177,7 +180,7 @@ def _rows_of_frame(
     )
 
 
-def _free_name(name: str, frame: Any) -> str:
+def _free_name(name: str, frame: pd.DataFrame) -> str:
     while name in frame.columns:
         name += "_"
     return name

@@ -12,13 +12,14 @@ from typing import Any, ClassVar, Protocol, TypedDict, TypeVar
 import numpy as np
 
 from modicum.errors import ModicumWarning, NoModeError, SettingError, is_number
-from modicum.kernels.base import Kernel, Pytree
+from modicum.kernels.base import Kernel
 from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.models.base import Batch
 from modicum.passes import NEAR, Anchor, ModeRecord, Starts, Sums, anchor_at_mode
 from modicum.rows import Rows
 from modicum.run import Checkpoint, History, PeriodicHook
+from modicum.runtime import Pytree
 
 __all__ = [
     "Chosen",

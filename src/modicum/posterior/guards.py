@@ -9,7 +9,7 @@ import numpy as np
 from modicum.diagnostics import nested_r_hat, r_hat
 from modicum.diagnostics.inefficiency import finite_and_moving
 from modicum.errors import ModicumWarning
-from modicum.posterior.labels import AnyLabels, Labels, scalar_names, tidy_labels
+from modicum.posterior.labels import Labels, LabelsLike, scalar_names, tidy_labels
 from modicum.posterior.summary import diagnose
 from modicum.posterior.weighted import influence, kish_share, weighted_mcse
 
@@ -50,7 +50,7 @@ def convergence_warnings(
     draws: Mapping[str, np.ndarray],
     stats: Mapping[str, np.ndarray],
     weights: np.ndarray | None = None,
-    labels: AnyLabels | None = None,
+    labels: LabelsLike | None = None,
     target_accept: float = 0.8,
     modes_apart: bool = False,
     superchains: int | None = None,

@@ -18,13 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError
-from modicum.kernels.base import Kernel, Pytree
+from modicum.kernels.base import Kernel
 from modicum.models.base import Batch
 from modicum.rows import Rows
 from modicum.run import advance as compiled
 from modicum.run.fetching import Batches, Fetcher, lengthened
 from modicum.run.records import HostPacked, Record, copy_to, precompile, room_for, unpacked
-from modicum.runtime import in_double_precision, make_room, uncollected
+from modicum.runtime import Pytree, in_double_precision, make_room, uncollected
 
 __all__ = ["Chains", "Parallel", "default_parallel"]
 

@@ -30,7 +30,7 @@ from modicum.designs import (
 from modicum.errors import ConvergenceError, ModicumWarning
 from modicum.estimators import GroupTaylor, LinearTaylor, control_variate, proxy
 from modicum.kernels.adaptation import schedule
-from modicum.kernels.base import ControlVariate, Estimator, Move, Pytree, RowDesign, straighten
+from modicum.kernels.base import ControlVariate, Estimator, Move, RowDesign, straighten
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Chosen, Plan, Task, Tuning
@@ -60,6 +60,7 @@ from modicum.random import Stream, generator, key
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
 from modicum.run import place_rows
+from modicum.runtime import Pytree
 
 __all__ = ["Composition", "Study"]
 
@@ -271,7 +272,7 @@ class Study:
         rehearsal = rehearse(
             self.control_variate,
             rows,
-            rows["probability"],
+            np.asarray(rows["probability"]),
             self.proxy,
             self.centre,
             key(SHARED, Stream.REHEARSAL),
