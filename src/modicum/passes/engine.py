@@ -67,6 +67,10 @@ class Engine(Protocol):
         """
         ...
 
+    def feed(self, rows: Rows) -> Rows:
+        """Return the same rows, for chains that fetch some of them a chunk of iterations ahead."""
+        ...
+
 
 class LocalEngine:
     """Add up chunks on a few threads of this machine.
@@ -90,6 +94,10 @@ class LocalEngine:
     ) -> np.ndarray:
         """Return float32 numbers per row (see `Engine`)."""
         return joined(self._parts(chunk_map, arguments, rows, description, np.float32), rows)
+
+    def feed(self, rows: Rows) -> Rows:
+        """The rows themselves."""
+        return rows
 
     def _parts(
         self, function: ChunkSum[A], arguments: A, rows: Rows, description: str, dtype: DTypeLike
