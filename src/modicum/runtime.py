@@ -24,6 +24,7 @@ import numpy as np
 from modicum.errors import SettingError
 
 __all__ = [
+    "COMPILED",
     "FASTEST_COMPILE",
     "FAST_COMPILE",
     "GPU_GRAPHS",
@@ -210,6 +211,7 @@ class _Compiled:
 
     def __init__(self) -> None:
         self.total = 0
+        self.seconds = 0.0  # that the compiler has taken
         self.since_cleared = 0  # by functions of ours, or about as many
         self.forked_after = False  # this process is a copy of one in which JAX had been at work
         jax.monitoring.register_event_duration_secs_listener(self._hear)
@@ -217,8 +219,10 @@ class _Compiled:
             os.register_at_fork(after_in_child=self._in_child)
 
     def _hear(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        del duration_secs, kwargs
-        self.total += event == COMPILATION
+        del kwargs
+        if event == COMPILATION:
+            self.total += 1
+            self.seconds += duration_secs
 
     def _in_child(self) -> None:
         self.forked_after = self.total > 0
