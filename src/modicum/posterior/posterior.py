@@ -30,7 +30,11 @@ from modicum.posterior.alignment import (
 )
 from modicum.posterior.checking.columns import column_values, random_rows
 from modicum.posterior.checking.evidence import Evidence, log_evidence
-from modicum.posterior.checking.leave_one_out import Subject, leave_one_out
+from modicum.posterior.checking.leave_one_out import (
+    Subject,
+    leave_one_out,
+    require_positive_sum,
+)
 from modicum.posterior.checking.marginal import Comparison, Expected, contrast, marginal
 from modicum.posterior.checking.population import Population
 from modicum.posterior.checking.population import population as population_of
@@ -57,7 +61,7 @@ from modicum.posterior.datatree import (
     weight_name,
     write_netcdf,
 )
-from modicum.posterior.draws import Draws, check_interval, thinned
+from modicum.posterior.draws import Draws, check_interval, require_finite, thinned
 from modicum.posterior.effects import (
     effects,
     group_names,
@@ -69,6 +73,7 @@ from modicum.posterior.guards import Warnings
 from modicum.posterior.prediction import Prediction, Predictor, predict
 from modicum.posterior.report import Reported, report_page
 from modicum.posterior.report.words import code_for, model_name, posterior_box
+from modicum.posterior.resampling import equal_places, require_positive
 from modicum.posterior.score import Score, score
 from modicum.posterior.stein import PURPOSE, SteinDiscrepancy, stein_discrepancy
 from modicum.posterior.storage import Contents, load, save
@@ -180,7 +185,7 @@ class Posterior(Draws):
         """
         whole_number("sample", sample, 0)
         tree = to_datatree(self, self.settings, self.warnings)
-        if sample and not self.weighted and self.restore_predictor() is not None:
+        if sample and self.restore_predictor() is not None:
             add_groups(tree, self._sampled_groups(sample, random_seed))
         return tree
 
@@ -346,6 +351,42 @@ class Posterior(Draws):
             warnings=Warnings(doubts),
             tuning=self.tuning | {"correction": weighted.report},
         )
+
+    def resample(self, random_seed: int = 0) -> Posterior:
+        """Turn weights into repetition: as many draws, which count alike.
+
+        Each draw comes up as often as its weight says, but for rounding (systematic resampling),
+        so that what knows nothing of weights, such as ArviZ, says the right thing. Draws that count
+        alike already are returned as they are; those with negative signs are refused.
+
+        Parameters
+        ----------
+        random_seed
+            Of where the resampling starts.
+
+        Examples
+        --------
+        >>> import numpy as np, modicum as mo
+        >>> draws = {"beta": np.array([[0.0, 1.0, 2.0, 3.0]])}
+        >>> weights = np.array([[2.0, 0.0, 0.0, 2.0]])
+        >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=1), weights=weights)
+        >>> post.resample()["beta"]
+        array([[0., 0., 3., 3.]])
+        """
+        require_positive(self.weights, "resampling")
+        if self.weights is None or not self.weighted:
+            return self
+        shape = self.weights.shape
+        at = equal_places(
+            self.weights.reshape(-1), self.weights.size, self.weights.size, random_seed, "it"
+        )
+
+        def taken(x: np.ndarray) -> np.ndarray:
+            return np.asarray(x.reshape(-1, *x.shape[2:])[at].reshape(*shape, *x.shape[2:]))
+
+        draws = {name: taken(x) for name, x in self.draws.items()}
+        stats = {name: taken(x) for name, x in self.stats.items()}
+        return replace(self, draws=draws, stats=stats, weights=None)
 
     def effects(
         self,
@@ -666,8 +707,8 @@ class Posterior(Draws):
         if "y" not in some.fields:
             raise SettingError("a check needs outcomes: give rows with the field 'y'.")
         values = None if by is None else (by, column_values(every.rows, table, by, ids))
-        source, some = self._outcome_draws(some, draws, random_seed, None, prior)
-        return predictive_check(source, some, values, bins, prob, random_seed)
+        source, some = self._outcome_draws(some, draws, random_seed, None, prior, averaged=True)
+        return predictive_check(source, some, values, bins, prob, random_seed, self._class_names())
 
     def marginal(
         self,
@@ -694,8 +735,8 @@ class Posterior(Draws):
         data
             Rows or a table to average over; None: those of the fit.
         at
-            Values to set; None: levels, few values, or a grid of twenty between the 1st and the
-            99th percentile.
+            Values to set, or one; None: levels, few values, or a grid of twenty between the 1st and
+            the 99th percentile.
         slope
             Whether to give marginal effects instead: derivatives with respect to the column,
             averaged over the rows as they are, or with the column at each value of `at`.
@@ -731,7 +772,7 @@ class Posterior(Draws):
         rows, expected, weights = self._averages(
             column, data, draws, subsample, random_seed, groups
         )
-        return marginal(rows, expected, weights, column, at, slope, prob)
+        return marginal(rows, expected, weights, column, at, slope, prob, self._class_names())
 
     def contrast(
         self,
@@ -770,10 +811,15 @@ class Posterior(Draws):
         rows, expected, weights = self._averages(
             column, data, draws, subsample, random_seed, groups
         )
-        return contrast(rows, expected, weights, column, between, comparison, prob)
+        return contrast(
+            rows, expected, weights, column, between, comparison, prob, self._class_names()
+        )
 
     def sensitivity(self, data: RowsLike | None = None, progressbar: bool = True) -> pd.DataFrame:
         """Say how much prior and likelihood each decide, by raising either to a power.
+
+        Effects of groups belong to the model: the prior is that of all else, their standard
+        deviations included. Draws with weights are resampled by them.
 
         Parameters
         ----------
@@ -804,12 +850,14 @@ class Posterior(Draws):
         True
         """
         model = self._fit().model
+        require_positive(self.weights, "a sensitivity")
+        alike = self.resample()
         if data is None and "lp" in self.stats:
-            return sensitivity(self, model, self.stats["lp"])
+            return sensitivity(alike, model, alike.stats["lp"])
         _, fit, rows = self.subject(data, "a sensitivity")
         ledger = Ledger(rows=len(rows))
-        exact = exact_log_posterior(ledger, fit, rows, self.draws, progressbar)
-        return sensitivity(self, model, exact)
+        exact = exact_log_posterior(ledger, fit, rows, alike.draws, progressbar)
+        return sensitivity(alike, model, exact)
 
     def report(
         self,
@@ -897,6 +945,12 @@ class Posterior(Draws):
     def _repr_html_(self) -> str:
         return posterior_box(self, repr(self), self.warnings)
 
+    def _class_names(self) -> tuple[str, ...]:
+        """What the outcome's classes are called; empty where they are numbers."""
+        known = self.settings.get("outcome_levels")
+        levels = known or (() if self.rows is None else self.rows.outcome_levels)
+        return tuple(map(str, levels))
+
     def _averages(
         self,
         column: str,
@@ -952,8 +1006,12 @@ class Posterior(Draws):
         seed: int,
         groups: Literal["known", "new"] | None,
         prior: bool,
+        averaged: bool = False,
     ) -> tuple[OutcomeDraws, AlignedRows]:
-        """What outcomes are drawn from, and the rows with their groups if those count."""
+        """What outcomes are drawn from, and the rows with their groups if those count.
+
+        Draws count alike, unless they are averaged, which signs are for.
+        """
         whole_number("draws", draws)
         fit = self._fit()
         predictor = ModelPredictor(fit.model)
@@ -962,11 +1020,17 @@ class Posterior(Draws):
             shapes = {name: x.shape[2:] for name, x in self.draws.items()}
             drawn = prior_draws(fit.model, shapes, draws, generator(seed, Stream.PRIOR_DRAWS))
             return OutcomeDraws(drawn, predictor), rows
-        subset = equal_draws(self, draws, seed, "drawing outcomes")
+        signs = None
+        if averaged and self.weights is not None and (self.weights < 0).any():
+            require_finite(self.draws, "a check")
+            subset, (signs,) = thinned(self, draws)
+            require_positive_sum(signs, "a check")
+        else:
+            subset = equal_draws(self, draws, seed, "drawing outcomes")
         effects = None
         if known and isinstance(fit.model, IntegratedEffects):
             effects = known_effects(subset, fit, self._rows_of_fit(None), rows)
-        return OutcomeDraws(subset, predictor, effects), rows
+        return OutcomeDraws(subset, predictor, effects, signs), rows
 
     def subject(self, data: RowsLike | None, purpose: str) -> Subject:
         """Return what was fitted to which rows, those of `data` if they are the same."""
