@@ -49,7 +49,10 @@ LONGEST = (  # files that take the longest, which workers begin with: what comes
 )
 SLOW_EXAMPLES = {  # of docstrings: what they sample, quick tests sample too
     *("modicum.sklearn.PoissonRegressor", "modicum.sklearn.Regressor"),
-    *("modicum.posterior.posterior.Posterior.effects", "modicum.posterior.posterior.Posterior.loo"),
+    *(
+        "modicum.posterior.outcomes.OutcomesMixin.effects",
+        "modicum.posterior.checks.ChecksMixin.loo",
+    ),
     *("modicum.posterior.comparison.compare", "modicum.digest.making.digest"),
     *("modicum.models.from_numpyro.from_numpyro", "modicum.models.own.Model"),
 }

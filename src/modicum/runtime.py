@@ -29,6 +29,7 @@ __all__ = [
     "GPU_GRAPHS",
     "SCATTERS",
     "Array",
+    "Pytree",
     "in_double_precision",
     "jit",
     "make_room",
@@ -39,6 +40,7 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 Array: TypeAlias = jax.Array | np.ndarray  # what compiled functions take
+Pytree: TypeAlias = Any  # nested tuples, lists and dicts of arrays, of whatever structure
 
 
 # Precision ------------------------------------------------------------------------------
@@ -79,7 +81,7 @@ class Compiled(Protocol[P, R]):
         """Call it."""
         ...
 
-    def lower(self, *args: Any) -> Any:
+    def lower(self, *args: Pytree) -> jax.stages.Lowered:
         """Make ready what is to be compiled, as `jax.jit` does."""
         ...
 
@@ -98,10 +100,10 @@ def jit(
 
     def decorate(function: Callable[P, R]) -> Compiled[P, R]:
         lock = threading.Lock()
-        made: list[Any] = []
+        made: list[jax.stages.Wrapped] = []
         within = jax.jit(function, static_argnums=static)
 
-        def outermost() -> Any:
+        def outermost() -> jax.stages.Wrapped:
             refuse_forked()  # here, since every computation of ours comes this way
             with lock:
                 if not made:
@@ -111,13 +113,13 @@ def jit(
             return made[0]
 
         @wraps(function)
-        def compiled(*args: Any) -> Any:
+        def compiled(*args: Pytree) -> Pytree:
             if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
                 return within(*args)  # options are for the outermost function alone
             with COMPILED.counted():
                 return outermost()(*args)
 
-        def lower(*args: Any) -> Any:
+        def lower(*args: Pytree) -> jax.stages.Lowered:
             COMPILED.since_cleared += 1  # the caller is about to compile it
             return outermost().lower(*args)
 

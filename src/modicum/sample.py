@@ -40,16 +40,21 @@ from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
 from modicum.run import (
     BLOCK,
+    ChainCount,
     Chains,
     Checkpoint,
     History,
+    Layout,
     Parallel,
+    auto_layout,
     capacity_for,
+    check_layout,
     default_parallel,
     run,
     stoppable,
     within_limits,
 )
+from modicum.run.layout import FEW
 from modicum.runtime import in_double_precision, jit, refuse_forked
 
 __all__ = ["sample"]
@@ -65,7 +70,8 @@ def sample(
     method: str | Method | None = None,
     draws: int | None = None,
     tune: int | None = None,
-    chains: int = 4,
+    chains: ChainCount = 4,
+    superchains: int | None = None,
     passes: float | None = None,
     thin: int = 1,
     random_seed: int | None = None,
@@ -94,7 +100,11 @@ def sample(
     draws, tune
         Draws to keep and warm-up iterations before them, in each chain; 1,000 of both.
     chains
-        Independent chains.
+        Independent chains; "auto" takes 4 on a CPU and for methods that read all rows, and 1,024 on
+        an accelerator, or what its memory has room for, in 16 superchains.
+    superchains
+        Groups of chains that begin at one point each. Whether chains have forgotten it is what
+        nested R-hat tells of many short chains; None: every chain begins by itself.
     passes
         Instead of `draws`: as many iterations as gradients of so many passes over the rows pay
         for, in each chain, warm-up (none by default) included. For methods whose iterations all
@@ -146,7 +156,13 @@ def sample(
     chosen = resolve(DEFAULT if method is None else method)
     if isinstance(rows, Digest):
         _check_digest(chosen, starts)
-    tune, draws = _lengths(chosen, rows, draws, tune, chains, passes, thin)
+    check_layout(chains, superchains)
+    if superchains is not None and not chosen.of_few_rows:
+        raise SettingError(
+            f"{chosen.name} may start chains at several modes, and its chains cannot share starts; "
+            "leave `superchains` out."
+        )
+    tune, draws = _lengths(chosen, rows, draws, tune, passes, thin)
     started = time.monotonic()
     seed = _seed(random_seed, checkpoint)
     passing = engine_for(engine, progressbar)
@@ -158,31 +174,36 @@ def sample(
         ledger = Ledger(rows=len(units), unit="group" if isinstance(units, GroupedRows) else "row")
         target, start = Target.of(model, units, ledger)
         where = _starts(target, units, starts)
+    layout = _layout(chosen, chains, superchains, draws, target.size, checkpoint)
     folder = None
     if checkpoint is not None:
         _check_tracer(target, checkpoint)
-        run_length = (draws, tune * thin, chains, thin)
+        run_length = (draws, tune * thin, layout, thin)
         folder = Checkpoint(
             checkpoint, _identity(target, start, where, rows, chosen, *run_length, seed)
         )
     with folder or nullcontext(), stoppable(), within_limits():
         sums = Sums(target, units, passing, ledger, rest)
         names = _flat_names(target, units)
-        length = (draws * thin, tune * thin, chains)
-        task = Task(target, start, units, sums, names, *length, seed, folder, where)
+        length = (draws * thin, tune * thin, layout.chains)
+        few = FEW if chains == "auto" else None
+        task = Task(target, start, units, sums, names, *length, seed, folder, where, few_chains=few)
         with phase("mode", None, progressbar):
             task = with_fixed_nodes(task)
             chosen, plan = default_plan(task) if method is None else chosen.decide(task)
+        if not chosen.of_few_rows:  # though the method that was asked for may be
+            task = task.of_few_chains()
+            layout = Layout(task.chains)
         notes = [*_captured(target), *plan.notes]
         if isinstance(rows, Digest):
             notes += _about_digest(rows, plan, target)
         doubts = [warn(note) for note in notes]
         load_soon()  # it takes as long as compiling does, and can go on beside it
-        ready = _chains(plan, task, parallel, thin)
+        ready = _chains(plan, task, layout, parallel, thin)
         history = run(ready, tune, draws, progressbar, folder, plan.hook, partial=True)
         with phase("checks", None, progressbar):
             seconds = time.monotonic() - started
-            return _posterior(task, rows, chosen, plan, history, doubts, seconds, thin)
+            return _posterior(task, rows, chosen, plan, history, doubts, seconds, thin, layout)
 
 
 def _check_digest(method: Method, starts: object) -> None:
@@ -236,7 +257,6 @@ def _lengths(
     rows: Rows | Digest,
     draws: int | None,
     tune: int | None,
-    chains: int,
     passes: float | None,
     thin: int,
 ) -> tuple[int, int]:
@@ -246,9 +266,7 @@ def _lengths(
     if tune is None:
         tune = 1000 if passes is None and method.has_warmup else 0
     number = 1000 if draws is None else draws
-    for name, value, least in (
-        ("draws", number, 1), ("tune", tune, 0), ("chains", chains, 1), ("thin", thin, 1)
-    ):  # fmt: skip
+    for name, value, least in (("draws", number, 1), ("tune", tune, 0), ("thin", thin, 1)):
         whole_number(name, value, least)
     before = ceil(tune / thin)
     if passes is None:
@@ -262,6 +280,23 @@ def _lengths(
             f"{tune} iterations of warm-up; give more passes, or a smaller batch, tune or thin."
         )
     return before, number
+
+
+def _layout(
+    method: Method,
+    chains: ChainCount,
+    superchains: int | None,
+    draws: int,
+    size: int,
+    checkpoint: str | os.PathLike[str] | None,
+) -> Layout:
+    """How many chains, and which begin together; "auto" is what it was when the run began."""
+    if chains != "auto":
+        return Layout(int(chains), superchains)
+    saved = {} if checkpoint is None else Checkpoint.saved_identity(checkpoint)
+    if "chains" in saved:
+        return Layout(int(saved["chains"]), saved.get("superchains"))
+    return auto_layout(draws, size) if method.of_few_rows else Layout(FEW)
 
 
 def _kind(value: object) -> str:
@@ -324,7 +359,7 @@ def _identity(
     method: Method,
     draws: int,
     tune: int,
-    chains: int,
+    layout: Layout,
     thin: int,
     seed: int,
 ) -> dict[str, str | int]:
@@ -335,11 +370,13 @@ def _identity(
         "method": repr(method),
         "draws": int(draws),
         "tune": int(tune),
-        "chains": int(chains),
+        "chains": layout.chains,
         "thin": int(thin),
         "seed": seed,
         "version": version("modicum"),
     }
+    if layout.superchains is not None:
+        identity["superchains"] = layout.superchains
     if target.trace is not None:
         points = b"".join(point.tobytes() for point in (start, *starts.points))
         init = blake2b(points, digest_size=8).hexdigest()
@@ -371,7 +408,7 @@ def _flat_names(target: Target, rows: Rows) -> tuple[str, ...]:
     return tuple(name for group in named for name in group)
 
 
-def _chains(plan: Plan, task: Task, parallel: Parallel | None, thin: int) -> Chains:
+def _chains(plan: Plan, task: Task, layout: Layout, parallel: Parallel | None, thin: int) -> Chains:
     keys = chain_keys(task.seed, task.chains)
     how = parallel or default_parallel(task.chains)
     together = task.chains if how == "stacked" else 1
@@ -381,7 +418,12 @@ def _chains(plan: Plan, task: Task, parallel: Parallel | None, thin: int) -> Cha
     fetched = isinstance(plan.rows, Rows)
     capacity = both if fetched else capacity_for(recorded, total, together)
     parts = (plan.kernel, plan.context, keys, plan.flags, capacity, plan.rows, how, thin)
-    return Chains(*parts, block=min(both, BLOCK), units=f"{task.ledger.unit}s")
+    return Chains(
+        *parts,
+        block=min(both, BLOCK),
+        units=f"{task.ledger.unit}s",
+        start_keys=layout.start_keys(keys),
+    )
 
 
 def _posterior(
@@ -393,6 +435,7 @@ def _posterior(
     doubts: list[ModicumWarning],
     seconds: float,
     thin: int,
+    layout: Layout,
 ) -> Posterior:
     if plan.start_rows:
         task.ledger.add("start", task.chains * plan.start_rows, "gradient")
@@ -404,12 +447,18 @@ def _posterior(
     labels = task.target.model.labels(task.rows)
     apart = any(doubt.code == "modes-apart" for doubt in outcome.warnings)
     convergence = convergence_warnings(
-        draws, history.stats, outcome.weights, labels, outcome.target_accept, apart
+        draws,
+        history.stats,
+        outcome.weights,
+        labels,
+        outcome.target_accept,
+        apart,
+        layout.superchains,
     )
     last = [*outcome.warnings, *_of_quadrature(task, plan.anchor, history.position), *convergence]
     doubts += [warn(doubt, stacklevel=5) for doubt in [*history.notes, *last]]
     method.doubted(plan, doubts)
-    settings = {
+    settings: dict[str, str | int | float] = {
         "method": method.name,
         "settings": repr(method),
         "model": task.target.identity,
@@ -425,6 +474,8 @@ def _posterior(
         "jax": jax.__version__,
         "backend": jax.default_backend(),
     }
+    if layout.superchains is not None:
+        settings["superchains"] = layout.superchains
     record = plan.anchor.record
     mode = {} if record is None else {"mode": _mode_text(record, rows)}
     return Posterior(

@@ -119,6 +119,11 @@ def checked_prob(prob: float) -> None:
         raise SettingError(f"--prob must lie between 0 and 1, not be {prob:g}.")
 
 
+def chain_count(text: str) -> int | str:
+    """A number of chains, or "auto"; what is neither is refused where chains are run."""
+    return int(text) if text.lstrip("-").isdigit() else text
+
+
 def checked_groups(groups: str | None, formula: str | None) -> HoldEffects | None:
     """Return how effects of groups are held; refuse what is no way to hold them."""
     if groups is None:
@@ -174,9 +179,10 @@ def read_rows(
     A store in OUT/rows that `fit` has not made itself is replaced only with `overwrite`.
     """
     from modicum.rows import Rows
+    from modicum.rows.ingestion import is_store
 
     require_path(data)
-    if (Path(data) / "rows.json").is_file():
+    if is_store(data):
         rows = Rows.open(data)
         if not choice.unused() or choice.outcome not in (None, rows.outcome):
             raise SettingError(

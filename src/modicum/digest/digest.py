@@ -39,6 +39,7 @@ from modicum.estimators import control_variate
 from modicum.kernels.base import ControlVariate, Proxy
 from modicum.ledger import Ledger
 from modicum.models import BaseModel, Target
+from modicum.models.base import Batch
 from modicum.models.prediction import ModelPredictor, rebuild
 from modicum.models.priors.units import MomentSums, moment_sums
 from modicum.passes import Engine, LocalEngine, Quadratic, Sums
@@ -55,7 +56,7 @@ from modicum.rows import Rows, RowsSchema
 from modicum.rows.description import Description
 from modicum.rows.sources import is_table
 from modicum.run import within_disk
-from modicum.runtime import in_double_precision, jit
+from modicum.runtime import Array, in_double_precision, jit
 
 __all__ = ["Digest", "Ready"]
 
@@ -503,6 +504,6 @@ def _merged_rows(ours: FitRows, theirs: FitRows) -> FitRows:
 
 
 @jit(static=0)
-def _values(form: ControlVariate[Any], batch: Any, about: Proxy, steps: Any) -> jax.Array:
+def _values(form: ControlVariate[Any], batch: Batch, about: Proxy, steps: Array) -> jax.Array:
     cached = form.cache({k: jnp.asarray(v) for k, v in batch.items()}, about)
     return jax.lax.map(lambda z: form.values(cached, z, about), steps)

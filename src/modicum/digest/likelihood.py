@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
 from importlib.metadata import version
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ import numpy as np
 
 from modicum.errors import SettingError
 from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel, Target
+from modicum.models.base import Batch, Params
 from modicum.models.priors.units import MomentSums
 from modicum.models.tracing import expression_digest
 from modicum.rows import Rows
@@ -48,7 +48,7 @@ def identity_of(target: Target, rows: Rows) -> str:
         for name, shape in rows.fields.items()
     }
 
-    def computed(theta: Any, batch: Any) -> Any:
+    def computed(theta: Params, batch: Batch) -> tuple[jax.Array, Params]:
         values, pull_back = jax.vjp(lambda t: likelihood.model.log_likelihood(t, batch), theta)
         return values, pull_back(jnp.ones_like(values))
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from math import ceil
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -183,6 +183,9 @@ def _first_line(text: str) -> str:
     return (text.strip().splitlines() or ["no answer"])[0].rstrip(".")
 
 
+A = TypeVar("A")  # arguments of a function of chunks
+
+
 class RayEngine:
     """Add up chunks by the workers of a cluster, in the order of the chunks."""
 
@@ -191,19 +194,19 @@ class RayEngine:
         self._rows: weakref.WeakKeyDictionary[Rows, tuple[int, Any]] = weakref.WeakKeyDictionary()
 
     def map_reduce(
-        self, chunk_sum: ChunkSum, arguments: Any, rows: Rows, description: str = "pass"
+        self, chunk_sum: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
     ) -> Any:
         """Return the sum of `chunk_sum` over all chunks, in float64 (see `Engine`)."""
         return added(self._parts(chunk_sum, arguments, rows, description, "float64"))
 
     def map_rows(
-        self, chunk_map: ChunkSum, arguments: Any, rows: Rows, description: str = "pass"
+        self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
     ) -> np.ndarray:
         """Return float32 numbers per row (see `Engine`)."""
         return joined(self._parts(chunk_map, arguments, rows, description, "float32"), rows)
 
     def _parts(
-        self, function: ChunkSum, arguments: Any, rows: Rows, description: str, dtype: str
+        self, function: ChunkSum[A], arguments: A, rows: Rows, description: str, dtype: str
     ) -> Iterator[Any]:
         """Results of all chunks in order; a few tasks per worker are under way at a time."""
         ray, bounds = ray_library(), chunk_bounds(rows)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from modicum.kernels.base import Draw, Estimate, Pytree
+from modicum.kernels.base import Draw, Estimate
+from modicum.runtime import Pytree
 
 __all__ = ["Perturbed"]
 

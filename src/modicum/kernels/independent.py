@@ -8,8 +8,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from modicum.kernels.base import Draw, Pytree
+from modicum.kernels.base import Draw
 from modicum.models.base import Batch
+from modicum.runtime import Pytree
 
 __all__ = ["IndependentContext", "IndependentKernel"]
 

@@ -49,7 +49,7 @@ def default_plan(task: Task) -> tuple[Method, Plan]:
     except NoModeError:
         reasons = ["the posterior has no mode that could be found, and HMC-ECS expands about one"]
     method = NUTS()
-    plan = method.plan(task)
+    plan = method.plan(task.of_few_chains())
     plan.tuning["method"] = f"NUTS on all rows, since {reasons[0]}."
     return method, plan
 
@@ -93,7 +93,7 @@ class Auto(Method):
             plan = method.of_study(study)
         elif cheapest == "nuts":
             method = NUTS()
-            plan = method.plan(task)
+            plan = method.plan(task.of_few_chains())
         plan.tuning["choice"] = _line(cheapest, seconds, kernel.subsample)
         return method, plan
 

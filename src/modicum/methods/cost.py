@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 
+import jax
 import numpy as np
 
 from modicum.errors import ModicumWarning
-from modicum.ledger import Ledger
 from modicum.methods.base import Task
-from modicum.passes import LocalEngine, Sums
-from modicum.passes.engine import chunk_rows
+from modicum.passes.engine import chunk_rows, padded_chunk
+from modicum.passes.full_likelihood import free_memory
+from modicum.passes.sums import chunk_gradient
 
 __all__ = ["duration", "seconds_per_row", "slow_run"]
 
@@ -40,8 +41,7 @@ def slow_run(
     total = evaluations * (task.tune + task.draws) * task.chains
     if total * task.target.size < QUICK:
         return []
-    together = min(task.chains, os.cpu_count() or 1)
-    seconds = total / together * seconds_per_row(task, point)
+    seconds = total / _chains_at_once(task.chains) * seconds_per_row(task, point)
     if seconds < PATIENCE:
         return []
     return [
@@ -55,15 +55,32 @@ def slow_run(
     ]
 
 
+def _chains_at_once(chains: int) -> int:
+    """Chains that advance together: one per core, and all on an accelerator."""
+    on_cpu = jax.default_backend() == "cpu"
+    return min(chains, os.cpu_count() or 1) if on_cpu else chains
+
+
 def seconds_per_row(task: Task, point: np.ndarray) -> float:
-    """Time the gradient of one row, by passes over the first rows; they are in no account."""
-    few = min(len(task.rows), chunk_rows(task.rows))
-    rows = task.rows.subset(np.arange(few))
-    sums = Sums(task.target, rows, LocalEngine(progressbar=False), Ledger(rows=few))
-    sums.gradient(point, "timing")  # compiles
+    """Time the gradient of one row, by the first chunk of rows; it is in no account.
+
+    The chunk lies where chains will find it: on the device, or on the host if all rows are too
+    many for the device's memory.
+    """
+    rows, target = task.rows, task.target.likelihood
+    size = chunk_rows(rows)
+    resident = rows.nbytes <= free_memory() // 2
+    t = np.asarray(point, np.float64)[: target.size]
+    chunk = jax.device_put(padded_chunk(rows, 0, size))
+
+    def evaluate() -> None:
+        batch, present = chunk if resident else padded_chunk(rows, 0, size)
+        jax.block_until_ready(chunk_gradient(target, t, batch, present))
+
+    evaluate()  # compiles
     started = time.perf_counter()
-    sums.gradient(point, "timing")
-    return (time.perf_counter() - started) / few
+    evaluate()
+    return (time.perf_counter() - started) / int(np.sum(chunk[1]))
 
 
 def duration(seconds: float) -> str:

@@ -32,7 +32,7 @@ from modicum.models.base import Batch
 from modicum.random import Stream, generator
 from modicum.rows.groups import GroupedRows
 from modicum.run import History
-from modicum.runtime import in_double_precision, jit
+from modicum.runtime import Array, in_double_precision, jit
 
 __all__ = ["Laplace", "Verdict", "weigh"]
 
@@ -83,6 +83,7 @@ class Laplace(Method):
     """
 
     pool: int = 5_000
+    of_few_rows: ClassVar[bool] = False
     name: ClassVar[str] = "laplace"
     summary: ClassVar[str] = "normal draws at the mode, weighted by a pool of rows; no chain"
     has_warmup: ClassVar[bool] = False
@@ -202,7 +203,7 @@ def _smoothed(log_ratio: np.ndarray) -> tuple[np.ndarray, float]:
 
 @jit(static=(0, 1))
 def _residuals(
-    control_variate: ControlVariate[Any], together: int, batch: Batch, z: Any, proxy: Proxy
+    control_variate: ControlVariate[Any], together: int, batch: Batch, z: Array, proxy: Proxy
 ) -> jax.Array:
     """The residuals' sum at each of `z`, by all rows of the pool and by either half: (S, 3)."""
     cached = control_variate.cache(batch, proxy)
@@ -215,5 +216,5 @@ def _residuals(
 
 
 @jit(static=0)
-def _known(control_variate: ControlVariate[Any], z: Any, proxy: Proxy) -> jax.Array:
+def _known(control_variate: ControlVariate[Any], z: Array, proxy: Proxy) -> jax.Array:
     return jax.vmap(partial(control_variate.log_proxy, proxy=proxy))(jnp.asarray(z))

@@ -23,11 +23,11 @@ evaluated with nodes found at the parameters themselves, held fixed under differ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,7 @@ from modicum.models.priors import LKJ, OWN, is_positive, moments
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows, GroupIndex
+from modicum.runtime import Array
 
 __all__ = ["FlatGroups", "Integrands", "IntegratedEffects", "Nodes", "PaddedGroup"]
 
@@ -266,7 +267,7 @@ class IntegratedEffects(BaseModel):
             columns.append(jnp.asarray(rows["x"])[:, j].astype(jnp.float64))
         return jnp.stack(columns, axis=1)
 
-    def of_row(self, eta: jax.Array, extras: Any, rows: Batch) -> jax.Array:
+    def of_row(self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch) -> jax.Array:
         """f of each row (and node: trailing axes of eta), times its frequency weight."""
         axes = (slice(None), *[None] * (eta.ndim - 1))
         y = self.family.outcome(rows).astype(jnp.float64)[axes]
@@ -505,7 +506,7 @@ class IntegratedEffects(BaseModel):
             mine[name] = jnp.concatenate([mine[name], named[name]])
         return named | mine
 
-    def restore(self, named: Mapping[str, Any]) -> Params:
+    def restore(self, named: Mapping[str, Array]) -> Params:
         """Undo `report`."""
         common, mine = dict(named), {}
         for name, count in (("group_sd", self.effects), ("group_cor", self.covariance.pairs)):

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import pi
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +54,7 @@ from modicum.models.priors.specification import (
     tidy_priors,
 )
 from modicum.rows import Coding, Rows
+from modicum.runtime import Array
 
 __all__ = ["LinearPredictorModel"]
 
@@ -613,7 +614,7 @@ class LinearPredictorModel(BaseModel):
         known = self.resolved_priors
         return {} if known is None or OWN not in theta else known.report(theta[OWN])
 
-    def restore(self, named: Mapping[str, Any]) -> Params:
+    def restore(self, named: Mapping[str, Array]) -> Params:
         """Undo `report`."""
         # without columns, beta is empty and not reported
         theta = {"beta": jnp.zeros((*np.shape(named.get("intercept", 0.0)), 0))} | dict(named)
@@ -681,10 +682,10 @@ def extra_key(name: str) -> str:
     return name.removeprefix("log_") if is_logged(name) else name
 
 
-def _scales(given: Any) -> float | tuple[float, ...]:
+def _scales(prior_scale: object) -> float | tuple[float, ...]:
     """Return a prior scale per column, or one for all, as something hashable."""
     try:
-        scale = np.asarray(given, dtype=np.float64)
+        scale = np.asarray(prior_scale, dtype=np.float64)
     except (TypeError, ValueError):
         scale = np.full(1, np.nan)
     if scale.ndim > 1 or scale.size == 0 or not np.all(np.isfinite(scale) & (scale > 0)):

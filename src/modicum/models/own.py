@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import PyTreeDef
+from jax.typing import ArrayLike
 
 from modicum.errors import SettingError, suggestion
 from modicum.models.base import BaseModel, Batch, Params, named_leaves
@@ -18,7 +19,7 @@ from modicum.models.constraints import Constraint, Shape, positive, real
 from modicum.models.tracing import uncompiled
 from modicum.random import IMPL
 from modicum.rows import Rows
-from modicum.runtime import in_double_precision
+from modicum.runtime import Array, in_double_precision
 
 __all__ = ["Layout", "Model", "as_handed_over"]
 
@@ -321,7 +322,7 @@ class Model(BaseModel):
             else named | {k: _floating(v) for k, v in derive(values).items()}
         )
 
-    def restore(self, named: Mapping[str, Any]) -> Params:
+    def restore(self, named: Mapping[str, Array]) -> Params:
         """Put named draws back into the structure of `init`, as free numbers."""
         leaves = [named[name] for name in self.layout.names]
         return self.layout.free(jax.tree.unflatten(self.layout.structure, leaves))
@@ -569,7 +570,7 @@ def _accepts(function: Callable[[Params], Any], theta: Params) -> bool:
     return True
 
 
-def _floating(value: Any) -> jax.Array:
+def _floating(value: ArrayLike) -> jax.Array:
     """As a floating array: a flat prior may well be written as the integer 0."""
     array = jnp.asarray(value)
     return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)

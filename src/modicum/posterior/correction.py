@@ -9,43 +9,22 @@ import numpy as np
 from modicum.diagnostics.inefficiency import finite_and_moving
 from modicum.errors import ModicumWarning, SettingError, warn, whole_number
 from modicum.ledger import Ledger
-from modicum.models import Target
-from modicum.models.base import BaseModel
 from modicum.passes import LocalEngine, Sums, units_of
-from modicum.posterior.alignment import FitRows, require_rows_of_fit
+from modicum.posterior.alignment import require_rows_of_fit
 from modicum.posterior.draws import Draws, require_finite
+from modicum.posterior.fitted import Fit, flat_points
 from modicum.posterior.weighted import kish_share, weighted_mean, weighted_variance
 from modicum.rows import Rows
 
 __all__ = [
     "Correction",
-    "Fit",
     "correct",
     "exact_log_posterior",
-    "flat_points",
     "require_correctable",
 ]
 
 FEWEST = 25  # draws of which a fifth are the tail that a Pareto distribution is fitted to
 WORST_TAIL = 0.7  # Pareto k above which importance weights are not to be trusted
-
-
-class Fit(NamedTuple):
-    """What was fitted to what, as far as a posterior knows.
-
-    Attributes
-    ----------
-    model
-        The model.
-    rows
-        What is remembered of the rows, or None.
-    identity
-        What the model computed then (`Target.identity`), or None.
-    """
-
-    model: BaseModel
-    rows: FitRows | None
-    identity: str | None
 
 
 class Correction(NamedTuple):
@@ -113,24 +92,6 @@ def require_correctable(source: Draws) -> None:
             "only unweighted draws of a method that records the log-density it sampled (`lp` in "
             "stats) can be corrected."
         )
-
-
-def flat_points(fit: Fit, rows: Rows, draws: dict[str, np.ndarray]) -> tuple[Target, np.ndarray]:
-    """Draws ``name -> (S, *shape)`` as flat vectors (S, d) of the fit's target over `rows`."""
-    target, _ = Target.of(fit.model, rows)
-    if fit.identity not in (None, target.identity):
-        raise SettingError(
-            "the model computes something else than when the posterior was sampled: a global "
-            "or an array its functions read has changed, or another model was given to "
-            "Posterior.load; use the model as it was."
-        )
-    points = target.ravel_reported(draws)
-    if points.shape[1] != target.size:
-        raise SettingError(
-            f"the draws have {points.shape[1]} parameters, but the model has {target.size} for "
-            "these rows; give the rows the posterior was sampled with."
-        )
-    return target, points
 
 
 def exact_log_posterior(

@@ -7,7 +7,7 @@ import numpy as np
 from modicum.errors import SettingError
 from modicum.random import Stream, generator
 
-__all__ = ["equal_places", "require_positive"]
+__all__ = ["equal_places", "require_positive", "require_positive_sum"]
 
 
 def require_positive(weights: np.ndarray | None, purpose: str) -> None:
@@ -18,6 +18,16 @@ def require_positive(weights: np.ndarray | None, purpose: str) -> None:
             f"{np.sum(~(weights >= 0)):,} are negative, so that only averages mean anything: "
             "post.summary, predict, marginal, contrast, loo and ppc use the signs; for draws that "
             'count alike sample with another method, such as method="hmc-ecs".'
+        )
+
+
+def require_positive_sum(weights: np.ndarray, purpose: str) -> None:
+    """Refuse draws whose signs cancel, so that no average of them means anything."""
+    if not weights.sum() > 0:
+        raise SettingError(
+            f"{purpose} averages over draws, and the signs of these cancel, so that no average "
+            "says anything about the posterior; sample with signs that cancel less (a larger "
+            'subsample), or with another method, such as method="hmc-ecs".'
         )
 
 

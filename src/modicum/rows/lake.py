@@ -11,10 +11,10 @@ from __future__ import annotations
 import fnmatch
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from modicum.errors import DataError, SettingError
 from modicum.rows.checks import names_like
@@ -23,8 +23,18 @@ from modicum.rows.sources import BATCH_ROWS, DatasetSource, line
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["LakeError", "LakeSource", "cache_folder", "is_uri"]
+__all__ = [
+    "LakeError",
+    "LakeSource",
+    "cache_folder",
+    "file_system",
+    "is_remote",
+    "is_uri",
+    "local_path",
+    "tried_again",
+]
 
+T = TypeVar("T")
 FOOTERS = 16  # read at the same time
 ATTEMPTS, FIRST_PAUSE = 4, 0.5  # at reading on after a failure; seconds, doubled each time
 FORMATS = {
@@ -40,6 +50,32 @@ class LakeError(DataError):
 def is_uri(value: object) -> bool:
     """Whether `value` names a place by a scheme, such as s3://bucket/folder."""
     return isinstance(value, str) and "://" in value
+
+
+def is_remote(value: object) -> bool:
+    """Whether `value` names a place that is not on this machine's disks."""
+    return is_uri(value) and not str(value).startswith("file:")
+
+
+def local_path(place: str | os.PathLike[str]) -> Path:
+    """A place on this machine's disks, of a path or of a URI such as file:///data/rows."""
+    if is_uri(place):
+        return Path(file_system(str(place))[1])
+    return Path(place)
+
+
+def tried_again(call: Callable[[], T]) -> T:
+    """What a call returns, tried again after failures of which the next attempt may be free."""
+    import pyarrow as pa
+
+    for attempt in range(ATTEMPTS - 1):
+        try:
+            return call()
+        except (FileNotFoundError, PermissionError):
+            raise
+        except (pa.ArrowException, OSError):
+            time.sleep(FIRST_PAUSE * 2**attempt)
+    return call()
 
 
 def cache_folder() -> Path:
@@ -69,7 +105,7 @@ class LakeSource(DatasetSource):
         import pyarrow as pa
 
         self.called = os.fspath(places[0]) + (" ..." if len(places) > 1 else "")
-        self.remote = any(is_uri(p) and not str(p).startswith("file:") for p in places)
+        self.remote = any(map(is_remote, places))
         try:
             filesystem, found, base = _listed(places)
             if not found:
@@ -156,7 +192,7 @@ def _listed(places: Sequence[str | os.PathLike[str]]) -> tuple[Any, list[Any], s
     systems, found, bases = [], [], []
     for place in places:
         if is_uri(place):
-            system, path = _system(str(place))
+            system, path = file_system(str(place))
         else:
             system, path = fs.LocalFileSystem(), os.path.abspath(place)
         systems.append(system)
@@ -171,7 +207,8 @@ def _listed(places: Sequence[str | os.PathLike[str]]) -> tuple[Any, list[Any], s
     return systems[0], found, base
 
 
-def _system(uri: str) -> tuple[Any, str]:
+def file_system(uri: str) -> tuple[Any, str]:
+    """The file system that a URI names, and the path there."""
     import pyarrow as pa
     from pyarrow import fs
 

@@ -24,6 +24,7 @@ from modicum.rows.ingestion import (
     PackedBlocks,
     identity_of,
     is_store,
+    refuse_taken,
     table_source,
     write_store,
 )
@@ -31,7 +32,6 @@ from modicum.rows.lake import LakeSource, cache_folder
 from modicum.rows.rows import Rows
 from modicum.rows.rows_source import RowsSource
 from modicum.rows.sources import Source, Unread, is_dataset, is_table
-from modicum.rows.staging import refuse_existing
 from modicum.rows.store import DESCRIPTION
 
 __all__ = [
@@ -89,8 +89,8 @@ def read_formula(
     missing
         Whether a row with a missing value is refused, or dropped.
     store
-        A folder to write the rows to, in the order of the largest group; None: they are kept in
-        memory, in the order they come in.
+        A folder to write the rows to, or its URI on object storage, in the order of the largest
+        group; None: they are kept in memory, in the order they come in.
     overwrite
         Whether a store there may be replaced.
     dtype
@@ -112,7 +112,7 @@ def read_formula(
     if missing not in ("refuse", "drop"):
         raise SettingError(f"missing must be 'refuse' or 'drop', not {missing!r}.")
     if store is not None:
-        refuse_existing(Path(os.path.realpath(store)), overwrite)  # before the data are read
+        refuse_taken(store, overwrite)
     first = _source(data, text_encoding, ())
     if isinstance(first, ONCE_OPENED):
         data = first

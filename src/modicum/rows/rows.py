@@ -7,7 +7,6 @@ import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -22,6 +21,7 @@ from modicum.rows.fields import FieldSet, MemoryBackend, fill
 from modicum.rows.fingerprint import fingerprint
 from modicum.rows.formula.encoding import FormulaEncoding
 from modicum.rows.formula.memory import encoded
+from modicum.rows.lake import is_remote, local_path
 from modicum.rows.sources import TableSource, is_table
 
 
@@ -249,7 +249,8 @@ class Rows:
         """Open a store that `ingest` made, without reading it into memory.
 
         The description, the size of every shard and both ends of its data are checked; with
-        `verify`, the checksum of all data, which reads the store once.
+        `verify`, the checksum of all data, which reads the store once. A store on object storage
+        (``s3://bucket/folder``) is read over the network, in ranges of bytes.
 
         Examples
         --------
@@ -260,13 +261,18 @@ class Rows:
         >>> Rows.open(folder, verify=True).slice(1, 3)["y"]
         array([1., 1.], dtype=float32)
         """
+        from modicum.rows.object_storage import RemoteBackend
         from modicum.rows.store import StoreBackend
 
         if not isinstance(store, str | os.PathLike):
             raise SettingError(
                 f"Rows.open takes the folder of a store, not a {type(store).__name__}."
             )
-        backend = StoreBackend(Path(store).absolute(), verify)
+        backend: StoreBackend | RemoteBackend
+        if is_remote(store):
+            backend = RemoteBackend(str(store), verify)
+        else:
+            backend = StoreBackend(local_path(store).absolute(), verify)
         return cls._at(backend.description, backend, backend.fingerprint)
 
     def subset(self, row_ids: Array) -> Rows:

@@ -18,13 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError
-from modicum.kernels.base import Kernel, Pytree
+from modicum.kernels.base import Kernel
 from modicum.models.base import Batch
 from modicum.rows import Rows
 from modicum.run import advance as compiled
 from modicum.run.fetching import Batches, Fetcher, lengthened
 from modicum.run.records import HostPacked, Record, copy_to, precompile, room_for, unpacked
-from modicum.runtime import in_double_precision, make_room, uncollected
+from modicum.runtime import Pytree, in_double_precision, make_room, uncollected
 
 __all__ = ["Chains", "Parallel", "default_parallel"]
 
@@ -73,6 +73,8 @@ class Chains:
         The most iterations whose rows are prepared together.
     units
         What is requested, in a word for those who watch: "rows", "groups".
+    start_keys
+        The keys with which chains begin, where some begin together; by default `keys`.
     """
 
     kernel: Kernel[Any, Any]
@@ -85,6 +87,7 @@ class Chains:
     thin: int = 1
     block: int = compiled.BLOCK
     units: str = "rows"
+    start_keys: np.ndarray | None = None
     state: list[compiled.Progress] = field(default_factory=list, init=False)  # one entry per group
 
     def __post_init__(self) -> None:
@@ -96,13 +99,21 @@ class Chains:
         number = len(self.keys)
         size = number // _groups(number) if self._stacked else 1
         self._parts = [slice(first, first + size) for first in range(0, number, size)]
-        self._group_keys = [self.keys[s] if self._stacked else self.keys[s][0] for s in self._parts]
+        self._group_keys = self._in_groups(self.keys)
+        begin_with = self.keys if self.start_keys is None else self.start_keys
+        self._group_starts = self._in_groups(begin_with)
         self._pool = ThreadPoolExecutor(min(len(self._parts), os.cpu_count() or 1))
         self._copiers = ThreadPoolExecutor(COPIERS)
         self._fetcher: Fetcher | None = None
         if isinstance(self.rows, Rows):
             self._fetcher = Fetcher(
-                self.kernel, self.context, self.keys, self.rows, self.capacity, self._stacked
+                self.kernel,
+                self.context,
+                self.keys,
+                self.rows,
+                self.capacity,
+                self._stacked,
+                begin_with,
             )
         # Rows that were fetched are those of a whole call.
         parts = WINDOWS if self._through_pinned_pages and not self._fetcher else 1
@@ -125,7 +136,7 @@ class Chains:
             if self._through_pinned_pages:
                 precompile(loop.out_info[1])
             self.state = [
-                start(self._of_group(batches, g), key) for g, key in enumerate(self._group_keys)
+                start(self._of_group(batches, g), key) for g, key in enumerate(self._group_starts)
             ]
             compiling.result()
 
@@ -228,6 +239,9 @@ class Chains:
         return None if isinstance(self.rows, Rows) else self.rows
 
     # Groups -------------------------------------------------------------------------------
+
+    def _in_groups(self, keys: np.ndarray) -> list[np.ndarray]:
+        return [keys[s] if self._stacked else keys[s][0] for s in self._parts]
 
     def _of_group(self, batches: Batches | None, g: int) -> Batches | None:
         if batches is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ import numpy as np
 
 from modicum.models.priors.distributions import HALF_LOG_2PI, Prior
 from modicum.models.priors.exact import NonCentred, Numbers, StandIn
-from modicum.runtime import jit
+from modicum.runtime import Array, jit
 
 __all__ = ["Effects", "correlations", "covariance_factor", "partials_of"]
 
@@ -193,17 +192,17 @@ def _log_hyper(kinds: tuple[type[Prior], ...], own: jax.Array, numbers: Numbers)
 def _mode_of_own(
     kinds: tuple[type[Prior], ...],
     count: int,
-    levels: Any,
-    start: Any,
-    second: Any,
+    levels: Array | int,
+    start: Array,
+    second: Array,
     numbers: Numbers,
-    steps: Any = NEWTON_STEPS,
+    steps: Array | int = NEWTON_STEPS,
 ) -> tuple[jax.Array, jax.Array]:
     """Maximise E log p(u, Sigma) given the effects' second moments; minus its Hessian there."""
 
     def expected(own: jax.Array) -> jax.Array:
         lower = covariance_factor(own, count)
-        half = _solve(lower, _solve(lower, second).T)
+        half = _solve(lower, _solve(lower, jnp.asarray(second)).T)
         of_effects = -0.5 * jnp.trace(half) - levels * jnp.sum(jnp.log(jnp.diag(lower)))
         return of_effects + _log_hyper(kinds, own, numbers)
 

@@ -27,9 +27,10 @@ from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel, T
 from modicum.models.prior_draws import partial_exponents
 from modicum.passes import LocalEngine, Sums, units_of
 from modicum.passes.mode import DENSE_LIMIT, prior_hessian
-from modicum.posterior.checking.leave_one_out import Subject, require_positive_sum
-from modicum.posterior.correction import WORST_TAIL, flat_points
+from modicum.posterior.correction import WORST_TAIL
 from modicum.posterior.draws import require_finite, thinned
+from modicum.posterior.fitted import Subject, flat_points
+from modicum.posterior.resampling import require_positive_sum
 from modicum.random import Stream, generator
 
 __all__ = ["Evidence", "log_evidence"]

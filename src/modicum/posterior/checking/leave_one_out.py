@@ -32,8 +32,9 @@ from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.passes import LocalEngine, Sums, units_of
 from modicum.passes.pointwise import LeftOut, approximately_left_out, log_likelihoods
-from modicum.posterior.correction import Fit, flat_points
 from modicum.posterior.draws import Draws, require_finite, thinned
+from modicum.posterior.fitted import Subject, flat_points
+from modicum.posterior.resampling import require_positive_sum
 from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
@@ -41,14 +42,7 @@ from modicum.rows.groups import GroupedRows
 if TYPE_CHECKING:
     from arviz_stats.utils import ELPDData
 
-__all__ = [
-    "Estimate",
-    "LeaveOneOut",
-    "RowSample",
-    "Subject",
-    "leave_one_out",
-    "require_positive_sum",
-]
+__all__ = ["Estimate", "LeaveOneOut", "RowSample", "leave_one_out"]
 
 EXACT = 4_000  # rows up to which each is left out
 SAMPLED = 2_000  # rows drawn where there are more
@@ -56,14 +50,6 @@ FEW_POINTS = 64  # draws by which every row is approximated
 EVEN = 0.1  # share of the sample that is drawn without regard to the approximation
 FEWEST = 100  # draws of whose weights a tail can be seen
 MOST_SCALARS = 200  # parameters whose effective sample size is looked at
-
-
-class Subject(NamedTuple):
-    """A posterior, by what was fitted to which rows."""
-
-    source: Draws
-    fit: Fit
-    rows: Rows
 
 
 class Estimate(NamedTuple):
@@ -232,16 +218,6 @@ class LeaveOneOut:
                 good_k=self.good_k,
             ),
             stacklevel=stacklevel,
-        )
-
-
-def require_positive_sum(weights: np.ndarray, purpose: str) -> None:
-    """Refuse draws whose signs cancel, so that no average of them means anything."""
-    if not weights.sum() > 0:
-        raise SettingError(
-            f"{purpose} averages over draws, and the signs of these cancel, so that no average "
-            "says anything about the posterior; sample with signs that cancel less (a larger "
-            'subsample), or with another method, such as method="hmc-ecs".'
         )
 
 

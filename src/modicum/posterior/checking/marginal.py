@@ -15,15 +15,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from modicum.errors import SettingError
-from modicum.posterior.alignment import Batch
-from modicum.posterior.checking.population import Population
+from modicum.errors import SettingError, whole_number
+from modicum.models import IntegratedEffects
+from modicum.models.prediction import ModelPredictor
+from modicum.posterior.alignment import Batch, RowsLike
+from modicum.posterior.checking.population import Population, population
+from modicum.posterior.draws import thinned
+from modicum.posterior.effects import known_groups, with_groups
+from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.prediction import Predictor
 from modicum.posterior.weighted import weighted_mean, weighted_quantile, weighted_variance
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Comparison", "Expected", "contrast", "marginal"]
+__all__ = ["Comparison", "Expected", "averages", "contrast", "marginal"]
 
 Expected = Callable[[Batch], np.ndarray]
 """From a batch of rows to expected outcomes (draws, rows, ...)."""
@@ -97,6 +103,43 @@ def contrast(
         others = dict(zip(names, rest, strict=True))
     found = [_compared(base, other, comparison) for other in others.values()]
     return _table(np.stack(found, axis=1), weights, list(others), name, prob, classes)
+
+
+def averages(
+    source: FittedDraws,
+    column: str,
+    data: RowsLike | None,
+    draws: int,
+    subsample: int,
+    seed: int,
+    groups: Literal["known", "new"] | None,
+) -> tuple[Population, Expected, np.ndarray]:
+    """Rows to average over, what to average, and the weights of the draws."""
+    whole_number("draws", draws)
+    whole_number("subsample", subsample)
+    fit = source.fit()
+    by_formula = source.fit_rows is not None and source.fit_rows.encoding is not None
+    rows = None
+    if not by_formula and (data is not None or source.rows is not None):
+        rows = source.rows_or_own(data, False, "refuse")
+    table = source.table if data is None else data
+    averaged = population(table, rows, source.fit_rows, subsample, seed)
+    subset, weights = thinned(source, draws)
+    there, known = with_groups(averaged.as_it_is, fit.model, groups)
+    predictor: Predictor = ModelPredictor(fit.model)
+    if known and isinstance(fit.model, IntegratedEffects):
+        if column == fit.model.group:
+            raise SettingError(
+                f"the effects of {column!r} are tabulated by post.effects({column!r})."
+            )
+        predictor = known_groups(source, fit, source.rows_of_fit(), there, draws)
+    left_out = set(averaged.as_it_is.fields) - set(there.fields)
+
+    def expected(batch: Batch) -> np.ndarray:
+        kept = {name: values for name, values in batch.items() if name not in left_out}
+        return np.asarray(predictor(subset, kept), float)
+
+    return averaged, expected, weights
 
 
 def _average(batches: Iterator[Batch], expected: Expected) -> np.ndarray:
