@@ -62,13 +62,16 @@ class Effects:
 
     def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
         """log p(u | Sigma) + log p(Sigma), in what is sampled."""
+        return self.log_effects(t) + _log_hyper(self.kinds, t[self.own], numbers)
+
+    def log_effects(self, t: jax.Array) -> jax.Array:
+        """log p(u | Sigma)."""
         u = t[np.array(self.where)].reshape(self.count, self.levels)
         own = t[self.own]
         lower = covariance_factor(own, self.count)
         z = u / jnp.diag(lower)[:, None] if not self.partials else _solve(lower, u)
         log_det = jnp.sum(jnp.log(jnp.diag(lower)))
-        of_effects = -0.5 * jnp.sum(z**2) - self.levels * (log_det + self.count * HALF_LOG_2PI)
-        return of_effects + _log_hyper(self.kinds, own, numbers)
+        return -0.5 * jnp.sum(z**2) - self.levels * (log_det + self.count * HALF_LOG_2PI)
 
     # The anchor -------------------------------------------------------------------------------
 
