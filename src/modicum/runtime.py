@@ -31,9 +31,11 @@ __all__ = [
     "SCATTERS",
     "Array",
     "Pytree",
+    "devices",
     "in_double_precision",
     "jit",
     "make_room",
+    "on_device",
     "refuse_forked",
     "uncollected",
 ]
@@ -56,6 +58,25 @@ def in_double_precision(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
 
     return scoped
+
+
+# Devices --------------------------------------------------------------------------------
+
+
+def devices() -> list[jax.Device]:
+    """What work is spread over: all devices of this process, or the one that the user chose."""
+    chosen = jax.config.jax_default_device  # type: ignore[attr-defined]  # or a kind, by name
+    if chosen is None or isinstance(chosen, str):
+        return jax.local_devices(backend=chosen)
+    return [chosen]
+
+
+def on_device(number: int) -> contextlib.AbstractContextManager[object]:
+    """Run what is compiled in the block on the device whose turn it is."""
+    every = devices()
+    if len(every) == 1:
+        return contextlib.nullcontext()
+    return jax.default_device(every[number % len(every)])
 
 
 # Compilation ----------------------------------------------------------------------------

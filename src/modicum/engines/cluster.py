@@ -145,7 +145,13 @@ class Ray(EngineChoice):
             sized = {} if self.object_store is None else {"object_store_memory": self.object_store}
             # Ray would give its workers a niceness of 15, and with it what others leave of a core.
             os.environ.setdefault("RAY_worker_niceness", str(_niceness()))
-            ray.init(num_cpus=cores, include_dashboard=False, **sized, **quiet)
+            try:
+                ray.init(num_cpus=cores, include_dashboard=False, **sized, **quiet)
+            except Exception as error:  # of many kinds, by what is missing
+                raise ResourceError(
+                    f"no Ray could be started on this machine ({_first_line(str(error))}): free "
+                    "some of its memory and cores, or use mo.engines.Local()."
+                ) from None
             return
         _require_answer(self.address)
         try:

@@ -24,7 +24,7 @@ from modicum.passes.blocks import BLOCK
 from modicum.progress import Progressbar, pass_progress
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
-from modicum.runtime import Pytree, in_double_precision
+from modicum.runtime import Pytree, in_double_precision, on_device
 
 __all__ = [
     "ChunkSum",
@@ -73,7 +73,7 @@ class Engine(Protocol):
 
 
 class LocalEngine:
-    """Add up chunks on a few threads of this machine.
+    """Add up chunks on a few threads of this machine, which its accelerators take in turn.
 
     Results are added in the order of the chunks whatever the number of threads, so the sum is the
     same to the last bit, and only a few chunks are in memory at a time.
@@ -202,8 +202,9 @@ def _one_chunk(
     function: ChunkSum[A], arguments: A, rows: Rows, index: int, size: int, dtype: DTypeLike
 ) -> Pytree:
     batch, present = padded_chunk(rows, index, size)
-    result = function(arguments, batch, present)
-    return jax.tree.map(lambda a: np.asarray(a, dtype=dtype), result)
+    with on_device(index):
+        result = function(arguments, batch, present)
+        return jax.tree.map(lambda a: np.asarray(a, dtype=dtype), result)
 
 
 def _in_order(pool: ThreadPoolExecutor, jobs: Iterator[Callable[[], R]], ahead: int) -> Iterator[R]:
