@@ -431,7 +431,8 @@ def _chains(plan: Plan, task: Task, layout: Layout, parallel: Parallel | None, t
     fetched = isinstance(plan.rows, Rows)
     capacity = both if fetched else capacity_for(recorded, total, together)
     assert plan.kernel is not None
-    parts = (plan.kernel, plan.context, keys, plan.flags, capacity, plan.rows, how, thin)
+    rows = task.sums.engine.feed(plan.rows) if isinstance(plan.rows, Rows) else plan.rows
+    parts = (plan.kernel, plan.context, keys, plan.flags, capacity, rows, how, thin)
     return Chains(
         *parts,
         block=min(both, BLOCK),

@@ -168,7 +168,7 @@ def test_smoothed_weights_are_arvizs(number, scale):
     weights, tail = pareto_smoothed(log_ratio)
     theirs, their_tail = array_stats.psislw(-(log_ratio - log_ratio.max()))
     their_weights = np.exp(theirs - theirs.max())
-    np.testing.assert_allclose(weights, their_weights / their_weights.sum(), rtol=0.01)
+    np.testing.assert_allclose(weights, their_weights / their_weights.sum(), rtol=0.02)
     assert abs(tail - float(their_tail)) < 0.02
     even, none = pareto_smoothed(np.zeros(9))
     np.testing.assert_allclose(even, 1 / 9)

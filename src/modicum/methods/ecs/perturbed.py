@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import jax.numpy as jnp
 
 from modicum.errors import ModicumWarning, SettingError
-from modicum.estimators import Perturbed
+from modicum.estimators import LIKELIHOODS
 from modicum.kernels.delayed import DelayedAcceptanceContext, DelayedAcceptanceKernel
 from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.methods.base import Chosen, Outcome, Plan, Task, Tuning
@@ -79,6 +79,8 @@ class HMCECS(EnergyConserving):
     bias
         Largest shift of a posterior mean the perturbation may cause, in posterior standard
         deviations, by the pilot study.
+    estimator
+        What makes a log-likelihood of residuals: "perturbed", their average less half its variance.
     ddof
         1: unbiased variance estimate; 0: the paper's.
     exact
@@ -97,6 +99,7 @@ class HMCECS(EnergyConserving):
 
     subsample: int | None = None
     bias: float = 0.05
+    estimator: str = "perturbed"
     ddof: int = 1
     exact: Literal["delayed"] | None = None
     tuning: Literal["auto", "paper"] = "auto"
@@ -107,6 +110,10 @@ class HMCECS(EnergyConserving):
         super().__post_init__()
         check_counts({"subsample": self.subsample}, 2)
         check_positive({"bias": self.bias})
+        if self.estimator not in LIKELIHOODS:
+            raise SettingError(
+                f"estimator must be one of {', '.join(LIKELIHOODS)}, not {self.estimator!r}."
+            )
         if self.ddof not in (0, 1):
             raise SettingError("ddof must be 1, or 0 for the paper's divisor.")
         check_tuning(self.tuning, self)
@@ -168,8 +175,9 @@ class HMCECS(EnergyConserving):
         )
 
     def composition(self, choice: Choice) -> Composition:
-        """The perturbed estimator on m rows in G blocks."""
-        return Composition(Perturbed(self.ddof), choice.subsample, choice.blocks, choice.refreshes)
+        """The likelihood estimator on m rows in G blocks."""
+        estimator = LIKELIHOODS[self.estimator](self.ddof)
+        return Composition(estimator, choice.subsample, choice.blocks, choice.refreshes)
 
     def _look_ahead(self, study: Study, chosen: Certainty[Choice]) -> list[ModicumWarning]:
         task, choice, certain = study.task, chosen.choice, chosen.count
