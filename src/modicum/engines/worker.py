@@ -43,8 +43,8 @@ class Worker:
         """
         function, arguments = self._unpacked(*work)
         held = self._opened(*rows)
-        made = chunk_results(function, arguments, held, numbers, dtype, self._threads)
-        return list(made)
+        results = chunk_results(function, arguments, held, numbers, dtype, self._threads)
+        return list(results)
 
     def _unpacked(self, number: int, parcel: Any) -> Any:
         if self._work[0] != number:

@@ -36,7 +36,7 @@ def default_plan(task: Task) -> tuple[Method, Plan]:
     """HMC-ECS, or NUTS on all rows where it would not do: by its pilot, or for several modes."""
     method: Method = HMCECS()
     try:
-        modes = task.anchor_at_mode().modes if task.starts and task.starts.several else None
+        modes = task.anchor_at_mode().modes if task.starts and task.starts.more_than_first else None
         if modes is not None and len(modes) > 1:
             reasons = [f"the posterior has {len(modes)} modes and HMC-ECS expands about one"]
         else:
@@ -98,16 +98,16 @@ class Auto(Method):
         return method, plan
 
 
-def _line(taken: str, seconds: dict[str, float], subsample: int) -> str:
+def _line(chosen: str, seconds: dict[str, float], subsample: int) -> str:
     """What is taken and what it takes; what all rows would take, or subsampling."""
     names = {
         "laplace": "weighted normal draws",
         "hmc-ecs": f"HMC-ECS, m = {subsample:,}",
         "nuts": "NUTS on all rows",
     }
-    others = [name for name in ("hmc-ecs", "nuts") if name != taken]
+    others = [name for name in ("hmc-ecs", "nuts") if name != chosen]
     rest = "; ".join(f"{names[n]} would take about {duration(seconds[n])}" for n in others)
-    return f"{names[taken]}: about {duration(seconds[taken])}; {rest}."
+    return f"{names[chosen]}: about {duration(seconds[chosen])}; {rest}."
 
 
 def _remembered_seconds(task: Task, study: Study, subsample: int) -> dict[str, float]:

@@ -56,10 +56,12 @@ class Verdict(NamedTuple):
 
     def text(self, pool: int) -> str:
         """The three numbers, and what they mean."""
-        said = "enough" if self.enough else "usable" if self.tail < FAR else "not to be relied on"
+        quality = (
+            "enough" if self.enough else "usable" if self.tail < FAR else "not to be relied on"
+        )
         return (
-            f"{said}: Pareto k {self.tail:.2f}, {self.share:.0%} effective, and the {pool:,} rows "
-            f"of the pool move a posterior mean by {self.noise:.2g} posterior sd at most"
+            f"{quality}: Pareto k {self.tail:.2f}, {self.share:.0%} effective, and the {pool:,} "
+            f"rows of the pool move a posterior mean by {self.noise:.2g} posterior sd at most"
         )
 
 
@@ -178,10 +180,10 @@ def weigh(study: Study, z: np.ndarray, size: int) -> tuple[np.ndarray, Verdict, 
     noise = 0.0
     if not everything:
         t = z @ study.anchor.factor.T
-        one, other = (_smoothed(known + sums[:, k] + away)[0] @ t for k in (1, 2))
+        first_half, second_half = (_smoothed(known + sums[:, k] + away)[0] @ t for k in (1, 2))
         centre = weights @ t
         sd = np.sqrt(weights @ (t - centre) ** 2)
-        noise = float(np.max(np.abs(one - other) / (2 * np.maximum(sd, 1e-300))))
+        noise = float(np.max(np.abs(first_half - second_half) / (2 * np.maximum(sd, 1e-300))))
     return weights * len(z), Verdict(tail, float(1 / np.sum(weights**2) / len(z)), noise), used
 
 

@@ -171,8 +171,8 @@ class Study:
             linear = isinstance(self.control_variate, LinearTaylor)
             shared = generator(SHARED, Stream.STUDY_DRAWS)
             number = PILOT_DRAWS if linear else OTHER_DRAWS
-            several = DESIGN_DRAWS_AT_KINKS if self._has_kinks() else DESIGN_DRAWS
-            weighing = self.centre + rng.standard_normal((several, size))
+            count = DESIGN_DRAWS_AT_KINKS if self._has_kinks() else DESIGN_DRAWS
+            weighing = self.centre + rng.standard_normal((count, size))
             if self.proxy.warp is not None:
                 draws = self._resampled(shared, EXPLICIT_CANDIDATES, number)
                 if draws is not None:
@@ -208,16 +208,16 @@ class Study:
         rows = self.task.rows
         rng = generator(self.task.seed, Stream.COORDINATE_ROWS)
 
-        def some() -> Batch:
+        def sampled_rows() -> Batch:
             row_ids = np.sort(rng.choice(len(rows), min(len(rows), COORDINATE_ROWS), replace=False))
             return rows.take(row_ids) | {"probability": np.full(len(row_ids), 1 / len(rows))}
 
-        made = choose_coordinates(
-            self.task.target, self.control_variate, self.anchor, self.proxy, draws, some
+        expansion = choose_coordinates(
+            self.task.target, self.control_variate, self.anchor, self.proxy, draws, sampled_rows
         )
-        if made.evaluations:
-            self.task.ledger.add("pilot", made.evaluations, "density")
-        return made
+        if expansion.evaluations:
+            self.task.ledger.add("pilot", expansion.evaluations, "density")
+        return expansion
 
     def _facts(self, draws: np.ndarray) -> RowFacts:
         @cache
@@ -246,15 +246,15 @@ class Study:
         self.task.ledger.add("pilot", len(row_ids) * len(draws), "density")
         self._few: Batch | None = None
         if grouped:
-            few = slice(None, SLOPE_GROUPS)
-            self._few = rows.take(row_ids[few]) | {"probability": expected[few]}
+            first = slice(None, SLOPE_GROUPS)
+            self._few = rows.take(row_ids[first]) | {"probability": expected[first]}
         form = self.control_variate
-        about = (form, self._rows, self.proxy)
+        studied = (form, self._rows, self.proxy)
         log_proxy = None if linear and self._by_proxy else self._log_proxy()
-        evaluated = evaluate(*about, draws, log_proxy, self._few, resampled=self._by_proxy)
+        evaluated = evaluate(*studied, draws, log_proxy, self._few, resampled=self._by_proxy)
         if linear and np.std(evaluated.log_ratio) > NORMAL and evaluated.finite:
             self.draws = self._draws_of_short_chains()
-            evaluated = evaluate(*about, self._straight(self.draws))
+            evaluated = evaluate(*studied, self._straight(self.draws))
             self.task.ledger.add("pilot", len(row_ids) * len(self.draws), "density")
         if not evaluated.finite:
             bad = np.flatnonzero(~np.isfinite(evaluated.values).all(axis=1))

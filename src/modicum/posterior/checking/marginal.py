@@ -57,13 +57,15 @@ def marginal(
         )
     if slope:
         points = [None] if at is None else list(at)
-        found = [_slope(rows, expected, name, values, point) for point in points]
+        averages_ = [_slope(rows, expected, name, values, point) for point in points]
         labels = [name] if at is None else points
     else:
         labels = list(at) if at is not None else _grid(name, values, levels)
         _require_levels(name, labels, levels)
-        found = [_average(rows.setting(name, _constant(v, len(rows))), expected) for v in labels]
-    return _table(np.stack(found, axis=1), weights, labels, name, prob)
+        averages_ = [
+            _average(rows.setting(name, _constant(v, len(rows))), expected) for v in labels
+        ]
+    return _table(np.stack(averages_, axis=1), weights, labels, name, prob)
 
 
 def contrast(
@@ -95,8 +97,8 @@ def contrast(
         sign = " - " if comparison == "difference" else " / "
         names = [f"{v}{sign}{chosen[0]}" for v in chosen[1:]]
         others = dict(zip(names, rest, strict=True))
-    found = [_compared(base, other, comparison) for other in others.values()]
-    return _table(np.stack(found, axis=1), weights, list(others), name, prob)
+    contrasts = [_compared(base, other, comparison) for other in others.values()]
+    return _table(np.stack(contrasts, axis=1), weights, list(others), name, prob)
 
 
 def averages(
@@ -220,19 +222,19 @@ def _compared(base: np.ndarray, other: np.ndarray, comparison: Comparison) -> np
 
 
 def _table(
-    found: np.ndarray, weights: np.ndarray, labels: list[Any], name: str, prob: float
+    estimates: np.ndarray, weights: np.ndarray, labels: list[Any], name: str, prob: float
 ) -> pd.DataFrame:
     """Mean, sd and interval of (draws, values), or of (draws, values, classes)."""
     import pandas as pd
 
     ends = [(1 - prob) / 2, (1 + prob) / 2]
-    draws = found[None]
+    draws = estimates[None]
     low, high = weighted_quantile(draws, weights, ends)
     sd = np.sqrt(weighted_variance(draws, weights))
     columns = np.stack([weighted_mean(draws, weights), sd, low, high], axis=-1)
     index: Any = pd.Index(labels, name=name)
-    if found.ndim == 3:
-        classes = range(found.shape[2])
+    if estimates.ndim == 3:
+        classes = range(estimates.shape[2])
         index = pd.MultiIndex.from_product([labels, classes], names=[name, "class"])
     titles = ["mean", "sd", *(f"{100 * end:g}%" for end in ends)]
     return pd.DataFrame(columns.reshape(-1, 4), index=index, columns=titles)
