@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.compiling import optimised_chains
 from helpers.interrupted import planned
 from helpers.targets import all_of, disagreements, exact_draws, flat_draws, logistic_rows, quick
 from modicum.cli.fitting import build_model
@@ -196,7 +197,8 @@ def test_a_method(monkeypatch, truth):
     rows, by_all = truth
     settings = RUN | {"draws": 4_000, "tune": 500}
     method = MALA(target_accept=0.6)
-    post = mo.sample(mo.models.Logistic(), rows, method=method, **settings)
+    with optimised_chains():
+        post = mo.sample(mo.models.Logistic(), rows, method=method, **settings)
     assert disagreements(flat_draws(post), by_all) == []
     assert "Metropolis-adjusted" in list_methods()
     with pytest.raises(mo.SettingError, match="mala"):

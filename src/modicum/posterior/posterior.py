@@ -152,7 +152,7 @@ class Posterior(OutcomesMixin, ChecksMixin):
         """
         whole_number("sample", sample, 0)
         tree = to_datatree(self, self.settings, self.warnings)
-        if sample and not self.weighted and self.restore_predictor() is not None:
+        if sample and self.restore_predictor() is not None:
             add_groups(tree, sampled_groups(self, sample, random_seed))
         return tree
 

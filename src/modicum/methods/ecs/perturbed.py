@@ -104,7 +104,7 @@ class HMCECS(EnergyConserving):
     exact: Literal["delayed"] | None = None
     tuning: Literal["auto", "paper"] = "auto"
     name: ClassVar[str] = "hmc-ecs"
-    summary: ClassVar[str] = "a few hundred rows per step, chosen by themselves; the default"
+    summary: ClassVar[str] = "a few hundred rows per step, chosen by themselves"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -124,29 +124,29 @@ class HMCECS(EnergyConserving):
         check_blocks(self.subsample, self.blocks, "a subsample of {} rows", "rows")
 
     @in_double_precision
-    def plan(self, task: Task) -> Plan:
-        """Anchor, pilot study, choice of the subsample, what to say of it, kernel."""
+    def plan(self, task: Task, study: Study | None = None) -> Plan:
+        """Anchor, pilot study (unless there is one), choice of the subsample, its kernel."""
         self.check_task(task)
         tuning: Tuning = {}
         if self.tuning == "paper":
             done = burn_in(self, task)
-            study = self.study(task, done.anchor)
-            choice = self.choose(study, PAPER_BLOCKS | {"subsample": done.subsample})
+            pilot = self.study(task, done.anchor)
+            choice = self.choose(pilot, PAPER_BLOCKS | {"subsample": done.subsample})
             why, tuning = explain_burn_in(done, self._by_hand())
             chosen = Certainty(0, replace(choice, why=choice.why | why), "as in the paper")
         else:
-            study = self.study(task, self.find_anchor(task))
+            pilot = study or self.study(task, self.find_anchor(task))
             chosen = self.certainty_for(
                 task,
-                lambda count: self.choose(study, certainty=count),
-                study.steps,
-                study.most_certain,
+                lambda count: self.choose(pilot, certainty=count),
+                pilot.steps,
+                pilot.most_certain,
                 "subsample" if self.subsample is not None else None,
             )
-        notes = self._look_ahead(study, chosen)
+        notes = self._look_ahead(pilot, chosen)
         parts = replace(self.composition(chosen.choice), certainty=chosen.count)
-        plan = study.plan(parts, _explain(chosen) | tuning, notes)
-        return plan if self.exact is None else self._with_all_rows(plan, study)
+        plan = pilot.plan(parts, _explain(chosen) | tuning, notes)
+        return plan if self.exact is None else self._with_all_rows(plan, pilot)
 
     def study(self, task: Task, anchor: Anchor) -> Study:
         """The pilot study at an anchor."""
