@@ -24,15 +24,18 @@ import numpy as np
 from modicum.errors import SettingError
 
 __all__ = [
+    "COMPILED",
     "FASTEST_COMPILE",
     "FAST_COMPILE",
     "GPU_GRAPHS",
     "SCATTERS",
     "Array",
     "Pytree",
+    "devices",
     "in_double_precision",
     "jit",
     "make_room",
+    "on_device",
     "refuse_forked",
     "uncollected",
 ]
@@ -55,6 +58,25 @@ def in_double_precision(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
 
     return scoped
+
+
+# Devices --------------------------------------------------------------------------------
+
+
+def devices() -> list[jax.Device]:
+    """What work is spread over: all devices of this process, or the one that the user chose."""
+    chosen = jax.config.jax_default_device  # type: ignore[attr-defined]  # or a kind, by name
+    if chosen is None or isinstance(chosen, str):
+        return jax.local_devices(backend=chosen)
+    return [chosen]
+
+
+def on_device(number: int) -> contextlib.AbstractContextManager[object]:
+    """Run what is compiled in the block on the device whose turn it is."""
+    every = devices()
+    if len(every) == 1:
+        return contextlib.nullcontext()
+    return jax.default_device(every[number % len(every)])
 
 
 # Compilation ----------------------------------------------------------------------------
@@ -210,6 +232,7 @@ class _Compiled:
 
     def __init__(self) -> None:
         self.total = 0
+        self.seconds = 0.0  # that the compiler has taken
         self.since_cleared = 0  # by functions of ours, or about as many
         self.forked_after = False  # this process is a copy of one in which JAX had been at work
         jax.monitoring.register_event_duration_secs_listener(self._hear)
@@ -217,8 +240,10 @@ class _Compiled:
             os.register_at_fork(after_in_child=self._in_child)
 
     def _hear(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        del duration_secs, kwargs
-        self.total += event == COMPILATION
+        del kwargs
+        if event == COMPILATION:
+            self.total += 1
+            self.seconds += duration_secs
 
     def _in_child(self) -> None:
         self.forked_after = self.total > 0
