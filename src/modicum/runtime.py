@@ -24,6 +24,7 @@ import numpy as np
 from modicum.errors import SettingError
 
 __all__ = [
+    "COMPILED",
     "FASTEST_COMPILE",
     "FAST_COMPILE",
     "GPU_GRAPHS",
@@ -115,8 +116,8 @@ def jit(
 ) -> Callable[[Callable[P, R]], Compiled[P, R]]:
     """Compile the decorated function as `jax.jit` does, with `options` on a CPU or `on_gpu`.
 
-    The arguments numbered in `static` are part of what is compiled. Nothing is asked of JAX before
-    the first call.
+    The arguments numbered in `static` are part of what is compiled. Options that the variable
+    XLA_FLAGS sets stay as they are there. Nothing is asked of JAX before the first call.
     """
 
     def decorate(function: Callable[P, R]) -> Compiled[P, R]:
@@ -129,7 +130,7 @@ def jit(
             with lock:
                 if not made:
                     wished = {"cpu": options, "gpu": on_gpu}.get(jax.default_backend())
-                    usable = _usable(tuple((wished or {}).items()))
+                    usable = _usable(_not_in_flags(wished or {}))
                     made.append(jax.jit(function, static_argnums=static, **usable))
             return made[0]
 
@@ -148,6 +149,12 @@ def jit(
         return compiled  # type: ignore[return-value]
 
     return decorate
+
+
+def _not_in_flags(options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """The options that XLA_FLAGS does not set: what somebody chose there is what they get."""
+    flags = {flag.split("=")[0].lstrip("-") for flag in os.environ.get("XLA_FLAGS", "").split()}
+    return tuple((name, value) for name, value in options.items() if name not in flags)
 
 
 @cache
@@ -225,6 +232,7 @@ class _Compiled:
 
     def __init__(self) -> None:
         self.total = 0
+        self.seconds = 0.0  # that the compiler has taken
         self.since_cleared = 0  # by functions of ours, or about as many
         self.forked_after = False  # this process is a copy of one in which JAX had been at work
         jax.monitoring.register_event_duration_secs_listener(self._hear)
@@ -232,8 +240,10 @@ class _Compiled:
             os.register_at_fork(after_in_child=self._in_child)
 
     def _hear(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        del duration_secs, kwargs
-        self.total += event == COMPILATION
+        del kwargs
+        if event == COMPILATION:
+            self.total += 1
+            self.seconds += duration_secs
 
     def _in_child(self) -> None:
         self.forked_after = self.total > 0

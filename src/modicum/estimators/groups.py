@@ -27,7 +27,8 @@ from modicum.kernels.base import Proxy
 from modicum.models import IntegratedEffects, Target
 from modicum.models.base import Batch, Params
 from modicum.models.covariance import entries_of, factor_of_entries
-from modicum.models.integrated import FlatGroups, Integrands, Nodes, PaddedGroup
+from modicum.models.group_batches import FlatGroups, PaddedGroup
+from modicum.models.integrated import Integrands, Nodes
 from modicum.passes import Anchor
 from modicum.passes.groups import curvature_sum
 from modicum.rows.groups import GroupedRows

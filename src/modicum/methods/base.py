@@ -176,7 +176,7 @@ class Parameters:
 class Plan:
     """A kernel ready to run, with everything it reads."""
 
-    kernel: Kernel[Any, Any]
+    kernel: Kernel[Any, Any] | None  # None: the draws are made already, see `history`
     context: Pytree
     flags: Pytree
     anchor: Coordinates
@@ -186,6 +186,7 @@ class Plan:
     tuning: Tuning = field(default_factory=dict)
     notes: list[ModicumWarning] = field(default_factory=list)
     hook: PeriodicHook | None = None  # what is done to the chains between iterations
+    history: History | None = None  # all draws, where no chain had to run
     memo: object = None  # what the method itself will need of it in `finish`
 
 
@@ -195,6 +196,7 @@ class Outcome:
 
     weights: np.ndarray | None = None
     target_accept: float = 0.8  # what the moves were tuned for
+    independent: bool = False  # whether R-hat and ESS have nothing to find: no chain, no start
     warnings: list[ModicumWarning] = field(default_factory=list)
 
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from modicum.models import IntegratedEffects, Target
 from modicum.models.base import Batch, Params
-from modicum.models.integrated import FlatGroups, Nodes, PaddedGroup
+from modicum.models.group_batches import FlatGroups, PaddedGroup
+from modicum.models.integrated import Nodes
 from modicum.runtime import SCATTERS, Array, jit
 
 __all__ = ["curvature_sum", "group_hessian_sum", "group_places"]

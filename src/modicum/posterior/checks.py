@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
+
 from modicum.errors import SettingError, whole_number
 from modicum.ledger import Ledger
 from modicum.posterior.alignment import RowsLike, rows_of_fit
@@ -18,6 +20,7 @@ from modicum.posterior.correction import correct, exact_log_posterior, require_c
 from modicum.posterior.draws import check_interval
 from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.guards import Warnings
+from modicum.posterior.resampling import equal_places, require_positive
 from modicum.posterior.stein import PURPOSE, SteinDiscrepancy, stein_discrepancy
 
 if TYPE_CHECKING:
@@ -82,8 +85,12 @@ class ChecksMixin(FittedDraws):
         if "y" not in checked.fields:
             raise SettingError("a check needs outcomes: give rows with the field 'y'.")
         values = None if by is None else (by, column_values(all_rows.rows, table, by, ids))
-        source, checked = outcome_draws(self, checked, draws, random_seed, None, prior)
-        return predictive_check(source, checked, values, bins, prob, random_seed)
+        source, checked = outcome_draws(
+            self, checked, draws, random_seed, None, prior, averaged=True
+        )
+        return predictive_check(
+            source, checked, values, bins, prob, random_seed, self.class_names()
+        )
 
     def loo(
         self,
@@ -182,6 +189,9 @@ class ChecksMixin(FittedDraws):
     def sensitivity(self, data: RowsLike | None = None, progressbar: bool = True) -> pd.DataFrame:
         """Say how much prior and likelihood each decide, by raising either to a power.
 
+        Effects of groups belong to the model: the prior is that of all else, their standard
+        deviations included. Draws with weights are resampled by them.
+
         Parameters
         ----------
         data
@@ -211,12 +221,14 @@ class ChecksMixin(FittedDraws):
         True
         """
         model = self.fit().model
+        require_positive(self.weights, "a sensitivity")
+        alike = self.resample()
         if data is None and "lp" in self.stats:
-            return sensitivity(self, model, self.stats["lp"])
+            return sensitivity(alike, model, alike.stats["lp"])
         _, fit, rows = self.subject(data, "a sensitivity")
         ledger = Ledger(rows=len(rows))
-        exact = exact_log_posterior(ledger, fit, rows, self.draws, progressbar)
-        return sensitivity(self, model, exact)
+        exact = exact_log_posterior(ledger, fit, rows, alike.draws, progressbar)
+        return sensitivity(alike, model, exact)
 
     def stein_discrepancy(
         self,
@@ -278,3 +290,37 @@ class ChecksMixin(FittedDraws):
             warnings=Warnings(doubts),
             tuning=self.tuning | {"correction": weighted.report},
         )
+
+    def resample(self, random_seed: int = 0) -> Self:
+        """Turn weights into repetition: as many draws, which count alike.
+
+        Each draw comes up as often as its weight says, but for rounding (systematic resampling),
+        so that what knows nothing of weights, such as ArviZ, says the right thing. Draws that count
+        alike already are returned as they are; those with negative signs are refused.
+
+        Parameters
+        ----------
+        random_seed
+            Of where the resampling starts.
+
+        Examples
+        --------
+        >>> import numpy as np, modicum as mo
+        >>> draws = {"beta": np.array([[0.0, 1.0, 2.0, 3.0]])}
+        >>> weights = np.array([[2.0, 0.0, 0.0, 2.0]])
+        >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=1), weights=weights)
+        >>> post.resample()["beta"]
+        array([[0., 0., 3., 3.]])
+        """
+        require_positive(self.weights, "resampling")
+        if self.weights is None or not self.weighted:
+            return self
+        shape, number = self.weights.shape, self.weights.size
+        at = equal_places(self.weights.reshape(-1), number, number, random_seed, "resampling")
+
+        def taken(x: np.ndarray) -> np.ndarray:
+            return np.asarray(x.reshape(-1, *x.shape[2:])[at].reshape(*shape, *x.shape[2:]))
+
+        draws = {name: taken(x) for name, x in self.draws.items()}
+        stats = {name: taken(x) for name, x in self.stats.items()}
+        return replace(self, draws=draws, stats=stats, weights=None)

@@ -179,7 +179,8 @@ def to_datatree(
                     "weights-ignored",
                     f"these draws carry a {name} each (sample_stats[{name!r}]), which ArviZ's "
                     "summaries and plots ignore",
-                    "use Posterior.summary(), which respects it",
+                    "use Posterior.summary(), which respects it"
+                    + (", or post.resample().to_datatree()" if name == "weight" else ""),
                 ),
                 stacklevel=4,
             )

@@ -98,6 +98,12 @@ class FittedDraws(Draws):
         identity = self.settings.get("model") if comparable else None
         return Fit(predictor.model, self.fit_rows, identity)
 
+    def class_names(self) -> tuple[str, ...]:
+        """Return what the outcome's classes are called; empty where they are numbers."""
+        known = self.settings.get("outcome_levels")
+        levels = known or (() if self.rows is None else self.rows.outcome_levels)
+        return tuple(map(str, levels))
+
     def rows_of_fit(self) -> Rows:
         """Return the rows that effects of known groups are drawn from."""
         if self.rows is None:

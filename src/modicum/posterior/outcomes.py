@@ -181,8 +181,8 @@ class OutcomesMixin(FittedDraws):
         data
             Rows or a table to average over; None: those of the fit.
         at
-            Values to set; None: levels, few values, or a grid of twenty between the 1st and the
-            99th percentile.
+            Values to set, or one; None: levels, few values, or a grid of twenty between the 1st and
+            the 99th percentile.
         slope
             Whether to give marginal effects instead: derivatives with respect to the column,
             averaged over the rows as they are, or with the column at each value of `at`.
@@ -218,7 +218,7 @@ class OutcomesMixin(FittedDraws):
         rows, expected, weights = averages(
             self, column, data, draws, subsample, random_seed, groups
         )
-        return marginal(rows, expected, weights, column, at, slope, prob)
+        return marginal(rows, expected, weights, column, at, slope, prob, self.class_names())
 
     def contrast(
         self,
@@ -257,7 +257,9 @@ class OutcomesMixin(FittedDraws):
         rows, expected, weights = averages(
             self, column, data, draws, subsample, random_seed, groups
         )
-        return contrast(rows, expected, weights, column, between, comparison, prob)
+        return contrast(
+            rows, expected, weights, column, between, comparison, prob, self.class_names()
+        )
 
     def effects(
         self,

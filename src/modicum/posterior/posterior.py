@@ -152,7 +152,7 @@ class Posterior(OutcomesMixin, ChecksMixin):
         """
         whole_number("sample", sample, 0)
         tree = to_datatree(self, self.settings, self.warnings)
-        if sample and not self.weighted and self.restore_predictor() is not None:
+        if sample and self.restore_predictor() is not None:
             add_groups(tree, sampled_groups(self, sample, random_seed))
         return tree
 
@@ -261,8 +261,7 @@ class Posterior(OutcomesMixin, ChecksMixin):
             self.draws, self.stats, self.weights, self.labels, self.ledger, self.warnings,
             self.tuning, self.settings, self.predictor_spec, self.fit_rows,
         )  # fmt: skip
-        with within_disk(path):
-            save(contents, path)
+        save(contents, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: BaseModel | None = None) -> Posterior:

@@ -9,7 +9,7 @@ Rows and draws of the study are the same for every seed: what is chosen depends 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from math import ceil
 from typing import Any
 
@@ -39,6 +39,7 @@ from modicum.methods.ecs.tuning import (
     Expansion,
     Pilot,
     Rehearsal,
+    Residuals,
     choose_coordinates,
     evaluate,
     proxy_ratios,
@@ -141,7 +142,7 @@ class Study:
         self.draws_rows: RowDesign = self.design
         if isinstance(task.rows, GroupedRows):
             self.draws_rows, _ = of_groups(self.design, self._tables, task.rows)
-        self._evaluate()
+        self._few: Batch | None = None
 
     def _straight(self, draws: np.ndarray) -> np.ndarray:
         """Whitened coordinates of draws in which effects are relative to their scales."""
@@ -230,8 +231,9 @@ class Study:
 
         return RowFacts(len(self.task.rows), PILOT_ROWS, expected, floor=self.method.floor)
 
-    def _evaluate(self) -> None:
-        """Evaluate pilot rows at the pilot draws, whatever the design that is studied."""
+    @cached_property
+    def _residuals(self) -> Residuals:
+        """Pilot rows evaluated at the pilot draws, whatever the design that is studied."""
         rows, draws = self.task.rows, self._straight(self.draws)
         grouped = isinstance(rows, GroupedRows)
         linear = isinstance(self.control_variate, LinearTaylor)
@@ -244,7 +246,6 @@ class Study:
         self._drawn = Drawn(row_ids, chance)  # type: ignore[arg-type]
         self._rows = rows.take(row_ids) | {"probability": expected}
         self.task.ledger.add("pilot", len(row_ids) * len(draws), "density")
-        self._few: Batch | None = None
         if grouped:
             few = slice(None, SLOPE_GROUPS)
             self._few = rows.take(row_ids[few]) | {"probability": expected[few]}
@@ -260,7 +261,7 @@ class Study:
             bad = np.flatnonzero(~np.isfinite(evaluated.values).all(axis=1))
             t = self.anchor.point + self.anchor.factor @ draws[bad[0]]
             raise ConvergenceError(ends_near_the_mode(first_bad_row(self.task.sums, t)))
-        self._residuals = evaluated
+        return evaluated
 
     def _draws_of_short_chains(self) -> np.ndarray:
         """Draws from the posterior that the pilot rows imply, where it is far from normal.

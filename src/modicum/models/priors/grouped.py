@@ -62,13 +62,16 @@ class Effects:
 
     def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
         """log p(u | Sigma) + log p(Sigma), in what is sampled."""
+        return self.log_effects(t) + _log_hyper(self.kinds, t[self.own], numbers)
+
+    def log_effects(self, t: jax.Array) -> jax.Array:
+        """log p(u | Sigma)."""
         u = t[np.array(self.where)].reshape(self.count, self.levels)
         own = t[self.own]
         lower = covariance_factor(own, self.count)
         z = u / jnp.diag(lower)[:, None] if not self.partials else _solve(lower, u)
         log_det = jnp.sum(jnp.log(jnp.diag(lower)))
-        of_effects = -0.5 * jnp.sum(z**2) - self.levels * (log_det + self.count * HALF_LOG_2PI)
-        return of_effects + _log_hyper(self.kinds, own, numbers)
+        return -0.5 * jnp.sum(z**2) - self.levels * (log_det + self.count * HALF_LOG_2PI)
 
     # The anchor -------------------------------------------------------------------------------
 
@@ -116,14 +119,10 @@ class Effects:
         return np.asarray(np.clip(1 - variance / prior, 0.0, 1.0))
 
     def non_centred(self, t: np.ndarray, information: np.ndarray) -> NonCentred:
-        """Effects the data hardly inform move with their standard deviation.
-
-        By the square of lambda_l = A_ll tau^2 / (1 + A_ll tau^2): towards small scales
-        data inform less than at the anchor, and there is where trajectories diverge.
-        """
+        """Effects move with their standard deviation, by what data say of each: A_ll tau^2."""
         scale = np.repeat(np.array(self.sds), self.levels)
         ratio = information[np.array(self.where)] * np.exp(2 * t[scale])
-        return NonCentred(np.array(self.where), scale, 1 - (ratio / (1 + ratio)) ** 2)
+        return NonCentred(np.array(self.where), scale, ratio)
 
 
 def covariance_factor(own: jax.Array, count: int) -> jax.Array:

@@ -48,22 +48,26 @@ def marginal(
     at: Sequence[Any] | None,
     slope: bool,
     prob: float,
+    classes: Sequence[str],
 ) -> pd.DataFrame:
     """Average predictions or slopes; see `Posterior.marginal`."""
     values, levels = rows.values(name), rows.levels(name)
+    at = None if at is None else _listed(at)
+    if at == []:
+        raise SettingError("at=[] asks for no value; name one or more, or leave it out.")
     if slope and levels:
         raise SettingError(
             f"{name!r} holds levels, which have no slope; compare them by post.contrast({name!r})."
         )
     if slope:
-        points = [None] if at is None else list(at)
+        points = [None] if at is None else at
         found = [_slope(rows, expected, name, values, point) for point in points]
         labels = [name] if at is None else points
     else:
-        labels = list(at) if at is not None else _grid(name, values, levels)
+        labels = at if at is not None else _grid(name, values, levels)
         _require_levels(name, labels, levels)
         found = [_average(rows.setting(name, _constant(v, len(rows))), expected) for v in labels]
-    return _table(np.stack(found, axis=1), weights, labels, name, prob)
+    return _table(np.stack(found, axis=1), weights, labels, name, prob, classes)
 
 
 def contrast(
@@ -74,6 +78,7 @@ def contrast(
     between: Sequence[Any] | None,
     comparison: Comparison,
     prob: float,
+    classes: Sequence[str],
 ) -> pd.DataFrame:
     """Compare average predictions; see `Posterior.contrast`."""
     values, levels = rows.values(name), rows.levels(name)
@@ -81,13 +86,14 @@ def contrast(
         raise SettingError(
             f"comparison must be 'difference', 'ratio' or 'odds ratio', not {comparison!r}."
         )
+    between = None if between is None else _listed(between)
     if between is not None and len(between) < 2:
         raise SettingError("a contrast is between two values or more, the first of them the base.")
     if between is None and not levels:
         base = _average(rows.setting(name, values), expected)
         others = {"+1": _average(rows.setting(name, values + 1), expected)}
     else:
-        chosen = list(between) if between is not None else _all(name, levels)
+        chosen = between if between is not None else _all(name, levels)
         _require_levels(name, chosen, levels)
         base, *rest = (
             _average(rows.setting(name, _constant(v, len(rows))), expected) for v in chosen
@@ -96,7 +102,7 @@ def contrast(
         names = [f"{v}{sign}{chosen[0]}" for v in chosen[1:]]
         others = dict(zip(names, rest, strict=True))
     found = [_compared(base, other, comparison) for other in others.values()]
-    return _table(np.stack(found, axis=1), weights, list(others), name, prob)
+    return _table(np.stack(found, axis=1), weights, list(others), name, prob, classes)
 
 
 def averages(
@@ -200,6 +206,11 @@ def _require_levels(name: str, chosen: list[Any], levels: tuple[Any, ...]) -> No
         raise SettingError(f"{unknown[0]!r} is no level of {name!r}, whose levels are {shown}.")
 
 
+def _listed(values: Any) -> list[Any]:
+    """The values asked for; one by itself is a list of one."""
+    return [values] if isinstance(values, str) or np.ndim(values) == 0 else list(values)
+
+
 def _constant(value: Any, number: int) -> np.ndarray:
     filled = np.empty(number, object)
     filled[:] = value
@@ -220,7 +231,12 @@ def _compared(base: np.ndarray, other: np.ndarray, comparison: Comparison) -> np
 
 
 def _table(
-    found: np.ndarray, weights: np.ndarray, labels: list[Any], name: str, prob: float
+    found: np.ndarray,
+    weights: np.ndarray,
+    labels: list[Any],
+    name: str,
+    prob: float,
+    classes: Sequence[str],
 ) -> pd.DataFrame:
     """Mean, sd and interval of (draws, values), or of (draws, values, classes)."""
     import pandas as pd
@@ -232,7 +248,7 @@ def _table(
     columns = np.stack([weighted_mean(draws, weights), sd, low, high], axis=-1)
     index: Any = pd.Index(labels, name=name)
     if found.ndim == 3:
-        classes = range(found.shape[2])
-        index = pd.MultiIndex.from_product([labels, classes], names=[name, "class"])
+        known = classes if len(classes) == found.shape[2] else range(found.shape[2])
+        index = pd.MultiIndex.from_product([labels, known], names=[name, "class"])
     titles = ["mean", "sd", *(f"{100 * end:g}%" for end in ends)]
     return pd.DataFrame(columns.reshape(-1, 4), index=index, columns=titles)
