@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from modicum.models.base import Batch
+from modicum.runtime import Pytree
 
 __all__ = [
     "Bend",
@@ -31,7 +32,6 @@ __all__ = [
     "MoveInfo",
     "Point",
     "Proxy",
-    "Pytree",
     "RowBounds",
     "RowRequest",
     "StochasticGradientContext",
@@ -44,7 +44,6 @@ __all__ = [
     "unwhiten",
 ]
 
-Pytree: TypeAlias = Any  # nested tuples, lists and dicts of arrays, of whatever structure
 Draw: TypeAlias = dict[str, jax.Array]  # "position", and one number per statistic
 LogDensity: TypeAlias = Callable[[jax.Array], jax.Array]
 LogPosterior: TypeAlias = Callable[[jax.Array, Pytree], jax.Array]  # of t and all rows

@@ -9,7 +9,7 @@ Rows and draws of the study are the same for every seed: what is chosen depends 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from math import ceil
 from typing import Any
 
@@ -37,15 +37,7 @@ from modicum.estimators import (
     variance_unit,
 )
 from modicum.kernels.adaptation import schedule
-from modicum.kernels.base import (
-    ControlVariate,
-    Estimator,
-    Move,
-    Proxy,
-    Pytree,
-    RowDesign,
-    straighten,
-)
+from modicum.kernels.base import ControlVariate, Estimator, Move, Proxy, RowDesign, straighten
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Chosen, Plan, Task, Tuning
@@ -54,6 +46,7 @@ from modicum.methods.ecs.tuning import (
     Expansion,
     Pilot,
     Rehearsal,
+    Residuals,
     choose_coordinates,
     evaluate,
     proxy_ratios,
@@ -75,6 +68,7 @@ from modicum.random import Stream, generator, key
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
 from modicum.run import place_rows
+from modicum.runtime import Pytree
 
 __all__ = ["Composition", "Study"]
 
@@ -155,7 +149,7 @@ class Study:
         self.draws_rows: RowDesign = self.design
         if isinstance(task.rows, GroupedRows):
             self.draws_rows, _ = of_groups(self.design, self._tables, task.rows)
-        self._evaluate()
+        self._few: Batch | None = None
 
     def _proxy(self) -> Proxy:
         """The anchor's sums; those of groups in the coordinates that suit what groups say."""
@@ -252,8 +246,9 @@ class Study:
 
         return RowFacts(len(self.task.rows), PILOT_ROWS, expected, floor=self.method.floor)
 
-    def _evaluate(self) -> None:
-        """Evaluate pilot rows at the pilot draws, whatever the design that is studied."""
+    @cached_property
+    def _residuals(self) -> Residuals:
+        """Pilot rows evaluated at the pilot draws, whatever the design that is studied."""
         rows, draws = self.task.rows, self._straight(self.draws)
         grouped = isinstance(rows, GroupedRows)
         linear = isinstance(self.control_variate, LinearTaylor)
@@ -266,7 +261,6 @@ class Study:
         self._drawn = Drawn(row_ids, chance)  # type: ignore[arg-type]
         self._rows = rows.take(row_ids) | {"probability": expected}
         self.task.ledger.add("pilot", len(row_ids) * len(draws), "density")
-        self._few: Batch | None = None
         if grouped:
             few = slice(None, SLOPE_GROUPS)
             self._few = rows.take(row_ids[few]) | {"probability": expected[few]}
@@ -282,7 +276,7 @@ class Study:
             bad = np.flatnonzero(~np.isfinite(evaluated.values).all(axis=1))
             t = self.anchor.point + self.anchor.factor @ draws[bad[0]]
             raise ConvergenceError(ends_near_the_mode(first_bad_row(self.task.sums, t)))
-        self._residuals = evaluated
+        return evaluated
 
     def _draws_of_short_chains(self) -> np.ndarray:
         """Draws from the posterior that the pilot rows imply, where it is far from normal.
@@ -294,7 +288,7 @@ class Study:
         rehearsal = rehearse(
             self.control_variate,
             rows,
-            rows["probability"],
+            np.asarray(rows["probability"]),
             self.proxy,
             self.centre,
             key(SHARED, Stream.REHEARSAL),
