@@ -28,9 +28,16 @@ from modicum.designs import (
     sample_on_host,
 )
 from modicum.errors import ConvergenceError, ModicumWarning
-from modicum.estimators import GroupTaylor, LinearTaylor, control_variate, proxy
+from modicum.estimators import (
+    GroupTaylor,
+    LinearTaylor,
+    control_variate,
+    group_proxy,
+    proxy,
+    variance_unit,
+)
 from modicum.kernels.adaptation import schedule
-from modicum.kernels.base import ControlVariate, Estimator, Move, RowDesign, straighten
+from modicum.kernels.base import ControlVariate, Estimator, Move, Proxy, RowDesign, straighten
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Chosen, Plan, Task, Tuning
@@ -125,7 +132,7 @@ class Study:
         self.folded_prior = 0.0
         if not isinstance(task.rows, GroupedRows):
             self.folded_prior = folded_prior(task.target, anchor.point)[0]
-        self.proxy = proxy(anchor, task.target, order)
+        self.proxy = self._proxy()
         # One Newton step from t* is where the posterior is: pilot draws about t* itself would
         # flatter the control variates, whose residuals vanish there.
         self.centre = anchor.factor.T @ (anchor.A + self._prior_slope())
@@ -143,6 +150,14 @@ class Study:
         if isinstance(task.rows, GroupedRows):
             self.draws_rows, _ = of_groups(self.design, self._tables, task.rows)
         self._few: Batch | None = None
+
+    def _proxy(self) -> Proxy:
+        """The anchor's sums; those of groups in the coordinates that suit what groups say."""
+        target, anchor, order = self.task.target, self.anchor, self.method.order
+        if not isinstance(self.task.rows, GroupedRows):
+            return proxy(anchor, target, order)
+        unit = variance_unit(target.likelihood, anchor.point, self.task.rows)
+        return group_proxy(anchor, target, order, unit)
 
     def _straight(self, draws: np.ndarray) -> np.ndarray:
         """Whitened coordinates of draws in which effects are relative to their scales."""
