@@ -329,7 +329,8 @@ def _remainder_slope(
     at: tuple[jax.Array, ...],
     tangents: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, jax.Array]:
-    value, slope = _with_slope(model, order, *at)
+    e, eta, y, taylor = at
+    value, slope = _with_slope(model, order, e, eta, y, taylor)
     return value, slope * tangents[0]
 
 

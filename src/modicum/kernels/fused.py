@@ -97,11 +97,11 @@ def pieces(size: int) -> tuple[int, ...]:
     >>> pieces(29), pieces(151), pieces(55), pieces(3)
     ((32,), (128, 32), (64,), (16,))
     """
-    whole = max(16, pl.next_power_of_2(size))
+    whole = max(16, _at_least(size))
     first = whole // 2
-    if size <= 32 or first + max(16, pl.next_power_of_2(size - first)) >= whole:
+    if size <= 32 or first + max(16, _at_least(size - first)) >= whole:
         return (whole,)
-    return first, max(16, pl.next_power_of_2(size - first))
+    return first, max(16, _at_least(size - first))
 
 
 class Shape(NamedTuple):
@@ -119,7 +119,7 @@ class Shape(NamedTuple):
     @property
     def places(self) -> int:
         """Places of the subsample, a power of two."""
-        return int(pl.next_power_of_2(self.subsample))
+        return _at_least(self.subsample)
 
     @property
     def tiles(self) -> int:
@@ -130,7 +130,7 @@ class Shape(NamedTuple):
     def warps(self) -> int:
         """Threads of a program, in units of 32."""
         held = self.tile * sum(self.widths)
-        return int(min(8, max(1, pl.next_power_of_2(-(-held // PER_WARP)))))
+        return min(8, _at_least(-(-held // PER_WARP)))
 
 
 class Estimated(NamedTuple):
@@ -292,7 +292,7 @@ def _run(program: _Program, *refs: Ref) -> None:
     h = step_size[0]
     m, b, K = shape.subsample, shape.block, shape.refreshes
     everywhere = jnp.arange(shape.places, dtype=jnp.int32)
-    inside = jnp.arange(int(pl.next_power_of_2(b)), dtype=jnp.int32)
+    inside = jnp.arange(_at_least(b), dtype=jnp.int32)
 
     def evaluate(z: Vector, held: Held | None) -> Here:
         if held is not None:
@@ -308,8 +308,9 @@ def _run(program: _Program, *refs: Ref) -> None:
 
     def refresh(t: jax.Array, z: Vector, held_ids: jax.Array, now: Estimated) -> Pytree:
         """Propose K blocks one after the other, each accepted by eq. 3.5."""
-        accepted = jnp.float32(0)
-        for k in range(K):
+
+        def propose(k: jax.Array, carry: Pytree) -> Pytree:
+            held_ids, now, accepted = carry
             first = which[t, k] * b
             chosen = everywhere[:, None] == (first + inside)[None, :]
             before = jnp.sum(jnp.where(chosen, held_ids[:, None], 0), axis=0, dtype=jnp.int32)
@@ -326,7 +327,10 @@ def _run(program: _Program, *refs: Ref) -> None:
             within = everywhere - first
             replaced = taken & (within >= 0) & (within < b)
             held_ids = jnp.where(replaced, fresh + within, held_ids)
-            accepted = accepted + jnp.where(taken, jnp.float32(1), jnp.float32(0))
+            return held_ids, now, accepted + jnp.where(taken, jnp.float32(1), jnp.float32(0))
+
+        start = (held_ids, now, jnp.float32(0))
+        held_ids, _, accepted = jax.lax.fori_loop(jnp.int32(0), jnp.int32(K), propose, start)
         return held_ids, accepted
 
     def iterate(t: jax.Array, carry: Pytree) -> Pytree:
@@ -405,21 +409,28 @@ class FusedKernel:
         Of the estimator of `plain`.
     interpret
         Whether to run the program without an accelerator, operation by operation.
+    registers, tile
+        Numbers of a subsample that a program holds at most, and that it reads at a time beyond.
+    warps
+        Threads of a program, in units of 32; 0: by how much it holds.
     """
 
     plain: EnergyConservingKernel
     residuals: RowResidual
     ddof: int = 1
     interpret: bool = False
+    registers: int = IN_REGISTERS
+    tile: int = TILE
+    warps: int = 0
 
     def shape(self, size: int, certain: int) -> Shape:
         """What is compiled for `size` parameters and so many certain rows."""
         m, widths = self.plain.subsample, pieces(size)
         width = sum(widths)
-        places = int(pl.next_power_of_2(m))
-        tile = places if places * width <= IN_REGISTERS else _at_most(TILE // width)
+        places = _at_least(m)
+        tile = places if places * width <= self.registers else _at_most(self.tile // width)
         # what is read beside a subsample that is held must leave room for it
-        beside = min(_at_most(TILE // width), tile, 32)
+        beside = min(_at_most(self.tile // width), tile, 32)
         whole = -(-certain // beside) * beside
         return Shape(
             m, self.plain.block, self.plain.refreshes, self.ddof, widths, whole, tile, beside
@@ -460,16 +471,38 @@ class FusedKernel:
             What `plain.prepare` made of the rows that the iterations requested, (chains,
             iterations, ...).
         """
-        chains, length = keys.shape
-        size = state.z.shape[1]
+        length, size = keys.shape[1], state.z.shape[1]
+        shape = self.shape(size, certain_rows(context))
+        script, inputs = self.inputs(keys, state, fresh, count, context)
+        positions, stats, last, places = self.launch(shape, length, inputs)
+        at = places[:, : shape.subsample, None]
+        held = jnp.take_along_axis(inputs[1], at, axis=1)
+        chosen = _of_pool(held, state.subsample, size, sum(shape.widths))
+        z = last[:, :size].astype(jnp.float64)
+        form = self.plain.control_variate
+        values = jax.vmap(lambda rows, z: form.values(rows, z, context.proxy))(chosen, z)
+        after = state._replace(z=z, subsample=chosen, values=values)
+        step_size = state.adaptation.step_size
+        return after, self._draws(positions[..., :size], stats, script, step_size, context)
+
+    def inputs(
+        self,
+        keys: jax.Array,
+        state: EnergyConservingState,
+        fresh: PredictorRows,
+        count: jax.Array,
+        context: EnergyConservingContext,
+    ) -> tuple[Script, tuple[jax.Array, ...]]:
+        """Random numbers, and all that programs read."""
+        chains, size = state.z.shape
         shape = self.shape(size, certain_rows(context))
         step_size = state.adaptation.step_size
         of_chain = jax.vmap(partial(self.script, size=size), in_axes=(0, None))
         script = jax.vmap(of_chain)(keys, step_size)
         subsample: PredictorRows = state.subsample
         flat = jax.tree.map(lambda x: x.reshape(chains, -1, *x.shape[3:]), fresh)
-        both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), subsample, flat)
-        pool = _rows_of_pool(both, shape.widths)
+        parts = [_rows_of_pool(part, shape.widths) for part in (subsample, flat)]
+        pool = jnp.concatenate(parts, axis=1)
         certain = jnp.zeros((1, pool.shape[2]), jnp.float32)
         if context.certain is not None:
             certain = _rows_of_pool(context.certain, shape.widths)
@@ -488,18 +521,11 @@ class FusedKernel:
             _widened(state.z.astype(jnp.float32), width),
             _widened(context.proxy.a.astype(jnp.float32), width),
         )
-        positions, stats, last, places = self._call(shape, chains, length, inputs)
-        kept = jax.vmap(lambda part, at: part[at])
-        chosen = jax.tree.map(lambda x: kept(x, places[:, : shape.subsample]), both)
-        z = last[:, :size].astype(jnp.float64)
-        values = jax.vmap(lambda s, at: self.plain.control_variate.values(s, at, context.proxy))
-        after = state._replace(z=z, subsample=chosen, values=values(chosen, z))
-        return after, self._draws(positions[..., :size], stats, script, step_size, context)
+        return script, inputs
 
-    def _call(
-        self, shape: Shape, chains: int, length: int, inputs: tuple[jax.Array, ...]
-    ) -> list[jax.Array]:
-        """Launch one program per chain."""
+    def launch(self, shape: Shape, length: int, inputs: tuple[jax.Array, ...]) -> list[jax.Array]:
+        """Run one program per chain: positions, statistics, the last position, and places."""
+        chains = inputs[1].shape[0]
         width, shared = sum(shape.widths), {0, 2, 10}  # what all chains read alike
 
         def of_chain(array: jax.Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
@@ -522,7 +548,7 @@ class FusedKernel:
             grid=(chains,),
             in_specs=[whole(x) if k in shared else of_chain(x) for k, x in enumerate(inputs)],
             out_specs=[of_chain(x) for x in outputs],
-            compiler_params=plgpu.CompilerParams(num_warps=shape.warps, num_stages=1),
+            compiler_params=plgpu.CompilerParams(num_warps=self.warps or shape.warps, num_stages=1),
             interpret=self.interpret,
             name="hmc_ecs",
         )
@@ -544,7 +570,7 @@ class FusedKernel:
         plain, steps = self.plain, script.steps
         rows = plain.subsample + certain_rows(context)
         return {
-            "position": positions.astype(jnp.float64),
+            "position": positions,  # as it is, since it travels to the host
             "lp": log + context.constant,
             "step_size": jnp.broadcast_to(step_size[:, None], steps.shape),
             "acceptance_rate_u": accepted / plain.refreshes,
@@ -557,6 +583,11 @@ class FusedKernel:
             "n_steps": steps,
             "reached_max_treedepth": jnp.zeros(steps.shape, bool),
         }
+
+
+def _at_least(number: int) -> int:
+    """The smallest power of two that is not smaller."""
+    return 1 << max(0, number - 1).bit_length()
 
 
 def _at_most(number: int) -> int:
@@ -578,3 +609,16 @@ def _rows_of_pool(cached: PredictorRows, widths: tuple[int, ...]) -> jax.Array:
     )
     columns = _widened(cached.rows.astype(jnp.float32), sum(widths))
     return jnp.concatenate([columns, _widened(extras.astype(jnp.float32), EXTRAS)], axis=-1)
+
+
+def _of_pool(pool: jax.Array, like: PredictorRows, size: int, width: int) -> PredictorRows:
+    """Rows of a pool as cached rows, in the types that those of `like` have."""
+    extras = pool[..., width:]
+    parts = {
+        "rows": pool[..., :size],
+        "eta": extras[..., ETA],
+        "y": extras[..., OUTCOME],
+        "scale": extras[..., SCALE],
+        "taylor": extras[..., TAYLOR : TAYLOR + TERMS],
+    }
+    return like._replace(**{name: x.astype(like.rows.dtype) for name, x in parts.items()})

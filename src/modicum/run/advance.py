@@ -250,7 +250,7 @@ def advance_settled(
 ) -> tuple[Progress, Packed]:
     """`advance_together` by one call of what does up to `length` iterations without flags."""
     first, count = span
-    numbers = first + jnp.arange(length)
+    numbers = jnp.asarray(first) + jnp.arange(length)
     of_chain = jax.vmap(_keys, in_axes=(None, 0))
     rows_keys, step_keys = jax.vmap(of_chain, in_axes=(0, None))(chain_keys, numbers)
     kernel = settled.plain
@@ -258,9 +258,10 @@ def advance_settled(
     if fresh is None:
         requests = jax.vmap(jax.vmap(lambda key: kernel.row_request(key, context)))(rows_keys)
         assert rows is not None
+        assert requests is not None
         fresh = _read(rows, requests)
     ready = jax.vmap(jax.vmap(lambda batch: kernel.prepare(batch, context)))(fresh)
-    state, draws = settled.advance(step_keys, progress.state, ready, count, context)
+    state, draws = settled.advance(step_keys, progress.state, ready, jnp.asarray(count), context)
     return progress._replace(state=state), jax.vmap(jax.vmap(packed))(draws)
 
 

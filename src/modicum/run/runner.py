@@ -220,7 +220,7 @@ def _to_the_end(
     hook: PeriodicHook | None,
 ) -> int:
     """Chunk after chunk, until all are made or a stop is asked for; how many were made."""
-    pace = _Pace(chains.capacity, total, hook)
+    pace = _Pace(chains.capacity, total, hook, book.tune * chains.thin)
     count = pace.first(made)
     while made < total and not stop.asked:
         started = time.monotonic()
@@ -247,10 +247,15 @@ def _say_where(made: int, total: int, checkpoint: Checkpoint | None) -> None:
 
 
 class _Pace:
-    """How many iterations to run at a time, so that a chunk takes CHUNK_SECONDS."""
+    """How many iterations to run at a time, so that a chunk takes CHUNK_SECONDS.
 
-    def __init__(self, capacity: int, total: int, hook: PeriodicHook | None = None) -> None:
-        self.capacity, self.total, self.hook = capacity, total, hook
+    No chunk holds both warm-up and draws, whose iterations may differ in cost.
+    """
+
+    def __init__(
+        self, capacity: int, total: int, hook: PeriodicHook | None = None, tune: int = 0
+    ) -> None:
+        self.capacity, self.total, self.hook, self.tune = capacity, total, hook, tune
         self.per_iteration: float | None = None
         self.timed = 0
 
@@ -266,6 +271,8 @@ class _Pace:
     def _at_most(self, made: int, count: int) -> int:
         if self.hook is not None:
             count = min(count, self.hook.until_next(made))
+        if made < self.tune:
+            count = min(count, self.tune - made)
         return max(0, min(count, self.total - made))
 
     def took(self, seconds: float, count: int) -> None:

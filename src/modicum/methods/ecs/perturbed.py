@@ -76,6 +76,11 @@ class HMCECS(EnergyConserving):
     memory_limit
         Bytes of rows that may be held in memory; larger data sets are read as the chains need their
         rows. By default half of the free memory, or 256 MiB for a row store.
+    fused
+        "auto": on a GPU, after warm-up, a chain is one program that does many iterations per
+        launch, in float32, where the model and the settings allow it; `Posterior.tuning["path"]`
+        says so.
+        True: as "auto", and an error where they do not. False: never.
     bias
         Largest shift of a posterior mean the perturbation may cause, in posterior standard
         deviations, by the pilot study.
@@ -204,6 +209,7 @@ class HMCECS(EnergyConserving):
         exact: Chosen = {"value": 0.0, "why": "every proposal is judged by all rows"}
         return replace(
             plan,
+            settled=None,
             kernel=DelayedAcceptanceKernel(plan.kernel, whole),
             context=DelayedAcceptanceContext(plan.context, jnp.asarray(len(task.rows)), chunks),
             start_rows=plan.start_rows + len(task.rows),
