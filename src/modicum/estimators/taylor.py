@@ -187,7 +187,7 @@ class LinearTaylor:
         """What the expansion leaves over at eta + e, and its slope in e, elementwise."""
         model = self.target.model
         assert isinstance(model, LinearPredictorModel)
-        return _with_slope(model, self.order, e, eta, y, taylor, _some)
+        return _with_slope(model, self.order, e, eta, y, taylor, _some, _by_rise)
 
     def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
         """A quadratic, of which a normal prior is part, and the prior itself where it is none."""
@@ -342,13 +342,17 @@ def _with_slope(
     y: jax.Array,
     taylor: Coefficients,
     some: Callable[[jax.Array], jax.Array] = jnp.any,
+    far: Callable[..., tuple[jax.Array, jax.Array]] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The remainder, and its derivative in `e`; `some` says whether any of truth values is true."""
+    """The remainder, and its derivative in `e`.
+
+    `some` says whether any of truth values is true, and `far` is the difference beyond the series.
+    """
     series = _series(e, taylor, order)
     large = _large(model, e)
 
     def mixed() -> tuple[jax.Array, jax.Array]:
-        direct = _direct(model, order, e, eta, y, taylor)
+        direct = (far or _direct)(model, order, e, eta, y, taylor)
         return jnp.where(large, direct[0], series[0]), jnp.where(large, direct[1], series[1])
 
     return jax.lax.cond(some(large), mixed, lambda: series)
@@ -387,3 +391,19 @@ def _direct(
         slope = slope - (j * taylor[j] * e ** (j - 1) if j else 0.0)
     # A family's NumPy constants may have made them float64.
     return f.astype(e.dtype), slope.astype(e.dtype)
+
+
+def _by_rise(
+    model: LinearPredictorModel,
+    order: int,
+    e: jax.Array,
+    eta: jax.Array,
+    y: jax.Array,
+    taylor: Coefficients,
+) -> tuple[jax.Array, jax.Array]:
+    """The same by the family's own difference, which programs of an accelerator can compute."""
+    rise, slope = model.rise(eta, e, y, taylor[0])
+    for j in range(1, order + 1):
+        rise = rise - taylor[j] * e**j
+        slope = slope - j * taylor[j] * e ** (j - 1)
+    return rise.astype(e.dtype), slope.astype(e.dtype)
