@@ -46,7 +46,7 @@ class EnergyConserving(Method):
     certainty: int | Literal["auto"] = "auto"
     precision: Literal["float64", "float32"] = "float64"
     memory_limit: int | None = None
-    fused: Fused = "auto"
+    fused: Fused = False
     of_digests: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

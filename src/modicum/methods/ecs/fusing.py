@@ -34,7 +34,7 @@ def fused_kernel(
     With `fused=True` a reason against it is an error.
     """
     if fused is False:
-        return None, "fused=False was set"
+        return None, "fused iterations were not asked for"
     why = _obstacle(kernel, context)
     if why is None:
         from modicum.kernels.fused import FusedKernel

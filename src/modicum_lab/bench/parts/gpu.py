@@ -1,11 +1,12 @@
 """One chain to thousands on an accelerator: HMC-ECS, signed, SGHMC, and HMC on all rows beside.
 
     python -m modicum_lab.bench.parts.gpu [--rows 10500000] [--chains 1 32 1024 8192] [--draws 1000]
-    python -m modicum_lab.bench.parts.gpu --methods perturbed unfused --tables made-up flights
+    python -m modicum_lab.bench.parts.gpu --methods perturbed fused --tables made-up flights
     python -m modicum_lab.bench.parts.gpu --rows 100000 --chains 1 8 --draws 200  # on a CPU
 
-HMC-ECS runs twice, a whole chain in one program where that can be, and iteration by iteration
-("unfused"); the column "path" says which it was. On the flights (d = 151) these two run alone.
+HMC-ECS runs twice, iteration by iteration ("perturbed") and with a whole chain in one program
+where that can be ("fused"); the column "path" says which it was. On the flights (d = 151) these
+two run alone.
 
 Every chain's means and sds are compared with those of all chains together, and these with a
 reference that reads every row. The share of the card's limits says how far the time of an
@@ -57,11 +58,11 @@ class Kind(NamedTuple):
 
 METHODS = {
     "perturbed": Kind(HMCECS),
-    "unfused": Kind(partial(HMCECS, fused=False)),
+    "fused": Kind(partial(HMCECS, fused="auto")),
     "signed": Kind(SignedHMCECS),
     "sghmc-cv": Kind(SGHMCCV, 10),
 }
-BOTH_PATHS = ("perturbed", "unfused")
+BOTH_PATHS = ("perturbed", "fused")
 TABLES = ("made-up", "flights")
 ALL_ROWS = "hmc, all rows"
 GOAL = 1_500_000  # effective draws per second, perturbed, with 1,024 chains or more

@@ -56,8 +56,8 @@ def test_the_command_line_of_the_accelerator_makes_its_cases():
     assert (cases[-1].name, cases[-1].chains) == (gpu.ALL_ROWS, 2)
     both = gpu.cases(arguments, "flights")
     assert {(case.name, case.method.fused) for case in both} == {
-        ("perturbed", "auto"),
-        ("unfused", False),
+        ("perturbed", False),
+        ("fused", "auto"),
     }
 
 
