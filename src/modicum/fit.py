@@ -51,7 +51,7 @@ def fit(
     store: str | os.PathLike[str] | None = None,
     dtype: object = None,
     encoding: str = "utf-8",
-    method: str | Method | None = None,
+    method: str | Method | None = "auto",
     draws: int | None = None,
     tune: int | None = None,
     chains: ChainCount = 4,
@@ -102,8 +102,8 @@ def fit(
         What becomes of a row with a missing value in a column that the formula uses: "refuse" it,
         or "drop" it and say how many there were.
     store
-        A folder to keep the encoded rows in, for data that do not fit in memory. With group terms
-        they are sorted by the factor of the most levels, on disk.
+        A folder to keep the encoded rows in, for data that do not fit in memory, or its URI on
+        object storage. With group terms they are sorted by the factor of the most levels, on disk.
     dtype
         float32 or float64; None: float32 where all floating columns are that narrow, else
         float64.

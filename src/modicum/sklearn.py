@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -41,6 +41,9 @@ from modicum.rows import Rows
 from modicum.run import ChainCount
 from modicum.sample import sample
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 __all__ = ["LinearRegression", "LogisticRegression", "PoissonRegressor", "Regressor"]
 
 Features: TypeAlias = Any  # arrays, sparse matrices, data frames
@@ -59,9 +62,9 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         prior_scale: float | tuple[float, ...] | None = None,
         fit_intercept: bool = True,
         priors: Mapping[str, Any] | None = None,
-        method: str | Method | None = None,
+        method: str | Method | None = "auto",
         draws: int = 1000,
-        tune: int = 1000,
+        tune: int | None = None,
         chains: ChainCount = 4,
         random_state: int | np.random.RandomState | None = None,
         progressbar: bool = False,
@@ -177,7 +180,7 @@ def _rows_of_frame(
     )
 
 
-def _free_name(name: str, frame: Any) -> str:
+def _free_name(name: str, frame: pd.DataFrame) -> str:
     while name in frame.columns:
         name += "_"
     return name
@@ -242,9 +245,9 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         prior_scale: float | tuple[float, ...] | None = None,
         fit_intercept: bool = True,
         priors: Mapping[str, Any] | None = None,
-        method: str | Method | None = None,
+        method: str | Method | None = "auto",
         draws: int = 1000,
-        tune: int = 1000,
+        tune: int | None = None,
         chains: ChainCount = 4,
         random_state: int | np.random.RandomState | None = None,
         progressbar: bool = False,
@@ -377,9 +380,9 @@ class LinearRegression(Regressor):
         prior_scale: float | tuple[float, ...] | None = None,
         fit_intercept: bool = True,
         priors: Mapping[str, Any] | None = None,
-        method: str | Method | None = None,
+        method: str | Method | None = "auto",
         draws: int = 1000,
-        tune: int = 1000,
+        tune: int | None = None,
         chains: ChainCount = 4,
         random_state: int | np.random.RandomState | None = None,
         progressbar: bool = False,

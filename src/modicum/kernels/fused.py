@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from modicum.kernels.base import Draw, Pytree
+from modicum.kernels.base import Draw
 from modicum.kernels.energy_conserving import (
     EnergyConservingContext,
     EnergyConservingKernel,
@@ -34,6 +34,7 @@ from modicum.kernels.energy_conserving import (
     refresh_chances,
 )
 from modicum.kernels.moves import DIVERGENT, HMCMove, path_chances
+from modicum.runtime import Pytree
 
 __all__ = ["FusedKernel", "PredictorRows", "RowResidual", "pieces"]
 

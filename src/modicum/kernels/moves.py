@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from modicum.kernels.base import LogDensity, Move, MoveInfo, Point, Pytree
+from modicum.kernels.base import LogDensity, Move, MoveInfo, Point
+from modicum.runtime import Pytree
 
 __all__ = [
     "Density",

@@ -12,13 +12,14 @@ from typing import Any, ClassVar, Protocol, TypedDict, TypeVar
 import numpy as np
 
 from modicum.errors import ModicumWarning, NoModeError, SettingError, is_number
-from modicum.kernels.base import Kernel, Pytree, Settled
+from modicum.kernels.base import Kernel, Settled
 from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.models.base import Batch
 from modicum.passes import NEAR, Anchor, ModeRecord, Starts, Sums, anchor_at_mode
 from modicum.rows import Rows
 from modicum.run import Checkpoint, History, PeriodicHook
+from modicum.runtime import Pytree
 
 __all__ = [
     "Chosen",
@@ -175,7 +176,7 @@ class Parameters:
 class Plan:
     """A kernel ready to run, with everything it reads."""
 
-    kernel: Kernel[Any, Any]
+    kernel: Kernel[Any, Any] | None  # None: the draws are made already, see `history`
     context: Pytree
     flags: Pytree
     anchor: Coordinates
@@ -185,6 +186,7 @@ class Plan:
     tuning: Tuning = field(default_factory=dict)
     notes: list[ModicumWarning] = field(default_factory=list)
     hook: PeriodicHook | None = None  # what is done to the chains between iterations
+    history: History | None = None  # all draws, where no chain had to run
     memo: object = None  # what the method itself will need of it in `finish`
     settled: Settled | None = None  # what may do many iterations at once after warm-up
 
@@ -195,6 +197,7 @@ class Outcome:
 
     weights: np.ndarray | None = None
     target_accept: float = 0.8  # what the moves were tuned for
+    independent: bool = False  # whether R-hat and ESS have nothing to find: no chain, no start
     warnings: list[ModicumWarning] = field(default_factory=list)
 
 

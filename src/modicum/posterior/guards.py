@@ -9,7 +9,7 @@ import numpy as np
 from modicum.diagnostics import nested_r_hat, r_hat
 from modicum.diagnostics.inefficiency import finite_and_moving
 from modicum.errors import ModicumWarning
-from modicum.posterior.labels import AnyLabels, Labels, scalar_names, tidy_labels
+from modicum.posterior.labels import Labels, LabelsLike, scalar_names, tidy_labels
 from modicum.posterior.summary import diagnose
 from modicum.posterior.weighted import influence, kish_share, weighted_mcse
 
@@ -50,10 +50,11 @@ def convergence_warnings(
     draws: Mapping[str, np.ndarray],
     stats: Mapping[str, np.ndarray],
     weights: np.ndarray | None = None,
-    labels: AnyLabels | None = None,
+    labels: LabelsLike | None = None,
     target_accept: float = 0.8,
     modes_apart: bool = False,
     superchains: int | None = None,
+    mixing: bool = True,
 ) -> list[ModicumWarning]:
     """List what is wrong with the draws, the gravest first; an empty list is a clean bill.
 
@@ -73,6 +74,9 @@ def convergence_warnings(
     superchains
         Groups of chains that began at one point each: by nested R-hat it is seen whether short
         chains have forgotten it.
+    mixing
+        Whether R-hat and effective sample size are looked at, which of draws that were made
+        independently have nothing to find.
 
     Examples
     --------
@@ -91,12 +95,12 @@ def convergence_warnings(
     usable = True
     if weights is not None:
         weights = np.asarray(weights, dtype=float)
-        doubts += _signs_and_weights(weights)
+        doubts += _signs_and_weights(weights, mixing)
         usable = bool(weights.sum() > 0)  # else every estimate is nan, as was said
         if weights.min() == weights.max() > 0:
             weights = None  # they all count alike
     doubts += _steps({name: np.asarray(x) for name, x in stats.items()}, target_accept)
-    if usable and not frozen:
+    if usable and not frozen and mixing:
         tidied = tidy_labels(labels, arrays)
         doubts += _remembering(arrays, weights, tidied, superchains)
         doubts += _disagreement(arrays, weights, tidied, modes_apart)
@@ -161,7 +165,7 @@ def _longest_rest(moved: np.ndarray) -> int:
     return int(np.diff(at).max())
 
 
-def _signs_and_weights(weights: np.ndarray) -> list[ModicumWarning]:
+def _signs_and_weights(weights: np.ndarray, mixing: bool) -> list[ModicumWarning]:
     bad = ~np.isfinite(weights)
     if bad.any():
         chain, draw = np.argwhere(bad)[0]
@@ -175,7 +179,7 @@ def _signs_and_weights(weights: np.ndarray) -> list[ModicumWarning]:
             )
         ]
     doubts = _cancelling_signs(weights) if (weights < 0).any() else _uneven_weights(weights)
-    if _measurable(weights):
+    if mixing and _measurable(weights):
         ratio, limit = float(r_hat(weights)), largest_r_hat(weights.shape[0], weights.shape[1], 1)
         if not ratio <= limit:
             doubts.append(

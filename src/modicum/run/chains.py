@@ -18,14 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError
-from modicum.kernels.base import Kernel, Pytree, Settled
+from modicum.kernels.base import Kernel, Settled
 from modicum.models.base import Batch
 from modicum.progress import logger
 from modicum.rows import Rows
 from modicum.run import advance as compiled
 from modicum.run.fetching import Batches, Fetcher, lengthened
 from modicum.run.records import HostPacked, Record, copy_to, precompile, room_for, unpacked
-from modicum.runtime import in_double_precision, make_room, uncollected
+from modicum.runtime import Pytree, devices, in_double_precision, make_room, uncollected
 
 __all__ = ["Chains", "Parallel", "default_parallel"]
 
@@ -122,6 +122,7 @@ class Chains:
                 self._stacked,
                 begin_with,
             )
+        self._copies = [(self.context, None if isinstance(self.rows, Rows) else self.rows)]
         # Rows that were fetched are those of a whole call.
         parts = WINDOWS if self._through_pinned_pages and not self._fetcher else 1
         window = _whole(max(self.capacity // parts, min(self.block, self.capacity)), self.block)
@@ -150,50 +151,58 @@ class Chains:
     def begin(self) -> None:
         """Put every chain at its start."""
         make_room()
+        self._spread()
         batches = self._fetcher.at_start() if self._fetcher else None
-        begin = compiled.begin_together if self._stacked else compiled.begin
-        start = partial(begin, self.kernel, self.context, self._on_device)
         with uncollected():
-            loop = self._lowered(start, batches)
-            # The loop is compiled meanwhile, and before threads race to do so.
-            compiling = self._pool.submit(loop.compile)
+            loops = self._lowered(batches)
+            # Loops are compiled meanwhile, and before threads race to do so.
+            compiling = [self._pool.submit(loop.compile) for loop in loops]
             if self._through_pinned_pages:
-                precompile(loop.out_info[1])
-                self._record = loop.out_info[1]
+                self._record = loops[0].out_info[1]
+                precompile(self._record)
             if self.settled is not None:
-                self._compile_settled(start, batches)
+                self._compile_settled(batches)
             self.state = [
-                start(self._of_group(batches, g), key) for g, key in enumerate(self._group_starts)
+                self._start(g)(self._of_group(batches, g), key)
+                for g, key in enumerate(self._group_starts)
             ]
-            compiling.result()
+            for one in compiling:
+                one.result()
 
-    def _lowered(self, start: Callable[..., compiled.Progress], batches: Batches | None) -> Lowered:
-        """The loop, ready to be compiled."""
-        return self._loop.lower(*self._arguments(*self._blank(start, batches)))
+    def _spread(self) -> None:
+        """Have context and rows on every device that gets a group of chains."""
+        places = devices()[: len(self._parts)]
+        if len(places) > 1:
+            self._copies = [jax.device_put(self._copies[0], device) for device in places]
 
-    def _blank(
-        self, start: Callable[..., compiled.Progress], batches: Batches | None
-    ) -> tuple[int, Span, Batches | None, compiled.Progress]:
+    def _start(self, g: int) -> Callable[..., compiled.Progress]:
+        begin = compiled.begin_together if self._stacked else compiled.begin
+        return partial(begin, self.kernel, *self._at_device(g))
+
+    def _lowered(self, batches: Batches | None) -> list[Lowered]:
+        """The loop, ready to be compiled for each device."""
+        blank = self._blank(batches)
+        return [self._loop.lower(*self._arguments(g, *blank)) for g in range(len(self._copies))]
+
+    def _blank(self, batches: Batches | None) -> tuple[Span, Batches | None, compiled.Progress]:
         """Arguments of the right shapes, for a loop of no iterations."""
-        shapes = jax.eval_shape(start, self._of_group(batches, 0), self._group_keys[0])
+        shapes = jax.eval_shape(self._start(0), self._of_group(batches, 0), self._group_keys[0])
         state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
         fetched = self._fetcher.of(0, 1) if self._fetcher else None
-        return 0, (np.int64(0), np.int64(0)), fetched, state
+        return (np.int64(0), np.int64(0)), fetched, state
 
-    def _compile_settled(
-        self, start: Callable[..., compiled.Progress], batches: Batches | None
-    ) -> None:
-        """Make ready what runs after warm-up; what this device cannot run is done without."""
+    def _compile_settled(self, batches: Batches | None) -> None:
+        """Make ready what runs after warm-up; what a device cannot run is done without."""
+        blank = self._blank(batches)
         try:
-            arguments = self._settled_arguments(*self._blank(start, batches))
-            loop = compiled.advance_settled.lower(*arguments)
-            loop.compile()
+            for g in range(len(self._copies)):
+                loop = compiled.advance_settled.lower(*self._settled_arguments(g, *blank))
+                loop.compile()
+                precompile(loop.out_info[1])
         except Exception as error:  # what is raised depends on device and version
             self.obstacle = "the program could not be compiled for this device"
             logger.info("%s: %s", self.obstacle, error)
             self.settled = None
-        else:
-            precompile(loop.out_info[1])
 
     @in_double_precision
     def advance(self, first: int, count: int, next_count: int = 0) -> Record:
@@ -282,7 +291,7 @@ class Chains:
         self, g: int, span: Span, batches: Batches | None, state: Pytree
     ) -> tuple[Any, ...]:
         """What the loop is called with for group `g`."""
-        fixed = (self.kernel, self._extent, self.context, self._on_device)
+        fixed = (self.kernel, self._extent, *self._at_device(g))
         flags = self._flags_of(int(span[0]))
         return (*fixed, flags, span, self._of_group(batches, g), state, self._group_keys[g])
 
@@ -290,7 +299,7 @@ class Chains:
         self, g: int, span: Span, batches: Batches | None, state: Pytree
     ) -> tuple[Any, ...]:
         """What the loop without flags is called with for group `g`."""
-        fixed = (self.settled, self.settled_length, self.context, self._on_device)
+        fixed = (self.settled, self.settled_length, *self._at_device(g))
         return (*fixed, span, self._of_group(batches, g), state, self._group_keys[g])
 
     def _flags_of(self, first: int) -> Pytree:
@@ -306,9 +315,9 @@ class Chains:
             self._fetcher.close()
         self._copiers.shutdown(wait=False, cancel_futures=True)
 
-    @property
-    def _on_device(self) -> Batch | None:
-        return None if isinstance(self.rows, Rows) else self.rows
+    def _at_device(self, g: int) -> tuple[Pytree, Batch | None]:
+        """Context and rows where group `g` runs: groups take the devices in turn."""
+        return self._copies[g % len(self._copies)]
 
     # Groups -------------------------------------------------------------------------------
 
@@ -375,6 +384,6 @@ def _whole(capacity: int, block: int) -> int:
 
 
 def _groups(chains: int) -> int:
-    """Groups of stacked chains, all of one size: on a CPU as many as there are cores, at most."""
-    most = (os.cpu_count() or 1) if jax.default_backend() == "cpu" else 1
+    """Groups of stacked chains, all of one size: as many as there are cores or accelerators."""
+    most = (os.cpu_count() or 1) if jax.default_backend() == "cpu" else len(devices())
     return max(g for g in range(1, min(most, chains) + 1) if chains % g == 0)

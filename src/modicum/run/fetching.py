@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.kernels.base import Kernel, Pytree, RowRequest, carried_fields
+from modicum.kernels.base import Kernel, RowRequest, carried_fields
 from modicum.passes.full_likelihood import free_memory
 from modicum.rows import Rows
 from modicum.run import advance as compiled
-from modicum.runtime import in_double_precision
+from modicum.runtime import Pytree, in_double_precision
 
 __all__ = ["Fetcher", "lengthened", "place_rows"]
 

@@ -9,7 +9,7 @@ Rows and draws of the study are the same for every seed: what is chosen depends 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from math import ceil
 from typing import Any
 
@@ -30,7 +30,7 @@ from modicum.designs import (
 from modicum.errors import ConvergenceError, ModicumWarning
 from modicum.estimators import GroupTaylor, LinearTaylor, control_variate, proxy
 from modicum.kernels.adaptation import schedule
-from modicum.kernels.base import ControlVariate, Estimator, Move, Pytree, RowDesign, straighten
+from modicum.kernels.base import ControlVariate, Estimator, Move, RowDesign, straighten
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Chosen, Plan, Task, Tuning
@@ -40,6 +40,7 @@ from modicum.methods.ecs.tuning import (
     Expansion,
     Pilot,
     Rehearsal,
+    Residuals,
     choose_coordinates,
     evaluate,
     proxy_ratios,
@@ -61,12 +62,14 @@ from modicum.random import Stream, generator, key
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
 from modicum.run import place_rows
+from modicum.runtime import Pytree
 
 __all__ = ["Composition", "Study"]
 
 PILOT_DRAWS, PILOT_ROWS = 256, 8_192
 OTHER_DRAWS, OTHER_ROWS = 128, 5_000  # instead, where a row costs more than a product
 CANDIDATES, RESAMPLED = 2_048, 32  # draws instead, where groups are integrated out
+EXPLICIT_CANDIDATES = 4_096  # where effects are held explicitly
 PILOT_GROUPS, SLOPE_GROUPS = 512, 64  # and groups
 DESIGN_DRAWS, DESIGN_DRAWS_OF_GROUPS = 8, 4  # at which rows are weighted
 # Most draws lie on one side of a row's kink, and by eight of them a row that others cross seems
@@ -113,6 +116,7 @@ class Study:
     task: Task
     anchor: Anchor
     _pilots: dict[int, Pilot] = field(init=False, default_factory=dict)
+    _by_proxy: bool = field(init=False, default=False)  # whether draws are the proxy's posterior's
 
     def __post_init__(self) -> None:
         task, anchor, order = self.task, self.anchor, self.method.order
@@ -139,7 +143,7 @@ class Study:
         self.draws_rows: RowDesign = self.design
         if isinstance(task.rows, GroupedRows):
             self.draws_rows, _ = of_groups(self.design, self._tables, task.rows)
-        self._evaluate()
+        self._few: Batch | None = None
 
     def _straight(self, draws: np.ndarray) -> np.ndarray:
         """Whitened coordinates of draws in which effects are relative to their scales."""
@@ -171,12 +175,30 @@ class Study:
             number = PILOT_DRAWS if linear else OTHER_DRAWS
             several = DESIGN_DRAWS_AT_KINKS if self._has_kinks() else DESIGN_DRAWS
             weighing = self.centre + rng.standard_normal((several, size))
+            if self.proxy.warp is not None:
+                draws = self._resampled(shared, EXPLICIT_CANDIDATES, number)
+                if draws is not None:
+                    return weighing, draws
             return weighing, self.centre + shared.standard_normal((number, size))
-        draws = self.centre + rng.standard_normal((CANDIDATES, size))
+        draws = self._resampled(rng, CANDIDATES, RESAMPLED, least=0)
+        assert draws is not None
+        return draws[:DESIGN_DRAWS_OF_GROUPS], draws
+
+    def _resampled(
+        self, rng: np.random.Generator, candidates: int, count: int, least: int | None = None
+    ) -> np.ndarray | None:
+        """Draws from the posterior that the proxy implies, by importance resampling.
+
+        None where the weights leave fewer than `least` candidates (by default `count`).
+        """
+        draws = self.centre + rng.standard_normal((candidates, len(self.centre)))
         ratios = proxy_ratios(self.control_variate, self.proxy, self.centre, draws)
         weights = np.exp(ratios - np.max(ratios))
-        draws = draws[rng.choice(CANDIDATES, RESAMPLED, p=weights / weights.sum())]
-        return draws[:DESIGN_DRAWS_OF_GROUPS], draws
+        weights /= weights.sum()
+        if 1 / np.sum(weights**2) < (count if least is None else least):
+            return None
+        self._by_proxy = True
+        return draws[rng.choice(candidates, count, p=weights)]
 
     def _has_kinks(self) -> bool:
         """Whether rows have a kink, which few draws in a hundred may lie beyond."""
@@ -210,8 +232,9 @@ class Study:
 
         return RowFacts(len(self.task.rows), PILOT_ROWS, expected, floor=self.method.floor)
 
-    def _evaluate(self) -> None:
-        """Evaluate pilot rows at the pilot draws, whatever the design that is studied."""
+    @cached_property
+    def _residuals(self) -> Residuals:
+        """Pilot rows evaluated at the pilot draws, whatever the design that is studied."""
         rows, draws = self.task.rows, self._straight(self.draws)
         grouped = isinstance(rows, GroupedRows)
         linear = isinstance(self.control_variate, LinearTaylor)
@@ -224,13 +247,13 @@ class Study:
         self._drawn = Drawn(row_ids, chance)  # type: ignore[arg-type]
         self._rows = rows.take(row_ids) | {"probability": expected}
         self.task.ledger.add("pilot", len(row_ids) * len(draws), "density")
-        self._few: Batch | None = None
         if grouped:
             few = slice(None, SLOPE_GROUPS)
             self._few = rows.take(row_ids[few]) | {"probability": expected[few]}
-        form, log_proxy = self.control_variate, self._log_proxy()
+        form = self.control_variate
         about = (form, self._rows, self.proxy)
-        evaluated = evaluate(*about, draws, log_proxy, self._few, resampled=grouped)
+        log_proxy = None if linear and self._by_proxy else self._log_proxy()
+        evaluated = evaluate(*about, draws, log_proxy, self._few, resampled=self._by_proxy)
         if linear and np.std(evaluated.log_ratio) > NORMAL and evaluated.finite:
             self.draws = self._draws_of_short_chains()
             evaluated = evaluate(*about, self._straight(self.draws))
@@ -239,7 +262,7 @@ class Study:
             bad = np.flatnonzero(~np.isfinite(evaluated.values).all(axis=1))
             t = self.anchor.point + self.anchor.factor @ draws[bad[0]]
             raise ConvergenceError(ends_near_the_mode(first_bad_row(self.task.sums, t)))
-        self._residuals = evaluated
+        return evaluated
 
     def _draws_of_short_chains(self) -> np.ndarray:
         """Draws from the posterior that the pilot rows imply, where it is far from normal.
@@ -251,7 +274,7 @@ class Study:
         rehearsal = rehearse(
             self.control_variate,
             rows,
-            rows["probability"],
+            np.asarray(rows["probability"]),
             self.proxy,
             self.centre,
             key(SHARED, Stream.REHEARSAL),

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.estimators import LinearTaylor
-from modicum.kernels.base import ControlVariate, Proxy
+from modicum.kernels.base import Cached, ControlVariate, Proxy
 from modicum.models.base import Batch
 from modicum.random import typed
-from modicum.runtime import FASTEST_COMPILE, SCATTERS, jit
+from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit
 
 __all__ = ["Bias", "Pilot", "Residuals", "evaluate", "posterior_share", "reweighted", "study"]
 
@@ -222,7 +222,7 @@ class Residuals:
     control_variate: ControlVariate[Any]
     proxy: Proxy
     draws: np.ndarray
-    cached: Any
+    cached: Pytree
     few: Batch | None
     values: np.ndarray
     probability: np.ndarray
@@ -345,8 +345,8 @@ def study(
 
 
 def _evaluate(
-    cv: ControlVariate[Any], batch: Any, proxy: Proxy, pilot: Any
-) -> tuple[Any, jax.Array]:
+    cv: ControlVariate[Cached], batch: Batch, proxy: Proxy, pilot: Array
+) -> tuple[Cached, jax.Array]:
     cached = cv.cache(batch, proxy)
     values = jax.lax.map(lambda z: cv.values(cached, z, proxy), pilot, batch_size=TOGETHER)
     return cached, values
@@ -384,11 +384,11 @@ def _values_in_blocks(
 def _slopes(
     cv: ControlVariate[Any],
     rows: int,
-    cached: Any,
+    cached: Pytree,
     proxy: Proxy,
-    pilot: Any,
-    weight: Any,
-    factor: Any,
+    pilot: Array,
+    weight: Array,
+    factor: Array,
 ) -> jax.Array:
     """Largest eigenvalue of the covariance of the first `rows` gradients, one per pilot draw."""
     few = jax.tree.map(lambda a: a[:rows], cached)
@@ -397,14 +397,14 @@ def _slopes(
 
 @jit(static=0, options=SCATTERS)
 def _slopes_of_groups(
-    cv: ControlVariate[Any], few: Any, proxy: Proxy, pilot: Any, weight: Any, factor: Any
+    cv: ControlVariate[Any], few: Batch, proxy: Proxy, pilot: Array, weight: Array, factor: Array
 ) -> jax.Array:
     """The same of groups."""
     return _largest_slopes(cv, cv.cache(few, proxy), proxy, pilot, weight, factor)
 
 
 def _largest_slopes(
-    cv: ControlVariate[Any], few: Any, proxy: Proxy, pilot: Any, weight: Any, factor: Any
+    cv: ControlVariate[Any], few: Pytree, proxy: Proxy, pilot: Array, weight: Array, factor: Array
 ) -> jax.Array:
     share = weight / weight.sum()
 
