@@ -42,6 +42,7 @@ from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyCon
 from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Chosen, Plan, Task, Tuning
 from modicum.methods.ecs.base import EnergyConserving
+from modicum.methods.ecs.fusing import fused_kernel
 from modicum.methods.ecs.tuning import (
     Expansion,
     Pilot,
@@ -391,9 +392,14 @@ class Study:
         uneven = []
         if isinstance(task.rows, GroupedRows):
             uneven = uneven_groups(task.rows, parts.subsample)
+        kernel, context = self.kernel(parts), self.context(parts)
+        settled, path = fused_kernel(method.fused, kernel, context)
+        if jax.default_backend() == "gpu":
+            fused: Chosen = {"value": "plain" if settled is None else "fused", "why": path}
+            tuning = tuning | {"path": fused}
         return Plan(
-            kernel=self.kernel(parts),
-            context=self.context(parts),
+            kernel=kernel,
+            context=context,
             flags=schedule(task.tune, task.draws, False, adapt_step=method.step_size is None),
             anchor=self.anchor,
             rows=place_rows(_members(task.rows), method.memory_limit),
@@ -402,6 +408,7 @@ class Study:
             tuning=tuning | {"design": design} | self.expansion.tuning,
             notes=[*self.anchor.notes, *notes, *uneven],
             memo=self,
+            settled=settled,
         )
 
     def kernel(self, parts: Composition) -> EnergyConservingKernel:
