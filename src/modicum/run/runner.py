@@ -227,7 +227,7 @@ def _to_the_end(
     hook: PeriodicHook | None,
 ) -> int:
     """Chunk after chunk, until all are made or a stop is asked for; how many were made."""
-    pace = _Pace(chains.capacity, total, hook)
+    pace = _Pace(chains.capacity, total, hook, book.tune * chains.thin)
     count = pace.first(done)
     while done < total and not stop.asked:
         started = time.monotonic()
@@ -254,10 +254,15 @@ def _say_where(done: int, total: int, checkpoint: Checkpoint | None) -> None:
 
 
 class _Pace:
-    """How many iterations to run at a time, so that a chunk takes CHUNK_SECONDS."""
+    """How many iterations to run at a time, so that a chunk takes CHUNK_SECONDS.
 
-    def __init__(self, capacity: int, total: int, hook: PeriodicHook | None = None) -> None:
-        self.capacity, self.total, self.hook = capacity, total, hook
+    No chunk holds both warm-up and draws, whose iterations may differ in cost.
+    """
+
+    def __init__(
+        self, capacity: int, total: int, hook: PeriodicHook | None = None, tune: int = 0
+    ) -> None:
+        self.capacity, self.total, self.hook, self.tune = capacity, total, hook, tune
         self.per_iteration: float | None = None
         self.timed = 0
 
@@ -273,6 +278,8 @@ class _Pace:
     def _at_most(self, done: int, count: int) -> int:
         if self.hook is not None:
             count = min(count, self.hook.until_next(done))
+        if done < self.tune:
+            count = min(count, self.tune - done)
         return max(0, min(count, self.total - done))
 
     def took(self, seconds: float, count: int) -> None:

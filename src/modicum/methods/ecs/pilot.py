@@ -28,13 +28,21 @@ from modicum.designs import (
     sample_on_host,
 )
 from modicum.errors import ConvergenceError, ModicumWarning
-from modicum.estimators import GroupTaylor, LinearTaylor, control_variate, proxy
+from modicum.estimators import (
+    GroupTaylor,
+    LinearTaylor,
+    control_variate,
+    group_proxy,
+    proxy,
+    variance_unit,
+)
 from modicum.kernels.adaptation import schedule
-from modicum.kernels.base import ControlVariate, Estimator, Move, RowDesign, straighten
+from modicum.kernels.base import ControlVariate, Estimator, Move, Proxy, RowDesign, straighten
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Chosen, Plan, Task, Tuning
 from modicum.methods.ecs.base import EnergyConserving
+from modicum.methods.ecs.fusing import fused_kernel
 from modicum.methods.ecs.tuning import (
     Expansion,
     Pilot,
@@ -127,7 +135,7 @@ class Study:
         self.folded_prior = 0.0
         if not isinstance(task.rows, GroupedRows):
             self.folded_prior = folded_prior(task.target, anchor.point)[0]
-        self.proxy = proxy(anchor, task.target, order)
+        self.proxy = self._proxy()
         # One Newton step from t* is where the posterior is: pilot draws about t* itself would
         # flatter the control variates, whose residuals vanish there.
         self.centre = anchor.factor.T @ (anchor.A + self._prior_slope())
@@ -145,6 +153,14 @@ class Study:
         if isinstance(task.rows, GroupedRows):
             self.draws_rows, _ = of_groups(self.design, self._tables, task.rows)
         self._few: Batch | None = None
+
+    def _proxy(self) -> Proxy:
+        """The anchor's sums; those of groups in the coordinates that suit what groups say."""
+        target, anchor, order = self.task.target, self.anchor, self.method.order
+        if not isinstance(self.task.rows, GroupedRows):
+            return proxy(anchor, target, order)
+        unit = variance_unit(target.likelihood, anchor.point, self.task.rows)
+        return group_proxy(anchor, target, order, unit)
 
     def _straight(self, draws: np.ndarray) -> np.ndarray:
         """Whitened coordinates of draws in which effects are relative to their scales."""
@@ -378,9 +394,14 @@ class Study:
         uneven = []
         if isinstance(task.rows, GroupedRows):
             uneven = uneven_groups(task.rows, parts.subsample)
+        kernel, context = self.kernel(parts), self.context(parts)
+        settled, path = fused_kernel(method.fused, kernel, context)
+        if jax.default_backend() == "gpu":
+            fused: Chosen = {"value": "plain" if settled is None else "fused", "why": path}
+            tuning = tuning | {"path": fused}
         return Plan(
-            kernel=self.kernel(parts),
-            context=self.context(parts),
+            kernel=kernel,
+            context=context,
             flags=schedule(task.tune, task.draws, False, adapt_step=method.step_size is None),
             anchor=self.anchor,
             rows=place_rows(_members(task.rows), method.memory_limit),
@@ -389,6 +410,7 @@ class Study:
             tuning=tuning | {"design": design} | self.expansion.tuning,
             notes=[*self.anchor.notes, *notes, *uneven],
             memo=self,
+            settled=settled,
         )
 
     def kernel(self, parts: Composition) -> EnergyConservingKernel:
