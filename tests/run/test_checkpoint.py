@@ -99,10 +99,11 @@ def _begun(rows, folder):
     from modicum.methods import resolve
     from modicum.models import Target
     from modicum.passes import Starts
+    from modicum.run import Layout
     from modicum.sample import _identity
 
     target, start = Target.of(MODEL, rows)
-    lengths = {"draws": DRAWS, "tune": TUNE, "chains": 2, "thin": 1}
+    lengths = {"draws": DRAWS, "tune": TUNE, "layout": Layout(2), "thin": 1}
     identity = _identity(target, start, Starts(), rows, resolve("hmc"), **lengths, seed=5)
     module.Checkpoint(folder, identity).close()
 
