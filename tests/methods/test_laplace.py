@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.compiling import optimised_chains
 from helpers.interrupted import task_of
 from helpers.targets import flat_draws, logistic_rows, mean_and_error
 from modicum.diagnostics import ess
@@ -37,7 +38,8 @@ def alike():
 
 @pytest.fixture(scope="module")
 def exact():
-    return mo.sample(M.Logistic(), ROWS, method="nuts", draws=600, tune=300, **RUN)
+    with optimised_chains():
+        return mo.sample(M.Logistic(), ROWS, method="nuts", draws=600, tune=300, **RUN)
 
 
 def means_of(post):
