@@ -15,7 +15,6 @@ from modicum.models import LinearPredictorModel
 from modicum.passes.engine import chunk_rows, padded_chunk
 from modicum.passes.full_likelihood import free_memory
 from modicum.passes.sums import chunk_gradient
-from modicum.runtime import COMPILED
 
 __all__ = ["Work", "duration", "seconds_for", "seconds_per_row", "slow_run"]
 
@@ -128,7 +127,7 @@ def seconds_for(task: Task, *works: Work) -> list[float]:
     """
 
     def compute() -> dict[str, np.ndarray]:
-        compiling = max(COMPILED.seconds, LEAST_COMPILING)
+        compiling = max(task.sums.clock.compiling, LEAST_COMPILING)
         return {"pace": np.array([_seconds_per_gradient(task), compiling])}
 
     def read(arrays: dict[str, np.ndarray]) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from modicum.passes.groups import group_hessian_sum
 from modicum.passes.linear import linear_hessian_sum
 from modicum.passes.quadratic import Quadratic
 from modicum.rows import Rows
-from modicum.runtime import Array, jit
+from modicum.runtime import COMPILED, Array, jit
 
 __all__ = ["Clock", "Sums"]
 
@@ -37,6 +37,12 @@ class Clock:
     """
 
     per_row: dict[Kind, float] = field(default_factory=dict)
+    _before: float = field(default_factory=lambda: COMPILED.seconds)
+
+    @property
+    def compiling(self) -> float:
+        """Seconds that the compiler has taken since the clock was started."""
+        return COMPILED.seconds - self._before
 
     def took(self, kind: Kind, rows: int, seconds: float) -> None:
         """Learn from a pass."""
