@@ -331,7 +331,7 @@ def _starts(target: Target, rows: Rows, starts: int | Sequence[Params] | None) -
         given = [model.free_point(theta, rows) for theta in starts]
         points, starts = tuple(target.ravel(theta) for theta in given), 1
     where = Starts(points, whole_number("starts, unless it is a list of points,", starts))
-    if where.several and not searchable:
+    if where.more_than_first and not searchable:
         raise SettingError(
             f"modes are looked for from several starts in models of up to {DENSE_LIMIT:,} "
             "parameters that are no networks, whose modes are too many; leave `starts` out."

@@ -14,8 +14,8 @@ import pytest
 
 import modicum as mo
 from helpers.targets import gaussian_rows, quick, same_draws
+from modicum.run import Layout, runner
 from modicum.run import checkpoint as module
-from modicum.run import runner
 
 MODEL = mo.models.Gaussian(scale=0.7)
 TUNE, DRAWS = 100, 40

@@ -124,10 +124,10 @@ class Task:
         NoModeError
             If there is none that could be found.
         """
-        found = self._anchor
-        if isinstance(found, NoModeError):
-            raise found
-        return found
+        anchor = self._anchor
+        if isinstance(anchor, NoModeError):
+            raise anchor
+        return anchor
 
     @cached_property
     def _anchor(self) -> Anchor | NoModeError:

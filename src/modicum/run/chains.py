@@ -374,8 +374,8 @@ class Chains:
 
 def default_parallel(chains: int = 1) -> Parallel:
     """Threads for a few chains on a CPU; stacked for many, and on an accelerator."""
-    few = chains <= CHAINS_PER_CORE * (os.cpu_count() or 1)
-    return "threads" if few and jax.default_backend() == "cpu" else "stacked"
+    fits_threads = chains <= CHAINS_PER_CORE * (os.cpu_count() or 1)
+    return "threads" if fits_threads and jax.default_backend() == "cpu" else "stacked"
 
 
 def _whole(capacity: int, block: int) -> int:
