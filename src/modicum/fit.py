@@ -51,7 +51,7 @@ def fit(
     store: str | os.PathLike[str] | None = None,
     dtype: object = None,
     encoding: str = "utf-8",
-    method: str | Method | None = None,
+    method: str | Method | None = "auto",
     draws: int | None = None,
     tune: int | None = None,
     chains: ChainCount = 4,

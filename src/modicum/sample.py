@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from hashlib import blake2b
 from importlib.metadata import version
 from math import ceil
@@ -24,17 +25,18 @@ from modicum.errors import (
     whole_number,
 )
 from modicum.ledger import Ledger
-from modicum.methods import DEFAULT, METHODS, Method, default_plan, resolve
+from modicum.methods import DEFAULT, METHODS, Auto, Method, resolve
 from modicum.methods.base import Coordinates, Plan, Task
 from modicum.methods.groups import quadrature_doubts, with_fixed_nodes
 from modicum.models import BaseModel, Target
 from modicum.models.base import Params
 from modicum.models.prediction import ModelPredictor
 from modicum.passes import ModeRecord, Starts, Sums
+from modicum.passes.full_likelihood import free_memory
 from modicum.passes.mode import DENSE_LIMIT
 from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
 from modicum.posterior.labels import scalar_names, tidy_labels
-from modicum.progress import Progressbar, phase
+from modicum.progress import Progressbar, phase, say
 from modicum.random import chain_keys, fresh_seed
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
@@ -59,6 +61,7 @@ from modicum.runtime import in_double_precision, jit, refuse_forked
 
 __all__ = ["sample"]
 
+FUSED = 256  # iterations of a call, at most
 CAPTURED = 64 * 2**20  # bytes of arrays in a model's functions from which compiling is slow
 
 
@@ -67,7 +70,7 @@ def sample(
     model: BaseModel,
     rows: Rows | Digest,
     *,
-    method: str | Method | None = None,
+    method: str | Method | None = "auto",
     draws: int | None = None,
     tune: int | None = None,
     chains: ChainCount = 4,
@@ -92,13 +95,17 @@ def sample(
         `mo.digest` kept of them, which HMC-ECS, HMC and NUTS take.
     method
         A name ("hmc-ecs", "flymc", "nuts", "hmc", "sgld", "ewsg" ...) or an object with settings
-        (`mo.HMCECS(design="uniform")`). By default HMC-ECS, which touches a few hundred rows per
-        step, or NUTS on all rows where these are too few for subsampling to make sense, or where a
-        pilot study shows that subsampling would give a wrong answer, or where the posterior of a
-        model of your own has several modes or none. "auto" takes weighted normal draws ("laplace")
-        where these are enough, and says what each would have cost.
+        (`mo.HMCECS(design="uniform")`). By default "auto": the cheapest that is right, which
+        `Posterior.tuning["method"]` says in one line. That is draws of the normal approximation at
+        the mode, weighed by a few thousand rows ("laplace"), where the posterior is so close to
+        normal that they are enough; else HMC-ECS, which touches a few hundred rows per step; else
+        NUTS on all rows: where these are too few for subsampling to make sense, where a pilot
+        study shows that subsampling would give a wrong answer, or where the posterior of a model
+        of your own has several modes or none.
     draws, tune
-        Draws to keep and warm-up iterations before them, in each chain; 1,000 of both.
+        Draws to keep and warm-up iterations before them, in each chain; 1,000 of both. Where `tune`
+        (or `thin`, `parallel` or `superchains`) is given, chains are meant: by default HMC-ECS or
+        NUTS.
     chains
         Independent chains; "auto" takes 4 on a CPU and for methods that read all rows, and 1,024 on
         an accelerator, or what its memory has room for, in 16 superchains.
@@ -154,6 +161,9 @@ def sample(
     refuse_forked()
     _check_arguments(model, rows, parallel)
     chosen = resolve(DEFAULT if method is None else method)
+    of_chains = (tune, parallel, superchains) != (None, None, None) or thin != 1
+    if isinstance(chosen, Auto) and of_chains:
+        chosen = Auto(laplace=False)
     if isinstance(rows, Digest):
         _check_digest(chosen, starts)
     check_layout(chains, superchains)
@@ -190,7 +200,9 @@ def sample(
         task = Task(target, start, units, sums, names, *length, seed, folder, where, few_chains=few)
         with phase("mode", None, progressbar):
             task = with_fixed_nodes(task)
-            chosen, plan = default_plan(task) if method is None else chosen.decide(task)
+            chosen, plan = chosen.decide(task)
+        if "method" in plan.tuning:
+            say(str(plan.tuning["method"]), progressbar)
         if not chosen.of_few_rows:  # though the method that was asked for may be
             task = task.of_few_chains()
             layout = Layout(task.chains)
@@ -198,9 +210,14 @@ def sample(
         if isinstance(rows, Digest):
             notes += _about_digest(rows, plan, target)
         doubts = [warn(note) for note in notes]
-        load_soon()  # it takes as long as compiling does, and can go on beside it
-        ready = _chains(plan, task, layout, parallel, thin)
-        history = run(ready, tune, draws, progressbar, folder, plan.hook, partial=True)
+        if plan.history is None:
+            load_soon()  # it takes as long as compiling does, and can go on beside it
+            ready = _chains(plan, task, layout, parallel, thin)
+            history = run(ready, tune, draws, progressbar, folder, plan.hook, partial=True)
+            if plan.settled is not None and ready.settled is None:
+                plan.tuning["path"] = {"value": "plain", "why": ready.obstacle}
+        else:  # all draws are there already, and independent
+            task, history = replace(task, tune=0), plan.history.every(thin)
         with phase("checks", None, progressbar):
             seconds = time.monotonic() - started
             return _posterior(task, rows, chosen, plan, history, doubts, seconds, thin, layout)
@@ -314,7 +331,7 @@ def _starts(target: Target, rows: Rows, starts: int | Sequence[Params] | None) -
         given = [model.free_point(theta, rows) for theta in starts]
         points, starts = tuple(target.ravel(theta) for theta in given), 1
     where = Starts(points, whole_number("starts, unless it is a list of points,", starts))
-    if where.several and not searchable:
+    if where.more_than_first and not searchable:
         raise SettingError(
             f"modes are looked for from several starts in models of up to {DENSE_LIMIT:,} "
             "parameters that are no networks, whose modes are too many; leave `starts` out."
@@ -417,13 +434,26 @@ def _chains(plan: Plan, task: Task, layout: Layout, parallel: Parallel | None, t
     # Rows that are fetched are there for the whole of a call, others for a block of it.
     fetched = isinstance(plan.rows, Rows)
     capacity = both if fetched else capacity_for(recorded, total, together)
-    parts = (plan.kernel, plan.context, keys, plan.flags, capacity, plan.rows, how, thin)
+    assert plan.kernel is not None
+    rows = task.sums.engine.feed(plan.rows) if isinstance(plan.rows, Rows) else plan.rows
+    parts = (plan.kernel, plan.context, keys, plan.flags, capacity, rows, how, thin)
     return Chains(
         *parts,
         block=min(both, BLOCK),
         units=f"{task.ledger.unit}s",
         start_keys=layout.start_keys(keys),
+        settled=plan.settled,
+        settled_length=_settled_length(plan, task),
     )
+
+
+def _settled_length(plan: Plan, task: Task) -> int:
+    """Iterations that one call may fuse: what their rows have room for, by number and in memory."""
+    if plan.settled is None:
+        return 0
+    held, each = plan.settled.numbers(task.target.size)
+    room = min(2**31 - 1, free_memory() // 64) // task.chains  # beside what they are made from
+    return int(min(FUSED, (room - held) // each))
 
 
 def _posterior(
@@ -454,6 +484,7 @@ def _posterior(
         outcome.target_accept,
         apart,
         layout.superchains,
+        mixing=not outcome.independent,
     )
     last = [*outcome.warnings, *_of_quadrature(task, plan.anchor, history.position), *convergence]
     doubts += [warn(doubt, stacklevel=5) for doubt in [*history.notes, *last]]

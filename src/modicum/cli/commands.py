@@ -213,9 +213,9 @@ def fit(
         ),
     ] = None,
     method: Annotated[
-        str | None,
+        str,
         typer.Option(help=f"One of {', '.join(METHODS)}; default: {DEFAULT}."),
-    ] = None,
+    ] = DEFAULT,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -227,7 +227,10 @@ def fit(
         str, typer.Option(help="Rows with missing values, with a formula: refuse or drop.")
     ] = "refuse",
     draws: Annotated[int, typer.Option(help="Draws to keep, in each chain.")] = 1000,
-    tune: Annotated[int, typer.Option(help="Warm-up before them, in each chain.")] = 1000,
+    tune: Annotated[
+        int | None,
+        typer.Option(help="Warm-up before them, in each chain; default 1000, where there is one."),
+    ] = None,
     chains: Annotated[str, typer.Option(help="Independent chains: a number, or auto.")] = "4",
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same draws.")] = None,
     checkpoint: Annotated[

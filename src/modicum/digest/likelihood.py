@@ -67,8 +67,8 @@ def refuse_other_likelihood(model: BaseModel, ours: str, theirs: str) -> None:
             f"known, so that whether the likelihood is the same cannot be told (this is JAX "
             f"{version('jax')}): use that version, or make the digest anew with mo.digest."
         )
-    made = theirs.partition("(")[0]
-    what = f"{made} with other settings" if made == type(model).__name__ else made
+    family = theirs.partition("(")[0]
+    what = f"{family} with other settings" if family == type(model).__name__ else family
     raise SettingError(
         f"the digest was made for the likelihood of another model ({what}) than this "
         f"{type(model).__name__}: priors can be changed without the data, a likelihood cannot; "

@@ -34,6 +34,7 @@ __all__ = [
     "Proxy",
     "RowBounds",
     "RowRequest",
+    "Settled",
     "StochasticGradientContext",
     "Warp",
     "Warped",
@@ -119,6 +120,28 @@ class Kernel(Protocol[State, Context]):
         ...
 
 
+class Settled(Protocol):
+    """Many iterations of many chains at once, for a kernel whose warm-up is over. Hashable."""
+
+    @property
+    def plain(self) -> Kernel[Any, Any]:
+        """The kernel whose iterations these are."""
+        ...
+
+    def numbers(self, size: int) -> tuple[int, int]:
+        """Numbers held per chain with `size` parameters: in all, and for every iteration."""
+        ...
+
+    def advance(
+        self, keys: jax.Array, state: Any, fresh: Pytree, count: jax.Array, context: Any
+    ) -> tuple[Any, Draw]:
+        """The first `count` iterations with these keys, (chains, iterations), and prepared rows.
+
+        Return the states, and draws with leading axes for chains and iterations.
+        """
+        ...
+
+
 # Coordinates ------------------------------------------------------------------------------
 
 
@@ -147,15 +170,18 @@ def unwhiten(z: jax.Array, whitening: Whitening) -> jax.Array:
 
 
 class Warp(NamedTuple):
-    """Entries of t that move with the logarithm of a scale, in part or wholly.
+    """Entries of t that move with their scale tau: effects, with their standard deviation.
 
-    With r = t* + L z, t is r but for these entries, which are r e^(share L_scale z): a sampled
-    effect the data hardly inform is then independent of its standard deviation.
+    An effect u ~ N(0, tau^2) of which data say N(u; c, 1 / A) has the variance V = 1 / (A +
+    tau^-2) and the mean V A c. So with r = t* + L z, and e^(2 g) = V(tau) / V(tau*), t is r but
+    for these entries, t = t* e^(2 g) + (r - t*) e^g, which then hardly depend on tau: towards
+    small scales, and where data say little, they are relative to it (non-centred), and towards
+    large ones they are as they are (centred).
     """
 
     where: jax.Array  # places of the entries
     scale: jax.Array  # place of the log scale of each
-    share: jax.Array  # 0: as they are; 1: relative to the scale
+    ratio: jax.Array  # A tau*^2 of each: what data say of it over what the scale says
     into: jax.Array  # their columns of the inverse of L
 
 
@@ -186,9 +212,12 @@ def straighten(z: jax.Array, whitening: Warped) -> tuple[jax.Array, jax.Array]:
     warp = whitening.warp
     if warp is None:
         return z, jnp.zeros(())
-    growth = warp.share * (whitening.factor[warp.scale] @ z)
-    entries = whitening.point[warp.where] + whitening.factor[warp.where] @ z
-    return z + warp.into @ (entries * jnp.expm1(growth)), jnp.sum(growth)
+    log_scale = whitening.factor[warp.scale] @ z  # less its anchor
+    tighter = jnp.logaddexp(jnp.log(warp.ratio), -2 * log_scale) - jnp.log1p(warp.ratio)
+    growth = -0.5 * tighter
+    away = whitening.factor[warp.where] @ z
+    moved = whitening.point[warp.where] * jnp.expm1(2 * growth) + away * jnp.expm1(growth)
+    return z + warp.into @ moved, jnp.sum(growth)
 
 
 # Moves of the parameters ------------------------------------------------------------------
@@ -240,6 +269,7 @@ class Proxy(NamedTuple):
     prior: Pytree = None  # numbers of the priors that are no part of the quadratic
     warp: Warp | None = None  # entries that a chain moves with a scale
     bend: Bend | None = None  # entries along which rows are expanded in another coordinate
+    unit: jax.Array | None = None  # of the variances of groups (`estimators.groups`); None: large
 
 
 class ControlVariate(Protocol[Cached]):

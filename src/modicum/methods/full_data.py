@@ -40,7 +40,7 @@ from modicum.random import chain_keys
 from modicum.run import History, first_keys
 from modicum.runtime import Pytree, in_double_precision
 
-__all__ = ["HMC", "NUTS"]
+__all__ = ["HMC", "NUTS", "WIDER"]
 
 DENSE_METRIC = 50  # parameters up to which warm-up learns a whole mass matrix
 WIDER = 4  # times the gradients of a whitened posterior, where scales are learned

@@ -4,133 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import PyTreeDef
 from jax.typing import ArrayLike
 
 from modicum.errors import SettingError, suggestion
 from modicum.models.base import BaseModel, Batch, Params, named_leaves
 from modicum.models.constraints import Constraint, Shape, positive, real
+from modicum.models.layout import ParameterLayout
 from modicum.models.tracing import uncompiled
 from modicum.random import IMPL
 from modicum.rows import Rows
 from modicum.runtime import Array, in_double_precision
 
-__all__ = ["Layout", "Model", "as_handed_over"]
+__all__ = ["Model", "as_handed_over"]
 
 DISPERSED = 10  # starts for a model of which nothing is known
 DRAWN_STARTS = 4  # points to start from, where `init` is a function that draws them
 FEW = 8  # rows on which functions are tried
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Names, shapes and constraints of the parameters, which lie in a pytree of `structure`."""
-
-    structure: PyTreeDef
-    names: tuple[str, ...]
-    shapes: tuple[Shape, ...]
-    constraints: tuple[Constraint, ...]
-
-    @classmethod
-    def of(cls, init: Params, constraints: Mapping[str, Constraint]) -> Layout:
-        """The layout of a point to start from; a sentence for what is none."""
-        named = {name: np.asarray(leaf) for name, leaf in named_leaves(init).items()}
-        for name in constraints:
-            if name not in named:
-                raise SettingError(
-                    f"there is a constraint for {name!r}, which is no parameter"
-                    f"{suggestion(name, named)}; the parameters are {', '.join(named)}."
-                )
-        chosen = tuple(constraints.get(name, real) for name in named)
-        shapes = tuple(leaf.shape for leaf in named.values())
-        made = cls(jax.tree.structure(init), tuple(named), shapes, chosen)
-        made.free_shapes()  # refuses shapes that a constraint has not
-        return made
-
-    @property
-    def bounded(self) -> bool:
-        """Whether any parameter has a constraint."""
-        return any(constraint is not real for constraint in self.constraints)
-
-    def free_shapes(self) -> tuple[Shape, ...]:
-        """Shapes of the free numbers."""
-        shapes = []
-        for name, shape, constraint in zip(self.names, self.shapes, self.constraints, strict=True):
-            try:
-                shapes.append(constraint.free_shape(shape))
-            except ValueError as needed:
-                raise SettingError(
-                    f"{name!r} is to be {constraint!r}, which takes {needed}, and has the shape "
-                    f"{shape}; give it a value of that kind in `init`, or its shape in `shapes`."
-                ) from None
-        return tuple(shapes)
-
-    def constrain(self, free: Params) -> Params:
-        """Parameters within their bounds."""
-        if not self.bounded:
-            return free
-        leaves = jax.tree.leaves(free)
-        values = [c.constrain(leaf) for c, leaf in zip(self.constraints, leaves, strict=True)]
-        return jax.tree.unflatten(self.structure, values)
-
-    def log_jacobian(self, free: Params) -> jax.Array:
-        """Logarithm of the volume of constrained values per volume of free numbers."""
-        both = zip(self.constraints, jax.tree.leaves(free), strict=True)
-        return jnp.sum(jnp.stack([c.log_jacobian(leaf) for c, leaf in both if c is not real]))
-
-    def free(self, values: Params) -> Params:
-        """Undo `constrain`."""
-        leaves = jax.tree.leaves(values)
-        free = [
-            leaf if c is real else c.free(jnp.asarray(leaf, float))
-            for c, leaf in zip(self.constraints, leaves, strict=True)
-        ]
-        return jax.tree.unflatten(self.structure, free)
-
-    @in_double_precision
-    def free_point(self, point: Params, what: str) -> Params:
-        """Free numbers of a point the user gave, in float64; a sentence for what is none."""
-        named = named_leaves(point)
-        shapes = {name: np.shape(leaf) for name, leaf in named.items()}
-        alike = jax.tree.structure(point) == self.structure
-        if not alike or tuple(shapes.values()) != self.shapes:
-            ours = ", ".join(f"{n}: {s}" for n, s in zip(self.names, self.shapes, strict=True))
-            theirs = ", ".join(f"{n}: {s}" for n, s in shapes.items())
-            raise SettingError(
-                f"{what} must have the names and shapes of the model's parameters ({ours}), and "
-                f"one has {theirs}."
-            )
-        for (name, leaf), constraint in zip(named.items(), self.constraints, strict=True):
-            value = np.asarray(leaf)
-            if value.dtype.kind not in "fiub" or not np.all(np.isfinite(value)):
-                raise SettingError(
-                    f"{what} must hold finite real numbers, and '{name}' does not; give each "
-                    "parameter a value to start from."
-                )
-            if not constraint.allows(value):
-                shown = np.array2string(value, precision=3, threshold=4, edgeitems=2)
-                raise SettingError(
-                    f"{what} has {name} = {shown}, but its constraint allows {constraint.support}."
-                )
-        free = self.free(point)
-        return jax.tree.map(lambda leaf: np.asarray(leaf, dtype=np.float64), free)
-
-    def flat_names(self) -> tuple[str, ...]:
-        """A name for each free number, in the order of the flat vector."""
-        names: list[str] = []
-        each = zip(self.names, self.shapes, self.free_shapes(), self.constraints, strict=True)
-        for name, shape, free_shape, constraint in each:
-            places = [", ".join(map(str, place)) for place in np.ndindex(*free_shape)]
-            scalars = [f"{name}[{place}]" if place else name for place in places]
-            alike = free_shape == shape
-            names += [constraint.free_name(s) if alike else f"free {s}" for s in scalars]
-        return tuple(names)
 
 
 class Model(BaseModel):
@@ -207,13 +101,13 @@ class Model(BaseModel):
         shapes: Mapping[str, int | Shape] | None = None,
         expand: Mapping[str, str] | None = None,
     ) -> None:
-        given: dict[str, Callable[..., Any] | None] = {
+        arguments: dict[str, Callable[..., Any] | None] = {
             "log_prior": log_prior,
             "log_likelihood": log_likelihood,
             "predict": predict,
             "report": report,
         }
-        functions = {name: function for name, function in given.items() if function is not None}
+        functions = {name: function for name, function in arguments.items() if function is not None}
         for name, function in functions.items():
             if not callable(function):
                 raise SettingError(f"{name} must be a function, not {type(function).__name__}.")
@@ -225,7 +119,9 @@ class Model(BaseModel):
         self._expand = _checked_expand(expand)
         self._kinds: Mapping[str, str] = {}
         self.points = () if init is None else _points(init, self._functions["log_prior"])
-        self._layout = Layout.of(self.points[0], self._constraints) if self.points else None
+        self._layout = (
+            ParameterLayout.of(self.points[0], self._constraints) if self.points else None
+        )
 
     @property
     def init(self) -> Params | None:
@@ -245,19 +141,19 @@ class Model(BaseModel):
         """Return the model with other points to start from, for fields of these kinds."""
         if points is self.points and kinds == self._kinds:
             return self
-        made = copy(self)
-        made.points, made._kinds = points, dict(kinds)
-        made._layout = Layout.of(points[0], self._constraints)
-        return made
+        model = copy(self)
+        model.points, model._kinds = points, dict(kinds)
+        model._layout = ParameterLayout.of(points[0], self._constraints)
+        return model
 
     def _looked_up(self, rows: Rows) -> Params:
         """The middle of what is allowed of every parameter that the functions look up."""
         batch = as_handed_over(rows.slice(0, min(len(rows), FEW)), rows.kinds)
-        asked = _Asked(self._shapes, self._constraints)
+        probed = _ProbedParameters(self._shapes, self._constraints)
 
         def probe() -> jax.Array:
-            prior = self._functions["log_prior"](asked)
-            likelihood = self._functions["log_likelihood"](asked, batch)
+            prior = self._functions["log_prior"](probed)
+            likelihood = self._functions["log_likelihood"](probed, batch)
             return jnp.sum(jnp.asarray(prior)) + jnp.sum(jnp.asarray(likelihood))
 
         try:
@@ -269,19 +165,19 @@ class Model(BaseModel):
         except Exception as fault:
             raise SettingError(
                 f"without `init` every parameter is a single number unless `shapes` says otherwise "
-                f"({', '.join(f'{n}: {s}' for n, s in asked.shapes.items()) or 'none is known'}), "
-                f"and the model's functions fail on that ({_said(fault)}); give "
+                f"({', '.join(f'{n}: {s}' for n, s in probed.shapes.items()) or 'none is known'}), "
+                f"and the model's functions fail on that ({_first_line(fault)}); give "
                 'shapes={"beta": 3}, or values to start from as `init`.'
             ) from fault
-        if not asked.shapes:
+        if not probed.shapes:
             raise SettingError(
                 "the model's functions look up no parameter in theta; give `init`, the values to "
                 "start from."
             )
-        return asked.middle()
+        return probed.middle()
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ParameterLayout:
         """Names, shapes and constraints of the parameters."""
         if self._layout is None:
             raise SettingError(
@@ -349,7 +245,7 @@ class Model(BaseModel):
     def expansions(self) -> dict[str, str | None]:
         """Positive parameters, which are sampled on a logarithm, and those the user named."""
         both = zip(self.layout.names, self.layout.constraints, strict=True)
-        found: dict[str, str | None] = {name: None for name, c in both if c == positive}
+        positive_names: dict[str, str | None] = {name: None for name, c in both if c == positive}
         for name in self._expand:
             if name not in self.layout.names:
                 raise SettingError(
@@ -361,7 +257,7 @@ class Model(BaseModel):
                 raise SettingError(
                     f"`expand` names {name!r}, whose constraint has no logarithm of each entry."
                 )
-        return found | self._expand
+        return positive_names | self._expand
 
     # What it is ----------------------------------------------------------------------------
 
@@ -394,14 +290,14 @@ class Model(BaseModel):
         if derive is None:
             return
         try:
-            made = jax.eval_shape(lambda t: derive(self.layout.constrain(t)), theta)
+            reported = jax.eval_shape(lambda t: derive(self.layout.constrain(t)), theta)
         except Exception as fault:
             raise SettingError(
-                f"`report` fails on the parameters ({_said(fault)}); write it with jax.numpy."
+                f"`report` fails on the parameters ({_first_line(fault)}); write it with jax.numpy."
             ) from fault
-        if not isinstance(made, Mapping) or not all(isinstance(name, str) for name in made):
+        if not isinstance(reported, Mapping) or not all(isinstance(name, str) for name in reported):
             raise SettingError("`report` must return a dict of quantities by name.")
-        for name, quantity in made.items():
+        for name, quantity in reported.items():
             if name in self.layout.names:
                 raise SettingError(
                     f"`report` returns {name!r}, which is a parameter: give it another name."
@@ -437,10 +333,10 @@ class Model(BaseModel):
         if derive is None:
             return {}
         try:
-            made = jax.eval_shape(lambda v: derive(v), values)
+            reported = jax.eval_shape(lambda v: derive(v), values)
         except Exception:  # of other parameters than it knows
             return {}
-        return {name: tuple(quantity.shape) for name, quantity in made.items()}
+        return {name: tuple(quantity.shape) for name, quantity in reported.items()}
 
 
 def as_handed_over(batch: Batch, kinds: Mapping[str, str]) -> Batch:
@@ -457,7 +353,7 @@ def as_handed_over(batch: Batch, kinds: Mapping[str, str]) -> Batch:
     return {**batch, **changed} if changed else batch
 
 
-class _Asked(dict[str, jax.Array]):
+class _ProbedParameters(dict[str, jax.Array]):
     """Parameters that come into being when a function looks them up."""
 
     def __init__(self, shapes: Mapping[str, Shape], constraints: Mapping[str, Constraint]) -> None:
@@ -476,7 +372,7 @@ class _Asked(dict[str, jax.Array]):
     def _middle(self, name: str) -> np.ndarray:
         constraint = self._constraints.get(name, real)
         point = {name: np.empty(self.shapes[name])}
-        (shape,) = Layout.of(point, {name: constraint}).free_shapes()
+        (shape,) = ParameterLayout.of(point, {name: constraint}).free_shapes()
         with jax.ensure_compile_time_eval():  # it is asked for while functions are traced
             return np.asarray(constraint.constrain(jnp.zeros(shape)))
 
@@ -540,8 +436,8 @@ def _points(init: Params, log_prior: Callable[[Params], Any]) -> tuple[Params, .
             init = [jax.tree.map(np.asarray, in_double_precision(init)(key)) for key in keys]
         except Exception as fault:
             raise SettingError(
-                f"`init` is a function that fails on a JAX key ({_said(fault)}); it must return "
-                "parameters to start from."
+                f"`init` is a function that fails on a JAX key ({_first_line(fault)}); it must "
+                "return parameters to start from."
             ) from fault
         return tuple(init)
     if not jax.tree.leaves(init):
@@ -576,7 +472,7 @@ def _floating(value: ArrayLike) -> jax.Array:
     return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
 
 
-def _said(fault: Exception) -> str:
+def _first_line(fault: Exception) -> str:
     message = str(fault).splitlines()
     return f"{type(fault).__name__}: {message[0] if message else 'no message'}"
 
@@ -599,4 +495,4 @@ def _why_failed(fault: Exception, init: Params) -> str:
         remedy = "check the shapes they expect"
     if isinstance(init, list):
         remedy += ", and if `init` is meant as several points, pass them as mo.sample(starts=[...])"
-    return f"the model's functions fail on the first rows ({_said(fault)}); {remedy}."
+    return f"the model's functions fail on the first rows ({_first_line(fault)}); {remedy}."

@@ -24,7 +24,7 @@ from modicum.passes.blocks import BLOCK
 from modicum.progress import Progressbar, pass_progress
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
-from modicum.runtime import Pytree, in_double_precision
+from modicum.runtime import Pytree, in_double_precision, on_device
 
 __all__ = [
     "ChunkSum",
@@ -67,9 +67,13 @@ class Engine(Protocol):
         """
         ...
 
+    def feed(self, rows: Rows) -> Rows:
+        """Return the same rows, for chains that fetch some of them a chunk of iterations ahead."""
+        ...
+
 
 class LocalEngine:
-    """Add up chunks on a few threads of this machine.
+    """Add up chunks on a few threads of this machine, which its accelerators take in turn.
 
     Results are added in the order of the chunks whatever the number of threads, so the sum is the
     same to the last bit, and only a few chunks are in memory at a time.
@@ -90,6 +94,10 @@ class LocalEngine:
     ) -> np.ndarray:
         """Return float32 numbers per row (see `Engine`)."""
         return joined(self._parts(chunk_map, arguments, rows, description, np.float32), rows)
+
+    def feed(self, rows: Rows) -> Rows:
+        """The rows themselves."""
+        return rows
 
     def _parts(
         self, function: ChunkSum[A], arguments: A, rows: Rows, description: str, dtype: DTypeLike
@@ -194,8 +202,9 @@ def _one_chunk(
     function: ChunkSum[A], arguments: A, rows: Rows, index: int, size: int, dtype: DTypeLike
 ) -> Pytree:
     batch, present = padded_chunk(rows, index, size)
-    result = function(arguments, batch, present)
-    return jax.tree.map(lambda a: np.asarray(a, dtype=dtype), result)
+    with on_device(index):
+        result = function(arguments, batch, present)
+        return jax.tree.map(lambda a: np.asarray(a, dtype=dtype), result)
 
 
 def _in_order(pool: ThreadPoolExecutor, jobs: Iterator[Callable[[], R]], ahead: int) -> Iterator[R]:

@@ -15,7 +15,8 @@ import numpy as np
 
 from modicum.models import IntegratedEffects, Target
 from modicum.models.base import Batch, Params
-from modicum.models.integrated import FlatGroups, Nodes, PaddedGroup
+from modicum.models.group_batches import FlatGroups, PaddedGroup
+from modicum.models.integrated import Nodes
 from modicum.runtime import SCATTERS, Array, jit
 
 __all__ = ["curvature_sum", "group_hessian_sum", "group_places"]
@@ -63,8 +64,8 @@ def curvature_sum(
         """f of one row at one node, in its common predictor and the parameters beside beta."""
         moved = target.unravel(t.at[inner].set(w[1:]))
         shift = at @ (model.covariance.factor(moved) @ effects)
-        one = jax.tree.map(lambda field: field[None], row)
-        return model.of_row((w[0] + shift)[None], model.extras_of(moved), one)[0]
+        batch = jax.tree.map(lambda field: field[None], row)
+        return model.of_row((w[0] + shift)[None], model.extras_of(moved), batch)[0]
 
     first = jax.vmap(jax.grad(of_row), (0, 0, 0, 0))
     second = jax.vmap(jax.hessian(of_row), (0, 0, 0, 0))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
@@ -22,7 +23,26 @@ from modicum.passes.quadratic import Quadratic
 from modicum.rows import Rows
 from modicum.runtime import Array, jit
 
-__all__ = ["Sums"]
+__all__ = ["Clock", "Sums"]
+
+
+@dataclass
+class Clock:
+    """Seconds per row of the quickest pass of each kind: the first of a kind is compiled as well.
+
+    Attributes
+    ----------
+    per_row
+        By what passes evaluate of a row.
+    """
+
+    per_row: dict[Kind, float] = field(default_factory=dict)
+
+    def took(self, kind: Kind, rows: int, seconds: float) -> None:
+        """Learn from a pass."""
+        each = seconds / max(rows, 1)
+        self.per_row[kind] = min(each, self.per_row.get(kind, each))
+
 
 TargetSum: TypeAlias = Callable[[Target, Array, Batch, Array], tuple[jax.Array, ...]]
 """From target, point, chunk and which of its rows are present to sums over them."""
@@ -44,6 +64,8 @@ class Sums:
         Where row evaluations are counted.
     rest
         The log-likelihood of rows that are not here, which every sum includes; None: all are here.
+    clock
+        What passes over these rows and subsets of them took.
     """
 
     target: Target
@@ -51,6 +73,7 @@ class Sums:
     engine: Engine
     ledger: Ledger
     rest: Quadratic | None = None
+    clock: Clock = field(default_factory=Clock, compare=False)
 
     def value(self, t: np.ndarray, purpose: str) -> float:
         """Log-likelihood at `t`: the C of eq. 4.4 of the HMC-ECS paper."""
@@ -112,9 +135,11 @@ class Sums:
     ) -> tuple[np.ndarray, ...]:
         self.enter(purpose, 1, kind, passes=1)
         function = partial(chunk_sum, self.target.likelihood)
+        started = time.perf_counter()
         sums: tuple[np.ndarray, ...] = self.engine.map_reduce(
             function, self._of_likelihood(t), self.rows, purpose
         )
+        self.clock.took(kind, len(self.rows), time.perf_counter() - started)
         return sums
 
     def _rest_values(self, t: np.ndarray) -> np.ndarray | float:
@@ -148,8 +173,8 @@ def _value_sum(target: Target, t: Array, batch: Batch, present: Array) -> tuple[
 
 @compiled_pass
 def _values_sum(target: Target, points: Array, batch: Batch, present: Array) -> tuple[jax.Array]:
-    one = partial(log_likelihood_sum, target)
-    return (jax.lax.map(lambda t: one(t, batch, present), points, batch_size=16),)
+    at_point = partial(log_likelihood_sum, target)
+    return (jax.lax.map(lambda t: at_point(t, batch, present), points, batch_size=16),)
 
 
 def value_and_slope(
@@ -174,8 +199,8 @@ def chunk_values(target: Target, t: Array, batch: Batch) -> jax.Array:
 
 @compiled_pass
 def _gradients_sum(target: Target, points: Array, batch: Batch, present: Array) -> tuple[jax.Array]:
-    one = jax.grad(partial(log_likelihood_sum, target))
-    return (jax.lax.map(lambda t: one(t, batch, present), points, batch_size=16),)
+    at_point = jax.grad(partial(log_likelihood_sum, target))
+    return (jax.lax.map(lambda t: at_point(t, batch, present), points, batch_size=16),)
 
 
 @jit(static=0)

@@ -66,6 +66,9 @@ def correct(source: Draws, fit: Fit, rows: Rows, draws: int, progressbar: bool) 
     require_finite(kept | {"lp": stats["lp"]}, "a correction")
     ledger = Ledger.from_dict(source.ledger.to_dict())
     log_weights = exact_log_posterior(ledger, fit, rows, kept, progressbar) - stats["lp"]
+    if source.weights is not None:  # to the density that `lp` is of
+        with np.errstate(divide="ignore"):
+            log_weights = log_weights + np.log(source.weights[:, ::every])
     _require_weights(log_weights)
     smoothed, tail = _smooth(log_weights)
     weights = np.exp(smoothed - smoothed.max())
@@ -86,11 +89,12 @@ def correct(source: Draws, fit: Fit, rows: Rows, draws: int, progressbar: bool) 
 
 
 def require_correctable(source: Draws) -> None:
-    """Refuse draws whose log-density is not known, or that have weights already."""
-    if "lp" not in source.stats or source.weights is not None:
+    """Refuse draws whose log-density is not known, that have signs, or that are corrected."""
+    known = "lp" in source.stats and "log_weight" not in source.stats
+    if not known or (source.weights is not None and (source.weights < 0).any()):
         raise SettingError(
-            "only unweighted draws of a method that records the log-density it sampled (`lp` in "
-            "stats) can be corrected."
+            "only draws without signs of a method that records the log-density it sampled (`lp` in "
+            "stats) can be corrected, once."
         )
 
 

@@ -54,6 +54,7 @@ def convergence_warnings(
     target_accept: float = 0.8,
     modes_apart: bool = False,
     superchains: int | None = None,
+    mixing: bool = True,
 ) -> list[ModicumWarning]:
     """List what is wrong with the draws, the gravest first; an empty list is a clean bill.
 
@@ -73,6 +74,9 @@ def convergence_warnings(
     superchains
         Groups of chains that began at one point each: by nested R-hat it is seen whether short
         chains have forgotten it.
+    mixing
+        Whether R-hat and effective sample size are looked at, which of draws that were made
+        independently have nothing to find.
 
     Examples
     --------
@@ -91,12 +95,12 @@ def convergence_warnings(
     usable = True
     if weights is not None:
         weights = np.asarray(weights, dtype=float)
-        doubts += _signs_and_weights(weights)
+        doubts += _signs_and_weights(weights, mixing)
         usable = bool(weights.sum() > 0)  # else every estimate is nan, as was said
         if weights.min() == weights.max() > 0:
             weights = None  # they all count alike
     doubts += _steps({name: np.asarray(x) for name, x in stats.items()}, target_accept)
-    if usable and not frozen:
+    if usable and not frozen and mixing:
         tidied = tidy_labels(labels, arrays)
         doubts += _remembering(arrays, weights, tidied, superchains)
         doubts += _disagreement(arrays, weights, tidied, modes_apart)
@@ -161,7 +165,7 @@ def _longest_rest(moved: np.ndarray) -> int:
     return int(np.diff(at).max())
 
 
-def _signs_and_weights(weights: np.ndarray) -> list[ModicumWarning]:
+def _signs_and_weights(weights: np.ndarray, mixing: bool) -> list[ModicumWarning]:
     bad = ~np.isfinite(weights)
     if bad.any():
         chain, draw = np.argwhere(bad)[0]
@@ -175,7 +179,7 @@ def _signs_and_weights(weights: np.ndarray) -> list[ModicumWarning]:
             )
         ]
     doubts = _cancelling_signs(weights) if (weights < 0).any() else _uneven_weights(weights)
-    if _measurable(weights):
+    if mixing and _measurable(weights):
         ratio, limit = float(r_hat(weights)), largest_r_hat(weights.shape[0], weights.shape[1], 1)
         if not ratio <= limit:
             doubts.append(
@@ -286,11 +290,11 @@ def _remembering(
     chains, number = flat.shape[:2]
     if superchains is None or not names:
         return []
-    some = _spread(len(names), MOST_SCALARS)
-    picked = flat[:, :, some].astype(float)
+    scalars = _spread(len(names), MOST_SCALARS)
+    picked = flat[:, :, scalars].astype(float)
     picked = picked if weights is None else influence(picked, weights)
     ratios = np.nan_to_num(nested_r_hat(picked, superchains), nan=0.0)
-    limit = largest_nested_r_hat(superchains, chains, number, len(some))
+    limit = largest_nested_r_hat(superchains, chains, number, len(scalars))
     worst = int(ratios.argmax())
     if not ratios[worst] > limit:
         return []
@@ -298,7 +302,7 @@ def _remembering(
         ModicumWarning(
             "nested-r-hat",
             f"chains still remember where they began: nested R-hat of {superchains} superchains is "
-            f"{ratios[worst]:.2f} for {names[some[worst]]} (limit {limit:.2f})",
+            f"{ratios[worst]:.2f} for {names[scalars[worst]]} (limit {limit:.2f})",
             "tune longer, or draw more",
             nested_r_hat=ratios[worst],
             limit=limit,
@@ -317,9 +321,9 @@ def _disagreement(
     chains, number = flat.shape[:2]
     if number < FEWEST_DRAWS or not names:
         return []
-    some = _spread(len(names), MOST_SCALARS)
+    scalars = _spread(len(names), MOST_SCALARS)
     part = _spread(chains, MOST_CHAINS)
-    picked = flat[part][:, :, some].astype(float)
+    picked = flat[part][:, :, scalars].astype(float)
     measured = diagnose(picked, None if weights is None else weights[part])
     # A constant scalar has neither R-hat nor ESS; one that moves must have both.
     moving = finite_and_moving(picked)
@@ -327,10 +331,10 @@ def _disagreement(
     bulk, tail = measured["ess_bulk"], measured["ess_tail"]
     sizes = np.where(np.isnan(tail), bulk, np.minimum(bulk, tail)) * chains / len(part)
     sizes = np.where(moving, sizes, np.inf)
-    limit = largest_r_hat(len(part), number, len(some))
+    limit = largest_r_hat(len(part), number, len(scalars))
     unknown = np.isnan(ratios) | (np.isnan(sizes) & ~(ratios > limit))
     if unknown.any():
-        return [_unmeasured(names[some[int(unknown.argmax())]], weights is not None)]
+        return [_unmeasured(names[scalars[int(unknown.argmax())]], weights is not None)]
     sizes = np.where(np.isnan(sizes), np.inf, sizes)  # chains apart have no ESS: R-hat says it
     doubts = []
     worst = int(ratios.argmax())
@@ -338,7 +342,7 @@ def _disagreement(
         doubts.append(
             ModicumWarning(
                 "r-hat",
-                f"the chains disagree: R-hat is {ratios[worst]:.2f} for {names[some[worst]]} "
+                f"the chains disagree: R-hat is {ratios[worst]:.2f} for {names[scalars[worst]]} "
                 f"(limit {limit:.2f})",
                 EACH_ITS_MODE if modes_apart else "draw more, or tune longer",
                 r_hat=ratios[worst],
@@ -351,7 +355,7 @@ def _disagreement(
             ModicumWarning(
                 "ess",
                 f"the {chains * number} draws are worth only {sizes[worst]:.0f} independent ones "
-                f"for {names[some[worst]]} (ESS)",
+                f"for {names[scalars[worst]]} (ESS)",
                 EACH_ITS_MODE
                 if modes_apart
                 else "draw more, or use more rows per step if subsampling slows it",

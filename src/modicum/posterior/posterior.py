@@ -261,8 +261,7 @@ class Posterior(OutcomesMixin, ChecksMixin):
             self.draws, self.stats, self.weights, self.labels, self.ledger, self.warnings,
             self.tuning, self.settings, self.predictor_spec, self.fit_rows,
         )  # fmt: skip
-        with within_disk(path):
-            save(contents, path)
+        save(contents, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: BaseModel | None = None) -> Posterior:

@@ -101,7 +101,7 @@ class GroupIndex:
         """Numbers of the rows at `positions` of the group order."""
         return positions if self.order is None else self.order[positions].astype(np.intp)
 
-    def some(self, group_ids: Array) -> tuple[Array, Array]:
+    def rows_of(self, group_ids: Array) -> tuple[Array, Array]:
         """Positions of all rows of these groups, group after group, and which group each is in."""
         size = self.size[group_ids]
         which = np.repeat(np.arange(len(group_ids)), size)
@@ -150,10 +150,10 @@ class GroupedRows(Rows):
         self._description, self._backend = members._description, members._backend
         self._fingerprint = members._fingerprint
         self.members, self.index, self.nodes = members, index, nodes
-        taken = [name for name in self.RESERVED if name in members.fields]
-        if taken:
+        reserved = [name for name in self.RESERVED if name in members.fields]
+        if reserved:
             raise SettingError(
-                f"groups call something else '{taken[0]}'; give that field another name."
+                f"groups call something else '{reserved[0]}'; give that field another name."
             )
 
     def with_nodes(self, nodes: NodePlaces) -> GroupedRows:
@@ -209,16 +209,16 @@ class GroupedRows(Rows):
     def subset(self, group_ids: Array) -> GroupedRows:
         """Return some of the groups, in memory."""
         ids = np.asarray(group_ids, np.intp)
-        positions, _ = self.index.some(ids)
+        positions, _ = self.index.rows_of(ids)
         members = self.members.subset(self.index.row_ids(positions))
         start = np.r_[0, np.cumsum(self.index.size[ids])]
         nodes = self.nodes
         if nodes is not None:
             nodes = NodePlaces(nodes.centre[ids], nodes.point)
         index = GroupIndex(self.index.field, self.index.values[ids], start, None)
-        some = GroupedRows(members, index, nodes)
-        some.flat_rows, some.flat_groups = self.flat_rows, self.flat_groups  # compiled already
-        return some
+        subset = GroupedRows(members, index, nodes)
+        subset.flat_rows, subset.flat_groups = self.flat_rows, self.flat_groups  # compiled already
+        return subset
 
     # Passes -------------------------------------------------------------------------------
 
@@ -238,8 +238,8 @@ class GroupedRows(Rows):
     @cached_property
     def flat_rows(self) -> int:
         """Rows that a chunk has room for."""
-        few = 256 * -(-len(self.members) // 256)
-        return max(self.largest, min(FLAT_ROWS, few))
+        rounded_up = 256 * -(-len(self.members) // 256)
+        return max(self.largest, min(FLAT_ROWS, rounded_up))
 
     @cached_property
     def flat_groups(self) -> int:
@@ -255,7 +255,7 @@ class GroupedRows(Rows):
 
     def _batch(self, ids: Array, groups: int, rows: int) -> dict[str, Array]:
         """Groups as one flat batch with room for so many groups and rows, at least."""
-        positions, which = self.index.some(ids)
+        positions, which = self.index.rows_of(ids)
         missing = max(0, rows - len(which))
         which = np.r_[which, np.full(missing, groups)].astype(np.int32)
         positions = np.r_[positions, np.full(missing, positions[0])]

@@ -182,10 +182,10 @@ def write_store(
     with _writable(store, overwrite, identity) as folder:
         journals: list[Journal] = []
 
-        def done(about: Description) -> int:
+        def done(description: Description) -> int:
             if identity is None:
                 return 0
-            journals.append(Journal(folder, about, f"{identity} {shard_rows}"))
+            journals.append(Journal(folder, description, f"{identity} {shard_rows}"))
             return sum(shard.rows for shard in journals[0].shards)
 
         ready = rows(done)
@@ -228,10 +228,10 @@ def _write(
     progressbar: Progressbar,
     journal: Journal | None = None,
 ) -> None:
-    about = rows.description
-    per_shard = shard_rows or max(1, SHARD_BYTES // about.row_bytes)
-    writer = ShardWriter(folder, about, per_shard, journal)
-    fingerprint = RunningFingerprint(about)
+    description = rows.description
+    per_shard = shard_rows or max(1, SHARD_BYTES // description.row_bytes)
+    writer = ShardWriter(folder, description, per_shard, journal)
+    fingerprint = RunningFingerprint(description)
     try:
         with phase(f"ingest {store.name}", rows.total, progressbar, "rows") as reading:
             for block in () if journal is None else journal.blocks():
@@ -244,8 +244,8 @@ def _write(
                 reading.advance(len(block))
         with writing(store):
             shards = tuple(writer.finish())
-            about = replace(about, n=writer.rows)
-            folder.finish(StoreDescription(about, shards, fingerprint.finish(about)))
+            description = replace(description, n=writer.rows)
+            folder.finish(StoreDescription(description, shards, fingerprint.finish(description)))
     finally:
         writer.close()
 
@@ -267,30 +267,30 @@ def _packed(
             fields = FieldSet(arrays, None, dtype, source.get("codes"))
             return PackedBlocks(fields.description, fields.blocks(), fields.description.n)
         kind = source.dtype if dtype is None else as_dtype(dtype, [])
-        about = replace(source._description, dtype=kind)
-        return PackedBlocks(about, _repacked(source, about), len(source))
+        description = replace(source._description, dtype=kind)
+        return PackedBlocks(description, _repacked(source, description), len(source))
     rest = Unread(source)
     encoder, blocks = read_source(source, choice, dtype, rest)
-    about = encoder.describe(source.rows or 0)
-    rest.first = done(about)
-    return PackedBlocks(about, blocks, source.rows)
+    description = encoder.describe(source.rows or 0)
+    rest.first = done(description)
+    return PackedBlocks(description, blocks, source.rows)
 
 
-def _repacked(rows: Rows, about: Description) -> Iterator[Array]:
+def _repacked(rows: Rows, description: Description) -> Iterator[Array]:
     """Packed blocks of rows that were checked before, in a type that may be narrower."""
-    numbers = tuple(f for f in about.fields if f.dtype is None)
-    labels = [label for f in numbers for label in about.labels(f)]
-    after = replace(about, fields=numbers, coding=None)
+    numbers = tuple(f for f in description.fields if f.dtype is None)
+    labels = [label for f in numbers for label in description.labels(f)]
+    after = replace(description, fields=numbers, coding=None)
     before, start = replace(after, dtype=rows.dtype), 0
-    for chunk in rows.chunks(block_rows(about.width)):
+    for chunk in rows.chunks(block_rows(description.width)):
         original = before.pack(chunk)
-        if about.dtype.kind == "u":
-            require_exact(original, about.dtype, lambda at: labels[at % len(labels)], start)
+        if description.dtype.kind == "u":
+            require_exact(original, description.dtype, lambda at: labels[at % len(labels)], start)
         with np.errstate(over="ignore"):
-            block = original.astype(about.dtype, copy=False)
+            block = original.astype(description.dtype, copy=False)
         require_finite(block, labels, start, lambda row, col, o=original: o[row, col])  # type: ignore[misc]
         start += len(block)
-        yield block if about.coding is None else about.pack(chunk | after.split(block))
+        yield block if description.coding is None else description.pack(chunk | after.split(block))
 
 
 def _recognise(

@@ -107,11 +107,11 @@ class LakeSource(DatasetSource):
         self.called = os.fspath(places[0]) + (" ..." if len(places) > 1 else "")
         self.remote = any(map(is_remote, places))
         try:
-            filesystem, found, base = _listed(places)
-            if not found:
+            filesystem, files, base = _listed(places)
+            if not files:
                 raise DataError(f"there is no file at {self.called}: check the path.")
-            self.identity = [[f.path, f.size, str(f.mtime_ns)] for f in found]
-            self._fragments = _fragments(filesystem, [f.path for f in found], base)
+            self.identity = [[f.path, f.size, str(f.mtime_ns)] for f in files]
+            self._fragments = _fragments(filesystem, [f.path for f in files], base)
             with ThreadPoolExecutor(FOOTERS) as pool:
                 footers = list(pool.map(_footer, self._fragments))
         except (pa.ArrowException, OSError) as error:
@@ -189,22 +189,22 @@ def _listed(places: Sequence[str | os.PathLike[str]]) -> tuple[Any, list[Any], s
     """The file system, its files in the order of their names, and the folder that holds them."""
     from pyarrow import fs
 
-    systems, found, bases = [], [], []
+    systems, files, bases = [], [], []
     for place in places:
         if is_uri(place):
             system, path = file_system(str(place))
         else:
             system, path = fs.LocalFileSystem(), os.path.abspath(place)
         systems.append(system)
-        some, base = _files_at(system, path)
-        found += some
+        part, base = _files_at(system, path)
+        files += part
         bases.append(base)
     if any(system != systems[0] for system in systems):
         raise SettingError("all files must lie on one file system: read them one after the other.")
     base = os.path.commonpath(bases) if len(bases) > 1 else bases[0]
     while "=" in base:  # columns in the names of folders above the files count too
         base = base.rpartition("/")[0]
-    return systems[0], found, base
+    return systems[0], files, base
 
 
 def file_system(uri: str) -> tuple[Any, str]:
@@ -261,7 +261,7 @@ def _fragments(system: Any, files: list[str], base: str) -> list[Any]:
             "Arrow (Feather) files: name one kind, as in '*.parquet', or write CSV as Parquet."
         )
     hive = dataset.HivePartitioning.discover()
-    made = dataset.dataset(
+    fragments = dataset.dataset(
         files,
         filesystem=system,
         format=kinds.pop(),
@@ -269,7 +269,7 @@ def _fragments(system: Any, files: list[str], base: str) -> list[Any]:
         partition_base_dir=base,
         exclude_invalid_files=False,
     )
-    by_path = {fragment.path: fragment for fragment in made.get_fragments()}
+    by_path = {fragment.path: fragment for fragment in fragments.get_fragments()}
     return [by_path[file] for file in files]
 
 

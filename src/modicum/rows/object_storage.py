@@ -79,8 +79,8 @@ class Bucket:
         from pyarrow import fs
 
         selector = fs.FileSelector(self._path, allow_not_found=True)
-        found = self._tried(DESCRIPTION, lambda: self._system.get_file_info(selector))
-        return [info.base_name for info in found if info.base_name]
+        infos = self._tried(DESCRIPTION, lambda: self._system.get_file_info(selector))
+        return [info.base_name for info in infos if info.base_name]
 
     def size(self, name: str) -> int | None:
         """Bytes of a file; None: it is not there."""
@@ -110,19 +110,19 @@ class Bucket:
         with self.open(name) as file:
             return self.read(file, name, 0, min(size, MOST_DESCRIPTION_BYTES))
 
-    def check(self, shard: Shard, about: Description, verify: bool) -> int:
+    def check(self, shard: Shard, description: Description, verify: bool) -> int:
         """Refuse a shard that was altered; return where its data begin."""
 
         def once() -> int:
             with self._system.open_input_file(f"{self._path}/{shard.file}") as file:
-                return check_file(file, file.size(), self.called, shard, about, verify)
+                return check_file(file, file.size(), self.called, shard, description, verify)
 
         return self._tried(shard.file, once)
 
-    def blocks(self, shard: Shard, about: Description) -> Iterator[Array]:
+    def blocks(self, shard: Shard, description: Description) -> Iterator[Array]:
         """The packed rows of a shard, some at a time."""
-        remote = RemoteShard(self, shard, about)
-        step = max(1, PIECE // about.row_bytes)
+        remote = RemoteShard(self, shard, description)
+        step = max(1, PIECE // description.row_bytes)
         for start in range(0, shard.rows, step):
             yield remote.between(start, min(start + step, shard.rows))
 
@@ -245,18 +245,23 @@ class Bucket:
 class RemoteShard:
     """One shard of a store on object storage."""
 
-    def __init__(self, bucket: Bucket, shard: Shard, about: Description, verify: bool = False):
-        self._bucket, self._name, self._about = bucket, shard.file, about
-        self._data = bucket.check(shard, about, verify)
+    def __init__(
+        self, bucket: Bucket, shard: Shard, description: Description, verify: bool = False
+    ):
+        self._bucket, self._name, self._about = bucket, shard.file, description
+        self._data = bucket.check(shard, description, verify)
         self._file = bucket.open(shard.file)
 
     def between(self, start: int, stop: int) -> Array:
         """Packed rows from `start` up to `stop`, by one request."""
-        about = self._about
-        first, count = self._data + start * about.row_bytes, (stop - start) * about.row_bytes
+        description = self._about
+        first, count = (
+            self._data + start * description.row_bytes,
+            (stop - start) * description.row_bytes,
+        )
         data = self._bucket.read(self._file, self._name, first, count)
-        kind = about.packed_type.newbyteorder("<")
-        return np.frombuffer(data, kind).reshape(stop - start, *about.packed_shape)
+        kind = description.packed_type.newbyteorder("<")
+        return np.frombuffer(data, kind).reshape(stop - start, *description.packed_shape)
 
 
 class RemoteBackend:
@@ -271,19 +276,21 @@ class RemoteBackend:
             raise no_store(bucket.called) from None
         page = parsed_json(data, f"{bucket.called}/{DESCRIPTION}")
         stored = StoreDescription.of_json(page, bucket.called)
-        self.description = about = stored.rows
+        self.description = description = stored.rows
         self.fingerprint = stored.fingerprint
         self._starts = np.cumsum([0] + [shard.rows for shard in stored.shards])
         self._pool = ThreadPoolExecutor(REQUESTS)
         self._shards = list(
-            self._pool.map(lambda shard: RemoteShard(bucket, shard, about, verify), stored.shards)
+            self._pool.map(
+                lambda shard: RemoteShard(bucket, shard, description, verify), stored.shards
+            )
         )
 
     def take(self, row_ids: Array) -> dict[str, Array]:
         """Rows at `row_ids`, any shape; those that lie near each other by one request."""
-        about = self.description
+        description = self.description
         distinct, place = np.unique(row_ids, return_inverse=True)
-        block = np.empty((len(distinct), *about.packed_shape), about.packed_type)
+        block = np.empty((len(distinct), *description.packed_shape), description.packed_type)
 
         def read(request: tuple[int, int]) -> None:
             first, last = request  # places in `distinct`
@@ -294,7 +301,7 @@ class RemoteBackend:
 
         for _ in self._pool.map(read, self._requests(distinct)):
             pass
-        return about.split(block[place.reshape(row_ids.shape)])
+        return description.split(block[place.reshape(row_ids.shape)])
 
     def _requests(self, row_ids: Array) -> list[tuple[int, int]]:
         """Where sorted row numbers are cut, so that each piece is near and of one shard."""
@@ -319,8 +326,8 @@ class RemoteBackend:
             pieces.append(self._shards[shard].between(start - first, min(stop, last) - first))
             start, shard = last, shard + 1
         if not pieces:
-            about = self.description
-            return np.empty((0, *about.packed_shape), about.packed_type)
+            description = self.description
+            return np.empty((0, *description.packed_shape), description.packed_type)
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def slice(self, start: int, stop: int) -> dict[str, Array]:

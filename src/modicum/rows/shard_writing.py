@@ -44,10 +44,10 @@ class Journal:
         Of what is written: a journal of something else is of no account.
     """
 
-    def __init__(self, folder: Folder, about: Description, identity: str) -> None:
-        self._folder, self._about = folder, about
+    def __init__(self, folder: Folder, description: Description, identity: str) -> None:
+        self._folder, self._about = folder, description
         self._identity = hashlib.sha256(
-            json.dumps([identity, about.to_json() | {"rows": 0}]).encode()
+            json.dumps([identity, description.to_json() | {"rows": 0}]).encode()
         ).hexdigest()
         self.shards = self._read()
 
@@ -103,11 +103,11 @@ class Folder(Protocol):
         """Write the description, the last file of a store, and leave no trace of the journal."""
         ...
 
-    def check(self, shard: Shard, about: Description, verify: bool) -> int:
+    def check(self, shard: Shard, description: Description, verify: bool) -> int:
         """Refuse a shard that was altered; return where its data begin (see `check_shard`)."""
         ...
 
-    def blocks(self, shard: Shard, about: Description) -> Iterator[Array]:
+    def blocks(self, shard: Shard, description: Description) -> Iterator[Array]:
         """The packed rows of a shard, some at a time."""
         ...
 
@@ -144,14 +144,14 @@ class Directory:
         for path in self.local.glob(f"{JOURNAL}*"):
             path.unlink(missing_ok=True)
 
-    def check(self, shard: Shard, about: Description, verify: bool) -> int:
+    def check(self, shard: Shard, description: Description, verify: bool) -> int:
         """See `check_shard`."""
-        return check_shard(self.local, shard, about, verify)
+        return check_shard(self.local, shard, description, verify)
 
-    def blocks(self, shard: Shard, about: Description) -> Iterator[Array]:
+    def blocks(self, shard: Shard, description: Description) -> Iterator[Array]:
         """The packed rows of a shard, some at a time."""
-        data = self.check(shard, about, verify=False)
-        matrix = Mapped(self.local / shard.file, data, shard.rows, about, SEQUENTIAL).matrix
+        data = self.check(shard, description, verify=False)
+        matrix = Mapped(self.local / shard.file, data, shard.rows, description, SEQUENTIAL).matrix
         for start in range(0, shard.rows, JOURNAL_ROWS):
             yield matrix[start : start + JOURNAL_ROWS]
 
@@ -160,9 +160,13 @@ class ShardWriter:
     """Writes packed rows into ``rows-00000.npy``, ``rows-00001.npy``, ... of a folder."""
 
     def __init__(
-        self, folder: Folder, about: Description, shard_rows: int, journal: Journal | None = None
+        self,
+        folder: Folder,
+        description: Description,
+        shard_rows: int,
+        journal: Journal | None = None,
     ) -> None:
-        self._folder, self._about = folder, about
+        self._folder, self._about = folder, description
         self._shard_rows = shard_rows
         self._file: BinaryIO | None = None
         self._journal = journal

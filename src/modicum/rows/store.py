@@ -84,14 +84,14 @@ class StoreDescription:
 
     def text(self) -> str:
         """What ``rows.json`` holds."""
-        about = {
+        entries = {
             "format": FORMAT,
             "version": NUMBERS if self.rows.coding is None else RECORDS,
             **self.rows.to_json(),
             "fingerprint": self.fingerprint,
             "shards": [asdict(shard) for shard in self.shards],
         }
-        return json.dumps(about, indent=1)
+        return json.dumps(entries, indent=1)
 
     def write(self, folder: Path) -> None:
         """Write ``rows.json``, the last file of a store."""
@@ -106,22 +106,22 @@ class StoreDescription:
         return cls.of_json(read_json(folder), str(folder))
 
     @classmethod
-    def of_json(cls, about: dict[str, object], folder: str) -> StoreDescription:
+    def of_json(cls, entries: dict[str, object], folder: str) -> StoreDescription:
         """The same of what ``rows.json`` holds, in a folder of this name."""
-        if about.get("version") not in (NUMBERS, RECORDS):
+        if entries.get("version") not in (NUMBERS, RECORDS):
             raise DataError(
-                f"{folder} has store version {str(about.get('version'))[:40]} and this Modicum "
+                f"{folder} has store version {str(entries.get('version'))[:40]} and this Modicum "
                 f"reads versions {NUMBERS} and {RECORDS}: upgrade Modicum, or ingest the source "
                 "again."
             )
         try:
-            rows = Description.from_json(about)
-            shards = tuple(Shard.from_json(entry) for entry in sequence(about["shards"]))
+            rows = Description.from_json(entries)
+            shards = tuple(Shard.from_json(entry) for entry in sequence(entries["shards"]))
             if sum(shard.rows for shard in shards) != rows.n:
                 raise ValueError("the shards have another number of rows")
             if len({shard.file for shard in shards}) < len(shards):
                 raise ValueError("a shard is listed twice")
-            fingerprint = about.get("fingerprint")
+            fingerprint = entries.get("fingerprint")
             return cls(rows, shards, None if fingerprint is None else text(fingerprint))
         except KeyError as error:
             reason = f"entry {error} is missing"
@@ -159,10 +159,10 @@ def parsed_json(data: bytes | None, path: str) -> dict[str, object]:
     try:
         if data is None:
             raise ValueError("it is no file of a sensible size")
-        about = json.loads(data.decode("utf-8"))
-        if not isinstance(about, dict) or about.get("format") != FORMAT:
+        entries = json.loads(data.decode("utf-8"))
+        if not isinstance(entries, dict) or entries.get("format") != FORMAT:
             raise ValueError(f"it does not say that its format is {FORMAT}")
-        return about
+        return entries
     except UnicodeDecodeError:
         reason = "it is not UTF-8 text"
     except json.JSONDecodeError:
@@ -174,10 +174,10 @@ def parsed_json(data: bytes | None, path: str) -> dict[str, object]:
     raise DataError(f"{path} is damaged ({reason}): ingest the source again.")
 
 
-def npy_header(file: BinaryIO, rows: int, about: Description) -> int:
+def npy_header(file: BinaryIO, rows: int, description: Description) -> int:
     """Write the header of a shard; return where its data begin."""
-    descr = npy.dtype_to_descr(about.packed_type.newbyteorder("<"))
-    shape = (rows, *about.packed_shape)
+    descr = npy.dtype_to_descr(description.packed_type.newbyteorder("<"))
+    shape = (rows, *description.packed_shape)
     npy.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
     return file.tell()
 
@@ -191,7 +191,7 @@ def ends_of(file: BinaryIO, data: int, size: int) -> str:
     return digest.hexdigest()
 
 
-def check_shard(folder: Path, shard: Shard, about: Description, verify: bool) -> int:
+def check_shard(folder: Path, shard: Shard, description: Description, verify: bool) -> int:
     """Refuse a truncated or altered shard; return where its data begin.
 
     The size, the header and both ends of the data are always looked at, the rest with `verify`.
@@ -202,11 +202,11 @@ def check_shard(folder: Path, shard: Shard, about: Description, verify: bool) ->
             raise DataError(f"shard {shard.file} of {folder} is not a file: {AGAIN}.")
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            return check_file(file, size, str(folder), shard, about, verify)
+            return check_file(file, size, str(folder), shard, description, verify)
 
 
 def check_file(
-    file: BinaryIO, size: int, folder: str, shard: Shard, about: Description, verify: bool
+    file: BinaryIO, size: int, folder: str, shard: Shard, description: Description, verify: bool
 ) -> int:
     """The same of an open file of this size."""
     if size != shard.bytes:
@@ -222,10 +222,14 @@ def check_file(
     except Exception:  # a damaged header ends in any of NumPy's or Python's parsers
         raise altered from None
     data = file.tell()
-    expected = (shard.rows, *about.packed_shape), False, about.packed_type.newbyteorder("<")
+    expected = (
+        (shard.rows, *description.packed_shape),
+        False,
+        description.packed_type.newbyteorder("<"),
+    )
     if header != expected:
         raise altered
-    if data + shard.rows * about.row_bytes != size or ends_of(file, data, size) != shard.ends:
+    if data + shard.rows * description.row_bytes != size or ends_of(file, data, size) != shard.ends:
         raise altered
     if verify and _checksum(file, data, shard.checksum) != shard.checksum:
         raise altered
@@ -262,12 +266,14 @@ def _named_failures(folder: Path, file: str) -> Iterator[None]:
 class Mapped:
     """One shard, mapped read-only; `matrix` is a plain view, three times faster than a memmap."""
 
-    def __init__(self, path: Path, data: int, rows: int, about: Description, advice: int) -> None:
+    def __init__(
+        self, path: Path, data: int, rows: int, description: Description, advice: int
+    ) -> None:
         with open(path, "rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._data, self._row = data, about.row_bytes
-        kind, shape = about.packed_type.newbyteorder("<"), (rows, *about.packed_shape)
-        count = rows * about.row_bytes // kind.itemsize
+        self._data, self._row = data, description.row_bytes
+        kind, shape = description.packed_type.newbyteorder("<"), (rows, *description.packed_shape)
+        count = rows * description.row_bytes // kind.itemsize
         self.matrix: Array = np.frombuffer(self._map, kind, count, data).reshape(shape)
         self.advise(advice, 0, rows)
 
@@ -291,29 +297,29 @@ class StoreBackend:
 
     def __init__(self, folder: Path, verify: bool = False) -> None:
         stored = StoreDescription.read(folder)
-        self.description = about = stored.rows
+        self.description = description = stored.rows
         self.fingerprint = stored.fingerprint
         self.where = f"in {folder}"
         self.folder = folder
         self._scattered: list[Mapped] = []
         self._swept: list[Mapped] = []
         for shard in stored.shards:
-            data = check_shard(folder, shard, about, verify)
-            where = (folder / shard.file, data, shard.rows, about)
+            data = check_shard(folder, shard, description, verify)
+            where = (folder / shard.file, data, shard.rows, description)
             with _named_failures(folder, shard.file):
                 self._scattered.append(Mapped(*where, advice=RANDOM))
                 self._swept.append(Mapped(*where, advice=SEQUENTIAL))
         self._starts = np.cumsum([0] + [shard.rows for shard in stored.shards])
         self._lock = threading.Lock()
         self._recent: deque[tuple[int, int]] = deque()
-        self._held, self._hold = 0, HELD_BYTES // about.row_bytes
+        self._held, self._hold = 0, HELD_BYTES // description.row_bytes
 
     def take(self, row_ids: Array) -> dict[str, Array]:
         """Rows at `row_ids`, any shape."""
         if len(self._scattered) == 1:
             return self.description.split(self._scattered[0].matrix.take(row_ids, axis=0))
-        about = self.description
-        block = np.empty((*row_ids.shape, *about.packed_shape), about.packed_type)
+        description = self.description
+        block = np.empty((*row_ids.shape, *description.packed_shape), description.packed_type)
         owner = np.searchsorted(self._starts, row_ids, side="right") - 1
         for shard in np.unique(owner):
             mine = owner == shard

@@ -119,14 +119,10 @@ class Effects:
         return np.asarray(np.clip(1 - variance / prior, 0.0, 1.0))
 
     def non_centred(self, t: np.ndarray, information: np.ndarray) -> NonCentred:
-        """Effects the data hardly inform move with their standard deviation.
-
-        By the square of lambda_l = A_ll tau^2 / (1 + A_ll tau^2): towards small scales
-        data inform less than at the anchor, and there is where trajectories diverge.
-        """
+        """Effects move with their standard deviation, by what data say of each: A_ll tau^2."""
         scale = np.repeat(np.array(self.sds), self.levels)
         ratio = information[np.array(self.where)] * np.exp(2 * t[scale])
-        return NonCentred(np.array(self.where), scale, 1 - (ratio / (1 + ratio)) ** 2)
+        return NonCentred(np.array(self.where), scale, ratio)
 
 
 def covariance_factor(own: jax.Array, count: int) -> jax.Array:

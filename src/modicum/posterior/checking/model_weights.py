@@ -92,7 +92,7 @@ def _stacked(rows: np.ndarray, mass: np.ndarray) -> np.ndarray:
         mixed = np.maximum(density @ weights, 1e-300)
         return -float(mass @ np.log(mixed)) / scale, -((mass / mixed) @ density) / scale
 
-    found = minimize(
+    best = minimize(
         score,
         np.full(count, 1 / count),
         jac=True,
@@ -101,5 +101,5 @@ def _stacked(rows: np.ndarray, mass: np.ndarray) -> np.ndarray:
         constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
         options={"ftol": 1e-10, "maxiter": 500},
     )
-    weights = np.clip(found.x, 0.0, 1.0)
+    weights = np.clip(best.x, 0.0, 1.0)
     return np.asarray(weights / weights.sum())

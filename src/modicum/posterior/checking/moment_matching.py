@@ -56,16 +56,16 @@ def leave_out_anew(
 
     `mean` is the posterior's.
     """
-    found = LeftOutAnew(np.full(len(row_ids), np.nan), np.full(len(row_ids), np.inf))
+    result = LeftOutAnew(np.full(len(row_ids), np.nan), np.full(len(row_ids), np.inf))
     if len(mean) > DENSE_LIMIT:
-        return found
+        return result
     units = [(int(row), float(part)) for row, part in zip(row_ids, share, strict=True)]
     _, slope, hessian = sums.hessian(mean, "leave-one-out")
     slope = slope + prior_slope(sums.target, mean)[1]
     whole = _Quadratic(mean, slope, -(hessian + prior_hessian(sums.target, mean)))
     about = whole.normal()
     if about is None:
-        return found
+        return result
     rng = generator(random_seed, Stream.LEFT_OUT_POINTS)
     without = [(k, _without(sums, whole, *unit)) for k, unit in enumerate(units)]
     placed = [(k, normal) for k, normal in without if normal is not None]
@@ -77,9 +77,9 @@ def leave_out_anew(
         row, part = units[k]
         above, tail = average(log_ratio[0] + (1 - part) * _own_values(sums, row, drawn[0]))
         below, tail_below = average(ratio - part * _own_values(sums, row, points))
-        found.elpd[k] = above.value - below.value
-        found.pareto_k[k] = max(tail, tail_below)
-    return found
+        result.elpd[k] = above.value - below.value
+        result.pareto_k[k] = max(tail, tail_below)
+    return result
 
 
 class _Quadratic(NamedTuple):
