@@ -99,7 +99,6 @@ def _begun(rows, folder):
     from modicum.methods import resolve
     from modicum.models import Target
     from modicum.passes import Starts
-    from modicum.run import Layout
     from modicum.sample import _identity
 
     target, start = Target.of(MODEL, rows)
