@@ -207,8 +207,8 @@ class Residuals:
     ----------
     control_variate, proxy, draws
         What the residuals are of, and where.
-    cached, few
-        The rows, or the first of them; of groups, some as a batch of their own.
+    rows, few
+        The rows; of groups, some as a batch of their own.
     values
         Residual over `probability`, (draws, rows).
     probability
@@ -222,7 +222,7 @@ class Residuals:
     control_variate: ControlVariate[Any]
     proxy: Proxy
     draws: np.ndarray
-    cached: Any
+    rows: Batch
     few: Batch | None
     values: np.ndarray
     probability: np.ndarray
@@ -266,9 +266,22 @@ class Residuals:
                 _slopes_of_groups(form, self.few, proxy, draws, weight[:groups], factor[:groups])
             )
         rows = min(int(np.clip(SLOPE_WORK / size**2, 64, BLOCK)), len(weight))
-        return np.asarray(
-            _slopes(form, rows, self.cached, proxy, draws, weight[:rows], factor[:rows])
-        )
+        at, share = as_drawn(weight, rows)
+        some = {name: np.asarray(values)[at] for name, values in self.rows.items()}
+        return np.asarray(_slopes(form, some, proxy, draws, share, factor[at]))
+
+
+def as_drawn(weight: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places of `count` rows that stand for all that a design draws, and the share of each.
+
+    Evenly through the cumulated weights, or, where no more than `count` rows are ever drawn, all of
+    these, and others with a share of zero: as many whatever the weights, for one compilation.
+    """
+    drawn = np.flatnonzero(weight > 0)
+    if len(drawn) <= count:
+        at = np.r_[drawn, np.setdiff1d(np.arange(len(weight)), drawn)[: count - len(drawn)]]
+        return at, weight[at]
+    return representatives(weight, count), np.full(count, 1 / count)
 
 
 def reweighted(drawn_with: np.ndarray, studied: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -311,8 +324,7 @@ def evaluate(
         Whether the draws are the posterior's, by the proxy, already: then all count alike.
     """
     compute = _values_in_blocks if few is None else _values_of_groups
-    cached, evaluated = compute(control_variate, batch, proxy, draws)
-    values = np.asarray(evaluated)
+    values = np.asarray(compute(control_variate, batch, proxy, draws))
     ratio = values.sum(axis=1)  # l - sum q
     share = np.full(len(draws), 1 / len(draws))
     if log_proxy is not None:
@@ -320,7 +332,7 @@ def evaluate(
         if not resampled and np.all(np.isfinite(ratio)):
             share = posterior_share(ratio)
     probability = np.asarray(batch["probability"])
-    return Residuals(control_variate, proxy, draws, cached, few, values, probability, ratio, share)
+    return Residuals(control_variate, proxy, draws, batch, few, values, probability, ratio, share)
 
 
 def study(
@@ -344,12 +356,9 @@ def study(
     return evaluate(control_variate, drawn_with, proxy, draws).pilot(probability)
 
 
-def _evaluate(
-    cv: ControlVariate[Any], batch: Any, proxy: Proxy, pilot: Any
-) -> tuple[Any, jax.Array]:
+def _evaluate(cv: ControlVariate[Any], batch: Any, proxy: Proxy, pilot: Any) -> jax.Array:
     cached = cv.cache(batch, proxy)
-    values = jax.lax.map(lambda z: cv.values(cached, z, proxy), pilot, batch_size=TOGETHER)
-    return cached, values
+    return jax.lax.map(lambda z: cv.values(cached, z, proxy), pilot, batch_size=TOGETHER)
 
 
 _values = jit(static=0, options=FASTEST_COMPILE)(_evaluate)
@@ -360,8 +369,8 @@ _values_of_groups = jit(static=0, options=SCATTERS)(
 
 def _values_in_blocks(
     cv: ControlVariate[Any], batch: Batch, proxy: Proxy, pilot: np.ndarray
-) -> tuple[Any, jax.Array | np.ndarray]:
-    """Values of all rows; of those with codes a block is whitened at a time, and the first kept.
+) -> jax.Array | np.ndarray:
+    """Values of all rows; of those with codes a block is whitened at a time.
 
     Factors of many levels make few numbers many: 20,000 rows of 900 columns take 140 MB, and as
     much again while they are made.
@@ -370,46 +379,23 @@ def _values_in_blocks(
     coded = isinstance(cv, LinearTaylor) and cv.target.coding is not None
     if not coded or rows <= BLOCK:
         return _values(cv, batch, proxy, pilot)
-    first, parts = None, []
+    parts = []
     for start in range(0, rows, BLOCK):
         row_ids = np.minimum(np.arange(start, start + BLOCK), rows - 1)  # all of one shape
         block = {name: np.asarray(values)[row_ids] for name, values in batch.items()}
-        cached, values = _values(cv, block, proxy, pilot)
-        first = cached if first is None else first
-        parts.append(np.asarray(values)[:, : rows - start])
-    return first, np.concatenate(parts, axis=1)
-
-
-@jit(static=(0, 1), options=FASTEST_COMPILE)
-def _slopes(
-    cv: ControlVariate[Any],
-    rows: int,
-    cached: Any,
-    proxy: Proxy,
-    pilot: Any,
-    weight: Any,
-    factor: Any,
-) -> jax.Array:
-    """Largest eigenvalue of the covariance of the first `rows` gradients, one per pilot draw."""
-    few = jax.tree.map(lambda a: a[:rows], cached)
-    return _largest_slopes(cv, few, proxy, pilot, weight, factor)
-
-
-@jit(static=0, options=SCATTERS)
-def _slopes_of_groups(
-    cv: ControlVariate[Any], few: Any, proxy: Proxy, pilot: Any, weight: Any, factor: Any
-) -> jax.Array:
-    """The same of groups."""
-    return _largest_slopes(cv, cv.cache(few, proxy), proxy, pilot, weight, factor)
+        parts.append(np.asarray(_values(cv, block, proxy, pilot))[:, : rows - start])
+    return np.concatenate(parts, axis=1)
 
 
 def _largest_slopes(
     cv: ControlVariate[Any], few: Any, proxy: Proxy, pilot: Any, weight: Any, factor: Any
 ) -> jax.Array:
+    """Largest eigenvalue of the covariance of some rows' gradients, one per pilot draw."""
+    cached = cv.cache(few, proxy)
     share = weight / weight.sum()
 
     def largest(z: jax.Array) -> jax.Array:
-        _, slope = jax.linearize(lambda z: factor * cv.values(few, z, proxy), z)
+        _, slope = jax.linearize(lambda z: factor * cv.values(cached, z, proxy), z)
         if z.size <= EXACT:
             jacobian = jax.vmap(slope, out_axes=1)(jnp.eye(z.size))
             centred = jacobian - share @ jacobian
@@ -429,6 +415,10 @@ def _largest_slopes(
         return jax.lax.fori_loop(0, POWERS, times, first)[1]
 
     return jax.lax.map(largest, pilot)
+
+
+_slopes = jit(static=0, options=FASTEST_COMPILE)(_largest_slopes)
+_slopes_of_groups = jit(static=0, options=SCATTERS)(_largest_slopes)
 
 
 def _tail(size: np.ndarray, weight: np.ndarray) -> tuple[float, float]:
