@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.compiling import optimised_chains
 from helpers.interrupted import planned
 from helpers.targets import all_of, disagreements, exact_draws, flat_draws, logistic_rows, quick
 from modicum.cli.fitting import build_model
 from modicum.datasets.dataset import Dataset, Recipe
 from modicum.datasets.source import Source
 from modicum.designs import DESIGNS, Design, Drawn
+from modicum.estimators import LIKELIHOODS, EveryRow
+from modicum.kernels.base import Estimate
 from modicum.kernels.integrators import INTEGRATORS, Langevin
 from modicum.kernels.moves import MALAMove
 from modicum.methods import METHODS, list_methods
@@ -158,6 +161,26 @@ def test_a_design(monkeypatch, truth):
     assert plan.kernel.design == Halves()
 
 
+class Plain(EveryRow):
+    """The average of D_i as it is: right to the order of its variance."""
+
+    def combine(self, values, present, tables):
+        mean, variance = self.mean_and_variance(values)
+        return Estimate(mean, mean, variance)
+
+
+def test_a_likelihood_estimator(monkeypatch, truth):
+    monkeypatch.setitem(LIKELIHOODS, "plain", Plain)
+    rows, by_all = truth
+    method = mo.HMCECS(estimator="plain", subsample=200)
+    post = mo.sample(mo.models.Logistic(), rows, method=method, **RUN)
+    assert disagreements(flat_draws(post), by_all) == []
+    plan, _ = planned(mo.models.Logistic(), rows, method)
+    assert plan.kernel.estimator == Plain(1)
+    with pytest.raises(mo.SettingError, match="perturbed, plain"):
+        mo.HMCECS(estimator="plane")
+
+
 @dataclass(frozen=True)
 class MALA(HMC):
     """The Metropolis-adjusted Langevin algorithm on all rows, whitened at the mode."""
@@ -174,7 +197,8 @@ def test_a_method(monkeypatch, truth):
     rows, by_all = truth
     settings = RUN | {"draws": 4_000, "tune": 500}
     method = MALA(target_accept=0.6)
-    post = mo.sample(mo.models.Logistic(), rows, method=method, **settings)
+    with optimised_chains():
+        post = mo.sample(mo.models.Logistic(), rows, method=method, **settings)
     assert disagreements(flat_draws(post), by_all) == []
     assert "Metropolis-adjusted" in list_methods()
     with pytest.raises(mo.SettingError, match="mala"):

@@ -21,7 +21,7 @@ from modicum.rows import Rows
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.grouping import grouping_name
 from modicum.rows.reading import Missing, TableRows, read_formula
-from modicum.run import Parallel
+from modicum.run import ChainCount, Parallel
 from modicum.sample import sample
 
 if TYPE_CHECKING:
@@ -51,10 +51,11 @@ def fit(
     store: str | os.PathLike[str] | None = None,
     dtype: object = None,
     encoding: str = "utf-8",
-    method: str | Method | None = None,
+    method: str | Method | None = "auto",
     draws: int | None = None,
     tune: int | None = None,
-    chains: int = 4,
+    chains: ChainCount = 4,
+    superchains: int | None = None,
     passes: float | None = None,
     thin: int = 1,
     random_seed: int | None = None,
@@ -101,16 +102,16 @@ def fit(
         What becomes of a row with a missing value in a column that the formula uses: "refuse" it,
         or "drop" it and say how many there were.
     store
-        A folder to keep the encoded rows in, for data that do not fit in memory. With group terms
-        they are sorted by the factor of the most levels, on disk.
+        A folder to keep the encoded rows in, for data that do not fit in memory, or its URI on
+        object storage. With group terms they are sorted by the factor of the most levels, on disk.
     dtype
         float32 or float64; None: float32 where all floating columns are that narrow, else
         float64.
     encoding
         Of CSV files.
-    method, draws, tune, chains, passes, thin, random_seed, progressbar, checkpoint, parallel
+    method, draws, tune, chains, superchains, passes, thin, random_seed, progressbar
         As in `mo.sample`.
-    starts, engine
+    checkpoint, parallel, starts, engine
         As in `mo.sample`.
 
     Returns
@@ -156,6 +157,7 @@ def fit(
         draws=draws,
         tune=tune,
         chains=chains,
+        superchains=superchains,
         passes=passes,
         thin=thin,
         random_seed=random_seed,

@@ -53,6 +53,7 @@ class Stream(IntEnum):
     FIRST_STEP = 72  # momenta by which their first step size is found
     LAPLACE_DRAWS = 73  # draws of the normal approximation that are weighted
     LAPLACE_ROWS = 74  # rows that weigh them
+    LAPLACE_ACCEPT = 75  # which of them an independence sampler accepts
 
 
 def generator(seed: int, purpose: Stream) -> np.random.Generator:

@@ -24,14 +24,18 @@ import numpy as np
 from modicum.errors import SettingError
 
 __all__ = [
+    "COMPILED",
     "FASTEST_COMPILE",
     "FAST_COMPILE",
     "GPU_GRAPHS",
     "SCATTERS",
     "Array",
+    "Pytree",
+    "devices",
     "in_double_precision",
     "jit",
     "make_room",
+    "on_device",
     "refuse_forked",
     "uncollected",
 ]
@@ -39,6 +43,7 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 Array: TypeAlias = jax.Array | np.ndarray  # what compiled functions take
+Pytree: TypeAlias = Any  # nested tuples, lists and dicts of arrays, of whatever structure
 
 
 # Precision ------------------------------------------------------------------------------
@@ -53,6 +58,25 @@ def in_double_precision(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
 
     return scoped
+
+
+# Devices --------------------------------------------------------------------------------
+
+
+def devices() -> list[jax.Device]:
+    """What work is spread over: all devices of this process, or the one that the user chose."""
+    chosen = jax.config.jax_default_device  # type: ignore[attr-defined]  # or a kind, by name
+    if chosen is None or isinstance(chosen, str):
+        return jax.local_devices(backend=chosen)
+    return [chosen]
+
+
+def on_device(number: int) -> contextlib.AbstractContextManager[object]:
+    """Run what is compiled in the block on the device whose turn it is."""
+    every = devices()
+    if len(every) == 1:
+        return contextlib.nullcontext()
+    return jax.default_device(every[number % len(every)])
 
 
 # Compilation ----------------------------------------------------------------------------
@@ -79,7 +103,7 @@ class Compiled(Protocol[P, R]):
         """Call it."""
         ...
 
-    def lower(self, *args: Any) -> Any:
+    def lower(self, *args: Pytree) -> jax.stages.Lowered:
         """Make ready what is to be compiled, as `jax.jit` does."""
         ...
 
@@ -92,32 +116,32 @@ def jit(
 ) -> Callable[[Callable[P, R]], Compiled[P, R]]:
     """Compile the decorated function as `jax.jit` does, with `options` on a CPU or `on_gpu`.
 
-    The arguments numbered in `static` are part of what is compiled. Nothing is asked of JAX before
-    the first call.
+    The arguments numbered in `static` are part of what is compiled. Options that the variable
+    XLA_FLAGS sets stay as they are there. Nothing is asked of JAX before the first call.
     """
 
     def decorate(function: Callable[P, R]) -> Compiled[P, R]:
         lock = threading.Lock()
-        made: list[Any] = []
+        made: list[jax.stages.Wrapped] = []
         within = jax.jit(function, static_argnums=static)
 
-        def outermost() -> Any:
+        def outermost() -> jax.stages.Wrapped:
             refuse_forked()  # here, since every computation of ours comes this way
             with lock:
                 if not made:
                     wished = {"cpu": options, "gpu": on_gpu}.get(jax.default_backend())
-                    usable = _usable(tuple((wished or {}).items()))
+                    usable = _usable(_not_in_flags(wished or {}))
                     made.append(jax.jit(function, static_argnums=static, **usable))
             return made[0]
 
         @wraps(function)
-        def compiled(*args: Any) -> Any:
+        def compiled(*args: Pytree) -> Pytree:
             if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
                 return within(*args)  # options are for the outermost function alone
             with COMPILED.counted():
                 return outermost()(*args)
 
-        def lower(*args: Any) -> Any:
+        def lower(*args: Pytree) -> jax.stages.Lowered:
             COMPILED.since_cleared += 1  # the caller is about to compile it
             return outermost().lower(*args)
 
@@ -125,6 +149,12 @@ def jit(
         return compiled  # type: ignore[return-value]
 
     return decorate
+
+
+def _not_in_flags(options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """The options that XLA_FLAGS does not set: what somebody chose there is what they get."""
+    flags = {flag.split("=")[0].lstrip("-") for flag in os.environ.get("XLA_FLAGS", "").split()}
+    return tuple((name, value) for name, value in options.items() if name not in flags)
 
 
 @cache
@@ -202,6 +232,7 @@ class _Compiled:
 
     def __init__(self) -> None:
         self.total = 0
+        self.seconds = 0.0  # that the compiler has taken
         self.since_cleared = 0  # by functions of ours, or about as many
         self.forked_after = False  # this process is a copy of one in which JAX had been at work
         jax.monitoring.register_event_duration_secs_listener(self._hear)
@@ -209,8 +240,10 @@ class _Compiled:
             os.register_at_fork(after_in_child=self._in_child)
 
     def _hear(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
-        del duration_secs, kwargs
-        self.total += event == COMPILATION
+        del kwargs
+        if event == COMPILATION:
+            self.total += 1
+            self.seconds += duration_secs
 
     def _in_child(self) -> None:
         self.forked_after = self.total > 0

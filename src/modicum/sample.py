@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from hashlib import blake2b
 from importlib.metadata import version
 from math import ceil
@@ -24,7 +25,7 @@ from modicum.errors import (
     whole_number,
 )
 from modicum.ledger import Ledger
-from modicum.methods import DEFAULT, METHODS, Method, default_plan, resolve
+from modicum.methods import DEFAULT, METHODS, Auto, Method, resolve
 from modicum.methods.base import Coordinates, Plan, Task
 from modicum.methods.groups import quadrature_doubts, with_fixed_nodes
 from modicum.models import BaseModel, Target
@@ -34,22 +35,27 @@ from modicum.passes import ModeRecord, Starts, Sums
 from modicum.passes.mode import DENSE_LIMIT
 from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
 from modicum.posterior.labels import scalar_names, tidy_labels
-from modicum.progress import Progressbar, phase
+from modicum.progress import Progressbar, phase, say
 from modicum.random import chain_keys, fresh_seed
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
 from modicum.run import (
     BLOCK,
+    ChainCount,
     Chains,
     Checkpoint,
     History,
+    Layout,
     Parallel,
+    auto_layout,
     capacity_for,
+    check_layout,
     default_parallel,
     run,
     stoppable,
     within_limits,
 )
+from modicum.run.layout import FEW
 from modicum.runtime import in_double_precision, jit, refuse_forked
 
 __all__ = ["sample"]
@@ -62,10 +68,11 @@ def sample(
     model: BaseModel,
     rows: Rows | Digest,
     *,
-    method: str | Method | None = None,
+    method: str | Method | None = "auto",
     draws: int | None = None,
     tune: int | None = None,
-    chains: int = 4,
+    chains: ChainCount = 4,
+    superchains: int | None = None,
     passes: float | None = None,
     thin: int = 1,
     random_seed: int | None = None,
@@ -86,15 +93,23 @@ def sample(
         `mo.digest` kept of them, which HMC-ECS, HMC and NUTS take.
     method
         A name ("hmc-ecs", "flymc", "nuts", "hmc", "sgld", "ewsg" ...) or an object with settings
-        (`mo.HMCECS(design="uniform")`). By default HMC-ECS, which touches a few hundred rows per
-        step, or NUTS on all rows where these are too few for subsampling to make sense, or where a
-        pilot study shows that subsampling would give a wrong answer, or where the posterior of a
-        model of your own has several modes or none. "auto" takes weighted normal draws ("laplace")
-        where these are enough, and says what each would have cost.
+        (`mo.HMCECS(design="uniform")`). By default "auto": the cheapest that is right, which
+        `Posterior.tuning["method"]` says in one line. That is draws of the normal approximation at
+        the mode, weighed by a few thousand rows ("laplace"), where the posterior is so close to
+        normal that they are enough; else HMC-ECS, which touches a few hundred rows per step; else
+        NUTS on all rows: where these are too few for subsampling to make sense, where a pilot
+        study shows that subsampling would give a wrong answer, or where the posterior of a model
+        of your own has several modes or none.
     draws, tune
-        Draws to keep and warm-up iterations before them, in each chain; 1,000 of both.
+        Draws to keep and warm-up iterations before them, in each chain; 1,000 of both. Where `tune`
+        (or `thin`, `parallel` or `superchains`) is given, chains are meant: by default HMC-ECS or
+        NUTS.
     chains
-        Independent chains.
+        Independent chains; "auto" takes 4 on a CPU and for methods that read all rows, and 1,024 on
+        an accelerator, or what its memory has room for, in 16 superchains.
+    superchains
+        Groups of chains that begin at one point each. Whether chains have forgotten it is what
+        nested R-hat tells of many short chains; None: every chain begins by itself.
     passes
         Instead of `draws`: as many iterations as gradients of so many passes over the rows pay
         for, in each chain, warm-up (none by default) included. For methods whose iterations all
@@ -144,9 +159,18 @@ def sample(
     refuse_forked()
     _check_arguments(model, rows, parallel)
     chosen = resolve(DEFAULT if method is None else method)
+    of_chains = (tune, parallel, superchains) != (None, None, None) or thin != 1
+    if isinstance(chosen, Auto) and of_chains:
+        chosen = Auto(laplace=False)
     if isinstance(rows, Digest):
         _check_digest(chosen, starts)
-    tune, draws = _lengths(chosen, rows, draws, tune, chains, passes, thin)
+    check_layout(chains, superchains)
+    if superchains is not None and not chosen.of_few_rows:
+        raise SettingError(
+            f"{chosen.name} may start chains at several modes, and its chains cannot share starts; "
+            "leave `superchains` out."
+        )
+    tune, draws = _lengths(chosen, rows, draws, tune, passes, thin)
     started = time.monotonic()
     seed = _seed(random_seed, checkpoint)
     passing = engine_for(engine, progressbar)
@@ -158,31 +182,41 @@ def sample(
         ledger = Ledger(rows=len(units), unit="group" if isinstance(units, GroupedRows) else "row")
         target, start = Target.of(model, units, ledger)
         where = _starts(target, units, starts)
+    layout = _layout(chosen, chains, superchains, draws, target.size, checkpoint)
     folder = None
     if checkpoint is not None:
         _check_tracer(target, checkpoint)
-        run_length = (draws, tune * thin, chains, thin)
+        run_length = (draws, tune * thin, layout, thin)
         folder = Checkpoint(
             checkpoint, _identity(target, start, where, rows, chosen, *run_length, seed)
         )
     with folder or nullcontext(), stoppable(), within_limits():
         sums = Sums(target, units, passing, ledger, rest)
         names = _flat_names(target, units)
-        length = (draws * thin, tune * thin, chains)
-        task = Task(target, start, units, sums, names, *length, seed, folder, where)
+        length = (draws * thin, tune * thin, layout.chains)
+        few = FEW if chains == "auto" else None
+        task = Task(target, start, units, sums, names, *length, seed, folder, where, few_chains=few)
         with phase("mode", None, progressbar):
             task = with_fixed_nodes(task)
-            chosen, plan = default_plan(task) if method is None else chosen.decide(task)
+            chosen, plan = chosen.decide(task)
+        if "method" in plan.tuning:
+            say(str(plan.tuning["method"]), progressbar)
+        if not chosen.of_few_rows:  # though the method that was asked for may be
+            task = task.of_few_chains()
+            layout = Layout(task.chains)
         notes = [*_captured(target), *plan.notes]
         if isinstance(rows, Digest):
             notes += _about_digest(rows, plan, target)
         doubts = [warn(note) for note in notes]
-        load_soon()  # it takes as long as compiling does, and can go on beside it
-        ready = _chains(plan, task, parallel, thin)
-        history = run(ready, tune, draws, progressbar, folder, plan.hook, partial=True)
+        if plan.history is None:
+            load_soon()  # it takes as long as compiling does, and can go on beside it
+            ready = _chains(plan, task, layout, parallel, thin)
+            history = run(ready, tune, draws, progressbar, folder, plan.hook, partial=True)
+        else:  # all draws are there already, and independent
+            task, history = replace(task, tune=0), plan.history.every(thin)
         with phase("checks", None, progressbar):
             seconds = time.monotonic() - started
-            return _posterior(task, rows, chosen, plan, history, doubts, seconds, thin)
+            return _posterior(task, rows, chosen, plan, history, doubts, seconds, thin, layout)
 
 
 def _check_digest(method: Method, starts: object) -> None:
@@ -236,7 +270,6 @@ def _lengths(
     rows: Rows | Digest,
     draws: int | None,
     tune: int | None,
-    chains: int,
     passes: float | None,
     thin: int,
 ) -> tuple[int, int]:
@@ -246,9 +279,7 @@ def _lengths(
     if tune is None:
         tune = 1000 if passes is None and method.has_warmup else 0
     number = 1000 if draws is None else draws
-    for name, value, least in (
-        ("draws", number, 1), ("tune", tune, 0), ("chains", chains, 1), ("thin", thin, 1)
-    ):  # fmt: skip
+    for name, value, least in (("draws", number, 1), ("tune", tune, 0), ("thin", thin, 1)):
         whole_number(name, value, least)
     before = ceil(tune / thin)
     if passes is None:
@@ -262,6 +293,23 @@ def _lengths(
             f"{tune} iterations of warm-up; give more passes, or a smaller batch, tune or thin."
         )
     return before, number
+
+
+def _layout(
+    method: Method,
+    chains: ChainCount,
+    superchains: int | None,
+    draws: int,
+    size: int,
+    checkpoint: str | os.PathLike[str] | None,
+) -> Layout:
+    """How many chains, and which begin together; "auto" is what it was when the run began."""
+    if chains != "auto":
+        return Layout(int(chains), superchains)
+    saved = {} if checkpoint is None else Checkpoint.saved_identity(checkpoint)
+    if "chains" in saved:
+        return Layout(int(saved["chains"]), saved.get("superchains"))
+    return auto_layout(draws, size) if method.of_few_rows else Layout(FEW)
 
 
 def _kind(value: object) -> str:
@@ -324,7 +372,7 @@ def _identity(
     method: Method,
     draws: int,
     tune: int,
-    chains: int,
+    layout: Layout,
     thin: int,
     seed: int,
 ) -> dict[str, str | int]:
@@ -335,11 +383,13 @@ def _identity(
         "method": repr(method),
         "draws": int(draws),
         "tune": int(tune),
-        "chains": int(chains),
+        "chains": layout.chains,
         "thin": int(thin),
         "seed": seed,
         "version": version("modicum"),
     }
+    if layout.superchains is not None:
+        identity["superchains"] = layout.superchains
     if target.trace is not None:
         points = b"".join(point.tobytes() for point in (start, *starts.points))
         init = blake2b(points, digest_size=8).hexdigest()
@@ -371,7 +421,7 @@ def _flat_names(target: Target, rows: Rows) -> tuple[str, ...]:
     return tuple(name for group in named for name in group)
 
 
-def _chains(plan: Plan, task: Task, parallel: Parallel | None, thin: int) -> Chains:
+def _chains(plan: Plan, task: Task, layout: Layout, parallel: Parallel | None, thin: int) -> Chains:
     keys = chain_keys(task.seed, task.chains)
     how = parallel or default_parallel(task.chains)
     together = task.chains if how == "stacked" else 1
@@ -380,8 +430,15 @@ def _chains(plan: Plan, task: Task, parallel: Parallel | None, thin: int) -> Cha
     # Rows that are fetched are there for the whole of a call, others for a block of it.
     fetched = isinstance(plan.rows, Rows)
     capacity = both if fetched else capacity_for(recorded, total, together)
-    parts = (plan.kernel, plan.context, keys, plan.flags, capacity, plan.rows, how, thin)
-    return Chains(*parts, block=min(both, BLOCK), units=f"{task.ledger.unit}s")
+    assert plan.kernel is not None
+    rows = task.sums.engine.feed(plan.rows) if isinstance(plan.rows, Rows) else plan.rows
+    parts = (plan.kernel, plan.context, keys, plan.flags, capacity, rows, how, thin)
+    return Chains(
+        *parts,
+        block=min(both, BLOCK),
+        units=f"{task.ledger.unit}s",
+        start_keys=layout.start_keys(keys),
+    )
 
 
 def _posterior(
@@ -393,6 +450,7 @@ def _posterior(
     doubts: list[ModicumWarning],
     seconds: float,
     thin: int,
+    layout: Layout,
 ) -> Posterior:
     if plan.start_rows:
         task.ledger.add("start", task.chains * plan.start_rows, "gradient")
@@ -404,12 +462,19 @@ def _posterior(
     labels = task.target.model.labels(task.rows)
     apart = any(doubt.code == "modes-apart" for doubt in outcome.warnings)
     convergence = convergence_warnings(
-        draws, history.stats, outcome.weights, labels, outcome.target_accept, apart
+        draws,
+        history.stats,
+        outcome.weights,
+        labels,
+        outcome.target_accept,
+        apart,
+        layout.superchains,
+        mixing=not outcome.independent,
     )
     last = [*outcome.warnings, *_of_quadrature(task, plan.anchor, history.position), *convergence]
     doubts += [warn(doubt, stacklevel=5) for doubt in [*history.notes, *last]]
     method.doubted(plan, doubts)
-    settings = {
+    settings: dict[str, str | int | float] = {
         "method": method.name,
         "settings": repr(method),
         "model": task.target.identity,
@@ -425,6 +490,8 @@ def _posterior(
         "jax": jax.__version__,
         "backend": jax.default_backend(),
     }
+    if layout.superchains is not None:
+        settings["superchains"] = layout.superchains
     record = plan.anchor.record
     mode = {} if record is None else {"mode": _mode_text(record, rows)}
     return Posterior(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -38,7 +38,11 @@ from modicum.posterior.draws import thinned
 from modicum.posterior.prediction import in_pieces
 from modicum.posterior.weighted import weighted_mean
 from modicum.rows import Rows
+from modicum.run import ChainCount
 from modicum.sample import sample
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["LinearRegression", "LogisticRegression", "PoissonRegressor", "Regressor"]
 
@@ -58,10 +62,10 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         prior_scale: float | tuple[float, ...] | None = None,
         fit_intercept: bool = True,
         priors: Mapping[str, Any] | None = None,
-        method: str | Method | None = None,
+        method: str | Method | None = "auto",
         draws: int = 1000,
-        tune: int = 1000,
-        chains: int = 4,
+        tune: int | None = None,
+        chains: ChainCount = 4,
         random_state: int | np.random.RandomState | None = None,
         progressbar: bool = False,
     ) -> None:
@@ -176,7 +180,7 @@ def _rows_of_frame(
     )
 
 
-def _free_name(name: str, frame: Any) -> str:
+def _free_name(name: str, frame: pd.DataFrame) -> str:
     while name in frame.columns:
         name += "_"
     return name
@@ -241,10 +245,10 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         prior_scale: float | tuple[float, ...] | None = None,
         fit_intercept: bool = True,
         priors: Mapping[str, Any] | None = None,
-        method: str | Method | None = None,
+        method: str | Method | None = "auto",
         draws: int = 1000,
-        tune: int = 1000,
-        chains: int = 4,
+        tune: int | None = None,
+        chains: ChainCount = 4,
         random_state: int | np.random.RandomState | None = None,
         progressbar: bool = False,
     ) -> None:
@@ -376,10 +380,10 @@ class LinearRegression(Regressor):
         prior_scale: float | tuple[float, ...] | None = None,
         fit_intercept: bool = True,
         priors: Mapping[str, Any] | None = None,
-        method: str | Method | None = None,
+        method: str | Method | None = "auto",
         draws: int = 1000,
-        tune: int = 1000,
-        chains: int = 4,
+        tune: int | None = None,
+        chains: ChainCount = 4,
         random_state: int | np.random.RandomState | None = None,
         progressbar: bool = False,
     ) -> None:

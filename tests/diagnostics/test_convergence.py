@@ -9,7 +9,8 @@ from arviz_stats.base import array_stats
 from scipy.signal import lfilter
 
 import modicum.diagnostics
-from modicum.diagnostics import ess, ess_tail, mcse, r_hat
+from modicum.diagnostics import ess, ess_tail, mcse, nested_r_hat, r_hat
+from modicum.errors import SettingError
 
 MEASURES = [ess, ess_tail, mcse, r_hat]
 
@@ -66,6 +67,46 @@ def test_edges_are_nan_without_a_sound(measure, draws):
     assert np.isnan(measure(broken)).sum() == 1
     assert np.isfinite(measure(draws[:, :8])).all()
     assert measure(draws[:, :, :0]).shape == (0, 2)
+
+
+def test_nested_r_hat_by_hand():
+    # superchains {1, 3; 5, 7} and {2, 2; 2, 6}: means 4 and 3, of chains 2, 6 and 2, 4
+    x = np.array([[1.0, 3.0], [5.0, 7.0], [2.0, 2.0], [2.0, 6.0]])
+    between = 0.5
+    within = ((8 + (2 + 2) / 2) + (2 + (0 + 8) / 2)) / 2
+    assert nested_r_hat(x, 2) == pytest.approx(np.sqrt(1 + between / within))
+    assert nested_r_hat(x[..., None], 2)[0] == nested_r_hat(x, 2)
+    with pytest.raises(SettingError, match="4 chains cannot be divided into 3 superchains"):
+        nested_r_hat(x, 3)
+
+
+@pytest.mark.parametrize("draws", [1, 6])
+def test_nested_r_hat_of_three_variances(draws):
+    # x = start of the superchain + level of the chain + noise, of sds .5, .7 and 1
+    groups, size = 20_000, 4
+    rng = np.random.default_rng(3)
+    start = 0.5 * rng.normal(size=(groups, 1, 1))
+    level = 0.7 * rng.normal(size=(groups, size, 1))
+    noise = rng.normal(size=(groups, size, draws))
+    x = (start + level + noise).reshape(groups * size, draws)
+    between = 0.25 + (0.49 + 1 / draws) / size
+    within = 0.49 + 1 / draws + (1.0 if draws > 1 else 0.0)
+    exact = np.sqrt(1 + between / within)
+    error = 3 * np.sqrt(2 / groups) * between / within / exact
+    assert nested_r_hat(x, groups) == pytest.approx(exact, abs=error)
+    # negative control: chains of different superchains, each with a start of its own
+    mixed = rng.permutation(x)
+    assert nested_r_hat(mixed, groups) != pytest.approx(exact, abs=error)
+
+
+@pytest.mark.filterwarnings("error")
+def test_nested_r_hat_at_the_edges():
+    assert nested_r_hat(np.repeat([1.0, 1.0, 2.0, 2.0], 5).reshape(4, 5), 2) == np.inf
+    assert np.isnan(nested_r_hat(np.ones((4, 5)), 2))
+    assert np.isnan(nested_r_hat(np.ones((4, 0)), 2))
+    broken = np.random.default_rng(1).normal(size=(4, 5, 2))
+    broken[0, 0, 0] = np.inf
+    assert np.isnan(nested_r_hat(broken, 2)).tolist() == [True, False]
 
 
 @pytest.mark.filterwarnings("error")

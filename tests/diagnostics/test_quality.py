@@ -1,5 +1,7 @@
 """Distances from a known answer: closed forms, rates, and samples that are deliberately wrong."""
 
+from functools import cache
+
 import jax
 import numpy as np
 import pytest
@@ -68,6 +70,7 @@ def test_blocks_change_nothing(monkeypatch):
 
 
 def test_exact_draws_fall_like_the_square_root_and_wrong_ones_level_off():
+    @cache
     def at(n, **wrong):
         return np.mean([kernel_stein_discrepancy(exact(n, s, **wrong), score) for s in range(5)])
 

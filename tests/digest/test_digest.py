@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 import modicum as mo
+from helpers.compiling import optimised_chains
 from helpers.targets import disagreements, flat_draws, sums_of
 from modicum.designs import weight_tables
 from modicum.digest.pool import Pool, RowCounts, choose
@@ -38,7 +39,7 @@ def digest_of(rows, size=SIZE, model=MODEL, **settings):
 
 
 def sampled(model, data, **settings):
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), optimised_chains():
         warnings.simplefilter("ignore", mo.ModicumWarning)
         return mo.sample(model, data, **(RUN | settings))
 

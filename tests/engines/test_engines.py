@@ -60,3 +60,14 @@ def test_the_command_line_names_engines():
         build_engine("spark", None)
     with pytest.raises(mo.SettingError, match="add --engine ray"):
         build_engine("local", "auto")
+
+
+def test_a_ray_that_does_not_start_is_a_sentence(monkeypatch):
+    def busy(**settings):
+        raise Exception("The current node timed out during startup.\nMore of it.")
+
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", busy)
+    with pytest.raises(mo.ResourceError, match=r"no Ray could be started .*timed out during st"):
+        mo.engines.Ray(workers=1).connect(False)

@@ -12,10 +12,15 @@ class Crash(BaseException):
 
 def planned(model, rows, method, seed=1, checkpoint=None):
     """What a method plans for, without a draw."""
+    task = task_of(model, rows, seed, checkpoint)
+    return method.plan(task), task.ledger
+
+
+def task_of(model, rows, seed=1, checkpoint=None):
+    """What a method plans for: two chains of a hundred draws."""
     sums, start = sums_of(model, rows)
     names = tuple(f"t{i}" for i in range(len(start)))
-    task = Task(sums.target, start, rows, sums, names, 100, 100, 2, seed, checkpoint)
-    return method.plan(task), sums.ledger
+    return Task(sums.target, start, rows, sums, names, 100, 100, 2, seed, checkpoint)
 
 
 def saved_iterations(folder):

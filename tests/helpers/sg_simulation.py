@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from helpers.compiling import optimised
 from helpers.targets import location
 from modicum.designs import Uniform, UniformTables
 from modicum.kernels.base import StochasticGradientContext
@@ -76,7 +77,7 @@ def _estimate(groups):
     return float(groups.mean()), float(groups.std(ddof=1) / np.sqrt(len(groups)))
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(optimised, static_argnums=(0, 1))
 def _simulate(kernel, steps, step_size, context, data, keys):
     """Of each chain: averages over the second half of t - mean, its square, and momentum^2."""
     start = context.start

@@ -12,6 +12,7 @@ from functools import cache
 import numpy as np
 
 import modicum as mo
+from helpers.compiling import optimised_chains
 from helpers.targets import TIMES, flat_draws, mean_and_error
 
 MEAN = np.array([-1.5067808, 0.9974667, -0.66914148, 0.49903137])
@@ -65,7 +66,7 @@ def posterior(draws=3000, chains=4, seed=1, **settings):
 
 
 def sample(method, tune=300, **settings):
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), optimised_chains():
         warnings.simplefilter("ignore", mo.ModicumWarning)
         return mo.sample(MODEL, rows(), method=method, tune=tune, progressbar=False, **settings)
 

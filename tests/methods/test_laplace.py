@@ -1,29 +1,27 @@
-"""Weighted normal draws against NUTS, their verdict, and the choice that knows its cost."""
+"""Weighted normal draws against NUTS, their verdict, and what can be done with them."""
+
+import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.interrupted import task_of
 from helpers.targets import flat_draws, logistic_rows, mean_and_error
-from modicum.ledger import Ledger
-from modicum.methods import choice
-from modicum.methods.base import Task
+from modicum.diagnostics import ess
+from modicum.diagnostics.pareto import pareto_smoothed
+from modicum.methods.ecs import HMCECS
 from modicum.methods.laplace import Verdict
 from modicum.methods.laplace import _doubts as doubts_of
-from modicum.models import Target
-from modicum.passes import LocalEngine, Sums
+from modicum.methods.laplace import _independence_sampler as independence_sampler
+from modicum.methods.pool import Pool
 from modicum.posterior.weighted import weighted_mean
+from modicum.runtime import in_double_precision
 
 M = mo.models
 RUN = {"random_seed": 3, "progressbar": False}
 ROWS = logistic_rows(6_000)
-
-
-def task_of(model, rows):
-    target, start = Target.of(model, rows)
-    sums = Sums(target, rows, LocalEngine(progressbar=False), Ledger(rows=len(rows)))
-    names = tuple(f"t{i}" for i in range(target.size))
-    return Task(target, start, rows, sums, names, 500, 500, 4, 3)
 
 
 @pytest.fixture(scope="module")
@@ -32,23 +30,80 @@ def post():
 
 
 @pytest.fixture(scope="module")
+def alike():
+    method = mo.Laplace(pool=3_000, weighted=False)
+    return mo.sample(M.Logistic(), ROWS, method=method, draws=500, **RUN)
+
+
+@pytest.fixture(scope="module")
 def exact():
     return mo.sample(M.Logistic(), ROWS, method="nuts", draws=600, tune=300, **RUN)
 
 
-def test_weighted_draws_have_the_posteriors_moments(post, exact):
+def means_of(post):
+    return np.concatenate([np.ravel(post.mean(name)) for name in post.draws])
+
+
+@pytest.mark.parametrize("which", ["post", "alike"])
+def test_draws_have_the_posteriors_moments(which, exact, request):
+    post = request.getfixturevalue(which)
     assert post.warnings == []
-    assert post.weights.shape == (4, 500)
     assert post.settings["tune"] == 0
     assert "enough" in post.tuning["verdict"]
-    assert post.ledger.by_purpose["weights"] == 3_000 * 2_000
     known, error = mean_and_error(flat_draws(exact))
     sd = flat_draws(exact).std(axis=(0, 1))
-    found = np.concatenate([np.ravel(post.mean(name)) for name in post.draws])
     both = np.hypot(error, sd / np.sqrt(2_000))
-    assert np.all(np.abs(found - known) < 4.5 * both)
+    assert np.all(np.abs(means_of(post) - known) < 4.5 * both)
     # negative control: a mean off by 0.4 posterior sd is noticed
-    assert not np.all(np.abs(found + 0.4 * sd - known) < 4.5 * both)
+    assert not np.all(np.abs(means_of(post) + 0.4 * sd - known) < 4.5 * both)
+
+
+def test_weighted_draws_have_weights_and_the_others_none(post, alike):
+    assert post.weights.shape == (4, 500)
+    assert post.ledger.by_purpose["weights"] == 3_000 * 2_000
+    assert alike.weights is None
+    assert alike.stats["acceptance_rate"].mean() > 0.9
+    table = alike.summary()
+    assert table["ess_bulk"].min() > 1_200
+    assert table["r_hat"].max() < 1.01
+
+
+@pytest.mark.parametrize("which", ["post", "alike"])
+def test_what_is_done_with_draws_can_be_done_with_these(which, request, tmp_path):
+    post = request.getfixturevalue(which)
+    fixed = post.correct(ROWS, draws=400, progressbar=False)
+    assert fixed.tuning["correction"]["pareto_k"] < 0.7
+    # the pool's posterior is that of all rows, but for its noise
+    assert np.var(fixed.stats["log_weight"]) < 0.05
+    with pytest.raises(mo.SettingError, match="once"):
+        fixed.correct(ROWS, progressbar=False)
+    post.save(tmp_path / "post")
+    again = mo.Posterior.load(tmp_path / "post")
+    np.testing.assert_array_equal(means_of(again), means_of(post))
+    assert again.tuning["verdict"] == post.tuning["verdict"]
+    assert len(post.predict(ROWS.slice(0, 5))) == 5
+    assert post.loo(ROWS, subsample=50, progressbar=False).elpd < 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error" if which == "alike" else "ignore", mo.ModicumWarning)
+        tree = post.to_datatree(sample=10)
+    assert ("log_likelihood" in tree.children) == (which == "alike")
+
+
+def test_a_checkpoint_gives_the_same_draws_without_another_pass(post, tmp_path):
+    settings = {"method": mo.Laplace(pool=3_000), "draws": 500, **RUN}
+    first = mo.sample(M.Logistic(), ROWS, checkpoint=tmp_path, **settings)
+    again = mo.sample(M.Logistic(), ROWS, checkpoint=tmp_path, **settings)
+    for run in (first, again):
+        np.testing.assert_array_equal(run.draws["beta"], post.draws["beta"])
+        np.testing.assert_array_equal(run.weights, post.weights)
+        assert run.ledger.by_purpose == post.ledger.by_purpose
+
+
+def test_thinning_keeps_every_other_draw(post):
+    thin = mo.sample(
+        M.Logistic(), ROWS, method=mo.Laplace(pool=3_000), draws=250, thin=2, **RUN
+    )  # fmt: skip
+    assert thin.draws["beta"].shape[:2] == (4, 250)
 
 
 def test_weights_are_those_of_all_rows_where_the_pool_holds_them():
@@ -59,16 +114,66 @@ def test_weights_are_those_of_all_rows_where_the_pool_holds_them():
     mode = log_posterior.mode()
     points = flat_draws(post)[0]
     z = np.linalg.solve(mode.factor, (points - mode.point).T).T
-    exact = log_posterior.values(points) + 0.5 * np.sum(z**2, axis=1)
+    values = log_posterior.values(points)
+    exact = values + 0.5 * np.sum(z**2, axis=1)
     weights = np.exp(exact - exact.max())
     smooth = post.weights[0] / post.weights[0].sum()
     bulk = np.argsort(weights)[:800]  # the largest are smoothed
     ratio = np.log(smooth[bulk]) - np.log(weights[bulk])
     np.testing.assert_allclose(ratio, ratio[0], atol=2e-3)  # about the mode to within .01
+    np.testing.assert_allclose(post.stats["lp"][0], values, rtol=0, atol=1e-8)
     assert post.tuning["pool_noise"] == 0
     # the plain normal approximation is another distribution: weights matter
     plain = weighted_mean(points[None], np.ones((1, 1_000)))
     assert np.max(np.abs(plain - weighted_mean(points[None], smooth[None])) / points.std(0)) > 0.05
+
+
+@in_double_precision
+def test_the_pools_noise_is_how_much_means_differ_between_pools():
+    task = task_of(M.Logistic(), ROWS)
+    study = HMCECS().study(task, task.anchor_at_mode())
+    rng = np.random.default_rng(1)
+    z = study.centre + rng.standard_normal((1_024, len(study.centre)))
+    means, noises = [], []
+    for seed in range(12):
+        study.task = replace(task, seed=seed)
+        weighed = Pool(study, 40).weigh(z)
+        means.append(pareto_smoothed(weighed.log_ratio)[0] @ z @ study.anchor.factor.T)
+        noises.append(weighed.noise)
+    found = (np.std(means, axis=0, ddof=1) / study.anchor.sd).max()
+    foretold = np.median(noises)
+    assert 0.5 < found / foretold < 2  # the largest of four, each known to a fifth
+    assert not 0.5 < found / (foretold / 5) < 2  # that of a pool 25 times as large
+
+
+def test_the_independence_sampler_draws_from_what_is_weighed():
+    rng = np.random.default_rng(2)
+    z = rng.standard_normal((4_000, 4))
+    places, rate = independence_sampler(0.5 * z, rng.random(z.shape))  # N(0.5, 1)
+    draws = np.take_along_axis(z, places, axis=0).T
+    error = draws.std() / np.sqrt(ess(draws))
+    assert abs(draws.mean() - 0.5) < 4 * error
+    assert abs(z.mean() - 0.5) > 10 * error  # the proposals do not have that mean
+    assert 0.6 < rate.mean() < 0.85
+    never = np.where(np.arange(40)[:, None] % 2, 0.0, -np.inf)  # every other draw cannot be
+    places, _ = independence_sampler(never, np.full((40, 1), 0.5))
+    assert np.all(places[1:] % 2 == 1)
+
+
+@pytest.mark.parametrize(("number", "scale"), [(100, 0.3), (4_000, 1.5), (4_000, 0.1)])
+def test_smoothed_weights_are_arvizs(number, scale):
+    from arviz_stats.base import array_stats
+
+    log_ratio = scale * np.random.default_rng(1).standard_normal(number)
+    weights, tail = pareto_smoothed(log_ratio)
+    theirs, their_tail = array_stats.psislw(-(log_ratio - log_ratio.max()))
+    their_weights = np.exp(theirs - theirs.max())
+    np.testing.assert_allclose(weights, their_weights / their_weights.sum(), rtol=0.02)
+    assert abs(tail - float(their_tail)) < 0.02
+    even, none = pareto_smoothed(np.zeros(9))
+    np.testing.assert_allclose(even, 1 / 9)
+    assert none == 0
+    assert pareto_smoothed(np.array([0.0, np.nan]))[1] == np.inf
 
 
 def test_the_verdict_and_the_doubts_that_follow_from_it():
@@ -81,40 +186,11 @@ def test_the_verdict_and_the_doubts_that_follow_from_it():
     assert "not to be relied on" in Verdict(0.8, 0.1, 0.0).text(100)
 
 
-def seconds(**known):
-    return lambda *_: {"hmc-ecs": 5.0, "nuts": 1_200.0, "laplace": 2.0} | known
-
-
-def test_auto_takes_what_is_right_and_says_so(monkeypatch):
-    monkeypatch.setattr(choice, "_seconds", seconds())  # machines differ
-    post = mo.sample(M.Logistic(), ROWS, method="auto", draws=500, **RUN)
-    assert post.settings["method"] == "laplace"
-    assert post.tuning["choice"] == (
-        "weighted normal draws: about 2 s; HMC-ECS, m = 40 would take about 5 s; NUTS on all rows "
-        "would take about 20 minutes."
-    )
-
-
-def test_auto_takes_weighted_draws_only_where_they_will_do(monkeypatch):
-    monkeypatch.setattr(choice, "_seconds", seconds())
-    monkeypatch.setattr(choice, "_normal_enough", lambda *_: False)
-    task = task_of(M.Logistic(), ROWS)
-    method, plan = mo.Auto().decide(task)
-    assert method.name == "hmc-ecs"
-    assert plan.tuning["choice"].startswith("HMC-ECS, m = 40: about 5 s; NUTS on all rows would")
-    monkeypatch.setattr(choice, "_seconds", seconds(nuts=1.0))
-    assert mo.Auto().decide(task)[0].name == "nuts"
-
-
-def test_auto_says_why_all_rows_are_taken():
-    post = mo.sample(M.Logistic(), logistic_rows(60), method=mo.Auto(), draws=100, tune=100, **RUN)
-    assert post.settings["method"] == "nuts"
-    assert "too few for subsampling" in post.tuning["choice"]
-
-
 def test_refusals():
     with pytest.raises(mo.SettingError, match="pool must be a whole number"):
         mo.Laplace(pool=1)
+    with pytest.raises(mo.SettingError, match="weighted must be True or False"):
+        mo.Laplace(weighted="yes")
     images = mo.Rows(x=np.ones((9, 2)), y=np.arange(9) % 3)
     with pytest.raises(mo.SettingError, match="networks do not allow"):
         mo.sample(M.MLP(), images, method="laplace", **RUN)

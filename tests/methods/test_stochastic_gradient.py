@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.compiling import optimised_chains
 from helpers.targets import (
     TIMES,
     Conjugate,
@@ -236,7 +237,8 @@ def test_snapshots_leave_only_the_integrators_error(method, known):
     assert exact == pytest.approx(known, abs=0.01)
     start = tuple(target.mean)
     method = replace(method, start=start)
-    post = sample(method, target, draws=10, thin=20, tune=300, chains=600)
+    with optimised_chains():
+        post = sample(method, target, draws=10, thin=20, tune=300, chains=600)
     squares = target.n * (post["theta"] - target.mean) ** 2
     by_chain = squares.mean(axis=(1, 2))  # chains are independent, their draws are not
     error = by_chain.std(ddof=1) / np.sqrt(len(by_chain))

@@ -39,7 +39,7 @@ def sampled(name, draws=2000, chains=4, **settings):
         )
 
 
-by_default = cache(sampled)
+cached = cache(sampled)
 
 
 def doubts(post):
@@ -62,8 +62,8 @@ def test_claims_by_default_in_a_short_run():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tables.NAMES)
-def test_defaults_are_right(name):
-    post, right = by_default(name), reference(name)
+def test_hmc_ecs_is_right_as_it_stands(name):
+    post, right = cached(name, method="hmc-ecs"), reference(name)
     off = np.abs(side_by_side(post, "mean") - right.mean) / right.sd
     assert off.max() < 0.1
     spread = side_by_side(post, "sd") / right.sd
@@ -72,9 +72,36 @@ def test_defaults_are_right(name):
     assert doubts(post) == []
 
 
+# What is close to normal about its mode: of the others weights of normal draws have a Pareto k of
+# .55 or more, and means by them are off by .1 posterior sd.
+NORMAL = {"claims": "laplace", "taxi": "laplace", "covertype": "hmc-ecs", "flights": "hmc-ecs"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", tables.NAMES)
+def test_defaults_are_right(name):
+    post, right = cached(name), reference(name)
+    assert post.settings["method"] == NORMAL[name]
+    off = np.abs(side_by_side(post, "mean") - right.mean) / right.sd
+    assert off.max() < 0.1
+    spread = side_by_side(post, "sd") / right.sd
+    assert np.abs(spread - 1).max() < 0.07
+    assert doubts(post) == []
+
+
+def test_normal_draws_of_claims_in_a_short_run():
+    post, right = sampled("claims", draws=1000), reference("claims")
+    assert post.settings["method"] == "laplace"
+    allowed = (
+        TIMES * np.hypot(errors_of(post), right.mcse) + 3 * post.tuning["pool_noise"] * right.sd
+    )
+    assert np.all(np.abs(side_by_side(post, "mean") - right.mean) < allowed)
+    np.testing.assert_allclose(side_by_side(post, "sd"), right.sd, rtol=0.1)
+
+
 @pytest.mark.slow
 def test_covertype_after_correction_is_right_to_within_monte_carlo_error():
-    post, right = by_default("covertype"), reference("covertype")
+    post, right = cached("covertype", method="hmc-ecs"), reference("covertype")
     fixed = post.correct(table("covertype")[1], progressbar=False)
     found, error = side_by_side(fixed, "mean"), fixed.summary()["mcse_mean"].to_numpy()
     assert np.all(np.abs(found - right.mean) < TIMES * np.hypot(error, right.mcse))

@@ -114,13 +114,14 @@ def test_the_scale_settles_at_its_closed_form(x64):
     assert np.exp(2 * settled) == pytest.approx(0.8**2 * (-19 + np.sqrt(19**2 + 4 * S / 0.64)) / 2)
 
 
-@pytest.mark.parametrize("share", [pytest.param(1.0, marks=pytest.mark.slow), 0.4])
-def test_the_growth_is_that_of_the_volume(share, x64):
+@pytest.mark.parametrize("ratio", [pytest.param(0.0, marks=pytest.mark.slow), 0.4])
+def test_effects_move_as_their_conditional_distribution_does(ratio, x64):
+    """Data say N(u; c, 1 / A) of a level: its mean is V A c and its variance 1 / V = A + tau^-2."""
     rng = np.random.default_rng(1)
     factor = np.linalg.inv(np.triu(rng.normal(size=(4, 4))) + 3 * np.eye(4))
     where, scale = np.array([0, 2]), np.array([3, 3])
     warp = Warp(
-        *map(jnp.asarray, (where, scale, np.full(2, share), np.linalg.inv(factor)[:, where]))
+        *map(jnp.asarray, (where, scale, np.full(2, ratio), np.linalg.inv(factor)[:, where]))
     )
     proxy = Proxy(
         jnp.asarray(rng.normal(size=4)), jnp.asarray(factor), jnp.zeros(4), None, warp=warp
@@ -129,9 +130,15 @@ def test_the_growth_is_that_of_the_volume(share, x64):
     s, growth = straighten(z, proxy)
     jacobian = jax.jacobian(lambda z: straighten(z, proxy)[0])(z)
     assert float(growth) == pytest.approx(np.linalg.slogdet(jacobian)[1], abs=1e-10)
-    t, r = (proxy.point + proxy.factor @ v for v in (s, z))
-    stretch = np.exp(share * float(proxy.factor[3] @ z))
-    np.testing.assert_allclose(t, np.array(r) * [stretch, 1, stretch, 1], atol=1e-10)
+    t, r = (np.array(proxy.point + proxy.factor @ v) for v in (s, z))
+    at, tau_square = np.array(proxy.point), np.exp(2 * np.array([proxy.point[3], t[3]]))
+    A = ratio / tau_square[0]
+    V = 1 / (A + 1 / tau_square)  # at the anchor, and here
+    expected = r.copy()
+    # V A c is the anchor's entry there, so that it is V / V* times that here
+    expected[where] = at[where] * V[1] / V[0] + (r - at)[where] * np.sqrt(V[1] / V[0])
+    np.testing.assert_allclose(t, expected, atol=1e-10)
+    assert np.ptp(t - r) > 1e-3  # it does something
 
 
 # What is refused ---------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import norm
 
@@ -9,6 +10,7 @@ import modicum as mo
 from helpers.targets import Conjugate, all_of
 from modicum.errors import SettingError
 from modicum.models.prediction import ModelPredictor
+from modicum.models.prior_draws import log_priors
 from modicum.posterior import FitRows
 
 mpl.use("Agg")
@@ -143,8 +145,38 @@ def test_a_strong_prior_is_seen_and_a_weak_one_is_not():
     assert (weak["likelihood"] > 0.05).all()
 
 
-def test_sensitivities_of_weights_are_refused(post):
-    weighted = mo.Posterior(post.draws, post.stats, post.ledger, predictor=post.predictor,
-                            weights=np.random.default_rng(1).random((2, 200)))  # fmt: skip
-    with pytest.raises(SettingError, match="count alike"):
+def test_weights_become_repetition(post):
+    z = post["beta"][..., 0]
+    weights = np.exp((z - z.mean()) / z.std())  # moves the mean by one sd
+    about = {"predictor": post.predictor, "rows": post.rows}
+    weighted = mo.Posterior(post.draws, post.stats, post.ledger, weights=weights, **about)
+    alike = weighted.resample()
+    assert alike.weights is None
+    error = weighted.sd("beta") / np.sqrt(400)
+    assert (np.abs(alike.mean("beta") - weighted.mean("beta")) < error).all()
+    assert (np.abs(post.mean("beta") - weighted.mean("beta")) > 10 * error).any()
+    pd.testing.assert_frame_equal(weighted.sensitivity(), alike.sensitivity())
+    with pytest.warns(mo.ModicumWarning, match="post.resample"):
+        tree = weighted.to_datatree(sample=20)
+    assert "posterior_predictive" in tree.children
+    weighted.weights = np.where(weights > 0.2, 1.0, -1.0)
+    with pytest.raises(SettingError, match="carry signs"):
         weighted.sensitivity()
+    assert post.resample() is post
+
+
+def test_effects_are_no_prior():
+    """Halving the prior's power moves effects by way of their standard deviation alone."""
+    rng = np.random.default_rng(1)
+    ward = np.repeat(np.arange(20), 10)
+    rows = mo.Rows(x=np.zeros((200, 1)), y=rng.normal(size=200), codes={"ward": ward})
+    model = mo.models.Gaussian(scale=1.0, groups="ward").resolved(rows)
+    draws = {
+        "beta": rng.normal(size=(2, 50, 1)),
+        "1|ward": rng.normal(size=(2, 50, 20)),
+        "intercept": rng.normal(size=(2, 50)),
+        "group_sd": rng.uniform(0.5, 2, size=(2, 50, 1)),
+    }
+    whole, without = log_priors(model, draws), log_priors(model, draws, effects=False)
+    of_effects = norm.logpdf(draws["1|ward"], 0, draws["group_sd"]).sum(axis=-1)
+    np.testing.assert_allclose(whole - without, of_effects, atol=1e-10)

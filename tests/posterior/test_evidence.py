@@ -54,6 +54,21 @@ def test_the_bridge_agrees_with_the_average(monkeypatch):
     assert agrees(posterior().log_evidence(), exact())
 
 
+def test_signs_of_draws_count_in_the_bridge(monkeypatch):
+    monkeypatch.setattr(evidence, "WORST_TAIL", -np.inf)
+    post = posterior()
+    z = np.random.default_rng(2).multivariate_normal(CONJUGATE.mean + 0.1, CONJUGATE.cov, (2, 200))
+    post.draws["beta"][:, ::5], post.draws["intercept"][:, ::5] = z[..., :3], z[..., 3]
+    post.weights = np.ones((2, 1000))
+    post.weights[:, ::10] = -1.0  # every other one of those that were put in
+    found = post.log_evidence()
+    assert abs(found.value - exact()) < 4 * found.error + 1e-3 < 0.5
+    # negative control: without their signs
+    post.weights = None
+    ignored = post.log_evidence()
+    assert abs(ignored.value - exact()) > 4 * ignored.error
+
+
 def test_the_bridge_is_right_where_an_average_is_not():
     """A bimodal density: a normal about both modes covers it badly."""
     rng = np.random.default_rng(3)

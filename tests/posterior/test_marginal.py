@@ -153,7 +153,9 @@ def test_a_formula_is_asked_by_the_columns_of_its_table(by_formula):
         post.marginal("dosis")
     with pytest.raises(DataError, match="column 'ward' of the formula is not in the data"):
         post.marginal("hour", table[["hour", "dose"]])
-    with pytest.raises(DataError, match="is a spline from 5 to 21"):
+    with pytest.raises(SettingError, match="reads no column 'well'"):
+        post.contrast("well")  # the outcome itself
+    with pytest.raises(DataError, match=r"name others .* is a spline from 5 to 21"):
         post.contrast("hour")  # the last hour plus one is beyond the spline
 
 
@@ -168,11 +170,52 @@ def test_classes_have_a_line_each():
     plots.effect(table)
 
 
+def test_signs_of_draws_count():
+    """Of a linear model: the signed average of the coefficient."""
+    post = made(mo.models.Gaussian(scale=1.0), ROWS)
+    post.weights = np.where(np.arange(200).reshape(2, 100) % 5 == 0, -1.0, 1.0)
+    right = (post.weights * BETA[..., 0]).sum() / post.weights.sum()
+    assert post.contrast("dose").loc["+1", "mean"] == pytest.approx(right, abs=1e-8)
+    assert abs(BETA[..., 0].mean() - right) > 1e-3  # and not the plain one
+
+
+def test_average_effects_are_those_of_statsmodels():
+    """At the estimate: average marginal effects of logit and Poisson models with exposure."""
+    sm = pytest.importorskip("statsmodels.api")
+    rng = np.random.default_rng(5)
+    exposure = rng.uniform(0.5, 2, N)
+    design, eta = sm.add_constant(X), 0.2 + X @ [0.5, -0.1]
+    for kind, y, offset, model in (
+        (sm.families.Binomial(), 1.0 * (rng.random(N) < expit(eta)), None, mo.models.Logistic()),
+        (sm.families.Poisson(), rng.poisson(exposure * np.exp(eta)), np.log(exposure),
+         mo.models.Poisson()),
+    ):  # fmt: skip
+        theirs = sm.GLM(y, design, family=kind, offset=offset).fit()
+        more = {} if offset is None else {"offset": offset}
+        rows = mo.Rows(x=X, y=y, columns=["dose", "age"], **more)
+        at = {"beta": theirs.params[None, None, 1:], "intercept": theirs.params[None, None, 0]}
+        post = made(model, rows, **{k: np.repeat(v, 2, axis=1) for k, v in at.items()})
+        # with an offset statsmodels has none; of a log link it is coefficient times mean
+        of_log = theirs.params[1:] * theirs.fittedvalues.mean()
+        effect = theirs.get_margeff().margeff if offset is None else of_log
+        for column, right in zip(("dose", "age"), effect, strict=True):
+            found = post.marginal(column, slope=True)["mean"].iloc[0]
+            assert found == pytest.approx(right, rel=1e-5)
+        one_more = sm.add_constant(X + np.array([1.0, 0.0]))
+        plus = theirs.predict(one_more, offset=offset) - theirs.predict(offset=offset)
+        assert post.contrast("dose")["mean"].iloc[0] == pytest.approx(plus.mean(), rel=1e-8)
+
+
 def test_what_cannot_be_asked_is_refused(logistic):
     with pytest.raises(SettingError, match="no column 'doze'"):
         logistic.marginal("doze")
     with pytest.raises(SettingError, match="two values or more"):
         logistic.contrast("dose", [1])
+    with pytest.raises(SettingError, match="two values or more"):
+        logistic.contrast("dose", 1)
+    with pytest.raises(SettingError, match="no value"):
+        logistic.marginal("dose", at=[])
+    assert list(logistic.marginal("dose", at=1.5).index) == [1.5]
     with pytest.raises(SettingError, match="comparison must be"):
         logistic.contrast("dose", [1, 2], comparison="odds")
     with pytest.raises(SettingError, match="slopes are known"):

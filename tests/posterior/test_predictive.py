@@ -74,6 +74,26 @@ def test_weighted_draws_come_up_by_their_weights():
         equal_draws(post, 10, 0, "drawing outcomes")
 
 
+def test_a_check_averages_with_signs():
+    """Half of the draws are of another slope, and signs cancel them."""
+    x, rng = design(2000, 1)
+    rows = mo.Rows(x=x, y=1.0 * (rng.random(2000) < expit(x[:, 0])))
+    beta = np.where(np.arange(200) % 4 < 2, 1.0, -2.0)[None, :, None]
+    sign = np.where(np.arange(200) % 4 == 3, -1.0, 1.0)[None]
+    post = made(mo.models.Logistic(), rows, {"beta": beta, "intercept": np.zeros((1, 200))})
+    ignored = post.ppc(draws=200).table
+    post.weights = sign
+    table = post.ppc(draws=200).table
+    spread = np.sqrt(0.25 / table["rows"])
+    assert (np.abs(table["observed"] - table["predicted"]) < 4.5 * spread).all()
+    assert (np.abs(ignored["observed"] - ignored["predicted"]) > 4.5 * spread).any()
+    with pytest.raises(SettingError, match="only averages mean anything"):
+        post.predictive(draws=10)
+    post.weights = -sign
+    with pytest.raises(SettingError, match="signs of these cancel"):
+        post.ppc()
+
+
 def test_effects_of_new_groups_add_their_spread_and_known_ones_their_own():
     group = np.repeat(["a", "b", "c", "d"], 25)
     x, y = np.zeros((100, 1)), np.zeros(100)
@@ -106,6 +126,19 @@ def test_classes_are_drawn_by_their_probabilities():
     assert check.kind == "classes"
     assert list(check.table.index) == ["0", "1", "2"]
     assert check.table["observed"].sum() == 60
+    # by a column: shares of each class, since numbers of classes have no mean
+    by = post.ppc(by=rows.columns[0], bins=2).table
+    y, x = rows.slice(0, 60)["y"], rows.slice(0, 60)["x"][:, 0]
+    low = x < np.median(x)
+    assert list(by["class"]) == [0, 1, 2, 0, 1, 2]
+    shares = [(y[part] == k).mean() for part in (low, ~low) for k in range(3)]
+    np.testing.assert_allclose(by["observed"], shares)
+    post.ppc(by=rows.columns[0], bins=2).plot()
+    post.settings["outcome_levels"] = {"red": 0, "green": 1, "blue": 2}
+    assert list(post.ppc().table.index) == ["red", "green", "blue"]
+    assert list(post.marginal(rows.columns[0], at=0.0).index) == [
+        *((0.0, name) for name in ("red", "green", "blue"))
+    ]
 
 
 def test_outcomes_go_to_a_file_where_memory_would_not_hold_them(gaussian, tmp_path, monkeypatch):

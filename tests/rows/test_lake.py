@@ -155,14 +155,14 @@ def test_a_killed_ingest_goes_on_where_it_was(frame, tmp_path, monkeypatch):
         table = pa.Table.from_pandas(frame.iloc[i * 500 : (i + 1) * 500])
         pq.write_table(table, folder / f"{i}.parquet")
     script = textwrap.dedent(f"""
-        import os, modicum.rows.store as store
+        import os, modicum.rows.shard_writing as writing
         from modicum.rows import ingest
-        write = store.Journal.write
+        write = writing.Journal.write
         def killed(self, shards):
             write(self, shards)
             if len(shards) == 9:
                 os.kill(os.getpid(), 9)
-        store.Journal.write = killed
+        writing.Journal.write = killed
         ingest({str(folder)!r}, {str(tmp_path / "s")!r}, outcome="y", shard_rows=200,
                progressbar=False)
     """)
@@ -195,18 +195,18 @@ def test_what_changed_since_is_read_anew(frame, tmp_path, monkeypatch):
     class Stopped(KeyboardInterrupt):
         pass
 
-    write = mo.rows.store.Journal.write
+    write = mo.rows.shard_writing.Journal.write
 
     def stopped(self, shards):
         write(self, shards)
         if len(shards) == 5:
             raise Stopped
 
-    monkeypatch.setattr(mo.rows.store.Journal, "write", stopped)
+    monkeypatch.setattr(mo.rows.shard_writing.Journal, "write", stopped)
     with pytest.raises(Stopped):
         ingest(tmp_path / "one.parquet", tmp_path / "s", shard_rows=300, **QUIET)
     (unfinished,) = tmp_path.glob(".s.ingest-*")
-    monkeypatch.setattr(mo.rows.store.Journal, "write", write)
+    monkeypatch.setattr(mo.rows.shard_writing.Journal, "write", write)
     other = frame_of(seed=2)
     pq.write_table(pa.Table.from_pandas(other), tmp_path / "one.parquet")
     same(ingest(tmp_path / "one.parquet", tmp_path / "s", shard_rows=300, **QUIET), other)

@@ -1,4 +1,7 @@
-"""Object storage: a real S3 server on the loopback, with broken connections and missing keys."""
+"""Object storage: a real S3 server on the loopback, with broken connections and missing keys.
+
+Tables are read from it, and stores written to it and sampled from there.
+"""
 
 import os
 import socket
@@ -14,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import modicum as mo
-from modicum.rows import ingest, lake
+from helpers.targets import quick, same_draws
+from modicum.rows import ingest, lake, object_storage
 from modicum.rows.reading import read_formula
 
 pytest.importorskip("moto", reason="the S3 server of these tests is moto's")
@@ -38,11 +42,15 @@ def free_port():
 
 
 class Proxy(threading.Thread):
-    """Stands before the server; `resets` connections are cut after some kilobytes of an answer."""
+    """Stands before the server; `resets` connections are cut after some kilobytes of an answer.
+
+    Answers of others are held back for `delay` seconds, once.
+    """
 
     def __init__(self, to, cut_after=20_000):
         super().__init__(daemon=True)
         self.to, self.cut_after, self.resets, self.cut = to, cut_after, 0, 0
+        self.delay, self.delayed, self.connections = 0.0, 0, 0
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
 
@@ -65,6 +73,10 @@ class Proxy(threading.Thread):
         sent = 0
         while data := self._received(server):
             sent += len(data)
+            if self.delay and sent > self.cut_after:
+                delay, self.delay = self.delay, 0.0
+                self.delayed += 1
+                time.sleep(delay)
             if self.resets > 0 and sent > self.cut_after:
                 self.resets, self.cut = self.resets - 1, self.cut + 1
                 linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"  # a reset, and no orderly end
@@ -234,3 +246,154 @@ def test_fits_keep_rows_in_the_cache_and_say_so(server, table, tmp_path, monkeyp
     assert not any("ingest" in event.phase for event in heard)
     local = read_formula("y ~ a + g", table, progressbar=False).rows
     assert local.fingerprint() == made.rows.fingerprint()
+
+
+# Stores there ------------------------------------------------------------------------------
+
+
+def store_at(server, name):
+    return uri(server, f"stores/{name}")
+
+
+@pytest.fixture(scope="module")
+def store(server, table):
+    """A store of several shards on the server."""
+    place = store_at(server, "whole")
+    local = expected(table)
+    ingest(local, place, dtype=None, shard_rows=1100, progressbar=False)
+    return place
+
+
+def keys(server, name):
+    from pyarrow import fs
+
+    system, path = fs.FileSystem.from_uri(store_at(server, name))
+    return sorted(f.base_name for f in system.get_file_info(fs.FileSelector(path)) if f.is_file)
+
+
+def test_a_store_is_written_and_read_there(server, store, table):
+    rows, local = mo.Rows.open(store, verify=True), expected(table)
+    assert keys(server, "whole") == [*(f"rows-0000{i}.npy" for i in range(4)), "rows.json"]
+    assert rows.is_store
+    assert repr(rows).endswith("in s3://trips/stores/whole)")  # no options, no keys
+    assert rows.fingerprint() == local.fingerprint()
+    ids = np.random.default_rng(1).integers(0, N, (30, 7))
+    for name, values in rows.take(ids).items():
+        np.testing.assert_array_equal(values, local.take(ids)[name])
+    for name, values in rows.slice(1000, 3500).items():
+        np.testing.assert_array_equal(values, local.slice(1000, 3500)[name])
+    joined = np.concatenate([chunk["y"] for chunk in rows.chunks(900)])
+    np.testing.assert_array_equal(joined, local.slice(0, N)["y"])
+    assert rows.take([])["y"].shape == (0,)
+
+
+def test_its_draws_are_those_of_the_rows_in_memory(store, table, monkeypatch):
+    monkeypatch.setattr("modicum.run.fetching.SMALL_STORE", 0)  # chains fetch from the server
+    remote, local = (
+        quick(mo.models.Logistic(), rows, method="hmc-ecs")
+        for rows in (mo.Rows.open(store), expected(table))
+    )
+    assert same_draws(remote, local)
+
+
+def test_rows_that_lie_near_each_other_are_one_request(store, monkeypatch):
+    rows, asked = mo.Rows.open(store), []
+    read = object_storage.Bucket.read
+    monkeypatch.setattr(
+        object_storage.Bucket, "read", lambda self, *a: asked.append(a[1:]) or read(self, *a)
+    )
+    rows.take(np.arange(0, N, 3))
+    assert len(asked) == 4  # one for each shard
+    asked.clear()
+    monkeypatch.setattr(object_storage, "NEAR", 0)
+    rows.take(np.arange(0, 300, 3))
+    assert len(asked) == 100
+
+
+@pytest.mark.parametrize("failure", ["reset", "slow"])
+def test_stores_are_read_on_after_failures(server, store, table, failure, monkeypatch):
+    rows, local = mo.Rows.open(store), expected(table)
+    monkeypatch.setattr(server, "cut_after", 8_000)
+    server.cut = server.delayed = 0
+    if failure == "reset":
+        server.resets = 2
+    else:
+        server.delay = 5.0  # waited for, or asked for again
+    read = rows.slice(0, N)
+    assert server.cut + server.delayed >= 1
+    for name, values in read.items():
+        np.testing.assert_array_equal(values, local.slice(0, N)[name])
+
+
+def test_a_table_there_becomes_a_store_there_and_a_killed_ingest_goes_on(
+    server, table, monkeypatch
+):
+    place, send, sent = store_at(server, "grown"), object_storage.Bucket._put, []
+
+    def breaks(self, name, *rest):
+        if name == "rows-00005.npy":
+            raise lake.LakeError("the connection is gone.")
+        sent.append(name)
+        return send(self, name, *rest)
+
+    monkeypatch.setattr(object_storage.Bucket, "_put", breaks)
+    with pytest.raises(mo.DataError, match="the connection is gone"):
+        ingest(uri(server), place, shard_rows=300, **CHOICE)
+    with pytest.raises(mo.DataError, match="is not a row store"):
+        mo.Rows.open(place)  # unfinished
+    assert sent.count("progress.json") == 5
+    monkeypatch.setattr(
+        object_storage.Bucket, "_put", lambda self, *a: sent.append(a[0]) or send(self, *a)
+    )
+    sent.clear()
+    rows = ingest(uri(server), place, shard_rows=300, **CHOICE)
+    assert rows.fingerprint() == expected(table).fingerprint()
+    shards = [name for name in sent if name.startswith("rows-")]
+    assert len(shards) == 10  # of 14: the last of the five complete ones is written again
+    assert len(keys(server, "grown")) == 14 + 1
+    mo.Rows.open(place, verify=True)
+
+
+def test_a_store_there_is_replaced_when_the_new_one_is_complete(server, table):
+    place = store_at(server, "replaced")
+    old = ingest(expected(table), place, dtype=None, progressbar=False)
+    with pytest.raises(mo.SettingError, match=r"exists: open it with Rows.open"):
+        ingest({"y": [1.0, 2.0]}, place, progressbar=False)
+    with pytest.raises(mo.DataError, match="holds NaN"):
+        ingest({"y": [1.0, np.nan]}, place, progressbar=False, overwrite=True)
+    assert mo.Rows.open(place).fingerprint() == old.fingerprint()
+    new = ingest({"y": [1.0, 2.0]}, place, progressbar=False, overwrite=True)
+    assert (len(new), keys(server, "replaced")) == (2, ["rows-00001.npy", "rows.json"])
+    with pytest.raises(mo.DataError, match="open the store anew if it was replaced"):
+        old.slice(0, N)
+
+
+def test_a_missing_shard_a_damaged_one_and_other_files_are_sentences(server, table):
+    from pyarrow import fs
+
+    place = store_at(server, "damaged")
+    ingest(expected(table), place, dtype=None, shard_rows=1100, progressbar=False)
+    system, path = fs.FileSystem.from_uri(place)
+    with system.open_output_stream(f"{path}/rows-00002.npy") as stream:
+        stream.write(b"short")
+    with pytest.raises(mo.DataError, match=r"rows-00002.npy of s3://trips/stores/damaged is trunc"):
+        mo.Rows.open(place)
+    system.delete_file(f"{path}/rows-00001.npy")
+    with pytest.raises(mo.DataError, match=r"damaged/rows-00001.npy is not there"):
+        mo.Rows.open(place)
+    with pytest.raises(mo.SettingError, match="no part of a row store: choose another"):
+        ingest(expected(table), uri(server, "months/month=1"), dtype=None, progressbar=False)
+    with pytest.raises(mo.DataError, match=r"is not a row store .it has no rows.json"):
+        mo.Rows.open(store_at(server, "nowhere"))
+    with pytest.raises(mo.ModicumError, match=r"cannot be (read|written)"):
+        ingest({"y": [1.0]}, store_at(server, "x").replace("trips", "no-such"), progressbar=False)
+
+
+def test_a_formula_keeps_its_rows_there_and_takes_them_from_there(server, table):
+    place = store_at(server, "formula")
+    made = read_formula("y ~ a + g", table, store=place, progressbar=False).rows
+    assert made.is_store
+    again = read_formula("y ~ a + g", place, progressbar=False).rows
+    local = read_formula("y ~ a + g", table, progressbar=False).rows
+    assert made.fingerprint() == local.fingerprint()
+    assert again.columns == local.columns

@@ -145,7 +145,7 @@ CHILD = """
 import sys, time
 import numpy as np
 from modicum.rows import ingest
-from modicum.rows.store import ShardWriter
+from modicum.rows.shard_writing import ShardWriter
 
 write = ShardWriter.write
 def slow(self, block):

@@ -16,7 +16,6 @@ from helpers import toy
 from helpers.interrupted import planned
 from helpers.targets import logistic_rows, quick, sums_of
 from modicum.errors import ModicumWarning
-from modicum.methods import default_plan
 from modicum.methods.base import Task
 from modicum.methods.ecs.checks import BOUND_FALLS, UNFIT, withdraw_bound
 
@@ -74,7 +73,8 @@ def by_default(model, rows):
     """What the default plans for these rows: the method, and the plan."""
     sums, start = sums_of(model, rows)
     names = tuple(f"t{i}" for i in range(len(start)))
-    return default_plan(Task(sums.target, start, rows, sums, names, 100, 100, 2, 1))
+    task = Task(sums.target, start, rows, sums, names, 100, 100, 2, 1)
+    return mo.Auto(laplace=False).decide(task)
 
 
 # What the pilot study shows ----------------------------------------------------------------
@@ -120,7 +120,7 @@ def test_the_mode_is_looked_for_once_when_the_default_changes():
     model, rows = logistic_rows_of_too_few()
     sums, start = sums_of(model, rows)
     task = Task(sums.target, start, rows, sums, ("a", "b", "c", "d"), 100, 100, 2, 1)
-    assert default_plan(task)[0].name == "nuts"
+    assert mo.Auto(laplace=False).decide(task)[0].name == "nuts"
     together = sums.ledger.by_purpose["mode"]
     _, alone = planned(model, rows, mo.NUTS())
     assert together == alone.by_purpose["mode"]

@@ -571,9 +571,9 @@ def test_full_disk(tmp_path, monkeypatch, moment, code):
         raise OSError(code, os.strerror(code))
 
     place = {
-        "write": "modicum.rows.store.ShardWriter.write",
+        "write": "modicum.rows.shard_writing.ShardWriter.write",
         "finish": "modicum.rows.store.os.fsync",
-        "description": "modicum.rows.store.json.dump",
+        "description": "modicum.rows.store.StoreDescription.write",
         "rename": "modicum.rows.staging.os.rename",
     }[moment]
     monkeypatch.setattr(place, refuse)
@@ -592,7 +592,7 @@ def test_full_disk_keeps_the_old_store(store, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("modicum.rows.store.ShardWriter.write", refuse)
+    monkeypatch.setattr("modicum.rows.shard_writing.ShardWriter.write", refuse)
     with pytest.raises(SettingError, match="cannot be written"):
         ingest({"x": [[1.0]]}, store, overwrite=True, progressbar=False)
     assert len(Rows.open(store, verify=True)) == 200

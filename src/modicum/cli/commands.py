@@ -34,6 +34,7 @@ from modicum.cli.fitting import (
     build_engine,
     build_method,
     build_model,
+    chain_count,
     checked_groups,
     checked_prob,
     ingest_table,
@@ -212,9 +213,9 @@ def fit(
         ),
     ] = None,
     method: Annotated[
-        str | None,
+        str,
         typer.Option(help=f"One of {', '.join(METHODS)}; default: {DEFAULT}."),
-    ] = None,
+    ] = DEFAULT,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -226,8 +227,11 @@ def fit(
         str, typer.Option(help="Rows with missing values, with a formula: refuse or drop.")
     ] = "refuse",
     draws: Annotated[int, typer.Option(help="Draws to keep, in each chain.")] = 1000,
-    tune: Annotated[int, typer.Option(help="Warm-up before them, in each chain.")] = 1000,
-    chains: Annotated[int, typer.Option(help="Independent chains.")] = 4,
+    tune: Annotated[
+        int | None,
+        typer.Option(help="Warm-up before them, in each chain; default 1000, where there is one."),
+    ] = None,
+    chains: Annotated[str, typer.Option(help="Independent chains: a number, or auto.")] = "4",
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same draws.")] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Folder for checkpoints; default: OUT/checkpoint.")
@@ -284,7 +288,7 @@ def fit(
             rows, asked = made.rows, model_for(made.rows, model, groups=held)
         say.print(escape(described(rows, data)), highlight=False)
         folder = checkpoint or out / "checkpoint"
-        lengths = {"draws": draws, "tune": tune, "chains": chains}
+        lengths = {"draws": draws, "tune": tune, "chains": chain_count(chains)}
         settings = lengths | {"random_seed": seed, "engine": passing}
         post = sample_rows(asked.model, rows, chosen, settings, folder, say)
         if made is not None:

@@ -20,7 +20,7 @@ from modicum.cli.columns import ColumnChoice
 from modicum.engines import EngineChoice, Local, Ray
 from modicum.errors import ModicumWarning, SettingError, suggestion
 from modicum.fit import family_named
-from modicum.methods import DEFAULT, Method, resolve
+from modicum.methods import HMCECS, NUTS, Auto, Laplace, Method, resolve
 from modicum.models import BaseModel, LinearPredictorModel
 from modicum.models.multilevel import HoldEffects
 
@@ -68,13 +68,24 @@ def build_model(
     return chosen(**extra | given)
 
 
-def build_method(name: str | None, settings: Sequence[str]) -> str | Method | None:
-    """Return a method with its settings, each NAME=VALUE; None: the default of `sample`."""
-    chosen = type(resolve(DEFAULT if name is None else name))
+def build_method(name: str, settings: Sequence[str]) -> Method:
+    """Return a method with its settings, each NAME=VALUE.
+
+    Settings say which method is meant where the choice was left open: the first that has them all,
+    HMC-ECS before the others.
+    """
+    chosen = type(resolve(name))
     if not settings:
-        return name
-    takes = [f.name for f in fields(chosen) if f.init]  # type: ignore[arg-type]
-    return chosen(**named_values("--set", settings, takes, chosen.name))
+        return chosen()
+    names = {setting.partition("=")[0].strip().replace("-", "_") for setting in settings}
+    if chosen is Auto:
+        able = (cls for cls in (Auto, HMCECS, Laplace, NUTS) if names <= set(_takes(cls)))
+        chosen = next(able, HMCECS)
+    return chosen(**named_values("--set", settings, _takes(chosen), chosen.name))
+
+
+def _takes(method: type[Method]) -> list[str]:
+    return [f.name for f in fields(method) if f.init]  # type: ignore[arg-type]
 
 
 def named_values(
@@ -117,6 +128,11 @@ def checked_prob(prob: float) -> None:
     """Refuse a probability that is none, before hours are spent on draws."""
     if not 0 < prob < 1:
         raise SettingError(f"--prob must lie between 0 and 1, not be {prob:g}.")
+
+
+def chain_count(text: str) -> int | str:
+    """A number of chains, or "auto"; what is neither is refused where chains are run."""
+    return int(text) if text.lstrip("-").isdigit() else text
 
 
 def checked_groups(groups: str | None, formula: str | None) -> HoldEffects | None:
@@ -174,9 +190,10 @@ def read_rows(
     A store in OUT/rows that `fit` has not made itself is replaced only with `overwrite`.
     """
     from modicum.rows import Rows
+    from modicum.rows.ingestion import is_store
 
     require_path(data)
-    if (Path(data) / "rows.json").is_file():
+    if is_store(data):
         rows = Rows.open(data)
         if not choice.unused() or choice.outcome not in (None, rows.outcome):
             raise SettingError(
@@ -330,7 +347,7 @@ def ingest_table(
 def sample_rows(
     model: BaseModel,
     rows: Rows,
-    method: str | Method | None,
+    method: Method,
     settings: dict[str, Any],
     checkpoint: Path,
     say: Console,
@@ -338,8 +355,7 @@ def sample_rows(
     """Sample, going on from the checkpoint if there is one."""
     from modicum.sample import sample
 
-    if method is not None:  # else the default of `sample`, whatever that is
-        settings = settings | {"method": method}
+    settings = settings | {"method": method}
     if (checkpoint / "run.json").is_file():
         say.print(f"Going on from the checkpoint in {escape(str(checkpoint))}.", highlight=False)
     with warnings.catch_warnings():

@@ -1,6 +1,6 @@
 """How good the draws are: effective sample size, R-hat, inefficiency, cost, and distance."""
 
-from modicum.diagnostics.convergence import ess, ess_tail, mcse, r_hat
+from modicum.diagnostics.convergence import ess, ess_tail, mcse, nested_r_hat, r_hat
 from modicum.diagnostics.divergence import kl_nearest_neighbours, kl_to_gaussian
 from modicum.diagnostics.inefficiency import (
     batch_means_inefficiency,
@@ -26,6 +26,7 @@ __all__ = [
     "kl_to_gaussian",
     "mcse",
     "mse",
+    "nested_r_hat",
     "optimal_variance",
     "r_hat",
     "relative_computational_time",

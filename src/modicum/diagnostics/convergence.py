@@ -1,9 +1,14 @@
 """Effective sample size, R-hat and Monte Carlo error, by ArviZ's rank-normalised estimators.
 
+For thousands of short chains there is nested R-hat, which is our own.
+
 References
 ----------
 Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021), "Rank-normalization, folding, and
 localization: an improved R-hat for assessing convergence of MCMC", Bayesian Analysis.
+
+Margossian, Hoffman, Sountsov, Riou-Durand, Vehtari and Gelman (2022), "Nested R-hat: assessing the
+convergence of Markov chain Monte Carlo when running many short chains", arXiv 2110.13017.
 """
 
 from __future__ import annotations
@@ -17,8 +22,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from modicum.diagnostics.inefficiency import as_chains, finite_and_moving
+from modicum.errors import SettingError, whole_number
 
-__all__ = ["ess", "ess_tail", "mcse", "r_hat"]
+__all__ = ["ess", "ess_tail", "mcse", "nested_r_hat", "r_hat"]
 
 Floats = NDArray[np.float64]
 
@@ -83,6 +89,54 @@ def _r_hat_of_halves(a: Floats) -> Any:
         scores = special.ndtri((stats.rankdata(series) - 3 / 8) / (series.size + 1 / 4))
         values.append(_array_stats().rhat(scores.reshape(halves.shape), method="identity"))
     return np.fmax(*values)
+
+
+def nested_r_hat(x: ArrayLike, superchains: int) -> Any:
+    """Nested R-hat of each scalar in an array (chain, draw, *shape), for many short chains.
+
+    Chains lie side by side in `superchains` groups of equal size, and those of a group began at
+    one point. R-hat asks of every chain by itself that it be long; this one averages over the
+    chains of a group, and still sees what their common start has left behind:
+
+        sqrt(1 + B / W),
+
+    with B the variance of the groups' means, and W the mean over groups of the variance between
+    their chains' means plus that within chains. The chains of a group must have begun together:
+    from independent starts B says nothing about how far chains are from where they began.
+
+    ``inf`` where no chain moves; ``nan`` where a value is not finite or all are equal. Chains of a
+    single draw will do.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(1)
+    >>> x = rng.normal(size=(64, 5))  # 16 groups of four chains
+    >>> start = np.repeat(rng.normal(size=16), 4)[:, None]
+    >>> bool(nested_r_hat(x, 16) < 1.05), bool(nested_r_hat(x + start, 16) > 1.2)
+    (True, True)
+    """
+    chains = as_chains(x)
+    groups = whole_number("superchains", superchains, 2)
+    if len(chains) % groups:
+        raise SettingError(
+            f"{len(chains)} chains cannot be divided into {groups} superchains of equal size."
+        )
+    each = chains.reshape(groups, len(chains) // groups, *chains.shape[1:])
+    size, draws = each.shape[1:3]
+    shape = chains.shape[2:]
+    if not draws:
+        return np.full(shape, np.nan) if shape else float("nan")
+    with np.errstate(all="ignore"):
+        means = each.mean(axis=2)
+        between = means.mean(axis=1).var(axis=0, ddof=1)
+        within = np.zeros(shape)
+        if size > 1:
+            within = within + means.var(axis=1, ddof=1).mean(axis=0)
+        if draws > 1:
+            within = within + each.var(axis=2, ddof=1).mean(axis=(0, 1))
+        ratio = np.sqrt(1 + between / within)
+    result = np.where(np.isfinite(each).all(axis=(0, 1, 2)), ratio, np.nan)
+    return result if shape else float(result)
 
 
 def _each(x: ArrayLike, measure: Callable[[Floats], Any]) -> Any:

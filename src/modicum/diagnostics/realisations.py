@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -31,16 +30,16 @@ class MeanSquaredError:
         Monte Carlo standard error of `value`.
     """
 
-    value: Any
-    bias: Any
-    variance: Any
-    error: Any
+    value: float | np.ndarray
+    bias: float | np.ndarray
+    variance: float | np.ndarray
+    error: float | np.ndarray
 
 
 def mse(
     draws: ArrayLike,
     truth: ArrayLike,
-    function: Callable[[Any], Any] | None = None,
+    function: Callable[[np.ndarray], ArrayLike] | None = None,
     *,
     at: int | ArrayLike | None = None,
     weights: ArrayLike | None = None,
@@ -94,5 +93,5 @@ def mse(
     return MeanSquaredError(*(_plain(part if several else part[0]) for part in parts))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: np.ndarray) -> float | np.ndarray:
     return value if np.ndim(value) else float(value)

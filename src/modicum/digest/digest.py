@@ -39,6 +39,7 @@ from modicum.estimators import control_variate
 from modicum.kernels.base import ControlVariate, Proxy
 from modicum.ledger import Ledger
 from modicum.models import BaseModel, Target
+from modicum.models.base import Batch
 from modicum.models.prediction import ModelPredictor, rebuild
 from modicum.models.priors.units import MomentSums, moment_sums
 from modicum.passes import Engine, LocalEngine, Quadratic, Sums
@@ -54,8 +55,7 @@ from modicum.posterior import FitRows
 from modicum.rows import Rows, RowsSchema
 from modicum.rows.description import Description
 from modicum.rows.sources import is_table
-from modicum.run import within_disk
-from modicum.runtime import in_double_precision, jit
+from modicum.runtime import Array, in_double_precision, jit
 
 __all__ = ["Digest", "Ready"]
 
@@ -231,13 +231,13 @@ class Digest:
         out = np.empty((len(draws), len(self.pool)))
         for k, anchor in enumerate(self.anchors):
             mine = np.flatnonzero(part == k)
-            about = proxy_at(anchor, np.eye(size))
+            proxy = proxy_at(anchor, np.eye(size))
             for first in range(0, len(mine), BLOCK):
-                some = mine[first : first + BLOCK]
-                row_ids = np.resize(some, min(BLOCK, len(mine)))  # all of one shape
+                block = mine[first : first + BLOCK]
+                row_ids = np.resize(block, min(BLOCK, len(mine)))  # all of one shape
                 batch = self.pool.rows.take(row_ids) | {"probability": np.ones(len(row_ids))}
-                values = np.asarray(_values(form, batch, about, draws - anchor))
-                out[:, some] = values[:, : len(some)]
+                values = np.asarray(_values(form, batch, proxy, draws - anchor))
+                out[:, block] = values[:, : len(block)]
         return out
 
     def doubts(self, point: np.ndarray, factor: np.ndarray, error: float) -> list[ModicumWarning]:
@@ -245,11 +245,11 @@ class Digest:
         read = len(self.total.point)
         sd = np.sqrt(np.sum(factor**2, axis=1))[:read]
         distance = float(np.max(np.abs(point[:read] - self.anchors) / sd))
-        said = [note for note in self.notes if note.code == "separation"]
+        notes = [note for note in self.notes if note.code == "separation"]
         if distance > FAR:
-            said.append(_left(distance))
+            notes.append(_left(distance))
         if error > CRUDE:
-            said.append(
+            notes.append(
                 ModicumWarning(
                     "digest-crude",
                     f"the {len(self.pool):,} rows of the digest leave posterior means uncertain by "
@@ -258,7 +258,7 @@ class Digest:
                     error=error,
                 )
             )
-        return said
+        return notes
 
     # What is made of it ------------------------------------------------------------------------
 
@@ -388,7 +388,7 @@ class Digest:
         self._require_schema(rows.schema, rows._description)
         return rows
 
-    def _require_schema(self, schema: RowsSchema, about: Description) -> None:
+    def _require_schema(self, schema: RowsSchema, description: Description) -> None:
         ours = self.schema
         alike = (
             ours.columns == schema.columns
@@ -401,9 +401,9 @@ class Digest:
                 "the rows have other fields, columns or levels than those of the digest: make them "
                 "of a table with mo.Rows.from_table(table, like=digest)."
             )
-        if about.dtype != self.pool.rows.dtype:
+        if description.dtype != self.pool.rows.dtype:
             raise DataError(
-                f"the rows are {about.dtype.name} and those of the digest "
+                f"the rows are {description.dtype.name} and those of the digest "
                 f"{self.pool.rows.dtype.name}, in which equal numbers need not be equal: make them "
                 f"with dtype='{self.pool.rows.dtype.name}'."
             )
@@ -441,8 +441,7 @@ class Digest:
             notes=self.notes,
             ledger=self.ledger,
         )
-        with within_disk(path):
-            save(contents, path)
+        save(contents, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: BaseModel | None = None) -> Digest:
@@ -463,7 +462,7 @@ class Digest:
                 raise SettingError("the file keeps the model of this digest: leave `model` out.")
             known = rebuild(spec)
             model = None if known is None else known.model
-        made = cls(
+        digest = cls(
             model=None,
             likelihood=contents.likelihood,
             number=contents.number,
@@ -480,10 +479,10 @@ class Digest:
             ledger=contents.ledger,
         )
         if model is None:
-            return made
+            return digest
         if spec is None:
-            made._target(model)  # refuses a model of another likelihood
-        return replace(made, model=model)
+            digest._target(model)  # refuses a model of another likelihood
+        return replace(digest, model=model)
 
 
 def _left(distance: float) -> ModicumWarning:
@@ -503,6 +502,6 @@ def _merged_rows(ours: FitRows, theirs: FitRows) -> FitRows:
 
 
 @jit(static=0)
-def _values(form: ControlVariate[Any], batch: Any, about: Proxy, steps: Any) -> jax.Array:
-    cached = form.cache({k: jnp.asarray(v) for k, v in batch.items()}, about)
-    return jax.lax.map(lambda z: form.values(cached, z, about), steps)
+def _values(form: ControlVariate[Any], batch: Batch, proxy: Proxy, steps: Array) -> jax.Array:
+    cached = form.cache({k: jnp.asarray(v) for k, v in batch.items()}, proxy)
+    return jax.lax.map(lambda z: form.values(cached, z, proxy), steps)

@@ -66,9 +66,9 @@ def keep(
     else:
         form = control_variate(sums.target, 2)
         d = len(point)
-        about = proxy_at(point, factor)
+        proxy = proxy_at(point, factor)
         pilot = centre + generator(seed, Stream.PILOT_DRAWS).standard_normal((PILOT, d))
-        expected = expected_residuals(sums, form, about, pilot)
+        expected = expected_residuals(sums, form, proxy, pilot)
         rng = generator(seed, Stream.DIGEST_ROWS)
         kept, strata, n, drawn = choose(weight_tables(expected, FLOOR), size, rng)
     pool = rows.subset(kept)
@@ -81,8 +81,8 @@ def _counts(sums: Sums, pool: Rows) -> np.ndarray:
     """How many of all rows are equal to each of the pool, itself included."""
     sought = RowCounts.of(pool)
     sums.ledger.add("digest", len(sums.rows), "density", passes=1)
-    (found,) = sums.engine.map_reduce(_among, sought, sums.rows, "count")
-    return np.asarray(found)[sought.place]
+    (counts,) = sums.engine.map_reduce(_among, sought, sums.rows, "count")
+    return np.asarray(counts)[sought.place]
 
 
 def _among(

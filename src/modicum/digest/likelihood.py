@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
 from importlib.metadata import version
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ import numpy as np
 
 from modicum.errors import SettingError
 from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel, Target
+from modicum.models.base import Batch, Params
 from modicum.models.priors.units import MomentSums
 from modicum.models.tracing import expression_digest
 from modicum.rows import Rows
@@ -48,7 +48,7 @@ def identity_of(target: Target, rows: Rows) -> str:
         for name, shape in rows.fields.items()
     }
 
-    def computed(theta: Any, batch: Any) -> Any:
+    def computed(theta: Params, batch: Batch) -> tuple[jax.Array, Params]:
         values, pull_back = jax.vjp(lambda t: likelihood.model.log_likelihood(t, batch), theta)
         return values, pull_back(jnp.ones_like(values))
 
@@ -67,8 +67,8 @@ def refuse_other_likelihood(model: BaseModel, ours: str, theirs: str) -> None:
             f"known, so that whether the likelihood is the same cannot be told (this is JAX "
             f"{version('jax')}): use that version, or make the digest anew with mo.digest."
         )
-    made = theirs.partition("(")[0]
-    what = f"{made} with other settings" if made == type(model).__name__ else made
+    family = theirs.partition("(")[0]
+    what = f"{family} with other settings" if family == type(model).__name__ else family
     raise SettingError(
         f"the digest was made for the likelihood of another model ({what}) than this "
         f"{type(model).__name__}: priors can be changed without the data, a likelihood cannot; "

@@ -70,15 +70,15 @@ class Pool:
         """The rows with a frequency weight of what they stand for; those of one part alone."""
         fields = dict(self.rows.slice(0, len(self)))
         weight = self.multiplier * fields.get("weight", 1.0)
-        about = self.rows._description
+        description = self.rows._description
         if "weight" not in fields:
-            about = replace(about, fields=(*about.fields, Field("weight")))
-        fields["weight"] = weight.astype(about.dtype)
+            description = replace(description, fields=(*description.fields, Field("weight")))
+        fields["weight"] = weight.astype(description.dtype)
         if part is not None:
             mine = self.part[self.stratum] == part
             fields = {name: values[mine] for name, values in fields.items()}
-        about = replace(about, n=len(fields["weight"]))
-        return Rows._at(about, MemoryBackend(about, fields))
+        description = replace(description, n=len(fields["weight"]))
+        return Rows._at(description, MemoryBackend(description, fields))
 
     def joined(self, other: Pool, parts: np.ndarray) -> Pool:
         """Both pools, of different rows of one schema; `parts` renumbers those of the other."""
@@ -149,9 +149,11 @@ class RowCounts:
     @classmethod
     def of(cls, rows: Rows) -> RowCounts:
         """Prepare to count the rows that are equal to one of these."""
-        about = rows._description
-        distinct, place = np.unique(hashes(about, rows.slice(0, len(rows))), return_inverse=True)
-        return cls(about, distinct, place)
+        description = rows._description
+        distinct, place = np.unique(
+            hashes(description, rows.slice(0, len(rows))), return_inverse=True
+        )
+        return cls(description, distinct, place)
 
     def counted(self, rows: Rows) -> np.ndarray:
         """How many of `rows` are equal to each row of the pool."""
@@ -164,28 +166,28 @@ class RowCounts:
         self, batch: Mapping[str, np.ndarray], present: np.ndarray | None = None
     ) -> np.ndarray:
         """How many rows of a chunk have each of the distinct values."""
-        found = hashes(self.description, batch)
+        hashed = hashes(self.description, batch)
         if present is not None:
-            found = found[np.asarray(present, bool)]
-        at = np.minimum(np.searchsorted(self.sorted, found), len(self.sorted) - 1)
-        equal = self.sorted[at] == found
+            hashed = hashed[np.asarray(present, bool)]
+        at = np.minimum(np.searchsorted(self.sorted, hashed), len(self.sorted) - 1)
+        equal = self.sorted[at] == hashed
         return np.bincount(at[equal], minlength=len(self.sorted)).astype(np.float64)
 
-    def largest(self, count: np.ndarray, asked: RowCounts) -> np.ndarray:
+    def largest(self, count: np.ndarray, sought: RowCounts) -> np.ndarray:
         """`count` of the rows of this pool that equal those of another; 0 where none does."""
         of_value = np.zeros(len(self.sorted))
         np.maximum.at(of_value, self.place, count)
-        at = np.minimum(np.searchsorted(self.sorted, asked.sorted), len(self.sorted) - 1)
-        known = np.where(self.sorted[at] == asked.sorted, of_value[at], 0.0)
-        return np.asarray(known[asked.place])
+        at = np.minimum(np.searchsorted(self.sorted, sought.sorted), len(self.sorted) - 1)
+        known = np.where(self.sorted[at] == sought.sorted, of_value[at], 0.0)
+        return np.asarray(known[sought.place])
 
 
-def hashes(about: Description, batch: Mapping[str, np.ndarray]) -> np.ndarray:
+def hashes(description: Description, batch: Mapping[str, np.ndarray]) -> np.ndarray:
     """A 64-bit hash of the values of each row; -0.0 is 0.0."""
     total: np.ndarray | None = None
-    for f in sorted(about.fields, key=lambda field: field.name):
+    for f in sorted(description.fields, key=lambda field: field.name):
         values = np.asarray(batch[f.name])
-        kind = about.dtypes[f.name]
+        kind = description.dtypes[f.name]
         part = np.ascontiguousarray(values.reshape(len(values), -1), kind)
         words = (part + 0.0).view(f"u{kind.itemsize}") if kind.kind == "f" else part
         total = np.zeros(len(values), np.uint64) if total is None else total
@@ -243,5 +245,5 @@ def _allocation(n: np.ndarray, mass: np.ndarray, size: int) -> np.ndarray:
 
 
 def _rows_like(rows: Rows, fields: dict[str, np.ndarray]) -> Rows:
-    about = replace(rows._description, n=len(next(iter(fields.values()))))
-    return Rows._at(about, MemoryBackend(about, fields))
+    description = replace(rows._description, n=len(next(iter(fields.values()))))
+    return Rows._at(description, MemoryBackend(description, fields))

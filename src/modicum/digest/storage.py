@@ -93,22 +93,22 @@ def _contents(parts: dict[str, Any], page: dict[str, Json]) -> Contents:
     )
 
 
-def _rows(about: Description, fields: dict[str, object]) -> Rows:
+def _rows(description: Description, fields: dict[str, object]) -> Rows:
     """The rows of the pool, if the arrays are those that the description announces."""
     held: dict[str, np.ndarray] = {}
-    for f in about.fields:
+    for f in description.fields:
         values = fields.get(f.name)
-        kind = about.dtypes[f.name]
-        if not isinstance(values, np.ndarray) or values.shape != (about.n, *f.shape):
+        kind = description.dtypes[f.name]
+        if not isinstance(values, np.ndarray) or values.shape != (description.n, *f.shape):
             raise ValueError(f"the field {f.name!r} has another shape than it says")
         if values.dtype != kind or (kind.kind == "f" and not np.isfinite(values).all()):
             raise ValueError(f"the field {f.name!r} holds something else than numbers")
         held[f.name] = values
     if set(fields) != set(held):
         raise ValueError("it holds fields that it does not describe")
-    if about.coding is not None and about.coding.fault(held) is not None:
+    if description.coding is not None and description.coding.fault(held) is not None:
         raise ValueError("a code stands for no level")
-    return Rows._at(replace(about), MemoryBackend(about, held))
+    return Rows._at(replace(description), MemoryBackend(description, held))
 
 
 def _arrays(arrays: dict[str, object], rows: int) -> dict[str, np.ndarray]:

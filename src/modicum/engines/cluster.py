@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from math import ceil
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,7 @@ __all__ = ["Ray", "RayEngine"]
 RESTARTS = 4  # of one worker, until its death is no accident
 TOGETHER = 16  # chunks of a task, at most
 REACHED = 5.0  # seconds in which an address must answer
+NO_MEMORY = "a worker was stopped because its node had no memory left"
 SILENCE = 900.0  # seconds without any result after which a cluster is given up
 
 
@@ -45,7 +46,8 @@ class Ray(EngineChoice):
     """Passes by the workers of a Ray cluster; chains run here.
 
     Needs the extra ``modicum[ray]``. Rows of a store are read by the workers themselves, under the
-    same path on every node; rows in memory are sent once. The same seed gives the same draws as
+    same path on every node or from object storage, and they send chains the rows of the next
+    iterations; rows in memory are sent once. The same seed gives the same draws as
     `Local`, bit for bit, with any number of workers on processors of one kind.
 
     Parameters
@@ -124,6 +126,9 @@ class Ray(EngineChoice):
         try:
             ray.get(there)
         except ray.exceptions.RayError as error:
+            self.close()
+            if isinstance(error, ray.exceptions.OutOfMemoryError):
+                raise _dead(NO_MEMORY) from None
             raise _no_worker(error) from None
 
     def _initialise(self, ray: Any) -> None:
@@ -138,13 +143,26 @@ class Ray(EngineChoice):
         if self.address is None:
             cores = max(os.cpu_count() or 1, (self.workers or 0) * self.cpus)
             sized = {} if self.object_store is None else {"object_store_memory": self.object_store}
-            ray.init(num_cpus=cores, include_dashboard=False, **sized, **quiet)
+            # Ray would give its workers a niceness of 15, and with it what others leave of a core.
+            os.environ.setdefault("RAY_worker_niceness", str(_niceness()))
+            try:
+                ray.init(num_cpus=cores, include_dashboard=False, **sized, **quiet)
+            except Exception as error:  # of many kinds, by what is missing
+                raise ResourceError(
+                    f"no Ray could be started on this machine ({_first_line(str(error))}): free "
+                    "some of its memory and cores, or use mo.engines.Local()."
+                ) from None
             return
         _require_answer(self.address)
         try:
             ray.init(address=self.address, **quiet)
         except Exception as error:  # of many kinds, by what does not answer
             raise _no_cluster(self.address, str(error)) from None
+
+
+def _niceness() -> int:
+    """That of this process; 0 where the system has none."""
+    return os.getpriority(os.PRIO_PROCESS, 0) if hasattr(os, "getpriority") else 0
 
 
 def _require_answer(address: str) -> None:
@@ -183,6 +201,9 @@ def _first_line(text: str) -> str:
     return (text.strip().splitlines() or ["no answer"])[0].rstrip(".")
 
 
+A = TypeVar("A")  # arguments of a function of chunks
+
+
 class RayEngine:
     """Add up chunks by the workers of a cluster, in the order of the chunks."""
 
@@ -191,19 +212,48 @@ class RayEngine:
         self._rows: weakref.WeakKeyDictionary[Rows, tuple[int, Any]] = weakref.WeakKeyDictionary()
 
     def map_reduce(
-        self, chunk_sum: ChunkSum, arguments: Any, rows: Rows, description: str = "pass"
+        self, chunk_sum: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
     ) -> Any:
         """Return the sum of `chunk_sum` over all chunks, in float64 (see `Engine`)."""
         return added(self._parts(chunk_sum, arguments, rows, description, "float64"))
 
     def map_rows(
-        self, chunk_map: ChunkSum, arguments: Any, rows: Rows, description: str = "pass"
+        self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
     ) -> np.ndarray:
         """Return float32 numbers per row (see `Engine`)."""
         return joined(self._parts(chunk_map, arguments, rows, description, "float32"), rows)
 
+    def feed(self, rows: Rows) -> Rows:
+        """Rows of a store as the workers read them; rows in memory are nearer than that."""
+        if type(rows) is not Rows or not rows.is_store:
+            return rows
+        return Rows._at(rows._description, FedRows(rows, self), rows.fingerprint())
+
+    def take(self, rows: Rows, row_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Rows at `row_ids`, any shape, each from the worker whose chunks it is in.
+
+        One call for each worker, however many rows.
+        """
+        flat, source = row_ids.ravel(), self._source(rows)
+        workers = len(self._actors)
+        bounds = chunk_bounds(rows)
+        starts = [bounds[task[0]][0] for task in _tasks(len(bounds), workers)]
+        owner = (np.searchsorted(starts, flat, side="right") - 1) % workers
+        calls = []
+        for number in np.unique(owner):
+            mine = np.flatnonzero(owner == number)
+            calls.append((mine, self._actors[number].take.remote(source, flat[mine])))
+        out = {
+            name: np.empty((len(flat), *shape), rows.dtypes[name])
+            for name, shape in rows.fields.items()
+        }
+        for mine, call in calls:
+            for name, part in _answer(call, workers).items():
+                out[name][mine] = part
+        return {name: part.reshape(*row_ids.shape, *part.shape[1:]) for name, part in out.items()}
+
     def _parts(
-        self, function: ChunkSum, arguments: Any, rows: Rows, description: str, dtype: str
+        self, function: ChunkSum[A], arguments: A, rows: Rows, description: str, dtype: str
     ) -> Iterator[Any]:
         """Results of all chunks in order; a few tasks per worker are under way at a time."""
         ray, bounds = ray_library(), chunk_bounds(rows)
@@ -245,6 +295,30 @@ class RayEngine:
         return self._rows[rows]
 
 
+class FedRows:
+    """Rows of a store, of which the workers of a cluster take some at a time.
+
+    A worker is asked for rows of the chunks that it passes over, so that it has read them before.
+    """
+
+    def __init__(self, rows: Rows, engine: RayEngine) -> None:
+        self._rows, self._engine = rows, engine
+        self.where = rows._backend.where
+        self.folder = rows._backend.folder  # type: ignore[attr-defined]
+
+    def take(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Rows at `row_ids`, any shape."""
+        return self._engine.take(self._rows, row_ids)
+
+    def slice(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        """Rows from `start` up to `stop`."""
+        return self._rows.slice(start, stop)
+
+    def chunks(self, size: int) -> Iterator[dict[str, np.ndarray]]:
+        """All rows in order, `size` at a time."""
+        return self._rows.chunks(size)
+
+
 _NUMBERS = count()
 
 
@@ -257,7 +331,7 @@ def _tasks(chunks: int, workers: int) -> list[list[int]]:
     ]
 
 
-def _answer(task: Any, workers: int) -> list[Any]:
+def _answer(task: Any, workers: int) -> Any:
     """What a task returns; what befell it, in a sentence."""
     ray = ray_library()
     try:
@@ -268,8 +342,7 @@ def _answer(task: Any, workers: int) -> list[Any]:
                 f"{SILENCE / 60:.0f} minutes: look at it with 'ray status', and run again (with a "
                 "checkpoint the run goes on where it was)."
             )
-        answer: list[Any] = ray.get(task)
-        return answer
+        return ray.get(task)
     except ray.exceptions.RayTaskError as error:
         cause = error.cause
         if isinstance(cause, ModicumError):
@@ -283,7 +356,7 @@ def _answer(task: Any, workers: int) -> list[Any]:
             raise _dead("memory ran out on a worker") from None
         raise
     except ray.exceptions.OutOfMemoryError:
-        raise _dead("a worker was stopped because its node had no memory left") from None
+        raise _dead(NO_MEMORY) from None
     except ray.exceptions.RayError as error:
         said = _first_line(str(error))
         raise _dead(f"a worker died, and so did those that took its place ({said})") from None
@@ -291,7 +364,7 @@ def _answer(task: Any, workers: int) -> list[Any]:
 
 def _dead(what: str) -> ResourceError:
     return ResourceError(
-        f"the Ray cluster could not finish a pass: {what}; take fewer workers per node or nodes "
+        f"the Ray cluster could not finish its work: {what}; take fewer workers per node or nodes "
         "with more memory, and run again (with a checkpoint the run goes on where it was)."
     )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from modicum.engines.library import ray_library
 from modicum.engines.shipping import unpacked
 from modicum.errors import DataError
@@ -33,6 +35,10 @@ class Worker:
         """Whether it is there: an answer says so."""
         return True
 
+    def node(self) -> str:
+        """Where it runs."""
+        return str(ray_library().get_runtime_context().get_node_id())
+
     def results(
         self, work: tuple[int, Any], rows: tuple[int, Any], numbers: list[int], dtype: str
     ) -> list[Any]:
@@ -45,6 +51,11 @@ class Worker:
         held = self._opened(*rows)
         made = chunk_results(function, arguments, held, numbers, dtype, self._threads)
         return list(made)
+
+    def take(self, rows: tuple[int, Any], row_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Rows at these numbers, which are those of chunks that come to this worker."""
+        held = self._opened(*rows)
+        return {name: np.ascontiguousarray(part) for name, part in held.take(row_ids).items()}
 
     def _unpacked(self, number: int, parcel: Any) -> Any:
         if self._work[0] != number:

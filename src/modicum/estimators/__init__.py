@@ -3,14 +3,16 @@
 from modicum.estimators.block_poisson import BlockPoisson, BlockPoissonTables
 from modicum.estimators.bounds import BoundedRows, collapse, whitened_sums
 from modicum.estimators.groups import GroupTaylor
-from modicum.estimators.perturbed import Perturbed
+from modicum.estimators.perturbed import EveryRow, Perturbed
 from modicum.estimators.taylor import AutodiffTaylor, LinearTaylor, control_variate, proxy
 
 __all__ = [
+    "LIKELIHOODS",
     "AutodiffTaylor",
     "BlockPoisson",
     "BlockPoissonTables",
     "BoundedRows",
+    "EveryRow",
     "GroupTaylor",
     "LinearTaylor",
     "Perturbed",
@@ -19,3 +21,6 @@ __all__ = [
     "proxy",
     "whitened_sums",
 ]
+
+LIKELIHOODS: dict[str, type[EveryRow]] = {"perturbed": Perturbed}
+"""Log-likelihood estimates by the name that `HMCECS(estimator=...)` takes."""

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import gammaln, pdtrc, xlogy
 
-from modicum.kernels.base import Draw, Estimate, Pytree
+from modicum.kernels.base import Draw, Estimate
+from modicum.runtime import Pytree
 
 __all__ = ["BlockPoisson", "BlockPoissonTables", "most_factors", "poisson_chance"]
 

@@ -123,7 +123,7 @@ class Bound(ABC, Generic[Family]):
 class CachedRows(NamedTuple):
     """What is kept of rows, one entry per row."""
 
-    fields: Batch
+    fields: dict[str, jax.Array]
     tight: jax.Array  # where their bounds touch the likelihood
 
 
@@ -169,7 +169,7 @@ class BoundedRows:
         """The log of L_k / B_k of each row at t, times its frequency weight."""
         fields, tight = cached
         gap = self.bound.gap(self.predictors(fields, t), fields["y"], tight)
-        return fields.get("weight", 1.0) * gap
+        return jnp.asarray(fields.get("weight", 1.0) * gap)
 
     def log_ratio(self, cached: CachedRows, z: jax.Array, sums: Whitening) -> jax.Array:
         """Log-odds of a row to be bright, log r_k = log(e^gap - 1), at whitened coordinates z."""

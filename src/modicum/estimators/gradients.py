@@ -21,7 +21,6 @@ from modicum.estimators.taylor import control_variate, proxy
 from modicum.kernels.base import (
     ControlVariate,
     Proxy,
-    Pytree,
     StochasticGradientContext,
     scaled,
     unwhiten,
@@ -29,7 +28,7 @@ from modicum.kernels.base import (
 from modicum.models import Target
 from modicum.models.base import Batch
 from modicum.passes import Anchor, Sums
-from modicum.runtime import FASTEST_COMPILE, jit
+from modicum.runtime import FASTEST_COMPILE, Pytree, jit
 
 __all__ = [
     "ESTIMATORS",

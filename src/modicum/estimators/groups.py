@@ -14,6 +14,7 @@ group's rows dl = E_p h' and d2l = E_p h'' + Var_p h', and no Hessian is formed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,9 +25,10 @@ import numpy as np
 
 from modicum.kernels.base import Proxy
 from modicum.models import IntegratedEffects, Target
-from modicum.models.base import Batch
+from modicum.models.base import Batch, Params
 from modicum.models.covariance import entries_of, factor_of_entries
-from modicum.models.integrated import FlatGroups, Integrands, Nodes, PaddedGroup
+from modicum.models.group_batches import FlatGroups, PaddedGroup
+from modicum.models.integrated import Integrands, Nodes
 from modicum.passes import Anchor
 from modicum.passes.groups import curvature_sum
 from modicum.rows.groups import GroupedRows
@@ -219,14 +221,14 @@ class GroupTaylor:
         return _derivatives(path)
 
 
-def _linear(model: IntegratedEffects, theta: Any, rows: Batch) -> jax.Array:
+def _linear(model: IntegratedEffects, theta: Params, rows: Batch) -> jax.Array:
     """The common predictor of padded rows, (groups, width): one product for all."""
     count, width = rows["y"].shape[:2]
     flat = {name: field.reshape(count * width, *field.shape[2:]) for name, field in rows.items()}
     return model.family.linear(theta, flat).reshape(count, width).astype(jnp.float64)
 
 
-def _derivatives(path: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _derivatives(path: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
     """A function of one number at 0, and its first two derivatives there."""
     one, zero = jnp.ones(()), jnp.zeros(())
     (value, first), (_, second) = jax.jvp(lambda s: jax.jvp(path, (s,), (one,)), (zero,), (one,))

@@ -1,22 +1,29 @@
-"""The perturbed likelihood: lhat - sigma-hat^2 / 2 (HMC-ECS paper, section 4)."""
+"""The perturbed likelihood: lhat - sigma-hat^2 / 2 (HMC-ECS paper, section 4).
+
+Another likelihood from the same m rows is a subclass of `EveryRow` and a line in `LIKELIHOODS`
+(`estimators/__init__.py`), by whose name `HMCECS(estimator=...)` takes it.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
-from modicum.kernels.base import Draw, Estimate, Pytree
+from modicum.kernels.base import Draw, Estimate
+from modicum.runtime import Pytree
 
-__all__ = ["Perturbed"]
+__all__ = ["EveryRow", "Perturbed"]
 
 
 @dataclass(frozen=True)
-class Perturbed:
-    """Average of D_i with half its estimated variance taken off, so that the bias is O(m^-2).
+class EveryRow(ABC):
+    """A likelihood estimate in which every row of the subsample takes part.
 
-    Every row takes part: a block is one part, and always present.
+    A block is one part, and always present. A subclass says with `combine` what it makes of the
+    D_i; to the chain it must be hashable, and the same function of the D_i in any order.
 
     Parameters
     ----------
@@ -25,6 +32,17 @@ class Perturbed:
     """
 
     ddof: int = 1
+
+    @abstractmethod
+    def combine(self, values: jax.Array, present: jax.Array, tables: object) -> Estimate:
+        """Estimate from the D_i of the current subsample."""
+
+    def mean_and_variance(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The estimate dhat of the residuals' sum, and that of its variance."""
+        m = values.shape[0]
+        mean = jnp.mean(values)  # eq. 4.2
+        variance = jnp.sum((values - mean) ** 2) / (m * (m - self.ddof))  # eq. 4.3
+        return mean, variance
 
     @property
     def parts(self) -> int:
@@ -45,14 +63,6 @@ class Perturbed:
         del present
         return values
 
-    def combine(self, values: jax.Array, present: jax.Array, tables: object) -> Estimate:
-        """Estimate from the D_i of the current subsample."""
-        del present, tables
-        m = values.shape[0]
-        mean = jnp.mean(values)  # eq. 4.2
-        variance = jnp.sum((values - mean) ** 2) / (m * (m - self.ddof))  # eq. 4.3
-        return Estimate(mean - variance / 2, mean, variance)
-
     def describe(self, values: jax.Array, present: jax.Array, tables: object) -> Draw:
         """dhat and its estimated variance."""
         estimate = self.combine(values, present, tables)
@@ -60,3 +70,13 @@ class Perturbed:
             "difference_estimate": estimate.difference,
             "variance_estimate": estimate.variance,
         }
+
+
+class Perturbed(EveryRow):
+    """Average of D_i with half its estimated variance taken off, so that the bias is O(m^-2)."""
+
+    def combine(self, values: jax.Array, present: jax.Array, tables: object) -> Estimate:
+        """lhat - sigma-hat^2 / 2, less the part of lhat that is known exactly."""
+        del present, tables
+        mean, variance = self.mean_and_variance(values)
+        return Estimate(mean - variance / 2, mean, variance)

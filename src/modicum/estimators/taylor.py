@@ -171,7 +171,7 @@ class LinearTaylor:
             eta=eta,
             y=y,
             taylor=coefficients(model, eta, y).T,
-            scale=batch.get("weight", 1.0) / batch["probability"],
+            scale=jnp.asarray(batch.get("weight", 1.0) / batch["probability"]),
         )
         return LinearRows(*(values.astype(self.precision) for values in kept))
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from modicum.models.base import Batch
+from modicum.runtime import Pytree
 
 __all__ = [
     "Bend",
@@ -31,7 +32,6 @@ __all__ = [
     "MoveInfo",
     "Point",
     "Proxy",
-    "Pytree",
     "RowBounds",
     "RowRequest",
     "StochasticGradientContext",
@@ -44,7 +44,6 @@ __all__ = [
     "unwhiten",
 ]
 
-Pytree: TypeAlias = Any  # nested tuples, lists and dicts of arrays, of whatever structure
 Draw: TypeAlias = dict[str, jax.Array]  # "position", and one number per statistic
 LogDensity: TypeAlias = Callable[[jax.Array], jax.Array]
 LogPosterior: TypeAlias = Callable[[jax.Array, Pytree], jax.Array]  # of t and all rows
@@ -148,15 +147,18 @@ def unwhiten(z: jax.Array, whitening: Whitening) -> jax.Array:
 
 
 class Warp(NamedTuple):
-    """Entries of t that move with the logarithm of a scale, in part or wholly.
+    """Entries of t that move with their scale tau: effects, with their standard deviation.
 
-    With r = t* + L z, t is r but for these entries, which are r e^(share L_scale z): a sampled
-    effect the data hardly inform is then independent of its standard deviation.
+    An effect u ~ N(0, tau^2) of which data say N(u; c, 1 / A) has the variance V = 1 / (A +
+    tau^-2) and the mean V A c. So with r = t* + L z, and e^(2 g) = V(tau) / V(tau*), t is r but
+    for these entries, t = t* e^(2 g) + (r - t*) e^g, which then hardly depend on tau: towards
+    small scales, and where data say little, they are relative to it (non-centred), and towards
+    large ones they are as they are (centred).
     """
 
     where: jax.Array  # places of the entries
     scale: jax.Array  # place of the log scale of each
-    share: jax.Array  # 0: as they are; 1: relative to the scale
+    ratio: jax.Array  # A tau*^2 of each: what data say of it over what the scale says
     into: jax.Array  # their columns of the inverse of L
 
 
@@ -187,9 +189,12 @@ def straighten(z: jax.Array, whitening: Warped) -> tuple[jax.Array, jax.Array]:
     warp = whitening.warp
     if warp is None:
         return z, jnp.zeros(())
-    growth = warp.share * (whitening.factor[warp.scale] @ z)
-    entries = whitening.point[warp.where] + whitening.factor[warp.where] @ z
-    return z + warp.into @ (entries * jnp.expm1(growth)), jnp.sum(growth)
+    log_scale = whitening.factor[warp.scale] @ z  # less its anchor
+    tighter = jnp.logaddexp(jnp.log(warp.ratio), -2 * log_scale) - jnp.log1p(warp.ratio)
+    growth = -0.5 * tighter
+    away = whitening.factor[warp.where] @ z
+    moved = whitening.point[warp.where] * jnp.expm1(2 * growth) + away * jnp.expm1(growth)
+    return z + warp.into @ moved, jnp.sum(growth)
 
 
 # Moves of the parameters ------------------------------------------------------------------

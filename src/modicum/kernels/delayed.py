@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt
-from modicum.kernels.base import Draw, LogPosterior, Pytree, RowRequest, straighten, unwhiten
+from modicum.kernels.base import Draw, LogPosterior, RowRequest, straighten, unwhiten
 from modicum.kernels.energy_conserving import (
     EnergyConservingContext,
     EnergyConservingKernel,
@@ -24,6 +24,7 @@ from modicum.kernels.energy_conserving import (
 )
 from modicum.kernels.moves import at_point
 from modicum.models.base import Batch
+from modicum.runtime import Pytree
 
 __all__ = ["DelayedAcceptanceContext", "DelayedAcceptanceKernel", "DelayedAcceptanceState"]
 

@@ -21,13 +21,13 @@ from modicum.kernels.base import (
     Estimator,
     Move,
     Proxy,
-    Pytree,
     RowDesign,
     RowRequest,
     straighten,
 )
 from modicum.kernels.moves import Density, move_afresh
 from modicum.models.base import Batch
+from modicum.runtime import Pytree
 
 __all__ = [
     "EnergyConservingContext",

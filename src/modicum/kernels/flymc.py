@@ -18,9 +18,10 @@ import jax
 import jax.numpy as jnp
 
 from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt, start_adaptation
-from modicum.kernels.base import BoundSums, Draw, LogDensity, Move, Pytree, RowBounds
+from modicum.kernels.base import BoundSums, Draw, LogDensity, Move, RowBounds
 from modicum.kernels.moves import at_point
 from modicum.models.base import Batch
+from modicum.runtime import Pytree
 
 __all__ = [
     "Bright",
@@ -135,10 +136,10 @@ class FlyKernel:
 
     def prepare(self, batch: Batch, context: FlyContext) -> PreparedCandidates | PreparedProposals:
         """Find where the rows' bounds are tight; keep what came along with them."""
-        rows = Bright(batch["number"], self.bounded.cache(batch, context.bound.point))
+        rows = Bright(jnp.asarray(batch["number"]), self.bounded.cache(batch, context.bound.point))
         if "chance" in batch:
-            return PreparedCandidates(rows, batch["chance"])
-        return PreparedProposals(rows, batch["complete"])
+            return PreparedCandidates(rows, jnp.asarray(batch["chance"]))
+        return PreparedProposals(rows, jnp.asarray(batch["complete"]))
 
     def init(self, key: jax.Array, batch: PreparedCandidates, context: FlyContext) -> FlyState:
         """Start at a draw about the anchor with lights drawn there."""

@@ -17,13 +17,13 @@ from modicum.kernels.base import (
     Move,
     MoveInfo,
     Point,
-    Pytree,
     Warp,
     straighten,
     unwhiten,
 )
 from modicum.kernels.moves import at_point
 from modicum.models.base import Batch
+from modicum.runtime import Pytree
 
 __all__ = ["FullDataContext", "FullDataKernel", "FullDataState", "ModeStarts"]
 

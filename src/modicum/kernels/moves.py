@@ -19,7 +19,8 @@ import blackjax.mcmc.random_walk as blackjax_walk
 import jax
 import jax.numpy as jnp
 
-from modicum.kernels.base import LogDensity, Move, MoveInfo, Point, Pytree
+from modicum.kernels.base import LogDensity, Move, MoveInfo, Point
+from modicum.runtime import Pytree
 
 __all__ = [
     "Density",

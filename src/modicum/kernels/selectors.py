@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from modicum.errors import SettingError, whole_number
-from modicum.kernels.base import Draw, Pytree
+from modicum.kernels.base import Draw
 from modicum.kernels.integrators import Integrator, NoiseMatch
+from modicum.runtime import Pytree
 
 __all__ = ["SELECTORS", "Exponential", "Plain", "Selector"]
 

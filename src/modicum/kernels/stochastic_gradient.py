@@ -18,14 +18,13 @@ from modicum.designs import Design, Drawn
 from modicum.kernels.base import (
     Draw,
     GradientEstimator,
-    Pytree,
     StochasticGradientContext,
     scaled,
 )
 from modicum.kernels.integrators import Integrator, IntegratorState
 from modicum.kernels.selectors import Selector
 from modicum.models.base import Batch
-from modicum.runtime import Array
+from modicum.runtime import Array, Pytree
 
 __all__ = ["StepFlags", "StochasticGradientKernel", "StochasticGradientState"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from modicum.errors import SettingError, suggestion
 from modicum.methods.base import Method
-from modicum.methods.choice import Auto, default_plan
+from modicum.methods.choice import Auto
 from modicum.methods.ecs import HMCECS, SignedHMCECS
 from modicum.methods.flymc import FlyMC
 from modicum.methods.full_data import HMC, NUTS
@@ -23,25 +23,24 @@ __all__ = [
     "Method",
     "SignedHMCECS",
     "StochasticGradient",
-    "default_plan",
     "list_methods",
     "resolve",
 ]
 
 # One line per method; those of stochastic gradients have theirs in `sgmcmc/named.py`.
 _CLASSES: tuple[type[Method], ...] = (
+    Auto,
     HMCECS,
     SignedHMCECS,
     HMC,
     NUTS,
     Laplace,
-    Auto,
     FlyMC,
     *NAMED,
     StochasticGradient,
 )
 METHODS: dict[str, type[Method]] = {cls.name: cls for cls in _CLASSES}
-DEFAULT = HMCECS.name
+DEFAULT = Auto.name
 
 
 def list_methods() -> str:
@@ -50,7 +49,7 @@ def list_methods() -> str:
     Examples
     --------
     >>> print(list_methods().splitlines()[0])
-    hmc-ecs              a few hundred rows per step, chosen by themselves; the default
+    auto                 the cheapest that is right: laplace, hmc-ecs or nuts; the default
     """
     width = max(len(name) for name in METHODS) + 2
     return "\n".join(f"{name:<{width}}{cls.summary}" for name, cls in METHODS.items())

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Protocol, TypedDict, TypeVar
 
 import numpy as np
 
 from modicum.errors import ModicumWarning, NoModeError, SettingError, is_number
-from modicum.kernels.base import Kernel, Pytree
+from modicum.kernels.base import Kernel
 from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.models.base import Batch
 from modicum.passes import NEAR, Anchor, ModeRecord, Starts, Sums, anchor_at_mode
 from modicum.rows import Rows
 from modicum.run import Checkpoint, History, PeriodicHook
+from modicum.runtime import Pytree
 
 __all__ = [
     "Chosen",
@@ -62,6 +63,14 @@ class Task:
     checkpoint: Checkpoint | None = None
     starts: Starts | None = None  # where other modes are looked for
     anchor: Anchor | None = None  # at the mode, where it was found with the task
+    few_chains: int | None = None  # how many suffice for a method whose steps read all rows
+
+    def of_few_chains(self) -> Task:
+        """The same with the chains that a method gets whose steps read all rows."""
+        if self.few_chains is None:
+            return self
+        anchor = self._anchor if isinstance(self._anchor, Anchor) else None
+        return replace(self, chains=self.few_chains, anchor=anchor, few_chains=None)
 
     @property
     def ledger(self) -> Ledger:
@@ -167,7 +176,7 @@ class Parameters:
 class Plan:
     """A kernel ready to run, with everything it reads."""
 
-    kernel: Kernel[Any, Any]
+    kernel: Kernel[Any, Any] | None  # None: the draws are made already, see `history`
     context: Pytree
     flags: Pytree
     anchor: Coordinates
@@ -177,6 +186,7 @@ class Plan:
     tuning: Tuning = field(default_factory=dict)
     notes: list[ModicumWarning] = field(default_factory=list)
     hook: PeriodicHook | None = None  # what is done to the chains between iterations
+    history: History | None = None  # all draws, where no chain had to run
     memo: object = None  # what the method itself will need of it in `finish`
 
 
@@ -186,6 +196,7 @@ class Outcome:
 
     weights: np.ndarray | None = None
     target_accept: float = 0.8  # what the moves were tuned for
+    independent: bool = False  # whether R-hat and ESS have nothing to find: no chain, no start
     warnings: list[ModicumWarning] = field(default_factory=list)
 
 
@@ -196,6 +207,7 @@ class Method(ABC):
     summary: ClassVar[str]  # in a few words, for help texts and lists
     has_warmup: ClassVar[bool] = True
     of_digests: ClassVar[bool] = False  # whether it takes a digest in place of rows
+    of_few_rows: ClassVar[bool] = True  # whether a step is cheap enough for thousands of chains
 
     @abstractmethod
     def plan(self, task: Task) -> Plan:

@@ -1,76 +1,62 @@
-"""Which method, where nobody asked for one: what is right, and among that what is cheapest."""
+"""Which method, where nobody asked for one: what is right, and among that what is cheapest.
+
+The choice is made by counted work and by what is known of the posterior, never by a clock: the same
+seed and rows give the same draws wherever they are run. Seconds are only told.
+"""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from modicum.errors import CrudeControlVariateError, NoModeError
+from modicum.estimators import LinearTaylor
 from modicum.kernels.energy_conserving import EnergyConservingKernel
-from modicum.methods.base import Method, Plan, Task
-from modicum.methods.cost import duration, seconds_per_row
+from modicum.methods.base import Method, Parameters, Plan, Task
+from modicum.methods.cost import Work, duration, seconds_for
 from modicum.methods.ecs import HMCECS
 from modicum.methods.ecs.checks import COSTLY, UNFIT
 from modicum.methods.ecs.pilot import Study
-from modicum.methods.full_data import NUTS
-from modicum.methods.laplace import Laplace, weigh
-from modicum.random import Stream, generator
+from modicum.methods.full_data import NUTS, WIDER
+from modicum.methods.laplace import STILL, Laplace, Verdict
 from modicum.rows.groups import GroupedRows
 from modicum.runtime import in_double_precision
 
-__all__ = ["Auto", "default_plan"]
+__all__ = ["Auto"]
 
-TRIAL = 1_000  # normal draws by which it is foretold whether weighted ones will do
-ROOM = 0.4  # Pareto k below which they are taken: .5 is the limit
-STILL = 0.02  # posterior sds by which their pool of rows may move a mean
-EFFECTIVE = 0.5  # of the draws, at least
-DENSITY = 1 / 3  # cost of a log-likelihood, in gradients
-OVERHEAD = 5e-5  # seconds of an iteration that touches no row
-COMPILING = 4.0  # seconds, of a chain's step; weighted draws have none
-
-
-def default_plan(task: Task) -> tuple[Method, Plan]:
-    """HMC-ECS, or NUTS on all rows where it would not do: by its pilot, or for several modes."""
-    method: Method = HMCECS()
-    try:
-        modes = task.anchor_at_mode().modes if task.starts and task.starts.several else None
-        if modes is not None and len(modes) > 1:
-            reasons = [f"the posterior has {len(modes)} modes and HMC-ECS expands about one"]
-        else:
-            plan = method.plan(task)
-            reasons = [note.sentence for note in plan.notes if note.code in UNFIT | COSTLY]
-            if not reasons:
-                return method, plan
-    except CrudeControlVariateError as crude:
-        reasons = [crude.sentence]
-    except NoModeError:
-        reasons = ["the posterior has no mode that could be found, and HMC-ECS expands about one"]
-    method = NUTS()
-    plan = method.plan(task)
-    plan.tuning["method"] = f"NUTS on all rows, since {reasons[0]}."
-    return method, plan
+ROOM = 0.4  # Pareto k below which weighted normal draws are taken: .5 is the limit
+EFFECTIVE = 0.6  # of the draws, at least
+# Gradients that the value and slope of a residual take, of a model without a linear predictor.
+RESIDUAL = 4
 
 
 @dataclass(frozen=True)
 class Auto(Method):
     """The cheapest method that is right: weighted normal draws, HMC-ECS, or NUTS on all rows.
 
-    The pilot study of HMC-ECS says how many rows it needs, a trial of a thousand draws whether
-    weighted normal draws are enough, with room to spare, and a timed gradient what each would take.
-    `Posterior.tuning["choice"]` has it in one line.
+    Thousands of normal draws at the mode are weighed by a pool of rows. Where the posterior is so
+    close to normal that these will do with room to spare (a Pareto k below 0.4, and a pool whose
+    noise is far below Monte Carlo error), they are the answer. Else the pilot study of HMC-ECS
+    says how many rows it needs, or why it would not do, and NUTS on all rows is left.
+    `Posterior.tuning["method"]` has it in one line, with what the alternatives would take.
+
+    Parameters
+    ----------
+    laplace
+        Whether weighted normal draws may be taken. `mo.sample` says no where `tune`, `thin` or
+        `parallel` are given: who gives them wants chains.
 
     Examples
     --------
     >>> import modicum as mo
     >>> mo.Auto()
-    Auto()
+    Auto(laplace=True)
     """
 
+    laplace: bool = True
     name: ClassVar[str] = "auto"
-    summary: ClassVar[str] = "the cheapest that is right: laplace, hmc-ecs or nuts, and says why"
+    summary: ClassVar[str] = "the cheapest that is right: laplace, hmc-ecs or nuts; the default"
+    of_digests: ClassVar[bool] = True
 
     def plan(self, task: Task) -> Plan:
         """The plan of the method that is taken."""
@@ -79,69 +65,90 @@ class Auto(Method):
     @in_double_precision
     def decide(self, task: Task) -> tuple[Method, Plan]:
         """Take the cheapest that is right."""
-        method, plan = default_plan(task)
-        kernel, study = plan.kernel, plan.memo
-        if not isinstance(kernel, EnergyConservingKernel) or not isinstance(study, Study):
-            plan.tuning["choice"] = str(plan.tuning.get("method", "NUTS on all rows"))
-            return method, plan
-        seconds = _remembered_seconds(task, study, kernel.subsample)
-        cheapest = min(seconds, key=lambda name: seconds[name])
-        if cheapest == "laplace" and not _normal_enough(task, study):
-            cheapest = "nuts" if seconds["nuts"] < seconds["hmc-ecs"] else "hmc-ecs"
-        if cheapest == "laplace":
-            method = Laplace()
-            plan = method.of_study(study)
-        elif cheapest == "nuts":
-            method = NUTS()
-            plan = method.plan(task)
-        plan.tuning["choice"] = _line(cheapest, seconds, kernel.subsample)
-        return method, plan
+        nuts, few = NUTS(), task.of_few_chains()
+        all_rows = Work.of_chains(few, len(task.rows) * nuts.gradients(task.target.size))
+        study, reason = _study(task)
+        verdict: str | None = None
+        if study is not None and self.laplace and _may_be_normal(task, study):
+            method = Laplace(weighted=False)
+            pool, proposals = method.weighed(study, ROOM)
+            if _enough(proposals.verdict):
+                work = Work.of_densities(pool.rows * proposals.z.shape[0] * proposals.z.shape[1])
+                plan = method.of(pool, proposals)
+                plan.tuning["method"] = _line(task, "weighted normal draws", work, all_rows)
+                return method, plan
+            verdict = f"not taken: {proposals.verdict.numbers(pool.rows)}"
+        if study is not None:
+            subsampled, reason = _subsampled(task, study, all_rows)
+            if subsampled is not None:
+                if verdict is not None:
+                    subsampled.tuning["normal draws"] = verdict
+                return HMCECS(), subsampled
+        plan = nuts.plan(few)
+        if isinstance(plan.anchor, Parameters):  # scales are learned, by longer trajectories
+            all_rows = Work(WIDER * all_rows.gradients)
+        (seconds,) = seconds_for(task, all_rows)
+        plan.tuning["method"] = f"NUTS on all rows, since {reason}; about {duration(seconds)}."
+        return nuts, plan
 
 
-def _line(taken: str, seconds: dict[str, float], subsample: int) -> str:
-    """What is taken and what it takes; what all rows would take, or subsampling."""
-    names = {
-        "laplace": "weighted normal draws",
-        "hmc-ecs": f"HMC-ECS, m = {subsample:,}",
-        "nuts": "NUTS on all rows",
-    }
-    others = [name for name in ("hmc-ecs", "nuts") if name != taken]
-    rest = "; ".join(f"{names[n]} would take about {duration(seconds[n])}" for n in others)
-    return f"{names[taken]}: about {duration(seconds[taken])}; {rest}."
+def _study(task: Task) -> tuple[Study | None, str]:
+    """The pilot study at the mode; None, and why there is none."""
+    method = HMCECS()
+    try:
+        anchor = task.anchor_at_mode()
+        if anchor.modes is not None and len(anchor.modes) > 1:
+            return (
+                None,
+                f"the posterior has {len(anchor.modes)} modes and HMC-ECS expands about one",
+            )
+        method.check_task(task)
+        return method.study(task, anchor), ""
+    except CrudeControlVariateError as crude:
+        return None, crude.sentence
+    except NoModeError:
+        return None, "the posterior has no mode that could be found, and HMC-ECS expands about one"
 
 
-def _remembered_seconds(task: Task, study: Study, subsample: int) -> dict[str, float]:
-    """As they were found when the run began: a resumed run must not choose anew."""
-
-    def compute() -> dict[str, np.ndarray]:
-        per_row = seconds_per_row(task, study.anchor.point)
-        found = _seconds(task, study, subsample, per_row)
-        return {name: np.asarray(value) for name, value in found.items()}
-
-    def read(arrays: dict[str, np.ndarray]) -> dict[str, float]:
-        return {name: float(arrays[name]) for name in ("hmc-ecs", "nuts", "laplace")}
-
-    return task.remember("seconds", compute, read)
-
-
-def _seconds(task: Task, study: Study, subsample: int, per_row: float) -> dict[str, float]:
-    """Roughly: of all chains, as many at a time as there are cores, with what is compiled."""
-    iterations = (task.tune + task.draws) * task.chains / min(task.chains, os.cpu_count() or 1)
-    draws = task.draws * task.chains
-    pool, gradients = min(len(task.rows), Laplace().pool), NUTS().gradients(task.target.size)
-    return {
-        "hmc-ecs": COMPILING + iterations * (OVERHEAD + subsample * (study.steps + 1) * per_row),
-        "nuts": COMPILING + iterations * (OVERHEAD + len(task.rows) * gradients * per_row),
-        "laplace": draws * pool * DENSITY * per_row,
-    }
-
-
-def _normal_enough(task: Task, study: Study) -> bool:
-    """Whether weighted normal draws would do, with room to spare."""
+def _may_be_normal(task: Task, study: Study) -> bool:
+    """Whether rows are weighed one by one, about a mode, and no parameter is a prior's own."""
     whole = task.target.likelihood.size == task.target.size
-    if isinstance(task.rows, GroupedRows) or not whole or study.proxy.warp is not None:
-        return False
-    rng = generator(task.seed, Stream.LAPLACE_DRAWS)
-    z = study.centre + rng.standard_normal((TRIAL, len(study.centre)))
-    _, verdict, _ = weigh(study, np.asarray(z), Laplace().pool)
+    concave = not any(note.code in UNFIT for note in study.anchor.notes)
+    rows = not isinstance(task.rows, GroupedRows)
+    return whole and concave and rows and task.target.model.has_mode and study.proxy.warp is None
+
+
+def _enough(verdict: Verdict) -> bool:
+    """Whether weighted normal draws will do, with room to spare."""
     return verdict.tail < ROOM and verdict.noise < STILL and verdict.share > EFFECTIVE
+
+
+def _subsampled(task: Task, study: Study, all_rows: Work) -> tuple[Plan | None, str]:
+    """The plan of HMC-ECS; None, and why it would not do or be dearer than all rows."""
+    try:
+        plan = HMCECS().plan(task, study)
+    except CrudeControlVariateError as crude:
+        return None, crude.sentence
+    reasons = [note.sentence for note in plan.notes if note.code in UNFIT | COSTLY]
+    if reasons:
+        return None, reasons[0]
+    kernel = plan.kernel
+    assert isinstance(kernel, EnergyConservingKernel)
+    certain = plan.tuning["certainty"]
+    assert isinstance(certain, dict)
+    rows = kernel.subsample + int(certain["value"] or 0)
+    each = 1 if isinstance(study.control_variate, LinearTaylor) else RESIDUAL
+    work = Work.of_chains(task, rows * (study.steps + 1) * each)
+    if work.gradients > all_rows.gradients:
+        return None, (
+            f"HMC-ECS would evaluate {rows:,} of {len(task.rows):,} rows at every step of its "
+            "trajectories, which costs more"
+        )
+    plan.tuning["method"] = _line(task, f"HMC-ECS, m = {kernel.subsample:,}", work, all_rows)
+    return plan, ""
+
+
+def _line(task: Task, taken: str, work: Work, all_rows: Work) -> str:
+    """What is taken and what it takes; what all rows would take."""
+    seconds, others = (duration(s) for s in seconds_for(task, work, all_rows))
+    return f"{taken}: about {seconds}; NUTS on all rows would take about {others}."

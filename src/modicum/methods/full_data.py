@@ -19,7 +19,7 @@ from modicum.errors import (
     whole_number,
 )
 from modicum.kernels.adaptation import schedule
-from modicum.kernels.base import Move, Pytree
+from modicum.kernels.base import Move
 from modicum.kernels.full_data import FullDataContext, FullDataKernel, ModeStarts
 from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import (
@@ -38,9 +38,9 @@ from modicum.passes import Anchor, Modes
 from modicum.passes.full_likelihood import Resident, Streamed, hold, log_likelihood
 from modicum.random import chain_keys
 from modicum.run import History, first_keys
-from modicum.runtime import in_double_precision
+from modicum.runtime import Pytree, in_double_precision
 
-__all__ = ["HMC", "NUTS"]
+__all__ = ["HMC", "NUTS", "WIDER"]
 
 DENSE_METRIC = 50  # parameters up to which warm-up learns a whole mass matrix
 WIDER = 4  # times the gradients of a whitened posterior, where scales are learned
@@ -96,6 +96,7 @@ class _FullData(Method):
     memory_limit: int | None = None
     metric: str | None = None
     of_digests: ClassVar[bool] = True
+    of_few_rows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not is_number(self.target_accept) or not 0 < self.target_accept < 1:

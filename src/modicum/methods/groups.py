@@ -11,7 +11,6 @@ import numpy as np
 
 from modicum.designs import Design
 from modicum.errors import ModicumWarning
-from modicum.kernels.base import Pytree
 from modicum.methods.base import Task
 from modicum.models import IntegratedEffects, Target
 from modicum.models.base import Batch
@@ -19,7 +18,7 @@ from modicum.passes import NEAR, Anchor, Sums, anchor_at_mode, common_start, wit
 from modicum.passes.scales import scale_doubts
 from modicum.random import Stream, generator
 from modicum.rows.groups import GroupedRows
-from modicum.runtime import SCATTERS, Array, in_double_precision, jit
+from modicum.runtime import SCATTERS, Array, Pytree, in_double_precision, jit
 
 __all__ = [
     "DrawnGroups",

@@ -1,45 +1,44 @@
 """Weighted normal draws: no chain where the posterior is nearly normal, as it is on many tables.
 
-S independent draws z of the normal approximation at the mode are each weighted by
-
-    w(z) = exp( sum_k q_k(z) + (1/M) sum_(i in pool) D_i(z) + log prior(z) ) / N(z; centre, I),
-
-where the sum of the control variates q is known exactly and the residuals' sum is estimated by one
-pool of M weighted rows, the same for all draws (D_i = d_i / probability of row i). Three numbers
+S independent draws z of the normal approximation at the mode are each weighed by one pool of rows
+(`modicum.methods.pool`), and with Pareto-smoothed weights stand for the posterior. Three numbers
 say whether that is enough: the Pareto index k of the weights, their effective sample size, and the
-pool's own noise, from two halves of it: (mean by one half - mean by the other) / 2 varies as the
-error of the whole pool does.
+noise of the pool.
+
+Draws that count alike are often handier than draws with weights. The independence sampler makes
+them: a chain whose proposals are the draws, each accepted with probability min(1, w' / w), leaves
+the weighted distribution as it is. Where weights hardly vary, nearly all are accepted.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from math import ceil
+from typing import ClassVar, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from modicum.designs import WeightTables, draw_on_host
+from modicum.diagnostics.pareto import pareto_smoothed
 from modicum.errors import ModicumWarning, SettingError, whole_number
-from modicum.kernels.base import ControlVariate, Proxy
-from modicum.kernels.independent import IndependentContext, IndependentKernel
 from modicum.methods.base import Method, Outcome, Plan, Task
 from modicum.methods.ecs.perturbed import HMCECS
 from modicum.methods.ecs.pilot import Study
-from modicum.models.base import Batch
+from modicum.methods.pool import Pool
 from modicum.random import Stream, generator
 from modicum.rows.groups import GroupedRows
 from modicum.run import History
-from modicum.runtime import in_double_precision, jit
+from modicum.runtime import in_double_precision
 
-__all__ = ["Laplace", "Verdict", "weigh"]
+__all__ = ["STILL", "Laplace", "Proposals", "Verdict"]
 
 FAR = 0.7  # Pareto k from which weights cannot be relied on (Vehtari and others, 2024)
 ENOUGH = 0.5  # below which they are as good as draws
-NOISY = 0.1  # posterior standard deviations by which the pool may move a mean
-TOGETHER = 2**22  # numbers evaluated at once
+NOISY = 0.05  # posterior standard deviations by which a pool may move a mean, one standard error
+STILL = 0.01  # by which one that was chosen does
+LEAST_POOL, MOST_POOL = 2_000, 20_000  # rows of that
+TRIAL = 4_096  # draws on which the verdict rests, at most
+FEWEST = 1_000  # at least
+FIRST = 24  # proposals of the independence sampler before the first that is kept
 
 
 class Verdict(NamedTuple):
@@ -47,7 +46,13 @@ class Verdict(NamedTuple):
 
     tail: float  # Pareto k
     share: float  # effective draws per draw
-    noise: float  # of the pool: largest shift of a posterior mean, in posterior sds
+    noise: float  # of the pool: sd of the shift of a posterior mean, in posterior sds
+
+    @classmethod
+    def on(cls, log_ratio: np.ndarray, noise: float) -> Verdict:
+        """The verdict on draws of these weights."""
+        weights, tail = pareto_smoothed(log_ratio)
+        return cls(tail, float(1 / np.sum(weights**2) / len(weights)), noise)
 
     @property
     def enough(self) -> bool:
@@ -57,38 +62,72 @@ class Verdict(NamedTuple):
     def text(self, pool: int) -> str:
         """The three numbers, and what they mean."""
         said = "enough" if self.enough else "usable" if self.tail < FAR else "not to be relied on"
+        return f"{said}: {self.numbers(pool)}"
+
+    def numbers(self, pool: int) -> str:
+        """The three numbers, in words."""
         return (
-            f"{said}: Pareto k {self.tail:.2f}, {self.share:.0%} effective, and the {pool:,} rows "
-            f"of the pool move a posterior mean by {self.noise:.2g} posterior sd at most"
+            f"Pareto k {self.tail:.2f}, {self.share:.0%} effective, and the {pool:,} rows of the "
+            f"pool move a posterior mean by {self.noise:.2g} posterior sd at most (one standard "
+            "error)"
         )
+
+
+class Proposals(NamedTuple):
+    """Normal draws, some of which were weighed to see whether they will do."""
+
+    z: np.ndarray  # (length, chain, d)
+    log_ratio: np.ndarray  # of the first, as many as were weighed
+    verdict: Verdict
+
+    @classmethod
+    def of(cls, pool: Pool, first: int) -> Proposals:
+        """Draw as many as a run needs after the `first`, and weigh the first thousands."""
+        study, task = pool.study, pool.study.task.of_few_chains()
+        rng = generator(task.seed, Stream.LAPLACE_DRAWS)
+        length = first + max(task.draws, ceil(FEWEST / task.chains))
+        d = len(study.centre)
+        z = study.centre + rng.standard_normal((length, task.chains, d))
+        weighed = pool.weigh(z.reshape(-1, d)[:TRIAL])
+        return cls(z, weighed.log_ratio, Verdict.on(*weighed))
 
 
 @dataclass(frozen=True)
 class Laplace(Method):
     """Independent draws of the normal approximation at the mode, weighted by a pool of rows.
 
-    No chain, no warm-up: right where the posterior is nearly normal, and it says whether it is
-    (`Posterior.tuning["verdict"]`). Draws carry weights, which all summaries use.
+    No warm-up: right where the posterior is nearly normal, and it says whether it is
+    (`Posterior.tuning["verdict"]`).
 
     Parameters
     ----------
     pool
-        Rows in the pool, M; all rows where there are no more.
+        Rows in the pool; all rows where there are no more. None: 2,000, or as many more as keep
+        its noise below 0.01 posterior standard deviations, up to 20,000.
+    weighted
+        True: draws carry weights, which all summaries use. False: draws count alike, by an
+        independence sampler whose proposals they are.
 
     Examples
     --------
     >>> import modicum as mo
     >>> mo.Laplace(pool=20_000)
-    Laplace(pool=20000)
+    Laplace(pool=20000, weighted=True)
     """
 
-    pool: int = 5_000
+    pool: int | None = None
+    weighted: bool = True
     name: ClassVar[str] = "laplace"
     summary: ClassVar[str] = "normal draws at the mode, weighted by a pool of rows; no chain"
     has_warmup: ClassVar[bool] = False
+    of_few_rows: ClassVar[bool] = False
+    of_digests: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        whole_number("pool", self.pool, 2)
+        if self.pool is not None:
+            whole_number("pool", self.pool, 2)
+        if not isinstance(self.weighted, bool):
+            raise SettingError(f"weighted must be True or False, not {self.weighted!r}.")
 
     @in_double_precision
     def plan(self, task: Task) -> Plan:
@@ -101,37 +140,108 @@ class Laplace(Method):
         task.refuse_own_parameters("laplace")
         settings = HMCECS()
         settings.check_task(task)
-        study = Study(settings, task, task.anchor_at_mode())
-        return self.of_study(study)
+        return self.of(*self.weighed(Study(settings, task, task.anchor_at_mode()), FAR))
 
-    def of_study(self, study: Study) -> Plan:
-        """The plan, given a pilot study that HMC-ECS would make as well."""
-        context = IndependentContext(jnp.asarray(study.centre))
-        total = study.task.tune + study.task.draws
+    @property
+    def _first(self) -> int:
+        """Proposals before the first draw."""
+        return 0 if self.weighted else FIRST
+
+    def weighed(self, study: Study, tail: float) -> tuple[Pool, Proposals]:
+        """A pool, and proposals that it has weighed; a larger one, unless k is above `tail`."""
+        pool = Pool(study, self.pool or LEAST_POOL)
+        proposals = Proposals.of(pool, self._first)
+        noise = proposals.verdict.noise
+        if self.pool is None and noise > STILL and proposals.verdict.tail < tail:
+            enough = min(MOST_POOL, ceil(pool.rows * (noise / (0.8 * STILL)) ** 2))
+            pool = Pool(study, enough)
+            proposals = Proposals.of(pool, self._first)
+        return pool, proposals
+
+    def of(self, pool: Pool, proposals: Proposals) -> Plan:
+        """The plan, with all its draws, given proposals of which some were weighed."""
+        study, verdict = pool.study, proposals.verdict
         return Plan(
-            IndependentKernel(),
-            context,
-            {"iteration": np.zeros(total, bool)},
-            study.anchor,
+            kernel=None,
+            context=None,
+            flags={},
+            anchor=study.anchor,
+            tuning={
+                "verdict": verdict.text(pool.rows),
+                "pareto_k": round(verdict.tail, 3),
+                "pool_noise": float(f"{verdict.noise:.2g}"),
+            },
             notes=list(study.anchor.notes),
-            memo=study,
+            history=self._drawn(pool, proposals),
+            memo=_doubts(verdict, pool.rows),
         )
 
-    @in_double_precision
+    def _drawn(self, pool: Pool, proposals: Proposals) -> History:
+        """Draws with their weights, or draws that count alike."""
+        study, task, z = pool.study, pool.study.task.of_few_chains(), proposals.z
+        log_ratio = self._all_ratios(pool, proposals)
+        # What HMC-ECS calls `lp` as well: the log-posterior by the rows that were evaluated.
+        away = 0.5 * np.sum((z - study.centre) ** 2, axis=2)
+        stats = {"lp": log_ratio - away + study.anchor.C + study.folded_prior}
+        if not self.weighted:
+            chances = generator(task.seed, Stream.LAPLACE_ACCEPT).random(log_ratio.shape)
+            places, rate = _independence_sampler(log_ratio, chances)
+            each = np.arange(task.chains)
+            z, stats = z[places, each], {"lp": stats["lp"][places, each], "acceptance_rate": rate}
+        stats["rows_touched"] = np.zeros(log_ratio.shape, int)
+        kept = slice(self._first, self._first + task.draws)
+        by_chain = {name: np.ascontiguousarray(values[kept].T) for name, values in stats.items()}
+        if self.weighted:
+            ratios = log_ratio[kept].T
+            weights = pareto_smoothed(ratios.ravel())[0] * ratios.size
+            by_chain["weight"] = weights.reshape(ratios.shape)
+        return History(
+            position=np.ascontiguousarray(z[kept].swapaxes(0, 1)),
+            stats=by_chain,
+            warmup={},
+            complete=True,
+            seconds={"warm-up": 0.0, "sampling": 0.0},
+        )
+
+    def _all_ratios(self, pool: Pool, proposals: Proposals) -> np.ndarray:
+        """Log-ratios of all proposals, (length, chain)."""
+        z = proposals.z.reshape(-1, proposals.z.shape[2])
+        done = len(proposals.log_ratio)
+        parts = [proposals.log_ratio]
+        if done < len(z):
+            parts.append(pool.weigh(z[done:]).log_ratio)
+        return np.concatenate(parts).reshape(proposals.z.shape[:2])
+
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
-        """Weigh the draws."""
-        z = np.asarray(history.position, np.float64)
-        assert isinstance(plan.memo, Study)
-        weights, verdict, size = weigh(plan.memo, z.reshape(-1, z.shape[-1]), self.pool)
-        plan.tuning["verdict"] = verdict.text(size)
-        plan.tuning["pareto_k"] = round(verdict.tail, 3)
-        plan.tuning["pool_noise"] = float(f"{verdict.noise:.2g}")
-        return Outcome(weights=weights.reshape(z.shape[:2]), warnings=_doubts(verdict, size))
+        """Weights of the draws, and reasons to doubt them."""
+        del task
+        assert isinstance(plan.memo, list)
+        weights = history.stats.pop("weight", None)  # a posterior has them by themselves
+        return Outcome(weights=weights, warnings=plan.memo, independent=True)
+
+
+def _independence_sampler(
+    log_ratio: np.ndarray, chances: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The place of each chain's state after every proposal, and its probability to be accepted.
+
+    Of uniform numbers, `chances`, one per proposal; arrays are (length, chain).
+    """
+    length, chains = log_ratio.shape
+    places, rate = np.zeros((length, chains), int), np.ones((length, chains))
+    now, ratio = places[0], log_ratio[0]
+    for k in range(1, length):
+        with np.errstate(invalid="ignore"):  # whatever follows a state that cannot be is accepted
+            rate[k] = np.exp(np.minimum(np.where(np.isfinite(ratio), log_ratio[k] - ratio, 0), 0))
+        accepted = chances[k] < rate[k]
+        now, ratio = np.where(accepted, k, now), np.where(accepted, log_ratio[k], ratio)
+        places[k] = now
+    return places, rate
 
 
 def _doubts(verdict: Verdict, size: int) -> list[ModicumWarning]:
     doubts = []
-    if verdict.tail >= FAR:
+    if not verdict.tail < FAR:
         doubts.append(
             ModicumWarning(
                 "laplace-far",
@@ -146,74 +256,9 @@ def _doubts(verdict: Verdict, size: int) -> list[ModicumWarning]:
             ModicumWarning(
                 "laplace-pool",
                 f"the {size:,} rows that weigh the draws are too few: they may move a posterior "
-                f"mean by {verdict.noise:.2g} posterior standard deviations",
+                f"mean by {verdict.noise:.2g} posterior standard deviations (one standard error)",
                 "use a larger pool, mo.Laplace(pool=...), or method='hmc-ecs'",
                 noise=verdict.noise,
             )
         )
     return doubts
-
-
-def weigh(study: Study, z: np.ndarray, size: int) -> tuple[np.ndarray, Verdict, int]:
-    """Smoothed weights of draws (S, d), the verdict on them, and the rows that were used."""
-    task = study.task
-    n = len(task.rows)
-    everything = n <= size
-    if everything:
-        batch = task.rows.slice(0, n) | {"probability": np.full(n, 1 / n)}
-    else:
-        tables = study.weight_tables
-        assert isinstance(tables, WeightTables)
-        drawn = draw_on_host(generator(task.seed, Stream.LAPLACE_ROWS), size, tables)
-        batch = task.rows.take(np.asarray(drawn.row_ids))
-        batch = batch | {"probability": np.asarray(drawn.probability)}
-    used = min(n, size)
-    task.ledger.add("weights", used * len(z), "density")
-    together = max(1, TOGETHER // (used * 4))
-    sums = np.asarray(_residuals(study.control_variate, together, batch, z, study.proxy))
-    known = np.asarray(_known(study.control_variate, z, study.proxy))
-    away = 0.5 * np.sum((z - study.centre) ** 2, axis=1)
-    weights, tail = _smoothed(known + sums[:, 0] + away)
-    noise = 0.0
-    if not everything:
-        t = z @ study.anchor.factor.T
-        one, other = (_smoothed(known + sums[:, k] + away)[0] @ t for k in (1, 2))
-        centre = weights @ t
-        sd = np.sqrt(weights @ (t - centre) ** 2)
-        noise = float(np.max(np.abs(one - other) / (2 * np.maximum(sd, 1e-300))))
-    return weights * len(z), Verdict(tail, float(1 / np.sum(weights**2) / len(z)), noise), used
-
-
-def _smoothed(log_ratio: np.ndarray) -> tuple[np.ndarray, float]:
-    """Normalised weights by Pareto smoothing, and the tail index."""
-    from arviz_stats.base import array_stats
-
-    if not np.all(np.isfinite(log_ratio)):
-        log_ratio = np.where(np.isfinite(log_ratio), log_ratio, -np.inf)
-        if not np.isfinite(log_ratio).any():
-            return np.full(len(log_ratio), 1 / len(log_ratio)), np.inf
-    centred = np.maximum(log_ratio - log_ratio.max(), -700.0)
-    if np.ptp(centred) < 1e-10:
-        return np.full(len(centred), 1 / len(centred)), 0.0
-    smoothed, tail = array_stats.psislw(-centred)
-    weights = np.exp(smoothed - smoothed.max())
-    return weights / weights.sum(), float(tail)
-
-
-@jit(static=(0, 1))
-def _residuals(
-    control_variate: ControlVariate[Any], together: int, batch: Batch, z: Any, proxy: Proxy
-) -> jax.Array:
-    """The residuals' sum at each of `z`, by all rows of the pool and by either half: (S, 3)."""
-    cached = control_variate.cache(batch, proxy)
-
-    def halves(each: jax.Array) -> jax.Array:
-        values = control_variate.values(cached, each, proxy)
-        return jnp.stack([jnp.mean(values), jnp.mean(values[0::2]), jnp.mean(values[1::2])])
-
-    return jax.lax.map(halves, jnp.asarray(z), batch_size=together)
-
-
-@jit(static=0)
-def _known(control_variate: ControlVariate[Any], z: Any, proxy: Proxy) -> jax.Array:
-    return jax.vmap(partial(control_variate.log_proxy, proxy=proxy))(jnp.asarray(z))

@@ -18,7 +18,7 @@ from modicum.designs import Design, RowFacts, Tables
 from modicum.errors import ConvergenceError
 from modicum.estimators import LinearTaylor
 from modicum.estimators.taylor import coefficients
-from modicum.kernels.base import ControlVariate, Proxy, Pytree
+from modicum.kernels.base import ControlVariate, Proxy
 from modicum.methods.base import Task
 from modicum.models import LinearPredictorModel
 from modicum.models.base import Batch
@@ -26,7 +26,7 @@ from modicum.models.matrix import CodedMatrix
 from modicum.passes import Sums
 from modicum.passes.blocks import map_in_blocks
 from modicum.passes.faults import describe_row
-from modicum.runtime import FASTEST_COMPILE, SCATTERS, jit
+from modicum.runtime import FASTEST_COMPILE, SCATTERS, Pytree, jit
 
 __all__ = ["cached_rows", "design_tables", "ends_near_the_mode", "expected_residuals"]
 
@@ -155,7 +155,8 @@ def _from_codes(
     eta = x @ about.point + batch.get("offset", 0.0)
     h = x.quadratic(about.covariance) + (x @ about.away) ** 2
     taylor = coefficients(model, eta, jnp.asarray(model.outcome(batch), jnp.float64))
-    return batch.get("weight", 1.0) * _residual_size(control_variate.order, h, taylor)
+    size = _residual_size(control_variate.order, h, taylor)
+    return jnp.asarray(batch.get("weight", 1.0) * size)
 
 
 def _at_draws(

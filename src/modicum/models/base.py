@@ -13,11 +13,12 @@ from modicum.errors import DataError, ModicumWarning, SettingError
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.tracing import Trace, trace_of
 from modicum.rows import Rows
+from modicum.runtime import Array
 
 __all__ = ["DENSE_LIMIT", "BaseModel", "Batch", "Params"]
 
 Params: TypeAlias = Any  # a pytree of arrays: the unconstrained parameters
-Batch: TypeAlias = Mapping[str, Any]  # field name -> one entry per row
+Batch: TypeAlias = Mapping[str, Array]  # field name -> one entry per row
 Labels: TypeAlias = dict[str, tuple[tuple[str, ...], ...]]
 DENSE_LIMIT = 2_000  # parameters up to which Hessians are formed
 
@@ -151,7 +152,7 @@ class BaseModel(ABC):
         del theta
         return {}
 
-    def restore(self, named: Mapping[str, Any]) -> Params:
+    def restore(self, named: Mapping[str, Array]) -> Params:
         """Undo `report`: the unconstrained parameters of reported ones."""
         return dict(named)
 
@@ -205,7 +206,7 @@ def named_leaves(theta: Params) -> dict[str, jax.Array]:
     return dict(zip(names, (leaf for _, leaf in leaves), strict=True))
 
 
-def _step_name(step: Any) -> str:
+def _step_name(step: object) -> str:
     for attribute in ("key", "name", "idx"):
         if hasattr(step, attribute):
             return str(getattr(step, attribute))

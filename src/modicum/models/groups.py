@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -96,15 +95,15 @@ class GroupTerm:
         return tuple(f"{self.field}:{b},{a}" for a, b in pairs)
 
 
-def tidy_groups(given: Any) -> tuple[GroupTerm, ...]:
+def tidy_groups(groups: object) -> tuple[GroupTerm, ...]:
     """Return group terms as a tuple; a name alone is that of a group with an intercept."""
-    if given is None:
+    if groups is None:
         return ()
-    entries = (given,) if isinstance(given, str | GroupTerm | Mapping) else given
+    entries = (groups,) if isinstance(groups, str | GroupTerm | Mapping) else groups
     if not isinstance(entries, Sequence):
         raise SettingError(
             "groups must be names of fields, or mo.models.GroupTerm(...) with effects, not "
-            f"{type(given).__name__}."
+            f"{type(groups).__name__}."
         )
     terms = []
     for entry in entries:

@@ -23,11 +23,11 @@ evaluated with nodes found at the parameters themselves, held fixed under differ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,14 +37,17 @@ from modicum.errors import DataError, SettingError, whole_number
 from modicum.models.base import BaseModel, Batch, Labels, Params
 from modicum.models.covariance import Covariance
 from modicum.models.families import Cloglog, Logistic, Probit, Softmax
+from modicum.models.group_batches import FlatGroups, PaddedGroup
 from modicum.models.groups import INTERCEPT, GroupTerm
 from modicum.models.linear import NEW_GROUP_NODES, LinearPredictorModel
 from modicum.models.priors import LKJ, OWN, is_positive, moments
 from modicum.models.priors.exact import ExactPrior, Numbers
+from modicum.models.small_matrices import inverse, lower_factor
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows, GroupIndex
+from modicum.runtime import Array
 
-__all__ = ["FlatGroups", "Integrands", "IntegratedEffects", "Nodes", "PaddedGroup"]
+__all__ = ["Integrands", "IntegratedEffects", "Nodes"]
 
 NODES = {1: 9, 2: 7, 3: 5}  # per effect, by the number of effects
 FEWEST_NODES = 5  # with fewer, derivatives at fixed nodes are not those of the integral
@@ -66,57 +69,6 @@ class Integrands(NamedTuple):
     pull: jax.Array  # b, (groups, effects)
     information: jax.Array  # Lambda, (groups, effects, effects)
     weighted: jax.Array  # w_i z_i, (rows, effects): what a larger predictor takes from the pull
-
-
-class FlatGroups(NamedTuple):
-    """Rows of several groups one after the other, and how to add up over a group."""
-
-    rows: Batch  # fields of the rows, (rows, ...)
-    group: jax.Array  # of each row; padding has a number beyond the last
-    groups: int
-
-    @classmethod
-    def of(cls, batch: Batch) -> FlatGroups:
-        """A flat batch as `GroupedRows` makes them."""
-        own = GroupedRows.RESERVED[:-1]
-        rows = {k: jnp.asarray(v) for k, v in batch.items() if k not in own and k != "probability"}
-        return cls(rows, jnp.asarray(batch["group_of_row"]), len(batch["group_rows"]))
-
-    @property
-    def there(self) -> jax.Array:
-        """Which rows are no padding."""
-        return self.group < self.groups
-
-    def sum(self, values: jax.Array) -> jax.Array:
-        """Over the rows of each group, (groups, ...)."""
-        return jax.ops.segment_sum(values, self.group, self.groups, indices_are_sorted=True)
-
-    def spread(self, values: jax.Array) -> jax.Array:
-        """The value of its group for each row."""
-        return values[jnp.minimum(self.group, self.groups - 1)]
-
-
-class PaddedGroup(NamedTuple):
-    """`FlatGroups` of a single group, of which the first `size` rows are there."""
-
-    rows: Batch
-    size: jax.Array
-    groups: int = 1
-
-    @property
-    def there(self) -> jax.Array:
-        """Which rows are."""
-        return jnp.arange(len(next(iter(self.rows.values())))) < self.size
-
-    def sum(self, values: jax.Array) -> jax.Array:
-        """Over the rows that are there, (1, ...)."""
-        there = self.there.reshape(-1, *[1] * (values.ndim - 1))
-        return jnp.sum(jnp.where(there, values, 0.0), axis=0, keepdims=True)
-
-    def spread(self, values: jax.Array) -> jax.Array:
-        """The value of the group for each row."""
-        rows = len(next(iter(self.rows.values())))
-        return jnp.broadcast_to(values[0], (rows, *values.shape[1:]))
 
 
 @dataclass(frozen=True)
@@ -266,7 +218,7 @@ class IntegratedEffects(BaseModel):
             columns.append(jnp.asarray(rows["x"])[:, j].astype(jnp.float64))
         return jnp.stack(columns, axis=1)
 
-    def of_row(self, eta: jax.Array, extras: Any, rows: Batch) -> jax.Array:
+    def of_row(self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch) -> jax.Array:
         """f of each row (and node: trailing axes of eta), times its frequency weight."""
         axes = (slice(None), *[None] * (eta.ndim - 1))
         y = self.family.outcome(rows).astype(jnp.float64)[axes]
@@ -342,8 +294,9 @@ class IntegratedEffects(BaseModel):
         self, near: Integrands, T: jax.Array, shift: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Centre in v of each integrand, and a factor of its covariance, by its quadratic."""
-        inverse = _inverse(jnp.eye(self.effects) + T.T @ near.information @ T)
-        return jnp.einsum("jab,jb->ja", inverse, (near.pull - shift) @ T), _lower_factor(inverse)
+        covariance = inverse(jnp.eye(self.effects) + T.T @ near.information @ T)
+        centre = jnp.einsum("jab,jb->ja", covariance, (near.pull - shift) @ T)
+        return centre, lower_factor(covariance)
 
     def integrands(
         self, theta: Params, centre: jax.typing.ArrayLike, flat: FlatGroups | PaddedGroup
@@ -384,8 +337,8 @@ class IntegratedEffects(BaseModel):
             f1, w = self._bent(eta + jnp.sum(z * flat.spread(v), axis=1), theta, flat)
             gradient = flat.sum(f1[:, None] * z) - v
             precision = flat.sum(w[:, None, None] * z[:, :, None] * z[:, None, :])
-            inverse = _inverse(precision + jnp.eye(self.effects))
-            move = jnp.einsum("jab,jb->ja", inverse, gradient)
+            covariance = inverse(precision + jnp.eye(self.effects))
+            move = jnp.einsum("jab,jb->ja", covariance, gradient)
             length = jnp.sqrt(jnp.sum(move**2, axis=1, keepdims=True))
             return v + move * jnp.minimum(1.0, LONGEST_STEP / jnp.maximum(length, 1e-300))
 
@@ -505,7 +458,7 @@ class IntegratedEffects(BaseModel):
             mine[name] = jnp.concatenate([mine[name], named[name]])
         return named | mine
 
-    def restore(self, named: Mapping[str, Any]) -> Params:
+    def restore(self, named: Mapping[str, Array]) -> Params:
         """Undo `report`."""
         common, mine = dict(named), {}
         for name, count in (("group_sd", self.effects), ("group_cor", self.covariance.pairs)):
@@ -628,34 +581,3 @@ def _varies_within(groups: GroupedRows, column: int) -> bool:
         if np.any(same & (x[1:] != x[:-1]) & (which[1:] < groups.flat_groups)):
             return True
     return False
-
-
-def _inverse(S: jax.Array) -> jax.Array:
-    """Inverses of positive definite matrices (..., r, r) for r up to 3, without a library call."""
-    size = S.shape[-1]
-    if size == 1:
-        return 1 / S
-    if size == 2:
-        a, b, c = S[..., 0, 0], S[..., 0, 1], S[..., 1, 1]
-        inverse = jnp.stack([jnp.stack([c, -b], -1), jnp.stack([-b, a], -1)], -2)
-        return inverse / (a * c - b**2)[..., None, None]
-    rows = [S[..., k, :] for k in range(3)]
-    cofactors = jnp.stack([jnp.cross(rows[(k + 1) % 3], rows[(k + 2) % 3]) for k in range(3)], -1)
-    return cofactors / jnp.sum(rows[0] * cofactors[..., 0], axis=-1)[..., None, None]
-
-
-def _lower_factor(S: jax.Array) -> jax.Array:
-    """Cholesky factors of positive definite matrices (..., r, r)."""
-    size = S.shape[-1]
-    zero = jnp.zeros(S.shape[:-2])
-    L: list[list[jax.Array]] = []
-    for i in range(size):
-        row: list[jax.Array] = []
-        for j in range(i + 1):
-            left = S[..., i, j]
-            for k in range(j):
-                left = left - row[k] * (L[j] if j < i else row)[k]
-            row.append(jnp.sqrt(left) if i == j else left / L[j][j])
-        L.append(row)
-    padded = [jnp.stack([*row, *[zero] * (size - len(row))], -1) for row in L]
-    return jnp.stack(padded, -2)

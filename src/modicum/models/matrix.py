@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from modicum.rows import CodedTerm, Coding
+from modicum.runtime import Array
 
 __all__ = ["CodedMatrix", "DenseMatrix", "ModelMatrix", "model_matrix"]
 
@@ -24,7 +26,7 @@ __all__ = ["CodedMatrix", "DenseMatrix", "ModelMatrix", "model_matrix"]
 class DenseMatrix:
     """Rows whose columns are all there, (..., columns)."""
 
-    x: Any
+    x: Array
 
     def __matmul__(self, other: jax.Array) -> jax.Array:
         return jnp.asarray(self.x @ other)
@@ -64,7 +66,7 @@ class CodedMatrix:
     coding: Coding
     x: jax.Array | None
     codes: Mapping[str, jax.Array]
-    dtype: Any
+    dtype: DTypeLike
     ones: bool = False
 
     @property
@@ -168,7 +170,7 @@ class CodedMatrix:
 ModelMatrix: TypeAlias = DenseMatrix | CodedMatrix
 
 
-def model_matrix(coding: Coding | None, batch: Mapping[str, Any]) -> ModelMatrix:
+def model_matrix(coding: Coding | None, batch: Mapping[str, Array]) -> ModelMatrix:
     """Return the matrix of a batch of rows; without codes, x has all columns."""
     if coding is None or any(name not in batch for name in coding.fields):
         return DenseMatrix(batch["x"])

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isqrt, prod, sqrt
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +22,13 @@ from modicum.models.base import Params
 from modicum.models.neural import NeuralModel, wholes
 from modicum.random import IMPL
 from modicum.rows import Rows
+from modicum.runtime import Array
 
 __all__ = ["CNN", "MLP"]
 
 # Layers, for batches of rows, and how their weights start ----------------------------------
 
-Layer = dict[str, Any]  # kernel and bias
+Layer = dict[str, Array]  # kernel and bias
 Shapes = dict[str, tuple[int, ...]]  # name of a layer -> shape of its kernel
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -45,9 +45,9 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 HALF_CUT = ("relu", "gelu", "silu")
 
 
-def activation_named(name: Any) -> Callable[[jax.Array], jax.Array]:
+def activation_named(name: object) -> Callable[[jax.Array], jax.Array]:
     """Return the activation called `name`, or refuse it."""
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise SettingError(
             f"activation must be one of {', '.join(ACTIVATIONS)}, not {name!r}"
             f"{suggestion(str(name), ACTIVATIONS)}."
@@ -86,7 +86,7 @@ def max_pool(h: jax.Array, size: int) -> jax.Array:
     return cut.reshape(rows, high, size, wide, size, channels).max(axis=(2, 4))
 
 
-def start_layers(normals: Any, shapes: Shapes, activation: str) -> dict[str, Layer]:
+def start_layers(normals: Array, shapes: Shapes, activation: str) -> dict[str, Layer]:
     """Weights of layers with kernels of these `shapes`, scaled to their inputs; no biases.
 
     Parameters
@@ -173,9 +173,9 @@ class _Layered(NeuralModel):
         shapes = self.layers(rows)
         return start_layers(_normals(key, shapes), shapes, self.activation)
 
-    def restore(self, named: Mapping[str, Any]) -> Params:
+    def restore(self, named: Mapping[str, Array]) -> Params:
         """From "dense_0.kernel" back to layers of kernel and bias."""
-        theta: dict[str, dict[str, Any]] = {}
+        theta: dict[str, Layer] = {}
         for name, value in named.items():
             layer, part = name.split(".")
             theta.setdefault(layer, {})[part] = value

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from math import log, pi
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from modicum.models.outcomes import (
 from modicum.models.priors import is_positive
 from modicum.models.tracing import uncompiled
 from modicum.rows import Rows
+from modicum.runtime import Array
 
 __all__ = ["LIKELIHOODS", "Network", "NeuralModel"]
 
@@ -146,10 +147,10 @@ def _only(outputs: jax.Array) -> jax.Array:
     return outputs[:, 0] if outputs.ndim == 2 else outputs
 
 
-def wholes(name: str, value: Any) -> tuple[int, ...]:
+def wholes(name: str, value: object) -> tuple[int, ...]:
     """Return a setting that must be whole numbers from 1, as a hashable tuple; one is enough."""
-    given = value if isinstance(value, tuple | list) else (value,)
-    return tuple(whole_number(f"each entry of {name}", item) for item in given)
+    entries = value if isinstance(value, tuple | list) else (value,)
+    return tuple(whole_number(f"each entry of {name}", entry) for entry in entries)
 
 
 class Network(NeuralModel):
@@ -236,7 +237,7 @@ class Network(NeuralModel):
             return {name.removeprefix("params."): leaf for name, leaf in named.items()}
         return named
 
-    def restore(self, named: Mapping[str, Any]) -> Params:
+    def restore(self, named: Mapping[str, Array]) -> Params:
         """Put named draws back into the structure of `params`."""
         leaves = [named[name] for name in self.report(self.params)]
         return jax.tree.unflatten(jax.tree.structure(self.params), leaves)
@@ -298,7 +299,7 @@ class Network(NeuralModel):
             raise SettingError("two weights of params have the same name; rename one of them.")
 
 
-def _is_floating(leaf: Any) -> bool:
+def _is_floating(leaf: object) -> bool:
     return isinstance(leaf, float | np.ndarray | jax.Array) and bool(
         jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
     )

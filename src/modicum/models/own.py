@@ -4,132 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import PyTreeDef
+from jax.typing import ArrayLike
 
 from modicum.errors import SettingError, suggestion
 from modicum.models.base import BaseModel, Batch, Params, named_leaves
 from modicum.models.constraints import Constraint, Shape, positive, real
+from modicum.models.layout import ParameterLayout
 from modicum.models.tracing import uncompiled
 from modicum.random import IMPL
 from modicum.rows import Rows
-from modicum.runtime import in_double_precision
+from modicum.runtime import Array, in_double_precision
 
-__all__ = ["Layout", "Model", "as_handed_over"]
+__all__ = ["Model", "as_handed_over"]
 
 DISPERSED = 10  # starts for a model of which nothing is known
 DRAWN_STARTS = 4  # points to start from, where `init` is a function that draws them
 FEW = 8  # rows on which functions are tried
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Names, shapes and constraints of the parameters, which lie in a pytree of `structure`."""
-
-    structure: PyTreeDef
-    names: tuple[str, ...]
-    shapes: tuple[Shape, ...]
-    constraints: tuple[Constraint, ...]
-
-    @classmethod
-    def of(cls, init: Params, constraints: Mapping[str, Constraint]) -> Layout:
-        """The layout of a point to start from; a sentence for what is none."""
-        named = {name: np.asarray(leaf) for name, leaf in named_leaves(init).items()}
-        for name in constraints:
-            if name not in named:
-                raise SettingError(
-                    f"there is a constraint for {name!r}, which is no parameter"
-                    f"{suggestion(name, named)}; the parameters are {', '.join(named)}."
-                )
-        chosen = tuple(constraints.get(name, real) for name in named)
-        shapes = tuple(leaf.shape for leaf in named.values())
-        made = cls(jax.tree.structure(init), tuple(named), shapes, chosen)
-        made.free_shapes()  # refuses shapes that a constraint has not
-        return made
-
-    @property
-    def bounded(self) -> bool:
-        """Whether any parameter has a constraint."""
-        return any(constraint is not real for constraint in self.constraints)
-
-    def free_shapes(self) -> tuple[Shape, ...]:
-        """Shapes of the free numbers."""
-        shapes = []
-        for name, shape, constraint in zip(self.names, self.shapes, self.constraints, strict=True):
-            try:
-                shapes.append(constraint.free_shape(shape))
-            except ValueError as needed:
-                raise SettingError(
-                    f"{name!r} is to be {constraint!r}, which takes {needed}, and has the shape "
-                    f"{shape}; give it a value of that kind in `init`, or its shape in `shapes`."
-                ) from None
-        return tuple(shapes)
-
-    def constrain(self, free: Params) -> Params:
-        """Parameters within their bounds."""
-        if not self.bounded:
-            return free
-        leaves = jax.tree.leaves(free)
-        values = [c.constrain(leaf) for c, leaf in zip(self.constraints, leaves, strict=True)]
-        return jax.tree.unflatten(self.structure, values)
-
-    def log_jacobian(self, free: Params) -> jax.Array:
-        """Logarithm of the volume of constrained values per volume of free numbers."""
-        both = zip(self.constraints, jax.tree.leaves(free), strict=True)
-        return jnp.sum(jnp.stack([c.log_jacobian(leaf) for c, leaf in both if c is not real]))
-
-    def free(self, values: Params) -> Params:
-        """Undo `constrain`."""
-        leaves = jax.tree.leaves(values)
-        free = [
-            leaf if c is real else c.free(jnp.asarray(leaf, float))
-            for c, leaf in zip(self.constraints, leaves, strict=True)
-        ]
-        return jax.tree.unflatten(self.structure, free)
-
-    @in_double_precision
-    def free_point(self, point: Params, what: str) -> Params:
-        """Free numbers of a point the user gave, in float64; a sentence for what is none."""
-        named = named_leaves(point)
-        shapes = {name: np.shape(leaf) for name, leaf in named.items()}
-        alike = jax.tree.structure(point) == self.structure
-        if not alike or tuple(shapes.values()) != self.shapes:
-            ours = ", ".join(f"{n}: {s}" for n, s in zip(self.names, self.shapes, strict=True))
-            theirs = ", ".join(f"{n}: {s}" for n, s in shapes.items())
-            raise SettingError(
-                f"{what} must have the names and shapes of the model's parameters ({ours}), and "
-                f"one has {theirs}."
-            )
-        for (name, leaf), constraint in zip(named.items(), self.constraints, strict=True):
-            value = np.asarray(leaf)
-            if value.dtype.kind not in "fiub" or not np.all(np.isfinite(value)):
-                raise SettingError(
-                    f"{what} must hold finite real numbers, and '{name}' does not; give each "
-                    "parameter a value to start from."
-                )
-            if not constraint.allows(value):
-                shown = np.array2string(value, precision=3, threshold=4, edgeitems=2)
-                raise SettingError(
-                    f"{what} has {name} = {shown}, but its constraint allows {constraint.support}."
-                )
-        free = self.free(point)
-        return jax.tree.map(lambda leaf: np.asarray(leaf, dtype=np.float64), free)
-
-    def flat_names(self) -> tuple[str, ...]:
-        """A name for each free number, in the order of the flat vector."""
-        names: list[str] = []
-        each = zip(self.names, self.shapes, self.free_shapes(), self.constraints, strict=True)
-        for name, shape, free_shape, constraint in each:
-            places = [", ".join(map(str, place)) for place in np.ndindex(*free_shape)]
-            scalars = [f"{name}[{place}]" if place else name for place in places]
-            alike = free_shape == shape
-            names += [constraint.free_name(s) if alike else f"free {s}" for s in scalars]
-        return tuple(names)
 
 
 class Model(BaseModel):
@@ -224,7 +119,9 @@ class Model(BaseModel):
         self._expand = _checked_expand(expand)
         self._kinds: Mapping[str, str] = {}
         self.points = () if init is None else _points(init, self._functions["log_prior"])
-        self._layout = Layout.of(self.points[0], self._constraints) if self.points else None
+        self._layout = (
+            ParameterLayout.of(self.points[0], self._constraints) if self.points else None
+        )
 
     @property
     def init(self) -> Params | None:
@@ -246,7 +143,7 @@ class Model(BaseModel):
             return self
         made = copy(self)
         made.points, made._kinds = points, dict(kinds)
-        made._layout = Layout.of(points[0], self._constraints)
+        made._layout = ParameterLayout.of(points[0], self._constraints)
         return made
 
     def _looked_up(self, rows: Rows) -> Params:
@@ -280,7 +177,7 @@ class Model(BaseModel):
         return asked.middle()
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ParameterLayout:
         """Names, shapes and constraints of the parameters."""
         if self._layout is None:
             raise SettingError(
@@ -321,7 +218,7 @@ class Model(BaseModel):
             else named | {k: _floating(v) for k, v in derive(values).items()}
         )
 
-    def restore(self, named: Mapping[str, Any]) -> Params:
+    def restore(self, named: Mapping[str, Array]) -> Params:
         """Put named draws back into the structure of `init`, as free numbers."""
         leaves = [named[name] for name in self.layout.names]
         return self.layout.free(jax.tree.unflatten(self.layout.structure, leaves))
@@ -475,7 +372,7 @@ class _Asked(dict[str, jax.Array]):
     def _middle(self, name: str) -> np.ndarray:
         constraint = self._constraints.get(name, real)
         point = {name: np.empty(self.shapes[name])}
-        (shape,) = Layout.of(point, {name: constraint}).free_shapes()
+        (shape,) = ParameterLayout.of(point, {name: constraint}).free_shapes()
         with jax.ensure_compile_time_eval():  # it is asked for while functions are traced
             return np.asarray(constraint.constrain(jnp.zeros(shape)))
 
@@ -569,7 +466,7 @@ def _accepts(function: Callable[[Params], Any], theta: Params) -> bool:
     return True
 
 
-def _floating(value: Any) -> jax.Array:
+def _floating(value: ArrayLike) -> jax.Array:
     """As a floating array: a flat prior may well be written as the integer 0."""
     array = jnp.asarray(value)
     return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)

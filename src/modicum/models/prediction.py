@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Jaxpr
 
 from modicum.errors import DataError, ModicumError, SettingError
 from modicum.models import families, networks
@@ -18,7 +19,7 @@ from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.matrix import CodedMatrix
 from modicum.models.tracing import digest_of
-from modicum.runtime import in_double_precision, jit
+from modicum.runtime import Array, in_double_precision, jit
 
 __all__ = ["ModelPredictor", "rebuild"]
 
@@ -28,7 +29,7 @@ SAVED: dict[str, type[BaseModel]] = {
 }
 INTEGRATED = "IntegratedEffects"  # a model of another, which its file describes within it
 Draws: TypeAlias = dict[str, np.ndarray]
-Question: TypeAlias = Callable[[BaseModel, Mapping[str, Any], Batch], tuple[jax.Array, ...]]
+Question: TypeAlias = Callable[[BaseModel, Mapping[str, Array], Batch], tuple[jax.Array, ...]]
 """What is asked of one draw and a batch of rows."""
 
 
@@ -110,7 +111,7 @@ def _described(model: BaseModel) -> dict[str, Any] | None:
     return {"family": type(model).__name__, "settings": settings}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """A setting as plain JSON values; what knows how to write itself does."""
     if hasattr(value, "to_dict"):
         return value.to_dict()
@@ -144,18 +145,18 @@ def _rebuilt(description: Mapping[str, Any]) -> BaseModel | None:
     return None if model_class is None else model_class(**description["settings"])
 
 
-def _expected(model: BaseModel, named: Mapping[str, Any], fields: Batch) -> tuple[jax.Array]:
+def _expected(model: BaseModel, named: Mapping[str, Array], fields: Batch) -> tuple[jax.Array]:
     return (model.expected(model.restore(named), fields),)
 
 
-def _moments(model: BaseModel, named: Mapping[str, Any], fields: Batch) -> tuple[jax.Array, ...]:
+def _moments(model: BaseModel, named: Mapping[str, Array], fields: Batch) -> tuple[jax.Array, ...]:
     if not isinstance(model, LinearPredictorModel):
         raise SettingError(f"{type(model).__name__} does not say what its variance is.")
     return jax.vmap(model.moments)(model.predictor_vector(model.restore(named), fields))
 
 
 def _predictors(
-    model: BaseModel, named: Mapping[str, Any], fields: Batch
+    model: BaseModel, named: Mapping[str, Array], fields: Batch
 ) -> tuple[jax.Array, jax.Array]:
     theta = model.restore(named)
     if isinstance(model, IntegratedEffects):
@@ -168,12 +169,12 @@ def _predictors(
     return predictors, jnp.broadcast_to(spread, predictors.shape[0])
 
 
-def _log_density(model: BaseModel, named: Mapping[str, Any], fields: Batch) -> tuple[jax.Array]:
+def _log_density(model: BaseModel, named: Mapping[str, Array], fields: Batch) -> tuple[jax.Array]:
     return (model.log_likelihood(model.restore(named), fields),)
 
 
 def _expected_and_log_density(
-    model: BaseModel, named: Mapping[str, Any], fields: Batch
+    model: BaseModel, named: Mapping[str, Array], fields: Batch
 ) -> tuple[jax.Array, ...]:
     return _expected(model, named, fields) + _log_density(model, named, fields)
 
@@ -241,16 +242,16 @@ def _traced(what: Question, model: BaseModel, draws: Draws, fields: Batch) -> tu
     return max(1, *_sizes(expression.jaxpr)), digest_of(expression)[0]
 
 
-def _length(arrays: Mapping[str, Any]) -> int:
+def _length(arrays: Mapping[str, Array]) -> int:
     return len(next(iter(arrays.values())))
 
 
-def _sizes(jaxpr: Any) -> Iterator[int]:
+def _sizes(jaxpr: Jaxpr) -> Iterator[int]:
     """Sizes of all arrays a traced function makes, also inside functions it calls."""
     for step in jaxpr.eqns:
         yield from (int(out.aval.size) for out in step.outvars if hasattr(out.aval, "size"))
         for parameter in step.params.values():
             for value in parameter if isinstance(parameter, tuple) else (parameter,):
                 inner = getattr(value, "jaxpr", value)
-                if hasattr(inner, "eqns"):
+                if isinstance(inner, Jaxpr):
                     yield from _sizes(inner)

@@ -49,11 +49,25 @@ def partial_exponents(effects: int, concentration: float) -> np.ndarray:
 
 
 @in_double_precision
-def log_priors(model: BaseModel, draws: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Log-density of the prior, (chain, draw), of reported draws, in what is sampled."""
+def log_priors(
+    model: BaseModel, draws: Mapping[str, np.ndarray], *, effects: bool = True
+) -> np.ndarray:
+    """Log-density of the prior, (chain, draw), of reported draws, in what is sampled.
+
+    Without `effects`, that of effects of groups given their spread is left out: it is a part of the
+    model as much as the likelihood is, and nobody's belief.
+    """
     flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in draws.items()}
     chains, number = next(iter(draws.values())).shape[:2]
-    values = jax.jit(jax.vmap(lambda named: model.log_prior(model.restore(named))))(flat)
+    family = model.family if isinstance(model, IntegratedEffects) else model
+    known = family.resolved_priors if isinstance(family, LinearPredictorModel) else None
+
+    def log_prior(named: Params) -> jax.Array:
+        theta = model.restore(named)
+        total = model.log_prior(theta)
+        return total if effects or known is None else total - known.log_effects(theta)
+
+    values = jax.jit(jax.vmap(log_prior))(flat)
     return np.broadcast_to(np.asarray(values), chains * number).reshape(chains, number)
 
 

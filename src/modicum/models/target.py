@@ -19,7 +19,7 @@ from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.tracing import Trace
 from modicum.rows import Coding, Rows
-from modicum.runtime import in_double_precision, jit
+from modicum.runtime import Array, in_double_precision, jit
 
 __all__ = ["Target"]
 
@@ -129,7 +129,7 @@ class Target:
         """The part of the prior that is evaluated in each step, and its numbers; None: no part."""
         return self.model.exact_prior(self._shaped)
 
-    def log_folded_prior(self, t: jax.Array) -> jax.Array:
+    def log_folded_prior(self, t: Array) -> jax.Array:
         """The part of the log-prior that is folded into the likelihood's quadratic."""
         folded = self.model.log_folded_prior(self.unravel(t))
         return jnp.zeros(()) if folded is None else folded
@@ -149,7 +149,7 @@ class Target:
         """The number of unconstrained parameters, d."""
         return sum(prod(shape) for shape in self.shapes)
 
-    def unravel(self, t: jax.Array | np.ndarray) -> Params:
+    def unravel(self, t: Array) -> Params:
         """Return the parameters laid out in `t`."""
         leaves, start = [], 0
         for shape in self.shapes:
@@ -158,11 +158,11 @@ class Target:
             start = stop
         return jax.tree.unflatten(self.structure, leaves)
 
-    def log_prior(self, t: jax.Array) -> jax.Array:
+    def log_prior(self, t: Array) -> jax.Array:
         """Log-prior density at `t`."""
         return jnp.asarray(self.model.log_prior(self.unravel(t)))
 
-    def log_likelihood(self, t: jax.Array, batch: Batch) -> jax.Array:
+    def log_likelihood(self, t: Array, batch: Batch) -> jax.Array:
         """Log-likelihood of each row of `batch`, times its frequency weight."""
         values = self.model.log_likelihood(self.unravel(t), batch)
         return values * batch["weight"] if "weight" in batch else values
@@ -208,12 +208,12 @@ class Target:
     def reported_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """What is reported, by name, in the order of the flat vector; compiling would sort it."""
         zeros = np.zeros(self.size)
-        named = self.report(zeros)  # type: ignore[arg-type]
+        named = self.report(zeros)
         own = self.model.report_own(self.unravel(zeros))
         ordered = [name for name in named if name not in own] + list(own)
         return {name: jax.ShapeDtypeStruct(np.shape(named[name]), np.float64) for name in ordered}
 
-    def report(self, t: jax.Array) -> dict[str, jax.Array]:
+    def report(self, t: Array) -> dict[str, jax.Array]:
         """Name the parameters laid out in `t` the way draws show them."""
         return self.model.report(self.unravel(t))
 
@@ -227,5 +227,5 @@ def _marks(marked: Params) -> np.ndarray:
 
 
 @jit(static=0)
-def _log_priors(target: Target, points: jax.typing.ArrayLike) -> jax.Array:
+def _log_priors(target: Target, points: Array) -> jax.Array:
     return jax.vmap(target.log_prior)(jnp.asarray(points))

@@ -14,20 +14,23 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import ParamSpec, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+from jax.typing import ArrayLike
 
 from modicum.errors import SettingError
 from modicum.random import IMPL
 from modicum.rows import Rows
-from modicum.runtime import in_double_precision
+from modicum.runtime import Array, Pytree, in_double_precision
 
 __all__ = ["Trace", "digest_of", "expression_digest", "trace_of", "uncompiled"]
 
+P = ParamSpec("P")
+R = TypeVar("R")
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in a repr: differs from process to process
 MEANINGLESS = {"name", "debug_info"}  # parameters of an operation that do not change its result
 
@@ -52,11 +55,11 @@ class Trace:
 class Traceable(Protocol):
     """The functions of a model that are traced."""
 
-    def log_prior(self, theta: Any) -> jax.Array:
+    def log_prior(self, theta: Pytree) -> jax.Array:
         """Log-density of the prior."""
         ...
 
-    def log_likelihood(self, theta: Any, batch: Mapping[str, Any]) -> jax.Array:
+    def log_likelihood(self, theta: Pytree, batch: Mapping[str, Array]) -> jax.Array:
         """Log-density of each row."""
         ...
 
@@ -64,9 +67,9 @@ class Traceable(Protocol):
 @in_double_precision
 def trace_of(
     model: Traceable,
-    theta: Any,
+    theta: Pytree,
     rows: Rows,
-    random_start: Callable[[jax.Array], Any] | None = None,
+    random_start: Callable[[jax.Array], Pytree] | None = None,
 ) -> Trace:
     """Trace a model's functions, with their gradients, on a few rows of the shapes of `rows`.
 
@@ -91,13 +94,13 @@ def trace_of(
     return Trace(digest, captured)
 
 
-def _digest_once(model: Traceable, theta: Any, batch: Any) -> tuple[str, int]:
+def _digest_once(model: Traceable, theta: Pytree, batch: Pytree) -> tuple[str, int]:
     """Digest of both functions. They are wrapped anew: JAX remembers the traces of functions."""
 
-    def prior(theta: Any) -> Any:
+    def prior(theta: Pytree) -> tuple[jax.Array, Pytree]:
         return jax.value_and_grad(lambda t: model.log_prior(t))(theta)
 
-    def likelihood(theta: Any, batch: Any) -> Any:
+    def likelihood(theta: Pytree, batch: Pytree) -> tuple[jax.Array, Pytree]:
         values, pull_back = jax.vjp(lambda t: model.log_likelihood(t, batch), theta)
         return values, pull_back(jnp.ones_like(values))
 
@@ -113,7 +116,7 @@ def _digest_once(model: Traceable, theta: Any, batch: Any) -> tuple[str, int]:
     return _joined(*(digest for digest, _ in parts)), sum(size for _, size in parts)
 
 
-def _start_digest(random_start: Callable[[jax.Array], Any]) -> str:
+def _start_digest(random_start: Callable[[jax.Array], Pytree]) -> str:
     key = jax.eval_shape(lambda: jax.random.key(0, impl=IMPL))
     try:
         return expression_digest(lambda key: random_start(key), key)[0]
@@ -121,7 +124,7 @@ def _start_digest(random_start: Callable[[jax.Array], Any]) -> str:
         return "untraceable"
 
 
-def expression_digest(function: Callable[..., Any], *arguments: Any) -> tuple[str, int]:
+def expression_digest(function: Callable[..., Pytree], *arguments: Pytree) -> tuple[str, int]:
     """Digest of what `function` computes, and bytes of the arrays it has captured.
 
     Examples
@@ -154,7 +157,7 @@ class _Writer:
     def text(self, *words: object) -> None:
         self.hash.update(ADDRESS.sub("", "|".join(map(str, words))).encode() + b"\n")
 
-    def array(self, value: Any) -> None:
+    def array(self, value: ArrayLike) -> None:
         if jnp.issubdtype(jax.dtypes.result_type(value), jax.dtypes.prng_key):
             self.text(jax.random.key_impl(value))
             value = jax.random.key_data(value)
@@ -169,9 +172,9 @@ class _Writer:
         self.jaxpr(closed.jaxpr)
 
     def jaxpr(self, jaxpr: Jaxpr) -> None:
-        numbers: dict[Any, int] = {}
+        numbers: dict[Var, int] = {}
 
-        def variable(atom: Any) -> None:
+        def variable(atom: Var | Literal) -> None:
             if isinstance(atom, Literal):
                 self.text("literal", atom.aval)
                 self.array(atom.val)
@@ -192,7 +195,7 @@ class _Writer:
         for result in jaxpr.outvars:
             variable(result)
 
-    def parameter(self, value: Any) -> None:
+    def parameter(self, value: object) -> None:
         if isinstance(value, ClosedJaxpr):
             self.closed(value)
         elif isinstance(value, Jaxpr):
@@ -209,14 +212,14 @@ class _Writer:
             self.text(repr(value))
 
 
-def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
     """Undo `jax.jit`: what it compiled would go on with the globals of its first call."""
     while isinstance(function, jax.stages.Wrapped) and hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return function
 
 
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+def _abstract(leaf: ArrayLike) -> jax.ShapeDtypeStruct:
     array = np.asarray(leaf)
     return jax.ShapeDtypeStruct(array.shape, array.dtype)
 

@@ -6,39 +6,41 @@ such caches, and wants the chunk whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from modicum.models import Target
-from modicum.runtime import SCATTERS, jit
+from modicum.runtime import SCATTERS, Array, jit
 
 __all__ = ["BLOCK", "compiled_pass", "map_in_blocks", "sum_in_blocks"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+B = TypeVar("B")  # arrays with an entry per row: a batch, as a rule
 
 BLOCK = 1024  # rows
 
 
-def sum_in_blocks(function: Callable[[Any, Any], Any], batch: Any, present: Any) -> Any:
+def sum_in_blocks(function: Callable[[B, Array], R], batch: B, present: Array) -> R:
     """Sum `function(batch, present)` over blocks of the rows; traced, and not differentiable."""
     blocks = _cut(batch, present)
     if blocks is None:
         return function(batch, present)
 
-    def add(total: Any, block: Any) -> tuple[Any, None]:
+    def add(total: R, block: tuple[B, Array]) -> tuple[R, None]:
         return jax.tree.map(jnp.add, total, function(*block)), None
 
     shapes = jax.eval_shape(function, *jax.tree.map(lambda field: field[0], blocks))
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    return jax.lax.scan(add, zero, blocks)[0]
+    total: R = jax.lax.scan(add, zero, blocks)[0]
+    return total
 
 
-def map_in_blocks(function: Callable[[Any, Any], jax.Array], batch: Any, present: Any) -> jax.Array:
+def map_in_blocks(function: Callable[[B, Array], jax.Array], batch: B, present: Array) -> jax.Array:
     """One number per row, by `function(batch, present)`, block by block."""
     blocks = _cut(batch, present)
     if blocks is None:
@@ -46,17 +48,18 @@ def map_in_blocks(function: Callable[[Any, Any], jax.Array], batch: Any, present
     return jnp.concatenate(jax.lax.map(lambda block: function(*block), blocks))
 
 
-def _cut(batch: Any, present: Any) -> Any:
+def _cut(batch: B, present: Array) -> tuple[B, Array] | None:
     """Batch and present with a leading axis for blocks; None where they stay whole."""
     rows = present.shape[0]
-    if "group_of_row" in batch:  # rows of groups, of which `present` counts the groups
-        return None
+    if isinstance(batch, Mapping) and "group_of_row" in batch:
+        return None  # there `present` counts groups, not rows
     if jax.default_backend() != "cpu" or rows <= BLOCK or rows % BLOCK:
         return None
-    return jax.tree.map(
+    blocks: tuple[B, Array] = jax.tree.map(
         lambda field: jnp.reshape(field, (rows // BLOCK, BLOCK, *field.shape[1:])),
         (batch, present),
     )
+    return blocks
 
 
 def compiled_pass(

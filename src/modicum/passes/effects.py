@@ -7,20 +7,24 @@ normal that each group's integrand nearly is at that draw.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from modicum.models import IntegratedEffects, Target
-from modicum.models.integrated import FlatGroups
+from modicum.models.base import Batch
+from modicum.models.group_batches import FlatGroups
 from modicum.random import Stream, key
-from modicum.runtime import SCATTERS, in_double_precision, jit
+from modicum.runtime import SCATTERS, Array, in_double_precision, jit
 
 __all__ = ["DrawnEffects", "draw_effects", "effect_shift", "expected_given"]
 
+Steps: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
+"""Effects v, log of target over proposal there, and proposals accepted so far."""
 STEPS = 4  # Metropolis steps from one draw of the posterior to the next
 WIDER = 1.15  # proposals than the normal approximation
 STEADY = 20  # steps before the first draw
@@ -35,26 +39,28 @@ class DrawnEffects(NamedTuple):
 
 @in_double_precision
 def draw_effects(
-    target: Target, batch: Any, points: np.ndarray, seed: int, chunk: int
+    target: Target, batch: Batch, points: np.ndarray, seed: int, chunk: int
 ) -> DrawnEffects:
     """Draw the effects of the groups of a chunk at each of the flat points."""
     stream = jax.random.fold_in(key(seed, Stream.EFFECTS), chunk)
-    found, accepted = _draw_effects(target, batch, jnp.asarray(points), stream)
-    return DrawnEffects(np.asarray(found), np.asarray(accepted))
+    effects, accepted = _draw_effects(target, batch, jnp.asarray(points), stream)
+    return DrawnEffects(np.asarray(effects), np.asarray(accepted))
 
 
 @jit(static=0)
-def expected_given(model: IntegratedEffects, draws: Any, found: Any, batch: Any) -> jax.Array:
+def expected_given(
+    model: IntegratedEffects, draws: Mapping[str, Array], effects: Array, batch: Batch
+) -> jax.Array:
     """Expected outcomes of rows at each draw, given the effects of their groups."""
 
-    def of_draw(named: Any, effects: jax.Array) -> jax.Array:
-        return model.expected_given(model.restore(named), effects, batch)
+    def of_draw(named: Mapping[str, Array], effects: Array) -> jax.Array:
+        return model.expected_given(model.restore(named), jnp.asarray(effects), batch)
 
-    return jax.vmap(of_draw)(draws, found)
+    return jax.vmap(of_draw)(draws, effects)
 
 
 @in_double_precision
-def effect_shift(model: IntegratedEffects, effects: np.ndarray, batch: Any) -> np.ndarray:
+def effect_shift(model: IntegratedEffects, effects: np.ndarray, batch: Batch) -> np.ndarray:
     """What effects (draws, rows, effects) add to the predictors of rows, (draws, rows)."""
     seen = dict(batch) | {"y": np.zeros(effects.shape[1])}
     return np.sum(np.asarray(model.effect_columns(seen)) * effects, axis=2)
@@ -62,7 +68,7 @@ def effect_shift(model: IntegratedEffects, effects: np.ndarray, batch: Any) -> n
 
 @jit(static=0, options=SCATTERS)
 def _draw_effects(
-    target: Target, batch: Any, points: jax.Array, key: jax.Array
+    target: Target, batch: Batch, points: jax.Array, key: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Effects T v of the groups of a chunk at each point, and the proposals' acceptance."""
     model = target.model
@@ -72,7 +78,9 @@ def _draw_effects(
     anchor = target.unravel(jnp.asarray(batch["group_point"]))
     near = model.integrands(anchor, batch["group_centre"], flat)
 
-    def at_point(steps: int, start: jax.Array, item: Any) -> Any:
+    def at_point(
+        steps: int, start: jax.Array, item: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         t, key = item
         theta = target.unravel(t)
         eta = model.family.linear(theta, flat.rows).astype(jnp.float64)
@@ -85,7 +93,7 @@ def _draw_effects(
             f = model.of_row(eta + jnp.sum(z * flat.spread(v @ T.T), axis=1), extras, flat.rows)
             return flat.sum(f) - 0.5 * jnp.sum(v**2 - xi**2, axis=1)
 
-        def step(k: int, state: Any) -> Any:
+        def step(k: int, state: Steps) -> Steps:
             v, now, accepted = state
             normal_key, uniform_key = jax.random.split(keys[k])
             xi = jax.random.normal(normal_key, v.shape)
@@ -105,5 +113,5 @@ def _draw_effects(
     centre = jnp.asarray(batch["group_centre"], jnp.float64)
     start, _ = at_point(STEADY, centre, (points[0], first))
     keys = jax.random.split(rest, len(points))
-    _, (found, accepted) = jax.lax.scan(partial(at_point, STEPS), start, (points, keys))
-    return found, jnp.mean(accepted, axis=0)
+    _, (effects, accepted) = jax.lax.scan(partial(at_point, STEPS), start, (points, keys))
+    return effects, jnp.mean(accepted, axis=0)

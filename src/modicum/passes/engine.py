@@ -14,16 +14,17 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from math import ceil
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias, TypeVar
 
 import jax
 import numpy as np
+from numpy.typing import DTypeLike
 
 from modicum.passes.blocks import BLOCK
 from modicum.progress import Progressbar, pass_progress
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
-from modicum.runtime import in_double_precision
+from modicum.runtime import Pytree, in_double_precision, on_device
 
 __all__ = [
     "ChunkSum",
@@ -38,15 +39,18 @@ __all__ = [
 ]
 
 CHUNK_BYTES = 8 * 2**20  # a chunk, widened to float64, stays near the caches
-ChunkSum = Callable[[Any, dict[str, np.ndarray], np.ndarray], Any]
+A = TypeVar("A")  # arguments of a function of chunks
+R = TypeVar("R")
+ChunkSum: TypeAlias = Callable[[A, dict[str, np.ndarray], np.ndarray], Pytree]
+"""From arguments, a chunk of rows and which of them are present to a pytree of arrays."""
 
 
 class Engine(Protocol):
     """Something that can add up a function of chunks over all rows."""
 
     def map_reduce(
-        self, chunk_sum: ChunkSum, arguments: Any, rows: Rows, description: str = ...
-    ) -> Any:
+        self, chunk_sum: ChunkSum[A], arguments: A, rows: Rows, description: str = ...
+    ) -> Pytree:
         """Return the float64 sum of `chunk_sum(arguments, batch, present)` over all chunks.
 
         Every batch has the same shape; `present` is 1 for real rows and 0 for the padding of the
@@ -55,7 +59,7 @@ class Engine(Protocol):
         ...
 
     def map_rows(
-        self, chunk_map: ChunkSum, arguments: Any, rows: Rows, description: str = ...
+        self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = ...
     ) -> np.ndarray:
         """Return float32 numbers, one or an array of them per row, joined over all chunks.
 
@@ -63,9 +67,13 @@ class Engine(Protocol):
         """
         ...
 
+    def feed(self, rows: Rows) -> Rows:
+        """Return the same rows, for chains that fetch some of them a chunk of iterations ahead."""
+        ...
+
 
 class LocalEngine:
-    """Add up chunks on a few threads of this machine.
+    """Add up chunks on a few threads of this machine, which its accelerators take in turn.
 
     Results are added in the order of the chunks whatever the number of threads, so the sum is the
     same to the last bit, and only a few chunks are in memory at a time.
@@ -76,20 +84,24 @@ class LocalEngine:
         self.progressbar = progressbar
 
     def map_reduce(
-        self, chunk_sum: ChunkSum, arguments: Any, rows: Rows, description: str = "pass"
-    ) -> Any:
+        self, chunk_sum: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
+    ) -> Pytree:
         """Return the sum of `chunk_sum` over all chunks, in float64 (see `Engine`)."""
         return added(self._parts(chunk_sum, arguments, rows, description, np.float64))
 
     def map_rows(
-        self, chunk_map: ChunkSum, arguments: Any, rows: Rows, description: str = "pass"
+        self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
     ) -> np.ndarray:
         """Return float32 numbers per row (see `Engine`)."""
         return joined(self._parts(chunk_map, arguments, rows, description, np.float32), rows)
 
+    def feed(self, rows: Rows) -> Rows:
+        """The rows themselves."""
+        return rows
+
     def _parts(
-        self, function: ChunkSum, arguments: Any, rows: Rows, description: str, dtype: Any
-    ) -> Iterator[Any]:
+        self, function: ChunkSum[A], arguments: A, rows: Rows, description: str, dtype: DTypeLike
+    ) -> Iterator[Pytree]:
         """Results of all chunks in order."""
         bounds = chunk_bounds(rows)
         unit = "groups" if isinstance(rows, GroupedRows) else "rows"
@@ -101,15 +113,15 @@ class LocalEngine:
                 advance(stop - start)
 
 
-def added(parts: Iterable[Any]) -> Any:
+def added(parts: Iterable[Pytree]) -> Pytree:
     """The sum of the results of chunks, in their order."""
-    total: Any = None
+    total: Pytree = None
     for part in parts:
         total = part if total is None else jax.tree.map(np.add, total, part)
     return total
 
 
-def joined(parts: Iterable[Any], rows: Rows) -> np.ndarray:
+def joined(parts: Iterable[np.ndarray], rows: Rows) -> np.ndarray:
     """The results of chunks side by side, without those of padding."""
     out = np.empty(0, np.float32)
     for (start, stop), part in zip(chunk_bounds(rows), parts, strict=True):
@@ -120,13 +132,13 @@ def joined(parts: Iterable[Any], rows: Rows) -> np.ndarray:
 
 
 def chunk_results(
-    function: ChunkSum,
-    arguments: Any,
+    function: ChunkSum[A],
+    arguments: A,
     rows: Rows,
     numbers: Iterable[int],
-    dtype: Any,
+    dtype: DTypeLike,
     threads: int,
-) -> Iterator[Any]:
+) -> Iterator[Pytree]:
     """Results of the chunks of these numbers, in their order, by a few threads."""
     size, compute = chunk_rows(rows), in_double_precision(_one_chunk)
     with ThreadPoolExecutor(threads) as pool:
@@ -187,18 +199,17 @@ def _pad(values: np.ndarray, missing: int) -> np.ndarray:
 
 
 def _one_chunk(
-    function: ChunkSum, arguments: Any, rows: Rows, index: int, size: int, dtype: Any
-) -> Any:
+    function: ChunkSum[A], arguments: A, rows: Rows, index: int, size: int, dtype: DTypeLike
+) -> Pytree:
     batch, present = padded_chunk(rows, index, size)
-    result = function(arguments, batch, present)
-    return jax.tree.map(lambda a: np.asarray(a, dtype=dtype), result)
+    with on_device(index):
+        result = function(arguments, batch, present)
+        return jax.tree.map(lambda a: np.asarray(a, dtype=dtype), result)
 
 
-def _in_order(
-    pool: ThreadPoolExecutor, jobs: Iterator[Callable[[], Any]], ahead: int
-) -> Iterator[Any]:
+def _in_order(pool: ThreadPoolExecutor, jobs: Iterator[Callable[[], R]], ahead: int) -> Iterator[R]:
     """Run jobs on the pool, at most `ahead` of them at once, and yield results in order."""
-    waiting: deque[Future[Any]] = deque()
+    waiting: deque[Future[R]] = deque()
     try:
         for job in jobs:
             waiting.append(pool.submit(job))

@@ -9,26 +9,31 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from modicum.models import Target
+from modicum.models.base import Batch
 from modicum.passes.engine import chunk_bounds, chunk_rows, padded_chunk
 from modicum.passes.sums import value_and_slope
 from modicum.rows import Rows
 from modicum.rows.description import DType
+from modicum.runtime import Pytree
 
-__all__ = ["Resident", "Streamed", "hold", "log_likelihood"]
+__all__ = ["Resident", "Streamed", "free_memory", "free_on_host", "hold", "log_likelihood"]
+
+Chunk: TypeAlias = tuple[Batch, jax.Array]  # rows, and which of them are present
+Slope: TypeAlias = tuple[jax.Array, jax.Array]  # a log-likelihood, and its gradient
 
 
 @dataclass(frozen=True)
 class Resident:
     """Chunks that lie on the device: the scanned-over arrays are the chunks themselves."""
 
-    def chunk(self, item: Any) -> Any:
+    def chunk(self, item: Chunk) -> Chunk:
         """Return (batch, present) of one chunk."""
         return item
 
@@ -40,23 +45,26 @@ class Streamed:
     rows: Rows
     size: int
 
-    def chunk(self, index: Any) -> Any:
-        """Return (batch, present) of chunk `index`."""
+    def chunk(self, item: jax.Array) -> Chunk:
+        """Return (batch, present) of the chunk whose number is `item`."""
         first, mask = padded_chunk(self.rows, 0, self.size)  # all have its shapes and types
         batch = {
             name: jax.ShapeDtypeStruct((*values.shape, *_words(values.dtype)), _word(values.dtype))
             for name, values in first.items()
         }
         shapes = batch, jax.ShapeDtypeStruct(mask.shape, np.bool_)
-        raw, present = jax.pure_callback(self._read, shapes, index, vmap_method="sequential")
+        raw, present = jax.pure_callback(self._read, shapes, item, vmap_method="sequential")
         return {name: _from_words(words, first[name].dtype) for name, words in raw.items()}, present
 
-    def _read(self, index: Any) -> Any:
+    def _read(self, index: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
         # Only NumPy in here: JAX must not be called from inside its own callback. The numbers
         # travel as 32-bit words (bytes and codes as they are), since the callback's thread knows
         # no double precision.
         batch, present = padded_chunk(self.rows, int(index), self.size)
         return {name: _to_words(values) for name, values in batch.items()}, present
+
+
+Source: TypeAlias = Resident | Streamed
 
 
 def _to_words(values: np.ndarray) -> np.ndarray:
@@ -78,7 +86,7 @@ def _words(kind: DType) -> tuple[int, ...]:
     return (2,) if kind.itemsize == 8 else ()
 
 
-def hold(rows: Rows, limit: int | None = None) -> tuple[Resident | Streamed, Any]:
+def hold(rows: Rows, limit: int | None = None) -> tuple[Source, Pytree]:
     """Put the rows on the device if they fit in `limit` bytes, else prepare to stream them.
 
     Returns the source and the array argument that goes with it. By default the limit is half of
@@ -103,6 +111,11 @@ def free_memory() -> int:
     statistics = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in statistics:
         return int(statistics["bytes_limit"] - statistics.get("bytes_in_use", 0))
+    return free_on_host()
+
+
+def free_on_host() -> int:
+    """Bytes of memory the system could give on the host."""
     try:
         with open("/proc/meminfo") as lines:
             for line in lines:
@@ -116,31 +129,30 @@ def free_memory() -> int:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def log_likelihood(
-    target: Target, source: Resident | Streamed, t: jax.Array, chunks: Any
-) -> jax.Array:
+def log_likelihood(target: Target, source: Source, t: jax.Array, chunks: Pytree) -> jax.Array:
     """Log-likelihood of all rows at `t`; its derivative comes from the same sweep."""
     return _sweep(target, source, t, chunks)[0]
 
 
-def _sweep(
-    target: Target, source: Resident | Streamed, t: jax.Array, chunks: Any
-) -> tuple[jax.Array, jax.Array]:
-    def add(total: Any, item: Any) -> tuple[Any, None]:
+def _sweep(target: Target, source: Source, t: jax.Array, chunks: Pytree) -> Slope:
+    def add(total: Slope, item: Pytree) -> tuple[Slope, None]:
         batch, present = source.chunk(item)
         part = value_and_slope(target, t, batch, present)
-        return jax.tree.map(jnp.add, total, part), None
+        added: Slope = jax.tree.map(jnp.add, total, part)
+        return added, None
 
     zero = (jnp.zeros((), jnp.float64), jnp.zeros_like(t))
-    total: tuple[jax.Array, jax.Array] = jax.lax.scan(add, zero, chunks)[0]
+    total: Slope = jax.lax.scan(add, zero, chunks)[0]
     return total
 
 
-def _forward(target: Target, source: Any, t: jax.Array, chunks: Any) -> tuple[Any, Any]:
+def _forward(target: Target, source: Source, t: jax.Array, chunks: Pytree) -> Slope:
     return _sweep(target, source, t, chunks)
 
 
-def _backward(target: Target, source: Any, slope: jax.Array, tangent: Any) -> tuple[Any, None]:
+def _backward(
+    target: Target, source: Source, slope: jax.Array, tangent: jax.Array
+) -> tuple[jax.Array, None]:
     del target, source
     return tangent * slope, None
 

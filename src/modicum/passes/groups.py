@@ -7,22 +7,25 @@ over nodes of what a linear predictor makes cheap.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from modicum.models import IntegratedEffects, Target
-from modicum.models.base import Batch
-from modicum.models.integrated import FlatGroups, Nodes, PaddedGroup
-from modicum.runtime import SCATTERS, jit
+from modicum.models.base import Batch, Params
+from modicum.models.group_batches import FlatGroups, PaddedGroup
+from modicum.models.integrated import Nodes
+from modicum.runtime import SCATTERS, Array, jit
 
 __all__ = ["curvature_sum", "group_hessian_sum", "group_places"]
 
+Moments: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
+
 
 @jit(static=0, options=SCATTERS)
-def group_places(target: Target, t: Any, batch: Any, present: Any) -> jax.Array:
+def group_places(target: Target, t: Array, batch: Batch, present: Array) -> jax.Array:
     """Where the integrand of each group has its mode at `t`."""
     del present
     model = target.model
@@ -32,17 +35,17 @@ def group_places(target: Target, t: Any, batch: Any, present: Any) -> jax.Array:
 
 @jit(static=0, options=SCATTERS)
 def group_hessian_sum(
-    target: Target, t: Any, batch: Any, present: Any
+    target: Target, t: Array, batch: Batch, present: Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Log-likelihood, gradient and Hessian at `t` of the groups of a chunk that are present."""
     model = target.model
     assert isinstance(model, IntegratedEffects)
     nodes = model.nodes_of(target.unravel(t), batch)
-    return curvature_sum(target, t, FlatGroups.of(batch), nodes, present)
+    return curvature_sum(target, jnp.asarray(t), FlatGroups.of(batch), nodes, jnp.asarray(present))
 
 
 def curvature_sum(
-    target: Target, t: Any, flat: FlatGroups | PaddedGroup, nodes: Nodes, present: jax.Array
+    target: Target, t: jax.Array, flat: FlatGroups | PaddedGroup, nodes: Nodes, present: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The same of groups with known nodes."""
     model = target.model
@@ -69,7 +72,7 @@ def curvature_sum(
     w = jnp.concatenate([eta[:, None], jnp.broadcast_to(t[inner], (len(eta), len(inner)))], axis=1)
     seen = {k: flat.rows[k] for k in (*model.family.outcome_fields, "row_weight") if k in flat.rows}
 
-    def add(total: Any, node: Any) -> tuple[Any, None]:
+    def add(total: Moments, node: tuple[jax.Array, jax.Array]) -> tuple[Moments, None]:
         curved, mean, square = total
         v, share = node
         at = (w, z, flat.spread(v), seen)
@@ -95,7 +98,7 @@ def curvature_sum(
 
 
 def _terms(
-    model: IntegratedEffects, theta: Any, flat: FlatGroups | PaddedGroup, nodes: Nodes
+    model: IntegratedEffects, theta: Params, flat: FlatGroups | PaddedGroup, nodes: Nodes
 ) -> jax.Array:
     """log w_jk + sum_i f, node after node: nothing of all rows at all nodes is held."""
     eta = model.family.linear(theta, flat.rows).astype(jnp.float64)

@@ -7,34 +7,33 @@ X' diag(h_ab) X: one matrix product per pair of predictors instead of d Hessian-
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from modicum.models import LinearPredictorModel, Softmax, Target
+from modicum.models.base import Batch
 from modicum.models.matrix import ModelMatrix
 from modicum.passes.blocks import compiled_pass, sum_in_blocks
 from modicum.passes.products import CodedProducts, Products, products_with
+from modicum.runtime import Array
 
 __all__ = ["assemble", "linear_hessian_sum"]
 
 
 @compiled_pass
 def linear_hessian_sum(
-    target: Target, t: Any, batch: Any, present: Any
+    target: Target, t: Array, batch: Batch, present: Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Log-likelihood, gradient and Hessian at `t` of the rows of a chunk that are present."""
-    total: tuple[jax.Array, jax.Array, jax.Array]
     if target.coding is not None:  # or every block would be added to all pairs of levels
         return _block_sum(target, t, batch, present)
-    total = sum_in_blocks(partial(_block_sum, target, t), batch, present)
-    return total
+    return sum_in_blocks(partial(_block_sum, target, t), batch, present)
 
 
 def _block_sum(
-    target: Target, t: Any, batch: Any, present: Any
+    target: Target, t: Array, batch: Batch, present: Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The same of one block."""
     model = target.model

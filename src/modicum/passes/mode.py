@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
-from typing import Any
 
 import jax
 import numpy as np
@@ -14,13 +13,13 @@ from scipy.linalg import cho_factor, cho_solve, cholesky, eigh, solve_triangular
 from modicum.errors import ConvergenceError
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.base import DENSE_LIMIT
-from modicum.models.priors.exact import ExactPrior
+from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.passes.engine import chunk_rows
 from modicum.passes.faults import first_bad_row, point_text
 from modicum.passes.sums import Sums
 from modicum.random import Stream, generator
 from modicum.rows.groups import GroupedRows
-from modicum.runtime import in_double_precision, jit
+from modicum.runtime import Array, in_double_precision, jit
 
 __all__ = [
     "DENSE_LIMIT",
@@ -172,7 +171,7 @@ def _folded(target: Target, t: np.ndarray) -> tuple[float, np.ndarray, np.ndarra
 
 
 @jit(static=0)
-def _folded_prior(target: Target, t: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _folded_prior(target: Target, t: Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     folded = target.log_folded_prior
     return *jax.value_and_grad(folded)(t), jax.hessian(folded)(t)
 
@@ -186,7 +185,7 @@ def exact_log_priors(target: Target, points: np.ndarray) -> np.ndarray:
 
 
 @jit(static=0)
-def _exact_log_priors(exact: ExactPrior, points: Any, numbers: Any) -> jax.Array:
+def _exact_log_priors(exact: ExactPrior, points: Array, numbers: tuple[Numbers, ...]) -> jax.Array:
     return jax.vmap(lambda t: exact.log_density(t, numbers))(points)
 
 
@@ -249,12 +248,12 @@ def prior_hessian(target: Target, t: np.ndarray) -> np.ndarray:
 
 
 @jit(static=0)
-def _prior_slope(target: Target, t: Any) -> tuple[jax.Array, jax.Array]:
+def _prior_slope(target: Target, t: Array) -> tuple[jax.Array, jax.Array]:
     return jax.value_and_grad(target.log_prior)(t)
 
 
 @jit(static=0)
-def _prior_hessian(target: Target, t: Any) -> jax.Array:
+def _prior_hessian(target: Target, t: Array) -> jax.Array:
     return jax.hessian(target.log_prior)(t)
 
 

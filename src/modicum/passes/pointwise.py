@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from modicum.models import Target
+from modicum.models.base import Batch
 from modicum.passes.blocks import compiled_pass, map_in_blocks
 from modicum.passes.engine import padded_chunk
 from modicum.passes.sums import Sums
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
+from modicum.runtime import Array
 
 __all__ = ["LeftOut", "approximately_left_out", "log_likelihoods"]
 
@@ -76,7 +78,7 @@ def log_likelihoods(
             yield values[:, present]
 
 
-def _of_rows(target: Target, points: Any, batch: Any) -> jax.Array:
+def _of_rows(target: Target, points: Array, batch: Batch) -> jax.Array:
     """(points, rows), in float64."""
     model = target.model
 
@@ -88,24 +90,26 @@ def _of_rows(target: Target, points: Any, batch: Any) -> jax.Array:
 
 
 @compiled_pass
-def _log_likelihoods(target: Target, points: Any, batch: Any) -> jax.Array:
+def _log_likelihoods(target: Target, points: Array, batch: Batch) -> jax.Array:
     return _of_rows(target, points, batch)
 
 
 @compiled_pass
-def _left_out(target: Target, arguments: Any, batch: Any, present: Any) -> jax.Array:
+def _left_out(
+    target: Target, arguments: tuple[Array, Array], batch: Batch, present: Array
+) -> jax.Array:
     points, log_weight = arguments
     if target.scatters:
         return _short(log_weight, _of_rows(target, points, batch), batch)
 
-    def of_block(block: Any, present: Any) -> jax.Array:
+    def of_block(block: Batch, present: Array) -> jax.Array:
         del present
         return _short(log_weight, _of_rows(target, points, block), block)
 
     return map_in_blocks(of_block, batch, present)
 
 
-def _short(log_weight: jax.Array, values: jax.Array, batch: Any) -> jax.Array:
+def _short(log_weight: Array, values: jax.Array, batch: Batch) -> jax.Array:
     """The columns of `LeftOut`, (rows, 3).
 
     Of a row that stands for several, one is left out; of one that counts less than one, all of it.

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from modicum.models.matrix import CodedMatrix, ModelMatrix
 from modicum.passes.blocks import sum_in_blocks
+from modicum.runtime import Array
 
 __all__ = ["CodedProducts", "Products", "products_with"]
 
@@ -85,7 +86,7 @@ class DenseProducts:
         return block + cross + cross.T + block[-1, -1] * jnp.outer(c, c)
 
 
-def _centre(x: jax.Array, counts: jax.Array) -> jax.Array | None:
+def _centre(x: jax.Array, counts: Array) -> jax.Array | None:
     """Mean of the rows that count, the column of ones left at 0; None where rows are float64.
 
     A column like a year, of mean 2,000 and sd 1, is next to collinear with the intercept: products
@@ -162,9 +163,8 @@ class CodedProducts:
         if numbers.shape[1] <= FEW:
             return DenseProducts(numbers.astype(jnp.float64), None).weighted(h)
 
-        def of_block(part: tuple[jax.Array, jax.Array], counts: jax.Array) -> jax.Array:
+        def of_block(part: tuple[jax.Array, jax.Array], counts: Array) -> jax.Array:
             x, its_h = part
             return DenseProducts(x, _centre(x, counts) if self.intercept else None).weighted(its_h)
 
-        total: jax.Array = sum_in_blocks(of_block, (numbers, h), self.counts)
-        return total
+        return sum_in_blocks(of_block, (numbers, h), self.counts)

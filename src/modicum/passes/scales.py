@@ -19,6 +19,8 @@ from modicum.passes.mode import Curvature, exact_log_priors, folded_prior
 __all__ = ["group_notes", "scale_doubts", "with_scale_widths"]
 
 GRID = np.linspace(-8.0, 6.0, 22)  # in widths as EM has them, which are too narrow near zero
+FARTHER, LOWEST = 6, -12.0  # points beyond its lower end where that is no tail yet, and its last
+TAIL = 5.0  # how far below its maximum the log density of a tail is
 WIDEST = 2.0  # standard deviations of log tau: beyond it only the prior ends
 
 FEW = 5  # levels below which their standard deviation is mostly its prior
@@ -35,14 +37,28 @@ def with_scale_widths(at: Curvature, target: Target) -> Curvature:
         return at
     hessian = at.prior_hessian.copy()
     for place in places:
-        grid = GRID / np.sqrt(-hessian[place, place])
-        points = np.repeat(at.point[None], len(grid), axis=0)
-        points[:, place] += grid
-        log = _marginal(at, target, points)
-        weight = np.exp(log - log.max())
-        square = float(weight @ grid**2 / weight.sum())  # about the anchor
+        square = _mean_square(at, target, place, GRID / np.sqrt(-hessian[place, place]))
         hessian[place, place] = -1 / min(max(square, 1e-6), WIDEST**2)
     return replace(at, prior_hessian=hessian)
+
+
+def _mean_square(at: Curvature, target: Target, place: int, grid: np.ndarray) -> float:
+    """Mean square distance of one such parameter from the anchor, by its posterior on a grid.
+
+    Where a scale may be zero, its logarithm has a long tail to the left: the grid follows it.
+    """
+
+    def log_posterior(distances: np.ndarray) -> np.ndarray:
+        points = np.repeat(at.point[None], len(distances), axis=0)
+        points[:, place] += distances
+        return _marginal(at, target, points)
+
+    log = log_posterior(grid)
+    while log[0] > log.max() - TAIL and grid[0] > LOWEST:
+        further = np.linspace(max(2 * grid[0], LOWEST), grid[0], FARTHER, endpoint=False)
+        grid, log = np.r_[further, grid], np.r_[log_posterior(further), log]
+    weight = np.exp(log - log.max()) * np.gradient(grid)
+    return float(weight @ grid**2 / weight.sum())
 
 
 def _marginal(at: Curvature, target: Target, points: np.ndarray) -> np.ndarray:

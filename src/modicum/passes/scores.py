@@ -1,27 +1,27 @@
-"""Scores, gradients of the log-posterior, at many points: from all rows, or from a few a point.
+"""Scores, gradients of the log-posterior, at many points: from all rows, or from a few per point.
 
 With control variates about the mean t* of the points,
 
     score(t) = A + B (t - t*) + (n/m) sum_i [g_i(t) - g_i(t*) - H_i (t - t*)] + prior score,
 
-m rows a point estimate it without bias (eq. 4.7 of the HMC-ECS paper). Rows are drawn anew for
+m rows per point estimate it without bias (eq. 4.7 of the HMC-ECS paper). Rows are drawn anew for
 every point, so that errors at different points are independent.
 """
 
 from __future__ import annotations
 
 from math import ceil
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from modicum.models import Target
+from modicum.models.base import Batch
 from modicum.passes.mode import DENSE_LIMIT
 from modicum.passes.sums import Sums
 from modicum.random import Stream, generator
-from modicum.runtime import in_double_precision, jit
+from modicum.runtime import Array, in_double_precision, jit
 
 __all__ = ["scores"]
 
@@ -59,19 +59,21 @@ def _estimated(sums: Sums, points: np.ndarray, subsample: int, seed: int) -> np.
 
 
 @jit(static=(0, 1))
-def _residuals(target: Target, second: bool, points: Any, centre: Any, batches: Any) -> jax.Array:
+def _residuals(
+    target: Target, second: bool, points: Array, centre: Array, batches: Batch
+) -> jax.Array:
     """What the expansion about `centre` leaves of the gradient of each point's rows."""
 
-    def one(point: jax.Array, batch: Any) -> jax.Array:
+    def of_point(point: Array, batch: Batch) -> jax.Array:
         gradient = jax.grad(lambda t: jnp.sum(target.log_likelihood(t, batch)))
         if not second:
             return gradient(point) - gradient(centre)
         at_centre, along = jax.jvp(gradient, (centre,), (point - centre,))
         return gradient(point) - at_centre - along
 
-    return jax.vmap(one)(points, batches)
+    return jax.vmap(of_point)(points, batches)
 
 
 @jit(static=0)
-def _prior_scores(target: Target, points: Any) -> jax.Array:
+def _prior_scores(target: Target, points: Array) -> jax.Array:
     return jax.vmap(jax.grad(target.log_prior))(points)

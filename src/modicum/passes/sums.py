@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +14,38 @@ import numpy as np
 
 from modicum.ledger import Kind, Ledger
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
+from modicum.models.base import Batch
 from modicum.passes.blocks import compiled_pass, sum_in_blocks
 from modicum.passes.engine import Engine
 from modicum.passes.groups import group_hessian_sum
 from modicum.passes.linear import linear_hessian_sum
 from modicum.passes.quadratic import Quadratic
 from modicum.rows import Rows
-from modicum.runtime import jit
+from modicum.runtime import Array, jit
 
-__all__ = ["Sums"]
+__all__ = ["Clock", "Sums"]
+
+
+@dataclass
+class Clock:
+    """Seconds per row of the quickest pass of each kind: the first of a kind is compiled as well.
+
+    Attributes
+    ----------
+    per_row
+        By what passes evaluate of a row.
+    """
+
+    per_row: dict[Kind, float] = field(default_factory=dict)
+
+    def took(self, kind: Kind, rows: int, seconds: float) -> None:
+        """Learn from a pass."""
+        each = seconds / max(rows, 1)
+        self.per_row[kind] = min(each, self.per_row.get(kind, each))
+
+
+TargetSum: TypeAlias = Callable[[Target, Array, Batch, Array], tuple[jax.Array, ...]]
+"""From target, point, chunk and which of its rows are present to sums over them."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +64,8 @@ class Sums:
         Where row evaluations are counted.
     rest
         The log-likelihood of rows that are not here, which every sum includes; None: all are here.
+    clock
+        What passes over these rows and subsets of them took.
     """
 
     target: Target
@@ -47,6 +73,7 @@ class Sums:
     engine: Engine
     ledger: Ledger
     rest: Quadratic | None = None
+    clock: Clock = field(default_factory=Clock, compare=False)
 
     def value(self, t: np.ndarray, purpose: str) -> float:
         """Log-likelihood at `t`: the C of eq. 4.4 of the HMC-ECS paper."""
@@ -85,7 +112,7 @@ class Sums:
     def hessian(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray, np.ndarray]:
         """Log-likelihood, gradient and Hessian at `t` (C, A and B)."""
         model = self.target.model
-        chunk_sum: Callable[..., Any] = _hessian_sum
+        chunk_sum: TargetSum = _hessian_sum
         if isinstance(model, LinearPredictorModel):
             chunk_sum = linear_hessian_sum
         elif isinstance(model, IntegratedEffects):
@@ -103,14 +130,17 @@ class Sums:
         whole = len(self.rows) == self.ledger.rows  # a sweep over a subset is no pass
         self.ledger.add(purpose, times * len(self.rows), kind, passes=passes if whole else 0)
 
-    def _sweep(self, chunk_sum: Any, t: np.ndarray, purpose: str, kind: Kind) -> Any:
+    def _sweep(
+        self, chunk_sum: TargetSum, t: np.ndarray, purpose: str, kind: Kind
+    ) -> tuple[np.ndarray, ...]:
         self.enter(purpose, 1, kind, passes=1)
-        return self.engine.map_reduce(
-            partial(chunk_sum, self.target.likelihood),
-            self._of_likelihood(t),
-            self.rows,
-            purpose,
+        function = partial(chunk_sum, self.target.likelihood)
+        started = time.perf_counter()
+        sums: tuple[np.ndarray, ...] = self.engine.map_reduce(
+            function, self._of_likelihood(t), self.rows, purpose
         )
+        self.clock.took(kind, len(self.rows), time.perf_counter() - started)
+        return sums
 
     def _rest_values(self, t: np.ndarray) -> np.ndarray | float:
         return 0.0 if self.rest is None else self.rest.values(self._of_likelihood(t))
@@ -130,27 +160,25 @@ class Sums:
         return np.concatenate([sums, np.zeros((*sums.shape[:-1], others))], axis=-1)
 
 
-def log_likelihood_sum(
-    target: Target, t: jax.Array, batch: dict[str, Any], present: jax.Array
-) -> jax.Array:
+def log_likelihood_sum(target: Target, t: Array, batch: Batch, present: Array) -> jax.Array:
     """Log-likelihood of the rows of a chunk that are present, in float64."""
     values = target.log_likelihood(t, batch)
     return jnp.sum(jnp.where(present, values, 0.0).astype(jnp.float64))
 
 
 @compiled_pass
-def _value_sum(target: Target, t: Any, batch: Any, present: Any) -> tuple[jax.Array]:
+def _value_sum(target: Target, t: Array, batch: Batch, present: Array) -> tuple[jax.Array]:
     return (sum_in_blocks(partial(log_likelihood_sum, target, t), batch, present),)
 
 
 @compiled_pass
-def _values_sum(target: Target, points: Any, batch: Any, present: Any) -> tuple[jax.Array]:
+def _values_sum(target: Target, points: Array, batch: Batch, present: Array) -> tuple[jax.Array]:
     one = partial(log_likelihood_sum, target)
     return (jax.lax.map(lambda t: one(t, batch, present), points, batch_size=16),)
 
 
 def value_and_slope(
-    target: Target, t: Any, batch: Any, present: Any
+    target: Target, t: Array, batch: Batch, present: Array
 ) -> tuple[jax.Array, jax.Array]:
     """Log-likelihood of the rows of a chunk that are present, and its gradient."""
     of_block = partial(jax.value_and_grad(log_likelihood_sum, argnums=1), target, t)
@@ -164,19 +192,19 @@ chunk_gradient = compiled_pass(value_and_slope)
 
 
 @compiled_pass
-def chunk_values(target: Target, t: Any, batch: Any) -> jax.Array:
+def chunk_values(target: Target, t: Array, batch: Batch) -> jax.Array:
     """Log-likelihood of each row of a chunk."""
     return target.log_likelihood(t, batch)
 
 
 @compiled_pass
-def _gradients_sum(target: Target, points: Any, batch: Any, present: Any) -> tuple[jax.Array]:
+def _gradients_sum(target: Target, points: Array, batch: Batch, present: Array) -> tuple[jax.Array]:
     one = jax.grad(partial(log_likelihood_sum, target))
     return (jax.lax.map(lambda t: one(t, batch, present), points, batch_size=16),)
 
 
 @jit(static=0)
-def _hessian_sum(target: Target, t: Any, batch: Any, present: Any) -> tuple[jax.Array, ...]:
+def _hessian_sum(target: Target, t: Array, batch: Batch, present: Array) -> tuple[jax.Array, ...]:
     value, gradient = jax.value_and_grad(log_likelihood_sum, argnums=1)(target, t, batch, present)
     hessian = jax.hessian(log_likelihood_sum, argnums=1)(target, t, batch, present)
     return value, gradient, hessian

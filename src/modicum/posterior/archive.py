@@ -20,6 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from modicum.errors import DataError
+from modicum.run import within_disk
 
 __all__ = ["Format", "Json", "read", "write"]
 
@@ -56,7 +57,7 @@ def write(
 ) -> None:
     """Write to a file beside `path` first, so that a crash leaves no half-written file.
 
-    `parts` may hold arrays anywhere; `plain` is JSON already.
+    A full disk is a `ResourceError`. `parts` may hold arrays anywhere; `plain` is JSON already.
     """
     target = Path(path)
     arrays: list[np.ndarray] = []
@@ -64,7 +65,7 @@ def write(
     page = {"format": kind.name, "version": kind.version, **encoded, **plain}
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        with open(temporary, "wb") as file:
+        with within_disk(path), open(temporary, "wb") as file:
             with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
                 archive.writestr(kind.page, json.dumps(page, indent=1))
                 for i, array in enumerate(arrays):

@@ -11,7 +11,8 @@ from modicum.errors import DataError, SettingError
 from modicum.models import BaseModel, IntegratedEffects
 from modicum.posterior.alignment import RowsLike
 from modicum.posterior.checking.evidence import log_evidence
-from modicum.posterior.checking.leave_one_out import LeaveOneOut, Subject, leave_one_out
+from modicum.posterior.checking.leave_one_out import LeaveOneOut, leave_one_out
+from modicum.posterior.fitted import Subject
 from modicum.posterior.posterior import Posterior
 from modicum.rows import Rows
 

@@ -9,43 +9,22 @@ import numpy as np
 from modicum.diagnostics.inefficiency import finite_and_moving
 from modicum.errors import ModicumWarning, SettingError, warn, whole_number
 from modicum.ledger import Ledger
-from modicum.models import Target
-from modicum.models.base import BaseModel
 from modicum.passes import LocalEngine, Sums, units_of
-from modicum.posterior.alignment import FitRows, require_rows_of_fit
+from modicum.posterior.alignment import require_rows_of_fit
 from modicum.posterior.draws import Draws, require_finite
+from modicum.posterior.fitted import Fit, flat_points
 from modicum.posterior.weighted import kish_share, weighted_mean, weighted_variance
 from modicum.rows import Rows
 
 __all__ = [
     "Correction",
-    "Fit",
     "correct",
     "exact_log_posterior",
-    "flat_points",
     "require_correctable",
 ]
 
 FEWEST = 25  # draws of which a fifth are the tail that a Pareto distribution is fitted to
 WORST_TAIL = 0.7  # Pareto k above which importance weights are not to be trusted
-
-
-class Fit(NamedTuple):
-    """What was fitted to what, as far as a posterior knows.
-
-    Attributes
-    ----------
-    model
-        The model.
-    rows
-        What is remembered of the rows, or None.
-    identity
-        What the model computed then (`Target.identity`), or None.
-    """
-
-    model: BaseModel
-    rows: FitRows | None
-    identity: str | None
 
 
 class Correction(NamedTuple):
@@ -87,6 +66,9 @@ def correct(source: Draws, fit: Fit, rows: Rows, draws: int, progressbar: bool) 
     require_finite(kept | {"lp": stats["lp"]}, "a correction")
     ledger = Ledger.from_dict(source.ledger.to_dict())
     log_weights = exact_log_posterior(ledger, fit, rows, kept, progressbar) - stats["lp"]
+    if source.weights is not None:  # to the density that `lp` is of
+        with np.errstate(divide="ignore"):
+            log_weights = log_weights + np.log(source.weights[:, ::every])
     _require_weights(log_weights)
     smoothed, tail = _smooth(log_weights)
     weights = np.exp(smoothed - smoothed.max())
@@ -107,30 +89,13 @@ def correct(source: Draws, fit: Fit, rows: Rows, draws: int, progressbar: bool) 
 
 
 def require_correctable(source: Draws) -> None:
-    """Refuse draws whose log-density is not known, or that have weights already."""
-    if "lp" not in source.stats or source.weights is not None:
+    """Refuse draws whose log-density is not known, that have signs, or that are corrected."""
+    known = "lp" in source.stats and "log_weight" not in source.stats
+    if not known or (source.weights is not None and (source.weights < 0).any()):
         raise SettingError(
-            "only unweighted draws of a method that records the log-density it sampled (`lp` in "
-            "stats) can be corrected."
+            "only draws without signs of a method that records the log-density it sampled (`lp` in "
+            "stats) can be corrected, once."
         )
-
-
-def flat_points(fit: Fit, rows: Rows, draws: dict[str, np.ndarray]) -> tuple[Target, np.ndarray]:
-    """Draws ``name -> (S, *shape)`` as flat vectors (S, d) of the fit's target over `rows`."""
-    target, _ = Target.of(fit.model, rows)
-    if fit.identity not in (None, target.identity):
-        raise SettingError(
-            "the model computes something else than when the posterior was sampled: a global "
-            "or an array its functions read has changed, or another model was given to "
-            "Posterior.load; use the model as it was."
-        )
-    points = target.ravel_reported(draws)
-    if points.shape[1] != target.size:
-        raise SettingError(
-            f"the draws have {points.shape[1]} parameters, but the model has {target.size} for "
-            "these rows; give the rows the posterior was sampled with."
-        )
-    return target, points
 
 
 def exact_log_posterior(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
@@ -11,17 +12,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from modicum.errors import ModicumWarning, SettingError, warn
+from modicum.models import IntegratedEffects
+from modicum.models.prediction import ModelPredictor
+from modicum.models.prior_draws import log_priors, prior_draws
+from modicum.posterior.alignment import AlignedRows
+from modicum.posterior.checking.columns import random_rows
+from modicum.posterior.checking.predictive import OutcomeDraws, density_array, outcome_array
 from modicum.posterior.draws import Draws
+from modicum.posterior.effects import known_effects, with_groups
+from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.labels import axis_labels
+from modicum.random import Stream, generator
 
 if TYPE_CHECKING:
     import xarray as xr
 
 __all__ = [
-    "MOST_DRAWS",
-    "PRIOR_DRAWS",
     "SampledGroups",
     "add_groups",
+    "sampled_groups",
     "to_datatree",
     "weight_name",
     "write_netcdf",
@@ -63,6 +72,39 @@ class SampledGroups:
     posterior_predictive: np.ndarray | None = None
     prior: dict[str, np.ndarray] | None = None
     prior_predictive: np.ndarray | None = None
+
+
+def sampled_groups(source: FittedDraws, sample: int, seed: int) -> SampledGroups:
+    """Compute what the model and the rows of the fit allow, of `sample` random rows."""
+    fit = source.fit()
+    every = max(1, -(-source.chains * source.num_draws // MOST_DRAWS))
+    kept = {name: x[:, ::every] for name, x in source.draws.items()}
+    groups = SampledGroups(kept, every)
+    groups.log_prior = log_priors(fit.model, kept)
+    shapes = {name: x.shape[2:] for name, x in source.draws.items()}
+    with suppress(SettingError):  # a flat prior, say, cannot be drawn from
+        rng = generator(seed, Stream.PRIOR_DRAWS)
+        groups.prior = prior_draws(fit.model, shapes, PRIOR_DRAWS, rng)
+    if source.rows is None or "y" not in source.rows.fields:
+        return groups
+    ids = np.sort(random_rows(len(source.rows), sample, seed))
+    sampled = AlignedRows(source.rows.subset(ids), tuple(source.rows.fields))
+    groups.observed, groups.row_ids = sampled.rows.slice(0, len(ids))["y"], ids
+    flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in kept.items()}
+    predictor = ModelPredictor(fit.model)
+    if not isinstance(fit.model, IntegratedEffects):  # there, groups have likelihoods, not rows
+        groups.log_likelihood = density_array(predictor, flat, sampled)
+    with suppress(SettingError):  # a model that draws no outcomes
+        sampled, known = with_groups(sampled, fit.model, None)
+        effects = None
+        if known and isinstance(fit.model, IntegratedEffects):
+            effects = known_effects(flat, fit, source.rows, sampled)
+        posterior = OutcomeDraws(flat, predictor, effects)
+        groups.posterior_predictive = outcome_array(posterior, sampled, seed, None)
+        if groups.prior is not None:
+            prior = OutcomeDraws(groups.prior, predictor)
+            groups.prior_predictive = outcome_array(prior, sampled, seed, None)
+    return groups
 
 
 def add_groups(tree: xr.DataTree, found: SampledGroups) -> None:
@@ -137,7 +179,8 @@ def to_datatree(
                     "weights-ignored",
                     f"these draws carry a {name} each (sample_stats[{name!r}]), which ArviZ's "
                     "summaries and plots ignore",
-                    "use Posterior.summary(), which respects it",
+                    "use Posterior.summary(), which respects it"
+                    + (", or post.resample().to_datatree()" if name == "weight" else ""),
                 ),
                 stacklevel=4,
             )

@@ -24,8 +24,8 @@ from modicum.models import IntegratedEffects, LinearPredictorModel
 from modicum.passes import LocalEngine, Sums, with_nodes
 from modicum.passes.effects import draw_effects, expected_given
 from modicum.posterior.alignment import AlignedRows, Batch, require_rows_of_fit
-from modicum.posterior.correction import Fit, flat_points
 from modicum.posterior.draws import Draws, check_interval, thinned
+from modicum.posterior.fitted import Fit, flat_points
 from modicum.posterior.prediction import Predictor
 from modicum.posterior.weighted import weighted_mean, weighted_quantile, weighted_variance
 from modicum.rows import Rows

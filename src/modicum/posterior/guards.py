@@ -6,14 +6,20 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from modicum.diagnostics import r_hat
+from modicum.diagnostics import nested_r_hat, r_hat
 from modicum.diagnostics.inefficiency import finite_and_moving
 from modicum.errors import ModicumWarning
-from modicum.posterior.labels import AnyLabels, Labels, scalar_names, tidy_labels
+from modicum.posterior.labels import Labels, LabelsLike, scalar_names, tidy_labels
 from modicum.posterior.summary import diagnose
-from modicum.posterior.weighted import kish_share, weighted_mcse
+from modicum.posterior.weighted import influence, kish_share, weighted_mcse
 
-__all__ = ["Warnings", "convergence_warnings", "largest_r_hat", "smallest_ess"]
+__all__ = [
+    "Warnings",
+    "convergence_warnings",
+    "largest_nested_r_hat",
+    "largest_r_hat",
+    "smallest_ess",
+]
 
 LARGEST_R_HAT = 1.01
 SMALLEST_ESS = 400  # Vehtari et al. (2021): below it, R-hat and ESS themselves are unreliable
@@ -44,9 +50,11 @@ def convergence_warnings(
     draws: Mapping[str, np.ndarray],
     stats: Mapping[str, np.ndarray],
     weights: np.ndarray | None = None,
-    labels: AnyLabels | None = None,
+    labels: LabelsLike | None = None,
     target_accept: float = 0.8,
     modes_apart: bool = False,
+    superchains: int | None = None,
+    mixing: bool = True,
 ) -> list[ModicumWarning]:
     """List what is wrong with the draws, the gravest first; an empty list is a clean bill.
 
@@ -63,6 +71,12 @@ def convergence_warnings(
         The acceptance rate that was aimed at.
     modes_apart
         Whether the chains are known to sit in different modes, which more draws do not mend.
+    superchains
+        Groups of chains that began at one point each: by nested R-hat it is seen whether short
+        chains have forgotten it.
+    mixing
+        Whether R-hat and effective sample size are looked at, which of draws that were made
+        independently have nothing to find.
 
     Examples
     --------
@@ -81,13 +95,15 @@ def convergence_warnings(
     usable = True
     if weights is not None:
         weights = np.asarray(weights, dtype=float)
-        doubts += _signs_and_weights(weights)
+        doubts += _signs_and_weights(weights, mixing)
         usable = bool(weights.sum() > 0)  # else every estimate is nan, as was said
         if weights.min() == weights.max() > 0:
             weights = None  # they all count alike
     doubts += _steps({name: np.asarray(x) for name, x in stats.items()}, target_accept)
-    if usable and not frozen:
-        doubts += _disagreement(arrays, weights, tidy_labels(labels, arrays), modes_apart)
+    if usable and not frozen and mixing:
+        tidied = tidy_labels(labels, arrays)
+        doubts += _remembering(arrays, weights, tidied, superchains)
+        doubts += _disagreement(arrays, weights, tidied, modes_apart)
     return doubts
 
 
@@ -149,7 +165,7 @@ def _longest_rest(moved: np.ndarray) -> int:
     return int(np.diff(at).max())
 
 
-def _signs_and_weights(weights: np.ndarray) -> list[ModicumWarning]:
+def _signs_and_weights(weights: np.ndarray, mixing: bool) -> list[ModicumWarning]:
     bad = ~np.isfinite(weights)
     if bad.any():
         chain, draw = np.argwhere(bad)[0]
@@ -163,7 +179,7 @@ def _signs_and_weights(weights: np.ndarray) -> list[ModicumWarning]:
             )
         ]
     doubts = _cancelling_signs(weights) if (weights < 0).any() else _uneven_weights(weights)
-    if _measurable(weights):
+    if mixing and _measurable(weights):
         ratio, limit = float(r_hat(weights)), largest_r_hat(weights.shape[0], weights.shape[1], 1)
         if not ratio <= limit:
             doubts.append(
@@ -253,6 +269,47 @@ def _acceptance(rates: np.ndarray, target_accept: float) -> list[ModicumWarning]
     return [ModicumWarning("acceptance-low", sentence, remedy, chain=worst, rate=rate)]
 
 
+def _flat(draws: dict[str, np.ndarray], labels: Labels) -> tuple[list[str], np.ndarray]:
+    """Names of all scalars, and their draws side by side, (chain, draw, scalar)."""
+    names: list[str] = []
+    values = []
+    for name, x in draws.items():
+        names += scalar_names(name, x.shape[2:], labels)
+        values.append(x.reshape(*x.shape[:2], -1))
+    return names, np.concatenate(values, axis=2)
+
+
+def _remembering(
+    draws: dict[str, np.ndarray],
+    weights: np.ndarray | None,
+    labels: Labels,
+    superchains: int | None,
+) -> list[ModicumWarning]:
+    """Whether chains that began at one point are still nearer to each other than to the rest."""
+    names, flat = _flat(draws, labels)
+    chains, number = flat.shape[:2]
+    if superchains is None or not names:
+        return []
+    some = _spread(len(names), MOST_SCALARS)
+    picked = flat[:, :, some].astype(float)
+    picked = picked if weights is None else influence(picked, weights)
+    ratios = np.nan_to_num(nested_r_hat(picked, superchains), nan=0.0)
+    limit = largest_nested_r_hat(superchains, chains, number, len(some))
+    worst = int(ratios.argmax())
+    if not ratios[worst] > limit:
+        return []
+    return [
+        ModicumWarning(
+            "nested-r-hat",
+            f"chains still remember where they began: nested R-hat of {superchains} superchains is "
+            f"{ratios[worst]:.2f} for {names[some[worst]]} (limit {limit:.2f})",
+            "tune longer, or draw more",
+            nested_r_hat=ratios[worst],
+            limit=limit,
+        )
+    ]
+
+
 def _disagreement(
     draws: dict[str, np.ndarray],
     weights: np.ndarray | None,
@@ -260,11 +317,7 @@ def _disagreement(
     modes_apart: bool,
 ) -> list[ModicumWarning]:
     """R-hat and effective sample size of the worst parameter."""
-    names, values = [], []
-    for name, x in draws.items():
-        names += scalar_names(name, x.shape[2:], labels)
-        values.append(x.reshape(*x.shape[:2], -1))
-    flat = np.concatenate(values, axis=2)
+    names, flat = _flat(draws, labels)
     chains, number = flat.shape[:2]
     if number < FEWEST_DRAWS or not names:
         return []
@@ -343,6 +396,20 @@ def largest_r_hat(chains: int, draws: int, scalars: int) -> float:
     freedom = 2 * chains - 1
     by_chance = chi2.isf(1e-3 / scalars, freedom) / freedom
     return float(max(LARGEST_R_HAT, np.sqrt(1 + by_chance / max(draws / 4, 1))))
+
+
+def largest_nested_r_hat(superchains: int, chains: int, draws: int, scalars: int) -> float:
+    """Limit of nested R-hat that good chains of this length keep, and never below 1.01.
+
+    Nested R-hat squared is about 1 + F / n for superchains worth n independent draws, where
+    (superchains - 1) F is chi-squared; a good chain has an inefficiency factor of two.
+    """
+    from scipy.stats import chi2
+
+    freedom = superchains - 1
+    by_chance = chi2.isf(1e-3 / scalars, freedom) / freedom
+    worth = chains / superchains * max(draws / 2, 1)
+    return float(max(LARGEST_R_HAT, np.sqrt(1 + by_chance / worth)))
 
 
 def _measurable(x: np.ndarray) -> bool:

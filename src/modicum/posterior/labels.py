@@ -10,16 +10,16 @@ import numpy as np
 
 from modicum.errors import SettingError
 
-__all__ = ["AnyLabels", "Labels", "axis_labels", "scalar_names", "tidy_labels"]
+__all__ = ["Labels", "LabelsLike", "axis_labels", "scalar_names", "tidy_labels"]
 
 Axis: TypeAlias = Sequence[str] | None
-AnyLabels: TypeAlias = Mapping[str, Sequence[str | Axis]]
+LabelsLike: TypeAlias = Mapping[str, Sequence[str | Axis]]
 """As a user may write them: for each parameter one sequence per axis, or the labels of its only
 axis."""
 Labels: TypeAlias = dict[str, tuple[tuple[str, ...] | None, ...]]
 
 
-def tidy_labels(labels: AnyLabels | None, draws: Mapping[str, np.ndarray]) -> Labels:
+def tidy_labels(labels: LabelsLike | None, draws: Mapping[str, np.ndarray]) -> Labels:
     """Check labels against the draws and write them as one tuple (or ``None``) per axis.
 
     A flat sequence of strings labels the only axis of a vector.
@@ -42,7 +42,7 @@ def tidy_labels(labels: AnyLabels | None, draws: Mapping[str, np.ndarray]) -> La
     return tidy
 
 
-def axis_labels(name: str, shape: tuple[int, ...], labels: AnyLabels) -> list[list[str | int]]:
+def axis_labels(name: str, shape: tuple[int, ...], labels: LabelsLike) -> list[list[str | int]]:
     """Coordinates of each axis: the labels, or 0, 1, 2 ... where there are none."""
     axes = labels.get(name, (None,) * len(shape))
     return [
@@ -50,7 +50,7 @@ def axis_labels(name: str, shape: tuple[int, ...], labels: AnyLabels) -> list[li
     ]
 
 
-def scalar_names(name: str, shape: tuple[int, ...], labels: AnyLabels) -> list[str]:
+def scalar_names(name: str, shape: tuple[int, ...], labels: LabelsLike) -> list[str]:
     """Name every scalar, in the order of ``ravel``.
 
     Examples

@@ -13,8 +13,8 @@ from modicum.ledger import Ledger
 from modicum.passes import LocalEngine, Sums
 from modicum.passes.scores import scores as log_posterior_scores
 from modicum.posterior.alignment import require_rows_of_fit
-from modicum.posterior.correction import Fit, flat_points
 from modicum.posterior.draws import Draws, require_finite, thinned
+from modicum.posterior.fitted import Fit, flat_points
 from modicum.rows import Rows
 
 __all__ = ["SteinDiscrepancy", "stein_discrepancy"]

@@ -14,7 +14,7 @@ from modicum.ledger import Ledger
 from modicum.posterior import archive
 from modicum.posterior.alignment import FitRows
 from modicum.posterior.archive import Json
-from modicum.posterior.labels import AnyLabels
+from modicum.posterior.labels import LabelsLike
 
 __all__ = ["Contents", "load", "save"]
 
@@ -39,7 +39,7 @@ class Contents:
     draws: dict[str, np.ndarray]
     stats: dict[str, np.ndarray]
     weights: np.ndarray | None
-    labels: AnyLabels
+    labels: LabelsLike
     ledger: Ledger
     warnings: list[ModicumWarning]
     tuning: dict[str, Any]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from modicum.diagnostics import ess, ess_tail, mcse, r_hat
+from modicum.diagnostics import ess, ess_tail, mcse, nested_r_hat, r_hat
 from modicum.errors import SettingError
 from modicum.posterior.draws import Draws, check_interval
 from modicum.posterior.labels import scalar_names
@@ -28,8 +28,16 @@ Statistic: TypeAlias = Callable[[dict[str, np.ndarray]], float | Mapping[str, fl
 CURVE_POINTS = 50  # of a curve, where none are asked for
 
 
-def summarise(source: Draws, names: Sequence[str] | str | None, prob: float) -> pd.DataFrame:
-    """Tabulate mean, sd, an equal-tailed interval, Monte Carlo error, ESS and R-hat."""
+def summarise(
+    source: Draws,
+    names: Sequence[str] | str | None,
+    prob: float,
+    superchains: int | None = None,
+) -> pd.DataFrame:
+    """Tabulate mean, sd, an equal-tailed interval, Monte Carlo error, ESS and R-hat.
+
+    Where chains share starts, nested R-hat stands beside it.
+    """
     import pandas as pd
 
     check_interval(prob)
@@ -44,7 +52,7 @@ def summarise(source: Draws, names: Sequence[str] | str | None, prob: float) -> 
             "sd": source.sd(name),
             percent(ends[0]): low,
             percent(ends[1]): high,
-            **diagnose(x, source.weights if source.weighted else None),
+            **diagnose(x, source.weights if source.weighted else None, superchains),
         }
         index = scalar_names(name, x.shape[2:], source.labels)
         parts.append(pd.DataFrame({k: np.ravel(v) for k, v in columns.items()}, index=index))
@@ -55,25 +63,32 @@ def summarise(source: Draws, names: Sequence[str] | str | None, prob: float) -> 
     return table
 
 
-def diagnose(x: np.ndarray, weights: np.ndarray | None) -> dict[str, np.ndarray]:
+def diagnose(
+    x: np.ndarray, weights: np.ndarray | None, superchains: int | None = None
+) -> dict[str, np.ndarray]:
     """Measure each scalar of x: its Monte Carlo error, effective sample sizes and R-hat.
 
     With signs or weights these are of the ratio estimate: by the delta method, not by ArviZ.
     """
     if weights is None:
-        return {
+        compared = x
+        measured = {
             "mcse_mean": np.asarray(mcse(x)),
             "ess_bulk": np.asarray(ess(x)),
             "ess_tail": np.asarray(ess_tail(x)),
-            "r_hat": np.asarray(r_hat(x)),
         }
-    values = np.asarray(x, dtype=float)
-    return {
-        "mcse_mean": weighted_mcse(values, weights),
-        "ess_bulk": weighted_ess(values, weights),
-        "ess_tail": weighted_ess_tail(values, weights),
-        "r_hat": np.asarray(r_hat(influence(values, weights))),
-    }
+    else:
+        values = np.asarray(x, dtype=float)
+        compared = influence(values, weights)
+        measured = {
+            "mcse_mean": weighted_mcse(values, weights),
+            "ess_bulk": weighted_ess(values, weights),
+            "ess_tail": weighted_ess_tail(values, weights),
+        }
+    measured["r_hat"] = np.asarray(r_hat(compared))
+    if superchains is not None:
+        measured["nested_r_hat"] = np.asarray(nested_r_hat(compared, superchains))
+    return measured
 
 
 def percent(level: float) -> str:

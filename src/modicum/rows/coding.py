@@ -115,8 +115,8 @@ class Coding:
 
         Terms of one field whose columns begin at different places (splines that overlap) do not.
         """
-        taken = np.zeros(self.size, int)
-        np.add.at(taken, list(self.dense), 1)
+        uses = np.zeros(self.size, int)
+        np.add.at(uses, list(self.dense), 1)
         begins: dict[str, list[int]] = {}
         for term in self.terms:
             begins.setdefault(term.field, []).append(term.first - term.reference)
@@ -125,9 +125,9 @@ class Coding:
             for term in self.terms:
                 if term.field == field:
                     own[term.columns] = True
-            taken += own
+            uses += own
         once = all(len(set(places)) == len(places) for places in begins.values())
-        return once and bool(np.all(taken <= 1))
+        return once and bool(np.all(uses <= 1))
 
     def densely(self, batch: Mapping[str, Any]) -> np.ndarray:
         """Return the rows of the model matrix, (rows, size), in the type of x (else of y)."""
@@ -175,14 +175,14 @@ class Coding:
             reference, scale = term["reference"], term["scale"]
             if not isinstance(reference, bool):
                 raise TypeError("reference is neither true nor false")
-            made = CodedTerm(
+            coded = CodedTerm(
                 text(term["field"]),
                 whole(term["first"], 0),
                 whole(term["width"], 0),
                 reference,
                 None if scale is None else whole(scale, 0),
             )
-            terms.append(made)
+            terms.append(coded)
         dense = tuple(whole(place, 0) for place in sequence(entries["dense"]))
         if len(set(dense)) < len(dense):
             raise ValueError("two columns of x have the same place")

@@ -123,7 +123,7 @@ class RowsSchema:
         """Undo `to_dict`; what it did not write is a `DataError`."""
         try:
             saved = mapping(saved)
-            made = cls(
+            schema = cls(
                 columns=tuple(map(text, sequence(saved["columns"]))),
                 fields={name: _shape(value) for name, value in mapping(saved["fields"]).items()},
                 outcome=text_or_none(saved["outcome"]),
@@ -138,13 +138,13 @@ class RowsSchema:
                 kinds=_kinds(saved),
                 **_origin(saved),
             )
-            if any(made.reference[name] not in levels for name, levels in made.levels.items()):
+            if any(schema.reference[name] not in levels for name, levels in schema.levels.items()):
                 raise ValueError("a reference is not among the levels")
         except (KeyError, TypeError, ValueError):
             raise DataError(
                 "the saved schema of the rows is damaged: read the rows again to make a new one."
             ) from None
-        return made
+        return schema
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ class Description:
                 "level of each row."
             )
         shapes = {f.name: f.shape for f in self.fields}
-        width, theirs = (of.get("x", (0,))[0] for of in (shapes, schema.fields))
+        width, theirs = (fields.get("x", (0,))[0] for fields in (shapes, schema.fields))
         if width != theirs:
             raise DataError(
                 f"x has {width} columns besides the factors, but the rows of the fit had {theirs}; "
@@ -332,7 +332,7 @@ class Description:
             raise ValueError(f"rows have type {kind!r}")
         fields = [mapping(f) for f in sequence(data["fields"])]
         kinds = _kinds(data)
-        made = cls(
+        description = cls(
             n=whole(data["rows"], 1),
             dtype=np.dtype(STORED_TYPES[kind]),
             fields=tuple(
@@ -350,12 +350,12 @@ class Description:
             coding=_coding(data),
             **_origin(data),
         )
-        if not fields or len(made.spans) != len(fields):
+        if not fields or len(description.spans) != len(fields):
             raise ValueError("the fields have no names of their own")
-        if any(tuple(sequence(f["span"])) != made.spans[text(f["name"])] for f in fields):
+        if any(tuple(sequence(f["span"])) != description.spans[text(f["name"])] for f in fields):
             raise ValueError("spans disagree with shapes")
-        made.check_columns()
-        return made
+        description.check_columns()
+        return description
 
     def check_columns(self) -> None:
         """Raise a ValueError where names, fields and coding disagree on the columns."""
@@ -430,14 +430,14 @@ class _Origin(TypedDict):
     origin: Mapping[str, object] | None
 
 
-def _origin_entries(about: RowsSchema | Description) -> dict[str, object]:
+def _origin_entries(origin: RowsSchema | Description) -> dict[str, object]:
     entries: dict[str, object] = {}
-    if about.terms:
-        entries["terms"] = {name: list(columns) for name, columns in about.terms.items()}
-    if about.parts:
-        entries["parts"] = dict(about.parts)
-    if about.origin is not None:
-        entries["origin"] = dict(about.origin)
+    if origin.terms:
+        entries["terms"] = {name: list(columns) for name, columns in origin.terms.items()}
+    if origin.parts:
+        entries["parts"] = dict(origin.parts)
+    if origin.origin is not None:
+        entries["origin"] = dict(origin.origin)
     return entries
 
 

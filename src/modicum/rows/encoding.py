@@ -435,14 +435,14 @@ class Encoder:
     def blocks(self, unread: Unread) -> Iterator[Array]:
         """Packed rows of all that is unread, in blocks that stay in cache."""
         weight = WeightCheck(self.roles.weight) if self.roles.weight else None
-        about = self.describe(1)
-        start, step = unread.first, block_rows(about.width)
+        description = self.describe(1)
+        start, step = unread.first, block_rows(description.width)
         for batch in unread.batches(self.roles.needed):
             for at in range(0, batch.num_rows, step):
                 fields = self.encode(batch.slice(at, step), start)
                 if weight:
                     weight.add(fields["weight"], start)
-                block = about.pack(fields)
+                block = description.pack(fields)
                 start += len(block)
                 yield block
         if start == 0:
@@ -464,10 +464,10 @@ def read_source(
     A source with categorical columns is read twice, the first time only those columns. Blocks are
     of the `rest` of its rows, where some have been read before.
     """
-    told = resolve(source.names, choice)
+    columns = resolve(source.names, choice)
     if source.rows == 0:
         raise DataError("there are no rows in the data: at least one is needed.")
-    roles = _with_text(told, source)
+    roles = _with_text(columns, source)
     plain = [name for name in roles.needed if name not in roles.categorical]
     kind = as_dtype(dtype, floating(source.types(plain)))
     levels = {}
@@ -475,7 +475,7 @@ def read_source(
         references = {name: roles.references[name] for name in roles.categorical}
         levels = collect_levels(source.batches(roles.categorical), references)
         for name in roles.categorical:
-            if name not in told.references:
+            if name not in columns.references:
                 remedy = f"pass {argument('categorical', [name])} to code the column as levels"
                 refuse_stray_text(source, name, levels[name], remedy)
                 _refuse_many(name, levels[name])
@@ -559,10 +559,10 @@ def read_table_like(
     kind = as_dtype(None, floating(source.types(plain)))
     encoder = Encoder(roles, levels, kind, dense=schema.coding is None)
     # The names are those of the other rows, however this table writes its levels.
-    about = replace(
+    description = replace(
         encoder.describe(source.rows or 0), columns=schema.columns, levels=dict(schema.levels)
     )
-    return about, encoder.blocks(Unread(source))
+    return description, encoder.blocks(Unread(source))
 
 
 def _table_column(field: str, names: Sequence[str]) -> str:

@@ -61,21 +61,21 @@ class ArrayField:
         original = self._array[start:stop]
         require_exact(original, dtype, lambda at: labels[at % len(labels)], start)
         with np.errstate(over="ignore"):
-            made: Array = np.ascontiguousarray(original, dtype=dtype)
-        flat = made.reshape(len(made), len(labels))
+            array: Array = np.ascontiguousarray(original, dtype=dtype)
+        flat = array.reshape(len(array), len(labels))
         require_finite(flat, labels, start, lambda row, col: original[row].reshape(-1)[col])
-        return made
+        return array
 
     def whole(self, dtype: DType, labels: Sequence[str]) -> Array:
         """All rows, without a copy where type and layout already fit."""
         fits = self._array.dtype == dtype and self._array.flags.c_contiguous
-        made = self._array if fits else allocate(self._array.shape, dtype)
+        array = self._array if fits else allocate(self._array.shape, dtype)
         step = block_rows(len(labels))
         for start in range(0, self.n, step):
             part = self.part(start, start + step, dtype, labels)
             if not fits:
-                made[start : start + step] = part
-        return made
+                array[start : start + step] = part
+        return array
 
 
 class FrameField:
@@ -110,16 +110,16 @@ class FrameField:
         """Rows from `start` up to `stop`."""
         piece = self._table.slice(start, stop - start)
         encoder = Encoder(self._roles, {}, dtype, from_table=False)
-        (made,) = encoder.encode(piece, start).values()
-        return made.reshape(-1, *self.shape)
+        (array,) = encoder.encode(piece, start).values()
+        return array.reshape(-1, *self.shape)
 
     def whole(self, dtype: DType, labels: Sequence[str]) -> Array:
         """All rows."""
-        made = allocate((self.n, *self.shape), dtype)
+        array = allocate((self.n, *self.shape), dtype)
         step = block_rows(len(labels))
         for start in range(0, self.n, step):
-            made[start : start + step] = self.part(start, start + step, dtype, labels)
-        return made
+            array[start : start + step] = self.part(start, start + step, dtype, labels)
+        return array
 
 
 def _kind_of(types: Sequence[Any]) -> str | None:
@@ -267,44 +267,45 @@ class FieldSet:
                 )
         if n == 0:
             raise DataError(f"field {next(iter(lengths))!r} has no rows: at least one is needed.")
-        made = tuple(
+        described = tuple(
             Field(name, raw.shape, raw.dtype if isinstance(raw, CodesField) else None, raw.kind)
             for name, raw in self._raw.items()
         )
         kind = as_dtype(dtype, [f for raw in self._raw.values() for f in raw.floating])
         names = _column_names(self._raw.get("x"), columns)
         outcome = self._raw["y"].title if "y" in self._raw else None
-        about = Description(n, kind, made, names, outcome)
-        self.description = _coded(about, coded) if coded else about
+        description = Description(n, kind, described, names, outcome)
+        self.description = _coded(description, coded) if coded else description
 
     def _labels(self, f: Field) -> tuple[str, ...]:
         return self.description.labels(f)
 
     def in_memory(self) -> MemoryBackend:
         """Convert and check everything at once."""
-        about = self.description
+        description = self.description
         arrays = {
-            f.name: self._raw[f.name].whole(about.dtype, self._labels(f)) for f in about.fields
+            f.name: self._raw[f.name].whole(description.dtype, self._labels(f))
+            for f in description.fields
         }
         if "weight" in arrays:
             check = WeightCheck("weight")
             check.add(arrays["weight"], 0)
             check.finish()
-        return MemoryBackend(about, arrays)
+        return MemoryBackend(description, arrays)
 
     def blocks(self) -> Iterator[Array]:
         """Convert and check a block of packed rows at a time."""
-        about, step = self.description, block_rows(self.description.width)
+        description, step = self.description, block_rows(self.description.width)
         check = WeightCheck("weight") if "weight" in self._raw else None
-        for start in range(0, about.n, step):
-            stop = min(start + step, about.n)
+        for start in range(0, description.n, step):
+            stop = min(start + step, description.n)
             parts = {
-                f.name: self._raw[f.name].part(start, stop, about.dtype, self._labels(f))
-                for f in about.fields
+                f.name: self._raw[f.name].part(start, stop, description.dtype, self._labels(f))
+                for f in description.fields
             }
             if check:
                 check.add(parts["weight"], start)
-            yield about.pack(parts)
+            yield description.pack(parts)
         if check:
             check.finish()
 
@@ -355,22 +356,22 @@ def _factors(codes: object, fields: Mapping[str, object]) -> dict[str, object]:
     return dict(codes)
 
 
-def _coded(about: Description, factors: Mapping[str, CodesField]) -> Description:
+def _coded(description: Description, factors: Mapping[str, CodesField]) -> Description:
     """Describe rows whose factors follow the columns of x, each against its first level."""
-    shape = next((f.shape for f in about.fields if f.name == "x"), (0,))
+    shape = next((f.shape for f in description.fields if f.name == "x"), (0,))
     if len(shape) != 1:
         raise DataError("with codes, x must be a matrix: a vector of numbers per row.")
     levels = {name: factor.levels for name, factor in factors.items()}
     coding = treatment(shape[0], {name: len(of) for name, of in levels.items()})
     names = [f"{name}[{level}]" for name, of in levels.items() for level in of[1:]]
-    columns = (*about.columns, *names)
+    columns = (*description.columns, *names)
     clash = [name for name, count in Counter(columns).items() if count > 1]
     if clash:
         raise DataError(
             f"two columns would be named {clash[0]!r}, one of them for a level of a factor: rename "
             "the other."
         )
-    return replace(about, columns=columns, levels=levels, coding=coding)
+    return replace(description, columns=columns, levels=levels, coding=coding)
 
 
 def fill(description: Description, blocks: Iterable[Array]) -> MemoryBackend:
@@ -413,15 +414,17 @@ def _field(name: str, value: object) -> RawField:
             f"field {name!r} is a path: use Rows.open for a store, modicum.rows.ingest for files."
         )
     framed = is_table(value) or is_series(value)
-    made: ArrayField | FrameField = FrameField(name, value) if framed else ArrayField(name, value)
-    if name in SCALARS and made.shape == (1,):
-        made.squeeze()  # (n, 1) can only mean n numbers here; kept, it would broadcast to (n, n)
-    several = name == "y" or (name == "offset" and len(made.shape) == 1)  # one per class: softmax
-    if name in SCALARS and made.shape != () and not several:
+    field: ArrayField | FrameField = FrameField(name, value) if framed else ArrayField(name, value)
+    if name in SCALARS and field.shape == (1,):
+        field.squeeze()  # (n, 1) can only mean n numbers here; kept, it would broadcast to (n, n)
+    may_be_vector = name == "y" or (
+        name == "offset" and len(field.shape) == 1
+    )  # one per class: softmax
+    if name in SCALARS and field.shape != () and not may_be_vector:
         raise DataError(
-            f"field {name!r} has shape {(made.n, *made.shape)}: it must hold one number per row."
+            f"field {name!r} has shape {(field.n, *field.shape)}: it must hold one number per row."
         )
-    return made
+    return field
 
 
 def _column_names(x: RawField | None, columns: object) -> tuple[str, ...]:

@@ -150,10 +150,10 @@ class GroupedRows(Rows):
         self._description, self._backend = members._description, members._backend
         self._fingerprint = members._fingerprint
         self.members, self.index, self.nodes = members, index, nodes
-        taken = [name for name in self.RESERVED if name in members.fields]
-        if taken:
+        reserved = [name for name in self.RESERVED if name in members.fields]
+        if reserved:
             raise SettingError(
-                f"groups call something else '{taken[0]}'; give that field another name."
+                f"groups call something else '{reserved[0]}'; give that field another name."
             )
 
     def with_nodes(self, nodes: NodePlaces) -> GroupedRows:
@@ -216,9 +216,9 @@ class GroupedRows(Rows):
         if nodes is not None:
             nodes = NodePlaces(nodes.centre[ids], nodes.point)
         index = GroupIndex(self.index.field, self.index.values[ids], start, None)
-        some = GroupedRows(members, index, nodes)
-        some.flat_rows, some.flat_groups = self.flat_rows, self.flat_groups  # compiled already
-        return some
+        subset = GroupedRows(members, index, nodes)
+        subset.flat_rows, subset.flat_groups = self.flat_rows, self.flat_groups  # compiled already
+        return subset
 
     # Passes -------------------------------------------------------------------------------
 
@@ -238,8 +238,8 @@ class GroupedRows(Rows):
     @cached_property
     def flat_rows(self) -> int:
         """Rows that a chunk has room for."""
-        few = 256 * -(-len(self.members) // 256)
-        return max(self.largest, min(FLAT_ROWS, few))
+        rounded_up = 256 * -(-len(self.members) // 256)
+        return max(self.largest, min(FLAT_ROWS, rounded_up))
 
     @cached_property
     def flat_groups(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import os
@@ -20,8 +21,10 @@ from modicum.rows.description import Array, Description, Level
 from modicum.rows.encoding import ColumnChoice, read_source
 from modicum.rows.fields import FieldSet
 from modicum.rows.fingerprint import RunningFingerprint
-from modicum.rows.lake import LakeSource, is_uri
+from modicum.rows.lake import LakeSource, is_remote, is_uri, local_path
+from modicum.rows.object_storage import Bucket, holds_store
 from modicum.rows.rows import Rows
+from modicum.rows.shard_writing import Directory, Journal, ShardWriter
 from modicum.rows.sorting import sorted_blocks
 from modicum.rows.sources import (
     DatasetSource,
@@ -35,8 +38,8 @@ from modicum.rows.sources import (
     is_table,
     library,
 )
-from modicum.rows.staging import staged, writing
-from modicum.rows.store import DESCRIPTION, SHARD_BYTES, Journal, ShardWriter, StoreDescription
+from modicum.rows.staging import refuse_existing, staged, writing
+from modicum.rows.store import DESCRIPTION, SHARD_BYTES, StoreDescription
 
 KINDS = {
     ".parquet": "parquet",
@@ -84,7 +87,8 @@ def ingest(
         filter), a list or an iterator of tables, a mapping of field names to arrays (then the
         column arguments do not apply), or `Rows`.
     store : path
-        The folder to make.
+        The folder to make, or its URI on object storage (``s3://bucket/folder``), where shards are
+        sent as they are finished.
     outcome, predictors, offset, weight, categorical, dense
         As in `Rows.from_table`. Categorical columns of CSV files are read as text: "01234" and
         "1234" are two levels.
@@ -174,41 +178,63 @@ def write_store(
     With an `identity` of what is written, a killed call is gone on with by the next: `rows` is
     given a function that says, once the rows are described, how many of them are there already.
     """
-    folder = Path(os.path.realpath(store))  # what a link points to is written, not the link
     identity = None if sort_by is not None else identity
-    with staged(folder, overwrite, identity) as staging:
+    with _writable(store, overwrite, identity) as folder:
         journals: list[Journal] = []
 
-        def done(about: Description) -> int:
+        def done(description: Description) -> int:
             if identity is None:
                 return 0
-            journals.append(Journal(staging, about, f"{identity} {shard_rows}"))
+            journals.append(Journal(folder, description, f"{identity} {shard_rows}"))
             return sum(shard.rows for shard in journals[0].shards)
 
         ready = rows(done)
         if sort_by is not None:
-            ordered = sorted_blocks(ready.description, ready.blocks, sort_by, staging)
+            ordered = sorted_blocks(ready.description, ready.blocks, sort_by, folder.local)
             ready = ready._replace(blocks=ordered)
         journal = journals[0] if journals else None
-        _write(ready, staging, folder, shard_rows, progressbar, journal)
+        _write(ready, folder, Path(store), shard_rows, progressbar, journal)
     return Rows.open(store)
+
+
+def refuse_taken(store: str | os.PathLike[str], overwrite: bool) -> None:
+    """Refuse a store that may not be written, before the data are read."""
+    if is_remote(store):
+        Bucket(str(store)).refuse_existing(overwrite)
+    else:
+        refuse_existing(Path(os.path.realpath(local_path(store))), overwrite)
+
+
+@contextlib.contextmanager
+def _writable(
+    store: str | os.PathLike[str], overwrite: bool, identity: str | None
+) -> Iterator[Directory | Bucket]:
+    """Where the files of a store are written, if they may be."""
+    if is_remote(store):
+        bucket = Bucket(str(store))
+        with bucket.staged(overwrite):
+            yield bucket
+        return
+    place = Path(os.path.realpath(local_path(store)))  # what a link points to, not the link
+    with staged(place, overwrite, identity) as staging:
+        yield Directory(staging)
 
 
 def _write(
     rows: PackedBlocks,
-    staging: Path,
+    folder: Directory | Bucket,
     store: Path,
     shard_rows: int | None,
     progressbar: Progressbar,
     journal: Journal | None = None,
 ) -> None:
-    about = rows.description
-    per_shard = shard_rows or max(1, SHARD_BYTES // about.row_bytes)
-    writer = ShardWriter(staging, about, per_shard, journal)
-    fingerprint = RunningFingerprint(about)
+    description = rows.description
+    per_shard = shard_rows or max(1, SHARD_BYTES // description.row_bytes)
+    writer = ShardWriter(folder, description, per_shard, journal)
+    fingerprint = RunningFingerprint(description)
     try:
         with phase(f"ingest {store.name}", rows.total, progressbar, "rows") as reading:
-            for block in () if journal is None else journal.blocks(staging, about):
+            for block in () if journal is None else journal.blocks():
                 fingerprint.update(block)  # it was written before this process began
                 reading.advance(len(block))
             for block in rows.blocks:
@@ -218,10 +244,8 @@ def _write(
                 reading.advance(len(block))
         with writing(store):
             shards = tuple(writer.finish())
-            about = replace(about, n=writer.rows)
-            StoreDescription(about, shards, fingerprint.finish(about)).write(staging)
-            if journal is not None:
-                journal.end()
+            description = replace(description, n=writer.rows)
+            folder.finish(StoreDescription(description, shards, fingerprint.finish(description)))
     finally:
         writer.close()
 
@@ -243,30 +267,30 @@ def _packed(
             fields = FieldSet(arrays, None, dtype, source.get("codes"))
             return PackedBlocks(fields.description, fields.blocks(), fields.description.n)
         kind = source.dtype if dtype is None else as_dtype(dtype, [])
-        about = replace(source._description, dtype=kind)
-        return PackedBlocks(about, _repacked(source, about), len(source))
+        description = replace(source._description, dtype=kind)
+        return PackedBlocks(description, _repacked(source, description), len(source))
     rest = Unread(source)
     encoder, blocks = read_source(source, choice, dtype, rest)
-    about = encoder.describe(source.rows or 0)
-    rest.first = done(about)
-    return PackedBlocks(about, blocks, source.rows)
+    description = encoder.describe(source.rows or 0)
+    rest.first = done(description)
+    return PackedBlocks(description, blocks, source.rows)
 
 
-def _repacked(rows: Rows, about: Description) -> Iterator[Array]:
+def _repacked(rows: Rows, description: Description) -> Iterator[Array]:
     """Packed blocks of rows that were checked before, in a type that may be narrower."""
-    numbers = tuple(f for f in about.fields if f.dtype is None)
-    labels = [label for f in numbers for label in about.labels(f)]
-    after = replace(about, fields=numbers, coding=None)
+    numbers = tuple(f for f in description.fields if f.dtype is None)
+    labels = [label for f in numbers for label in description.labels(f)]
+    after = replace(description, fields=numbers, coding=None)
     before, start = replace(after, dtype=rows.dtype), 0
-    for chunk in rows.chunks(block_rows(about.width)):
+    for chunk in rows.chunks(block_rows(description.width)):
         original = before.pack(chunk)
-        if about.dtype.kind == "u":
-            require_exact(original, about.dtype, lambda at: labels[at % len(labels)], start)
+        if description.dtype.kind == "u":
+            require_exact(original, description.dtype, lambda at: labels[at % len(labels)], start)
         with np.errstate(over="ignore"):
-            block = original.astype(about.dtype, copy=False)
+            block = original.astype(description.dtype, copy=False)
         require_finite(block, labels, start, lambda row, col, o=original: o[row, col])  # type: ignore[misc]
         start += len(block)
-        yield block if about.coding is None else about.pack(chunk | after.split(block))
+        yield block if description.coding is None else description.pack(chunk | after.split(block))
 
 
 def _recognise(
@@ -282,8 +306,12 @@ def _recognise(
 
 
 def is_store(source: object) -> TypeGuard[str | os.PathLike[str]]:
-    """Whether `source` is the path of a row store."""
-    return isinstance(source, str | os.PathLike) and (Path(source) / DESCRIPTION).is_file()
+    """Whether `source` is the path or the URI of a row store."""
+    if not isinstance(source, str | os.PathLike):
+        return False
+    if is_remote(source):
+        return holds_store(source)
+    return (local_path(source) / DESCRIPTION).is_file()
 
 
 def table_source(

@@ -11,10 +11,10 @@ from __future__ import annotations
 import fnmatch
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from modicum.errors import DataError, SettingError
 from modicum.rows.checks import names_like
@@ -23,8 +23,18 @@ from modicum.rows.sources import BATCH_ROWS, DatasetSource, line
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["LakeError", "LakeSource", "cache_folder", "is_uri"]
+__all__ = [
+    "LakeError",
+    "LakeSource",
+    "cache_folder",
+    "file_system",
+    "is_remote",
+    "is_uri",
+    "local_path",
+    "tried_again",
+]
 
+T = TypeVar("T")
 FOOTERS = 16  # read at the same time
 ATTEMPTS, FIRST_PAUSE = 4, 0.5  # at reading on after a failure; seconds, doubled each time
 FORMATS = {
@@ -40,6 +50,32 @@ class LakeError(DataError):
 def is_uri(value: object) -> bool:
     """Whether `value` names a place by a scheme, such as s3://bucket/folder."""
     return isinstance(value, str) and "://" in value
+
+
+def is_remote(value: object) -> bool:
+    """Whether `value` names a place that is not on this machine's disks."""
+    return is_uri(value) and not str(value).startswith("file:")
+
+
+def local_path(place: str | os.PathLike[str]) -> Path:
+    """A place on this machine's disks, of a path or of a URI such as file:///data/rows."""
+    if is_uri(place):
+        return Path(file_system(str(place))[1])
+    return Path(place)
+
+
+def tried_again(call: Callable[[], T]) -> T:
+    """What a call returns, tried again after failures of which the next attempt may be free."""
+    import pyarrow as pa
+
+    for attempt in range(ATTEMPTS - 1):
+        try:
+            return call()
+        except (FileNotFoundError, PermissionError):
+            raise
+        except (pa.ArrowException, OSError):
+            time.sleep(FIRST_PAUSE * 2**attempt)
+    return call()
 
 
 def cache_folder() -> Path:
@@ -69,13 +105,13 @@ class LakeSource(DatasetSource):
         import pyarrow as pa
 
         self.called = os.fspath(places[0]) + (" ..." if len(places) > 1 else "")
-        self.remote = any(is_uri(p) and not str(p).startswith("file:") for p in places)
+        self.remote = any(map(is_remote, places))
         try:
-            filesystem, found, base = _listed(places)
-            if not found:
+            filesystem, files, base = _listed(places)
+            if not files:
                 raise DataError(f"there is no file at {self.called}: check the path.")
-            self.identity = [[f.path, f.size, str(f.mtime_ns)] for f in found]
-            self._fragments = _fragments(filesystem, [f.path for f in found], base)
+            self.identity = [[f.path, f.size, str(f.mtime_ns)] for f in files]
+            self._fragments = _fragments(filesystem, [f.path for f in files], base)
             with ThreadPoolExecutor(FOOTERS) as pool:
                 footers = list(pool.map(_footer, self._fragments))
         except (pa.ArrowException, OSError) as error:
@@ -153,25 +189,26 @@ def _listed(places: Sequence[str | os.PathLike[str]]) -> tuple[Any, list[Any], s
     """The file system, its files in the order of their names, and the folder that holds them."""
     from pyarrow import fs
 
-    systems, found, bases = [], [], []
+    systems, files, bases = [], [], []
     for place in places:
         if is_uri(place):
-            system, path = _system(str(place))
+            system, path = file_system(str(place))
         else:
             system, path = fs.LocalFileSystem(), os.path.abspath(place)
         systems.append(system)
-        some, base = _files_at(system, path)
-        found += some
+        part, base = _files_at(system, path)
+        files += part
         bases.append(base)
     if any(system != systems[0] for system in systems):
         raise SettingError("all files must lie on one file system: read them one after the other.")
     base = os.path.commonpath(bases) if len(bases) > 1 else bases[0]
     while "=" in base:  # columns in the names of folders above the files count too
         base = base.rpartition("/")[0]
-    return systems[0], found, base
+    return systems[0], files, base
 
 
-def _system(uri: str) -> tuple[Any, str]:
+def file_system(uri: str) -> tuple[Any, str]:
+    """The file system that a URI names, and the path there."""
     import pyarrow as pa
     from pyarrow import fs
 
@@ -224,7 +261,7 @@ def _fragments(system: Any, files: list[str], base: str) -> list[Any]:
             "Arrow (Feather) files: name one kind, as in '*.parquet', or write CSV as Parquet."
         )
     hive = dataset.HivePartitioning.discover()
-    made = dataset.dataset(
+    fragments = dataset.dataset(
         files,
         filesystem=system,
         format=kinds.pop(),
@@ -232,7 +269,7 @@ def _fragments(system: Any, files: list[str], base: str) -> list[Any]:
         partition_base_dir=base,
         exclude_invalid_files=False,
     )
-    by_path = {fragment.path: fragment for fragment in made.get_fragments()}
+    by_path = {fragment.path: fragment for fragment in fragments.get_fragments()}
     return [by_path[file] for file in files]
 
 

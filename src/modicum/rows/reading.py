@@ -24,6 +24,7 @@ from modicum.rows.ingestion import (
     PackedBlocks,
     identity_of,
     is_store,
+    refuse_taken,
     table_source,
     write_store,
 )
@@ -31,7 +32,6 @@ from modicum.rows.lake import LakeSource, cache_folder
 from modicum.rows.rows import Rows
 from modicum.rows.rows_source import RowsSource
 from modicum.rows.sources import Source, Unread, is_dataset, is_table
-from modicum.rows.staging import refuse_existing
 from modicum.rows.store import DESCRIPTION
 
 __all__ = [
@@ -89,8 +89,8 @@ def read_formula(
     missing
         Whether a row with a missing value is refused, or dropped.
     store
-        A folder to write the rows to, in the order of the largest group; None: they are kept in
-        memory, in the order they come in.
+        A folder to write the rows to, or its URI on object storage, in the order of the largest
+        group; None: they are kept in memory, in the order they come in.
     overwrite
         Whether a store there may be replaced.
     dtype
@@ -112,15 +112,15 @@ def read_formula(
     if missing not in ("refuse", "drop"):
         raise SettingError(f"missing must be 'refuse' or 'drop', not {missing!r}.")
     if store is not None:
-        refuse_existing(Path(os.path.realpath(store)), overwrite)  # before the data are read
+        refuse_taken(store, overwrite)
     first = _source(data, text_encoding, ())
     if isinstance(first, ONCE_OPENED):
         data = first
     parsed = _with_offset(parse(formula, first.names), offset)
     source = _source(data, text_encoding, _levels_alone(parsed.expressions))
     if store is None and isinstance(source, LakeSource) and source.remote:
-        asked = (str(formula), offset, weight, missing, str(dtype), version("modicum"))
-        return _kept(source, asked, progressbar, lambda folder: read_formula(
+        settings = (str(formula), offset, weight, missing, str(dtype), version("modicum"))
+        return _kept(source, settings, progressbar, lambda folder: read_formula(
             formula, source, offset=offset, weight=weight, missing=missing, store=folder,
             overwrite=True, dtype=dtype, progressbar=progressbar,
         ))  # fmt: skip
@@ -138,21 +138,21 @@ def read_formula(
 
 def _kept(
     source: LakeSource,
-    asked: tuple[object, ...],
+    settings: tuple[object, ...],
     progressbar: Progressbar,
     make: Callable[[Path], TableRows],
 ) -> TableRows:
     """Rows of a lake as a store in the user's cache folder, made where it is not there yet."""
-    folder = cache_folder() / "lake" / (identity_of(source, *asked) or "")[:24]
+    folder = cache_folder() / "lake" / (identity_of(source, *settings) or "")[:24]
     note = folder.with_suffix(".json")
     if (folder / DESCRIPTION).is_file() and note.is_file():
         dropped = json.loads(note.read_text())["dropped"]
         say(f"the rows of {source.called} are taken from {folder}", progressbar)
         return TableRows(Rows.open(folder), int(dropped))
     say(f"the rows of {source.called} are kept in {folder}, as a row store", progressbar)
-    made = make(folder)
-    note.write_text(json.dumps({"source": source.called, "dropped": made.dropped}))
-    return made
+    rows = make(folder)
+    note.write_text(json.dumps({"source": source.called, "dropped": rows.dropped}))
+    return rows
 
 
 def encode_table(
@@ -172,10 +172,10 @@ def encode_table(
     source = _source(table, text_encoding, _levels_alone(encoding.expressions()))
     while True:
         try:
-            made = encoded(
+            backend = encoded(
                 encoding, source, outcome=outcome, dtype=dtype, drop=drop, newlevels=newlevels
             )
-            return Rows._at(made.description, made)
+            return Rows._at(backend.description, backend)
         except TypesWidened:
             continue
 
@@ -205,16 +205,16 @@ def _read(
     encoding = learned.encoding
     n = learned.rows if learned.rows is not None else source.rows
     kind = rows_type(encoding.needed(), source, dtype)
-    about = encoding.describe(n or 1, kind)
+    description = encoding.describe(n or 1, kind)
     rest = Unread(source)
     chunks = encoding.chunks(rest, kind, drop=drop)
     if store is not None:
 
         def ready(done: Callable[[Description], int]) -> PackedBlocks:
-            rest.first = done(about)
-            return PackedBlocks(about, (about.pack(chunk) for chunk in chunks), n)
+            rest.first = done(description)
+            return PackedBlocks(description, (description.pack(chunk) for chunk in chunks), n)
 
-        sort_by = largest_factor(encoding, about.schema.levels)
+        sort_by = largest_factor(encoding, description.schema.levels)
         # Rows that are dropped leave no trace of how far an unfinished store got, and weights are
         # judged as a whole, when all have been seen.
         plain = not drop and weight is None
@@ -228,8 +228,8 @@ def _read(
                 yield chunk
                 reading.advance(len(next(iter(chunk.values()))))
 
-        made = in_memory(about, counted(), n)
-    return TableRows(Rows._at(made.description, made), learned.dropped)
+        backend = in_memory(description, counted(), n)
+    return TableRows(Rows._at(backend.description, backend), learned.dropped)
 
 
 def largest_factor(encoding: FormulaEncoding, levels: Mapping[str, tuple[str, ...]]) -> str | None:

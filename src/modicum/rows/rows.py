@@ -7,7 +7,6 @@ import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -22,6 +21,7 @@ from modicum.rows.fields import FieldSet, MemoryBackend, fill
 from modicum.rows.fingerprint import fingerprint
 from modicum.rows.formula.encoding import FormulaEncoding
 from modicum.rows.formula.memory import encoded
+from modicum.rows.lake import is_remote, local_path
 from modicum.rows.sources import TableSource, is_table
 
 
@@ -208,8 +208,8 @@ class Rows:
         """
         if schema.origin is not None:
             encoding = FormulaEncoding.from_dict(schema.origin)
-            made = encoded(encoding, TableSource(table), outcome=outcome)
-            return cls._at(made.description, made)
+            backend = encoded(encoding, TableSource(table), outcome=outcome)
+            return cls._at(backend.description, backend)
         description, blocks = read_table_like(table, schema, outcome)
         return cls._at(description, fill(description, blocks))
 
@@ -228,28 +228,29 @@ class Rows:
         """
         coding = schema.coding
         assert coding is not None, "other rows without codes have no levels to go by"
-        given = dict(fields)
-        factors = given.pop("codes", None)
+        named = dict(fields)
+        factors = named.pop("codes", None)
         if factors is None:
-            factors = {name: given.pop(name) for name in coding.fields if name in given}
+            factors = {name: named.pop(name) for name in coding.fields if name in named}
         if isinstance(factors, Mapping):
             if not factors:
-                return cls(**given, dtype=dtype)
+                return cls(**named, dtype=dtype)
             factors = {name: factors[name] for name in coding.fields if name in factors}
-        if is_table(given.get("x")):  # columns with names may come in any order
+        if is_table(named.get("x")):  # columns with names may come in any order
             names = [schema.columns[place] for place in coding.dense]
-            given["x"] = _columns_of(TableSource(given["x"]), names)
+            named["x"] = _columns_of(TableSource(named["x"]), names)
         levels: dict[str, tuple[Level, ...]] = {k: tuple(v) for k, v in schema.levels.items()}
-        field_set = FieldSet(given, given.pop("columns", None), dtype, factors, levels)
-        about = field_set.description.like(schema)
-        return cls._at(about, field_set.in_memory())
+        field_set = FieldSet(named, named.pop("columns", None), dtype, factors, levels)
+        description = field_set.description.like(schema)
+        return cls._at(description, field_set.in_memory())
 
     @classmethod
     def open(cls, store: str | os.PathLike[str], verify: bool = False) -> Rows:
         """Open a store that `ingest` made, without reading it into memory.
 
         The description, the size of every shard and both ends of its data are checked; with
-        `verify`, the checksum of all data, which reads the store once.
+        `verify`, the checksum of all data, which reads the store once. A store on object storage
+        (``s3://bucket/folder``) is read over the network, in ranges of bytes.
 
         Examples
         --------
@@ -260,13 +261,18 @@ class Rows:
         >>> Rows.open(folder, verify=True).slice(1, 3)["y"]
         array([1., 1.], dtype=float32)
         """
+        from modicum.rows.object_storage import RemoteBackend
         from modicum.rows.store import StoreBackend
 
         if not isinstance(store, str | os.PathLike):
             raise SettingError(
                 f"Rows.open takes the folder of a store, not a {type(store).__name__}."
             )
-        backend = StoreBackend(Path(store).absolute(), verify)
+        backend: StoreBackend | RemoteBackend
+        if is_remote(store):
+            backend = RemoteBackend(str(store), verify)
+        else:
+            backend = StoreBackend(local_path(store).absolute(), verify)
         return cls._at(backend.description, backend, backend.fingerprint)
 
     def subset(self, row_ids: Array) -> Rows:
@@ -280,8 +286,8 @@ class Rows:
             damage = first_not_finite(self)
             if damage is not None:
                 raise damage.error()
-        about = replace(self._description, n=len(next(iter(arrays.values()))))
-        return Rows._at(about, MemoryBackend(about, arrays))
+        description = replace(self._description, n=len(next(iter(arrays.values()))))
+        return Rows._at(description, MemoryBackend(description, arrays))
 
     def reordered(self, columns: Sequence[str]) -> Rows:
         """Return rows with codes whose columns, and so their coefficients, come in another order.
@@ -301,10 +307,10 @@ class Rows:
             coding = self.coding.reordered([place[name] for name in self.columns])
         except ValueError as fault:
             raise SettingError(f"columns cannot come in this order: {fault}.") from None
-        about = replace(self._description, columns=tuple(place), coding=coding)
+        description = replace(self._description, columns=tuple(place), coding=coding)
         if self.is_store:
             raise SettingError("the columns of a store stay in their order: ingest it anew.")
-        return Rows._at(about, self._backend)
+        return Rows._at(description, self._backend)
 
     def take(self, row_ids: object) -> dict[str, Array]:
         """Return the rows at `row_ids`, an integer array of any shape S.
@@ -463,9 +469,9 @@ class Rows:
             (name, "x".join(map(str, shape)) or "one number", self.dtypes[name].name)
             for name, shape in self.fields.items()
         ]
-        some = ", ".join(self.columns[:8])
+        first_columns = ", ".join(self.columns[:8])
         more = f" and {len(self.columns) - 8:,} more" if len(self.columns) > 8 else ""
-        columns = tag("div", f"columns: {some}{more}") if self.columns else None
+        columns = tag("div", f"columns: {first_columns}{more}") if self.columns else None
         title = f"{len(self):,} rows, {_size(self.nbytes)} {self._backend.where}"
         return box(tag("b", title), table(("field", "per row", "type"), lines), columns)
 
@@ -541,16 +547,16 @@ def first_not_finite(rows: Rows) -> NotFinite | None:
     >>> first_not_finite(rows)
     NotFinite(column='x1', row=2, value=nan, where='in memory')
     """
-    about = rows._description
-    if about.dtype.kind != "f":
+    description = rows._description
+    if description.dtype.kind != "f":
         return None
-    numbers = [f for f in about.fields if f.dtype is None]
+    numbers = [f for f in description.fields if f.dtype is None]
     start = 0
-    for chunk in rows.chunks(block_rows(about.width)):
+    for chunk in rows.chunks(block_rows(description.width)):
         if not all(np.isfinite(chunk[f.name]).all() for f in numbers):
             block = np.concatenate([_flat(chunk[f.name]) for f in numbers], axis=1)
             row, column = (int(i) for i in np.argwhere(~np.isfinite(block))[0])
-            labels = [label for f in numbers for label in about.labels(f)]
+            labels = [label for f in numbers for label in description.labels(f)]
             value = float(block[row, column])
             return NotFinite(labels[column], start + row, value, rows._backend.where)
         start += len(next(iter(chunk.values())))

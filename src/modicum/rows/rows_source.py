@@ -27,8 +27,8 @@ class RowsSource:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self.rows: int | None = len(rows)
-        about = rows.coding
-        dense = range(len(rows.columns)) if about is None else about.dense
+        coding = rows.coding
+        dense = range(len(rows.columns)) if coding is None else coding.dense
         held = {rows.columns[place]: j for j, place in enumerate(dense)}
         self._factors: dict[str, tuple[Level, ...]] = {}
         self._dummies: dict[str, list[int]] = {}
@@ -38,7 +38,7 @@ class RowsSource:
             if min(places) >= 0:
                 self._dummies[name] = places
         self._numbers = held
-        coded = set() if about is None else set(about.fields)
+        coded = set() if coding is None else set(coding.fields)
         scalars = [f for f, shape in rows.fields.items() if shape == () and f not in coded]
         named = {rows.outcome or "y": "y"} if "y" in scalars else {}
         self._scalars = {f: f for f in scalars if f != "y" and f not in named} | named

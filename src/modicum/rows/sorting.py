@@ -23,24 +23,24 @@ SAMPLES = 1024  # values of each run by which ranges are chosen
 
 
 def sorted_blocks(
-    about: Description,
+    description: Description,
     blocks: Iterator[Array],
     field: str,
     folder: Path,
     run_bytes: int = RUN_BYTES,
 ) -> Iterator[Array]:
     """Return the rows of `blocks` in the order of `field`, with runs kept in `folder` meanwhile."""
-    if field not in {f.name for f in about.fields if f.shape == ()}:
-        names = ", ".join(f.name for f in about.fields if f.shape == ())
+    if field not in {f.name for f in description.fields if f.shape == ()}:
+        names = ", ".join(f.name for f in description.fields if f.shape == ())
         raise SettingError(
             f"sort_by names a field with one number per row, and {field!r} is none; there are "
             f"{names or 'none'}."
         )
-    most = max(1, run_bytes // about.row_bytes)
+    most = max(1, run_bytes // description.row_bytes)
     runs: list[_Run] = []
     try:
         for number, block in enumerate(_gathered(blocks, most)):
-            runs.append(_Run(about, block, field, folder / f".run-{number:05d}"))
+            runs.append(_Run(description, block, field, folder / f".run-{number:05d}"))
         yield from _merged(runs, most)
     finally:
         for run in runs:
@@ -64,8 +64,8 @@ def _gathered(blocks: Iterator[Array], most: int) -> Iterator[Array]:
 class _Run:
     """Sorted rows in a file."""
 
-    def __init__(self, about: Description, block: Array, field: str, path: Path) -> None:
-        keys = np.asarray(about.split(block)[field])
+    def __init__(self, description: Description, block: Array, field: str, path: Path) -> None:
+        keys = np.asarray(description.split(block)[field])
         order = np.argsort(keys, kind="stable")
         self._file, self._key_file = path, path.with_suffix(".key")
         self._shape, self._type = block.shape, block.dtype

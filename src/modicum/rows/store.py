@@ -37,7 +37,6 @@ SHARD_BYTES = 1 << 30
 # What is read at either end of a shard for the quick check.
 END_BYTES = 1 << 16
 AGAIN = "ingest the source again"
-JOURNAL_ROWS = 1 << 16  # read again at a time when a killed ingest goes on
 
 # Advice to the system about mapped pages; 0 (normal) where it has no such advice.
 RANDOM = getattr(mmap, "MADV_RANDOM", 0)
@@ -83,44 +82,52 @@ class StoreDescription:
     shards: tuple[Shard, ...]
     fingerprint: str | None = None  # stores of before it was kept have none
 
-    def write(self, folder: Path) -> None:
-        """Write ``rows.json``, the last file of a store."""
-        about = {
+    def text(self) -> str:
+        """What ``rows.json`` holds."""
+        entries = {
             "format": FORMAT,
             "version": NUMBERS if self.rows.coding is None else RECORDS,
             **self.rows.to_json(),
             "fingerprint": self.fingerprint,
             "shards": [asdict(shard) for shard in self.shards],
         }
+        return json.dumps(entries, indent=1)
+
+    def write(self, folder: Path) -> None:
+        """Write ``rows.json``, the last file of a store."""
         with open(folder / DESCRIPTION, "w", encoding="utf-8") as file:
-            json.dump(about, file, indent=1)
+            file.write(self.text())
             file.flush()
             os.fsync(file.fileno())
 
     @classmethod
     def read(cls, folder: Path) -> StoreDescription:
         """Read ``rows.json`` and refuse what is not a whole description of a store."""
-        about = read_json(folder)
-        if about.get("version") not in (NUMBERS, RECORDS):
+        return cls.of_json(read_json(folder), str(folder))
+
+    @classmethod
+    def of_json(cls, entries: dict[str, object], folder: str) -> StoreDescription:
+        """The same of what ``rows.json`` holds, in a folder of this name."""
+        if entries.get("version") not in (NUMBERS, RECORDS):
             raise DataError(
-                f"{folder} has store version {str(about.get('version'))[:40]} and this Modicum "
+                f"{folder} has store version {str(entries.get('version'))[:40]} and this Modicum "
                 f"reads versions {NUMBERS} and {RECORDS}: upgrade Modicum, or ingest the source "
                 "again."
             )
         try:
-            rows = Description.from_json(about)
-            shards = tuple(Shard.from_json(entry) for entry in sequence(about["shards"]))
+            rows = Description.from_json(entries)
+            shards = tuple(Shard.from_json(entry) for entry in sequence(entries["shards"]))
             if sum(shard.rows for shard in shards) != rows.n:
                 raise ValueError("the shards have another number of rows")
             if len({shard.file for shard in shards}) < len(shards):
                 raise ValueError("a shard is listed twice")
-            fingerprint = about.get("fingerprint")
+            fingerprint = entries.get("fingerprint")
             return cls(rows, shards, None if fingerprint is None else text(fingerprint))
         except KeyError as error:
             reason = f"entry {error} is missing"
         except (TypeError, ValueError) as error:
             reason = str(error)
-        raise DataError(f"{folder / DESCRIPTION} is damaged ({reason}): ingest the source again.")
+        raise DataError(f"{folder}/{DESCRIPTION} is damaged ({reason}): ingest the source again.")
 
 
 def read_json(folder: Path) -> dict[str, object]:
@@ -129,20 +136,33 @@ def read_json(folder: Path) -> dict[str, object]:
     try:
         status = path.stat()
         # A pipe would keep us waiting, and a folder cannot be read.
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_DESCRIPTION_BYTES:
-            raise ValueError("it is no file of a sensible size")
-        about = json.loads(path.read_bytes().decode("utf-8"))
-        if not isinstance(about, dict) or about.get("format") != FORMAT:
-            raise ValueError(f"it does not say that its format is {FORMAT}")
-        return about
+        sensible = stat.S_ISREG(status.st_mode) and status.st_size <= MOST_DESCRIPTION_BYTES
+        data = path.read_bytes() if sensible else None
     except (FileNotFoundError, NotADirectoryError):
-        raise DataError(
-            f"{folder} is not a row store (it has no {DESCRIPTION}): make one with ingest."
-        ) from None
+        raise no_store(str(folder)) from None
     except OSError as error:
         raise DataError(
             f"{path} cannot be read ({error.strerror}): check its permissions and its disk."
         ) from None
+    return parsed_json(data, str(path))
+
+
+def no_store(folder: str) -> DataError:
+    """Say that a folder is no store."""
+    return DataError(
+        f"{folder} is not a row store (it has no {DESCRIPTION}): make one with ingest."
+    )
+
+
+def parsed_json(data: bytes | None, path: str) -> dict[str, object]:
+    """Return the object that a description is; `path` names it where it is none."""
+    try:
+        if data is None:
+            raise ValueError("it is no file of a sensible size")
+        entries = json.loads(data.decode("utf-8"))
+        if not isinstance(entries, dict) or entries.get("format") != FORMAT:
+            raise ValueError(f"it does not say that its format is {FORMAT}")
+        return entries
     except UnicodeDecodeError:
         reason = "it is not UTF-8 text"
     except json.JSONDecodeError:
@@ -154,14 +174,15 @@ def read_json(folder: Path) -> dict[str, object]:
     raise DataError(f"{path} is damaged ({reason}): ingest the source again.")
 
 
-def _header(file: BinaryIO, rows: int, about: Description) -> int:
-    descr = npy.dtype_to_descr(about.packed_type.newbyteorder("<"))
-    shape = (rows, *about.packed_shape)
+def npy_header(file: BinaryIO, rows: int, description: Description) -> int:
+    """Write the header of a shard; return where its data begin."""
+    descr = npy.dtype_to_descr(description.packed_type.newbyteorder("<"))
+    shape = (rows, *description.packed_shape)
     npy.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
     return file.tell()
 
 
-def _ends(file: BinaryIO, data: int, size: int) -> str:
+def ends_of(file: BinaryIO, data: int, size: int) -> str:
     """Digest of the first and the last bytes of the data, which begin at `data`."""
     digest = hashlib.blake2b(digest_size=16)
     for at in (data, max(data, size - END_BYTES)):
@@ -170,130 +191,7 @@ def _ends(file: BinaryIO, data: int, size: int) -> str:
     return digest.hexdigest()
 
 
-class Journal:
-    """Which shards of an unfinished store are complete, so that a killed ingest goes on.
-
-    Parameters
-    ----------
-    folder
-        Of the unfinished store.
-    about
-        Its rows.
-    identity
-        Of what is written: a journal of something else is of no account.
-    """
-
-    FILE = "progress.json"
-
-    def __init__(self, folder: Path, about: Description, identity: str) -> None:
-        self._path = folder / self.FILE
-        self._identity = hashlib.sha256(
-            json.dumps([identity, about.to_json() | {"rows": 0}]).encode()
-        ).hexdigest()
-        self.shards = self._read(folder, about)
-
-    def _read(self, folder: Path, about: Description) -> tuple[Shard, ...]:
-        try:
-            saved = mapping(json.loads(self._path.read_bytes()))
-            if saved["identity"] != self._identity:
-                return ()
-            # The last is written again: there is then always a row left to write.
-            shards = tuple(Shard.from_json(entry) for entry in sequence(saved["shards"])[:-1])
-            for shard in shards:
-                check_shard(folder, shard, about, verify=True)
-        except (OSError, ValueError, TypeError, KeyError, DataError):  # begin anew
-            return ()
-        return shards
-
-    def write(self, shards: list[Shard]) -> None:
-        """Note that these are complete."""
-        text_ = json.dumps({"identity": self._identity, "shards": [asdict(s) for s in shards]})
-        aside = self._path.with_suffix(".part")
-        with open(aside, "w", encoding="utf-8") as file:
-            file.write(text_)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, self._path)
-
-    def blocks(self, folder: Path, about: Description) -> Iterator[Array]:
-        """The packed rows of the complete shards."""
-        for shard in self.shards:
-            data = check_shard(folder, shard, about, verify=False)
-            matrix = Mapped(folder / shard.file, data, shard.rows, about, SEQUENTIAL).matrix
-            for start in range(0, shard.rows, JOURNAL_ROWS):
-                yield matrix[start : start + JOURNAL_ROWS]
-
-    def end(self) -> None:
-        """Leave no trace in the finished store."""
-        for path in (self._path, self._path.with_suffix(".part")):
-            path.unlink(missing_ok=True)
-
-
-class ShardWriter:
-    """Writes packed rows into ``rows-00000.npy``, ``rows-00001.npy``, ... of a folder."""
-
-    def __init__(
-        self, folder: Path, about: Description, shard_rows: int, journal: Journal | None = None
-    ) -> None:
-        self._folder, self._about = folder, about
-        self._shard_rows = shard_rows
-        self._file: BinaryIO | None = None
-        self._journal = journal
-        self.shards: list[Shard] = [] if journal is None else list(journal.shards)
-        self.rows = sum(shard.rows for shard in self.shards)
-
-    def write(self, block: Array) -> None:
-        """Append packed rows."""
-        while len(block):
-            if self._file is None:
-                self._begin()
-            piece, block = np.split(block, [self._shard_rows - self._filled])
-            data = np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
-            assert self._file is not None
-            self._file.write(data)
-            self._digest.update(data)
-            self._filled += len(piece)
-            self.rows += len(piece)
-            if self._filled == self._shard_rows:
-                self._end()
-
-    def finish(self) -> list[Shard]:
-        """Close the last shard and return all of them."""
-        if self._file is not None:
-            self._end()
-        return self.shards
-
-    def close(self) -> None:
-        """Let go of an unfinished file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _begin(self) -> None:
-        self._name = f"rows-{len(self.shards):05d}.npy"
-        self._file = open(self._folder / self._name, "w+b", buffering=0)  # noqa: SIM115
-        self._data = _header(self._file, 0, self._about)
-        self._digest = hashlib.sha256()
-        self._filled = 0
-
-    def _end(self) -> None:
-        file = self._file
-        assert file is not None
-        # NumPy pads headers so that the number of rows can be filled in afterwards.
-        file.seek(0)
-        if _header(file, self._filled, self._about) != self._data:
-            raise AssertionError("the npy header changed its length")
-        size = os.fstat(file.fileno()).st_size
-        ends = _ends(file, self._data, size)
-        os.fsync(file.fileno())
-        self.close()
-        shard = Shard(self._name, self._filled, size, self._digest.hexdigest(), ends)
-        self.shards.append(shard)
-        if self._journal is not None and self._filled == self._shard_rows:
-            self._journal.write(self.shards)
-
-
-def check_shard(folder: Path, shard: Shard, about: Description, verify: bool) -> int:
+def check_shard(folder: Path, shard: Shard, description: Description, verify: bool) -> int:
     """Refuse a truncated or altered shard; return where its data begin.
 
     The size, the header and both ends of the data are always looked at, the rest with `verify`.
@@ -303,11 +201,14 @@ def check_shard(folder: Path, shard: Shard, about: Description, verify: bool) ->
         if path.exists() and not path.is_file():  # opening a pipe would wait for ever
             raise DataError(f"shard {shard.file} of {folder} is not a file: {AGAIN}.")
         with open(path, "rb") as file:
-            return _check(file, folder, shard, about, verify)
+            size = os.fstat(file.fileno()).st_size
+            return check_file(file, size, str(folder), shard, description, verify)
 
 
-def _check(file: BinaryIO, folder: Path, shard: Shard, about: Description, verify: bool) -> int:
-    size = os.fstat(file.fileno()).st_size
+def check_file(
+    file: BinaryIO, size: int, folder: str, shard: Shard, description: Description, verify: bool
+) -> int:
+    """The same of an open file of this size."""
     if size != shard.bytes:
         state = "truncated" if size < shard.bytes else "too long"
         raise DataError(
@@ -321,10 +222,14 @@ def _check(file: BinaryIO, folder: Path, shard: Shard, about: Description, verif
     except Exception:  # a damaged header ends in any of NumPy's or Python's parsers
         raise altered from None
     data = file.tell()
-    expected = (shard.rows, *about.packed_shape), False, about.packed_type.newbyteorder("<")
+    expected = (
+        (shard.rows, *description.packed_shape),
+        False,
+        description.packed_type.newbyteorder("<"),
+    )
     if header != expected:
         raise altered
-    if data + shard.rows * about.row_bytes != size or _ends(file, data, size) != shard.ends:
+    if data + shard.rows * description.row_bytes != size or ends_of(file, data, size) != shard.ends:
         raise altered
     if verify and _checksum(file, data, shard.checksum) != shard.checksum:
         raise altered
@@ -361,12 +266,14 @@ def _named_failures(folder: Path, file: str) -> Iterator[None]:
 class Mapped:
     """One shard, mapped read-only; `matrix` is a plain view, three times faster than a memmap."""
 
-    def __init__(self, path: Path, data: int, rows: int, about: Description, advice: int) -> None:
+    def __init__(
+        self, path: Path, data: int, rows: int, description: Description, advice: int
+    ) -> None:
         with open(path, "rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._data, self._row = data, about.row_bytes
-        kind, shape = about.packed_type.newbyteorder("<"), (rows, *about.packed_shape)
-        count = rows * about.row_bytes // kind.itemsize
+        self._data, self._row = data, description.row_bytes
+        kind, shape = description.packed_type.newbyteorder("<"), (rows, *description.packed_shape)
+        count = rows * description.row_bytes // kind.itemsize
         self.matrix: Array = np.frombuffer(self._map, kind, count, data).reshape(shape)
         self.advise(advice, 0, rows)
 
@@ -390,29 +297,29 @@ class StoreBackend:
 
     def __init__(self, folder: Path, verify: bool = False) -> None:
         stored = StoreDescription.read(folder)
-        self.description = about = stored.rows
+        self.description = description = stored.rows
         self.fingerprint = stored.fingerprint
         self.where = f"in {folder}"
         self.folder = folder
         self._scattered: list[Mapped] = []
         self._swept: list[Mapped] = []
         for shard in stored.shards:
-            data = check_shard(folder, shard, about, verify)
-            where = (folder / shard.file, data, shard.rows, about)
+            data = check_shard(folder, shard, description, verify)
+            where = (folder / shard.file, data, shard.rows, description)
             with _named_failures(folder, shard.file):
                 self._scattered.append(Mapped(*where, advice=RANDOM))
                 self._swept.append(Mapped(*where, advice=SEQUENTIAL))
         self._starts = np.cumsum([0] + [shard.rows for shard in stored.shards])
         self._lock = threading.Lock()
         self._recent: deque[tuple[int, int]] = deque()
-        self._held, self._hold = 0, HELD_BYTES // about.row_bytes
+        self._held, self._hold = 0, HELD_BYTES // description.row_bytes
 
     def take(self, row_ids: Array) -> dict[str, Array]:
         """Rows at `row_ids`, any shape."""
         if len(self._scattered) == 1:
             return self.description.split(self._scattered[0].matrix.take(row_ids, axis=0))
-        about = self.description
-        block = np.empty((*row_ids.shape, *about.packed_shape), about.packed_type)
+        description = self.description
+        block = np.empty((*row_ids.shape, *description.packed_shape), description.packed_type)
         owner = np.searchsorted(self._starts, row_ids, side="right") - 1
         for shard in np.unique(owner):
             mine = owner == shard

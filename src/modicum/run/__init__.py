@@ -5,17 +5,22 @@ from modicum.run.chains import Chains, Parallel, default_parallel
 from modicum.run.checkpoint import Checkpoint
 from modicum.run.fetching import place_rows
 from modicum.run.interrupt import stoppable
+from modicum.run.layout import ChainCount, Layout, auto_layout, check_layout
 from modicum.run.limits import within_disk, within_limits
 from modicum.run.runner import History, PeriodicHook, capacity_for, run
 
 __all__ = [
     "BLOCK",
+    "ChainCount",
     "Chains",
     "Checkpoint",
     "History",
+    "Layout",
     "Parallel",
     "PeriodicHook",
+    "auto_layout",
     "capacity_for",
+    "check_layout",
     "default_parallel",
     "first_keys",
     "place_rows",

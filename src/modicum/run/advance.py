@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry_2x32
 
-from modicum.kernels.base import Draw, Kernel, Pytree, RowRequest, carried_fields
+from modicum.kernels.base import Draw, Kernel, RowRequest, carried_fields
 from modicum.models.base import Batch
 from modicum.random import typed
 from modicum.run.records import Packed, packed
-from modicum.runtime import FASTEST_COMPILE, GPU_GRAPHS, Array, jit
+from modicum.runtime import FASTEST_COMPILE, GPU_GRAPHS, Array, Pytree, jit
 
 __all__ = [
     "BLOCK",

@@ -18,13 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError
-from modicum.kernels.base import Kernel, Pytree
+from modicum.kernels.base import Kernel
 from modicum.models.base import Batch
 from modicum.rows import Rows
 from modicum.run import advance as compiled
 from modicum.run.fetching import Batches, Fetcher, lengthened
 from modicum.run.records import HostPacked, Record, copy_to, precompile, room_for, unpacked
-from modicum.runtime import in_double_precision, make_room, uncollected
+from modicum.runtime import Pytree, devices, in_double_precision, make_room, uncollected
 
 __all__ = ["Chains", "Parallel", "default_parallel"]
 
@@ -73,6 +73,8 @@ class Chains:
         The most iterations whose rows are prepared together.
     units
         What is requested, in a word for those who watch: "rows", "groups".
+    start_keys
+        The keys with which chains begin, where some begin together; by default `keys`.
     """
 
     kernel: Kernel[Any, Any]
@@ -85,6 +87,7 @@ class Chains:
     thin: int = 1
     block: int = compiled.BLOCK
     units: str = "rows"
+    start_keys: np.ndarray | None = None
     state: list[compiled.Progress] = field(default_factory=list, init=False)  # one entry per group
 
     def __post_init__(self) -> None:
@@ -96,14 +99,23 @@ class Chains:
         number = len(self.keys)
         size = number // _groups(number) if self._stacked else 1
         self._parts = [slice(first, first + size) for first in range(0, number, size)]
-        self._group_keys = [self.keys[s] if self._stacked else self.keys[s][0] for s in self._parts]
+        self._group_keys = self._in_groups(self.keys)
+        begin_with = self.keys if self.start_keys is None else self.start_keys
+        self._group_starts = self._in_groups(begin_with)
         self._pool = ThreadPoolExecutor(min(len(self._parts), os.cpu_count() or 1))
         self._copiers = ThreadPoolExecutor(COPIERS)
         self._fetcher: Fetcher | None = None
         if isinstance(self.rows, Rows):
             self._fetcher = Fetcher(
-                self.kernel, self.context, self.keys, self.rows, self.capacity, self._stacked
+                self.kernel,
+                self.context,
+                self.keys,
+                self.rows,
+                self.capacity,
+                self._stacked,
+                begin_with,
             )
+        self._copies = [(self.context, None if isinstance(self.rows, Rows) else self.rows)]
         # Rows that were fetched are those of a whole call.
         parts = WINDOWS if self._through_pinned_pages and not self._fetcher else 1
         window = _whole(max(self.capacity // parts, min(self.block, self.capacity)), self.block)
@@ -115,26 +127,41 @@ class Chains:
     def begin(self) -> None:
         """Put every chain at its start."""
         make_room()
+        self._spread()
         batches = self._fetcher.at_start() if self._fetcher else None
-        begin = compiled.begin_together if self._stacked else compiled.begin
-        start = partial(begin, self.kernel, self.context, self._on_device)
         with uncollected():
-            loop = self._lowered(start, batches)
-            # The loop is compiled meanwhile, and before threads race to do so.
-            compiling = self._pool.submit(loop.compile)
+            loops = self._lowered(batches)
+            # Loops are compiled meanwhile, and before threads race to do so.
+            compiling = [self._pool.submit(loop.compile) for loop in loops]
             if self._through_pinned_pages:
-                precompile(loop.out_info[1])
+                precompile(loops[0].out_info[1])
             self.state = [
-                start(self._of_group(batches, g), key) for g, key in enumerate(self._group_keys)
+                self._start(g)(self._of_group(batches, g), key)
+                for g, key in enumerate(self._group_starts)
             ]
-            compiling.result()
+            for one in compiling:
+                one.result()
 
-    def _lowered(self, start: Callable[..., compiled.Progress], batches: Batches | None) -> Lowered:
-        """The loop, ready to be compiled."""
-        blank = jax.eval_shape(start, self._of_group(batches, 0), self._group_keys[0])
+    def _spread(self) -> None:
+        """Have context and rows on every device that gets a group of chains."""
+        places = devices()[: len(self._parts)]
+        if len(places) > 1:
+            self._copies = [jax.device_put(self._copies[0], device) for device in places]
+
+    def _start(self, g: int) -> Callable[..., compiled.Progress]:
+        begin = compiled.begin_together if self._stacked else compiled.begin
+        return partial(begin, self.kernel, *self._at_device(g))
+
+    def _lowered(self, batches: Batches | None) -> list[Lowered]:
+        """The loop, ready to be compiled for each device."""
+        blank = jax.eval_shape(self._start(0), self._of_group(batches, 0), self._group_keys[0])
         state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), blank)
         fetched = self._fetcher.of(0, 1) if self._fetcher else None
-        return self._loop.lower(*self._arguments(0, (np.int64(0), np.int64(0)), fetched, state))
+        span = (np.int64(0), np.int64(0))
+        return [
+            self._loop.lower(*self._arguments(g, span, fetched, state))
+            for g in range(len(self._copies))
+        ]
 
     @in_double_precision
     def advance(self, first: int, count: int, next_count: int = 0) -> Record:
@@ -206,7 +233,7 @@ class Chains:
         self, g: int, span: Span, batches: Batches | None, state: Pytree
     ) -> tuple[Any, ...]:
         """What the loop is called with for group `g`."""
-        fixed = (self.kernel, self._extent, self.context, self._on_device)
+        fixed = (self.kernel, self._extent, *self._at_device(g))
         flags = self._flags_of(int(span[0]))
         return (*fixed, flags, span, self._of_group(batches, g), state, self._group_keys[g])
 
@@ -223,11 +250,14 @@ class Chains:
             self._fetcher.close()
         self._copiers.shutdown(wait=False, cancel_futures=True)
 
-    @property
-    def _on_device(self) -> Batch | None:
-        return None if isinstance(self.rows, Rows) else self.rows
+    def _at_device(self, g: int) -> tuple[Pytree, Batch | None]:
+        """Context and rows where group `g` runs: groups take the devices in turn."""
+        return self._copies[g % len(self._copies)]
 
     # Groups -------------------------------------------------------------------------------
+
+    def _in_groups(self, keys: np.ndarray) -> list[np.ndarray]:
+        return [keys[s] if self._stacked else keys[s][0] for s in self._parts]
 
     def _of_group(self, batches: Batches | None, g: int) -> Batches | None:
         if batches is None:
@@ -289,6 +319,6 @@ def _whole(capacity: int, block: int) -> int:
 
 
 def _groups(chains: int) -> int:
-    """Groups of stacked chains, all of one size: on a CPU as many as there are cores, at most."""
-    most = (os.cpu_count() or 1) if jax.default_backend() == "cpu" else 1
+    """Groups of stacked chains, all of one size: as many as there are cores or accelerators."""
+    most = (os.cpu_count() or 1) if jax.default_backend() == "cpu" else len(devices())
     return max(g for g in range(1, min(most, chains) + 1) if chains % g == 0)

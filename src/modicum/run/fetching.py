@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.kernels.base import Kernel, Pytree, RowRequest, carried_fields
+from modicum.kernels.base import Kernel, RowRequest, carried_fields
 from modicum.passes.full_likelihood import free_memory
 from modicum.rows import Rows
 from modicum.run import advance as compiled
-from modicum.runtime import in_double_precision
+from modicum.runtime import Pytree, in_double_precision
 
 __all__ = ["Fetcher", "lengthened", "place_rows"]
 
@@ -54,6 +54,8 @@ class Fetcher:
         The iterations its arrays have room for: compiled loops have one shape.
     stacked
         Whether all chains are asked at once.
+    start_keys
+        The keys with which chains begin, where these are others.
     """
 
     kernel: Kernel[Any, Any]
@@ -62,6 +64,7 @@ class Fetcher:
     rows: Rows
     capacity: int
     stacked: bool
+    start_keys: np.ndarray | None = None
     _ahead: tuple[int, int, Future[Batches]] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -69,10 +72,11 @@ class Fetcher:
 
     def at_start(self) -> Batches | None:
         """Rows the chains start with, without an axis for iterations; None if they need none."""
+        keys = self.keys if self.start_keys is None else self.start_keys
         if self.stacked:
-            requests = compiled.initial_row_requests(self.kernel, self.context, self.keys)
+            requests = compiled.initial_row_requests(self.kernel, self.context, keys)
             return None if requests is None else self._read(requests)
-        each = [compiled.initial_row_request(self.kernel, self.context, key) for key in self.keys]
+        each = [compiled.initial_row_request(self.kernel, self.context, key) for key in keys]
         return None if each[0] is None else self._read(_joined(each))
 
     def of(self, first: int, count: int) -> Batches:

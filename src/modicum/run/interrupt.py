@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
-from typing import Any
 
 __all__ = ["Stop", "stoppable"]
 
@@ -111,7 +110,7 @@ def _raised_again() -> Iterator[None]:
         if inside:
             signal.raise_signal(signal.SIGINT)  # the handler runs in the main thread
 
-    def swallowed(unraisable: Any) -> None:
+    def swallowed(unraisable: sys.UnraisableHookArgs) -> None:
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
             before(unraisable)
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -50,6 +50,13 @@ class History:
     complete: bool
     notes: list[ModicumWarning] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+
+    def every(self, thin: int) -> History:
+        """Only every `thin`-th draw, the last of so many."""
+        if thin == 1:
+            return self
+        stats = {name: values[:, thin - 1 :: thin] for name, values in self.stats.items()}
+        return replace(self, position=self.position[:, thin - 1 :: thin], stats=stats)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from modicum.errors import SettingError
 from modicum.plots import METHOD_COLOURS, new_axes, pyplot
@@ -13,6 +13,10 @@ from modicum_lab.bench.contenders import CONTENDERS
 from modicum_lab.bench.limits import SIZES
 from modicum_lab.bench.measurements import Measurements
 from modicum_lab.bench.suite import Results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
 
 __all__ = ["write_pictures"]
 
@@ -140,7 +144,7 @@ def _errors(results: Results) -> Any:
     return figure
 
 
-def _draw_dots(ax: Any, dots: dict[str, Dot]) -> None:
+def _draw_dots(ax: Axes, dots: dict[str, Dot]) -> None:
     """A dot per contender, a cross if it is wrong, a ring if there is too little to tell."""
     for contender, (seconds, error, mark) in dots.items():
         style = MARKS.get(mark, {"marker": "o"})
@@ -151,7 +155,7 @@ def _draw_dots(ax: Any, dots: dict[str, Dot]) -> None:
     ax.grid(alpha=0.3, which="major")
 
 
-def _key(figure: Any, names: Sequence[str]) -> None:
+def _key(figure: Figure, names: Sequence[str]) -> None:
     """Whose colour is whose, below all panels."""
     from matplotlib.lines import Line2D
 
@@ -186,7 +190,7 @@ def _title(name: str) -> str:
     return CONTENDERS[name].title
 
 
-def _finished(ax: Any) -> Any:
+def _finished(ax: Axes) -> Figure | SubFigure:
     ax.grid(alpha=0.3, which="major")
     if ax.has_data():
         ax.legend(fontsize=7.5, frameon=False, loc="center left", bbox_to_anchor=(1.01, 0.5))

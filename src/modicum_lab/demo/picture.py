@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -14,6 +14,10 @@ from modicum.rows import Rows
 from modicum_lab.demo.findings import OFTEN, PROB, Findings
 from modicum_lab.demo.flights import LATE_MINUTES, Flights
 from modicum_lab.demo.reference import Comparison
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 __all__ = ["draw"]
 
@@ -48,7 +52,7 @@ def draw(
         plt.close(figure)
 
 
-def _carriers(ax: Any, post: Posterior, findings: Findings, flights: Flights, rows: Rows) -> None:
+def _carriers(ax: Axes, post: Posterior, findings: Findings, flights: Flights, rows: Rows) -> None:
     codes = list(findings.carriers.index)
     names = [f"beta[carrier[{code}]]" for code in codes]
     flown = flights.table["carrier"].value_counts()
@@ -62,7 +66,7 @@ def _carriers(ax: Any, post: Posterior, findings: Findings, flights: Flights, ro
     ax.set_title("Who: carriers, and how often they flew")
 
 
-def _plain_ticks(ax: Any) -> None:
+def _plain_ticks(ax: Axes) -> None:
     """Write 0.5, 1, 2 on a logarithmic axis rather than powers of ten."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
@@ -73,7 +77,7 @@ def _plain_ticks(ax: Any) -> None:
     ax.set_xticklabels([f"{t:g}" for t in ticks])
 
 
-def _hours(ax: Any, post: Posterior, findings: Findings, flights: Flights) -> None:
+def _hours(ax: Axes, post: Posterior, findings: Findings, flights: Flights) -> None:
     hours, colour = findings.hours, plots.colour_of(post)
     t = findings.typical
     route = f"{flights.carriers[t['carrier']]} {t['origin']} to {t['dest']}"
@@ -91,7 +95,7 @@ def _hours(ax: Any, post: Posterior, findings: Findings, flights: Flights) -> No
     ax.set_title(f"When: the day's delays add up ({PROB:.0%} band)")
 
 
-def _destinations(ax: Any, post: Posterior, findings: Findings, flights: Flights) -> None:
+def _destinations(ax: Axes, post: Posterior, findings: Findings, flights: Flights) -> None:
     regular = findings.destinations[findings.destinations["flights"] >= OFTEN]
     if len(regular) < 2 * SHOWN:  # a sample of the flights
         most = findings.destinations.nlargest(2 * SHOWN, "flights")
@@ -112,7 +116,7 @@ def _destinations(ax: Any, post: Posterior, findings: Findings, flights: Flights
     ax.set_title(f"Where to: the {ends} worst and {ends} best of {len(regular)} destinations")
 
 
-def _calibration(ax: Any, post: Posterior, findings: Findings) -> None:
+def _calibration(ax: Axes, post: Posterior, findings: Findings) -> None:
     table = findings.calibration
     error = 1.645 * np.sqrt(table["observed"] * (1 - table["observed"]) / table["flights"])
     top = 1.1 * float(max(table["predicted"].max(), (table["observed"] + error).max()))
@@ -132,7 +136,7 @@ def _calibration(ax: Any, post: Posterior, findings: Findings) -> None:
     ax.set_title("Can it be believed: predicted and observed, same flights")
 
 
-def _rare(ax: Any, post: Posterior, full: Comparison, flights: Flights) -> None:
+def _rare(ax: Axes, post: Posterior, full: Comparison, flights: Flights) -> None:
     plots.marginal(post, full.scalar, ax=ax)
     plots.marginal(full.full, full.scalar, bins=15, ax=ax)
     place = flights.place(full.rare)
@@ -141,7 +145,7 @@ def _rare(ax: Any, post: Posterior, full: Comparison, flights: Flights) -> None:
     ax.set_title(f"Was it right: a destination with {full.flights} flights")
 
 
-def _cost(ax: Any, post: Posterior, full: Comparison) -> None:
+def _cost(ax: Axes, post: Posterior, full: Comparison) -> None:
     runs = {"HMC on all rows": full.full, "HMC-ECS": post}
     touched = [
         run.ledger.by_purpose["sampling"] / (run.chains * run.num_draws) for run in runs.values()
@@ -155,7 +159,7 @@ def _cost(ax: Any, post: Posterior, full: Comparison) -> None:
     ax.set_title(f"What it cost: {max(touched) / min(touched):,.0f} times fewer rows")
 
 
-def _percent(axis: Any) -> None:
+def _percent(axis: Axis) -> None:
     from matplotlib.ticker import PercentFormatter
 
     axis.set_major_formatter(PercentFormatter(1.0, decimals=0))

@@ -1,10 +1,8 @@
 """What the laboratory's tests share: the real tables, where they are at hand."""
 
-import gc
 import os
 from pathlib import Path
 
-import jax
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -24,11 +22,3 @@ def real_tables(monkeypatch):
         pytest.skip("the real tables are not here")
     monkeypatch.setenv("MODICUM_DATA", str(folder))
     return folder
-
-
-@pytest.fixture(scope="module", autouse=True)
-def let_compiled_code_go():
-    """Each file compiles what it needs: kept for the whole run, it would fill the memory."""
-    yield
-    jax.clear_caches()
-    gc.collect()

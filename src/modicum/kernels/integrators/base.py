@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from modicum.errors import SettingError, is_number
-from modicum.kernels.base import Pytree, StochasticGradientContext
+from modicum.kernels.base import StochasticGradientContext
+from modicum.runtime import Pytree
 
 __all__ = ["Integrator", "IntegratorState", "NoiseMatch", "Response", "positive"]
 

@@ -158,6 +158,7 @@ def _subset_mean(task: Task) -> np.ndarray:
     plan = HMC().plan(small)
     keys = chain_keys(task.seed, 2, 0)
     capacity = capacity_for(task.target.size, 400)
+    assert plan.kernel is not None
     chains = Chains(plan.kernel, plan.context, keys, plan.flags, capacity)
     history = run(chains, small.tune, small.draws, progressbar=False)
     for stats in (history.warmup, history.stats):

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import jax.numpy as jnp
 
 from modicum.errors import ModicumWarning, SettingError
-from modicum.estimators import Perturbed
+from modicum.estimators import LIKELIHOODS
 from modicum.kernels.delayed import DelayedAcceptanceContext, DelayedAcceptanceKernel
 from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.methods.base import Chosen, Outcome, Plan, Task, Tuning
@@ -79,6 +79,8 @@ class HMCECS(EnergyConserving):
     bias
         Largest shift of a posterior mean the perturbation may cause, in posterior standard
         deviations, by the pilot study.
+    estimator
+        What makes a log-likelihood of residuals: "perturbed", their average less half its variance.
     ddof
         1: unbiased variance estimate; 0: the paper's.
     exact
@@ -97,16 +99,21 @@ class HMCECS(EnergyConserving):
 
     subsample: int | None = None
     bias: float = 0.05
+    estimator: str = "perturbed"
     ddof: int = 1
     exact: Literal["delayed"] | None = None
     tuning: Literal["auto", "paper"] = "auto"
     name: ClassVar[str] = "hmc-ecs"
-    summary: ClassVar[str] = "a few hundred rows per step, chosen by themselves; the default"
+    summary: ClassVar[str] = "a few hundred rows per step, chosen by themselves"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_counts({"subsample": self.subsample}, 2)
         check_positive({"bias": self.bias})
+        if self.estimator not in LIKELIHOODS:
+            raise SettingError(
+                f"estimator must be one of {', '.join(LIKELIHOODS)}, not {self.estimator!r}."
+            )
         if self.ddof not in (0, 1):
             raise SettingError("ddof must be 1, or 0 for the paper's divisor.")
         check_tuning(self.tuning, self)
@@ -117,29 +124,29 @@ class HMCECS(EnergyConserving):
         check_blocks(self.subsample, self.blocks, "a subsample of {} rows", "rows")
 
     @in_double_precision
-    def plan(self, task: Task) -> Plan:
-        """Anchor, pilot study, choice of the subsample, what to say of it, kernel."""
+    def plan(self, task: Task, study: Study | None = None) -> Plan:
+        """Anchor, pilot study (unless there is one), choice of the subsample, its kernel."""
         self.check_task(task)
         tuning: Tuning = {}
         if self.tuning == "paper":
             done = burn_in(self, task)
-            study = self.study(task, done.anchor)
-            choice = self.choose(study, PAPER_BLOCKS | {"subsample": done.subsample})
+            pilot = self.study(task, done.anchor)
+            choice = self.choose(pilot, PAPER_BLOCKS | {"subsample": done.subsample})
             why, tuning = explain_burn_in(done, self._by_hand())
             chosen = Certainty(0, replace(choice, why=choice.why | why), "as in the paper")
         else:
-            study = self.study(task, self.find_anchor(task))
+            pilot = study or self.study(task, self.find_anchor(task))
             chosen = self.certainty_for(
                 task,
-                lambda count: self.choose(study, certainty=count),
-                study.steps,
-                study.most_certain,
+                lambda count: self.choose(pilot, certainty=count),
+                pilot.steps,
+                pilot.most_certain,
                 "subsample" if self.subsample is not None else None,
             )
-        notes = self._look_ahead(study, chosen)
+        notes = self._look_ahead(pilot, chosen)
         parts = replace(self.composition(chosen.choice), certainty=chosen.count)
-        plan = study.plan(parts, _explain(chosen) | tuning, notes)
-        return plan if self.exact is None else self._with_all_rows(plan, study)
+        plan = pilot.plan(parts, _explain(chosen) | tuning, notes)
+        return plan if self.exact is None else self._with_all_rows(plan, pilot)
 
     def study(self, task: Task, anchor: Anchor) -> Study:
         """The pilot study at an anchor."""
@@ -168,8 +175,9 @@ class HMCECS(EnergyConserving):
         )
 
     def composition(self, choice: Choice) -> Composition:
-        """The perturbed estimator on m rows in G blocks."""
-        return Composition(Perturbed(self.ddof), choice.subsample, choice.blocks, choice.refreshes)
+        """The likelihood estimator on m rows in G blocks."""
+        estimator = LIKELIHOODS[self.estimator](self.ddof)
+        return Composition(estimator, choice.subsample, choice.blocks, choice.refreshes)
 
     def _look_ahead(self, study: Study, chosen: Certainty[Choice]) -> list[ModicumWarning]:
         task, choice, certain = study.task, chosen.choice, chosen.count

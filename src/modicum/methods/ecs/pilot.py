@@ -9,7 +9,7 @@ Rows and draws of the study are the same for every seed: what is chosen depends 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from math import ceil
 from typing import Any
 
@@ -35,7 +35,6 @@ from modicum.kernels.base import (
     Estimator,
     Move,
     Proxy,
-    Pytree,
     RowDesign,
     straighten,
 )
@@ -70,12 +69,14 @@ from modicum.random import Stream, generator, key
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
 from modicum.run import place_rows
+from modicum.runtime import Pytree
 
 __all__ = ["Composition", "Study"]
 
 PILOT_DRAWS, PILOT_ROWS = 256, 8_192
 OTHER_DRAWS, OTHER_ROWS = 128, 5_000  # instead, where a row costs more than a product
 CANDIDATES, RESAMPLED = 2_048, 32  # draws instead, where groups are integrated out
+EXPLICIT_CANDIDATES = 4_096  # where effects are held explicitly
 PILOT_GROUPS, SLOPE_GROUPS = 512, 64  # and groups
 DESIGN_DRAWS, DESIGN_DRAWS_OF_GROUPS = 8, 4  # at which rows are weighted
 # Most draws lie on one side of a row's kink, and by eight of them a row that others cross seems
@@ -124,6 +125,7 @@ class Study:
     task: Task
     anchor: Anchor
     _pilots: dict[int, Pilot] = field(init=False, default_factory=dict)
+    _by_proxy: bool = field(init=False, default=False)  # whether draws are the proxy's posterior's
 
     def __post_init__(self) -> None:
         task, anchor, order = self.task, self.anchor, self.method.order
@@ -146,7 +148,7 @@ class Study:
         self.draws_rows: RowDesign = self.design
         if isinstance(task.rows, GroupedRows):
             self.draws_rows, _ = of_groups(self.design, self._tables, task.rows)
-        self._evaluate()
+        self._few: Batch | None = None
 
     def _weigh(self, draws: np.ndarray, proxy: Proxy, stage: str = "design") -> None:
         """Weigh all rows by the residuals to be expected of them, for every design."""
@@ -180,22 +182,39 @@ class Study:
         """
         size = len(self.centre)
         if not isinstance(self.control_variate, GroupTaylor):
-            number = OTHER_DRAWS
+            linear = isinstance(self.control_variate, LinearTaylor)
+            number = PILOT_DRAWS if linear else OTHER_DRAWS
             weighing = self.centre[None]
-            if isinstance(self.control_variate, LinearTaylor):  # it weighs rows by their leverage
-                number = PILOT_DRAWS
-            else:
+            if not linear or self.proxy.warp is not None:  # else the spread is known: leverages
                 several = DESIGN_DRAWS_AT_KINKS if self._has_kinks() else DESIGN_DRAWS
                 rng = generator(SHARED, Stream.PILOT_DRAWS)
                 weighing = weighing + rng.standard_normal((several, size))
             shared = generator(SHARED, Stream.STUDY_DRAWS)
+            if self.proxy.warp is not None:
+                draws = self._resampled(shared, EXPLICIT_CANDIDATES, number)
+                if draws is not None:
+                    return weighing, draws
             return weighing, self.centre + shared.standard_normal((number, size))
         rng = generator(self.task.seed, Stream.PILOT_DRAWS)
-        draws = self.centre + rng.standard_normal((CANDIDATES, size))
+        draws = self._resampled(rng, CANDIDATES, RESAMPLED, least=0)
+        assert draws is not None
+        return draws[:DESIGN_DRAWS_OF_GROUPS], draws
+
+    def _resampled(
+        self, rng: np.random.Generator, candidates: int, count: int, least: int | None = None
+    ) -> np.ndarray | None:
+        """Draws from the posterior that the proxy implies, by importance resampling.
+
+        None where the weights leave fewer than `least` candidates (by default `count`).
+        """
+        draws = self.centre + rng.standard_normal((candidates, len(self.centre)))
         ratios = proxy_ratios(self.control_variate, self.proxy, self.centre, draws)
         weights = np.exp(ratios - np.max(ratios))
-        draws = draws[rng.choice(CANDIDATES, RESAMPLED, p=weights / weights.sum())]
-        return draws[:DESIGN_DRAWS_OF_GROUPS], draws
+        weights /= weights.sum()
+        if 1 / np.sum(weights**2) < (count if least is None else least):
+            return None
+        self._by_proxy = True
+        return draws[rng.choice(candidates, count, p=weights)]
 
     def _has_kinks(self) -> bool:
         """Whether rows have a kink, which few draws in a hundred may lie beyond."""
@@ -240,19 +259,20 @@ class Study:
         )
         self._drawn = Drawn(row_ids, chance)  # type: ignore[arg-type]
         self._rows = rows.take(row_ids) | {"probability": expected}
-        self._few: Batch | None = None
         if grouped:
             few = slice(None, SLOPE_GROUPS)
             self._few = rows.take(row_ids[few]) | {"probability": expected[few]}
 
-    def _evaluate(self) -> None:
-        """Evaluate pilot rows at the pilot draws."""
+    @cached_property
+    def _residuals(self) -> Residuals:
+        """Pilot rows evaluated at the pilot draws."""
         grouped = isinstance(self.task.rows, GroupedRows)
         seed = self.task.seed if grouped else SHARED
         rng = generator(seed, Stream.PILOT_ROWS if grouped else Stream.STUDY_ROWS)
         self._take_rows(rng)
         linear = isinstance(self.control_variate, LinearTaylor)
-        evaluated = self._evaluated(self._log_proxy(), resampled=grouped)
+        log_proxy = None if linear and self._by_proxy else self._log_proxy()
+        evaluated = self._evaluated(log_proxy, resampled=self._by_proxy)
         if linear and np.std(evaluated.log_ratio) > NORMAL and evaluated.finite:
             draws = self._draws_of_short_chains()
             # Chains that go elsewhere say that the expansion is far off, and nothing of what is
@@ -264,13 +284,13 @@ class Study:
             bad = np.flatnonzero(~np.isfinite(evaluated.values).all(axis=1))
             t = self.anchor.point + self.anchor.factor @ evaluated.draws[bad[0]]
             raise ConvergenceError(ends_near_the_mode(first_bad_row(self.task.sums, t)))
-        self._residuals = evaluated
+        return evaluated
 
     def _evaluated_again(self, rng: np.random.Generator) -> Residuals:
         """Residuals at draws of the posterior as it is, of rows that are weighed by these."""
         if isinstance(self.design, Weighted):
             nowhere = np.zeros((1, len(self.centre)))
-            self._weigh(nowhere, self._spread_as(self.draws), stage="design-again")
+            self._weigh(nowhere, self._spread_as(self._straight(self.draws)), stage="design-again")
             self._take_rows(rng)
         return self._evaluated()
 
@@ -302,7 +322,7 @@ class Study:
         rehearsal = rehearse(
             self.control_variate,
             rows,
-            rows["probability"],
+            np.asarray(rows["probability"]),
             self.proxy,
             self.centre,
             key(SHARED, Stream.REHEARSAL),

@@ -22,7 +22,6 @@ from modicum.designs import (
 )
 from modicum.errors import SettingError
 from modicum.estimators import control_variate, proxy
-from modicum.kernels.base import Pytree
 from modicum.methods.base import Task
 from modicum.methods.weights import design_tables, expected_residuals
 from modicum.models.base import Batch
@@ -31,7 +30,7 @@ from modicum.passes import Anchor
 from modicum.passes.blocks import map_in_blocks
 from modicum.random import Stream, generator
 from modicum.rows import Coding
-from modicum.runtime import Array, jit
+from modicum.runtime import Array, Pytree, jit
 
 __all__ = ["Designed", "certainty_of", "design_of"]
 

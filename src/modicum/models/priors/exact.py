@@ -43,11 +43,11 @@ class StandIn(NamedTuple):
 
 
 class NonCentred(NamedTuple):
-    """Entries that move with the logarithm of a scale: t = r e^(share (log scale - its anchor))."""
+    """Entries that are sampled relative to a scale, the less the more the data say of them."""
 
     where: np.ndarray  # flat places
     scale: np.ndarray  # flat place of the log scale of each
-    share: np.ndarray  # 0: centred; 1: non-centred
+    ratio: np.ndarray  # information of the data times the square of the scale, at the anchor
 
 
 class ExactTerm(Protocol):
@@ -68,7 +68,7 @@ class ExactTerm(Protocol):
         ...
 
     def non_centred(self, t: np.ndarray, information: np.ndarray) -> NonCentred | None:
-        """Return which entries are sampled relative to a scale, and how far; None: none.
+        """Return which entries are sampled relative to a scale; None: none.
 
         `information` is what the data alone say of each entry, all others known.
         """

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ import numpy as np
 
 from modicum.models.priors.distributions import HALF_LOG_2PI, Prior
 from modicum.models.priors.exact import NonCentred, Numbers, StandIn
-from modicum.runtime import jit
+from modicum.runtime import Array, jit
 
 __all__ = ["Effects", "correlations", "covariance_factor", "partials_of"]
 
@@ -63,13 +62,16 @@ class Effects:
 
     def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
         """log p(u | Sigma) + log p(Sigma), in what is sampled."""
+        return self.log_effects(t) + _log_hyper(self.kinds, t[self.own], numbers)
+
+    def log_effects(self, t: jax.Array) -> jax.Array:
+        """log p(u | Sigma)."""
         u = t[np.array(self.where)].reshape(self.count, self.levels)
         own = t[self.own]
         lower = covariance_factor(own, self.count)
         z = u / jnp.diag(lower)[:, None] if not self.partials else _solve(lower, u)
         log_det = jnp.sum(jnp.log(jnp.diag(lower)))
-        of_effects = -0.5 * jnp.sum(z**2) - self.levels * (log_det + self.count * HALF_LOG_2PI)
-        return of_effects + _log_hyper(self.kinds, own, numbers)
+        return -0.5 * jnp.sum(z**2) - self.levels * (log_det + self.count * HALF_LOG_2PI)
 
     # The anchor -------------------------------------------------------------------------------
 
@@ -117,14 +119,10 @@ class Effects:
         return np.asarray(np.clip(1 - variance / prior, 0.0, 1.0))
 
     def non_centred(self, t: np.ndarray, information: np.ndarray) -> NonCentred:
-        """Effects the data hardly inform move with their standard deviation.
-
-        By the square of lambda_l = A_ll tau^2 / (1 + A_ll tau^2): towards small scales
-        data inform less than at the anchor, and there is where trajectories diverge.
-        """
+        """Effects move with their standard deviation, by what data say of each: A_ll tau^2."""
         scale = np.repeat(np.array(self.sds), self.levels)
         ratio = information[np.array(self.where)] * np.exp(2 * t[scale])
-        return NonCentred(np.array(self.where), scale, 1 - (ratio / (1 + ratio)) ** 2)
+        return NonCentred(np.array(self.where), scale, ratio)
 
 
 def covariance_factor(own: jax.Array, count: int) -> jax.Array:
@@ -190,17 +188,17 @@ def _log_hyper(kinds: tuple[type[Prior], ...], own: jax.Array, numbers: Numbers)
 def _mode_of_own(
     kinds: tuple[type[Prior], ...],
     count: int,
-    levels: Any,
-    start: Any,
-    second: Any,
+    levels: Array | int,
+    start: Array,
+    second: Array,
     numbers: Numbers,
-    steps: Any = NEWTON_STEPS,
+    steps: Array | int = NEWTON_STEPS,
 ) -> tuple[jax.Array, jax.Array]:
     """Maximise E log p(u, Sigma) given the effects' second moments; minus its Hessian there."""
 
     def expected(own: jax.Array) -> jax.Array:
         lower = covariance_factor(own, count)
-        half = _solve(lower, _solve(lower, second).T)
+        half = _solve(lower, _solve(lower, jnp.asarray(second)).T)
         of_effects = -0.5 * jnp.trace(half) - levels * jnp.sum(jnp.log(jnp.diag(lower)))
         return of_effects + _log_hyper(kinds, own, numbers)
 

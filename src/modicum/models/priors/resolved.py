@@ -170,6 +170,14 @@ class ModelPriors:
         t = jnp.concatenate([jnp.ravel(leaf) for leaf in _leaves(theta).values()])
         return total + exact[0].log_density(t, exact[1])
 
+    def log_effects(self, theta: Mapping[str, Any]) -> jax.Array:
+        """Of that, the density of effects given their spread: a part of the model, not a prior."""
+        t = jnp.concatenate([jnp.ravel(leaf) for leaf in _leaves(theta).values()])
+        total = jnp.zeros(())
+        for term, _ in self._effects(_places(shapes_of(theta))):
+            total = total + term.log_effects(t)
+        return total
+
     def log_folded(self, theta: Mapping[str, Any]) -> jax.Array:
         """The part that is a quadratic in the parameters."""
         beta = jnp.asarray(theta["beta"])
@@ -224,9 +232,9 @@ class ModelPriors:
             return None
         return ExactPrior(tuple(term for term, _ in terms)), tuple(own for _, own in terms)
 
-    def _effects(self, places: Mapping[str, np.ndarray]) -> list[tuple[ExactTerm, Numbers]]:
+    def _effects(self, places: Mapping[str, np.ndarray]) -> list[tuple[Effects, Numbers]]:
         """The terms of groups, one after the other in beta and in what is sampled."""
-        terms: list[tuple[ExactTerm, Numbers]] = []
+        terms: list[tuple[Effects, Numbers]] = []
         first, sd, partial = len(self.coefficients), 0, 0
         for group in self.groups:
             count, correlated = len(group.sds), group.partials

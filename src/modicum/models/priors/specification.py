@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from modicum.errors import SettingError, suggestion
 from modicum.models.priors.distributions import Prior, Support, prior_from_dict
@@ -14,18 +14,18 @@ __all__ = ["PriorTable", "columns_of", "require_known", "require_support", "tidy
 PriorTable: TypeAlias = tuple[tuple[str, Prior], ...]  # hashable: a key and its prior
 
 
-def tidy_priors(given: Any) -> PriorTable:
+def tidy_priors(priors: object) -> PriorTable:
     """Return priors by key as something hashable; a sentence for what are none.
 
     A file has them as plain dictionaries.
     """
-    if given is None:
+    if priors is None:
         return ()
-    pairs = given.items() if isinstance(given, Mapping) else given
-    if not isinstance(pairs, Sequence) and not isinstance(given, Mapping):
+    pairs = tuple(priors.items()) if isinstance(priors, Mapping) else priors
+    if not isinstance(pairs, Sequence):
         raise SettingError(
             "priors must map names to distributions, such as "
-            f'{{"common": mo.priors.Normal(0, 1)}}, not {type(given).__name__}.'
+            f'{{"common": mo.priors.Normal(0, 1)}}, not {type(priors).__name__}.'
         )
     table = []
     for key, prior in pairs:

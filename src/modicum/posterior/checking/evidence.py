@@ -27,9 +27,10 @@ from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel, T
 from modicum.models.prior_draws import partial_exponents
 from modicum.passes import LocalEngine, Sums, units_of
 from modicum.passes.mode import DENSE_LIMIT, prior_hessian
-from modicum.posterior.checking.leave_one_out import Subject, require_positive
-from modicum.posterior.correction import WORST_TAIL, flat_points
+from modicum.posterior.correction import WORST_TAIL
 from modicum.posterior.draws import require_finite, thinned
+from modicum.posterior.fitted import Subject, flat_points
+from modicum.posterior.resampling import require_positive_sum
 from modicum.random import Stream, generator
 
 __all__ = ["Evidence", "log_evidence"]
@@ -60,7 +61,6 @@ def log_evidence(subject: Subject, points: int, random_seed: int, progressbar: b
     """Integrate the likelihood over the prior; see `Posterior.log_evidence`."""
     whole_number("points", points, FEWEST)
     source, fit, rows = subject
-    require_positive(source, "the evidence")
     require_finite(source.draws, "the evidence")
     if fit.model.has_flat_prior:
         raise SettingError(
@@ -69,6 +69,7 @@ def log_evidence(subject: Subject, points: int, random_seed: int, progressbar: b
         )
     total = source.chains * source.num_draws
     subset, weights = thinned(source, total)
+    require_positive_sum(weights, "the evidence")
     target, draws = flat_points(fit, rows, subset)
     _require_enough(target, total)
     engine = LocalEngine(progressbar=progressbar)
@@ -114,8 +115,10 @@ class _Normal(NamedTuple):
     def fitted(cls, sums: Sums, draws: np.ndarray, weights: np.ndarray) -> _Normal:
         """About the draws' mean, of their covariance, or where that is noisy of the curvature.
 
-        A covariance of N draws of d parameters gives log-weights a variance of about d^2 / 2N.
+        A covariance of N draws of d parameters gives log-weights a variance of about d^2 / 2N. It
+        is a proposal, which need not be exact: signs are left aside.
         """
+        weights = np.abs(weights)
         mean = np.average(draws, axis=0, weights=weights)
         centred = draws - mean
         effective = weights.sum() ** 2 / (weights**2).sum()
@@ -185,6 +188,7 @@ def _bridged(posterior: np.ndarray, weights: np.ndarray, proposal: np.ndarray) -
     for _ in range(STEPS):
         above = _inverse(s1, s2, log_r - (proposal - top))
         below = _inverse(s1, s2, log_r - (posterior - top)) * np.exp(top - posterior)
+        require_positive_sum(weights * below, "the evidence")
         step = np.log(above.mean()) - np.log(weights @ below) - log_r
         log_r += step
         if abs(step) < CLOSE:
@@ -195,7 +199,7 @@ def _bridged(posterior: np.ndarray, weights: np.ndarray, proposal: np.ndarray) -
     mean = weights @ f2
     effective = min(size, float(ess(f2[None])) if np.ptp(f2) > 0 else size)
     variance = np.var(f1) / f1.mean() ** 2 / number
-    variance += (weights @ (f2 - mean) ** 2) / mean**2 / max(effective, 1.0)
+    variance += (np.abs(weights) @ (f2 - mean) ** 2) / mean**2 / max(effective, 1.0)
     return Evidence(float(top + log_r), float(np.sqrt(variance)))
 
 

@@ -11,6 +11,9 @@ give the rest (difference estimator; Magnusson, Andersen, Jonasson and Vehtari 2
 
     elpd = sum_i a_i + (1/m) sum_j (e_j - a_j) / q_j.
 
+Draws that carry signs s (eq. 5.3 of the HMC-ECS paper) enter both sums with them: e_i is then the
+log of sum_s s r_s p(y_i | theta_s) / sum_s s r_s.
+
 What a row's a_i misses grows with the variance of its log-likelihood over the draws, which is about
 its share of the effective number of parameters. Of effects that are integrated out, what is left
 out is a group.
@@ -29,8 +32,9 @@ from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.passes import LocalEngine, Sums, units_of
 from modicum.passes.pointwise import LeftOut, approximately_left_out, log_likelihoods
-from modicum.posterior.correction import Fit, flat_points
 from modicum.posterior.draws import Draws, require_finite, thinned
+from modicum.posterior.fitted import Subject, flat_points
+from modicum.posterior.resampling import require_positive_sum
 from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
@@ -38,7 +42,7 @@ from modicum.rows.groups import GroupedRows
 if TYPE_CHECKING:
     from arviz_stats.utils import ELPDData
 
-__all__ = ["Estimate", "LeaveOneOut", "RowSample", "Subject", "leave_one_out", "require_positive"]
+__all__ = ["Estimate", "LeaveOneOut", "RowSample", "leave_one_out"]
 
 EXACT = 4_000  # rows up to which each is left out
 SAMPLED = 2_000  # rows drawn where there are more
@@ -46,14 +50,6 @@ FEW_POINTS = 64  # draws by which every row is approximated
 EVEN = 0.1  # share of the sample that is drawn without regard to the approximation
 FEWEST = 100  # draws of whose weights a tail can be seen
 MOST_SCALARS = 200  # parameters whose effective sample size is looked at
-
-
-class Subject(NamedTuple):
-    """A posterior, by what was fitted to which rows."""
-
-    source: Draws
-    fit: Fit
-    rows: Rows
 
 
 class Estimate(NamedTuple):
@@ -225,15 +221,6 @@ class LeaveOneOut:
         )
 
 
-def require_positive(source: Draws, purpose: str) -> None:
-    """Refuse draws with negative signs, which are no weights that can be smoothed."""
-    if source.weights is not None and not (source.weights >= 0).all():
-        raise SettingError(
-            f"{purpose} weighs draws, and these carry signs, of which {np.sum(source.weights < 0)} "
-            'are negative; sample with another method, such as method="hmc-ecs".'
-        )
-
-
 class _Prepared(NamedTuple):
     """A subject as flat points of a target over units."""
 
@@ -241,6 +228,7 @@ class _Prepared(NamedTuple):
     units: Rows
     points: np.ndarray
     log_weight: np.ndarray
+    sign: np.ndarray  # of each draw; 1 but for signed samplers
     efficiency: float  # effective over actual draws
     ledger: Ledger
 
@@ -274,22 +262,22 @@ def leave_one_out(
 
 def _prepare(subject: Subject, draws: int, engine: LocalEngine) -> _Prepared:
     source, fit, rows = subject
-    require_positive(source, "leaving rows out")
     require_finite(source.draws, "leaving rows out")
-    subset, weights = thinned(source, draws)
-    positive = weights[0] > 0
-    if positive.sum() < FEWEST:
+    subset, (weights,) = thinned(source, draws)
+    there = weights != 0
+    require_positive_sum(weights, "leaving rows out")
+    if there.sum() < FEWEST:
         raise SettingError(
-            f"{int(positive.sum())} draws are too few to leave rows out by, since nothing can be "
+            f"{int(there.sum())} draws are too few to leave rows out by, since nothing can be "
             f"said of the tail of their weights; {FEWEST} or more are needed: sample more."
         )
-    subset = {name: x[positive] for name, x in subset.items()}
+    subset = {name: x[there] for name, x in subset.items()}
     target, points = flat_points(fit, rows, subset)
     ledger = Ledger(rows=len(rows))
     units = units_of(target, rows, engine, ledger)
-    log_weight = np.log(weights[0][positive])
+    log_weight, sign = np.log(np.abs(weights[there])), np.sign(weights[there])
     efficiency = _efficiency(source, len(points))
-    return _Prepared(target, units, points, log_weight, efficiency, ledger)
+    return _Prepared(target, units, points, log_weight, sign, efficiency, ledger)
 
 
 def _efficiency(source: Draws, used: int) -> float:
@@ -322,13 +310,14 @@ def _approximation(subject: _Prepared, engine: LocalEngine) -> LeftOut:
     """
     some = _evenly(len(subject.points), FEW_POINTS)
     points, log_weight = subject.points[some], subject.log_weight[some]
-    moved = points + _mean(subject.points, subject.log_weight) - _mean(points, log_weight)
+    centre = _mean(subject.points, subject.log_weight, subject.sign)
+    moved = points + centre - _mean(points, log_weight, np.ones(len(some)))
     sums = Sums(subject.target, subject.units, engine, subject.ledger)
     return approximately_left_out(sums, moved, log_weight)
 
 
-def _mean(points: np.ndarray, log_weight: np.ndarray) -> np.ndarray:
-    return np.average(points, axis=0, weights=np.exp(log_weight - log_weight.max()))
+def _mean(points: np.ndarray, log_weight: np.ndarray, sign: np.ndarray) -> np.ndarray:
+    return np.average(points, axis=0, weights=sign * np.exp(log_weight - log_weight.max()))
 
 
 def _evenly(total: int, number: int) -> np.ndarray:
@@ -345,9 +334,10 @@ def _left_out(
         row_ids = sample.row_ids[first : first + values.shape[1]]
         _require_numbers(values, row_ids)
         share = np.minimum(weight[row_ids], 1.0)
-        parts.append(_smoothed(values, share, subject.log_weight, subject.efficiency))
+        parts.append(_smoothed(values, share, subject))
         first += values.shape[1]
     elpd, lpd, pareto_k = np.concatenate(parts, axis=1)
+    _require_signs(elpd, lpd, sample.row_ids)
     unit = "group" if isinstance(subject.units, GroupedRows) else "row"
     draws = len(subject.points)
     return LeaveOneOut(sample, weight, near, elpd, lpd, pareto_k, draws, unit)
@@ -364,20 +354,39 @@ def _require_numbers(values: np.ndarray, row_ids: np.ndarray) -> None:
         )
 
 
-def _smoothed(
-    values: np.ndarray, share: np.ndarray, log_weight: np.ndarray, efficiency: float
-) -> np.ndarray:
+def _require_signs(elpd: np.ndarray, lpd: np.ndarray, row_ids: np.ndarray) -> None:
+    """Refuse rows whose signed sums are not positive: their logarithm says nothing."""
+    bad = ~np.isfinite(elpd + lpd)
+    if bad.any():
+        raise SettingError(
+            f"the signs of the draws cancel where row {row_ids[np.argmax(bad)]} is left out, so "
+            "that its predictive density would be negative; sample more, or with signs that cancel "
+            "less (a larger subsample)."
+        )
+
+
+def _smoothed(values: np.ndarray, share: np.ndarray, subject: _Prepared) -> np.ndarray:
     """elpd, lpd and Pareto k of each row (3, rows), of log-likelihoods (draws, rows)."""
     from arviz_stats.base import array_stats
-    from scipy.special import logsumexp
 
+    log_weight, sign = subject.log_weight, subject.sign
     minus_ratio = (share * values - log_weight[:, None]).T
     flat = np.ptp(minus_ratio, axis=1) < 1e-10
     smoothed = np.full(minus_ratio.shape, -np.log(len(values)))
     pareto_k = np.zeros(len(smoothed))
     if not flat.all():
-        found = array_stats.psislw(minus_ratio[~flat], r_eff=efficiency)
+        found = array_stats.psislw(minus_ratio[~flat], r_eff=subject.efficiency)
         smoothed[~flat], pareto_k[~flat] = found
-    elpd = logsumexp(smoothed + values.T, axis=1)
-    lpd = logsumexp(log_weight - logsumexp(log_weight) + values.T, axis=1)
+    elpd = _log_average(values.T, smoothed, sign)
+    lpd = _log_average(values.T, log_weight, sign)
     return np.stack([elpd, lpd, pareto_k])
+
+
+def _log_average(values: np.ndarray, log_weight: np.ndarray, sign: np.ndarray) -> np.ndarray:
+    """Log of the signed weighted average of exp(values) over draws, the last axis."""
+    from scipy.special import logsumexp
+
+    with np.errstate(invalid="ignore"):  # the log of a negative sum is nan, which is looked for
+        above = logsumexp(log_weight + values, axis=-1, b=sign)
+        below = logsumexp(log_weight, axis=-1, b=sign)
+    return np.asarray(above - below)

@@ -15,15 +15,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from modicum.errors import SettingError
-from modicum.posterior.alignment import Batch
-from modicum.posterior.checking.population import Population
+from modicum.errors import SettingError, whole_number
+from modicum.models import IntegratedEffects
+from modicum.models.prediction import ModelPredictor
+from modicum.posterior.alignment import Batch, RowsLike
+from modicum.posterior.checking.population import Population, population
+from modicum.posterior.draws import thinned
+from modicum.posterior.effects import known_groups, with_groups
+from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.prediction import Predictor
 from modicum.posterior.weighted import weighted_mean, weighted_quantile, weighted_variance
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Comparison", "Expected", "contrast", "marginal"]
+__all__ = ["Comparison", "Expected", "averages", "contrast", "marginal"]
 
 Expected = Callable[[Batch], np.ndarray]
 """From a batch of rows to expected outcomes (draws, rows, ...)."""
@@ -42,22 +48,26 @@ def marginal(
     at: Sequence[Any] | None,
     slope: bool,
     prob: float,
+    classes: Sequence[str],
 ) -> pd.DataFrame:
     """Average predictions or slopes; see `Posterior.marginal`."""
     values, levels = rows.values(name), rows.levels(name)
+    at = None if at is None else _listed(at)
+    if at == []:
+        raise SettingError("at=[] asks for no value; name one or more, or leave it out.")
     if slope and levels:
         raise SettingError(
             f"{name!r} holds levels, which have no slope; compare them by post.contrast({name!r})."
         )
     if slope:
-        points = [None] if at is None else list(at)
+        points = [None] if at is None else at
         found = [_slope(rows, expected, name, values, point) for point in points]
         labels = [name] if at is None else points
     else:
-        labels = list(at) if at is not None else _grid(name, values, levels)
+        labels = at if at is not None else _grid(name, values, levels)
         _require_levels(name, labels, levels)
         found = [_average(rows.setting(name, _constant(v, len(rows))), expected) for v in labels]
-    return _table(np.stack(found, axis=1), weights, labels, name, prob)
+    return _table(np.stack(found, axis=1), weights, labels, name, prob, classes)
 
 
 def contrast(
@@ -68,6 +78,7 @@ def contrast(
     between: Sequence[Any] | None,
     comparison: Comparison,
     prob: float,
+    classes: Sequence[str],
 ) -> pd.DataFrame:
     """Compare average predictions; see `Posterior.contrast`."""
     values, levels = rows.values(name), rows.levels(name)
@@ -75,13 +86,14 @@ def contrast(
         raise SettingError(
             f"comparison must be 'difference', 'ratio' or 'odds ratio', not {comparison!r}."
         )
+    between = None if between is None else _listed(between)
     if between is not None and len(between) < 2:
         raise SettingError("a contrast is between two values or more, the first of them the base.")
     if between is None and not levels:
         base = _average(rows.setting(name, values), expected)
         others = {"+1": _average(rows.setting(name, values + 1), expected)}
     else:
-        chosen = list(between) if between is not None else _all(name, levels)
+        chosen = between if between is not None else _all(name, levels)
         _require_levels(name, chosen, levels)
         base, *rest = (
             _average(rows.setting(name, _constant(v, len(rows))), expected) for v in chosen
@@ -90,7 +102,44 @@ def contrast(
         names = [f"{v}{sign}{chosen[0]}" for v in chosen[1:]]
         others = dict(zip(names, rest, strict=True))
     found = [_compared(base, other, comparison) for other in others.values()]
-    return _table(np.stack(found, axis=1), weights, list(others), name, prob)
+    return _table(np.stack(found, axis=1), weights, list(others), name, prob, classes)
+
+
+def averages(
+    source: FittedDraws,
+    column: str,
+    data: RowsLike | None,
+    draws: int,
+    subsample: int,
+    seed: int,
+    groups: Literal["known", "new"] | None,
+) -> tuple[Population, Expected, np.ndarray]:
+    """Rows to average over, what to average, and the weights of the draws."""
+    whole_number("draws", draws)
+    whole_number("subsample", subsample)
+    fit = source.fit()
+    by_formula = source.fit_rows is not None and source.fit_rows.encoding is not None
+    rows = None
+    if not by_formula and (data is not None or source.rows is not None):
+        rows = source.rows_or_own(data, False, "refuse")
+    table = source.table if data is None else data
+    averaged = population(table, rows, source.fit_rows, subsample, seed)
+    subset, weights = thinned(source, draws)
+    there, known = with_groups(averaged.as_it_is, fit.model, groups)
+    predictor: Predictor = ModelPredictor(fit.model)
+    if known and isinstance(fit.model, IntegratedEffects):
+        if column == fit.model.group:
+            raise SettingError(
+                f"the effects of {column!r} are tabulated by post.effects({column!r})."
+            )
+        predictor = known_groups(source, fit, source.rows_of_fit(), there, draws)
+    left_out = set(averaged.as_it_is.fields) - set(there.fields)
+
+    def expected(batch: Batch) -> np.ndarray:
+        kept = {name: values for name, values in batch.items() if name not in left_out}
+        return np.asarray(predictor(subset, kept), float)
+
+    return averaged, expected, weights
 
 
 def _average(batches: Iterator[Batch], expected: Expected) -> np.ndarray:
@@ -157,6 +206,11 @@ def _require_levels(name: str, chosen: list[Any], levels: tuple[Any, ...]) -> No
         raise SettingError(f"{unknown[0]!r} is no level of {name!r}, whose levels are {shown}.")
 
 
+def _listed(values: Any) -> list[Any]:
+    """The values asked for; one by itself is a list of one."""
+    return [values] if isinstance(values, str) or np.ndim(values) == 0 else list(values)
+
+
 def _constant(value: Any, number: int) -> np.ndarray:
     filled = np.empty(number, object)
     filled[:] = value
@@ -177,7 +231,12 @@ def _compared(base: np.ndarray, other: np.ndarray, comparison: Comparison) -> np
 
 
 def _table(
-    found: np.ndarray, weights: np.ndarray, labels: list[Any], name: str, prob: float
+    found: np.ndarray,
+    weights: np.ndarray,
+    labels: list[Any],
+    name: str,
+    prob: float,
+    classes: Sequence[str],
 ) -> pd.DataFrame:
     """Mean, sd and interval of (draws, values), or of (draws, values, classes)."""
     import pandas as pd
@@ -189,7 +248,7 @@ def _table(
     columns = np.stack([weighted_mean(draws, weights), sd, low, high], axis=-1)
     index: Any = pd.Index(labels, name=name)
     if found.ndim == 3:
-        classes = range(found.shape[2])
-        index = pd.MultiIndex.from_product([labels, classes], names=[name, "class"])
+        known = classes if len(classes) == found.shape[2] else range(found.shape[2])
+        index = pd.MultiIndex.from_product([labels, known], names=[name, "class"])
     titles = ["mean", "sd", *(f"{100 * end:g}%" for end in ends)]
     return pd.DataFrame(columns.reshape(-1, 4), index=index, columns=titles)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from modicum.errors import SettingError
+from modicum.errors import DataError, SettingError
 from modicum.posterior.alignment import AlignedRows, Batch, FitRows
 from modicum.posterior.checking.columns import random_rows, table_sample
 from modicum.rows.checks import names_like
@@ -61,8 +61,8 @@ class TablePopulation:
 
     def values(self, name: str) -> np.ndarray:
         """Of a column that the formula reads."""
-        if name not in self.table.column_names:
-            known = self.encoding.needed(outcome=False)
+        known = self.encoding.needed(outcome=False)
+        if name not in known or name not in self.table.column_names:
             raise SettingError(f"the formula reads no column {name!r}: {names_like(name, known)}")
         return np.array(self.table.column(name).to_pylist())
 
@@ -91,7 +91,14 @@ class TablePopulation:
             column = pa.array(plain, pa.float64())
         else:
             column = pa.array(plain)
-        return self._encoded(self.table.set_column(place, name, column)).chunks(CHUNK)
+        try:
+            encoded = self._encoded(self.table.set_column(place, name, column))
+        except DataError as fault:  # a spline ends before the values asked for, say
+            raise DataError(
+                f"{name!r} cannot be set to these values; name others (at=[...] or between=[...]): "
+                f"{fault}"
+            ) from fault
+        return encoded.chunks(CHUNK)
 
     @property
     def as_it_is(self) -> AlignedRows:

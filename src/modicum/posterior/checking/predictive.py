@@ -4,32 +4,42 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError, SettingError, whole_number
 from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel
 from modicum.models.prediction import ModelPredictor
+from modicum.models.prior_draws import prior_draws
 from modicum.passes.effects import effect_shift
 from modicum.posterior.alignment import AlignedRows, Batch
-from modicum.posterior.checking.leave_one_out import require_positive
-from modicum.posterior.draws import Draws, require_finite
-from modicum.posterior.effects import KnownEffects
+from modicum.posterior.draws import Draws, require_finite, thinned
+from modicum.posterior.effects import KnownEffects, known_effects, with_groups
+from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.prediction import in_pieces
+from modicum.posterior.resampling import equal_places, require_positive_sum
 from modicum.random import Stream, generator
 
-__all__ = ["OutcomeDraws", "density_array", "equal_draws", "outcome_array", "outcomes"]
+__all__ = [
+    "OutcomeDraws",
+    "density_array",
+    "equal_draws",
+    "outcome_array",
+    "outcome_draws",
+    "outcomes",
+]
 
 MOST_BYTES = 4 * 2**30  # of drawn outcomes that are held in memory
 
 
 class OutcomeDraws(NamedTuple):
-    """What outcomes are drawn from: draws that count alike, and the model they are of."""
+    """What outcomes are drawn from: draws, and the model they are of."""
 
     draws: dict[str, np.ndarray]  # (draws, *shape)
     predictor: ModelPredictor
     effects: KnownEffects | None = None
+    signs: np.ndarray | None = None  # of the draws; None: they count alike
 
     @property
     def number(self) -> int:
@@ -37,21 +47,47 @@ class OutcomeDraws(NamedTuple):
         return len(next(iter(self.draws.values())))
 
 
+def outcome_draws(
+    source: FittedDraws,
+    rows: AlignedRows,
+    draws: int,
+    seed: int,
+    groups: Literal["known", "new"] | None,
+    prior: bool,
+    averaged: bool = False,
+) -> tuple[OutcomeDraws, AlignedRows]:
+    """What outcomes are drawn from, and the rows with their groups if those count.
+
+    Draws count alike, unless outcomes will be averaged, which signs are for.
+    """
+    whole_number("draws", draws)
+    fit = source.fit()
+    predictor = ModelPredictor(fit.model)
+    rows, known = with_groups(rows, fit.model, groups)
+    if prior:
+        shapes = {name: x.shape[2:] for name, x in source.draws.items()}
+        drawn = prior_draws(fit.model, shapes, draws, generator(seed, Stream.PRIOR_DRAWS))
+        return OutcomeDraws(drawn, predictor), rows
+    signs = None
+    if averaged and source.weights is not None and (source.weights < 0).any():
+        require_finite(source.draws, "a check")
+        subset, (signs,) = thinned(source, draws)
+        require_positive_sum(signs, "a check")
+    else:
+        subset = equal_draws(source, draws, seed, "drawing outcomes")
+    effects = None
+    if known and isinstance(fit.model, IntegratedEffects):
+        effects = known_effects(subset, fit, source.rows_of_fit(), rows)
+    return OutcomeDraws(subset, predictor, effects, signs), rows
+
+
 def equal_draws(source: Draws, number: int, seed: int, purpose: str) -> dict[str, np.ndarray]:
     """Draws that count alike, evenly spaced; by their weights where these differ."""
-    require_positive(source, purpose)
     require_finite(source.draws, purpose)
     total = source.chains * source.num_draws
-    flat = {name: x.reshape(total, *x.shape[2:]) for name, x in source.draws.items()}
-    if source.weights is None or not source.weighted:
-        used = min(number, total)
-        at = ((2 * np.arange(used) + 1) * total) // (2 * used)
-    else:  # systematic resampling: each comes up as often as its weight says, but for rounding
-        edges = np.cumsum(source.weights.reshape(-1))
-        start = generator(seed, Stream.OUTCOMES).random()
-        at = np.searchsorted(edges, (np.arange(number) + start) / number * edges[-1])
-        at = np.minimum(at, total - 1)
-    return {name: x[at] for name, x in flat.items()}
+    weights = source.weights.reshape(-1) if source.weights is not None else None
+    at = equal_places(weights, total, number, seed, purpose)
+    return {name: x.reshape(total, *x.shape[2:])[at] for name, x in source.draws.items()}
 
 
 def outcomes(

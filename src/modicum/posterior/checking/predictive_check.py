@@ -17,6 +17,7 @@ from modicum.models import BaseModel, IntegratedEffects
 from modicum.posterior.alignment import AlignedRows, Batch
 from modicum.posterior.axes import INK, OBSERVED, PREDICTED, new_axes
 from modicum.posterior.checking.predictive import OutcomeDraws, outcomes
+from modicum.posterior.weighted import weighted_mean, weighted_quantile
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +43,9 @@ class PredictiveCheck:
         function of numbers), or "residuals" (means in bins of a column).
     table
         One line per bin: `observed`, `predicted` (the mean over draws), the interval `lower` to
-        `upper` in which the model expects what is observed, and, of bins of rows, `rows`.
+        `upper` in which the model expects what is observed, and, of bins of rows, `rows`. By a
+        column, `at` is where the bin lies; outcomes that are classes have a line per bin and
+        `class`, for the share of the class in the bin.
     name
         Of the column that rows are binned by; empty where they are not.
     rows, draws, prob
@@ -118,6 +121,9 @@ class PredictiveCheck:
         ax.legend(frameon=False)
 
     def _plot_residuals(self, ax: Axes) -> None:
+        if "class" in self.table:
+            self._plot_shares(ax)
+            return
         table = self.table
         numeric = table["at"].dtype.kind == "f"
         x = table["at"].to_numpy() if numeric else np.arange(len(table))
@@ -132,6 +138,22 @@ class PredictiveCheck:
         ax.set(xlabel=self.name, ylabel="mean outcome less predicted")
         ax.legend(frameon=False)
 
+    def _plot_shares(self, ax: Axes) -> None:
+        """Observed less predicted share of each class, with the interval about it."""
+        bins = list(dict.fromkeys(self.table["at"]))
+        numeric = self.table["at"].dtype.kind == "f"
+        for k, (name, one) in enumerate(self.table.groupby("class")):
+            x = one["at"].to_numpy() if numeric else np.array([bins.index(v) for v in one["at"]])
+            low, seen, high = (one[c] - one["predicted"] for c in ("lower", "observed", "upper"))
+            ax.fill_between(x, low, high, color=f"C{k % 10}", alpha=0.15, lw=0)
+            ax.plot(x, seen, "o-", color=f"C{k % 10}", ms=4, lw=1, label=f"class {name}")
+        ax.axhline(0, color=INK, lw=0.8)
+        if not numeric:
+            few = max(1, len(bins) // 20)
+            ax.set_xticks(range(0, len(bins), few), [str(v) for v in bins[::few]], rotation=60)
+        ax.set(xlabel=self.name, ylabel="share of rows less predicted")
+        ax.legend(frameon=False)
+
 
 def predictive_check(
     source: OutcomeDraws,
@@ -140,6 +162,7 @@ def predictive_check(
     bins: int,
     prob: float,
     seed: int,
+    class_names: Sequence[str] = (),
 ) -> PredictiveCheck:
     """Check rows in memory, in random order, against drawn outcomes; see `Posterior.ppc`."""
     model = source.predictor.model
@@ -153,13 +176,17 @@ def predictive_check(
             "two cannot be laid side by side; check the rows whose event was seen."
         )
     counter: _Means | _Values
+    natural = _kind(model, source, rows, y)
     if by is not None:
         name, values = by
         places, at = _bins(values, bins)
-        counter = _Means(lambda batch, first: places[first : first + len(batch["y"])], len(at))
+        classes = int(y.max()) + 1 if natural == "classes" else None
+        counter = _Means(
+            lambda batch, first: places[first : first + len(batch["y"])], len(at), classes
+        )
         kind: Kind = "residuals"
     else:
-        name, kind = "", _kind(model, source, rows, y)
+        name, kind = "", natural
         if kind == "calibration":
             binned = _Probabilities(source, bins)
             counter = _Means(binned, bins)
@@ -170,12 +197,26 @@ def predictive_check(
         weight = mass[first : first + drawn.shape[1]]
         counter.add(batch, drawn, y[first : first + drawn.shape[1]], weight, first)
         first += drawn.shape[1]
-    table = counter.table(prob, kind)
+    table = counter.table(prob, kind, source.signs)
     if by is not None:
-        table = table.assign(at=at)
+        table = table.assign(at=at[table.index])
     if "rows" in table:
         table = table[table["rows"] > 0]
+    if natural == "classes":
+        table = _called(table, class_names)
     return PredictiveCheck(kind, table, name, len(held), source.number, prob)
+
+
+def _called(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """The table of classes with their names, where they have some."""
+    if not names:
+        return table
+    if "class" in table:
+        return table.assign(**{"class": [names[k] for k in table["class"]]})
+    import pandas as pd
+
+    called = [names[int(k)] for k in table.index]
+    return table.set_axis(pd.Index(called, name=table.index.name))
 
 
 def _kind(model: BaseModel, source: OutcomeDraws, rows: AlignedRows, y: np.ndarray) -> Kind:
@@ -230,15 +271,25 @@ class _Probabilities:
 
     def chances(self, batch: Batch) -> np.ndarray:
         """Mean probability of a one, of each row."""
-        return np.asarray(self.source.predictor(self.source.draws, batch)).mean(axis=0)
+        chance = np.asarray(self.source.predictor(self.source.draws, batch))
+        return np.asarray(np.average(chance, axis=0, weights=self.source.signs))
 
 
 class _Means:
-    """Sums of outcomes in bins of rows: those seen, and those of each draw."""
+    """Sums of outcomes in bins of rows: those seen, and those of each draw.
 
-    def __init__(self, places: Callable[[Batch, int], np.ndarray], bins: int) -> None:
-        self.places, self.bins = places, bins
-        self.count, self.mass, self.seen = np.zeros(bins), np.zeros(bins), np.zeros(bins)
+    Of classes, rows of each class are counted instead, since numbers of classes have no mean.
+    """
+
+    def __init__(
+        self,
+        places: Callable[[Batch, int], np.ndarray],
+        bins: int,
+        classes: int | None = None,
+    ) -> None:
+        self.places, self.bins, self.classes = places, bins, classes
+        self.count, self.mass = np.zeros(bins), np.zeros(bins)
+        self.seen = np.zeros(bins * (classes or 1))
         self.drawn: np.ndarray | None = None
 
     def add(
@@ -247,16 +298,28 @@ class _Means:
         place = self.places(batch, first)
         self.count += np.bincount(place, minlength=self.bins)
         self.mass += np.bincount(place, mass, minlength=self.bins)
-        self.seen += np.bincount(place, mass * y, minlength=self.bins)
-        part = np.stack([np.bincount(place, mass * one, minlength=self.bins) for one in drawn])
+        self.seen += self._sums(place, y, mass)
+        part = np.stack([self._sums(place, outcome, mass) for outcome in drawn])
         self.drawn = part if self.drawn is None else self.drawn + part
 
-    def table(self, prob: float, kind: Kind) -> pd.DataFrame:
+    def _sums(self, place: np.ndarray, outcome: np.ndarray, mass: np.ndarray) -> np.ndarray:
+        if self.classes is None:
+            return np.bincount(place, mass * outcome, minlength=self.bins)
+        there = outcome < self.classes  # a class that was never seen is in no line
+        cell = place[there] * self.classes + outcome[there].astype(int)
+        return np.bincount(cell, mass[there], minlength=self.bins * self.classes)
+
+    def table(self, prob: float, kind: Kind, signs: np.ndarray | None) -> pd.DataFrame:
         del kind
         assert self.drawn is not None
-        there = np.where(self.mass > 0, self.mass, 1.0)
-        found = _frame(self.seen / there, self.drawn / there, prob, range(self.bins))
-        return found.assign(rows=self.count.astype(int))
+        width = self.classes or 1
+        there = np.repeat(np.where(self.mass > 0, self.mass, 1.0), width)
+        index = np.repeat(np.arange(self.bins), width)
+        found = _frame(self.seen / there, self.drawn / there, prob, index, signs)
+        found = found.assign(rows=np.repeat(self.count, width).astype(int))
+        if self.classes is None:
+            return found
+        return found.assign(**{"class": np.tile(np.arange(width), self.bins)})
 
 
 class _Values:
@@ -280,12 +343,12 @@ class _Values:
         places = np.searchsorted(self.edges, values, side=self.side)
         return np.bincount(places, mass, minlength=len(self.edges) + 1)
 
-    def table(self, prob: float, kind: Kind) -> pd.DataFrame:
+    def table(self, prob: float, kind: Kind, signs: np.ndarray | None) -> pd.DataFrame:
         assert self.drawn is not None
         if kind == "ecdf":  # values up to each edge, itself included
             total = self.seen.sum()
             seen, drawn = (np.cumsum(x, axis=-1)[..., :-1] / total for x in (self.seen, self.drawn))
-            return _frame(seen, drawn, prob, self.edges)
+            return _frame(seen, drawn, prob, self.edges, signs)
         ends = [*self.edges[1:] - 1, np.inf]
         names = [
             f"{a:.0f}" if a == b else f"{a:.0f}+" if b == np.inf else f"{a:.0f}-{b:.0f}"
@@ -293,14 +356,23 @@ class _Values:
         ]
         if kind == "classes":
             names[-1] = f"{self.edges[-1]:.0f}"
-        return _frame(self.seen[1:], self.drawn[:, 1:], prob, names)
+        return _frame(self.seen[1:], self.drawn[:, 1:], prob, names, signs)
 
 
 def _frame(
-    seen: np.ndarray, drawn: np.ndarray, prob: float, index: Sequence[object] | np.ndarray | range
+    seen: np.ndarray,
+    drawn: np.ndarray,
+    prob: float,
+    index: Sequence[object] | np.ndarray | range,
+    signs: np.ndarray | None,
 ) -> pd.DataFrame:
     import pandas as pd
 
-    low, high = np.quantile(drawn, [(1 - prob) / 2, (1 + prob) / 2], axis=0)
-    columns = {"observed": seen, "predicted": drawn.mean(axis=0), "lower": low, "upper": high}
+    ends = [(1 - prob) / 2, (1 + prob) / 2]
+    if signs is None:
+        (low, high), mean = np.quantile(drawn, ends, axis=0), drawn.mean(axis=0)
+    else:
+        low, high = weighted_quantile(drawn[None], signs[None], ends)
+        mean = weighted_mean(drawn[None], signs[None])
+    columns = {"observed": seen, "predicted": mean, "lower": low, "upper": high}
     return pd.DataFrame(columns, index=pd.Index(index, name="bin"))

@@ -2,7 +2,9 @@
 
 With the prior to the power alpha, draws get weights p(theta)^(alpha - 1): no new run, and no row,
 is needed. How far distributions move as alpha goes from 0.99 to 1.01 is their sensitivity
-(Kallioinen, Paananen, Bürkner and Vehtari 2024); the distances are ArviZ's.
+(Kallioinen, Paananen, Bürkner and Vehtari 2024); the distances are ArviZ's. Of a model with effects
+of groups, the prior is that of common coefficients, standard deviations and correlations: the
+distribution of the effects given these is a part of the model.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from modicum.errors import SettingError
 from modicum.models import BaseModel
 from modicum.models.prior_draws import log_priors
 from modicum.posterior.draws import Draws, require_finite
@@ -27,19 +28,15 @@ __all__ = ["sensitivity"]
 def sensitivity(source: Draws, model: BaseModel, log_posterior: np.ndarray) -> pd.DataFrame:
     """Tabulate both sensitivities of every scalar; see `Posterior.sensitivity`.
 
-    `log_posterior` (chain, draw) is that of all rows, up to a constant.
+    The draws count alike; `log_posterior` (chain, draw) is that of all rows, up to a constant.
     """
     from arviz_base import from_dict
     from arviz_stats import psense_summary
 
     require_finite(source.draws, "a sensitivity")
-    if source.weighted:
-        raise SettingError(
-            "sensitivities are those of draws that count alike, and these have signs or weights; "
-            "take them from the posterior before it was corrected, or sample with another method."
-        )
-    prior = log_priors(model, source.draws)
-    log_likelihood = log_posterior - prior
+    assert not source.weighted, "the caller makes draws count alike"
+    log_likelihood = log_posterior - log_priors(model, source.draws)
+    prior = log_priors(model, source.draws, effects=False)
     dims: dict[str, list[str]] = {}
     coords: dict[str, list[str | int]] = {}
     for name, x in source.draws.items():

@@ -196,15 +196,15 @@ class FormulaEncoding:
         extra = [name for name in self.fields if _among(name, fields)]
         groups = [g for g in self.groupings if _among(g.field, fields)]
         check = WeightCheck(self.fields["weight"][0]) if "weight" in extra else None
-        some = False
+        any_rows = False
         read = complete_rows(source.batches(needed), needed, drop) if needed else counted(source)
         for columns, _ in read:
             if len(columns) == 0:
                 continue
-            some = True
-            made = self._encode(columns, dtype, outcome, extra, check, newlevels)
-            yield made | {group.field: group.codes(columns) for group in groups}
-        if not some:
+            any_rows = True
+            encoded = self._encode(columns, dtype, outcome, extra, check, newlevels)
+            yield encoded | {group.field: group.codes(columns) for group in groups}
+        if not any_rows:
             raise DataError("there are no (complete) rows in the data: at least one is needed.")
         if check:
             check.finish()
@@ -234,23 +234,26 @@ class FormulaEncoding:
         weight: WeightCheck | None,
         newlevels: NewLevels,
     ) -> dict[str, Array]:
-        layout, made = self.layout, Evaluated(self.factors, self.states, columns, dtype, newlevels)
+        layout, evaluated = (
+            self.layout,
+            Evaluated(self.factors, self.states, columns, dtype, newlevels),
+        )
         rows: dict[str, Array] = {}
         if layout.numbers:
-            values = [made.product(numbers) for numbers in layout.numbers]
-            labels = [made.product_label(numbers) for numbers in layout.numbers]
+            values = [evaluated.product(numbers) for numbers in layout.numbers]
+            labels = [evaluated.product_label(numbers) for numbers in layout.numbers]
             rows["x"] = as_type(values, dtype, labels, columns)
         elif not layout.codes:
             rows["x"] = np.empty((len(columns), 0), dtype)
         for codes in layout.codes:
-            rows[codes.field] = made.code(codes)
+            rows[codes.field] = evaluated.code(codes)
         if outcome and self.outcome is not None:
             expression = Expression(self.outcome.expression)
-            y = made.outcome(expression, self.outcome.levels)
+            y = evaluated.outcome(expression, self.outcome.levels)
             rows["y"] = as_type([y], dtype, [self.outcome.expression], columns)[:, 0]
         for name in extra:
             texts = self.fields[name]
-            parts = [made.number(Expression(text)) for text in texts]
+            parts = [evaluated.number(Expression(text)) for text in texts]
             total = parts[0] if len(parts) == 1 else np.sum(parts, axis=0)
             rows[name] = as_type([total], dtype, [" + ".join(texts)], columns)[:, 0]
             if name == "weight" and weight is not None:
@@ -289,7 +292,7 @@ class FormulaEncoding:
         """Undo `to_dict`; what it did not write, or what may not be computed, is a `DataError`."""
         try:
             page = mapping(saved)
-            made = cls(
+            encoding = cls(
                 formula=text(page["formula"]),
                 factors=tuple(_factor(entry) for entry in sequence(page["factors"])),
                 terms=tuple(_term(entry) for entry in sequence(page["terms"])),
@@ -302,13 +305,13 @@ class FormulaEncoding:
                 kinds={k: text(v) for k, v in mapping(page["kinds"]).items()},
                 drops=_truth(page["drops"]),
             )
-            made.needed()  # parses, and so checks, every expression
-            made.layout  # noqa: B018 - and this, whether terms and factors agree
+            encoding.needed()  # parses, and so checks, every expression
+            encoding.layout  # noqa: B018 - and this, whether terms and factors agree
         except ModicumError as error:
             raise DataError(f"the encoding in the file is not one of Modicum's: {error}") from None
         except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
             raise DataError(f"the encoding in the file is damaged ({error}): fit again.") from None
-        return made
+        return encoding
 
 
 def _among(name: str, fields: Collection[str] | None) -> bool:
@@ -338,12 +341,12 @@ def _factor(saved: object) -> Factor:
     entry = mapping(saved)
     contrast = None
     if entry["contrast"] is not None:
-        about = mapping(entry["contrast"])
-        name, options = text(about["name"]), mapping(about["options"])
+        entries = mapping(entry["contrast"])
+        name, options = text(entries["name"]), mapping(entries["options"])
         if name not in CONTRASTS or not set(options) <= {"reverse", "scale", "backward"}:
             raise ValueError(f"there are no contrasts {name[:40]!r}")
         contrast = Contrast(name, tuple((k, _truth(v)) for k, v in options.items()))
-    made = Factor(
+    factor = Factor(
         text(entry["expression"]),
         text(entry["label"]),
         _texts(entry["columns"]),
@@ -352,9 +355,9 @@ def _factor(saved: object) -> Factor:
         _truth(entry["spans"]),
         whole(entry["local"], 0),
     )
-    if made.local > len(made.columns):
+    if factor.local > len(factor.columns):
         raise ValueError("a factor has more columns in a row than in all")
-    return made
+    return factor
 
 
 def _term(saved: object) -> Term:
@@ -413,12 +416,12 @@ def _plain(value: object) -> object:
 
 def _state(saved: object) -> State:
     page = mapping(saved)
-    made: State = {}
+    state: State = {}
     for key, value in zip(sequence(page["keys"]), sequence(page["values"]), strict=True):
         if not isinstance(key, str | int):
             raise TypeError("what a transform learned is not listed by name")
-        made[key] = _learned(value)
-    return made
+        state[key] = _learned(value)
+    return state
 
 
 def _learned(value: object) -> object:

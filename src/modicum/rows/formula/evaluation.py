@@ -68,12 +68,12 @@ class Evaluated:
         factor = self._factors[number]
         if factor.levels:
             assert factor.contrast is not None
-            made = factor.contrast.matrix(factor.levels)[0][self._codes(number)]
+            columns = factor.contrast.matrix(factor.levels)[0][self._codes(number)]
         else:
-            made = self._columns_of(factor)
-            made = made[:, 1:] if reduced and factor.spans else made
-        self._numeric[key] = made
-        return made
+            columns = self._columns_of(factor)
+            columns = columns[:, 1:] if reduced and factor.spans else columns
+        self._numeric[key] = columns
+        return columns
 
     def _window(self, number: int, reduced: bool) -> tuple[Array, Array]:
         """Where the columns of a row that may differ from 0 begin, and what stands in them."""
@@ -94,16 +94,16 @@ class Evaluated:
             return self._columns.exact(expression.bare, self._dtype)[:, None]
         value = expression.evaluate(self._columns, self._states)
         if isinstance(value, ColumnArray):
-            made = value.values
+            columns = value.values
         elif isinstance(value, LevelArray):
             raise DataError(
                 f"{factor.label} held numbers in the fit and holds levels here: convert it."
             )
         else:
-            made = np.broadcast_to(np.asarray(value, dtype=float), len(self._columns))[:, None]
-        if made.shape[1] != len(factor.columns):
+            columns = np.broadcast_to(np.asarray(value, dtype=float), len(self._columns))[:, None]
+        if columns.shape[1] != len(factor.columns):
             raise DataError(f"the encoding of {factor.label} is damaged: fit again.")
-        return made
+        return columns
 
     def number(self, expression: Expression) -> Array:
         """Return one number per row."""

@@ -111,9 +111,11 @@ class Contrast:
         """Return a row of numbers per level, and the names of the columns."""
         from formulaic.transforms import contrasts
 
-        made = getattr(contrasts, CONTRASTS[self.name])(**dict(self.options))
-        matrix = np.asarray(made.get_coding_matrix(list(levels), reduced_rank=True), dtype=float)
-        names = made.get_coding_column_names(list(levels), reduced_rank=True)
+        contrast = getattr(contrasts, CONTRASTS[self.name])(**dict(self.options))
+        matrix = np.asarray(
+            contrast.get_coding_matrix(list(levels), reduced_rank=True), dtype=float
+        )
+        names = contrast.get_coding_column_names(list(levels), reduced_rank=True)
         return matrix, tuple(map(str, names))
 
 
@@ -187,13 +189,13 @@ call functions by name only, as in log(x): compute such a column first.
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Every column the expression reads."""
-        found = []
+        names = []
         for node in self._walk(self.tree):
             if isinstance(node, ast.Name):
-                found.append(self._name(node))
+                names.append(self._name(node))
             elif isinstance(node, ast.Call) and _function(node) == "Q":
-                found.append(str(_constant(node.args[0])))
-        return tuple(dict.fromkeys(found))
+                names.append(str(_constant(node.args[0])))
+        return tuple(dict.fromkeys(names))
 
     @property
     def stateful(self) -> bool:
@@ -225,11 +227,11 @@ call functions by name only, as in log(x): compute such a column first.
         if inner.stateful:
             raise SettingError(f"{self.text} makes levels of a spline or a scaled column: it "
                                "must be given a column of levels.")  # fmt: skip
-        given = {word.arg: word.value for word in call.keywords}
-        how = call.args[1] if len(call.args) > 1 else given.get("contrasts")
+        keywords = {word.arg: word.value for word in call.keywords}
+        how = call.args[1] if len(call.args) > 1 else keywords.get("contrasts")
         contrast, reference = self._contrast(how)
-        levels = tuple(_constants(given["levels"])) if "levels" in given else ()
-        spans = _constant(given["spans_intercept"]) if "spans_intercept" in given else True
+        levels = tuple(_constants(keywords["levels"])) if "levels" in keywords else ()
+        spans = _constant(keywords["spans_intercept"]) if "spans_intercept" in keywords else True
         return CategoricalCall(inner, contrast, reference, levels, bool(spans))
 
     def evaluate(
@@ -481,13 +483,13 @@ class _Interpreter:
             if self.learning and name == "bs" and not state:
                 state.update(_spline_memory(data, *options, **words))
                 data = data[:1]  # the columns of all rows would be many times their size
-            made = TRANSFORMS[name](data, *options, **words, _state=state)
+            result = TRANSFORMS[name](data, *options, **words, _state=state)
         except (TypeError, ValueError, ArithmeticError, KeyError, IndexError, AttributeError) as e:
             reason = (str(e).splitlines() or [type(e).__name__])[0].rstrip(".")
             raise SettingError(f"{text} cannot be computed ({reason}).") from None
         if not self.learning and _shown(state) != _shown(known):
             raise DataError(f"the encoding knows too little of {text}: it is damaged, fit again.")
-        return _as_columns(made, len(data))
+        return _as_columns(result, len(data))
 
     def _require_range(
         self, name: str, text: str, data: Array, words: dict[str, object], state: State
@@ -575,20 +577,22 @@ def _plain(options: list[object]) -> bool:
     )
 
 
-def _as_columns(made: object, n: int) -> Array | ColumnArray:
+def _as_columns(result: object, n: int) -> Array | ColumnArray:
     """What a transform of formulaic's returns, as arrays."""
-    about = getattr(made, "__formulaic_metadata__", None)
-    spans = bool(about is not None and about.spans_intercept)
-    if isinstance(made, dict):
-        if not made:
+    metadata = getattr(result, "__formulaic_metadata__", None)
+    spans = bool(metadata is not None and metadata.spans_intercept)
+    if isinstance(result, dict):
+        if not result:
             return ColumnArray(np.zeros((n, 0)), (), spans)
-        values = np.column_stack([np.broadcast_to(np.asarray(v, float), n) for v in made.values()])
-        return ColumnArray(values, tuple(map(str, made)), spans)
-    array = np.asarray(made, dtype=float)
+        values = np.column_stack(
+            [np.broadcast_to(np.asarray(v, float), n) for v in result.values()]
+        )
+        return ColumnArray(values, tuple(map(str, result)), spans)
+    array = np.asarray(result, dtype=float)
     if array.ndim == 1:
         return array
-    given = None if about is None else about.column_names
-    names = given or tuple(range(1, array.shape[1] + 1))
+    column_names = None if metadata is None else metadata.column_names
+    names = column_names or tuple(range(1, array.shape[1] + 1))
     return ColumnArray(array, tuple(map(str, names)), spans)
 
 

@@ -58,15 +58,15 @@ class Grouping:
         if places.min() < 0:  # tables write one level in several ways
             unknown = np.flatnonzero(places < 0)
             places[unknown] = level_places(self.levels, [values[i] for i in unknown])
-        made = places[codes]
-        if len(made) and made.min() < 0:
-            at = int(np.argmax(made < 0))
+        group_codes = places[codes]
+        if len(group_codes) and group_codes.min() < 0:
+            at = int(np.argmax(group_codes < 0))
             raise DataError(
                 f"column {self.field!r} holds {values[codes[at]]!r} in row {columns.row(at)}, a "
                 "group that the rows of the fit did not have: to predict for new groups, leave "
                 "that column out of the table."
             )
-        return made.astype(code_type(len(self.levels)))
+        return group_codes.astype(code_type(len(self.levels)))
 
 
 class GroupingLevels:
@@ -89,15 +89,15 @@ class GroupingLevels:
 
     def groupings(self) -> tuple[Grouping, ...]:
         """Return the factors, their levels sorted."""
-        made = []
+        groupings = []
         for names, known in self._values.items():
             if len(known) < 2:
                 raise DataError(
                     f"the group {grouping_name(names)!r} has a single level, so that nothing can "
                     "be said of how its effects vary; leave it out."
                 )
-            made.append(Grouping(names, ordered(grouping_name(names), known.values())))
-        return tuple(made)
+            groupings.append(Grouping(names, ordered(grouping_name(names), known.values())))
+        return tuple(groupings)
 
 
 def _distinct(names: Sequence[str], columns: BatchColumns) -> tuple[list[Level], Array]:

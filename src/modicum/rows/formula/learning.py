@@ -81,15 +81,15 @@ def learn(
     kinds = _kinds(source, needed)
     reading = _Reading(source, kinds, factors, formula.outcome, groupings, needed, drop)
     reading.read()
-    made = [reading.factor(expression) for expression in factors]
-    number = {factor.expression: i for i, factor in enumerate(made)}
+    learned = [reading.factor(expression) for expression in factors]
+    number = {factor.expression: i for i, factor in enumerate(learned)}
     terms = [tuple(number[f.text] for f in term) for term in formula.terms]
-    scoped = reduced_parts(terms, [factor.spans for factor in made], formula.intercept)
+    scoped = reduced_parts(terms, [factor.spans for factor in learned], formula.intercept)
     encoding = FormulaEncoding(
         formula=formula.text,
-        factors=tuple(made),
+        factors=tuple(learned),
         terms=tuple(
-            Term(":".join(made[i].label for i in term), parts)
+            Term(":".join(learned[i].label for i in term), parts)
             for term, parts in zip(terms, scoped, strict=True)
         ),
         intercept=formula.intercept,
@@ -194,12 +194,12 @@ class _Reading:
             raise DataError("there are no (complete) rows in the data: at least one is needed.")
         whole = HeldColumns({name: np.concatenate(held.pop(name)) for name in list(held)})
         for expression in self._learners:
-            made = expression.evaluate(whole, self.states, learning=True)
-            if isinstance(made, LevelArray):
+            evaluated = expression.evaluate(whole, self.states, learning=True)
+            if isinstance(evaluated, LevelArray):
                 raise SettingError(f"{expression.text} compares what it learned: use numbers.")
-            if not isinstance(made, ColumnArray):
-                made = ColumnArray(made[:1, None], (), False)
-            self._numbers[expression] = made
+            if not isinstance(evaluated, ColumnArray):
+                evaluated = ColumnArray(evaluated[:1, None], (), False)
+            self._numbers[expression] = evaluated
 
     def _collect(
         self, expression: Expression, values: dict[str, Level], columns: BatchColumns
@@ -253,11 +253,13 @@ class _Reading:
             contrast = None if call is None else call.contrast
             spans = True if call is None else call.spans
             return Factor(text, label, (), self._levels(expression), contrast, spans)
-        made = self._numbers.get(expression)
-        if made is None or not made.names:
+        value = self._numbers.get(expression)
+        if value is None or not value.names:
             return Factor(text, label, (label,))
-        names = tuple(f"{label}[{n}]" for n in made.names)
-        return Factor(text, label, names, spans=made.spans, local=min(expression.local, len(names)))
+        names = tuple(f"{label}[{n}]" for n in value.names)
+        return Factor(
+            text, label, names, spans=value.spans, local=min(expression.local, len(names))
+        )
 
     def outcome(self) -> Outcome | None:
         """Return what was learned of the outcome."""

@@ -54,11 +54,11 @@ def encoded(
         raise SettingError(f"newlevels must be 'refuse' or 'reference', not {newlevels!r}.")
     fields = encoding.fields_of(source.names, outcome)
     kind = rows_type(encoding.needed(outcome, fields), source, dtype)
-    about = encoding.describe(1, kind, outcome, fields)
+    description = encoding.describe(1, kind, outcome, fields)
     chunks = encoding.chunks(
         source, kind, outcome=outcome, fields=fields, drop=drop, newlevels=newlevels
     )
-    return in_memory(about, chunks, None if drop else source.rows)
+    return in_memory(description, chunks, None if drop else source.rows)
 
 
 def rows_type(needed: Sequence[str], source: Source, dtype: object) -> DType:
@@ -71,24 +71,28 @@ def rows_type(needed: Sequence[str], source: Source, dtype: object) -> DType:
 
 
 def in_memory(
-    about: Description, chunks: Iterable[dict[str, Array]], n: int | None
+    description: Description, chunks: Iterable[dict[str, Array]], n: int | None
 ) -> MemoryBackend:
     """Keep chunks as arrays; two copies are held only where the number of rows is not known."""
     if n is None:
         parts = list(chunks)
-        arrays = {f.name: np.concatenate([p.pop(f.name) for p in parts]) for f in about.fields}
-        about = replace(about, n=len(next(iter(arrays.values()))))
-        return MemoryBackend(about, arrays)
-    _require_memory(n * about.row_bytes)
-    about = replace(about, n=n)
-    arrays = {f.name: allocate((n, *f.shape), about.dtypes[f.name]) for f in about.fields}
+        arrays = {
+            f.name: np.concatenate([p.pop(f.name) for p in parts]) for f in description.fields
+        }
+        description = replace(description, n=len(next(iter(arrays.values()))))
+        return MemoryBackend(description, arrays)
+    _require_memory(n * description.row_bytes)
+    description = replace(description, n=n)
+    arrays = {
+        f.name: allocate((n, *f.shape), description.dtypes[f.name]) for f in description.fields
+    }
     start = 0
     for chunk in chunks:
         stop = start + len(next(iter(chunk.values())))
         for name, part in chunk.items():
             arrays[name][start:stop] = part
         start = stop
-    return MemoryBackend(about, arrays)
+    return MemoryBackend(description, arrays)
 
 
 def _require_memory(size: int) -> None:

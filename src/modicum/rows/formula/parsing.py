@@ -184,7 +184,7 @@ def _terms(
             f"the formula's terms {text.strip(' +')!r} cannot be read ({reason}): separate terms "
             "by +, interactions by : or *, and put computed columns into I(...)."
         ) from None
-    made, intercept = [], False
+    common, intercept = [], False
     for factors in terms:
         literal = [f for f in factors if f.eval_method.value == "literal"]
         if literal and (len(factors) > 1 or literal[0].expr != "1"):
@@ -195,8 +195,8 @@ def _terms(
         if literal:
             intercept = True
         else:
-            made.append(tuple(_expression(f.expr, f.eval_method.value) for f in factors))
-    return tuple(made), intercept
+            common.append(tuple(_expression(f.expr, f.eval_method.value) for f in factors))
+    return tuple(common), intercept
 
 
 def _expression(text: str, method: str) -> Expression:
@@ -217,12 +217,12 @@ def _group_terms(inside: str) -> list[GroupTerm]:
     texts = ("1",) * intercept + tuple(":".join(f.text for f in term) for term in effects)
     if not texts:
         raise SettingError(f"the group term ({inside.strip()}) has no effects before |: add 1.")
-    made: list[GroupTerm] = []
+    terms: list[GroupTerm] = []
     outer: tuple[str, ...] = ()
     for group in columns:
         outer = (*outer, *group)
-        made.append(GroupTerm(outer, texts, correlated))
-    return made
+        terms.append(GroupTerm(outer, texts, correlated))
+    return terms
 
 
 def _column(name: str, inside: str) -> str:

@@ -148,13 +148,13 @@ def reduced_parts(
     >>> reduced_parts([(0,), (1,), (0, 1)], [False, True], intercept=False)
     [(((0, False),),), (((1, False),),), (((0, False), (1, True)),)]
     """
-    said: set[frozenset[Scoped]] = {frozenset()} if intercept else set()
+    spanned: set[frozenset[Scoped]] = {frozenset()} if intercept else set()
     scoped = []
     for term in terms:
         choices = [((f, True), None) if spans[f] else ((f, False),) for f in term]
         span = [tuple(s for s in chosen if s is not None) for chosen in product(*choices)]
-        fresh = [part for part in span if frozenset(part) not in said]
-        said.update(map(frozenset, fresh))
+        fresh = [part for part in span if frozenset(part) not in spanned]
+        spanned.update(map(frozenset, fresh))
         scoped.append(tuple(_simplified(fresh)))
     return scoped
 

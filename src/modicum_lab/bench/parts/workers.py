@@ -11,36 +11,17 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
-
 from modicum import LogPosterior
 from modicum.engines import EngineChoice, Local, Ray
 from modicum.models import Logistic
 from modicum.rows import Rows, ingest
+from modicum_lab.bench import tall
 from modicum_lab.bench.tables import Table, interleaved
 
 __all__ = ["arithmetic", "run"]
 
-FACTORS, NUMBERS, LEVELS = 5, 10, 12
 BILLION = 10**9
 PASSES = 6  # of a run: units of the priors, four of Newton's, weights
-
-
-def write_parquet(folder: Path, n: int, parts: int = 8) -> int:
-    """Made-up rows as Parquet files; returns their bytes."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    rng = np.random.default_rng(1)
-    for part in range(parts):
-        size = n // parts
-        columns = {f"x{j}": rng.standard_normal(size, np.float32) for j in range(NUMBERS)}
-        levels = np.array([f"level {i}" for i in range(LEVELS)])
-        for k in range(FACTORS):
-            columns[f"g{k}"] = levels[rng.integers(0, LEVELS, size)]
-        columns["y"] = (rng.random(size) < 0.3).astype(np.int8)
-        pq.write_table(pa.table(columns), folder / f"{part:03d}.parquet")
-    return sum(file.stat().st_size for file in folder.iterdir())
 
 
 def arithmetic(nanoseconds: float, row_bytes: float, workers: int, bandwidth: float) -> list[float]:
@@ -61,7 +42,7 @@ def run(quick: bool = False) -> list[Table]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "lake").mkdir()
-        parquet = write_parquet(folder / "lake", n)
+        parquet = tall.write_parquet(folder / "lake", n)
         started = time.perf_counter()
         rows = ingest(folder / "lake", folder / "store", outcome="y", progressbar=False)
         read = time.perf_counter() - started
@@ -82,7 +63,8 @@ def _measured(rows: Rows, parquet: int, read: float, quick: bool) -> list[Table]
     for engine in engines.values():
         if isinstance(engine, Ray):
             engine.close()
-    shape = f"{n:,} rows of {NUMBERS} numbers and {FACTORS} factors, {rows.row_bytes} bytes each"
+    made_of = f"{tall.NUMBERS} numbers and {tall.FACTORS} factors"
+    shape = f"{n:,} rows of {made_of}, {rows.row_bytes} bytes each"
     cost = Table(f"A row: {shape}", ["what", "seconds", "ns per row and worker"])
     cost.rows.append(["ingest of Parquet, one thread", read, 1e9 * read / n])
     for name, value in seconds.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from modicum.plots import colour_of, pyplot
 from modicum.posterior import Posterior
 from modicum.rows import Rows
 from modicum_lab.papers.experiments import Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["LABELS", "draw_lines", "label_of", "panels", "realisations", "shade", "states"]
 
@@ -96,7 +99,7 @@ def shade(number: int, of: int) -> Any:
 
 
 def draw_lines(
-    ax: Any,
+    ax: Axes,
     lines: Mapping[str, Line],
     *,
     x: str,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,6 +26,9 @@ from modicum_lab.papers.experiments import (
     experiment,
     sized,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["Panel", "Panels", "draw", "figure_1j_1l", "slope", "table_1j", "table_1k", "table_1l"]
 
@@ -238,14 +241,14 @@ def draw(errors: Errors, size: Mapping[str, Panel]) -> Any:
     return figure
 
 
-def _plain_ticks(ax: Any, at: tuple[float, ...]) -> None:
+def _plain_ticks(ax: Axes, at: tuple[float, ...]) -> None:
     """A few step sizes in plain figures: matplotlib's own overlap within a decade or two."""
     shown = [h for h in (5e-3, 1e-2, 2e-2, 5e-2, 1e-1) if min(at) <= h <= max(at)]
     ax.set_xticks(shown, [f"{h:g}" for h in shown])
     ax.set_xticks([], minor=True)
 
 
-def _guide(ax: Any, x: Any, y: np.ndarray, power: int) -> None:
+def _guide(ax: Axes, x: Any, y: np.ndarray, power: int) -> None:
     """A dashed line of the slope the theorem predicts, below the last point."""
     at = np.array([x[0], x[-1]], float)
     scale = 0.5 * y[0] if power < 0 else 0.5 * y[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from modicum.plots import METHOD_COLOURS, pyplot
 from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment, sized
 from modicum_lab.papers.fits import Contender, Fit
 from modicum_lab.papers.references import TABLES, Reference, reference
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["rows_compared"]
 
@@ -176,7 +179,7 @@ def _draw(points: list[Point]) -> Any:
     return figure
 
 
-def _line(ax: Any, points: list[Point], colour: str, mark: str, label: str) -> None:
+def _line(ax: Axes, points: list[Point], colour: str, mark: str, label: str) -> None:
     by_hand = sorted((p for p in points if not p.chosen), key=lambda p: p.subsample)
     ax.plot([p.subsample for p in by_hand], [p.off for p in by_hand], color=colour, label=label)
     for p in by_hand:

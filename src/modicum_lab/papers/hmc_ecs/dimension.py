@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experim
 from modicum_lab.papers.fits import Contender, Fit, ledger_of
 from modicum_lab.papers.hmc_ecs.comparison import DEFAULT, TRUTH
 from modicum_lab.papers.hmc_ecs.pictures import ORDER_COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["figure_7"]
 
@@ -203,7 +206,7 @@ def _draw(fits: dict[int, list[Fit]]) -> Any:
     return figure
 
 
-def _within(ax: Any, value: float) -> bool:
+def _within(ax: Axes, value: float) -> bool:
     low, high = ax.get_ylim()
     return bool(low <= value <= high)
 

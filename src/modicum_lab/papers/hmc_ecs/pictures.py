@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from modicum.plots import METHOD_COLOURS, pyplot
 from modicum_lab.papers.fits import Fit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["ORDER_COLOURS", "density", "draw_marginals", "draw_moments", "some_parameters"]
 
@@ -89,7 +92,7 @@ def draw_moments(fits: Sequence[Fit], truth: Fit) -> Any:
     return figure
 
 
-def _against(ax: Any, ours: np.ndarray, theirs: np.ndarray, fit: Fit, truth: Fit) -> None:
+def _against(ax: Axes, ours: np.ndarray, theirs: np.ndarray, fit: Fit, truth: Fit) -> None:
     ax.set_visible(True)
     ends = [theirs.min(), theirs.max()]
     ax.plot(ends, ends, color=truth.colour, linewidth=1)

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from modicum_lab.bench import tall
 from modicum_lab.bench.parts import __main__ as parts
-from modicum_lab.bench.parts import gpu, passes
+from modicum_lab.bench.parts import digest, gpu, passes
 
 
 def posterior(draws, weights=None):
@@ -70,6 +71,28 @@ def test_an_unknown_part_is_a_sentence(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         parts.main()
     assert (
-        "there is no benchmark iteration; there are certainty, codes, gpu"
+        "there is no benchmark iteration; there are certainty, codes, digest, gpu"
         in capsys.readouterr().err
     )
+
+
+def test_made_up_rows_are_the_same_in_memory_and_in_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(tall, "BLOCK", 300)
+    assert tall.write_parquet(tmp_path, 1000, part_rows=600) > 0
+    assert len(list(tmp_path.iterdir())) == 2
+    read = mo.rows.ingest(tmp_path, tmp_path / "store", outcome="y", progressbar=False)
+    held = tall.rows(1000)
+    np.testing.assert_array_equal(read.slice(0, 1000)["x"], held.slice(0, 1000)["x"])
+    np.testing.assert_array_equal(read.slice(0, 1000)["g3"], held.slice(0, 1000)["g3"])
+    assert read.slice(0, 1000)["y"].sum() == held.slice(0, 1000)["y"].sum() > 0
+
+
+@pytest.mark.slow
+def test_a_digest_gives_the_posteriors_of_all_rows():
+    """And of those that are left; with nothing removed, the negative control, it would not."""
+    (table,) = digest.run(quick=True)
+    values = {what: value for what, value, *_ in table.rows}
+    kept = {what: kept for what, _, _, kept in table.rows if "seconds" not in what}
+    assert set(kept.values()) == {"yes", ""}
+    assert len([what for what in values if "largest difference" in what]) == 4
+    assert values["for comparison: means with no row removed"] > 2 * digest.MEANS

@@ -21,7 +21,7 @@ from modicum.methods.base import Tuning
 from modicum.models import Target
 from modicum.models.base import Batch
 from modicum.passes import Anchor
-from modicum.runtime import FASTEST_COMPILE, jit
+from modicum.runtime import FASTEST_COMPILE, Array, jit
 
 __all__ = ["Expansion", "choose_coordinates"]
 
@@ -127,7 +127,7 @@ def _descend(
 
 @jit(static=0, options=FASTEST_COMPILE)
 def _variances(
-    cv: AutodiffTaylor, batch: Any, proxy: Proxy, form: Bend, powers: Any, draws: Any
+    cv: AutodiffTaylor, batch: Batch, proxy: Proxy, form: Bend, powers: Array, draws: Array
 ) -> jax.Array:
     """Square of the sum over all rows of the root mean square residual, one per line of powers."""
 

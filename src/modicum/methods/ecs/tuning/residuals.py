@@ -19,7 +19,7 @@ from modicum.estimators import LinearTaylor
 from modicum.kernels.base import ControlVariate, Proxy
 from modicum.models.base import Batch
 from modicum.random import typed
-from modicum.runtime import FASTEST_COMPILE, SCATTERS, jit
+from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, jit
 
 __all__ = ["Bias", "Pilot", "Residuals", "evaluate", "posterior_share", "reweighted", "study"]
 
@@ -356,7 +356,7 @@ def study(
     return evaluate(control_variate, drawn_with, proxy, draws).pilot(probability)
 
 
-def _evaluate(cv: ControlVariate[Any], batch: Any, proxy: Proxy, pilot: Any) -> jax.Array:
+def _evaluate(cv: ControlVariate[Any], batch: Batch, proxy: Proxy, pilot: Array) -> jax.Array:
     cached = cv.cache(batch, proxy)
     return jax.lax.map(lambda z: cv.values(cached, z, proxy), pilot, batch_size=TOGETHER)
 
@@ -388,7 +388,7 @@ def _values_in_blocks(
 
 
 def _largest_slopes(
-    cv: ControlVariate[Any], few: Any, proxy: Proxy, pilot: Any, weight: Any, factor: Any
+    cv: ControlVariate[Any], few: Batch, proxy: Proxy, pilot: Array, weight: Array, factor: Array
 ) -> jax.Array:
     """Largest eigenvalue of the covariance of some rows' gradients, one per pilot draw."""
     cached = cv.cache(few, proxy)

@@ -1,0 +1,112 @@
+"""What every test run shares: quick compilation, compiled code on disk, memory given back.
+
+Nearly all of a test run is compilation. Its settings are in the environment, so that workers and
+the processes tests start have the same ones, and with them the same draws to the last bit.
+"""
+
+import gc
+import os
+import shutil
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+# Compiled as quickly as can be: slow code, which is quick enough for tests (where it is not, see
+# helpers/compiling.py). One module per function, since with all cores at work splitting it costs
+# more than it gains. Read when JAX is imported.
+QUICKLY_COMPILED = (
+    "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 "
+    "--xla_cpu_parallel_codegen_split_count=1"
+)
+# JAX ends the process over a flag it does not know: only versions that were tried have them.
+if tuple(map(int, version("jaxlib").split(".")[:2])) in ((0, 8), (0, 9), (0, 10)):
+    os.environ.setdefault("XLA_FLAGS", QUICKLY_COMPILED)
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+from modicum import runtime  # noqa: E402
+
+LARGEST_CACHE = 1 << 30  # bytes
+PEAKS = []  # memory of each worker, in KiB
+
+
+def pytest_configure(config):
+    """Have all workers, their children and the next run share what was compiled.
+
+    JAX's key is the function as XLA sees it, with the compiler's version and options: another
+    function never comes from there.
+    """
+    # here, since pytest would import Modicum, and with it JAX, to read it in pyproject.toml
+    config.addinivalue_line("filterwarnings", "error::modicum.errors.ModicumWarning")
+    config.option.loadscopereorder = False  # else files of few tests come last, however long
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        folder = _cache_folder(config)
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _cache_folder(config):
+    """A folder of pytest's cache, emptied when it has grown too large; else a temporary one."""
+    cache = getattr(config, "cache", None)
+    if cache is None:  # pytest -p no:cacheprovider
+        folder = Path(tempfile.mkdtemp(prefix="modicum-compiled-"))
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        return folder
+    folder = cache.mkdir("compiled")
+    if sum(file.stat().st_size for file in folder.iterdir()) > LARGEST_CACHE:
+        shutil.rmtree(folder)
+        folder = cache.mkdir("compiled")
+    return folder
+
+
+def pytest_sessionfinish(session):
+    """A worker tells how much memory it had at most."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None and sys.platform != "win32":
+        import resource
+
+        output["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Collect what the workers tell."""
+    memory = getattr(node, "workeroutput", {}).get("memory")
+    if memory is not None:
+        PEAKS.append(memory)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print it, beside the slowest tests."""
+    if PEAKS:
+        sizes = ", ".join(f"{peak / 2**20:.2f}" for peak in PEAKS)
+        terminalreporter.write_line(f"memory of the workers at most: {sizes} GiB")
+
+
+def pytest_collection_finish():
+    """Have the garbage collector look at what tests make alone, and less often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_code_stays():
+    """Tests of one file share what they compiled, however many functions that is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime, "MANY", 10**9)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def let_compiled_code_go():
+    """Each file compiles what it needs: kept for the whole run, it would fill the memory."""
+    yield
+    jax.clear_caches()
+    gc.collect()

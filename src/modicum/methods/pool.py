@@ -1,0 +1,149 @@
+"""A pool of rows that weighs draws of the normal approximation at the mode.
+
+A draw z is weighed by the log of posterior over normal approximation,
+
+    r(z) = sum_k q_k(z) + sum_(i in pool) d_i(z) / c_i + log prior(z) + |z - centre|^2 / 2,
+
+where the sum of the control variates q is known exactly and the sum of the residuals d is estimated
+by the pool, the same for all draws. Rows that would be drawn more than once are in it for certain
+(c_i = 1); the others are drawn in proportion to their expected residual, and c_i is the number of
+times that each was to be expected.
+
+An error of r(z), the same for all draws, moves the posterior mean of z_j by its covariance with z_j
+over the posterior. The error is a sum over the rows that were drawn, so that with
+
+    s_ij = E (z_j - E z_j) d_i(z) / c_i
+
+the shift of the mean of z_j has, over all pools that might have been drawn, the variance
+R Var_i(s_ij) with R rows drawn: thousands of terms, from which it is known to a percent or two.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.designs import sample_on_host
+from modicum.estimators import LinearTaylor
+from modicum.estimators.taylor import remainder
+from modicum.kernels.base import ControlVariate, Proxy
+from modicum.methods.ecs.pilot import Study
+from modicum.methods.weights import cached_rows
+from modicum.models import LinearPredictorModel
+from modicum.models.base import Batch
+from modicum.random import Stream, generator
+from modicum.runtime import Array, in_double_precision, jit
+
+__all__ = ["Pool", "Weighed"]
+
+BLOCK = 1_024  # rows, and draws, that are evaluated at once: a block of each stays in the caches
+
+
+class Weighed(NamedTuple):
+    """What a pool says of some draws."""
+
+    log_ratio: np.ndarray  # posterior over normal approximation, up to a constant; (S,)
+    noise: float  # of the pool: sd of the shift of a posterior mean, in posterior sds; the largest
+
+
+class Pool:
+    """Rows with the number of times that each was to be expected, ready to be evaluated.
+
+    Parameters
+    ----------
+    study
+        Control variates at the mode, and how rows are weighted.
+    size
+        Rows in the pool; all rows, where there are no more.
+    """
+
+    def __init__(self, study: Study, size: int) -> None:
+        self.study = study
+        task = study.task
+        rng = generator(task.seed, Stream.LAPLACE_ROWS)
+        sampled = sample_on_host(rng, size, study.weight_tables, study.method.floor)
+        self.rows = len(sampled.row_ids)
+        self.certain = sampled.certain  # how many of the rows are, the first
+        batch = task.rows.take(sampled.row_ids) | {"probability": sampled.expected}
+        self._block = min(BLOCK, self.rows)
+        self._parts = [self._cached(batch, first) for first in range(0, self.rows, self._block)]
+
+    def _cached(self, batch: Batch, first: int) -> Any:
+        """What is kept of one block; the last is filled up with rows that are not counted."""
+        places = np.minimum(np.arange(first, first + self._block), self.rows - 1)
+        part = {name: values[places] for name, values in batch.items()}
+        return cached_rows(self.study.control_variate, part, self.study.proxy)
+
+    @in_double_precision
+    def weigh(self, z: np.ndarray) -> Weighed:
+        """Weigh draws (S, d) in whitened coordinates."""
+        study = self.study
+        study.task.ledger.add("weights", self.rows * len(z), "density")
+        total = np.zeros(len(z))
+        slopes = np.zeros((self.rows, z.shape[1]))
+        for first in range(0, len(z), BLOCK):
+            here = slice(first, first + BLOCK)
+            for k, values in enumerate(self._values(z[here])):
+                rows = slice(k * self._block, min((k + 1) * self._block, self.rows))
+                counted = values[:, : rows.stop - rows.start]
+                total[here] += counted.sum(axis=1)
+                if self.certain < self.rows:
+                    slopes[rows] += counted.T @ (z[here] - study.centre)
+        away = 0.5 * np.sum((z - study.centre) ** 2, axis=1)
+        return Weighed(total + self._known(z) + away, self._noise(slopes / len(z)))
+
+    def _values(self, z: np.ndarray) -> list[np.ndarray]:
+        """Residuals over their expected numbers, (draws, rows) of each block of rows."""
+        missing = BLOCK - len(z)
+        filled = np.concatenate([z, np.repeat(z[-1:], missing, axis=0)]) if missing else z
+        evaluate = partial(_block_values, self.study.control_variate)
+
+        @in_double_precision
+        def of_part(cached: Any) -> np.ndarray:
+            return np.asarray(evaluate(cached, filled, self.study.proxy))[: len(z)]
+
+        with ThreadPoolExecutor() as threads:
+            return list(threads.map(of_part, self._parts))
+
+    def _known(self, z: np.ndarray) -> np.ndarray:
+        """The part that is no sum over rows of the pool."""
+        study, proxy = self.study, self.study.proxy
+        linear = isinstance(study.task.target.model, LinearPredictorModel)
+        if not linear or proxy.prior is not None or proxy.bend is not None:
+            return np.asarray(_log_proxies(study.control_variate, z, proxy))
+        curved = -z if proxy.B is None else z @ np.asarray(proxy.B)
+        return np.asarray(np.sum(z * (np.asarray(proxy.a) + curved / 2), axis=1))
+
+    def _noise(self, slopes: np.ndarray) -> float:
+        """Largest sd of the shift of a parameter's mean, over pools, in its posterior sd."""
+        drawn = slopes[self.certain :]
+        if len(drawn) < 2:
+            return 0.0
+        L = self.study.anchor.factor
+        unit = L / np.maximum(np.sqrt(np.sum(L**2, axis=1, keepdims=True)), 1e-300)
+        return float(np.sqrt(len(drawn) * np.max(np.var(drawn @ unit.T, axis=0, ddof=1))))
+
+
+@jit(static=0)
+def _block_values(
+    control_variate: ControlVariate[Any], cached: Any, z: Array, proxy: Proxy
+) -> jax.Array:
+    """D of each row at each draw, (draws, rows)."""
+    z = jnp.asarray(z)
+    if not isinstance(control_variate, LinearTaylor):
+        return jax.lax.map(lambda each: control_variate.values(cached, each, proxy), z)
+    e = z @ cached.rows.T
+    model = control_variate.target.model
+    assert isinstance(model, LinearPredictorModel)
+    taylor = cached.taylor.T[:, None, :]
+    return cached.scale * remainder(model, control_variate.order, e, cached.eta, cached.y, taylor)
+
+
+@jit(static=0)
+def _log_proxies(control_variate: ControlVariate[Any], z: Array, proxy: Proxy) -> jax.Array:
+    return jax.vmap(partial(control_variate.log_proxy, proxy=proxy))(jnp.asarray(z))

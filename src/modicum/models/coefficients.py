@@ -1,0 +1,408 @@
+"""Coefficients and their priors: the user's, or by default ones in the units of the data.
+
+A prior is of a column, of a term or of all coefficients, of the intercept, of what a family has
+besides, or of the standard deviations of groups. `resolved` turns what was left to the data into
+numbers, by one pass over the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.errors import SettingError
+from modicum.models.base import BaseModel, Params
+from modicum.models.groups import (
+    INTERCEPT,
+    GroupTerm,
+    common_columns,
+    grouped,
+    tidy_groups,
+)
+from modicum.models.priors import (
+    LKJ,
+    OWN,
+    GroupPrior,
+    HalfNormal,
+    Horseshoe,
+    LogNormal,
+    ModelPriors,
+    Moments,
+    Normal,
+    Prior,
+    is_positive,
+    moments,
+)
+from modicum.models.priors.distributions import normal_log_density
+from modicum.models.priors.exact import ExactPrior, Numbers
+from modicum.models.priors.resolved import is_logged, shapes_of
+from modicum.models.priors.specification import (
+    PriorTable,
+    columns_of,
+    require_known,
+    require_support,
+    tidy_priors,
+)
+from modicum.rows import Coding, Rows
+
+__all__ = ["CoefficientPriors", "extra_key"]
+
+
+@dataclass(frozen=True, repr=False)
+class CoefficientPriors(BaseModel):
+    """A model's coefficients by their settings and priors; see `LinearPredictorModel`."""
+
+    prior_scale: float | tuple[float, ...] | None = None
+    intercept: bool = True
+    intercept_scale: float | None = None
+    priors: Mapping[str, Prior] | PriorTable | None = field(default=None, kw_only=True)
+    resolved_priors: ModelPriors | None = field(default=None, kw_only=True)
+    groups: str | GroupTerm | Sequence[str | GroupTerm] = field(default=(), kw_only=True)
+    coding: Coding | None = field(default=None, kw_only=True)
+
+    extras: ClassVar[tuple[str, ...]] = ()  # what a family has besides coefficients, by name
+
+    def __post_init__(self) -> None:
+        if self.prior_scale is not None:
+            object.__setattr__(self, "prior_scale", _scales(self.prior_scale))
+        if self.intercept_scale is not None and not is_positive(self.intercept_scale):
+            raise SettingError("intercept_scale must be a positive number, or None.")
+        if not isinstance(self.intercept, bool | np.bool_):
+            raise SettingError(f"intercept must be True or False, not {self.intercept!r}.")
+        object.__setattr__(self, "priors", tidy_priors(self.priors) or None)
+        if isinstance(self.resolved_priors, Mapping):  # from a file
+            object.__setattr__(self, "resolved_priors", ModelPriors.from_dict(self.resolved_priors))
+        if isinstance(self.coding, Mapping):
+            object.__setattr__(self, "coding", Coding.from_dict(self.coding))
+        object.__setattr__(self, "groups", tidy_groups(self.groups))
+        self._check_priors()
+
+    def _check_priors(self) -> None:
+        """Refuse distributions of the wrong kind, and what is given twice."""
+        scales = {"common": self.prior_scale, "intercept": self.intercept_scale}
+        short = {"common": "prior_scale", "intercept": "intercept_scale"}
+        for name in self.extras:
+            scales[extra_key(name)], short[extra_key(name)] = self.extra_scale(name), "scale_prior"
+        positive = {"group_sd", *(term.field for term in self.group_terms)}
+        for key, prior in self.prior_table:
+            if self.groups and key in positive:
+                require_support(key, prior, "positive")
+            if self.groups and key == "group_cor":
+                require_support(key, prior, "correlation")
+            if scales.get(key) is not None:
+                raise SettingError(
+                    f"the prior of {key!r} is given twice, as {short[key]} and in priors; leave "
+                    "one of them out."
+                )
+            if key in short:
+                require_support(key, prior, "positive" if f"log_{key}" in self.extras else "real")
+            if isinstance(prior, Horseshoe) and key in short.keys() - {"common"}:
+                raise SettingError(
+                    f"a horseshoe prior is one of many coefficients, and {key!r} is none of them."
+                )
+
+    @property
+    def prior_table(self) -> PriorTable:
+        """The priors that were given, by key."""
+        return self.priors or ()  # type: ignore[return-value]  # `__post_init__` made it one
+
+    def __repr__(self) -> str:
+        late = ("groups", "priors", "resolved_priors", "coding")
+        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in late}
+        settings |= {name: getattr(self, name) for name in late if getattr(self, name)}
+        if self.priors:
+            settings["priors"] = dict(self.prior_table)
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in settings.items())})"
+
+    @property
+    def group_terms(self) -> tuple[GroupTerm, ...]:
+        """The groups."""
+        return self.groups  # type: ignore[return-value]  # `__post_init__` made them so
+
+    @property
+    def has_groups(self) -> bool:  # type: ignore[override]
+        """Whether there are effects of groups among the coefficients."""
+        return bool(self.groups)
+
+    # As densities -------------------------------------------------------------------------
+
+    def log_prior(self, theta: Params) -> jax.Array:
+        """Independent: on beta, the (centred) intercept, the extras, and what priors have."""
+        if self.resolved_priors is not None:
+            return self.resolved_priors.log_density(theta)
+        if not self.has_raw_priors:
+            raise SettingError(
+                f"the default priors of {type(self).__name__} are in the units of the data, and "
+                "known only with rows: use model.resolved(rows), or give the scales."
+            )
+        total = normal_log_density(theta["beta"], jnp.asarray(self.prior_scale))
+        if self.intercept:
+            scale = jnp.asarray(self.intercept_scale)
+            total += normal_log_density(theta["intercept"], scale)
+        for name in self.extras:
+            scale = jnp.asarray(self.extra_scale(name))
+            total += normal_log_density(theta[name], scale)
+        return total
+
+    def log_folded_prior(self, theta: Params) -> jax.Array:
+        """The part that is a quadratic in the parameters: normal and flat priors."""
+        known = self.resolved_priors
+        return self.log_prior(theta) if known is None else known.log_folded(theta)
+
+    def exact_prior(self, theta: Params) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
+        """The other part, for parameters laid out as `theta`; None where all are quadratic."""
+        known = self.resolved_priors
+        return None if known is None else known.exact(shapes_of(theta))
+
+    @property
+    def has_flat_prior(self) -> bool:  # type: ignore[override]
+        """Whether some parameter has no prior, so that the posterior may have no end."""
+        return self.resolved_priors is not None and self.resolved_priors.has_flat
+
+    def has_normal_prior(self, theta: Params) -> Params:
+        """Which parameters have a normal prior, in the structure of `theta`."""
+        if self.resolved_priors is not None:
+            return self.resolved_priors.normal(theta)
+        return jax.tree.map(lambda leaf: np.ones(np.shape(leaf), bool), theta)
+
+    def shrunk(self, theta: Params) -> Params:
+        """Coefficients with a horseshoe prior, and what it has besides."""
+        known = self.resolved_priors
+        return super().shrunk(theta) if known is None else known.shrunk(theta)
+
+    def prior_distances(self, theta: Params) -> Params | None:
+        """In prior standard deviations; of the intercept, the one its prior is about."""
+        if self.resolved_priors is not None:
+            return self.resolved_priors.distances(theta)
+        if not self.has_raw_priors:
+            return None
+        scales = {"beta": self.prior_scale, "intercept": self.intercept_scale}
+        scales |= {name: self.extra_scale(name) for name in self.extras}
+        return {name: value / np.asarray(scales[name]) for name, value in theta.items()}
+
+    def describe_priors(self, rows: Rows) -> dict[str, str]:
+        """Name each prior: "normal(mean, sd)"."""
+        known = self.resolved_priors
+        if known is None and self.has_raw_priors:
+            known = self.priors_for(rows, None)
+        common = common_columns(self.group_terms, rows)
+        return {} if known is None else known.describe(tuple(rows.columns[j] for j in common))
+
+    def likelihood_layout(self, theta: Params) -> Params:
+        """All but the parameters of priors, which are the last."""
+        return {name: leaf for name, leaf in theta.items() if name != OWN}
+
+    def without_priors(self) -> Self:
+        """Return the likelihood alone: it compiles once, whatever the priors' numbers are."""
+        return replace(
+            self,
+            prior_scale=None,
+            intercept_scale=None,
+            priors=None,
+            resolved_priors=None,
+            groups=(),
+        )
+
+    # In numbers ---------------------------------------------------------------------------
+
+    @property
+    def has_raw_priors(self) -> bool:
+        """Whether all priors are given as numbers, so that no data are needed to know them."""
+        return not self.priors and not self._left_to_data
+
+    @property
+    def needs_moments(self) -> bool:
+        """Whether `resolved` makes a pass over the rows, for a prior that is left to the data."""
+        return self.resolved_priors is None and self._left_to_data
+
+    @property
+    def _left_to_data(self) -> bool:
+        by_key = dict(self.prior_table)
+        horseshoes = [prior for prior in by_key.values() if isinstance(prior, Horseshoe)]
+        if any(prior.unit is None or prior.resolution is None for prior in horseshoes):
+            return True
+        left = self.prior_scale is None and "common" not in by_key
+        left |= "group_sd" not in by_key and any(t.field not in by_key for t in self.group_terms)
+        left |= self.intercept and self.intercept_scale is None and "intercept" not in by_key
+        return left or any(
+            self.extra_scale(name) is None and extra_key(name) not in by_key for name in self.extras
+        )
+
+    def resolved(self, rows: Rows, of: Moments | None = None) -> Self:
+        """Return the model with its priors in numbers, by one pass over the rows where needed.
+
+        Each setting stands by itself: what is given as a number stays a number in raw units. With
+        the moments `of` all rows, no pass is made.
+        """
+        coding = grouped(self.group_terms, rows)
+        coded = self if coding == self.coding else replace(self, coding=coding)
+        if self.resolved_priors is not None or self.has_raw_priors:
+            return coded
+        of = self._moments(rows, of) if self.needs_moments else None
+        return replace(coded, resolved_priors=self.priors_for(rows, of))
+
+    def _moments(self, rows: Rows, of: Moments | None) -> Moments:
+        """Of the common columns."""
+        of = moments(rows) if of is None else of
+        if not self.groups:
+            return of
+        common = list(common_columns(self.group_terms, rows))
+        return replace(of, x_mean=of.x_mean[common], x_sd=of.x_sd[common])
+
+    def priors_for(self, rows: Rows, of: Moments | None) -> ModelPriors:
+        """Return the priors in numbers; moments are needed where a setting is None."""
+        by_key = dict(self.prior_table)
+        intercept, centre = self._intercept_prior(by_key.get("intercept"), of)
+        extras = []
+        for name in self.extras:
+            scale = self.extra_scale(name)
+            prior = by_key.get(extra_key(name))
+            if prior is None:
+                own = self.extra_prior(name, _known(of)) if scale is None else Normal(0.0, scale)
+                prior = LogNormal(own.mean, own.sd) if is_logged(name) else own
+            extras.append((name, prior))
+        groups = self._group_priors(rows, of)
+        common = self._coefficient_priors(rows, of)
+        return ModelPriors(common, intercept, centre, tuple(extras), groups)
+
+    def _group_priors(self, rows: Rows, of: Moments | None) -> tuple[GroupPrior, ...]:
+        """By default 2.5 units of the outcome, over the column's sd for a slope."""
+        by_key = dict(self.prior_table)
+        priors = []
+        for term in self.group_terms:
+            sd = by_key.get(term.field, by_key.get("group_sd"))
+            correlation = by_key.get("group_cor", LKJ())
+            assert isinstance(correlation, LKJ)
+            sds = [
+                self._sd_prior(effect, rows, _known(of)) if sd is None else sd
+                for effect in term.effects
+            ]
+            priors.append(GroupPrior(term, len(rows.levels[term.field]), tuple(sds), correlation))
+        return tuple(priors)
+
+    def _sd_prior(self, effect: str, rows: Rows, of: Moments) -> Prior:
+        if effect == INTERCEPT:
+            return HalfNormal(2.5 * self.outcome_unit(of))
+        names = [rows.columns[j] for j in common_columns(self.group_terms, rows)]
+        return HalfNormal(float(self._data_scales(of)[names.index(effect)]))
+
+    def _coefficient_priors(self, rows: Rows, of: Moments | None) -> tuple[Prior, ...]:
+        """Each column's: the default, that of all, its term's or its own; the last wins."""
+        places = common_columns(self.group_terms, rows)
+        columns = len(places)
+        by_key = dict(self.prior_table)
+        common = by_key.pop("common", None)
+        if common is not None:
+            priors = [common] * columns
+        elif self.prior_scale is not None:
+            scales = np.broadcast_to(np.asarray(self.prior_scale), columns)
+            priors = [Normal(0.0, float(scale)) for scale in scales]
+        else:
+            priors = [Normal(0.0, float(scale)) for scale in self._data_scales(_known(of))]
+        others = [
+            "common",
+            *(["intercept"] if self.intercept else []),
+            *map(extra_key, self.extras),
+        ]
+        others += ["group_sd", "group_cor"] if self.groups else []
+        others += [term.field for term in self.group_terms]
+        named = {key: columns_of(key, rows) for key in by_key if key not in others}
+        for key in sorted(named, key=lambda key: key in rows.columns):  # a column's own comes last
+            if not named[key]:
+                require_known(key, others, rows)
+            require_support(key, by_key[key], "real")
+            for j in named[key]:
+                priors[places.index(j)] = by_key[key]
+        return tuple(self._in_units(prior, j, of) for j, prior in enumerate(priors))
+
+    def _in_units(self, prior: Prior, column: int, of: Moments | None) -> Prior:
+        """A horseshoe in the units of its column."""
+        if not isinstance(prior, Horseshoe):
+            return prior
+        if prior.unit is None:
+            prior = replace(prior, unit=float(self._data_scales(_known(of))[column]) / 2.5)
+        if prior.resolution is None:
+            error = np.sqrt(self.pseudo_variance(_known(of)) / _known(of).weight)
+            prior = replace(prior, resolution=0.1 * float(error))
+        return prior
+
+    def _intercept_prior(
+        self, prior: Prior | None, of: Moments | None
+    ) -> tuple[Prior | None, tuple[float, ...]]:
+        """The intercept's prior, and where in x it holds: at 0, unless it is left to the data."""
+        if not self.intercept:
+            if prior is not None:
+                raise SettingError("there is a prior of the intercept, and the model has none.")
+            return None, ()
+        if prior is not None:
+            return prior, ()
+        if self.intercept_scale is not None:
+            return Normal(0.0, float(self.intercept_scale)), ()
+        return self.intercept_prior(_known(of)), tuple(float(c) for c in _known(of).x_mean)
+
+    def _data_scales(self, of: Moments) -> np.ndarray:
+        """2.5 / sd(x_j) in units of the outcome.
+
+        A constant column is an intercept of another height, and has an intercept's scale over
+        that; a column of zeros has no unit, and counts as one of sd 1.
+        """
+        unit = self.outcome_unit(of)
+        height = np.abs(of.x_mean)
+        constant = np.where(
+            height > 0, self.intercept_prior(of).sd / np.where(height > 0, height, 1.0), 2.5 * unit
+        )
+        varies = of.x_sd > 0
+        return np.where(varies, 2.5 * unit / np.where(varies, of.x_sd, 1.0), constant)
+
+    # What a family says of its defaults ---------------------------------------------------
+
+    def outcome_unit(self, of: Moments) -> float:
+        """Return the unit in which predictors are measured: 1 for log-odds and log-rates."""
+        del of
+        return 1.0
+
+    def pseudo_variance(self, of: Moments) -> float:
+        """Return about the variance of a predictor from a single row, in the outcome's unit."""
+        del of
+        return 1.0
+
+    def intercept_prior(self, of: Moments) -> Normal:
+        """Return the default prior of the predictor at the mean of the columns."""
+        del of
+        return Normal(0.0, 10.0)
+
+    def extra_scale(self, name: str) -> float | None:
+        """Prior standard deviation of an extra parameter about 0; None: by the data."""
+        raise KeyError(name)
+
+    def extra_prior(self, name: str, of: Moments) -> Normal:
+        """Return the default prior of an extra parameter."""
+        raise KeyError(name)
+
+
+def extra_key(name: str) -> str:
+    """What users call a parameter of a family: "scale", where its logarithm is sampled."""
+    return name.removeprefix("log_") if is_logged(name) else name
+
+
+def _scales(prior_scale: object) -> float | tuple[float, ...]:
+    """Return a prior scale per column, or one for all, as something hashable."""
+    try:
+        scale = np.asarray(prior_scale, dtype=np.float64)
+    except (TypeError, ValueError):
+        scale = np.full(1, np.nan)
+    if scale.ndim > 1 or scale.size == 0 or not np.all(np.isfinite(scale) & (scale > 0)):
+        raise SettingError(
+            "prior_scale must be a positive number, one positive number per column of x, or None."
+        )
+    return float(scale) if scale.ndim == 0 else tuple(float(s) for s in scale)
+
+
+def _known(of: Moments | None) -> Moments:
+    assert of is not None, "moments are computed wherever a scale is left to the data"
+    return of

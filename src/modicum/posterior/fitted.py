@@ -1,0 +1,159 @@
+"""Draws together with what was fitted: the model, and what is known of its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from modicum.errors import SettingError
+from modicum.models import Target
+from modicum.models.base import BaseModel
+from modicum.models.prediction import ModelPredictor, rebuild
+from modicum.posterior.alignment import (
+    AlignedRows,
+    FitRows,
+    RowsLike,
+    aligned,
+    require_rows_of_fit,
+    rows_of_fit,
+)
+from modicum.posterior.draws import Draws
+from modicum.posterior.guards import Warnings
+from modicum.posterior.prediction import Predictor
+from modicum.rows import Rows
+from modicum.rows.formula import NewLevels
+
+__all__ = ["Fit", "FittedDraws", "Subject", "flat_points"]
+
+
+class Fit(NamedTuple):
+    """What was fitted to what, as far as a posterior knows.
+
+    Attributes
+    ----------
+    model
+        The model.
+    rows
+        What is remembered of the rows, or None.
+    identity
+        What the model computed then (`Target.identity`), or None.
+    """
+
+    model: BaseModel
+    rows: FitRows | None
+    identity: str | None
+
+
+class Subject(NamedTuple):
+    """A posterior, by what was fitted to which rows."""
+
+    source: Draws
+    fit: Fit
+    rows: Rows
+
+
+@dataclass(repr=False, eq=False)
+class FittedDraws(Draws):
+    """Draws of a model's parameters, with the model and the rows as far as they are known.
+
+    What a posterior is asked (`outcomes.py`, `checks.py`, `posterior.py`) is answered from these;
+    the parameters are described by `Posterior`.
+    """
+
+    warnings: Warnings = field(default_factory=Warnings)
+    tuning: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    predictor: Predictor | None = None
+    predictor_spec: dict[str, Any] | None = None
+    fit_rows: FitRows | None = None
+    rows: Rows | None = None
+    table: object = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.warnings = Warnings(self.warnings)
+        describe = getattr(self.predictor, "to_dict", None)
+        if self.predictor_spec is None and describe is not None:
+            self.predictor_spec = describe()
+
+    def restore_predictor(self) -> Predictor | None:
+        """Return the predictor, rebuilt from its description where the posterior was loaded."""
+        if self.predictor is None and self.predictor_spec is not None:
+            self.predictor = rebuild(self.predictor_spec)
+        return self.predictor
+
+    def fit(self) -> Fit:
+        """Return the model and what is remembered of its rows; refuse a posterior without one."""
+        predictor = self.restore_predictor()
+        if not isinstance(predictor, ModelPredictor):
+            raise SettingError(
+                "this posterior was made or loaded without its model, and a file keeps no model of "
+                "one's own; use Posterior.load(path, model=...)."
+            )
+        # Modicum's own models cannot change; another JAX may write one's own otherwise.
+        comparable = self.predictor_spec is None and self.settings.get("jax") == version("jax")
+        identity = self.settings.get("model") if comparable else None
+        return Fit(predictor.model, self.fit_rows, identity)
+
+    def class_names(self) -> tuple[str, ...]:
+        """Return what the outcome's classes are called; empty where they are numbers."""
+        known = self.settings.get("outcome_levels")
+        levels = known or (() if self.rows is None else self.rows.outcome_levels)
+        return tuple(map(str, levels))
+
+    def rows_of_fit(self) -> Rows:
+        """Return the rows that effects of known groups are drawn from."""
+        if self.rows is None:
+            raise SettingError(
+                "predictions for known groups need the rows of the fit where effects were "
+                "integrated out, and a file does not keep them; predict for new groups "
+                "(groups='new')."
+            )
+        return self.rows
+
+    def rows_or_own(
+        self, data: RowsLike | None, outcome: bool, newlevels: NewLevels
+    ) -> AlignedRows:
+        """Return rows or a table encoded as the fit was; None: the rows of the fit."""
+        if data is not None:
+            return aligned(data, self.fit_rows, outcome, newlevels)
+        if self.rows is None:
+            raise SettingError(
+                "this posterior, made by hand or loaded from a file, does not hold its rows; give "
+                "them, or their table."
+            )
+        return AlignedRows(self.rows, tuple(self.rows.fields))
+
+    def subject(self, data: RowsLike | None, purpose: str) -> Subject:
+        """Return what was fitted to which rows, those of `data` if they are the same."""
+        rows = self.rows if data is None else rows_of_fit(data, self.fit_rows, purpose)
+        if rows is None:
+            raise SettingError(
+                f"{purpose} needs the rows of the fit, which this posterior, made by hand or "
+                "loaded from a file, does not hold; give them, or their table."
+            )
+        if rows is not self.rows:
+            number = self.ledger.rows if self.ledger.unit == "row" else None
+            require_rows_of_fit(rows, self.fit_rows, number, purpose)
+        return Subject(self, self.fit(), rows)
+
+
+def flat_points(fit: Fit, rows: Rows, draws: dict[str, np.ndarray]) -> tuple[Target, np.ndarray]:
+    """Draws ``name -> (S, *shape)`` as flat vectors (S, d) of the fit's target over `rows`."""
+    target, _ = Target.of(fit.model, rows)
+    if fit.identity not in (None, target.identity):
+        raise SettingError(
+            "the model computes something else than when the posterior was sampled: a global "
+            "or an array its functions read has changed, or another model was given to "
+            "Posterior.load; use the model as it was."
+        )
+    points = target.ravel_reported(draws)
+    if points.shape[1] != target.size:
+        raise SettingError(
+            f"the draws have {points.shape[1]} parameters, but the model has {target.size} for "
+            "these rows; give the rows the posterior was sampled with."
+        )
+    return target, points

@@ -1,0 +1,345 @@
+"""What a posterior says of outcomes: predictions, draws of them, what a column or a group does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from modicum.errors import SettingError
+from modicum.models import IntegratedEffects
+from modicum.models.prediction import ModelPredictor
+from modicum.posterior.alignment import RowsLike, aligned
+from modicum.posterior.checking.marginal import Comparison, averages, contrast, marginal
+from modicum.posterior.checking.predictive import outcome_array, outcome_draws
+from modicum.posterior.draws import check_interval
+from modicum.posterior.effects import effects, known_groups, with_groups
+from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.prediction import Prediction, predict
+from modicum.posterior.score import Score, score
+from modicum.posterior.variation import intraclass
+from modicum.rows import Rows
+from modicum.rows.formula import NewLevels
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["OutcomesMixin"]
+
+
+class OutcomesMixin(FittedDraws):
+    """The questions to a posterior that are about outcomes; see `Posterior`."""
+
+    def predict(
+        self,
+        rows: RowsLike,
+        draws: int = 200,
+        prob: float = 0.9,
+        newlevels: NewLevels = "refuse",
+        groups: Literal["known", "new"] | None = None,
+    ) -> Prediction:
+        """Predict the expected outcome of each row, with an interval of probability `prob`.
+
+        Rows are visited a chunk at a time, and an evenly spaced subset of `draws` draws is used,
+        so that memory stays small however many rows there are.
+
+        Parameters
+        ----------
+        rows
+            Modicum rows, whose columns are matched with those of the fit by name; a pandas, polars
+            or Arrow table (after `mo.fit` also a file), which is encoded as the rows of the fit
+            were: columns in any order, others are left alone; or a dict of arrays such
+            as ``{"x": X}`` with the columns in the fit's order.
+        draws
+            Posterior draws to use.
+        prob
+            Posterior probability of the equal-tailed interval of the expected outcome.
+        newlevels
+            What becomes of a level that the fit did not have, in a table given to a posterior of
+            `mo.fit`: "refuse" it, or take it for the "reference" level.
+        groups
+            Of a model with groups: "known" takes the effects of the rows' own groups, which must
+            be among those of the fit, "new" averages over the groups there may be. None: known
+            where the rows say which group they are in, else new.
+        """
+        if groups not in (None, "new", "known"):
+            raise SettingError(f"groups must be 'new' or 'known', not {groups!r}.")
+        predictor = self.restore_predictor()
+        if predictor is None:
+            raise SettingError(
+                "This posterior cannot predict because it has no model: it was made without one, "
+                "or its file, which keeps no model of one's own, was loaded without it; use "
+                "Posterior.load(path, model=...), or compute from posterior.draws."
+            )
+        new = aligned(rows, self.fit_rows, False, newlevels)
+        if isinstance(predictor, ModelPredictor):
+            new, known = with_groups(new, predictor.model, groups)
+            if known and isinstance(predictor.model, IntegratedEffects):
+                predictor = known_groups(self, self.fit(), self.rows_of_fit(), new, draws)
+        return predict(self, predictor, new, draws, prob)
+
+    def score(self, rows: RowsLike, draws: int = 200, newlevels: NewLevels = "refuse") -> Score:
+        """Score predictions of outcomes that were seen: accuracy and log predictive density.
+
+        Both are given for the averaged prediction of the draws of all chains, and for draws by
+        themselves, chain by chain. Rows count by their `weight`, if they have one, and draws by
+        their signs or weights.
+
+        Parameters
+        ----------
+        rows
+            Modicum rows, whose columns are matched with those of the fit by name; a pandas, polars
+            or Arrow table (after `mo.fit` also a file), which is encoded as the rows of the fit
+            were: columns in any order, others are left alone; or a dict of arrays such
+            as ``{"x": X, "y": y}`` with the columns in the fit's order.
+        draws
+            Posterior draws to use, evenly spaced: as many of each chain, and at least one.
+        newlevels
+            As in `predict`.
+        """
+        predictor = self.restore_predictor()
+        if not isinstance(predictor, ModelPredictor):
+            raise SettingError(
+                "this posterior cannot score outcomes because it has no model: it was made without "
+                "one, or its file, which keeps no model of one's own, was loaded without it; use "
+                "Posterior.load(path, model=...), or compute from posterior.draws."
+            )
+        return score(self, predictor, aligned(rows, self.fit_rows, True, newlevels), draws)
+
+    def predictive(
+        self,
+        data: RowsLike | None = None,
+        draws: int = 100,
+        random_seed: int = 0,
+        newlevels: NewLevels = "refuse",
+        groups: Literal["known", "new"] | None = None,
+        prior: bool = False,
+        out: str | os.PathLike[str] | None = None,
+    ) -> np.ndarray:
+        """Draw outcomes from the posterior predictive distribution.
+
+        Where `predict` says what outcome to expect, with the uncertainty of that expectation, this
+        draws outcomes themselves, noise included. Rows are visited a chunk at a time.
+
+        Parameters
+        ----------
+        data
+            Rows or a table, as `predict` takes them; None: the rows of the fit.
+        draws
+            Outcomes per row, each from a posterior draw of its own.
+        random_seed
+            Of the outcomes.
+        newlevels, groups
+            As in `predict`; every row of a new group is of a group of its own.
+        prior
+            Whether to draw the parameters from their prior instead (prior predictive).
+        out
+            A .npy file to write the outcomes to, for more than memory holds; it is mapped.
+
+        Returns
+        -------
+        ndarray
+            Outcomes (draws, rows), in the numbers that the rows hold.
+
+        Examples
+        --------
+        >>> import numpy as np, modicum as mo
+        >>> draws = {"beta": np.full((1, 100, 1), 2.0), "intercept": np.zeros((1, 100))}
+        >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=3))
+        >>> post.predictor = mo.models.prediction.ModelPredictor(mo.models.Logistic())
+        >>> post.predictive({"x": [[-9.0], [0.0], [9.0]]}, draws=50).mean(axis=0).round(1)
+        array([0. , 0.5, 1. ])
+        """
+        new = self.rows_or_own(data, False, newlevels)
+        source, new = outcome_draws(self, new, draws, random_seed, groups, prior)
+        return outcome_array(source, new, random_seed, out)
+
+    def marginal(
+        self,
+        column: str,
+        data: RowsLike | None = None,
+        at: Sequence[Any] | None = None,
+        slope: bool = False,
+        draws: int = 200,
+        prob: float = 0.9,
+        subsample: int = 5_000,
+        random_seed: int = 0,
+        groups: Literal["known", "new"] | None = None,
+    ) -> pd.DataFrame:
+        """Say what a column does to the expected outcome, all other columns being as they are.
+
+        The column is set to each value in turn, in all rows of a sample, and predictions are
+        averaged. After `mo.fit` it is a column of the table, so that splines, interactions and
+        levels follow.
+
+        Parameters
+        ----------
+        column
+            A column of the table, of x, or a factor.
+        data
+            Rows or a table to average over; None: those of the fit.
+        at
+            Values to set, or one; None: levels, few values, or a grid of twenty between the 1st and
+            the 99th percentile.
+        slope
+            Whether to give marginal effects instead: derivatives with respect to the column,
+            averaged over the rows as they are, or with the column at each value of `at`.
+        draws
+            Posterior draws to use, evenly spaced.
+        prob
+            Posterior probability of the equal-tailed interval.
+        subsample
+            The most rows to average over; random ones of more.
+        random_seed
+            Of the rows.
+        groups
+            As in `predict`.
+
+        Returns
+        -------
+        DataFrame
+            By value: `mean`, `sd` and the ends of the interval. `mo.plots.effect` draws it.
+
+        Examples
+        --------
+        >>> import numpy as np, modicum as mo
+        >>> rng = np.random.default_rng(1)
+        >>> rows = mo.Rows(x=rng.normal(size=(100, 2)), y=np.zeros(100), columns=["dose", "age"])
+        >>> draws = {"beta": np.tile([2.0, -1.0], (1, 100, 1)), "intercept": np.zeros((1, 100))}
+        >>> model = mo.models.Gaussian(scale=1.0)
+        >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=100), rows=rows)
+        >>> post.predictor = mo.models.prediction.ModelPredictor(model)
+        >>> post.marginal("dose", slope=True)["mean"].round(3).to_dict()
+        {'dose': 2.0}
+        """
+        check_interval(prob)
+        rows, expected, weights = averages(
+            self, column, data, draws, subsample, random_seed, groups
+        )
+        return marginal(rows, expected, weights, column, at, slope, prob, self.class_names())
+
+    def contrast(
+        self,
+        column: str,
+        between: Sequence[Any] | None = None,
+        data: RowsLike | None = None,
+        comparison: Comparison = "difference",
+        draws: int = 200,
+        prob: float = 0.9,
+        subsample: int = 5_000,
+        random_seed: int = 0,
+        groups: Literal["known", "new"] | None = None,
+    ) -> pd.DataFrame:
+        """Compare expected outcomes at values of a column, all others being as they are.
+
+        Parameters
+        ----------
+        column
+            As in `marginal`.
+        between
+            Two values or more: each is compared with the first. None: levels with the reference
+            level, and numbers with themselves plus one.
+        data
+            Rows or a table to average over; None: those of the fit.
+        comparison
+            "difference", "ratio" or "odds ratio" of the average predictions.
+        draws, prob, subsample, random_seed, groups
+            As in `marginal`.
+
+        Returns
+        -------
+        DataFrame
+            By contrast: `mean`, `sd` and the ends of the interval.
+        """
+        check_interval(prob)
+        rows, expected, weights = averages(
+            self, column, data, draws, subsample, random_seed, groups
+        )
+        return contrast(
+            rows, expected, weights, column, between, comparison, prob, self.class_names()
+        )
+
+    def effects(
+        self,
+        group: str,
+        levels: Sequence[Any] | None = None,
+        rows: Rows | None = None,
+        draws: int = 200,
+        prob: float = 0.9,
+    ) -> pd.DataFrame:
+        """Tabulate the effects of groups: mean, sd, interval, and rows of each.
+
+        Effects that were integrated out are drawn now, given draws of everything else, from the
+        rows of the groups asked for.
+
+        Parameters
+        ----------
+        group
+            The field the rows are grouped by.
+        levels
+            Groups to tabulate, by their values; None: all.
+        rows
+            The rows the posterior was sampled with; needed for integrated effects where it was
+            loaded from a file.
+        draws
+            Posterior draws to use for integrated effects, evenly spaced; explicit ones use all.
+        prob
+            Posterior probability of the equal-tailed interval.
+
+        Returns
+        -------
+        DataFrame
+            Indexed by level; by level and effect where a group has several.
+
+        Examples
+        --------
+        >>> import numpy as np, modicum as mo
+        >>> rng = np.random.default_rng(1)
+        >>> g = np.repeat(np.arange(30), 20)
+        >>> y = rng.random(600) < 1 / (1 + np.exp(-rng.normal(size=30)[g]))
+        >>> rows = mo.Rows(x=rng.normal(size=(600, 1)), y=y, codes={"clinic": g})
+        >>> model = mo.models.Logistic(groups="clinic")
+        >>> post = mo.sample(model, rows, method="nuts", draws=200, tune=200, chains=2,
+        ...                  random_seed=1, progressbar=False)
+        >>> list(post.effects("clinic", levels=[3, 4]).columns)
+        ['mean', 'sd', '5%', '95%', 'rows']
+        """
+        known = self.rows if rows is None else rows
+        return effects(self, self.fit(), known, group, levels, draws, prob)
+
+    def icc(self, rows: Rows | None = None, prob: float = 0.9) -> pd.DataFrame:
+        """Tabulate intraclass correlations: how much of the variation is between groups.
+
+        On the scale of the predictor, given the common columns: the variance of a group's effects
+        over that of all groups and of a row's own noise, which is pi^2/3 for the logit, 1 for the
+        probit, the square of a Gaussian's scale, and log(1 + 1/mean) for Poisson counts. Where
+        slopes vary, their part is averaged over the rows.
+
+        Parameters
+        ----------
+        rows
+            The rows the posterior was sampled with; needed for slopes and counts where it was
+            loaded from a file.
+        prob
+            Posterior probability of the equal-tailed interval.
+
+        Returns
+        -------
+        DataFrame
+            One line per group, and one for all of them where there are several.
+
+        Examples
+        --------
+        >>> import numpy as np, modicum as mo
+        >>> g = np.repeat(np.arange(30), 20)
+        >>> rng = np.random.default_rng(1)
+        >>> y = rng.normal(size=30)[g] + rng.normal(size=600)
+        >>> rows = mo.Rows(x=rng.normal(size=(600, 1)), y=y, codes={"ward": g})
+        >>> model = mo.models.Gaussian(scale=1.0, groups="ward")
+        >>> post = mo.sample(model, rows, draws=200, tune=200, random_seed=1, progressbar=False)
+        >>> bool(0.3 < post.icc().loc["ward", "mean"] < 0.7)
+        True
+        """
+        return intraclass(self, self.fit().model, self.rows if rows is None else rows, prob)

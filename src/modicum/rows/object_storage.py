@@ -1,0 +1,352 @@
+"""Row stores on object storage: shards are written whole, and read in ranges of bytes.
+
+A store there is the same files as on a disk. ``rows.json`` is written last, in one step, and is
+what makes them a store. A replaced store's shards have other names, and are removed once the new
+description is there. Nothing is kept on this machine's disks but the shard that is being written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from modicum.errors import DataError, SettingError, argument
+from modicum.rows.description import Array, Description
+from modicum.rows.lake import LakeError, file_system, is_remote, tried_again
+from modicum.rows.shard_writing import JOURNAL
+from modicum.rows.sources import line
+from modicum.rows.store import (
+    DESCRIPTION,
+    MOST_DESCRIPTION_BYTES,
+    SHARD_NAME,
+    Shard,
+    StoreDescription,
+    check_file,
+    no_store,
+    parsed_json,
+)
+
+__all__ = ["Bucket", "RemoteBackend", "holds_store"]
+
+PIECE = 1 << 23  # bytes that are read or sent at a time
+NEAR = 1 << 16  # bytes between two rows that are read along: fewer requests, each of which waits
+REQUESTS = 32  # at the same time
+T = TypeVar("T")
+
+
+def holds_store(source: object) -> bool:
+    """Whether `source` is the URI of a row store on object storage."""
+    if not is_remote(source):
+        return False
+    bucket = Bucket(str(source))
+    try:
+        return bucket.size(DESCRIPTION) is not None
+    except LakeError:  # whoever reads it as a table will say why it cannot be
+        return False
+
+
+class Bucket:
+    """A folder on object storage; what fails is tried again, and then said in a sentence.
+
+    Attributes
+    ----------
+    called
+        Its name in sentences, without keys and options.
+    local
+        Where a shard is while it is written; see `staged`.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self._system, path = file_system(uri)
+        self._path = path.rstrip("/")
+        parts = urlsplit(uri)
+        self.called = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
+        self.local = Path()
+        self._last = -1
+
+    # Reading ---------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """Of the files in it."""
+        from pyarrow import fs
+
+        selector = fs.FileSelector(self._path, allow_not_found=True)
+        infos = self._tried(DESCRIPTION, lambda: self._system.get_file_info(selector))
+        return [info.base_name for info in infos if info.base_name]
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file; None: it is not there."""
+        info = self._tried(name, lambda: self._system.get_file_info(f"{self._path}/{name}"))
+        return int(info.size) if info.is_file else None
+
+    def open(self, name: str) -> Any:
+        """A file for reading, from several threads at once by `read_at`."""
+        return self._tried(name, lambda: self._system.open_input_file(f"{self._path}/{name}"))
+
+    def read(self, file: Any, name: str, start: int, count: int) -> bytes:
+        """Bytes of an open file."""
+
+        def once() -> bytes:
+            data: bytes = file.read_at(count, start)
+            if len(data) != count:
+                raise OSError(f"{len(data)} bytes came, not {count}")
+            return data
+
+        return self._tried(name, once)
+
+    def load(self, name: str) -> bytes:
+        """All of a small file; one that is not there is a FileNotFoundError."""
+        size = self.size(name)
+        if size is None:
+            raise FileNotFoundError(name)
+        with self.open(name) as file:
+            return self.read(file, name, 0, min(size, MOST_DESCRIPTION_BYTES))
+
+    def check(self, shard: Shard, description: Description, verify: bool) -> int:
+        """Refuse a shard that was altered; return where its data begin."""
+
+        def once() -> int:
+            with self._system.open_input_file(f"{self._path}/{shard.file}") as file:
+                return check_file(file, file.size(), self.called, shard, description, verify)
+
+        return self._tried(shard.file, once)
+
+    def blocks(self, shard: Shard, description: Description) -> Iterator[Array]:
+        """The packed rows of a shard, some at a time."""
+        remote = RemoteShard(self, shard, description)
+        step = max(1, PIECE // description.row_bytes)
+        for start in range(0, shard.rows, step):
+            yield remote.between(start, min(start + step, shard.rows))
+
+    def _tried(self, name: str, call: Callable[[], T]) -> T:
+        import pyarrow as pa
+
+        try:
+            return tried_again(call)
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, FileNotFoundError) or self._is_gone(name):
+                raise DataError(
+                    f"{self.called}/{name} is not there: ingest the source again, or open the "
+                    "store anew if it was replaced meanwhile."
+                ) from None
+            raise LakeError(
+                f"{self.called}/{name} cannot be read ({line(error)}): check the connection, and "
+                "that you may read it."
+            ) from None
+
+    def _is_gone(self, name: str) -> bool:
+        """Whether a file that could not be read is known not to be there."""
+        import pyarrow as pa
+        from pyarrow import fs
+
+        try:
+            info = self._system.get_file_info(f"{self._path}/{name}")
+            return bool(info.type == fs.FileType.NotFound)
+        except (pa.ArrowException, OSError):
+            return False
+
+    # Writing ---------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def staged(self, overwrite: bool) -> Iterator[None]:
+        """Prepare for a store that may be written here; shards are made on a disk, one at a time.
+
+        Shards of an unfinished store stay, to be gone on with; others that belong to no store are
+        removed when the store is complete.
+        """
+        names = self.refuse_existing(overwrite)
+        numbers = [int(name[5:-4]) for name in names if SHARD_NAME.fullmatch(name)]
+        self._last = max(numbers, default=-1)
+        with tempfile.TemporaryDirectory(prefix="modicum-") as folder:
+            self.local = Path(folder)
+            yield
+
+    def refuse_existing(self, overwrite: bool) -> list[str]:
+        """Refuse a folder of other files, or a store that may not be replaced; return its names."""
+        names = self.names()
+        for name in names:
+            if name not in (DESCRIPTION, JOURNAL) and not SHARD_NAME.fullmatch(name):
+                raise SettingError(
+                    f"{self.called} holds {name}, which is no part of a row store: choose another "
+                    "name for the store."
+                )
+        if DESCRIPTION in names and not overwrite:
+            raise SettingError(
+                f"{self.called} exists: open it with Rows.open, or pass "
+                f"{argument('overwrite', True)} to replace it."
+            )
+        return names
+
+    def number(self, shards: int) -> int:
+        """Of the next shard: one that no file has, so that a store stays whole till replaced."""
+        del shards
+        self._last += 1
+        return self._last
+
+    def send(self, name: str) -> None:
+        """Send a complete file, and remove it from the disk."""
+        path = self.local / name
+
+        def pieces() -> Iterator[bytes]:
+            with open(path, "rb") as file:
+                while piece := file.read(PIECE):
+                    yield piece
+
+        self._put(name, pieces, path.stat().st_size)
+        path.unlink()
+
+    def save(self, name: str, data: bytes) -> None:
+        """Write a small file, whole or not at all."""
+        self._put(name, lambda: iter([data]), len(data))
+
+    def finish(self, description: StoreDescription) -> None:
+        """Write the description, and remove what is no part of the store."""
+        self.save(DESCRIPTION, description.text().encode())
+        kept = {DESCRIPTION, *(shard.file for shard in description.shards)}
+        for name in self.names():
+            if name not in kept and (name == JOURNAL or SHARD_NAME.fullmatch(name)):
+                self.remove(name)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there; one that stays does no harm."""
+        import pyarrow as pa
+
+        with contextlib.suppress(pa.ArrowException, OSError):
+            self._system.delete_file(f"{self._path}/{name}")
+
+    def _put(self, name: str, pieces: Callable[[], Iterator[bytes]], size: int) -> None:
+        import pyarrow as pa
+
+        def once() -> None:
+            with self._system.open_output_stream(f"{self._path}/{name}") as stream:
+                for piece in pieces():
+                    stream.write(piece)
+            arrived = self._system.get_file_info(f"{self._path}/{name}").size
+            if arrived != size:
+                raise OSError(f"{arrived} bytes arrived, not {size}")
+
+        try:
+            tried_again(once)
+        except (pa.ArrowException, OSError) as error:
+            raise LakeError(
+                f"{self.called}/{name} cannot be written ({line(error)}): check the connection, "
+                "that the bucket is there, and that you may write to it."
+            ) from None
+
+
+class RemoteShard:
+    """One shard of a store on object storage."""
+
+    def __init__(
+        self, bucket: Bucket, shard: Shard, description: Description, verify: bool = False
+    ):
+        self._bucket, self._name, self._about = bucket, shard.file, description
+        self._data = bucket.check(shard, description, verify)
+        self._file = bucket.open(shard.file)
+
+    def between(self, start: int, stop: int) -> Array:
+        """Packed rows from `start` up to `stop`, by one request."""
+        description = self._about
+        first, count = (
+            self._data + start * description.row_bytes,
+            (stop - start) * description.row_bytes,
+        )
+        data = self._bucket.read(self._file, self._name, first, count)
+        kind = description.packed_type.newbyteorder("<")
+        return np.frombuffer(data, kind).reshape(stop - start, *description.packed_shape)
+
+
+class RemoteBackend:
+    """Fields of shards on object storage; safe to read from many threads."""
+
+    def __init__(self, uri: str, verify: bool = False) -> None:
+        bucket = Bucket(uri)
+        self.folder, self.where = uri, f"in {bucket.called}"
+        try:
+            data = bucket.load(DESCRIPTION)
+        except FileNotFoundError:
+            raise no_store(bucket.called) from None
+        page = parsed_json(data, f"{bucket.called}/{DESCRIPTION}")
+        stored = StoreDescription.of_json(page, bucket.called)
+        self.description = description = stored.rows
+        self.fingerprint = stored.fingerprint
+        self._starts = np.cumsum([0] + [shard.rows for shard in stored.shards])
+        self._pool = ThreadPoolExecutor(REQUESTS)
+        self._shards = list(
+            self._pool.map(
+                lambda shard: RemoteShard(bucket, shard, description, verify), stored.shards
+            )
+        )
+
+    def take(self, row_ids: Array) -> dict[str, Array]:
+        """Rows at `row_ids`, any shape; those that lie near each other by one request."""
+        description = self.description
+        distinct, place = np.unique(row_ids, return_inverse=True)
+        block = np.empty((len(distinct), *description.packed_shape), description.packed_type)
+
+        def read(request: tuple[int, int]) -> None:
+            first, last = request  # places in `distinct`
+            start = distinct[first]
+            block[first:last] = self._block(start, distinct[last - 1] + 1)[
+                distinct[first:last] - start
+            ]
+
+        for _ in self._pool.map(read, self._requests(distinct)):
+            pass
+        return description.split(block[place.reshape(row_ids.shape)])
+
+    def _requests(self, row_ids: Array) -> list[tuple[int, int]]:
+        """Where sorted row numbers are cut, so that each piece is near and of one shard."""
+        size = self.description.row_bytes
+        shard = np.searchsorted(self._starts, row_ids, side="right")
+        apart = (np.diff(row_ids) * size > NEAR) | (np.diff(shard) > 0)
+        cuts = [0, *(np.flatnonzero(apart) + 1).tolist(), len(row_ids)]
+        requests = []
+        for first, last in pairwise(cuts):
+            at = first
+            while at < last:  # a piece at most
+                end = np.searchsorted(row_ids[:last], row_ids[at] + max(1, PIECE // size))
+                requests.append((at, int(end)))
+                at = int(end)
+        return requests
+
+    def _block(self, start: int, stop: int) -> Array:
+        pieces = []
+        shard = int(np.searchsorted(self._starts, start, side="right")) - 1
+        while start < stop:
+            first, last = (int(i) for i in self._starts[shard : shard + 2])
+            pieces.append(self._shards[shard].between(start - first, min(stop, last) - first))
+            start, shard = last, shard + 1
+        if not pieces:
+            description = self.description
+            return np.empty((0, *description.packed_shape), description.packed_type)
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def slice(self, start: int, stop: int) -> dict[str, Array]:
+        """Rows from `start` up to `stop`, in pieces that are read at the same time."""
+        step = max(1, PIECE // self.description.row_bytes)
+        starts = range(start, stop, step)
+        if len(starts) < 2:
+            return self.description.split(self._block(start, stop))
+        parts = self._pool.map(lambda first: self._block(first, min(first + step, stop)), starts)
+        return self.description.split(np.concatenate(list(parts)))
+
+    def chunks(self, size: int) -> Iterator[dict[str, Array]]:
+        """All rows in order, `size` at a time, reading one chunk ahead."""
+        n = self.description.n
+        with ThreadPoolExecutor(1) as ahead:
+            starts = range(0, n, size)
+            coming = ahead.submit(self.slice, 0, min(size, n))
+            for start in starts:
+                chunk = coming.result()
+                if start + size < n:
+                    coming = ahead.submit(self.slice, start + size, min(start + 2 * size, n))
+                yield chunk

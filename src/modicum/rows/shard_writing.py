@@ -1,0 +1,225 @@
+"""A store being written: shards of packed rows, and a journal by which a killed ingest goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import numpy as np
+
+from modicum.errors import DataError
+from modicum.rows.description import Array, Description
+from modicum.rows.entries import mapping, sequence
+from modicum.rows.store import (
+    SEQUENTIAL,
+    Mapped,
+    Shard,
+    StoreDescription,
+    check_shard,
+    ends_of,
+    npy_header,
+)
+
+__all__ = ["JOURNAL", "Directory", "Folder", "Journal", "ShardWriter"]
+
+JOURNAL = "progress.json"
+JOURNAL_ROWS = 1 << 16  # read again at a time when a killed ingest goes on
+
+
+class Journal:
+    """Which shards of an unfinished store are complete, so that a killed ingest goes on.
+
+    Parameters
+    ----------
+    folder
+        Of the unfinished store.
+    about
+        Its rows.
+    identity
+        Of what is written: a journal of something else is of no account.
+    """
+
+    def __init__(self, folder: Folder, description: Description, identity: str) -> None:
+        self._folder, self._about = folder, description
+        self._identity = hashlib.sha256(
+            json.dumps([identity, description.to_json() | {"rows": 0}]).encode()
+        ).hexdigest()
+        self.shards = self._read()
+
+    def _read(self) -> tuple[Shard, ...]:
+        try:
+            saved = mapping(json.loads(self._folder.load(JOURNAL)))
+            if saved["identity"] != self._identity:
+                return ()
+            # The last is written again: there is then always a row left to write.
+            shards = tuple(Shard.from_json(entry) for entry in sequence(saved["shards"])[:-1])
+            for shard in shards:
+                self._folder.check(shard, self._about, verify=True)
+        except (OSError, ValueError, TypeError, KeyError, DataError):  # begin anew
+            return ()
+        return shards
+
+    def write(self, shards: list[Shard]) -> None:
+        """Note that these are complete."""
+        noted = {"identity": self._identity, "shards": [asdict(shard) for shard in shards]}
+        self._folder.save(JOURNAL, json.dumps(noted).encode())
+
+    def blocks(self) -> Iterator[Array]:
+        """The packed rows of the complete shards."""
+        for shard in self.shards:
+            yield from self._folder.blocks(shard, self._about)
+
+
+class Folder(Protocol):
+    """Where a store is written: a folder on a disk, or on object storage."""
+
+    @property
+    def local(self) -> Path:
+        """The folder on a disk in which a shard is while it is written."""
+        ...
+
+    def number(self, shards: int) -> int:
+        """Of the next shard, after so many."""
+        ...
+
+    def send(self, name: str) -> None:
+        """Have a complete file, made in `local`, where it belongs."""
+        ...
+
+    def load(self, name: str) -> bytes:
+        """All of a small file."""
+        ...
+
+    def save(self, name: str, data: bytes) -> None:
+        """Write a small file, whole or not at all."""
+        ...
+
+    def finish(self, description: StoreDescription) -> None:
+        """Write the description, the last file of a store, and leave no trace of the journal."""
+        ...
+
+    def check(self, shard: Shard, description: Description, verify: bool) -> int:
+        """Refuse a shard that was altered; return where its data begin (see `check_shard`)."""
+        ...
+
+    def blocks(self, shard: Shard, description: Description) -> Iterator[Array]:
+        """The packed rows of a shard, some at a time."""
+        ...
+
+
+class Directory:
+    """A folder on a disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.local = folder
+
+    def number(self, shards: int) -> int:
+        """In order; what a killed ingest began is written over."""
+        return shards
+
+    def send(self, name: str) -> None:
+        """It is there already."""
+
+    def load(self, name: str) -> bytes:
+        """All of a small file."""
+        return (self.local / name).read_bytes()
+
+    def save(self, name: str, data: bytes) -> None:
+        """Write a small file, whole or not at all."""
+        aside = self.local / f"{name}.part"
+        with open(aside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, self.local / name)
+
+    def finish(self, description: StoreDescription) -> None:
+        """Write the description, the last file of a store, and leave no trace of the journal."""
+        description.write(self.local)
+        for path in self.local.glob(f"{JOURNAL}*"):
+            path.unlink(missing_ok=True)
+
+    def check(self, shard: Shard, description: Description, verify: bool) -> int:
+        """See `check_shard`."""
+        return check_shard(self.local, shard, description, verify)
+
+    def blocks(self, shard: Shard, description: Description) -> Iterator[Array]:
+        """The packed rows of a shard, some at a time."""
+        data = self.check(shard, description, verify=False)
+        matrix = Mapped(self.local / shard.file, data, shard.rows, description, SEQUENTIAL).matrix
+        for start in range(0, shard.rows, JOURNAL_ROWS):
+            yield matrix[start : start + JOURNAL_ROWS]
+
+
+class ShardWriter:
+    """Writes packed rows into ``rows-00000.npy``, ``rows-00001.npy``, ... of a folder."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        description: Description,
+        shard_rows: int,
+        journal: Journal | None = None,
+    ) -> None:
+        self._folder, self._about = folder, description
+        self._shard_rows = shard_rows
+        self._file: BinaryIO | None = None
+        self._journal = journal
+        self.shards: list[Shard] = [] if journal is None else list(journal.shards)
+        self.rows = sum(shard.rows for shard in self.shards)
+
+    def write(self, block: Array) -> None:
+        """Append packed rows."""
+        while len(block):
+            if self._file is None:
+                self._begin()
+            piece, block = np.split(block, [self._shard_rows - self._filled])
+            data = np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
+            assert self._file is not None
+            self._file.write(data)
+            self._digest.update(data)
+            self._filled += len(piece)
+            self.rows += len(piece)
+            if self._filled == self._shard_rows:
+                self._end()
+
+    def finish(self) -> list[Shard]:
+        """Close the last shard and return all of them."""
+        if self._file is not None:
+            self._end()
+        return self.shards
+
+    def close(self) -> None:
+        """Let go of an unfinished file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _begin(self) -> None:
+        self._name = f"rows-{self._folder.number(len(self.shards)):05d}.npy"
+        self._file = open(self._folder.local / self._name, "w+b", buffering=0)  # noqa: SIM115
+        self._data = npy_header(self._file, 0, self._about)
+        self._digest = hashlib.sha256()
+        self._filled = 0
+
+    def _end(self) -> None:
+        file = self._file
+        assert file is not None
+        # NumPy pads headers so that the number of rows can be filled in afterwards.
+        file.seek(0)
+        if npy_header(file, self._filled, self._about) != self._data:
+            raise AssertionError("the npy header changed its length")
+        size = os.fstat(file.fileno()).st_size
+        ends = ends_of(file, self._data, size)
+        os.fsync(file.fileno())
+        self.close()
+        self._folder.send(self._name)
+        shard = Shard(self._name, self._filled, size, self._digest.hexdigest(), ends)
+        self.shards.append(shard)
+        if self._journal is not None and self._filled == self._shard_rows:
+            self._journal.write(self.shards)

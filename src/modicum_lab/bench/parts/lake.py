@@ -1,0 +1,213 @@
+"""From Parquet files through three Ray workers to a posterior, beside one machine's threads.
+
+``python -m modicum_lab.bench.parts.lake --rows 100000000 --folder /big/disk`` makes the files,
+ingests them, samples with both engines, each in a process of its own, and says what every process
+took of memory, whether the draws are the same, and how many rows per second a pass reads. What was
+made before is taken as it is; 10^8 rows take about 12 GB of disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import tempfile
+import threading
+import time
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import modicum as mo
+from modicum import LogPosterior
+from modicum.engines import EngineChoice, Local, Ray
+from modicum.rows import Rows, ingest
+from modicum_lab.bench import tall
+from modicum_lab.bench.process import in_process
+from modicum_lab.bench.tables import Table, interleaved, verdict
+
+__all__ = ["FamilyPeak", "main", "measure", "run"]
+
+WORKERS, MEMORY, SLOWER = 3, 2.0, 1.3  # GB of a process; seconds of a pass, of Local's
+EVERY = 0.1  # seconds between two looks at the memory
+OBJECTS = 200_000_000  # bytes of Ray's shared memory
+
+
+class FamilyPeak:
+    """The most resident memory of this process and of each that descends from it, in a block.
+
+    Pages of files that are mapped count: it is what `top` shows. Linux only.
+
+    Attributes
+    ----------
+    here, elsewhere
+        Bytes of this process, and of the largest of the others by what they are called.
+    """
+
+    def __enter__(self) -> FamilyPeak:
+        self.here, self.elsewhere = 0, dict[str, int]()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(EVERY):
+            for process, called, size in _family(os.getpid()):
+                if process == os.getpid():
+                    self.here = max(self.here, size)
+                else:
+                    self.elsewhere[called] = max(self.elsewhere.get(called, 0), size)
+
+
+def _family(first: int) -> list[tuple[int, str, int]]:
+    """A process and its descendants: number, name, resident bytes."""
+    known: dict[int, tuple[int, str, int]] = {}
+    page = os.sysconf("SC_PAGE_SIZE")
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
+            called = (folder / "cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
+        except OSError:  # it has ended meanwhile
+            continue
+        parent, resident = int(rest.split()[1]), int(rest.split()[21])
+        kind = "Ray worker" if called.startswith("ray::Worker") else Path(called).name or name
+        known[int(folder.name)] = (parent, kind, resident * page)
+
+    def descends(process: int) -> bool:
+        while process in known and process != first:
+            process = known[process][0]
+        return process == first
+
+    return [(p, kind, size) for p, (_, kind, size) in known.items() if descends(p)]
+
+
+def _model() -> Any:
+    return mo.models.Logistic()
+
+
+def sampled(store: str, workers: int) -> dict[str, Any]:
+    """In a process of its own: draws of a run, as a hash, and what it took; 0 workers: `Local`."""
+    engine: EngineChoice = Ray(workers=workers, object_store=OBJECTS) if workers else Local()
+    rows = Rows.open(store)
+    started = time.perf_counter()
+    with FamilyPeak() as peak:
+        settings = {"method": "hmc-ecs", "draws": 500, "tune": 300, "random_seed": 1}
+        post = mo.sample(_model(), rows, engine=engine, progressbar=False, **settings)  # type: ignore[arg-type]
+    seconds = time.perf_counter() - started
+    if isinstance(engine, Ray):
+        engine.close()
+    digest = hashlib.sha256()
+    for name in sorted(post.draws):
+        digest.update(np.ascontiguousarray(post.draws[name]).tobytes())
+    return {
+        "draws": digest.hexdigest(),
+        "seconds": seconds,
+        "passes": post.ledger.passes,
+        "driver": peak.here,
+        "others": peak.elsewhere,
+        "r_hat": float(post.summary()["r_hat"].max()),
+    }
+
+
+def passed(store: str, cores: int, repeats: int) -> dict[str, float]:
+    """In a process of its own: median seconds of a Hessian pass by each engine, in turns."""
+    rows = Rows.open(store)
+    cluster = Ray(workers=cores, object_store=OBJECTS)
+    engines: dict[str, EngineChoice] = {"local": Local(threads=cores), "ray": cluster}
+    model = mo.models.Logistic(prior_scale=1.0, intercept_scale=10.0)
+    posteriors = {
+        name: LogPosterior(model, rows, engine=engine, progressbar=False)
+        for name, engine in engines.items()
+    }
+    at = posteriors["local"].start
+    seconds = interleaved({k: partial(p.hessian, at) for k, p in posteriors.items()}, repeats)
+    cluster.close()
+    return seconds
+
+
+def ingested(lake: str, store: str) -> dict[str, Any]:
+    """In a process of its own: seconds and memory of an ingest."""
+    started = time.perf_counter()
+    with FamilyPeak() as peak:
+        ingest(lake, store, outcome="y", progressbar=False)
+    return {"seconds": time.perf_counter() - started, "driver": peak.here}
+
+
+def measure(n: int, folder: Path, repeats: int = 3) -> list[Table]:
+    """All of it, in a folder that has room."""
+    here = "modicum_lab.bench.parts.lake"
+    lake, store = folder / f"parquet-{n}", folder / f"store-{n}"
+    if not lake.exists():
+        made = folder / f".making-{n}"
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir(parents=True)
+        tall.write_parquet(made, n)
+        made.rename(lake)
+    size = sum(file.stat().st_size for file in lake.iterdir()) / n
+    memory = Table(
+        f"{n:,} rows: the largest resident memory of a process",
+        ["what", "seconds", "driver, GB", "a worker, GB", "another, GB", "limit", "kept"],
+    )
+    if not (store / "rows.json").exists():
+        done = in_process(here, "ingested", str(lake), str(store))
+        peak = done["driver"] / 1e9
+        row = ["ingest", done["seconds"], peak, "", "", MEMORY, verdict(peak, MEMORY)]
+        memory.rows.append(row)
+    runs = {}
+    for called, workers in (("Local", 0), (f"Ray, {WORKERS} workers", WORKERS)):
+        runs[called] = one = in_process(here, "sampled", str(store), workers)
+        worker = one["others"].pop("Ray worker", 0) / 1e9
+        other = max(one["others"].values(), default=0) / 1e9
+        most = max(one["driver"] / 1e9, worker, other)
+        row = [f"run, {called}", one["seconds"], one["driver"] / 1e9, worker, other, MEMORY]
+        memory.rows.append([*row, verdict(most, MEMORY)])
+    hashes = {one["draws"] for one in runs.values()}
+    passes = max(one["passes"] for one in runs.values())
+    memory.note = (
+        f"Draws of both: {'the same, bit for bit' if len(hashes) == 1 else 'NOT THE SAME'}. "
+        f"{passes:.1f} passes; largest R-hat {max(one['r_hat'] for one in runs.values()):.3f}. "
+        f"Parquet: {size:.0f} bytes per row; store: {Rows.open(store).row_bytes}."
+    )
+    cores = min(WORKERS, os.cpu_count() or 1)
+    seconds = in_process(here, "passed", str(store), cores, repeats)
+    speed = Table(
+        f"A Hessian pass over {n:,} rows on {cores} cores",
+        ["engine", "seconds", "million rows/s", "of Local's time", "limit", "kept"],
+    )
+    for name, value in seconds.items():
+        ratio = value / seconds["local"]
+        limit = ["", ""] if name == "local" else [SLOWER, verdict(ratio, SLOWER)]
+        speed.rows.append([name, value, n / value / 1e6, ratio, *limit])
+    return [memory, speed]
+
+
+def run(quick: bool = False) -> list[Table]:
+    """Of a size that takes minutes; `main` takes any."""
+    if find_spec("ray") is None:
+        return []
+    with tempfile.TemporaryDirectory() as folder:
+        return measure(100_000 if quick else 1_000_000, Path(folder))
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m modicum_lab.bench.parts.lake")
+    parser.add_argument("--rows", type=int, default=100_000_000)
+    parser.add_argument("--folder", type=Path, required=True, help="with room for files and store")
+    parser.add_argument("--repeats", type=int, default=3, help="of the pass that is timed")
+    arguments = parser.parse_args()
+    for table in measure(arguments.rows, arguments.folder, arguments.repeats):
+        print(table.markdown(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

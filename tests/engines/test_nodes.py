@@ -1,0 +1,106 @@
+"""Several Ray nodes on this machine: chains fed by workers, nodes that go, memory that ends."""
+
+import sys
+
+import numpy as np
+import pytest
+
+import modicum as mo
+from helpers.targets import logistic_rows, quick, same_draws
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not know the tests
+
+MODEL = mo.models.Logistic()
+N = 150_000  # three chunks
+RUN = {"method": "hmc-ecs", "draws": 600}
+NODE = {"num_cpus": 1, "object_store_memory": 80_000_000, "include_dashboard": False}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    place = tmp_path_factory.mktemp("rows") / "store"
+    return mo.rows.ingest(logistic_rows(N), place, dtype=None, progressbar=False)
+
+
+@pytest.fixture(scope="module")
+def local(store):
+    return quick(MODEL, store, **RUN)
+
+
+@pytest.fixture
+def fetched(monkeypatch):
+    """Chains fetch their rows, 200 iterations at a time."""
+    monkeypatch.setattr("modicum.run.fetching.SMALL_STORE", 0)
+    monkeypatch.setattr(sys.modules["modicum.sample"], "capacity_for", lambda *_: 200)
+
+
+@pytest.fixture
+def cluster():
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 2})
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+def test_chains_are_fed_by_workers_and_a_node_that_goes_changes_no_draw(
+    store, local, cluster, fetched, monkeypatch
+):
+    extra = cluster.add_node(**NODE)
+    engine = mo.engines.Ray(address=cluster.address, workers=2)
+    there, asked, gone = engine.connect(False), [], []
+    nodes = {ray.get(actor.node.remote()) for actor in engine._actors}
+    assert len(nodes) == 2  # one worker on each
+    take = type(there).take
+    monkeypatch.setattr(
+        type(there), "take", lambda self, *a: asked.append(bool(gone)) or take(self, *a)
+    )
+
+    def remove_a_node(event):
+        if event.phase == "sampling" and event.done and not gone:
+            gone.append(extra)
+            cluster.remove_node(extra)
+
+    post = quick(MODEL, store, engine=engine, progressbar=remove_a_node, **RUN)
+    assert gone
+    assert sum(asked) >= 1  # rows were asked for after it had gone
+    assert same_draws(post, local)
+    ids = np.random.default_rng(1).integers(0, N, (40, 5))
+    for name, values in there.take(store, ids).items():
+        np.testing.assert_array_equal(values, store.take(ids)[name])
+    engine.close()
+
+
+def hungry(arguments, batch, present):
+    """Ask for more than the process may have."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 33, resource.RLIM_INFINITY))
+    return (np.ones(1 << 33).sum(),)
+
+
+def test_a_worker_out_of_memory_is_a_sentence(store):
+    engine = mo.engines.Ray(workers=1, object_store=80_000_000)
+    with pytest.raises(mo.ResourceError, match="memory ran out on a worker"):
+        engine.connect(False).map_reduce(hungry, 0, store)
+    engine.close()
+
+
+def test_a_node_out_of_memory_is_a_sentence(store, monkeypatch):
+    """Ray's own monitor stops workers once a node's memory is nearly full: here, at once."""
+    monkeypatch.setenv("RAY_memory_usage_threshold", "0.01")
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
+    engine = mo.engines.Ray(workers=1, object_store=80_000_000)
+    with pytest.raises(mo.ResourceError, match="its node had no memory left"):
+        engine.connect(False).map_reduce(slow, 0, store)
+    engine.close()
+
+
+def slow(arguments, batch, present):
+    import time
+
+    time.sleep(5)
+    return (np.ones(1),)

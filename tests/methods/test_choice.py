@@ -1,0 +1,150 @@
+"""The default: which method is taken, why, what is said of it, and that no clock decides."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+import modicum as mo
+from helpers.interrupted import task_of
+from helpers.targets import logistic_rows
+from modicum.cli.fitting import build_method
+from modicum.methods import choice, cost
+from modicum.sklearn import LinearRegression, LogisticRegression, PoissonRegressor, Regressor
+
+M = mo.models
+RUN = {"random_seed": 3, "progressbar": False}
+ROWS = logistic_rows(6_000)
+
+
+@pytest.fixture(scope="module")
+def heard():
+    return []
+
+
+@pytest.fixture(scope="module")
+def post(heard):
+    return mo.sample(M.Logistic(), ROWS, draws=500, random_seed=3, progressbar=heard.append)
+
+
+def test_auto_is_the_default_of_every_door():
+    doors = (mo.sample, mo.fit, Regressor, LogisticRegression, LinearRegression, PoissonRegressor)
+    for door in doors:
+        assert inspect.signature(door).parameters["method"].default == "auto"
+
+
+def test_normal_draws_are_taken_where_they_will_do_and_it_is_said(post, heard):
+    assert post.settings["method"] == "laplace"
+    assert post.weights is None
+    assert post.warnings == []
+    line = post.tuning["method"]
+    assert line.startswith("weighted normal draws: about ")
+    assert "; NUTS on all rows would take about " in line
+    assert line in [event.phase for event in heard]
+    assert post.tuning["pareto_k"] < choice.ROOM
+    assert post.tuning["pool_noise"] < choice.STILL
+
+
+def test_no_clock_decides(post, monkeypatch):
+    monkeypatch.setattr(cost, "_seconds_per_gradient", lambda task: 1e-30)
+    monkeypatch.setattr(cost, "LEAST_COMPILING", 1e9)
+    again = mo.sample(M.Logistic(), ROWS, draws=500, method="auto", **RUN)
+    np.testing.assert_array_equal(again.draws["beta"], post.draws["beta"])
+    assert again.tuning["method"] != post.tuning["method"]  # seconds are told, and no more
+
+
+@pytest.mark.parametrize("setting", [{"tune": 20}, {"thin": 2}, {"parallel": "stacked"}])
+def test_who_asks_for_chains_gets_chains(setting, monkeypatch):
+    asked = []
+
+    def decide(self, task):
+        asked.append(self)
+        raise mo.SettingError("enough of this.")
+
+    monkeypatch.setattr(mo.Auto, "decide", decide)
+    with pytest.raises(mo.SettingError, match="enough"):
+        mo.sample(M.Logistic(), ROWS, draws=20, **setting, **RUN)
+    with pytest.raises(mo.SettingError, match="enough"):
+        mo.sample(M.Logistic(), ROWS, draws=20, **RUN)
+    assert asked == [mo.Auto(laplace=False), mo.Auto()]
+
+
+def test_settings_of_a_method_on_the_command_line_say_which_is_meant():
+    assert build_method("auto", []) == mo.Auto()
+    assert build_method("auto", ["subsample=400"]) == mo.HMCECS(subsample=400)
+    assert build_method("auto", ["exact=delayed"]) == mo.HMCECS(exact="delayed")
+    assert build_method("auto", ["target_accept=0.9"]) == mo.HMCECS(target_accept=0.9)
+    assert build_method("auto", ["pool=3000"]) == mo.Laplace(pool=3000)
+    assert build_method("auto", ["max-depth=5"]) == mo.NUTS(max_depth=5)
+    assert build_method("nuts", ["target_accept=0.9"]) == mo.NUTS(target_accept=0.9)
+    with pytest.raises(mo.SettingError, match="no setting of hmc-ecs"):
+        build_method("auto", ["subsampel=400"])
+
+
+def test_a_posterior_that_is_not_normal_is_subsampled():
+    y = np.zeros(6_000)
+    y[:4] = 1  # four events: the intercept's posterior is skewed
+    rows = mo.Rows(x=np.asarray(ROWS.slice(0, 6_000)["x"]), y=y)
+    method, plan = mo.Auto().decide(task_of(M.Logistic(prior_scale=1.0), rows))
+    assert method.name == "hmc-ecs"
+    assert plan.tuning["normal draws"].startswith("not taken: Pareto k ")
+    m = plan.tuning["subsample"]["value"]
+    assert plan.tuning["method"].startswith(f"HMC-ECS, m = {m:,}: about ")
+    assert "NUTS on all rows would take about" in plan.tuning["method"]
+
+
+def test_all_rows_are_taken_where_subsampling_is_refused_or_dearer(monkeypatch):
+    few = task_of(M.Logistic(), logistic_rows(60))
+    method, plan = mo.Auto(laplace=False).decide(few)
+    assert method.name == "nuts"
+    assert "too few for subsampling" in plan.tuning["method"]
+    task = task_of(M.Logistic(), ROWS)
+    assert mo.Auto(laplace=False).decide(task)[0].name == "hmc-ecs"
+    all_rows = cost.Work.of_chains(task, 40.0)  # as if a pass took as long as 40 rows
+    monkeypatch.setattr(cost.Work, "of_chains", lambda *_: all_rows)
+    study, _ = choice._study(task)
+    cheap = cost.Work(all_rows.gradients - 1)
+    plan, reason = choice._subsampled(task, study, cheap)
+    assert plan is None
+    assert "which costs more" in reason
+
+
+def test_small_tables_are_weighed_by_all_their_rows():
+    rows = logistic_rows(400)
+    post = mo.sample(M.Logistic(), rows, draws=500, **RUN)
+    assert post.settings["method"] == "laplace"
+    assert post.tuning["pool_noise"] == 0
+    exact = post.correct(rows, progressbar=False)
+    assert exact.tuning["correction"]["weight_variance"] < 1e-8  # `lp` was that of all rows
+
+
+def test_a_digest_is_sampled_by_default():
+    digest = mo.digest(M.Logistic(), ROWS, size=2_000, random_seed=1, progressbar=False)
+    post = mo.sample(M.Logistic(), digest, draws=500, **RUN)
+    assert post.settings["method"] == "laplace"
+    whole = mo.sample(M.Logistic(), ROWS, draws=500, **RUN)
+    off = np.abs(post.mean("beta") - whole.mean("beta")) / whole.sd("beta")
+    assert off.max() < 0.15
+
+
+def test_models_of_ones_own_too():
+    import jax.numpy as jnp
+
+    def log_likelihood(theta, batch):
+        mean = theta["top"] * (1 - jnp.exp(-theta["rate"] * batch["time"]))
+        return -0.5 * ((batch["y"] - mean) / 0.3) ** 2
+
+    model = mo.Model(
+        lambda theta: -0.5 * (theta["top"] ** 2 + theta["rate"] ** 2),
+        log_likelihood,
+        {"top": 1.0, "rate": 1.0},
+    )
+    rng = np.random.default_rng(1)
+    time = rng.exponential(size=5_000)
+    rows = mo.Rows(time=time, y=2 * (1 - np.exp(-0.7 * time)) + 0.3 * rng.standard_normal(5_000))
+    post = mo.sample(model, rows, draws=500, **RUN)
+    assert post.settings["method"] == "laplace"
+    exact = post.correct(rows, draws=500, progressbar=False)
+    off = [abs(post.mean(k) - exact.mean(k)) / exact.sd(k) for k in ("top", "rate")]
+    assert max(off) < 0.1
+    assert exact.tuning["correction"]["weight_variance"] < 0.01

@@ -1,0 +1,115 @@
+"""How many chains "auto" takes, and superchains: chains that begin together and part at once."""
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import modicum as mo
+from helpers.targets import logistic_rows
+from modicum.posterior import convergence_warnings
+from modicum.run import layout
+from modicum.run.layout import Layout, auto_layout
+
+SETTINGS = {"draws": 20, "tune": 30, "random_seed": 1, "progressbar": False, "method": "hmc-ecs"}
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    """As if there were one, with memory enough."""
+    monkeypatch.setattr(layout, "on_accelerator", lambda: True)
+    monkeypatch.setattr(layout, "free_memory", lambda: 2**37)
+    monkeypatch.setattr(layout, "free_on_host", lambda: 2**37)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return logistic_rows(n=4_000)
+
+
+@pytest.fixture(scope="module")
+def post(rows):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        return mo.sample(mo.models.Logistic(), rows, chains=8, superchains=4, **SETTINGS)
+
+
+def test_a_few_chains_on_a_cpu():
+    assert auto_layout(1_000, 30) == Layout(4)
+
+
+def test_many_on_an_accelerator_within_its_memory(accelerator, monkeypatch):
+    assert auto_layout(1_000, 30) == Layout(1024, 16)
+    monkeypatch.setattr(layout, "free_on_host", lambda: 2**30)
+    some = auto_layout(1_000, 30)
+    assert some.superchains == 16
+    assert 16 < some.chains < 1024
+    assert some.chains % 16 == 0
+    assert 8 * some.chains * 1_000 * 30 < 2**30 / 3
+    assert auto_layout(10_000_000, 30) == Layout(4)  # not even two chains per superchain
+
+
+def test_the_door_takes_auto(accelerator, monkeypatch, rows, post):
+    monkeypatch.setattr(layout, "MANY", 8)
+    monkeypatch.setattr(layout, "SUPERCHAINS", 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        auto = mo.sample(mo.models.Logistic(), rows, chains="auto", **SETTINGS)
+    assert (auto.chains, auto.settings["superchains"]) == (8, 4)
+    assert np.array_equal(auto["beta"], post["beta"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"chains": "many"}, "chains must be a whole number or \"auto\", not 'many'."),
+        ({"chains": 0}, "chains must be a whole number of at least 1, not 0."),
+        ({"chains": 10, "superchains": 4}, "10 chains cannot be divided into 4 superchains"),
+        ({"chains": "auto", "superchains": 4}, 'chains="auto" cannot be divided'),
+        ({"chains": 8, "superchains": 4, "method": "nuts"}, "nuts may start chains at several"),
+    ],
+)
+def test_what_is_no_layout_is_refused_in_a_sentence(rows, settings, sentence):
+    with pytest.raises(mo.SettingError) as refusal:
+        mo.sample(mo.models.Logistic(), rows, **settings)
+    assert sentence in str(refusal.value)
+
+
+def test_starts_are_shared_and_chains_are_not():
+    keys = np.arange(12).reshape(6, 2)
+    assert Layout(6).start_keys(keys) is keys
+    assert Layout(6, 3).start_keys(keys)[:, 0].tolist() == [0, 0, 4, 4, 8, 8]
+
+
+def test_the_summary_has_nested_r_hat(post):
+    table = post.summary()
+    assert list(table.columns)[-2:] == ["r_hat", "nested_r_hat"]
+    assert (table["nested_r_hat"] < 1.2).all()
+    chains = post["beta"][:, 0, 0]
+    assert len(set(chains)) == 8  # from one start, each on its own way
+    assert "nested_r_hat" not in replace(post, settings={}).summary()
+
+
+def test_the_guard_sees_a_start_that_is_not_forgotten():
+    rng = np.random.default_rng(1)
+    draws, start = rng.normal(size=(256, 8)), rng.normal(size=16).repeat(16)[:, None]
+
+    def codes(x, superchains=16):
+        return [w.code for w in convergence_warnings({"beta": x}, {}, superchains=superchains)]
+
+    assert codes(draws) == []
+    assert codes(draws + start) == ["nested-r-hat"]
+    # negative control: chains of eight draws are too short for any other guard
+    assert codes(draws + start, None) == []
+    # a start of one's own for every chain shows nothing: superchains must share theirs
+    assert codes(draws + rng.normal(size=(256, 1))) == []
+
+
+def test_short_chains_are_not_blamed_for_being_short():
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        for chains, superchains, draws in ((64, 16, 1), (1024, 16, 2), (32, 4, 5)):
+            x = rng.normal(size=(chains, draws, 3))
+            found = convergence_warnings({"beta": x}, {}, superchains=superchains)
+            assert "nested-r-hat" not in [w.code for w in found]
