@@ -54,6 +54,8 @@ BOUND_FALLS = UNFIT | {
 }
 NOISY_SHARE = 0.05  # of a rehearsal's draws; the real tables have up to .01
 FAR = 3.0  # posterior sds from the anchor to the mean of a rehearsal; the real tables have .6
+MANY = 10_000  # rows per step from which a quarter of all saves nothing: each is read anew, and far
+# from the next, while a pass over all of them is one product
 LEAST_SIGN = 0.999  # below it, chains are caught behind sign boundaries
 
 
@@ -242,7 +244,8 @@ def look_ahead_signed(
         If the control variates are so crude that no affordable number of products would do.
     """
     expected = choice.products * choice.batch + certain
-    if chosen and 2 * expected > case.rows:
+    too_many = 4 if expected > MANY else 2
+    if chosen and too_many * expected > case.rows:
         raise _crude(case, expected, FEWEST * choice.batch)
     doubts = _more_than_all(case, expected, "a subsample")
     deviation = pilot.quantile(np.sqrt(pilot.variance / choice.batch), 0.9)

@@ -21,7 +21,16 @@ from modicum.models.base import Batch
 from modicum.random import typed
 from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, jit
 
-__all__ = ["Bias", "Pilot", "Residuals", "evaluate", "posterior_share", "reweighted", "study"]
+__all__ = [
+    "Bias",
+    "Pilot",
+    "Residuals",
+    "as_drawn",
+    "evaluate",
+    "posterior_share",
+    "reweighted",
+    "study",
+]
 
 BLOCK = 4096  # rows with codes that are whitened at once; slopes take no more
 SLOPE_WORK = 4e7  # numbers in the slopes' covariance products, per draw
