@@ -28,20 +28,21 @@ from modicum.designs import (
     sample_on_host,
 )
 from modicum.errors import ConvergenceError, ModicumWarning
-from modicum.estimators import GroupTaylor, LinearTaylor, control_variate, proxy
-from modicum.kernels.adaptation import schedule
-from modicum.kernels.base import (
-    ControlVariate,
-    Estimator,
-    Move,
-    Proxy,
-    RowDesign,
-    straighten,
+from modicum.estimators import (
+    GroupTaylor,
+    LinearTaylor,
+    control_variate,
+    group_proxy,
+    proxy,
+    variance_unit,
 )
+from modicum.kernels.adaptation import schedule
+from modicum.kernels.base import ControlVariate, Estimator, Move, Proxy, RowDesign, straighten
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Chosen, Plan, Task, Tuning
 from modicum.methods.ecs.base import EnergyConserving
+from modicum.methods.ecs.fusing import fused_kernel
 from modicum.methods.ecs.tuning import (
     SIDE_BY_SIDE,
     Expansion,
@@ -135,7 +136,7 @@ class Study:
         self.folded_prior = 0.0
         if not isinstance(task.rows, GroupedRows):
             self.folded_prior = folded_prior(task.target, anchor.point)[0]
-        self.proxy = proxy(anchor, task.target, order)
+        self.proxy = self._proxy()
         # One Newton step from t* is where the posterior is: pilot draws about t* itself would
         # flatter the control variates, whose residuals vanish there.
         self.centre = anchor.factor.T @ (anchor.A + self._prior_slope())
@@ -157,6 +158,14 @@ class Study:
         self._tables: Pytree = self._weighted
         if type(self.design) is not Weighted:
             self._tables = design_tables(self.task, self.design, facts, stage)
+
+    def _proxy(self) -> Proxy:
+        """The anchor's sums; those of groups in the coordinates that suit what groups say."""
+        target, anchor, order = self.task.target, self.anchor, self.method.order
+        if not isinstance(self.task.rows, GroupedRows):
+            return proxy(anchor, target, order)
+        unit = variance_unit(target.likelihood, anchor.point, self.task.rows)
+        return group_proxy(anchor, target, order, unit)
 
     def _straight(self, draws: np.ndarray) -> np.ndarray:
         """Whitened coordinates of draws in which effects are relative to their scales."""
@@ -186,9 +195,9 @@ class Study:
             number = PILOT_DRAWS if linear else OTHER_DRAWS
             weighing = self.centre[None]
             if not linear or self.proxy.warp is not None:  # else the spread is known: leverages
-                several = DESIGN_DRAWS_AT_KINKS if self._has_kinks() else DESIGN_DRAWS
+                count = DESIGN_DRAWS_AT_KINKS if self._has_kinks() else DESIGN_DRAWS
                 rng = generator(SHARED, Stream.PILOT_DRAWS)
-                weighing = weighing + rng.standard_normal((several, size))
+                weighing = weighing + rng.standard_normal((count, size))
             shared = generator(SHARED, Stream.STUDY_DRAWS)
             if self.proxy.warp is not None:
                 draws = self._resampled(shared, EXPLICIT_CANDIDATES, number)
@@ -227,16 +236,16 @@ class Study:
         grouped = isinstance(rows, GroupedRows)
         rng = generator(self.task.seed if grouped else SHARED, Stream.COORDINATE_ROWS)
 
-        def some() -> Batch:
+        def sampled_rows() -> Batch:
             row_ids = np.sort(rng.choice(len(rows), min(len(rows), COORDINATE_ROWS), replace=False))
             return rows.take(row_ids) | {"probability": np.full(len(row_ids), 1 / len(rows))}
 
-        made = choose_coordinates(
-            self.task.target, self.control_variate, self.anchor, self.proxy, draws, some
+        expansion = choose_coordinates(
+            self.task.target, self.control_variate, self.anchor, self.proxy, draws, sampled_rows
         )
-        if made.evaluations:
-            self.task.ledger.add("pilot", made.evaluations, "density")
-        return made
+        if expansion.evaluations:
+            self.task.ledger.add("pilot", expansion.evaluations, "density")
+        return expansion
 
     def _facts(self, draws: np.ndarray, proxy: Proxy) -> RowFacts:
         @cache
@@ -260,8 +269,8 @@ class Study:
         self._drawn = Drawn(row_ids, chance)  # type: ignore[arg-type]
         self._rows = rows.take(row_ids) | {"probability": expected}
         if grouped:
-            few = slice(None, SLOPE_GROUPS)
-            self._few = rows.take(row_ids[few]) | {"probability": expected[few]}
+            first = slice(None, SLOPE_GROUPS)
+            self._few = rows.take(row_ids[first]) | {"probability": expected[first]}
 
     @cached_property
     def _residuals(self) -> Residuals:
@@ -425,9 +434,14 @@ class Study:
         uneven = []
         if isinstance(task.rows, GroupedRows):
             uneven = uneven_groups(task.rows, parts.subsample)
+        kernel, context = self.kernel(parts), self.context(parts)
+        settled, path = fused_kernel(method.fused, kernel, context)
+        if jax.default_backend() == "gpu":
+            fused: Chosen = {"value": "plain" if settled is None else "fused", "why": path}
+            tuning = tuning | {"path": fused}
         return Plan(
-            kernel=self.kernel(parts),
-            context=self.context(parts),
+            kernel=kernel,
+            context=context,
             flags=schedule(task.tune, task.draws, False, adapt_step=method.step_size is None),
             anchor=self.anchor,
             rows=place_rows(_members(task.rows), method.memory_limit),
@@ -436,6 +450,7 @@ class Study:
             tuning=tuning | {"design": design} | self.expansion.tuning,
             notes=[*self.anchor.notes, *notes, *uneven],
             memo=self,
+            settled=settled,
         )
 
     def kernel(self, parts: Composition) -> EnergyConservingKernel:

@@ -117,6 +117,7 @@ def moment_sums(rows: Rows) -> MomentSums:
     scalar_offset = rows.fields.get("offset") == ()
     merged = _Merged(np.zeros(width + 1), np.zeros(width + 1), 0.0)
     counts, log_exposure = 0.0, -np.inf
+    room = np.empty((0, width + 1))
     for chunk in rows.chunks(TOGETHER):
         y = np.asarray(chunk["y"], np.float64)
         offset = np.asarray(chunk["offset"], np.float64) if scalar_offset else np.zeros(len(y))
@@ -125,7 +126,9 @@ def moment_sums(rows: Rows) -> MomentSums:
             merged.merge(*_of_codes(rows.coding, chunk, y - offset, weight))
         else:
             x = chunk["x"] if rows.coding is None else rows.coding.densely(chunk)
-            together = np.empty((len(y), width + 1))
+            if len(room) < len(y):  # once: fresh pages for every chunk take as long as all the rest
+                room = np.empty((len(y), width + 1))
+            together = room[: len(y)]
             together[:, :width], together[:, width] = x, y - offset
             merged.add(together, weight)
         counts += float(weight @ y)

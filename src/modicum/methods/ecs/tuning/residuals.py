@@ -108,7 +108,7 @@ class Pilot:
         """A bound on the shift of any posterior mean, in posterior sd; see `Bias.bound`."""
         return Bias(self, m).bound(m, ddof)
 
-    def some(self, count: int) -> Pilot:
+    def thinned(self, count: int) -> Pilot:
         """`count` draws that stand for equal parts of the posterior, and what is known at each."""
         at = representatives(self.share, count)
         moments = {name: getattr(self, name)[at] for name in _BY_DRAW}
@@ -260,8 +260,8 @@ class Residuals:
         second, third = square @ weight, (square * centred) @ weight
         fourth = square**2 @ weight
         # tails are much alike from draw to draw, and sorting is dear
-        some = centred[representatives(self.share, 2 * SLOPE_DRAWS)]
-        tails = np.median([_tail(np.abs(c), weight) for c in some], axis=0)
+        representative = centred[representatives(self.share, 2 * SLOPE_DRAWS)]
+        tails = np.median([_tail(np.abs(c), weight) for c in representative], axis=0)
         by_draw = (second, third, fourth, slopes, float(tails[0]), float(tails[1]), mean)
         return Pilot(*by_draw, values, weight, self.share, self.distance)
 
@@ -397,10 +397,10 @@ def _values_in_blocks(
 
 
 def _largest_slopes(
-    cv: ControlVariate[Any], few: Batch, proxy: Proxy, pilot: Array, weight: Array, factor: Array
+    cv: ControlVariate[Any], rows: Batch, proxy: Proxy, pilot: Array, weight: Array, factor: Array
 ) -> jax.Array:
     """Largest eigenvalue of the covariance of some rows' gradients, one per pilot draw."""
-    cached = cv.cache(few, proxy)
+    cached = cv.cache(rows, proxy)
     share = weight / weight.sum()
 
     def largest(z: jax.Array) -> jax.Array:
