@@ -8,6 +8,8 @@ WORKERS := $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) +
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 LIBRARY := tests src/modicum
 LAB     := src/modicum_lab
+# Workers and the processes that tests start read each other's bytecode.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install demo test test-unit test-lab test-slow test-lowest coverage lint format bench parts docs clean
 

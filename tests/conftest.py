@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import jax
 import pytest
 
 HERE = Path(__file__).parent
@@ -49,5 +48,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def x64():
     """Double precision for a test's own JAX arithmetic; Modicum scopes its own."""
+    import jax
+
     with jax.enable_x64(True):
         yield

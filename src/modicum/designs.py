@@ -422,10 +422,10 @@ def sample_on_host(
     certain = certainty_rows(tables, number, floor)
     again = np.asarray(drawn.probability)
     before = (again - certain.even) / certain.slope if certain.slope else np.full(len(again), 1 / n)
-    taken = np.arange(n - number, n)
+    largest = np.arange(n - number, n)
     return Sampled(
         np.r_[certain.row_ids, np.asarray(drawn.row_ids, np.int64)],
-        np.r_[_probability_at(taken, tables), before],
+        np.r_[_probability_at(largest, tables), before],
         np.r_[np.ones(number), (count - number) * again],
         number,
     )

@@ -130,8 +130,8 @@ def effect(table: pd.DataFrame, *, ax: Axes | None = None, label: str | None = N
     if table.index.nlevels > 1:
         ax = new_axes(ax)
         for name in dict.fromkeys(table.index.get_level_values(-1)):
-            one = table[table.index.get_level_values(-1) == name].droplevel(-1)
-            effect(one, ax=ax, label=f"{table.index.names[-1]} {name}")
+            level = table[table.index.get_level_values(-1) == name].droplevel(-1)
+            effect(level, ax=ax, label=f"{table.index.names[-1]} {name}")
         ax.legend(frameon=False)
         return ax
     low, high = (table.iloc[:, k].to_numpy() for k in (2, 3))
@@ -375,6 +375,8 @@ def _quantiles(
     transform: Callable[[np.ndarray], np.ndarray] | None,
 ) -> np.ndarray:
     """Quantiles (level, scalar); an increasing transform of a quantile is the quantile of it."""
-    of = {p: post.quantile(p, levels).reshape(len(levels), -1) for p, _ in set(chosen.values())}
-    ends = np.stack([of[p][:, i] for p, i in chosen.values()], axis=1)
+    by_parameter = {
+        p: post.quantile(p, levels).reshape(len(levels), -1) for p, _ in set(chosen.values())
+    }
+    ends = np.stack([by_parameter[p][:, i] for p, i in chosen.values()], axis=1)
     return ends if transform is None else np.asarray(transform(ends))

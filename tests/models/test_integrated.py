@@ -11,7 +11,12 @@ from scipy.special import logsumexp
 import modicum as mo
 from helpers.targets import exact_draws
 from modicum.errors import DataError, SettingError
-from modicum.estimators.groups import GroupTaylor, expansion_coordinates, group_proxy
+from modicum.estimators.groups import (
+    GroupTaylor,
+    expansion_coordinates,
+    group_proxy,
+    variance_unit,
+)
 from modicum.kernels.base import Proxy
 from modicum.ledger import Ledger
 from modicum.methods import groups as groups_module
@@ -150,7 +155,7 @@ def test_residuals_of_chains_and_passes_agree(family, effects, error):
     target, groups = with_nodes(sums, t)
     anchor = anchor_at(Sums(target, groups, sums.engine, sums.ledger), t)
     cv = GroupTaylor.fitting(target, 2, "float64")
-    proxy = group_proxy(anchor, target, 2)
+    proxy = group_proxy(anchor, target, 2, variance_unit(target.likelihood, t, groups))
     ids = np.array([3, 0, 7, 7])
     chance = {"probability": np.array([0.1, 0.2, 0.3, 0.4])}
     everything = groups.slice(0, GROUPS) | {"probability": np.ones(GROUPS)}
@@ -203,6 +208,28 @@ def test_expansion_in_the_variance_is_better_than_in_its_logarithm():
     logarithmic = in_logarithm(batch)
     assert jnp.abs(squared).sum() < 0.05 * jnp.abs(logarithmic).sum()
     assert float(expansion_coordinates(target, jnp.asarray(t))[3]) == pytest.approx(0.01)
+
+
+def test_large_variances_are_expanded_nearly_in_their_logarithm():
+    """Beside a unit c, in c log(1 + s / c): the variance itself where it is small."""
+    sums, t = problem(mo.models.Logistic(), 1)
+    t[3] = np.log(3.0)
+    target, groups = with_nodes(sums, t)
+    unit = variance_unit(target.likelihood, t, groups)
+    step = jnp.zeros(len(t)).at[3].set(0.5)
+    cv = GroupTaylor.fitting(target, 2, "float64")
+    flat = (jnp.zeros(len(t)), jnp.zeros((len(t), len(t))))
+    chances = groups.slice(0, GROUPS) | {"probability": np.ones(GROUPS)}
+
+    @jax.jit
+    def residuals(unit):
+        proxy = Proxy(jnp.asarray(t), jnp.eye(len(t)), *flat, unit=unit)
+        return cv.values(cv.cache(chances, proxy), step, proxy)
+
+    in_variance, bent = residuals(jnp.full(1, 1e9)), residuals(unit)
+    assert jnp.abs(bent).sum() < 0.2 * jnp.abs(in_variance).sum()
+    phi = expansion_coordinates(target, jnp.asarray(t), unit)[3]
+    assert float(phi) == pytest.approx(float(unit[0] * np.log1p(9 / unit[0])))
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from modicum.estimators.block_poisson import BlockPoisson, BlockPoissonTables
 from modicum.estimators.bounds import BoundedRows, collapse, whitened_sums
-from modicum.estimators.groups import GroupTaylor
+from modicum.estimators.groups import GroupTaylor, group_proxy, variance_unit
 from modicum.estimators.perturbed import EveryRow, Perturbed
 from modicum.estimators.taylor import AutodiffTaylor, LinearTaylor, control_variate, proxy
 
@@ -18,7 +18,9 @@ __all__ = [
     "Perturbed",
     "collapse",
     "control_variate",
+    "group_proxy",
     "proxy",
+    "variance_unit",
     "whitened_sums",
 ]
 

@@ -72,12 +72,12 @@ def bent_sum(z: jax.Array, proxy: Proxy) -> jax.Array:
 
 
 def _bent(w: jax.Array, power: jax.Array) -> jax.Array:
-    some = jnp.where(power == 0, 1.0, power)
-    return jnp.where(power == 0, w, jnp.expm1(some * w) / some)
+    safe = jnp.where(power == 0, 1.0, power)
+    return jnp.where(power == 0, w, jnp.expm1(safe * w) / safe)
 
 
 def _inverse(v: jax.Array, power: jax.Array) -> jax.Array:
-    some = jnp.where(power == 0, 1.0, power)
+    safe = jnp.where(power == 0, 1.0, power)
     # what lies in the other branch must not be no number: its derivative would spread
-    inside = jnp.where(power == 0, 0.0, some * v)
-    return jnp.where(power == 0, v, jnp.log1p(inside) / some)
+    inside = jnp.where(power == 0, 0.0, safe * v)
+    return jnp.where(power == 0, v, jnp.log1p(inside) / safe)

@@ -145,8 +145,8 @@ class TaylorTables(NamedTuple):
 
 
 @jit(static=0, options=FASTEST_COMPILE)
-def _cached(cv: ControlVariate[Any], batch: Batch, about: Proxy) -> Any:
-    return cv.cache(batch, about)
+def _cached(cv: ControlVariate[Any], batch: Batch, proxy: Proxy) -> Any:
+    return cv.cache(batch, proxy)
 
 
 @dataclass(frozen=True)
@@ -204,11 +204,11 @@ class Taylor(BaseGradientEstimator):
     ) -> jax.Array:
         """Differentiate sum q + mean D + log prior, in float64 whatever the state is."""
         del memory
-        (about, certain), cv = context.estimator, self.control_variate
+        (expansion, certain), cv = context.estimator, self.control_variate
 
         def log_posterior(z: jax.Array) -> jax.Array:
-            log = cv.log_proxy(z, about) + jnp.mean(cv.values(batch, z, about))
-            return log if certain is None else log + jnp.sum(cv.values(certain, z, about))
+            log = cv.log_proxy(z, expansion) + jnp.mean(cv.values(batch, z, expansion))
+            return log if certain is None else log + jnp.sum(cv.values(certain, z, expansion))
 
         return -jax.grad(log_posterior)(z.astype(np.float64)).astype(z.dtype)
 

@@ -3,7 +3,11 @@
 l_j is nearly linear in the entries of S = T T', the effects' covariance, where these are small, and
 far from quadratic in their logarithms. So chains move in the model's own coordinates, and the
 control variate is expanded in phi: the coefficients and other parameters as they are, and the
-entries of S.
+entries of S. Where S is large beside what a group says of its effect, that is the wrong way round:
+were outcomes normal, l_j would be a function of the sum of both variances, whose logarithm it is
+nearly quadratic in. So a variance s is expanded as c log(1 + s / c), which is s where it is small,
+with c = 1 / (2 A) and A the usual information of a group. Of simulated binary groups of 2 to 5 rows
+with an sd of 2, and 99 of 100 posterior draws, 0.8 groups then leave the variance that 15 would.
 
 Two forms of the same residual. A chain keeps gradient and Hessian of each of its few groups, and
 its groups are padded to the largest there is: what is done at all nodes is done for the rows that
@@ -32,10 +36,18 @@ from modicum.models.integrated import Integrands, Nodes
 from modicum.passes import Anchor
 from modicum.passes.groups import curvature_sum
 from modicum.rows.groups import GroupedRows
-from modicum.runtime import jit
+from modicum.runtime import SCATTERS, jit
 
-__all__ = ["FlatCache", "GroupTaylor", "PaddedCache", "expansion_coordinates", "group_proxy"]
+__all__ = [
+    "FlatCache",
+    "GroupTaylor",
+    "PaddedCache",
+    "expansion_coordinates",
+    "group_proxy",
+    "variance_unit",
+]
 
+USUAL_GROUPS = 256  # by which a usual group is known
 DENSE = 1_000_000  # entries up to which sums over groups are matrix products
 
 
@@ -137,7 +149,7 @@ class GroupTaylor:
         shift = jnp.einsum("jw,jwa->ja", e, cached.near.weighted)
         nodes = model.nodes_near(cached.near, T, shift)
         exact = _likelihoods(model, self.typical, (e, T, extras, nodes), cached)
-        phi = partial(expansion_coordinates, self.target)
+        phi = partial(expansion_coordinates, self.target, unit=proxy.unit)
         step = phi(proxy.point + away) - phi(proxy.point)
         expansion = cached.value
         if self.order >= 1:
@@ -149,7 +161,7 @@ class GroupTaylor:
     def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
         """The quadratic in phi - phi*, and the prior."""
         t = proxy.point + proxy.factor @ z
-        phi = partial(expansion_coordinates, self.target)
+        phi = partial(expansion_coordinates, self.target, unit=proxy.unit)
         away = phi(t) - phi(proxy.point)
         assert proxy.B is not None
         return away @ (proxy.a + 0.5 * proxy.B @ away) + self.target.log_prior(t)
@@ -168,7 +180,7 @@ class GroupTaylor:
         others = (0, self.target.size - read.size)  # standard deviations of explicit effects
         A, B = jnp.pad(A, others), jnp.pad(B, (others, others))
         alone = Integrands(near.pull[0], near.information[0], near.weighted)
-        return alone, value, *in_expansion_coordinates(self.target, proxy.point, A, B)
+        return alone, value, *in_expansion_coordinates(self.target, proxy.point, A, B, proxy.unit)
 
     def _along(self, cached: FlatCache, away: jax.Array, proxy: Proxy) -> jax.Array:
         """The residuals of a flat batch, expanded along phi - phi*."""
@@ -183,7 +195,7 @@ class GroupTaylor:
 
         eta = cached.eta[:, None]
         e = model.family.linear(target.unravel(away), flat.rows).astype(jnp.float64)[:, None]
-        T = self._factor_path(proxy.point, proxy.point + away)
+        T = self._factor_path(proxy, proxy.point + away)
         extras, x = model.extras_of(theta), model.extras_of(anchor)
         there = model.covariance.factor(theta)
         moved = model.nodes_near(cached.near, there, flat.sum(e * cached.near.weighted))
@@ -209,14 +221,20 @@ class GroupTaylor:
             expansion = expansion + 0.5 * (jnp.sum(p * flat.sum(f2), axis=1) + variance)
         return cached.scale * (exact - expansion)
 
-    def _factor_path(self, point: jax.Array, t: jax.Array) -> tuple[jax.Array, ...]:
-        """T and its first two derivatives along the straight line in the entries of S, at t*."""
+    def _factor_path(self, proxy: Proxy, t: jax.Array) -> tuple[jax.Array, ...]:
+        """T and its two derivatives along the straight line in the coordinates of S, at t*."""
         covariance, unravel = self.model.covariance, self.target.unravel
-        start = entries_of(covariance.factor(unravel(point)), covariance.correlated)
-        away = entries_of(covariance.factor(unravel(t)), covariance.correlated) - start
+
+        def coordinates(t: jax.Array) -> jax.Array:
+            entries = entries_of(covariance.factor(unravel(t)), covariance.correlated)
+            return _bent(entries, proxy.unit)
+
+        start = coordinates(proxy.point)
+        away = coordinates(t) - start
 
         def path(s: jax.Array) -> jax.Array:
-            return factor_of_entries(start + s * away, covariance.size, covariance.correlated)
+            entries = _straight(start + s * away, proxy.unit)
+            return factor_of_entries(entries, covariance.size, covariance.correlated)
 
         return _derivatives(path)
 
@@ -374,23 +392,37 @@ def _covariance_places(target: Target) -> np.ndarray:
     return np.concatenate(own)
 
 
-def expansion_coordinates(target: Target, t: jax.Array) -> jax.Array:
-    """phi(t): t with the entries of S in place of the covariance's own parameters."""
+def _bent(entries: jax.Array, unit: jax.Array | None) -> jax.Array:
+    """c log(1 + s / c) of variances s; their own where no unit c is known."""
+    return entries if unit is None else unit * jnp.log1p(entries / unit)
+
+
+def _straight(bent: jax.Array, unit: jax.Array | None) -> jax.Array:
+    """Undo `_bent`."""
+    return bent if unit is None else unit * jnp.expm1(bent / unit)
+
+
+def expansion_coordinates(target: Target, t: jax.Array, unit: jax.Array | None = None) -> jax.Array:
+    """phi(t): t with coordinates of S in place of the covariance's own parameters."""
     own = _covariance_places(target)
     t = jnp.asarray(t)
-    return t.at[own].set(_entries(target, t, t[own]))
+    return t.at[own].set(_entries(target, t, unit, t[own]))
 
 
-def _entries(target: Target, t: jax.Array, own: jax.Array) -> jax.Array:
+def _entries(target: Target, t: jax.Array, unit: jax.Array | None, own: jax.Array) -> jax.Array:
     model = target.model
     assert isinstance(model, IntegratedEffects)
     covariance = model.covariance
     theta = target.unravel(jnp.asarray(t).at[_covariance_places(target)].set(own))
-    return entries_of(covariance.factor(theta), covariance.correlated)
+    return _bent(entries_of(covariance.factor(theta), covariance.correlated), unit)
 
 
 def in_expansion_coordinates(
-    target: Target, t: jax.Array, gradient: jax.Array, hessian: jax.Array
+    target: Target,
+    t: jax.Array,
+    gradient: jax.Array,
+    hessian: jax.Array,
+    unit: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Derivatives in phi of a function with these derivatives in t.
 
@@ -399,7 +431,7 @@ def in_expansion_coordinates(
     """
     own = _covariance_places(target)
     t = jnp.asarray(t)
-    entries = partial(_entries, target, t)
+    entries = partial(_entries, target, t, unit)
     inverse = jnp.linalg.inv(jax.jacfwd(entries)(t[own]))
     A = gradient.at[own].set(inverse.T @ gradient[own])
     bent = jax.hessian(lambda s: entries(s) @ A[own])(t[own])
@@ -412,14 +444,43 @@ def in_expansion_coordinates(
 _converted = jit(static=0)(in_expansion_coordinates)
 
 
-def group_proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
-    """The anchor's sums in phi."""
+def group_proxy(anchor: Anchor, target: Target, order: int, unit: jax.Array | None = None) -> Proxy:
+    """The anchor's sums in phi, with variances in this unit (see `variance_unit`)."""
     point = jnp.asarray(anchor.point)
-    A, B = _converted(target.likelihood, point, jnp.asarray(anchor.A), jnp.asarray(anchor.B))
+    sums = jnp.asarray(anchor.A), jnp.asarray(anchor.B)
+    A, B = _converted(target.likelihood, point, *sums, unit)
     return Proxy(
         point,
         jnp.asarray(anchor.factor),
         A if order >= 1 else jnp.zeros_like(A),
         (B + B.T) / 2 if order >= 2 else jnp.zeros_like(B),
         warp=anchor.warp(target),
+        unit=unit,
     )
+
+
+def variance_unit(target: Target, point: np.ndarray, groups: GroupedRows) -> jax.Array | None:
+    """c of each effect: half of what a usual group leaves of its variance, by the data alone.
+
+    None for correlated effects, whose covariances are no variances.
+    """
+    model = target.model
+    assert isinstance(model, IntegratedEffects)
+    assert groups.nodes is not None
+    if model.effects > 1 and model.covariance.correlated:
+        return None
+    some = np.linspace(0, len(groups) - 1, min(len(groups), USUAL_GROUPS)).astype(int)
+    batch = groups.take(some)
+    information = np.asarray(_information(target, jnp.asarray(point), batch))
+    usual = np.median(information, axis=0)
+    return jnp.asarray(0.5 / np.maximum(usual, 1e-8))
+
+
+@jit(static=0, options=SCATTERS)
+def _information(target: Target, point: jax.Array, batch: Batch) -> jax.Array:
+    """What each group says of each of its effects, (groups, effects)."""
+    model = target.model
+    assert isinstance(model, IntegratedEffects)
+    theta = target.unravel(point)
+    near = model.integrands(theta, batch["group_centre"], FlatGroups.of(batch))
+    return jnp.diagonal(near.information, axis1=1, axis2=2)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import factorial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -181,6 +181,14 @@ class LinearTaylor:
         d = remainder(self.target.model, self.order, e, cached.eta, cached.y, cached.taylor.T)
         return (cached.scale * d).astype(jnp.float64)
 
+    def residual(
+        self, e: jax.Array, eta: jax.Array, y: jax.Array, taylor: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, jax.Array]:
+        """What the expansion leaves over at eta + e, and its slope in e, elementwise."""
+        model = self.target.model
+        assert isinstance(model, LinearPredictorModel)
+        return _with_slope(model, self.order, e, eta, y, taylor, _some, _by_rise)
+
     def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
         """A quadratic, of which a normal prior is part, and the prior itself where it is none."""
         return _with_exact(_quadratic(z, proxy), self.prior, z, proxy)
@@ -282,6 +290,7 @@ CONTROL_VARIATES: tuple[Fitting, ...] = (
 # the series are summed instead.
 
 TERMS = 7  # f / 0! ... f^(6) / 6!
+Coefficients: TypeAlias = jax.Array | tuple[jax.Array, ...]  # the j-th of every row
 
 
 def coefficients(model: LinearPredictorModel, eta: jax.Array, y: jax.Array) -> jax.Array:
@@ -321,15 +330,37 @@ def _remainder_slope(
     tangents: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, jax.Array]:
     e, eta, y, taylor = at
+    value, slope = _with_slope(model, order, e, eta, y, taylor)
+    return value, slope * tangents[0]
+
+
+def _with_slope(
+    model: LinearPredictorModel,
+    order: int,
+    e: jax.Array,
+    eta: jax.Array,
+    y: jax.Array,
+    taylor: Coefficients,
+    some: Callable[[jax.Array], jax.Array] = jnp.any,
+    far: Callable[..., tuple[jax.Array, jax.Array]] | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The remainder, and its derivative in `e`.
+
+    `some` says whether any of truth values is true, and `far` is the difference beyond the series.
+    """
     series = _series(e, taylor, order)
     large = _large(model, e)
 
     def mixed() -> tuple[jax.Array, jax.Array]:
-        direct = _direct(model, order, e, eta, y, taylor)
+        direct = (far or _direct)(model, order, e, eta, y, taylor)
         return jnp.where(large, direct[0], series[0]), jnp.where(large, direct[1], series[1])
 
-    value, slope = jax.lax.cond(jnp.any(large), mixed, lambda: series)
-    return value, slope * tangents[0]
+    return jax.lax.cond(some(large), mixed, lambda: series)
+
+
+def _some(large: jax.Array) -> jax.Array:
+    """`jnp.any` by a maximum, which programs of an accelerator know."""
+    return jnp.max(jnp.where(large, jnp.float32(1), jnp.float32(0))) > 0
 
 
 def _large(model: LinearPredictorModel, e: jax.Array) -> jax.Array:
@@ -338,7 +369,7 @@ def _large(model: LinearPredictorModel, e: jax.Array) -> jax.Array:
     return jnp.abs(e) > unit * (0.1 if e.dtype == jnp.float64 else 0.3)
 
 
-def _series(e: jax.Array, taylor: jax.Array, order: int) -> tuple[jax.Array, jax.Array]:
+def _series(e: jax.Array, taylor: Coefficients, order: int) -> tuple[jax.Array, jax.Array]:
     """Horner sums of the terms above `order`, and of their derivatives."""
     value, slope = jnp.zeros_like(e), jnp.zeros_like(e)
     for j in reversed(range(order + 1, TERMS)):
@@ -352,7 +383,7 @@ def _direct(
     e: jax.Array,
     eta: jax.Array,
     y: jax.Array,
-    taylor: jax.Array,
+    taylor: Coefficients,
 ) -> tuple[jax.Array, jax.Array]:
     f, slope, *_ = model.derivatives(eta + e, y)
     for j in range(order + 1):
@@ -360,3 +391,19 @@ def _direct(
         slope = slope - (j * taylor[j] * e ** (j - 1) if j else 0.0)
     # A family's NumPy constants may have made them float64.
     return f.astype(e.dtype), slope.astype(e.dtype)
+
+
+def _by_rise(
+    model: LinearPredictorModel,
+    order: int,
+    e: jax.Array,
+    eta: jax.Array,
+    y: jax.Array,
+    taylor: Coefficients,
+) -> tuple[jax.Array, jax.Array]:
+    """The same by the family's own difference, which programs of an accelerator can compute."""
+    rise, slope = model.rise(eta, e, y, taylor[0])
+    for j in range(1, order + 1):
+        rise = rise - taylor[j] * e**j
+        slope = slope - j * taylor[j] * e ** (j - 1)
+    return rise.astype(e.dtype), slope.astype(e.dtype)

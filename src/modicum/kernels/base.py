@@ -34,6 +34,7 @@ __all__ = [
     "Proxy",
     "RowBounds",
     "RowRequest",
+    "Settled",
     "StochasticGradientContext",
     "Warp",
     "Warped",
@@ -116,6 +117,28 @@ class Kernel(Protocol[State, Context]):
         self, key: jax.Array, state: State, flags: Pytree, batch: Pytree, context: Context
     ) -> tuple[State, Draw]:
         """Return the next state and what to record of it; `flags` are those of the iteration."""
+        ...
+
+
+class Settled(Protocol):
+    """Many iterations of many chains at once, for a kernel whose warm-up is over. Hashable."""
+
+    @property
+    def plain(self) -> Kernel[Any, Any]:
+        """The kernel whose iterations these are."""
+        ...
+
+    def numbers(self, size: int) -> tuple[int, int]:
+        """Numbers held per chain with `size` parameters: in all, and for every iteration."""
+        ...
+
+    def advance(
+        self, keys: jax.Array, state: Any, fresh: Pytree, count: jax.Array, context: Any
+    ) -> tuple[Any, Draw]:
+        """The first `count` iterations with these keys, (chains, iterations), and prepared rows.
+
+        Return the states, and draws with leading axes for chains and iterations.
+        """
         ...
 
 
@@ -246,6 +269,7 @@ class Proxy(NamedTuple):
     prior: Pytree = None  # numbers of the priors that are no part of the quadratic
     warp: Warp | None = None  # entries that a chain moves with a scale
     bend: Bend | None = None  # entries along which rows are expanded in another coordinate
+    unit: jax.Array | None = None  # of the variances of groups (`estimators.groups`); None: large
 
 
 class ControlVariate(Protocol[Cached]):

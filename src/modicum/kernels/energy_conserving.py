@@ -34,6 +34,7 @@ __all__ = [
     "EnergyConservingKernel",
     "EnergyConservingState",
     "certain_rows",
+    "refresh_chances",
     "replace_blocks",
 ]
 
@@ -201,11 +202,7 @@ class EnergyConservingKernel:
         """
         at, _ = straighten(state.z, context.proxy)
         fresh_values = self.control_variate.values(fresh, at, context.proxy)
-        chance_key, present_key = jax.random.split(key)
-        place, chance = jax.random.uniform(chance_key, (2, self.refreshes))
-        # Every call for random numbers costs compilation: one serves both purposes.
-        which = jnp.minimum((place * self.blocks).astype(int), self.blocks - 1)
-        log_uniform = jnp.log(chance)
+        which, log_uniform, present_key = refresh_chances(key, self.refreshes, self.blocks)
         fresh_present = self.estimator.present(present_key, self.refreshes)
 
         def log_of(values: jax.Array, present: jax.Array) -> jax.Array:
@@ -239,6 +236,17 @@ class EnergyConservingKernel:
         part = _take(new, k * size, size)
         part = jnp.where(accept, part, _take(all_, block * size, size))
         return _put(all_, part, block * size)
+
+
+def refresh_chances(
+    key: jax.Array, refreshes: int, blocks: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Which blocks are proposed anew, logs of uniform numbers, and a key that is left."""
+    chance_key, present_key = jax.random.split(key)
+    place, chance = jax.random.uniform(chance_key, (2, refreshes))
+    # Every call for random numbers costs compilation: one serves both purposes.
+    which = jnp.minimum((place * blocks).astype(int), blocks - 1)
+    return which, jnp.log(chance), present_key
 
 
 def certain_rows(context: EnergyConservingContext) -> int:

@@ -220,8 +220,8 @@ class FlyKernel:
         change = UPDATES[self.update](key, seen)
         after, count = merge(bright, change.stay, tried, change.join, both, n)
         refused = count > self.capacity
-        made = change.possible & ~refused
-        kept = jax.tree.map(lambda a, b: jnp.where(made, a, b), after, bright)
+        accepted = change.possible & ~refused
+        kept = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), after, bright)
         return Update(kept, change.touched, refused)
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, TypedDict, TypeVar
 import numpy as np
 
 from modicum.errors import ModicumWarning, NoModeError, SettingError, is_number
-from modicum.kernels.base import Kernel
+from modicum.kernels.base import Kernel, Settled
 from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.models.base import Batch
@@ -124,10 +124,10 @@ class Task:
         NoModeError
             If there is none that could be found.
         """
-        found = self._anchor
-        if isinstance(found, NoModeError):
-            raise found
-        return found
+        anchor = self._anchor
+        if isinstance(anchor, NoModeError):
+            raise anchor
+        return anchor
 
     @cached_property
     def _anchor(self) -> Anchor | NoModeError:
@@ -188,6 +188,7 @@ class Plan:
     hook: PeriodicHook | None = None  # what is done to the chains between iterations
     history: History | None = None  # all draws, where no chain had to run
     memo: object = None  # what the method itself will need of it in `finish`
+    settled: Settled | None = None  # what may do many iterations at once after warm-up
 
 
 @dataclass

@@ -139,7 +139,7 @@ def _posterior_of_predictors(
 
 @jit(static=0)
 def _from_codes(
-    control_variate: LinearTaylor, about: PredictorPosterior, batch: Batch, present: jax.Array
+    control_variate: LinearTaylor, posterior: PredictorPosterior, batch: Batch, present: jax.Array
 ) -> jax.Array:
     """The same of rows with codes, none of which is whitened: that would take d numbers of each."""
     del present
@@ -147,8 +147,8 @@ def _from_codes(
     assert isinstance(model, LinearPredictorModel)
     x = control_variate.matrix(batch)
     assert isinstance(x, CodedMatrix)
-    eta = x @ about.point + batch.get("offset", 0.0)
-    h = x.quadratic(about.covariance) + (x @ about.away) ** 2
+    eta = x @ posterior.point + batch.get("offset", 0.0)
+    h = x.quadratic(posterior.covariance) + (x @ posterior.away) ** 2
     taylor = coefficients(model, eta, jnp.asarray(model.outcome(batch), jnp.float64))
     size = _residual_size(control_variate.order, h, taylor)
     return jnp.asarray(batch.get("weight", 1.0) * size)

@@ -150,7 +150,7 @@ def anchor_at_mode(
     start, (at, record) = _first_mode(sums, start, starts or Starts(), seed, within)
     require_proper(sums, at, names)
     modes = None
-    if starts is not None and starts.several:
+    if starts is not None and starts.more_than_first:
         (at, *_), modes = find_modes(sums, at, start, starts, within, seed)
         record = replace(record, gradient_norm=at.gradient_norm)
     anchor = replace(_from_curvature(at, record, names, sums), modes=modes)
@@ -199,8 +199,8 @@ def _first_mode(
             with suppress(ConvergenceError):
                 return other, find_mode(sums, other, seed, within=within)
         if _may_have_none(sums, start, fault):
-            said = str(fault).removesuffix(".")
-            raise NoModeError(f"{said}; or use method='nuts', which needs no mode.") from fault
+            reason = str(fault).removesuffix(".")
+            raise NoModeError(f"{reason}; or use method='nuts', which needs no mode.") from fault
         raise
 
 
@@ -252,17 +252,17 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
     share = np.abs(direction) / prior_sds  # whatever the units of the columns
     order = np.argsort(-share)
     top = [i for i in order[:3] if share[i] > 0.3 * share[order[0]]]
-    about = ", ".join(_name(names, i) for i in top)
+    along = ", ".join(_name(names, i) for i in top)
     alone = np.sum(direction**2 * np.diag(information))  # information, if columns did not overlap
     if not isinstance(sums.target.model, LinearPredictorModel):
         whole = np.zeros(len(at.point))
         whole[kept] = direction
-        return _of_own_model(at, about, whole, sums)
+        return _of_own_model(at, along, whole, sums)
     if len(top) > 1 and ratios[0] < CANCELS * alone:
         return [
             ModicumWarning(
                 "prior-decides",
-                f"the data say next to nothing about {about} (or a combination of them), so the "
+                f"the data say next to nothing about {along} (or a combination of them), so the "
                 "posterior there is the prior: these columns are collinear, or nearly so",
                 "drop a column, merge levels, or choose that prior with care",
                 information=float(ratios[0]),
@@ -273,7 +273,7 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
     return [
         ModicumWarning(
             "prior-decides",
-            f"the prior decides about {about}: its standard deviation for {_name(names, i)} is "
+            f"the prior decides about {along}: its standard deviation for {_name(names, i)} is "
             f"{prior_sd:.2g}, and the data alone would leave {data_sd:.2g}",
             "if that prior is narrower than what you believe, widen it (prior_scale); else the "
             "data have little on it: few rows of a level, or a level without both outcomes",
@@ -297,16 +297,16 @@ def _compared(
     if not left_out.any():
         return -at.B, prior, names, np.arange(len(prior))
     kept = np.flatnonzero(~left_out)
-    called = tuple(_name(names, int(i)) for i in kept)
+    kept_names = tuple(_name(names, int(i)) for i in kept)
     whole = -at.B + np.where(left_out[:, None] & left_out[None, :], prior, 0.0)
     across, others = whole[np.ix_(kept, left_out)], whole[np.ix_(left_out, left_out)]
-    taken = across @ np.linalg.lstsq(others, across.T, rcond=None)[0]
-    information = whole[np.ix_(kept, kept)] - taken
-    return (information + information.T) / 2, prior[np.ix_(kept, kept)], called, kept
+    explained = across @ np.linalg.lstsq(others, across.T, rcond=None)[0]
+    information = whole[np.ix_(kept, kept)] - explained
+    return (information + information.T) / 2, prior[np.ix_(kept, kept)], kept_names, kept
 
 
 def _of_own_model(
-    at: Curvature, about: str, direction: np.ndarray, sums: Sums
+    at: Curvature, along: str, direction: np.ndarray, sums: Sums
 ) -> list[ModicumWarning]:
     """The same for a model without columns, unless the second derivative hides what data say.
 
@@ -319,7 +319,7 @@ def _of_own_model(
         return [
             ModicumWarning(
                 "not-quadratic",
-                f"along {about} the log-likelihood has next to no second derivative at the mode "
+                f"along {along} the log-likelihood has next to no second derivative at the mode "
                 "and falls all the same (it has a kink there, or its curvature changes fast), so "
                 "that Laplace's approximation and Taylor proxies do not hold",
                 "use method='nuts', or write the likelihood with a smooth function",
@@ -329,7 +329,7 @@ def _of_own_model(
     return [
         ModicumWarning(
             "prior-decides",
-            f"the data add next to nothing to what the prior says about {about}, so the posterior "
+            f"the data add next to nothing to what the prior says about {along}, so the posterior "
             "there is the prior",
             "choose that prior with care; in a hierarchy, where the prior of an effect has a scale "
             "of its own, that may be as it should be",

@@ -29,9 +29,9 @@ def require_proper(sums: Sums, at: Curvature, names: tuple[str, ...]) -> None:
     values, vectors = np.linalg.eigh(at.precision / np.outer(scale, scale))
     if values[0] < SINGULAR:
         top = np.argsort(-np.abs(vectors[:, 0]))[:3]
-        about = ", ".join(_name(names, int(i)) for i in top if abs(vectors[i, 0]) > 0.1)
+        along = ", ".join(_name(names, int(i)) for i in top if abs(vectors[i, 0]) > 0.1)
         raise ConvergenceError(
-            f"the posterior is improper: the data say nothing about some combination of {about}, "
+            f"the posterior is improper: the data say nothing about some combination of {along}, "
             "which are collinear, and their priors are flat; drop a column, or give them a prior "
             "such as mo.priors.Normal(0, 1)."
         )

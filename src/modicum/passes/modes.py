@@ -45,7 +45,7 @@ class Starts(NamedTuple):
     dispersed: int = 1  # starts in all, the first included
 
     @property
-    def several(self) -> bool:
+    def more_than_first(self) -> bool:
         """Whether there is anything to look for."""
         return bool(self.points) or self.dispersed > 1
 
@@ -152,11 +152,11 @@ def find_modes(
     sums: Sums, first: Curvature, init: np.ndarray, starts: Starts, within: float, seed: int = 0
 ) -> tuple[list[Curvature], Modes]:
     """Return the modes that are not negligible, the heaviest first: `first`, where it is alone."""
-    some = _SomeRows.of(sums, first, seed)
-    others = some.other_ends(
+    sample = _RowSample.of(sums, first, seed)
+    others = sample.other_ends(
         [*starts.points, *_dispersed(sums.target, first, init, starts.dispersed, seed)]
     )
-    sums.ledger.add("other modes", some.evaluations * some.count, "gradient")
+    sums.ledger.add("other modes", sample.evaluations * sample.count, "gradient")
     modes = [first]
     for point in others:
         at = _mode_of_all_rows(sums, point, within)
@@ -243,7 +243,7 @@ def _reversed(target: Target, t: np.ndarray) -> list[np.ndarray]:
 
 
 @dataclass
-class _SomeRows:
+class _RowSample:
     """About a thousand rows that stand for all, and the climb on them."""
 
     target: Target
@@ -256,7 +256,7 @@ class _SomeRows:
     evaluations: int = 0
 
     @classmethod
-    def of(cls, sums: Sums, first: Curvature, seed: int) -> _SomeRows:
+    def of(cls, sums: Sums, first: Curvature, seed: int) -> _RowSample:
         """Draw the rows; where all are few, take all, in the shape whose pass is compiled."""
         n = len(sums.rows)
         size = BLOCK * max(1, -(-4 * sums.target.size // BLOCK))

@@ -80,8 +80,8 @@ class DenseProducts:
         if centre is None:
             return ((x * h[:, None].astype(x.dtype)).T @ x).astype(jnp.float64)
         c = centre.astype(jnp.float64)
-        about = x - centre
-        block = ((about * h[:, None].astype(x.dtype)).T @ about).astype(jnp.float64)
+        centred = x - centre
+        block = ((centred * h[:, None].astype(x.dtype)).T @ centred).astype(jnp.float64)
         cross = jnp.outer(block[:, -1], c)  # the last column is the intercept's
         return block + cross + cross.T + block[-1, -1] * jnp.outer(c, c)
 

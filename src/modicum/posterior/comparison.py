@@ -82,19 +82,19 @@ def compare(
     """
     subjects = _subjects(posteriors, data)
     _require_same_outcomes(subjects)
-    found = leave_one_out(list(subjects.values()), subsample, draws, random_seed, progressbar)
-    for name, left_out in zip(subjects, found, strict=True):
+    results = leave_one_out(list(subjects.values()), subsample, draws, random_seed, progressbar)
+    for name, left_out in zip(subjects, results, strict=True):
         left_out.warn(name, stacklevel=4)
-    table = _table(dict(zip(subjects, found, strict=True)))
+    table = _table(dict(zip(subjects, results, strict=True)))
     if not evidence:
         return table
-    of = {
+    evidences = {
         name: log_evidence(subjects[name], POINTS, random_seed, progressbar) for name in table.index
     }
-    values = np.array([of[name].value for name in table.index])
+    values = np.array([evidences[name].value for name in table.index])
     return table.assign(
         log_evidence=values,
-        evidence_error=[of[name].error for name in table.index],
+        evidence_error=[evidences[name].error for name in table.index],
         log_bayes_factor=values - values[0],
     )
 
@@ -152,14 +152,14 @@ def _same_outcomes(rows: Rows, other: Rows) -> bool:
     )
 
 
-def _table(found: Mapping[str, LeaveOneOut]) -> pd.DataFrame:
+def _table(results: Mapping[str, LeaveOneOut]) -> pd.DataFrame:
     import pandas as pd
 
-    order = sorted(found, key=lambda name: -found[name].total().value)
-    best = found[order[0]]
+    order = sorted(results, key=lambda name: -results[name].total().value)
+    best = results[order[0]]
     lines = []
     for rank, name in enumerate(order):
-        own, result = found[name], found[name].result()
+        own, result = results[name], results[name].result()
         apart = best.total(1, own)
         lines.append(
             {

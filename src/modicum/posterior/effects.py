@@ -210,16 +210,16 @@ def known_effects(
             "give that field, or predict for new groups."
         )
     groups = model.units(rows)
-    asked = np.unique(np.concatenate([chunk[model.group] for chunk in new.chunks(CHUNK)]))
-    unknown = np.setdiff1d(asked, groups.index.values)
+    group_values = np.unique(np.concatenate([chunk[model.group] for chunk in new.chunks(CHUNK)]))
+    unknown = np.setdiff1d(group_values, groups.index.values)
     if len(unknown):
         raise DataError(
             f"there is no '{model.group}' {unknown[0]:g} among the rows of the fit; predict for "
             "new groups (groups='new') there."
         )
-    ids = np.searchsorted(groups.index.values, asked)
+    ids = np.searchsorted(groups.index.values, group_values)
     drawn = np.concatenate(list(effect_draws(fit, groups, ids, draws)), axis=1)
-    return KnownEffects(model, asked, drawn)
+    return KnownEffects(model, group_values, drawn)
 
 
 def known_groups(source: Draws, fit: Fit, rows: Rows, new: AlignedRows, draws: int) -> Predictor:
@@ -264,37 +264,39 @@ def effect_draws(
     model = target.model
     assert isinstance(model, IntegratedEffects)
     assert model.nodes_at is not None, "a run says where its nodes are"
-    some = groups if len(ids) == len(groups) else groups.subset(ids)
+    chosen_groups = groups if len(ids) == len(groups) else groups.subset(ids)
     plain = target.likelihood
-    sums = Sums(target, some, LocalEngine(progressbar=False), Ledger(rows=len(some)))
-    some = with_nodes(sums, np.array(model.nodes_at))[1]
+    sums = Sums(
+        target, chosen_groups, LocalEngine(progressbar=False), Ledger(rows=len(chosen_groups))
+    )
+    chosen_groups = with_nodes(sums, np.array(model.nodes_at))[1]
     points = np.ascontiguousarray(points[:, : plain.size])
     accepted: list[np.ndarray] = []
 
     def chunk(k: int) -> np.ndarray:
-        batch, present = some.chunk(k)
+        batch, present = chosen_groups.chunk(k)
         drawn = draw_effects(plain, batch, points, seed, k)
         accepted.append(drawn.acceptance[present])
         return drawn.effects[:, present]
 
-    yield from map(chunk, range(len(some.chunk_starts) - 1))
-    _check_acceptance(np.concatenate(accepted), group_levels(some), model.group)
+    yield from map(chunk, range(len(chosen_groups.chunk_starts) - 1))
+    _check_acceptance(np.concatenate(accepted), group_levels(chosen_groups), model.group)
 
 
 def _check_acceptance(acceptance: np.ndarray, names: np.ndarray, group: str) -> None:
     """Say so where proposals for a group are hardly ever taken, so that its draws stand still."""
-    worst, badly = int(np.argmin(acceptance)), int(np.sum(acceptance < STICKY))
-    if not badly:
+    worst, stuck = int(np.argmin(acceptance)), int(np.sum(acceptance < STICKY))
+    if not stuck:
         return
     warn(
         ModicumWarning(
             "effects-stuck",
-            f"effects of '{group}' were drawn by proposals that fit {badly} of "
+            f"effects of '{group}' were drawn by proposals that fit {stuck} of "
             f"{len(names):,} groups badly ({100 * acceptance[worst]:.2g}% were taken for "
             f"{names[worst]}), so that their means, standard deviations and intervals are rough",
             "ask for more draws (draws=...), or hold the effects explicitly (groups='explicit')",
             acceptance=float(acceptance[worst]),
-            groups=badly,
+            groups=stuck,
         ),
         stacklevel=5,
     )

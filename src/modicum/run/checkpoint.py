@@ -232,13 +232,13 @@ class _Index:
         except (OSError, ValueError) as fault:
             raise cls._refusal(path, "it is not a text file") from fault
         try:
-            found = json.loads(content)
+            entries = json.loads(content)
         except (ValueError, RecursionError) as fault:
             raise cls._refusal(path, "it is not JSON") from fault
-        wrong = cls._fault(found)
+        wrong = cls._fault(entries)
         if wrong is not None:
             raise cls._refusal(path, wrong)
-        return cls(*(found[name] for name in cls.__dataclass_fields__))
+        return cls(*(entries[name] for name in cls.__dataclass_fields__))
 
     @staticmethod
     def _refusal(path: Path, wrong: str) -> DataError:
@@ -248,14 +248,14 @@ class _Index:
         )
 
     @classmethod
-    def _fault(cls, found: object) -> str | None:
+    def _fault(cls, entries: object) -> str | None:
         """What is wrong with the content, or None."""
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
+        if not isinstance(entries, dict) or entries.get("format") != FORMAT:
             return f"it does not say that its format is {FORMAT}"
         for name, kind in (("identity", dict), ("iterations", int), ("parts", list)):
-            if not isinstance(found.get(name), kind) or isinstance(found[name], bool):
+            if not isinstance(entries.get(name), kind) or isinstance(entries[name], bool):
                 return f"its entry {name!r} is missing or of another type"
-        iterations, parts, state = found["iterations"], found["parts"], found.get("state")
+        iterations, parts, state = entries["iterations"], entries["parts"], entries.get("state")
         if iterations < 0 or (iterations == 0) != (state is None):
             return "its numbers contradict each other"
         if state is not None and _number(state, "state") != iterations:

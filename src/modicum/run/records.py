@@ -89,9 +89,9 @@ def copy_to(room: HostPacked, at: int, record: Packed, count: int) -> None:
     pages which stay in place allow. What does not count stays where it is; pieces of one size are
     compiled for once.
     """
-    some = record["position",]
-    slots, size = some.shape[1], _size(record)
-    device = next(iter(some.devices()))
+    positions = record["position",]
+    slots, size = positions.shape[1], _size(record)
+    device = next(iter(positions.devices()))
     pinned = "pinned_host" in {memory.kind for memory in device.addressable_memories()}
     where = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host" if pinned else None)
     starts = [min(start, slots - size) for start in range(0, count, size)]

@@ -13,6 +13,7 @@ from modicum.designs import DESIGNS
 from modicum.errors import CrudeControlVariateError, SettingError, is_number, whole_number
 from modicum.kernels.base import Move
 from modicum.methods.base import Method, Plan, Task, check_memory_limit
+from modicum.methods.ecs.fusing import Fused, check_fused
 from modicum.methods.ecs.tuning.certainty import Certainty, Costed, cheapest_certainty
 from modicum.passes import Anchor, anchor_at
 from modicum.passes.mode import DENSE_LIMIT
@@ -45,6 +46,7 @@ class EnergyConserving(Method):
     certainty: int | Literal["auto"] = "auto"
     precision: Literal["float64", "float32"] = "float64"
     memory_limit: int | None = None
+    fused: Fused = False
     of_digests: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -64,6 +66,7 @@ class EnergyConserving(Method):
         if self.certainty != "auto":
             whole_number("certainty", self.certainty, 0)
         check_memory_limit(self.memory_limit)
+        check_fused(self.fused)
         if self.order not in (0, 1, 2):
             raise SettingError(f"order must be 0, 1 or 2, not {self.order!r}.")
         if isinstance(self.inner, str) and self.inner not in ("hmc", "nuts"):

@@ -76,6 +76,10 @@ class HMCECS(EnergyConserving):
     memory_limit
         Bytes of rows that may be held in memory; larger data sets are read as the chains need their
         rows. By default half of the free memory, or 256 MiB for a row store.
+    fused
+        True: on a GPU, after warm-up, a chain is one program that does many iterations per launch,
+        in float32; an error where the device, the model or the settings do not allow it. "auto":
+        the same, and the plain way where they do not; `Posterior.tuning["path"]` says which it was.
     bias
         Largest shift of a posterior mean the perturbation may cause, in posterior standard
         deviations, by the pilot study.
@@ -212,6 +216,7 @@ class HMCECS(EnergyConserving):
         exact: Chosen = {"value": 0.0, "why": "every proposal is judged by all rows"}
         return replace(
             plan,
+            settled=None,
             kernel=DelayedAcceptanceKernel(plan.kernel, whole),
             context=DelayedAcceptanceContext(plan.context, jnp.asarray(len(task.rows)), chunks),
             start_rows=plan.start_rows + len(task.rows),

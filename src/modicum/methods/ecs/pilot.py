@@ -28,13 +28,21 @@ from modicum.designs import (
     sample_on_host,
 )
 from modicum.errors import ConvergenceError, ModicumWarning
-from modicum.estimators import GroupTaylor, LinearTaylor, control_variate, proxy
+from modicum.estimators import (
+    GroupTaylor,
+    LinearTaylor,
+    control_variate,
+    group_proxy,
+    proxy,
+    variance_unit,
+)
 from modicum.kernels.adaptation import schedule
-from modicum.kernels.base import ControlVariate, Estimator, Move, RowDesign, straighten
+from modicum.kernels.base import ControlVariate, Estimator, Move, Proxy, RowDesign, straighten
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Chosen, Plan, Task, Tuning
 from modicum.methods.ecs.base import EnergyConserving
+from modicum.methods.ecs.fusing import fused_kernel
 from modicum.methods.ecs.tuning import (
     Expansion,
     Pilot,
@@ -125,7 +133,7 @@ class Study:
         self.folded_prior = 0.0
         if not isinstance(task.rows, GroupedRows):
             self.folded_prior = folded_prior(task.target, anchor.point)[0]
-        self.proxy = proxy(anchor, task.target, order)
+        self.proxy = self._proxy()
         # One Newton step from t* is where the posterior is: pilot draws about t* itself would
         # flatter the control variates, whose residuals vanish there.
         self.centre = anchor.factor.T @ (anchor.A + self._prior_slope())
@@ -143,6 +151,14 @@ class Study:
         if isinstance(task.rows, GroupedRows):
             self.draws_rows, _ = of_groups(self.design, self._tables, task.rows)
         self._few: Batch | None = None
+
+    def _proxy(self) -> Proxy:
+        """The anchor's sums; those of groups in the coordinates that suit what groups say."""
+        target, anchor, order = self.task.target, self.anchor, self.method.order
+        if not isinstance(self.task.rows, GroupedRows):
+            return proxy(anchor, target, order)
+        unit = variance_unit(target.likelihood, anchor.point, self.task.rows)
+        return group_proxy(anchor, target, order, unit)
 
     def _straight(self, draws: np.ndarray) -> np.ndarray:
         """Whitened coordinates of draws in which effects are relative to their scales."""
@@ -172,8 +188,8 @@ class Study:
             linear = isinstance(self.control_variate, LinearTaylor)
             shared = generator(SHARED, Stream.STUDY_DRAWS)
             number = PILOT_DRAWS if linear else OTHER_DRAWS
-            several = DESIGN_DRAWS_AT_KINKS if self._has_kinks() else DESIGN_DRAWS
-            weighing = self.centre + rng.standard_normal((several, size))
+            count = DESIGN_DRAWS_AT_KINKS if self._has_kinks() else DESIGN_DRAWS
+            weighing = self.centre + rng.standard_normal((count, size))
             if self.proxy.warp is not None:
                 draws = self._resampled(shared, EXPLICIT_CANDIDATES, number)
                 if draws is not None:
@@ -209,16 +225,16 @@ class Study:
         rows = self.task.rows
         rng = generator(self.task.seed, Stream.COORDINATE_ROWS)
 
-        def some() -> Batch:
+        def sampled_rows() -> Batch:
             row_ids = np.sort(rng.choice(len(rows), min(len(rows), COORDINATE_ROWS), replace=False))
             return rows.take(row_ids) | {"probability": np.full(len(row_ids), 1 / len(rows))}
 
-        made = choose_coordinates(
-            self.task.target, self.control_variate, self.anchor, self.proxy, draws, some
+        expansion = choose_coordinates(
+            self.task.target, self.control_variate, self.anchor, self.proxy, draws, sampled_rows
         )
-        if made.evaluations:
-            self.task.ledger.add("pilot", made.evaluations, "density")
-        return made
+        if expansion.evaluations:
+            self.task.ledger.add("pilot", expansion.evaluations, "density")
+        return expansion
 
     def _facts(self, draws: np.ndarray) -> RowFacts:
         @cache
@@ -247,15 +263,15 @@ class Study:
         self._rows = rows.take(row_ids) | {"probability": expected}
         self.task.ledger.add("pilot", len(row_ids) * len(draws), "density")
         if grouped:
-            few = slice(None, SLOPE_GROUPS)
-            self._few = rows.take(row_ids[few]) | {"probability": expected[few]}
+            first = slice(None, SLOPE_GROUPS)
+            self._few = rows.take(row_ids[first]) | {"probability": expected[first]}
         form = self.control_variate
-        about = (form, self._rows, self.proxy)
+        studied = (form, self._rows, self.proxy)
         log_proxy = None if linear and self._by_proxy else self._log_proxy()
-        evaluated = evaluate(*about, draws, log_proxy, self._few, resampled=self._by_proxy)
+        evaluated = evaluate(*studied, draws, log_proxy, self._few, resampled=self._by_proxy)
         if linear and np.std(evaluated.log_ratio) > NORMAL and evaluated.finite:
             self.draws = self._draws_of_short_chains()
-            evaluated = evaluate(*about, self._straight(self.draws))
+            evaluated = evaluate(*studied, self._straight(self.draws))
             self.task.ledger.add("pilot", len(row_ids) * len(self.draws), "density")
         if not evaluated.finite:
             bad = np.flatnonzero(~np.isfinite(evaluated.values).all(axis=1))
@@ -376,9 +392,14 @@ class Study:
         uneven = []
         if isinstance(task.rows, GroupedRows):
             uneven = uneven_groups(task.rows, parts.subsample)
+        kernel, context = self.kernel(parts), self.context(parts)
+        settled, path = fused_kernel(method.fused, kernel, context)
+        if jax.default_backend() == "gpu":
+            fused: Chosen = {"value": "plain" if settled is None else "fused", "why": path}
+            tuning = tuning | {"path": fused}
         return Plan(
-            kernel=self.kernel(parts),
-            context=self.context(parts),
+            kernel=kernel,
+            context=context,
             flags=schedule(task.tune, task.draws, False, adapt_step=method.step_size is None),
             anchor=self.anchor,
             rows=place_rows(_members(task.rows), method.memory_limit),
@@ -387,6 +408,7 @@ class Study:
             tuning=tuning | {"design": design} | self.expansion.tuning,
             notes=[*self.anchor.notes, *notes, *uneven],
             memo=self,
+            settled=settled,
         )
 
     def kernel(self, parts: Composition) -> EnergyConservingKernel:

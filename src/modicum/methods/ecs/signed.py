@@ -52,7 +52,7 @@ class SignedHMCECS(EnergyConserving):
         Blocks proposed anew per iteration.
     design, order, inner, trajectory, jitter, target_accept, step_size, anchor, floor
         As for `HMCECS`.
-    certainty, precision, memory_limit
+    certainty, precision, memory_limit, fused
         As for `HMCECS`.
     tuning
         "auto": anchor at the mode. "paper": the schedule of the paper's section 6.3, whose burn-in
@@ -94,7 +94,7 @@ class SignedHMCECS(EnergyConserving):
                 "from the anchor its estimate grows without bound, and chains that get there stay",
                 "use order=2",
             )
-        study, chosen, burnt = (
+        study, chosen, burn_in_tuning = (
             self._by_schedule(task) if self.tuning == "paper" else self._own(task)
         )
         choice, certain = chosen.choice, chosen.count
@@ -118,7 +118,7 @@ class SignedHMCECS(EnergyConserving):
             BlockPoissonTables(choice.centre),
             certain,
         )
-        return study.plan(parts, _explain(chosen) | burnt, notes)
+        return study.plan(parts, _explain(chosen) | burn_in_tuning, notes)
 
     def _own(self, task: Task) -> tuple[Study, Certainty[Products], Tuning]:
         """What the pilot study at the anchor chooses."""
@@ -140,9 +140,9 @@ class SignedHMCECS(EnergyConserving):
         blocks, refreshes = (getattr(self, name) or n for name, n in PAPER_BLOCKS.items())
         choice = replace(self, blocks=blocks, refreshes=refreshes)._choose(study, 0)
         by_hand = {name for name in PAPER_BLOCKS if getattr(self, name) is not None}
-        why, burnt = explain_burn_in(done, {"subsample", *by_hand})
+        why, burn_in_tuning = explain_burn_in(done, {"subsample", *by_hand})
         choice = replace(choice, why=choice.why | why)
-        return study, Certainty(0, choice, "as in the paper"), burnt
+        return study, Certainty(0, choice, "as in the paper"), burn_in_tuning
 
     def _choose(self, study: Study, certainty: int) -> Products:
         """Products, blocks and refreshes beside so many certain rows."""

@@ -202,8 +202,8 @@ def _clusters(task: Task, count: int) -> np.ndarray:
     if count > n:
         raise SettingError(f"{n:,} rows cannot make {count:,} clusters; ask for fewer.")
     rng = generator(task.seed, Stream.CLUSTERS)
-    some = np.sort(rng.choice(n, min(n, CLUSTERED_ROWS), replace=False))
-    columns = np.asarray(_columns(_formed(rows.coding, rows.take(some))), np.float64)
+    clustered_ids = np.sort(rng.choice(n, min(n, CLUSTERED_ROWS), replace=False))
+    columns = np.asarray(_columns(_formed(rows.coding, rows.take(clustered_ids))), np.float64)
     spread = columns.std(axis=0)
     scale = np.maximum(spread, 0.1 * spread.max()) if spread.max() > 0 else np.ones_like(spread)
     with warnings.catch_warnings():

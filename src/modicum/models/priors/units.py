@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -130,22 +131,35 @@ def moment_sums(rows: Rows) -> MomentSums:
 
 def _parts(rows: Rows) -> Iterator[MomentSums]:
     """Those of each chunk, in order; only a few chunks are in memory at a time."""
-    chunks = rows.chunks(TOGETHER)
+    chunks, room = rows.chunks(TOGETHER), _Room()
     if len(rows) <= FEW * TOGETHER:
-        yield from (_of_chunk(rows, chunk) for chunk in chunks)
+        yield from (_of_chunk(rows, chunk, room) for chunk in chunks)
         return
     threads = os.cpu_count() or 1
     waiting: deque[Future[MomentSums]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         for chunk in chunks:
-            waiting.append(pool.submit(_of_chunk, rows, chunk))
+            waiting.append(pool.submit(_of_chunk, rows, chunk, room))
             if len(waiting) >= 2 * threads:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
 
 
-def _of_chunk(rows: Rows, chunk: Mapping[str, np.ndarray]) -> MomentSums:
+class _Room(threading.local):
+    """A buffer of each thread, kept: fresh pages for every chunk take as long as all the rest."""
+
+    def __init__(self) -> None:
+        self._held = np.empty((0, 0))
+
+    def of(self, shape: tuple[int, int]) -> np.ndarray:
+        """An array of this shape; all have one number of columns."""
+        if len(self._held) < shape[0]:
+            self._held = np.empty(shape)
+        return self._held[: shape[0]]
+
+
+def _of_chunk(rows: Rows, chunk: Mapping[str, np.ndarray], room: _Room) -> MomentSums:
     y = np.asarray(chunk["y"], np.float64)
     scalar_offset = rows.fields.get("offset") == ()
     offset = np.asarray(chunk["offset"], np.float64) if scalar_offset else np.zeros(len(y))
@@ -154,7 +168,7 @@ def _of_chunk(rows: Rows, chunk: Mapping[str, np.ndarray]) -> MomentSums:
         made = _of_codes(rows.coding, chunk, y - offset, weight)
     else:
         width = len(rows.columns)
-        together = np.empty((len(y), width + 1))
+        together = room.of((len(y), width + 1))
         together[:, :width] = chunk["x"] if rows.coding is None else rows.coding.densely(chunk)
         together[:, width] = y - offset
         made = _of_columns(together, weight)

@@ -87,9 +87,9 @@ def log_evidence(subject: Subject, points: int, random_seed: int, progressbar: b
         return averaged
     kept = draws[bridge]
     of_draws = _log_joint(sums, kept) - proposal.log_density(kept) + _log_constant(fit.model)
-    found = _bridged(of_draws, weights[0][bridge], log_ratio)
-    _doubt(found, tail)
-    return found
+    bridged = _bridged(of_draws, weights[0][bridge], log_ratio)
+    _doubt(bridged, tail)
+    return bridged
 
 
 def _require_enough(target: Target, total: int) -> None:
@@ -208,17 +208,17 @@ def _inverse(s1: float, s2: float, log_rest: np.ndarray) -> np.ndarray:
     return np.asarray(np.exp(-np.logaddexp(np.log(s1), np.log(s2) + log_rest)))
 
 
-def _doubt(found: Evidence, tail: float) -> None:
-    if found.error <= UNCERTAIN and np.isfinite(found.value):
+def _doubt(evidence: Evidence, tail: float) -> None:
+    if evidence.error <= UNCERTAIN and np.isfinite(evidence.value):
         return
     warn(
         ModicumWarning(
             "evidence-uncertain",
             f"the posterior is so far from normal (Pareto k {tail:.2f}) that the log evidence is "
-            f"known to within {found.error:.2g} only",
+            f"known to within {evidence.error:.2g} only",
             "use more points and draws, or compare by leaving rows out (mo.compare)",
             pareto_k=tail,
-            error=found.error,
+            error=evidence.error,
         ),
         stacklevel=4,
     )

@@ -66,8 +66,8 @@ class MiniBatches:
         # the same for every run: what is chosen depends on the pilot alone
         rng = generator(batch, Stream.SIGN_BATCHES)
         chosen = rng.choice(len(pilot.weight), (BATCHES, batch), p=pilot.weight)
-        few = pilot.some(SIGN_DRAWS) if len(pilot.mean) > SIGN_DRAWS else pilot
-        self.dhat = few.values[:, chosen].mean(axis=2)
+        thinned = pilot.thinned(SIGN_DRAWS) if len(pilot.mean) > SIGN_DRAWS else pilot
+        self.dhat = thinned.values[:, chosen].mean(axis=2)
 
     def sign(self, products: int, centre: float) -> tuple[float, float]:
         """Positive share and mean sign, the averages over the draws."""

@@ -71,14 +71,14 @@ def choose_coordinates(
     some_rows
         Rows to judge by, with the `probability` of each; read only where there is a choice.
     """
-    asked = target.model.expansions()
-    if not asked or not isinstance(control_variate, AutodiffTaylor) or control_variate.order < 2:
+    settings = target.model.expansions()
+    if not settings or not isinstance(control_variate, AutodiffTaylor) or control_variate.order < 2:
         return Expansion(None, {}, 0)
-    entries = [(name, place) for name in asked for place in target.places[name]]
+    entries = [(name, place) for name in settings for place in target.places[name]]
     sd = np.sqrt(np.sum(anchor.factor**2, axis=1))
-    power = np.array([POWERS[_known(asked[name])] for name, _ in entries])
+    power = np.array([POWERS[_known(settings[name])] for name, _ in entries])
     open_ = [
-        i for i, (name, place) in enumerate(entries) if asked[name] is None and sd[place] > WIDE
+        i for i, (name, place) in enumerate(entries) if settings[name] is None and sd[place] > WIDE
     ]
     where = np.array([place for _, place in entries])
     variance, evaluations = (np.nan, np.nan), 0
@@ -92,7 +92,7 @@ def choose_coordinates(
     if not np.any(power):
         return Expansion(None, {}, evaluations)
     bent = np.flatnonzero(power)
-    tuning = _said([entries[i][0] for i in bent], power[bent], variance)
+    tuning = _explain([entries[i][0] for i in bent], power[bent], variance)
     return Expansion(bend(anchor, where[bent], power[bent]), tuning, evaluations)
 
 
@@ -151,7 +151,7 @@ def _known(name: str | None) -> str:
     return name
 
 
-def _said(names: list[str], power: np.ndarray, variance: tuple[float, float]) -> Tuning:
+def _explain(names: list[str], power: np.ndarray, variance: tuple[float, float]) -> Tuning:
     called = {value: name for name, value in POWERS.items()}
     value = ", ".join(f"{n}: {called[p]}" for n, p in dict(zip(names, power, strict=True)).items())
     why = "as asked for"

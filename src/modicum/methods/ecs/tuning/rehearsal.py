@@ -70,11 +70,11 @@ def proxy_ratios(
 
 @jit(static=0)
 def _log_proxies(cv: ControlVariate[Any], proxy: Proxy, draws: Array) -> jax.Array:
-    def one(z: jax.Array) -> jax.Array:
+    def log_proxy(z: jax.Array) -> jax.Array:
         s, growth = straighten(z, proxy)
         return cv.log_proxy(s, proxy) + growth
 
-    return jax.vmap(one)(jnp.asarray(draws))
+    return jax.vmap(log_proxy)(jnp.asarray(draws))
 
 
 def rehearse(

@@ -99,7 +99,7 @@ class Pilot:
         """A bound on the shift of any posterior mean, in posterior sd; see `Bias.bound`."""
         return Bias(self, m).bound(m, ddof)
 
-    def some(self, count: int) -> Pilot:
+    def thinned(self, count: int) -> Pilot:
         """`count` draws that stand for equal parts of the posterior, and what is known at each."""
         at = representatives(self.share, count)
         moments = {name: getattr(self, name)[at] for name in _BY_DRAW}
@@ -251,8 +251,8 @@ class Residuals:
         second, third = square @ weight, (square * centred) @ weight
         fourth = square**2 @ weight
         # tails are much alike from draw to draw, and sorting is dear
-        some = centred[representatives(self.share, 2 * SLOPE_DRAWS)]
-        tails = np.median([_tail(np.abs(c), weight) for c in some], axis=0)
+        representative = centred[representatives(self.share, 2 * SLOPE_DRAWS)]
+        tails = np.median([_tail(np.abs(c), weight) for c in representative], axis=0)
         by_draw = (second, third, fourth, slopes, float(tails[0]), float(tails[1]), mean)
         return Pilot(*by_draw, values, weight, self.share, self.distance)
 
@@ -391,25 +391,25 @@ def _slopes(
     factor: Array,
 ) -> jax.Array:
     """Largest eigenvalue of the covariance of the first `rows` gradients, one per pilot draw."""
-    few = jax.tree.map(lambda a: a[:rows], cached)
-    return _largest_slopes(cv, few, proxy, pilot, weight, factor)
+    first_rows = jax.tree.map(lambda a: a[:rows], cached)
+    return _largest_slopes(cv, first_rows, proxy, pilot, weight, factor)
 
 
 @jit(static=0, options=SCATTERS)
 def _slopes_of_groups(
-    cv: ControlVariate[Any], few: Batch, proxy: Proxy, pilot: Array, weight: Array, factor: Array
+    cv: ControlVariate[Any], groups: Batch, proxy: Proxy, pilot: Array, weight: Array, factor: Array
 ) -> jax.Array:
     """The same of groups."""
-    return _largest_slopes(cv, cv.cache(few, proxy), proxy, pilot, weight, factor)
+    return _largest_slopes(cv, cv.cache(groups, proxy), proxy, pilot, weight, factor)
 
 
 def _largest_slopes(
-    cv: ControlVariate[Any], few: Pytree, proxy: Proxy, pilot: Array, weight: Array, factor: Array
+    cv: ControlVariate[Any], rows: Pytree, proxy: Proxy, pilot: Array, weight: Array, factor: Array
 ) -> jax.Array:
     share = weight / weight.sum()
 
     def largest(z: jax.Array) -> jax.Array:
-        _, slope = jax.linearize(lambda z: factor * cv.values(few, z, proxy), z)
+        _, slope = jax.linearize(lambda z: factor * cv.values(rows, z, proxy), z)
         if z.size <= EXACT:
             jacobian = jax.vmap(slope, out_axes=1)(jnp.eye(z.size))
             centred = jacobian - share @ jacobian
