@@ -280,6 +280,7 @@ def weight_tables(expected: np.ndarray, floor: float = 0.1) -> WeightTables:
         kinds[first : first + BLOCK] = kind
         mass += np.bincount(kind, weights=weight, minlength=CLASSES)
     size = np.bincount(kinds, minlength=CLASSES)
+    del expected  # as large as the order that is made now
     # Classes without rows stay in: tables of one shape share one compiled kernel. They are never
     # drawn, since the sum does not grow there.
     total_mass = np.cumsum(mass)

@@ -12,6 +12,7 @@ import pytest
 
 from modicum.errors import DataError, SettingError
 from modicum.rows import Rows, ingest
+from modicum.rows.store import DONT_NEED, Mapped
 
 N, D = 1003, 5
 
@@ -105,6 +106,12 @@ def test_pages_let_go_are_found_again(tmp_path, monkeypatch):
     kept = list(store.chunks(50))
     assert np.concatenate([c["x"] for c in kept]).tobytes() == fields["x"].tobytes()
     assert len(store._backend._recent) < len(kept)
+    let_go = []
+    monkeypatch.setattr(Mapped, "advise", lambda self, advice, *ends: let_go.append(advice))
+    ids = np.arange(0, len(store), 7)
+    for _ in range(3):
+        np.testing.assert_array_equal(store.take(ids)["x"], fields["x"][ids])
+    assert set(let_go) == {DONT_NEED}  # scattered rows too
 
 
 def test_outside_is_refused(pair):

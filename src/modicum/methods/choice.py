@@ -1,7 +1,7 @@
 """Which method, where nobody asked for one: what is right, and among that what is cheapest.
 
 The choice is made by counted work and by what is known of the posterior, never by a clock: the same
-seed and rows give the same draws wherever they are run. Seconds are only told.
+seed and rows give the same draws on any machine. Times are reported only.
 """
 
 from __future__ import annotations

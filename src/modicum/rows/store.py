@@ -44,7 +44,7 @@ SEQUENTIAL = getattr(mmap, "MADV_SEQUENTIAL", 0)
 WILL_NEED = getattr(mmap, "MADV_WILLNEED", 0)
 DONT_NEED = getattr(mmap, "MADV_DONTNEED", 0)
 
-# Mapped pages that sweeps leave behind in the process at most.
+# Mapped pages that sweeps, and scattered rows, leave behind in the process at most.
 HELD_BYTES = 1 << 27
 
 
@@ -311,11 +311,13 @@ class StoreBackend:
                 self._swept.append(Mapped(*where, advice=SEQUENTIAL))
         self._starts = np.cumsum([0] + [shard.rows for shard in stored.shards])
         self._lock = threading.Lock()
+        self._touched = 0  # scattered rows since their pages were let go
         self._recent: deque[tuple[int, int]] = deque()
         self._held, self._hold = 0, HELD_BYTES // description.row_bytes
 
     def take(self, row_ids: Array) -> dict[str, Array]:
         """Rows at `row_ids`, any shape."""
+        self._unmap_scattered(row_ids.size)
         if len(self._scattered) == 1:
             return self.description.split(self._scattered[0].matrix.take(row_ids, axis=0))
         description = self.description
@@ -326,6 +328,16 @@ class StoreBackend:
             local = row_ids[mine] - self._starts[shard]
             block[mine] = self._scattered[shard].matrix.take(local, axis=0)
         return self.description.split(block)
+
+    def _unmap_scattered(self, count: int) -> None:
+        """Let pages of scattered rows go, each of which keeps a page of its own in the process."""
+        with self._lock:
+            self._touched += count
+            if self._touched * mmap.PAGESIZE <= HELD_BYTES:
+                return
+            self._touched = 0
+        for mapped in self._scattered:
+            mapped.advise(DONT_NEED, 0, len(mapped.matrix))
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[Mapped, int, int]]:
         """Shards that hold rows from `start` up to `stop`, with the rows of each."""
