@@ -34,7 +34,7 @@ class Stream(IntEnum):
     NOISE_ROWS = 8  # batches by which a stochastic gradient's noise is measured before the run
     SIGN_BATCHES = 9  # mini-batches of the pilot by which signs are foretold
     NOISE_ROWS_AFTER = 10  # and after it
-    REHEARSAL = 11  # short chains on the pilot rows, before those of the run
+    PILOT_CHAINS = 11  # short chains on the pilot rows, before those of the run
     MODE_STARTS = 14  # points from which other modes are looked for
     MODE_ROWS = 15  # rows on which they are
     NODE_CHECK = 21  # groups and points at which quadrature is checked
