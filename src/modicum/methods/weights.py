@@ -31,11 +31,16 @@ from modicum.runtime import FASTEST_COMPILE, SCATTERS, Pytree, jit
 __all__ = ["cached_rows", "design_tables", "ends_near_the_mode", "expected_residuals"]
 
 
-def design_tables(task: Task, design: Design[Tables], facts: RowFacts) -> Tables:
-    """The tables of a design; those that take a pass are remembered by the checkpoint."""
+def design_tables(
+    task: Task, design: Design[Tables], facts: RowFacts, stage: str = "design"
+) -> Tables:
+    """The tables of a design; those that take a pass are remembered, by `stage`, for a resumed run.
+
+    A study that weighs rows twice has two stages.
+    """
     if design.needs == "nothing":
         return design.tables(facts)
-    name = f"design-{type(design).__name__.lower()}"
+    name = f"{stage}-{type(design).__name__.lower()}"
 
     def read(arrays: dict[str, np.ndarray]) -> Tables:
         return design.layout(**arrays)

@@ -54,6 +54,9 @@ BOUND_FALLS = UNFIT | {
 }
 NOISY_SHARE = 0.05  # of the pilot chains' draws; real tables have up to .01
 FAR = 3.0  # posterior sds from the anchor to the mean of pilot chains; real tables have .6
+# Rows per step from which reading a quarter of all rows saves nothing: each is read anew, far from
+# the next, while a pass over all of them is one product.
+MANY = 10_000
 LEAST_SIGN = 0.999  # below it, chains get stuck behind sign boundaries
 
 
@@ -242,7 +245,8 @@ def look_ahead_signed(
         If the control variates are so crude that no affordable number of products would do.
     """
     expected = choice.products * choice.batch + certain
-    if chosen and 2 * expected > case.rows:
+    too_many = 4 if expected > MANY else 2
+    if chosen and too_many * expected > case.rows:
         raise _crude(case, expected, FEWEST * choice.batch)
     doubts = _more_than_all(case, expected, "a subsample")
     deviation = pilot.quantile(np.sqrt(pilot.variance / choice.batch), 0.9)

@@ -44,6 +44,7 @@ from modicum.methods.base import Chosen, Plan, Task, Tuning
 from modicum.methods.ecs.base import EnergyConserving
 from modicum.methods.ecs.fusing import fused_kernel
 from modicum.methods.ecs.tuning import (
+    SIDE_BY_SIDE,
     Expansion,
     Pilot,
     PilotChains,
@@ -88,6 +89,8 @@ MOST_CERTAIN = 20_000  # certainty rows at most, and never more than a quarter o
 COORDINATE_ROWS = 2_048  # for choosing the coordinates of dispersions
 CHAIN_ROWS, CHAIN_ROWS_LINEAR = 4_096, 2_048  # pilot rows that pilot chains run on
 SCATTER = 0.1  # sd of their starts where the posterior may lie on one side of the mode
+SHRUNK = 0.05  # share of the normal approximation in a covariance estimated from few draws
+FAR = 3.0  # posterior sds from the centre to the mean of pilot chains; real tables have .6
 NORMAL = 0.5  # sd of log posterior / normal approximation below which no pilot chains are run
 
 
@@ -144,15 +147,19 @@ class Study:
         if self.expansion.bend is not None:
             self.proxy = self.proxy._replace(bend=self.expansion.bend)
         self.design = DESIGNS[self.method.design]()
-        facts = self._facts(self._straight(weighing))
-        self._weighted = design_tables(task, Weighted(), facts)
-        self._tables: Pytree = self._weighted
-        if type(self.design) is not Weighted:
-            self._tables = design_tables(task, self.design, facts)
+        self._weigh(self._straight(weighing), self.proxy)
         self.draws_rows: RowDesign = self.design
         if isinstance(task.rows, GroupedRows):
             self.draws_rows, _ = of_groups(self.design, self._tables, task.rows)
         self._few: Batch | None = None
+
+    def _weigh(self, draws: np.ndarray, proxy: Proxy, stage: str = "design") -> None:
+        """Weigh all rows by the residuals to be expected of them, for every design."""
+        facts = self._facts(draws, proxy)
+        self._weighted = design_tables(self.task, Weighted(), facts, stage)
+        self._tables: Pytree = self._weighted
+        if type(self.design) is not Weighted:
+            self._tables = design_tables(self.task, self.design, facts, stage)
 
     def _proxy(self) -> Proxy:
         """The anchor's sums; those of groups in the coordinates that suit what groups say."""
@@ -184,19 +191,22 @@ class Study:
         They come from the normal approximation. Log standard deviations of groups may be far from
         normal; there, draws are resampled by the proxy, which is nearly exact in them.
         """
-        rng = generator(self.task.seed, Stream.PILOT_DRAWS)
         size = len(self.centre)
         if not isinstance(self.control_variate, GroupTaylor):
             linear = isinstance(self.control_variate, LinearTaylor)
-            shared = generator(SHARED, Stream.STUDY_DRAWS)
             number = PILOT_DRAWS if linear else OTHER_DRAWS
-            count = DESIGN_DRAWS_AT_KINKS if self._has_kinks() else DESIGN_DRAWS
-            weighing = self.centre + rng.standard_normal((count, size))
+            weighing = self.centre[None]
+            if not linear or self.proxy.warp is not None:  # else the spread is known: leverages
+                count = DESIGN_DRAWS_AT_KINKS if self._has_kinks() else DESIGN_DRAWS
+                rng = generator(SHARED, Stream.PILOT_DRAWS)
+                weighing = weighing + rng.standard_normal((count, size))
+            shared = generator(SHARED, Stream.STUDY_DRAWS)
             if self.proxy.warp is not None:
                 draws = self._resampled(shared, EXPLICIT_CANDIDATES, number)
                 if draws is not None:
                     return weighing, draws
             return weighing, self.centre + shared.standard_normal((number, size))
+        rng = generator(self.task.seed, Stream.PILOT_DRAWS)
         draws = self._resampled(rng, CANDIDATES, RESAMPLED, least=0)
         assert draws is not None
         return draws[:DESIGN_DRAWS_OF_GROUPS], draws
@@ -225,7 +235,8 @@ class Study:
     def _expansion(self, draws: np.ndarray) -> Expansion:
         """Choose the coordinates of the control variates, by residuals where there is a choice."""
         rows = self.task.rows
-        rng = generator(self.task.seed, Stream.COORDINATE_ROWS)
+        grouped = isinstance(rows, GroupedRows)
+        rng = generator(self.task.seed if grouped else SHARED, Stream.COORDINATE_ROWS)
 
         def sampled_rows() -> Batch:
             row_ids = np.sort(rng.choice(len(rows), min(len(rows), COORDINATE_ROWS), replace=False))
@@ -238,48 +249,79 @@ class Study:
             self.task.ledger.add("pilot", expansion.evaluations, "density")
         return expansion
 
-    def _facts(self, draws: np.ndarray) -> RowFacts:
+    def _facts(self, draws: np.ndarray, proxy: Proxy) -> RowFacts:
         @cache
         def expected() -> np.ndarray:
             sums = self.task.sums
-            expected = expected_residuals(sums, self.control_variate, self.proxy, draws)
+            expected = expected_residuals(sums, self.control_variate, proxy, draws)
             if isinstance(sums.rows, GroupedRows):  # larger groups cost more
                 expected = expected / np.sqrt(sums.rows.index.size)
             return expected
 
         return RowFacts(len(self.task.rows), PILOT_ROWS, expected, floor=self.method.floor)
 
-    @cached_property
-    def _residuals(self) -> Residuals:
-        """Pilot rows evaluated at the pilot draws, whatever the design that is studied."""
-        rows, draws = self.task.rows, self._straight(self.draws)
-        grouped = isinstance(rows, GroupedRows)
+    def _take_rows(self, rng: np.random.Generator) -> None:
+        """Draw the pilot rows, by their weights whatever the design that is studied."""
+        rows, grouped = self.task.rows, isinstance(self.task.rows, GroupedRows)
         linear = isinstance(self.control_variate, LinearTaylor)
-        seed = self.task.seed if grouped else SHARED
-        rng = generator(seed, Stream.PILOT_ROWS if grouped else Stream.STUDY_ROWS)
         most = PILOT_GROUPS if grouped else PILOT_ROWS if linear else OTHER_ROWS
         row_ids, chance, expected, self._taken = sample_on_host(
             rng, most, self._weighted, self.method.floor
         )
         self._drawn = Drawn(row_ids, chance)  # type: ignore[arg-type]
         self._rows = rows.take(row_ids) | {"probability": expected}
-        self.task.ledger.add("pilot", len(row_ids) * len(draws), "density")
         if grouped:
             first = slice(None, SLOPE_GROUPS)
             self._few = rows.take(row_ids[first]) | {"probability": expected[first]}
-        form = self.control_variate
-        studied = (form, self._rows, self.proxy)
+
+    @cached_property
+    def _residuals(self) -> Residuals:
+        """Pilot rows evaluated at the pilot draws."""
+        grouped = isinstance(self.task.rows, GroupedRows)
+        seed = self.task.seed if grouped else SHARED
+        rng = generator(seed, Stream.PILOT_ROWS if grouped else Stream.STUDY_ROWS)
+        self._take_rows(rng)
+        linear = isinstance(self.control_variate, LinearTaylor)
         log_proxy = None if linear and self._by_proxy else self._log_proxy()
-        evaluated = evaluate(*studied, draws, log_proxy, self._few, resampled=self._by_proxy)
+        evaluated = self._evaluated(log_proxy, resampled=self._by_proxy)
         if linear and np.std(evaluated.log_ratio) > NORMAL and evaluated.finite:
-            self.draws = self._draws_of_short_chains()
-            evaluated = evaluate(*studied, self._straight(self.draws))
-            self.task.ledger.add("pilot", len(row_ids) * len(self.draws), "density")
+            draws = self._draws_of_short_chains()
+            # Chains that go elsewhere say that the expansion is far off, and nothing of what is
+            # there: the pilot rows were weighed for where it was thought to be.
+            if np.abs(draws.mean(axis=0) - self.centre).max() <= FAR:
+                self.draws = draws
+                evaluated = self._evaluated_again(rng)
         if not evaluated.finite:
             bad = np.flatnonzero(~np.isfinite(evaluated.values).all(axis=1))
-            t = self.anchor.point + self.anchor.factor @ draws[bad[0]]
+            t = self.anchor.point + self.anchor.factor @ evaluated.draws[bad[0]]
             raise ConvergenceError(ends_near_the_mode(first_bad_row(self.task.sums, t)))
         return evaluated
+
+    def _evaluated_again(self, rng: np.random.Generator) -> Residuals:
+        """Residuals at draws of the posterior as it is, of rows that are weighed by these."""
+        if isinstance(self.design, Weighted):
+            nowhere = np.zeros((1, len(self.centre)))
+            self._weigh(nowhere, self._spread_as(self._straight(self.draws)), stage="design-again")
+            self._take_rows(rng)
+        return self._evaluated()
+
+    def _evaluated(self, log_proxy: np.ndarray | None = None, resampled: bool = False) -> Residuals:
+        """Residuals of the pilot rows at the pilot draws."""
+        self.task.ledger.add("pilot", len(self._drawn.row_ids) * len(self.draws), "density")
+        about = (self.control_variate, self._rows, self.proxy)
+        return evaluate(*about, self._straight(self.draws), log_proxy, self._few, resampled)
+
+    def _spread_as(self, draws: np.ndarray) -> Proxy:
+        """The proxy with a factor that gives standard normal numbers the spread of these draws.
+
+        About the anchor, from which residuals grow. A row's expected residual then is that over
+        the posterior as it is: a level of which all rows are alike has a long tail on one side.
+        """
+        count, size = draws.shape
+        square = draws.T @ draws / count
+        square = (1 - SHRUNK) * square + SHRUNK * np.eye(size)  # draws may be fewer than parameters
+        factor = np.asarray(self.proxy.factor) @ np.linalg.cholesky(square)
+        return self.proxy._replace(factor=jnp.asarray(factor))
 
     def _draws_of_short_chains(self) -> np.ndarray:
         """Draws from the posterior that the pilot rows imply, where it is far from normal.
@@ -296,10 +338,10 @@ class Study:
             self.centre,
             key(SHARED, Stream.PILOT_CHAINS),
             SCATTER,
+            SIDE_BY_SIDE,
         )
         self.task.ledger.add("pilot", chains.evaluations, "gradient")
-        last = chains.position[:, -PILOT_DRAWS // len(chains.position) :]
-        return np.asarray(last.reshape(-1, last.shape[2]))
+        return np.asarray(chains.position.reshape(-1, chains.position.shape[2]))
 
     def _thinned_rows(self, count: int) -> Batch:
         """The certainty rows of the pilot, and up to `count` of its other rows, reweighted."""

@@ -18,7 +18,6 @@ __all__ = ["MomentSums", "Moments", "moment_sums", "moments"]
 
 TOGETHER = 16_384  # rows whose moments are formed at once: they fit a cache
 FEW = 4  # chunks that are not worth a thread
-_buffers = threading.local()
 CONSTANT = 1e-10  # standard deviation, as a share of the mean, below which a column is constant
 
 
@@ -132,31 +131,35 @@ def moment_sums(rows: Rows) -> MomentSums:
 
 def _parts(rows: Rows) -> Iterator[MomentSums]:
     """Those of each chunk, in order; only a few chunks are in memory at a time."""
-    chunks = rows.chunks(TOGETHER)
+    chunks, room = rows.chunks(TOGETHER), _Room()
     if len(rows) <= FEW * TOGETHER:
-        yield from (_of_chunk(rows, chunk) for chunk in chunks)
+        yield from (_of_chunk(rows, chunk, room) for chunk in chunks)
         return
     threads = os.cpu_count() or 1
     waiting: deque[Future[MomentSums]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         for chunk in chunks:
-            waiting.append(pool.submit(_of_chunk, rows, chunk))
+            waiting.append(pool.submit(_of_chunk, rows, chunk, room))
             if len(waiting) >= 2 * threads:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
 
 
-def _buffer(shape: tuple[int, int]) -> np.ndarray:
-    """Memory of this thread's own: fresh pages for every chunk take as long as all the rest."""
-    held: np.ndarray = getattr(_buffers, "held", np.empty(0))
-    size = shape[0] * shape[1]
-    if len(held) < size:
-        held = _buffers.held = np.empty(size)
-    return held[:size].reshape(shape)
+class _Room(threading.local):
+    """A buffer of each thread, kept: fresh pages for every chunk take as long as all the rest."""
+
+    def __init__(self) -> None:
+        self._held = np.empty((0, 0))
+
+    def of(self, shape: tuple[int, int]) -> np.ndarray:
+        """An array of this shape; all have one number of columns."""
+        if len(self._held) < shape[0]:
+            self._held = np.empty(shape)
+        return self._held[: shape[0]]
 
 
-def _of_chunk(rows: Rows, chunk: Mapping[str, np.ndarray]) -> MomentSums:
+def _of_chunk(rows: Rows, chunk: Mapping[str, np.ndarray], room: _Room) -> MomentSums:
     y = np.asarray(chunk["y"], np.float64)
     scalar_offset = rows.fields.get("offset") == ()
     offset = np.asarray(chunk["offset"], np.float64) if scalar_offset else np.zeros(len(y))
@@ -165,7 +168,7 @@ def _of_chunk(rows: Rows, chunk: Mapping[str, np.ndarray]) -> MomentSums:
         made = _of_codes(rows.coding, chunk, y - offset, weight)
     else:
         width = len(rows.columns)
-        together = _buffer((len(y), width + 1))
+        together = room.of((len(y), width + 1))
         together[:, :width] = chunk["x"] if rows.coding is None else rows.coding.densely(chunk)
         together[:, width] = y - offset
         made = _of_columns(together, weight)

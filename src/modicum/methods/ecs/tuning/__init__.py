@@ -3,12 +3,18 @@
 from modicum.methods.ecs.tuning.block_poisson import Products, choose_products
 from modicum.methods.ecs.tuning.certainty import Certainty, cheapest_certainty
 from modicum.methods.ecs.tuning.coordinates import Expansion, choose_coordinates
-from modicum.methods.ecs.tuning.pilot_chains import PilotChains, proxy_ratios, run_pilot_chains
+from modicum.methods.ecs.tuning.pilot_chains import (
+    SIDE_BY_SIDE,
+    PilotChains,
+    proxy_ratios,
+    run_pilot_chains,
+)
 from modicum.methods.ecs.tuning.residuals import Pilot, Residuals, evaluate, study
 from modicum.methods.ecs.tuning.sign_theory import NormalFactors
 from modicum.methods.ecs.tuning.subsample import Choice, choose, refresh_acceptance
 
 __all__ = [
+    "SIDE_BY_SIDE",
     "Certainty",
     "Choice",
     "Expansion",

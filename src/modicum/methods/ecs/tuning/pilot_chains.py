@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +23,21 @@ from modicum.methods.ecs.tuning.residuals import reweighted
 from modicum.models.base import Batch
 from modicum.runtime import Array, jit
 
-__all__ = ["PilotChains", "proxy_ratios", "run_pilot_chains"]
+__all__ = ["SIDE_BY_SIDE", "Extent", "PilotChains", "proxy_ratios", "run_pilot_chains"]
 
-CHAINS, ITERATIONS, DROPPED = 8, 60, 20
 TRAJECTORY = 1.2
+
+
+class Extent(NamedTuple):
+    """How many chains, of how many iterations, of which the first are dropped."""
+
+    chains: int
+    iterations: int
+    dropped: int
+    side_by_side: bool = False  # one product for all chains, where a row is one
+
+
+ONE_BY_ONE, SIDE_BY_SIDE = Extent(8, 60, 20), Extent(16, 36, 12, side_by_side=True)
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,7 @@ def run_pilot_chains(
     centre: np.ndarray,
     key: jax.Array,
     scatter: float = 1.0,
+    extent: Extent = ONE_BY_ONE,
 ) -> PilotChains:
     """Run short chains on the posterior that the rows in `batch` imply.
 
@@ -99,6 +111,8 @@ def run_pilot_chains(
     scatter
         Sd of the starts, in standard deviations of the normal approximation. Where that reaches
         far beyond the posterior, as for a separated level, chains would never come back.
+    extent
+        How many chains, and how long.
     """
     d = len(centre)
     step = 0.7 * d**-0.25  # half the step size for an acceptance rate of .8
@@ -107,6 +121,7 @@ def run_pilot_chains(
     position, variance = _chains(
         control_variate,
         steps,
+        extent,
         batch,
         (jnp.asarray(factor), jnp.asarray(weight)),
         proxy,
@@ -115,19 +130,20 @@ def run_pilot_chains(
         jnp.asarray(scatter),
         key,
     )
-    kept = (slice(None), slice(DROPPED, None))
+    kept = (slice(None), slice(extent.dropped, None))
     return PilotChains(
         np.asarray(position)[kept],
         np.asarray(variance)[kept],
         len(weight),
-        len(weight) * CHAINS * ITERATIONS * (steps + 1),
+        len(weight) * extent.chains * extent.iterations * (steps + 1),
     )
 
 
-@jit(static=(0, 1))
+@jit(static=(0, 1, 2))
 def _chains(
     cv: ControlVariate[Any],
     steps: int,
+    extent: Extent,
     batch: Batch,
     studied: tuple[jax.Array, jax.Array],
     proxy: Proxy,
@@ -154,7 +170,8 @@ def _chains(
         first, rest = jax.random.split(key)
         start = centre + scatter * jax.random.normal(first, centre.shape, centre.dtype)
         drawn: tuple[jax.Array, jax.Array]
-        _, drawn = jax.lax.scan(iterate, start, jax.random.split(rest, ITERATIONS))
+        _, drawn = jax.lax.scan(iterate, start, jax.random.split(rest, extent.iterations))
         return drawn
 
-    return jax.lax.map(chain, jax.random.split(key, CHAINS))
+    each = jax.random.split(key, extent.chains)
+    return jax.vmap(chain)(each) if extent.side_by_side else jax.lax.map(chain, each)

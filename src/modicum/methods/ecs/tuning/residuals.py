@@ -16,12 +16,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.estimators import LinearTaylor
-from modicum.kernels.base import Cached, ControlVariate, Proxy
+from modicum.kernels.base import ControlVariate, Proxy
 from modicum.models.base import Batch
 from modicum.random import typed
-from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit
+from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, jit
 
-__all__ = ["Bias", "Pilot", "Residuals", "evaluate", "posterior_share", "reweighted", "study"]
+__all__ = [
+    "Bias",
+    "Pilot",
+    "Residuals",
+    "as_drawn",
+    "evaluate",
+    "posterior_share",
+    "reweighted",
+    "study",
+]
 
 BLOCK = 4096  # rows with codes that are whitened at once; slopes take no more
 SLOPE_WORK = 4e7  # numbers in the slopes' covariance products, per draw
@@ -207,8 +216,8 @@ class Residuals:
     ----------
     control_variate, proxy, draws
         The expansion whose residuals these are, and where they were evaluated.
-    cached, few
-        The prepared rows, or the first of them; for groups, the first few as a batch.
+    rows, few
+        The pilot rows; for groups, the first few as a batch.
     values
         Residual over `probability`, (draws, rows).
     probability
@@ -222,7 +231,7 @@ class Residuals:
     control_variate: ControlVariate[Any]
     proxy: Proxy
     draws: np.ndarray
-    cached: Pytree
+    rows: Batch
     few: Batch | None
     values: np.ndarray
     probability: np.ndarray
@@ -266,9 +275,22 @@ class Residuals:
                 _slopes_of_groups(form, self.few, proxy, draws, weight[:groups], factor[:groups])
             )
         rows = min(int(np.clip(SLOPE_WORK / size**2, 64, BLOCK)), len(weight))
-        return np.asarray(
-            _slopes(form, rows, self.cached, proxy, draws, weight[:rows], factor[:rows])
-        )
+        at, share = as_drawn(weight, rows)
+        some = {name: np.asarray(values)[at] for name, values in self.rows.items()}
+        return np.asarray(_slopes(form, some, proxy, draws, share, factor[at]))
+
+
+def as_drawn(weight: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places of `count` rows that stand for all that a design draws, and the share of each.
+
+    Evenly through the cumulated weights, or, where no more than `count` rows are ever drawn, all of
+    these, and others with a share of zero: as many whatever the weights, for one compilation.
+    """
+    drawn = np.flatnonzero(weight > 0)
+    if len(drawn) <= count:
+        at = np.r_[drawn, np.setdiff1d(np.arange(len(weight)), drawn)[: count - len(drawn)]]
+        return at, weight[at]
+    return representatives(weight, count), np.full(count, 1 / count)
 
 
 def reweighted(drawn_with: np.ndarray, studied: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -309,8 +331,7 @@ def evaluate(
         Whether the draws were resampled by the proxy already: equal weights.
     """
     compute = _values_in_blocks if few is None else _values_of_groups
-    cached, evaluated = compute(control_variate, batch, proxy, draws)
-    values = np.asarray(evaluated)
+    values = np.asarray(compute(control_variate, batch, proxy, draws))
     ratio = values.sum(axis=1)  # l - sum q
     share = np.full(len(draws), 1 / len(draws))
     if log_proxy is not None:
@@ -318,7 +339,7 @@ def evaluate(
         if not resampled and np.all(np.isfinite(ratio)):
             share = posterior_share(ratio)
     probability = np.asarray(batch["probability"])
-    return Residuals(control_variate, proxy, draws, cached, few, values, probability, ratio, share)
+    return Residuals(control_variate, proxy, draws, batch, few, values, probability, ratio, share)
 
 
 def study(
@@ -342,12 +363,9 @@ def study(
     return evaluate(control_variate, drawn_with, proxy, draws).pilot(probability)
 
 
-def _evaluate(
-    cv: ControlVariate[Cached], batch: Batch, proxy: Proxy, pilot: Array
-) -> tuple[Cached, jax.Array]:
+def _evaluate(cv: ControlVariate[Any], batch: Batch, proxy: Proxy, pilot: Array) -> jax.Array:
     cached = cv.cache(batch, proxy)
-    values = jax.lax.map(lambda z: cv.values(cached, z, proxy), pilot, batch_size=TOGETHER)
-    return cached, values
+    return jax.lax.map(lambda z: cv.values(cached, z, proxy), pilot, batch_size=TOGETHER)
 
 
 _values = jit(static=0, options=FASTEST_COMPILE)(_evaluate)
@@ -358,8 +376,8 @@ _values_of_groups = jit(static=0, options=SCATTERS)(
 
 def _values_in_blocks(
     cv: ControlVariate[Any], batch: Batch, proxy: Proxy, pilot: np.ndarray
-) -> tuple[Any, jax.Array | np.ndarray]:
-    """Values of all rows; rows with codes are whitened block by block, and the first block kept.
+) -> jax.Array | np.ndarray:
+    """Values of all rows; rows with codes are whitened block by block.
 
     Whitened rows of factors with many levels are large: 20,000 rows of 900 columns take 140 MB, and
     as much again while they are computed.
@@ -368,46 +386,23 @@ def _values_in_blocks(
     coded = isinstance(cv, LinearTaylor) and cv.target.coding is not None
     if not coded or rows <= BLOCK:
         return _values(cv, batch, proxy, pilot)
-    first, parts = None, []
+    parts = []
     for start in range(0, rows, BLOCK):
         row_ids = np.minimum(np.arange(start, start + BLOCK), rows - 1)  # all of one shape
         block = {name: np.asarray(values)[row_ids] for name, values in batch.items()}
-        cached, values = _values(cv, block, proxy, pilot)
-        first = cached if first is None else first
-        parts.append(np.asarray(values)[:, : rows - start])
-    return first, np.concatenate(parts, axis=1)
-
-
-@jit(static=(0, 1), options=FASTEST_COMPILE)
-def _slopes(
-    cv: ControlVariate[Any],
-    rows: int,
-    cached: Pytree,
-    proxy: Proxy,
-    pilot: Array,
-    weight: Array,
-    factor: Array,
-) -> jax.Array:
-    """Largest eigenvalue of the covariance of the first `rows` gradients, one per pilot draw."""
-    first_rows = jax.tree.map(lambda a: a[:rows], cached)
-    return _largest_slopes(cv, first_rows, proxy, pilot, weight, factor)
-
-
-@jit(static=0, options=SCATTERS)
-def _slopes_of_groups(
-    cv: ControlVariate[Any], groups: Batch, proxy: Proxy, pilot: Array, weight: Array, factor: Array
-) -> jax.Array:
-    """The same of groups."""
-    return _largest_slopes(cv, cv.cache(groups, proxy), proxy, pilot, weight, factor)
+        parts.append(np.asarray(_values(cv, block, proxy, pilot))[:, : rows - start])
+    return np.concatenate(parts, axis=1)
 
 
 def _largest_slopes(
-    cv: ControlVariate[Any], rows: Pytree, proxy: Proxy, pilot: Array, weight: Array, factor: Array
+    cv: ControlVariate[Any], rows: Batch, proxy: Proxy, pilot: Array, weight: Array, factor: Array
 ) -> jax.Array:
+    """Largest eigenvalue of the covariance of some rows' gradients, one per pilot draw."""
+    cached = cv.cache(rows, proxy)
     share = weight / weight.sum()
 
     def largest(z: jax.Array) -> jax.Array:
-        _, slope = jax.linearize(lambda z: factor * cv.values(rows, z, proxy), z)
+        _, slope = jax.linearize(lambda z: factor * cv.values(cached, z, proxy), z)
         if z.size <= EXACT:
             jacobian = jax.vmap(slope, out_axes=1)(jnp.eye(z.size))
             centred = jacobian - share @ jacobian
@@ -427,6 +422,10 @@ def _largest_slopes(
         return jax.lax.fori_loop(0, POWERS, times, first)[1]
 
     return jax.lax.map(largest, pilot)
+
+
+_slopes = jit(static=0, options=FASTEST_COMPILE)(_largest_slopes)
+_slopes_of_groups = jit(static=0, options=SCATTERS)(_largest_slopes)
 
 
 def _tail(size: np.ndarray, weight: np.ndarray) -> tuple[float, float]:
