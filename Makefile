@@ -62,13 +62,13 @@ coverage: $(STAMP)
 	$(PYTEST) --cov=modicum --cov-report=term:skip-covered $(LIBRARY)
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests conftest.py
+	$(BIN)/ruff format --check src tests conftest.py
 	$(BIN)/mypy
 
 format: $(STAMP)
-	$(BIN)/ruff check --fix src tests
-	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests conftest.py
+	$(BIN)/ruff format src tests conftest.py
 
 bench: $(STAMP)
 	$(BIN)/modicum bench $(if $(QUICK),--quick)

@@ -1,6 +1,7 @@
 """A whole chain in one program, interpreted without an accelerator, against the plain kernel."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -144,6 +145,36 @@ def test_windows_go_on_where_the_last_one_ended(plan, truth, monkeypatch, x64):
     whole = np.concatenate([first["position"], second["position"]], axis=1)
     assert whole.dtype == np.float64
     assert np.abs(whole - np.asarray(truth[1][POSITION])).max() < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
+def test_the_front_door_takes_it(monkeypatch):
+    # what runs on a GPU, interpreted: after warm-up the draws are those of the plain path
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    monkeypatch.setattr("modicum.kernels.fused.FusedKernel", partial(FusedKernel, interpret=True))
+    length = {"draws": 24, "tune": 30, "chains": 4, "random_seed": 2, "progressbar": False}
+    posts = {}
+    for setting in (False, "auto"):
+        method = mo.HMCECS(subsample=20, blocks=4, refreshes=2, certainty=10, fused=setting)
+        posts[setting] = mo.sample(mo.models.Logistic(), some_rows(), method=method, **length)
+    assert posts["auto"].tuning["path"]["value"] == "fused"
+    assert posts[False].tuning["path"] == {
+        "value": "plain",
+        "why": "fused iterations were not asked for",
+    }
+    for name, plain in posts[False].draws.items():
+        assert posts["auto"][name].dtype == np.float64
+        assert np.abs(posts["auto"][name] - plain).max() < 1e-4 * plain.std()
+        assert np.abs(posts["auto"][name] - plain).max() > 0
+    for name, plain in posts[False].stats.items():
+        assert posts["auto"].stats[name].dtype == plain.dtype
+        assert np.allclose(posts["auto"].stats[name], plain, rtol=1e-4, atol=1e-4)
+    assert posts["auto"].ledger.to_dict() == posts[False].ledger.to_dict()
+    thinned = mo.sample(
+        mo.models.Logistic(), some_rows(), method=method, thin=2, **length | {"draws": 2}
+    )
+    assert thinned.tuning["path"] == {"value": "plain", "why": "draws are thinned"}
 
 
 def test_iterations_beyond_the_count_are_left_out(plan, truth, x64):

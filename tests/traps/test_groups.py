@@ -22,6 +22,7 @@ def frame() -> pd.DataFrame:
             "well": rng.integers(0, 2, n),
         }
     )
+    made["x"] = made["ward"]
     made["gap"] = made["ward"].where(np.arange(n) != 7)
     made["height"] = made["ward"].map({"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0})
     return made
@@ -39,6 +40,8 @@ def frame() -> pd.DataFrame:
         ("well ~ dose + (1 | gap)", "column 'gap' holds a missing value in row 7: .*missing='drop"),
         ("well ~ dose + (1 | wards)", "column 'wards' .* did you mean 'ward'"),
         ("well ~ dose + (1 | ward) + (1 | ward)", "an effect twice"),
+        ("well ~ dose + (1 | x)", "a group cannot be called 'x'"),
+        ("well ~ dose + (| ward)", "has no effects before"),
         ("well ~ dose + (1 | dose)", "column 'dose'|as many levels as there are rows|group of its"),
     ],
 )

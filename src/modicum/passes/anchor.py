@@ -1,4 +1,4 @@
-"""The anchor: all that is known at the expansion point t*."""
+"""The anchor: everything computed at the expansion point t*."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from modicum.passes.sums import Sums
 
 __all__ = ["Anchor", "anchor_at", "anchor_at_mode"]
 
-# Separation is looked for, at the cost of a pass, where the mode gives a reason to:
-LIKELY = -0.2  # log-likelihood per row above which outcomes are told well
-VAGUE = 0.1  # posterior sd, in prior sds, that data leave along a direction that is separated
-COLLINEAR = 1e-6  # below this share no prior is to blame: the data say nothing at all
-CANCELS = 0.1  # of the columns' own information: what is left along a collinear direction
-DULL = 0.1  # a direction with less information from the data than this share of the prior's
+# Separation is checked for, at the cost of a pass, if the mode gives a reason to:
+LIKELY = -0.2  # log-likelihood per row above which outcomes are predicted well
+VAGUE = 0.1  # posterior sd, in prior sds, along a separated direction
+COLLINEAR = 1e-6  # below this share the data do not inform the direction at all
+CANCELS = 0.1  # share of the columns' information left along a collinear direction
+DULL = 0.1  # share of the prior's information below which the data are uninformative
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,9 @@ class Anchor:
     record
         How the mode was found; None for an anchor elsewhere.
     notes
-        What the user should know: directions the data do not inform, a Hessian that had to be
-        mended, other modes.
+        Warnings: directions the data do not inform, a Hessian that had to be repaired, other modes.
     modes
-        All modes that are not negligible, this one first; None where none was looked for.
+        All modes that are not negligible, this one first; None if none was searched for.
     """
 
     point: np.ndarray
@@ -81,7 +80,7 @@ class Anchor:
         return np.asarray(np.sqrt(np.sum(self.factor**2, axis=1)))
 
     def warp(self, target: Target) -> Warp | None:
-        """Which entries chains move with a scale: effects of groups, by how little data say."""
+        """Which entries chains scale: effects of groups that the data say little about."""
         if target.exact_prior is None or self.factor.ndim < 2:
             return None
         information = np.maximum(-np.diag(self.B), 0.0)
@@ -137,7 +136,7 @@ def anchor_at_mode(
 ) -> Anchor:
     """Find the posterior mode, `within` so many standard deviations, and build the anchor there.
 
-    With `starts` other modes are looked for, and the anchor is at the heaviest.
+    With `starts` other modes are searched for, and the anchor is the heaviest.
 
     Models of more than 2,000 parameters form no Hessian: their anchor is the point L-BFGS reaches
     on a subset, with a factor that only sets the scale. Networks of fewer have one, of the
@@ -161,10 +160,10 @@ def anchor_at_mode(
 
 
 def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[ModicumWarning]:
-    """What is known at the mode: who is to blame where data and prior disagree, or data are silent.
+    """Warn where data and prior disagree, or the data are uninformative, and say why.
 
-    Separation explains a prior that decides, and a prior that disagrees; a prior that disagrees
-    explains data that seem to say nothing. Only the cause is told.
+    Separation explains a dominating or a conflicting prior; a conflicting prior explains data that
+    seem uninformative. Only the cause is reported.
     """
     distances = sums.target.prior_distances(anchor.point)
     if distances is None:
@@ -175,7 +174,7 @@ def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[M
     causes = prior_warnings(called, away, spread, sums.target.has_normal_prior)
     per_row = anchor.C / len(sums.rows)
     doubtful = causes or per_row > LIKELY or np.any(spread > VAGUE)
-    # Effects of groups have a prior of their own, and some of the rows cannot tell of all.
+    # Effects of groups have priors of their own, and a sample of rows need not contain all of them.
     if doubtful and not sums.target.model.has_groups and sums.rest is None:
         theta = sums.target.unravel(anchor.point)
         separated, passes = sums.target.model.separation(sums.rows, theta)
@@ -191,7 +190,7 @@ def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[M
 def _first_mode(
     sums: Sums, start: np.ndarray, starts: Starts, seed: int, within: float
 ) -> tuple[np.ndarray, tuple[Curvature, ModeRecord]]:
-    """The mode reached from the first start that reaches one, and that start."""
+    """The first mode that is reached from any start, and that start."""
     try:
         return start, find_mode(sums, start, seed, within=within)
     except ConvergenceError as fault:
@@ -205,10 +204,10 @@ def _first_mode(
 
 
 def _may_have_none(sums: Sums, start: np.ndarray, fault: ConvergenceError) -> bool:
-    """Whether a model of one's own is as it should be and has no mode all the same.
+    """Whether a model of the user's own is valid and yet has no mode.
 
-    A kink or a funnel is no mistake. A start where something is no number is one, and so is a
-    log-posterior that has no end.
+    A kink or a funnel is valid. A start where something is NaN is not, nor is a log-posterior
+    without an upper bound.
     """
     if not sums.target.model.users_functions or isinstance(fault, EndlessError):
         return False
@@ -236,7 +235,7 @@ def _from_curvature(
 
 
 def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[ModicumWarning]:
-    """Say so if along some direction the prior decides and the data do not, and why."""
+    """Warn if the prior dominates the data along some direction, and say why."""
     information, prior, names, kept = _compared(at, names, sums.target)
     with suppress(np.linalg.LinAlgError, ValueError):
         cholesky(information - DULL * prior)  # all ratios are above: a tenth of eigh's time

@@ -63,7 +63,7 @@ class Sums:
     ledger
         Where row evaluations are counted.
     rest
-        The log-likelihood of rows that are not here, which every sum includes; None: all are here.
+        The log-likelihood of rows that are not held, which every sum includes; None: all are held.
     clock
         What passes over these rows and subsets of them took.
     """

@@ -64,25 +64,8 @@ def effects(
     check_interval(prob)
     whole_number("draws", draws)
     model = fit.model
-    known = group_names(model)
-    if group not in known:
-        raise SettingError(
-            f"there are no effects of {group!r}{suggestion(group, known)}; "
-            + (f"there are those of {', '.join(known)}." if known else "the model has no groups.")
-        )
-    if isinstance(levels, str) or hasattr(levels, "columns") or isinstance(levels, Rows):
-        raise SettingError(
-            f"levels must be a list of levels of '{group}', not "
-            f"{'a name' if isinstance(levels, str) else type(levels).__name__}; the rows of the "
-            "fit, where they are needed, are rows=..."
-        )
-    if rows is not None:
-        if not isinstance(rows, Rows):
-            raise SettingError(
-                f"rows must be the mo.Rows of the fit, not {type(rows).__name__}; a fit that was "
-                "not loaded from a file knows them."
-            )
-        require_rows_of_fit(rows, fit.rows, None, "a table of effects")
+    _require_group(model, group, levels)
+    _require_rows_of_effects(fit, rows)
     family = model.family if isinstance(model, IntegratedEffects) else model
     assert isinstance(family, LinearPredictorModel)
     if any(term.field == group for term in family.group_terms):
@@ -103,6 +86,33 @@ def effects(
     ]
     size = groups.index.size[ids]
     return _frame(np.concatenate(parts), group, names[ids], model.effect_names, size, prob)
+
+
+def _require_group(model: object, group: str, levels: object) -> None:
+    """Refuse a factor without effects, and levels that are no list."""
+    known = group_names(model)
+    if group not in known:
+        raise SettingError(
+            f"there are no effects of {group!r}{suggestion(group, known)}; "
+            + (f"there are those of {', '.join(known)}." if known else "the model has no groups.")
+        )
+    if isinstance(levels, str) or hasattr(levels, "columns") or isinstance(levels, Rows):
+        raise SettingError(
+            f"levels must be a list of levels of '{group}', not "
+            f"{'a name' if isinstance(levels, str) else type(levels).__name__}; the rows of the "
+            "fit, where they are needed, are rows=..."
+        )
+
+
+def _require_rows_of_effects(fit: Fit, rows: object) -> None:
+    """Refuse rows that are not those of the fit."""
+    if rows is not None:
+        if not isinstance(rows, Rows):
+            raise SettingError(
+                f"rows must be the mo.Rows of the fit, not {type(rows).__name__}; a fit that was "
+                "not loaded from a file knows them."
+            )
+        require_rows_of_fit(rows, fit.rows, None, "a table of effects")
 
 
 def group_names(model: object) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ class Lowered(Protocol):
 
 @dataclass
 class Chains:
-    """The states of all chains, and how to move them on.
+    """The states of all chains, and how to advance them.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class Chains:
     parallel
         "threads" (one thread per chain) or "stacked"; by default threads for a few chains on a CPU.
     thin
-        Of so many iterations one is recorded.
+        Record one iteration out of so many.
     block
         The most iterations whose rows are prepared together.
     units
@@ -149,7 +149,7 @@ class Chains:
 
     @in_double_precision
     def begin(self) -> None:
-        """Put every chain at its start."""
+        """Initialise every chain."""
         make_room()
         self._spread()
         batches = self._fetcher.at_start() if self._fetcher else None
@@ -229,7 +229,7 @@ class Chains:
     def _advance_group(
         self, g: int, span: Span, batches: Batches | None, state: compiled.Progress
     ) -> tuple[compiled.Progress, Record]:
-        """Move group `g` on; its record has a leading axis for chains and ends where it did."""
+        """Advance group `g`; its record has a leading axis for chains."""
         if self._through_pinned_pages:
             return self._in_windows(g, span, batches, state)
         state, record = self._loop(*self._arguments(g, span, batches, state))
@@ -309,7 +309,7 @@ class Chains:
         return jax.tree.map(lambda all_: lengthened(all_[window], size), self._flags)
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Shut the threads down."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._fetcher:
             self._fetcher.close()

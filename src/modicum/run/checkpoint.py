@@ -1,12 +1,12 @@
 """Checkpoints: state and draws on disk after every chunk, so that a killed run goes on.
 
 A checkpoint is a folder. `run.json` names the files that count and is replaced in one step after
-they are safely written; whatever else lies there is of no account. A run that resumes makes the
-same draws as one that was never stopped.
+they are safely written; all other files are ignored. A resumed run makes the same draws as one that
+was never stopped.
 
 Nothing in the folder is trusted. Names of files are bare and follow from iteration numbers, arrays
 are read only if the file is as long as their headers say, and nothing is ever unpickled. One
-process at a time holds the folder; the system lets go of the lock when that process dies.
+process at a time holds the folder; the system releases the lock when that process dies.
 """
 
 from __future__ import annotations
@@ -51,10 +51,9 @@ class Checkpoint:
     Parameters
     ----------
     folder
-        Where; made if it is not there.
+        Where; created if it does not exist.
     identity
-        What makes the run this one (model, rows, method, seed ...): a checkpoint of another run
-        is refused.
+        Identifies the run (model, rows, method, seed ...): a checkpoint of another run is refused.
 
     Examples
     --------
@@ -94,7 +93,7 @@ class Checkpoint:
         self.close()
 
     def close(self) -> None:
-        """Let others have the folder."""
+        """Release the folder."""
         self._lock.release()
 
     def _refuse_other_files(self) -> None:
@@ -337,7 +336,9 @@ class _Lock:
         except OSError as error:
             if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:
                 raise
-            self.release: Callable[[], object] = lambda: None  # who cannot write can do no harm
+            self.release: Callable[[], object] = lambda: (
+                None
+            )  # without write access no lock is needed
             return
         self.release = weakref.finalize(self, os.close, descriptor)
         if not _locked(descriptor):

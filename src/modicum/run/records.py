@@ -1,4 +1,4 @@
-"""What iterations record: packed where they are made, brought to the host, taken apart there."""
+"""What iterations record: packed on the device, copied to the host and unpacked there."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def copy_to(room: HostPacked, at: int, record: Packed, count: int) -> None:
     def fetch(start: int) -> Packed:
         return jax.device_put(_piece(record, start, size), where)
 
-    # Such pages are dear to come by: few are on their way at a time, and draws leave them at once.
+    # Pinned pages are expensive: only a few are in flight, and draws are copied out at once.
     coming = deque(fetch(start) for start in starts[:IN_FLIGHT])
     for k, start in enumerate(starts):
         piece = coming.popleft()

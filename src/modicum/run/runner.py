@@ -39,7 +39,7 @@ class History:
     complete
         False if the run was stopped early.
     notes
-        What the user was told of the run itself.
+        Warnings about the run itself.
     seconds
         Wall time of warm-up (compilation included) and of sampling.
     """
@@ -52,7 +52,7 @@ class History:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def every(self, thin: int) -> History:
-        """Only every `thin`-th draw, the last of so many."""
+        """Keep every `thin`-th draw, the last of each window."""
         if thin == 1:
             return self
         stats = {name: values[:, thin - 1 :: thin] for name, values in self.stats.items()}
@@ -226,7 +226,7 @@ def _to_the_end(
     checkpoint: Checkpoint | None,
     hook: PeriodicHook | None,
 ) -> int:
-    """Chunk after chunk, until all are made or a stop is asked for; how many were made."""
+    """Run chunk after chunk until all are done or a stop is requested; return how many."""
     pace = _Pace(chains.capacity, total, hook, book.tune * chains.thin)
     count = pace.first(done)
     while done < total and not stop.asked:
@@ -246,7 +246,7 @@ def _to_the_end(
 
 
 def _say_where(done: int, total: int, checkpoint: Checkpoint | None) -> None:
-    """Say how the run goes on in another process."""
+    """Log how the run can be resumed in another process."""
     where = "nothing of it was saved, since it had no checkpoint"
     if checkpoint is not None:
         where = f"the same call goes on from '{checkpoint.folder}'"
@@ -267,11 +267,11 @@ class _Pace:
         self.timed = 0
 
     def first(self, done: int) -> int:
-        """Iterations of the first chunk, after `done` were made before."""
+        """Iterations of the first chunk, after `done` earlier ones."""
         return self._at_most(done, min(self.capacity, 4))
 
     def next(self, done: int) -> int:
-        """Iterations of the chunk that begins when `done` are made."""
+        """Iterations of the chunk that begins after `done`."""
         count = 4 if self.per_iteration is None else int(CHUNK_SECONDS / self.per_iteration)
         return self._at_most(done, int(np.clip(count, 1, self.capacity)))
 
@@ -283,7 +283,7 @@ class _Pace:
         return max(0, min(count, self.total - done))
 
     def took(self, seconds: float, count: int) -> None:
-        """Learn from a chunk of `count` iterations."""
+        """Record how long a chunk of `count` iterations took."""
         self.timed += 1
         if self.timed > 1:  # the first call compiled
             self.per_iteration = max(seconds / count, 1e-7)

@@ -22,7 +22,7 @@ out is a group.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -32,6 +32,7 @@ from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.passes import LocalEngine, Sums, units_of
 from modicum.passes.pointwise import LeftOut, approximately_left_out, log_likelihoods
+from modicum.posterior.checking.moment_matching import MOST_UNITS, leave_out_anew
 from modicum.posterior.draws import Draws, require_finite, thinned
 from modicum.posterior.fitted import Subject, flat_points
 from modicum.posterior.resampling import require_positive_sum
@@ -123,6 +124,8 @@ class LeaveOneOut:
         Posterior draws used.
     unit
         What was left out: "row" or "group".
+    matched
+        Whether bad rows were left out by points of their own, as far as that could be done.
     """
 
     sample: RowSample
@@ -133,6 +136,7 @@ class LeaveOneOut:
     pareto_k: np.ndarray
     draws: int
     unit: str
+    matched: bool = False
 
     @property
     def good_k(self) -> float:
@@ -201,7 +205,8 @@ class LeaveOneOut:
             return None
         worst = int(np.argmax(self.pareto_k))
         of = f" of {name!r}" if name else ""
-        more = "" if self.good_k >= 0.7 else "draw more, or "
+        more = "" if self.good_k >= 0.7 else "draw more, "
+        match = "" if self.matched else "ask for moment_match=True, which evaluates them anew, "
         return warn(
             ModicumWarning(
                 "left-out-uncertain",
@@ -210,8 +215,8 @@ class LeaveOneOut:
                 f"k {self.pareto_k[worst]:.2f} in {self.unit} {self.sample.row_ids[worst]}, and "
                 f"up to {self.good_k:.2f} is fine), so elpd is too high or too low by an unknown "
                 "amount",
-                f"{more}look at these {self.unit}s (result.pareto_k), fit without them to see what "
-                "they do, or use a family with heavier tails",
+                f"{more}{match}look at these {self.unit}s (result.pareto_k), fit without them to "
+                "see what they do, or use a family with heavier tails",
                 units=int(bad.sum()),
                 left_out=len(bad),
                 pareto_k=float(self.pareto_k[worst]),
@@ -239,6 +244,7 @@ def leave_one_out(
     draws: int,
     random_seed: int,
     progressbar: bool,
+    moment_match: bool = False,
 ) -> list[LeaveOneOut]:
     """Leave out the same rows of all subjects, whose rows are the same; see `Posterior.loo`."""
     whole_number("draws", draws, FEWEST)
@@ -257,8 +263,14 @@ def leave_one_out(
         near = [_approximation(each, engine) for each in prepared]
         size = weight * sum(np.nan_to_num(part.variance.astype(float)) for part in near)
         sample = RowSample.drawn(size, subsample or SAMPLED, random_seed)
-    return [
+    results = [
         _left_out(each, sample, weight, part) for each, part in zip(prepared, near, strict=True)
+    ]
+    if not moment_match:
+        return results
+    return [
+        _mended(left_out, each, engine, random_seed)
+        for left_out, each in zip(results, prepared, strict=True)
     ]
 
 
@@ -343,6 +355,25 @@ def _left_out(
     unit = "group" if isinstance(subject.units, GroupedRows) else "row"
     draws = len(subject.points)
     return LeaveOneOut(sample, weight, near, elpd, lpd, pareto_k, draws, unit)
+
+
+def _mended(
+    left_out: LeaveOneOut, subject: _Prepared, engine: LocalEngine, seed: int
+) -> LeaveOneOut:
+    """With the worst rows left out by points of their own, where these reach them."""
+    worst = np.argsort(-left_out.pareto_k)[:MOST_UNITS]
+    bad = np.sort(worst[left_out.pareto_k[worst] > left_out.good_k])
+    if not len(bad):
+        return left_out
+    row_ids = left_out.sample.row_ids[bad]
+    sums = Sums(subject.target, subject.units, engine, subject.ledger)
+    mean = _mean(subject.points, subject.log_weight, subject.sign)
+    share = np.minimum(left_out.weight[row_ids], 1.0)
+    anew = leave_out_anew(sums, mean, row_ids, share, seed)
+    elpd, pareto_k = left_out.elpd.copy(), left_out.pareto_k.copy()
+    better = anew.pareto_k <= left_out.good_k
+    elpd[bad[better]], pareto_k[bad[better]] = anew.elpd[better], anew.pareto_k[better]
+    return replace(left_out, elpd=elpd, pareto_k=pareto_k, matched=True)
 
 
 def _require_numbers(values: np.ndarray, row_ids: np.ndarray) -> None:

@@ -315,11 +315,11 @@ class _Means:
         width = self.classes or 1
         there = np.repeat(np.where(self.mass > 0, self.mass, 1.0), width)
         index = np.repeat(np.arange(self.bins), width)
-        found = _frame(self.seen / there, self.drawn / there, prob, index, signs)
-        found = found.assign(rows=np.repeat(self.count, width).astype(int))
+        table = _frame(self.seen / there, self.drawn / there, prob, index, signs)
+        table = table.assign(rows=np.repeat(self.count, width).astype(int))
         if self.classes is None:
-            return found
-        return found.assign(**{"class": np.tile(np.arange(width), self.bins)})
+            return table
+        return table.assign(**{"class": np.tile(np.arange(width), self.bins)})
 
 
 class _Values:

@@ -12,10 +12,10 @@ from functools import cached_property
 
 import numpy as np
 
-from modicum.errors import DataError
+from modicum.errors import DataError, SettingError
 from modicum.rows.coding import code_type
 from modicum.rows.description import Array, Level, level_key, level_places
-from modicum.rows.encoding import ordered
+from modicum.rows.encoding import RESERVED, ordered
 from modicum.rows.formula.columns import BatchColumns
 from modicum.rows.formula.parsing import GroupTerm
 
@@ -74,6 +74,11 @@ class GroupingLevels:
 
     def __init__(self, groups: Iterable[GroupTerm]) -> None:
         factors = dict.fromkeys(group.group for group in groups)
+        for taken in {grouping_name(names) for names in factors} & set(RESERVED):
+            raise SettingError(
+                f"a group cannot be called {taken!r}, the name under which rows hold something "
+                "else; rename that column of the table."
+            )
         self._values: dict[tuple[str, ...], dict[str, Level]] = {names: {} for names in factors}
 
     @property

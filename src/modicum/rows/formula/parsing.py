@@ -215,7 +215,7 @@ def _group_terms(inside: str) -> list[GroupTerm]:
     columns = [[_column(name, inside) for name in group] for group in groups]
     effects, intercept = _terms(left, "", ())
     texts = ("1",) * intercept + tuple(":".join(f.text for f in term) for term in effects)
-    if not texts:
+    if not texts or not left.strip():
         raise SettingError(f"the group term ({inside.strip()}) has no effects before |: add 1.")
     terms: list[GroupTerm] = []
     outer: tuple[str, ...] = ()

@@ -1,14 +1,19 @@
-"""Multilevel models from a cold start, beside lme4's glmer and GPBoost where these are installed.
+"""Multilevel models from a cold start, beside glmer, GPBoost and NumPyro where these are installed.
 
-The peers give a point estimate; Modicum's line is a whole posterior, by a process that starts with
-nothing compiled. Times are those of the fit; Modicum's include compiling.
+lme4's glmer and GPBoost give a point estimate; Modicum's line is a whole posterior, by a process
+that starts with nothing compiled. Times are those of the fit; Modicum's include compiling, and so
+do those of NumPyro's NUTS, which meets simulated groups only.
 
-And how it grows: simulated groups of 20 rows in stores, from a thousand groups to a million, whose
-iterations should take the same time, and whose memory should not grow with the rows.
+And how it grows: simulated groups of 20 rows in stores, from a thousand groups to a hundred
+thousand, whose iterations should take the same time, and whose memory should not grow with the
+rows. A million groups take much longer to write than to sample, and are a run of their own:
+
+    python -m modicum_lab.bench.parts.multilevel 1000 10000 100000 1000000
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -31,6 +36,7 @@ from modicum_lab.bench.tables import Table
 __all__ = ["Problem", "run"]
 
 LIMIT = 900  # seconds for one contender
+LONG = 7_200  # for one size of what grows
 COLUMNS = ("contender", "seconds", "least ESS", "seconds for 1,000", "group sds")
 
 FIT = """
@@ -45,6 +51,37 @@ said = {"seconds": time.perf_counter() - began, "sampling": post.settings["sampl
         "ess": float(summary["ess_bulk"].min()), "held": post.tuning["groups"]["value"],
         "sds": [float(v) for k, v in summary["mean"].items() if k.startswith("group_sd")]}
 print(json.dumps(said))
+"""
+
+NUMPYRO = """
+import json, sys, time
+began = time.perf_counter()
+import jax, jax.numpy as jnp, numpy as np, numpyro, pandas as pd
+import numpyro.distributions as dist
+from numpyro.diagnostics import effective_sample_size
+from numpyro.infer import MCMC, NUTS
+numpyro.enable_x64()
+table = pd.read_parquet(sys.argv[1])
+draws, common, group = int(sys.argv[2]), sys.argv[3].split(","), sys.argv[4]
+x, y = jnp.asarray(table[common].to_numpy(float)), jnp.asarray(table["late"].to_numpy(float))
+codes, levels = pd.factorize(table[group])
+def model(x, y, g):
+    beta = numpyro.sample("beta", dist.Normal(0, 2.5).expand([x.shape[1]]).to_event(1))
+    intercept = numpyro.sample("intercept", dist.Normal(0, 2.5))
+    tau = numpyro.sample("tau", dist.HalfNormal(2.5))
+    v = numpyro.sample("v", dist.Normal(0, 1).expand([len(levels)]).to_event(1))
+    u = numpyro.deterministic("u", tau * v)
+    numpyro.sample("y", dist.BernoulliLogits(x @ beta + intercept + u[g]), obs=y)
+mcmc = MCMC(NUTS(model), num_warmup=draws, num_samples=draws, progress_bar=False)
+key = jax.random.key(1)
+mcmc.warmup(key, x, y, jnp.asarray(codes))
+warm = time.perf_counter()
+mcmc.run(key, x, y, jnp.asarray(codes))
+held = {k: np.asarray(v)[None] for k, v in mcmc.get_samples().items() if k != "v"}
+ess = min(float(np.min(effective_sample_size(v))) for v in held.values())
+now = time.perf_counter()
+print(json.dumps({"seconds": now - began, "sampling": now - warm, "ess": ess,
+                  "sds": [float(held["tau"].mean())]}))
 """
 
 GLMER = """
@@ -74,22 +111,25 @@ said = {"iteration": post.settings["sampling_seconds"] / 1000, "seconds": taken,
 print(json.dumps(said))
 """
 PER_GROUP, TRUE_SD = 20, 0.5
+TOGETHER = 10_000  # groups that are simulated at a time
 GROWTH = ("groups", "rows", "ms per iteration", "over the first", "groups per step", "group sd",
           "seconds", "peak memory, MB")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A table with an outcome `late`, and the columns it is grouped by."""
+    """A table with an outcome `late`, common columns, and the columns it is grouped by."""
 
     name: str
     table: pd.DataFrame
+    common: tuple[str, ...]
     groups: tuple[str, ...]
 
-    def formula(self, power: str) -> str:
-        """Common columns, and an intercept that varies by each group; R writes powers with ^."""
-        common = f"h + I(h{power}2) + I(h{power}3) + log_distance"
-        return f"late ~ {common} + " + " + ".join(f"(1 | {group})" for group in self.groups)
+    @property
+    def formula(self) -> str:
+        """Common columns, and an intercept that varies by each group, as R and Modicum write it."""
+        varying = [f"(1 | {group})" for group in self.groups]
+        return "late ~ " + " + ".join([*self.common, *varying])
 
 
 def run(quick: bool = False) -> Iterator[Table]:
@@ -99,13 +139,14 @@ def run(quick: bool = False) -> Iterator[Table]:
             folder = Path(name)
             lines = [
                 modicum_line(problem, folder, 500 if quick else 1000),
+                numpyro_line(problem, folder, 100 if quick else 300),
                 glmer_line(problem, folder, 0),
                 glmer_line(problem, folder, 1),
                 gpboost_line(problem),
             ]
         title = f"{problem.name}: {len(problem.table):,} rows by {', '.join(problem.groups)}"
         yield Table(title, COLUMNS, [line for line in lines if line is not None])
-    yield growth((1_000, 10_000) if quick else (1_000, 10_000, 100_000, 1_000_000))
+    yield growth((1_000, 10_000) if quick else (1_000, 10_000, 100_000))
 
 
 def growth(sizes: Sequence[int]) -> Table:
@@ -114,8 +155,8 @@ def growth(sizes: Sequence[int]) -> Table:
     for groups in sizes:
         with tempfile.TemporaryDirectory() as name:
             store = Path(name) / "store"
-            ingest(simulated(groups), store, sort_by="g", progressbar=False)
-            output = _output([sys.executable, "-c", GROW, str(store)])
+            ingest(simulated(groups, Path(name)), store, sort_by="g", progressbar=False)
+            output = _output([sys.executable, "-c", GROW, str(store)], LONG)
         if output is None:
             continue
         said = json.loads(output.splitlines()[-1])
@@ -130,23 +171,38 @@ def growth(sizes: Sequence[int]) -> Table:
     return Table(title, GROWTH, lines)
 
 
-def simulated(groups: int) -> dict[str, np.ndarray]:
-    """Logistic rows of a column, an intercept and effects of groups."""
-    rng = np.random.default_rng(1)
-    g = np.repeat(np.arange(groups, dtype=np.float32), PER_GROUP)
-    x = rng.standard_normal(len(g), np.float32)
-    effect = np.repeat(TRUE_SD * rng.standard_normal(groups, np.float32), PER_GROUP)
-    eta = -0.5 + 0.7 * x + effect
-    y = rng.random(len(g), np.float32) < 1 / (1 + np.exp(-eta))
-    return {"x": x[:, None], "y": y.astype(np.float32), "g": g}
+def simulated(groups: int, folder: Path, per_group: int = PER_GROUP) -> dict[str, np.ndarray]:
+    """Logistic rows of a column, an intercept and effects of groups, in files of `folder`."""
+    rng, rows = np.random.default_rng(1), groups * per_group
+    shapes = {"x": (rows, 1), "y": (rows,), "g": (rows,)}
+    made: dict[str, np.ndarray] = {
+        name: np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.float32, shape)
+        for name, shape in shapes.items()
+    }
+    for first in range(0, groups, TOGETHER):
+        some = np.arange(first, min(first + TOGETHER, groups))
+        x = rng.standard_normal(len(some) * per_group, np.float32)
+        effect = TRUE_SD * rng.standard_normal(len(some), np.float32)
+        chance = 1 / (1 + np.exp(0.5 - 0.7 * x - np.repeat(effect, per_group)))
+        place = slice(first * per_group, first * per_group + len(x))
+        made["x"][place, 0] = x
+        made["y"][place] = rng.random(len(x), np.float32) < chance
+        made["g"][place] = np.repeat(some, per_group)
+    return made
 
 
 def problems(quick: bool) -> Iterator[Problem]:
-    """Crossed factors of a few levels, and one factor of thousands."""
+    """Crossed factors of a few levels, one factor of thousands, and what NumPyro's NUTS meets."""
     table = flights(quick)
     if table is not None:
-        yield Problem("crossed", table, ("dest", "carrier", "month"))
-        yield Problem("aircraft", table, ("tailnum",))
+        common = ("h", "h2", "h3", "log_distance")
+        yield Problem("crossed", table, common, ("dest", "carrier", "month"))
+        yield Problem("aircraft", table, common, ("tailnum",))
+    with tempfile.TemporaryDirectory() as name:
+        held = simulated(200 if quick else 1_000, Path(name), 100)
+        made = pd.DataFrame({"late": held["y"].astype(int), "x": held["x"][:, 0]})
+        made["g"] = held["g"].astype(int).astype(str)
+    yield Problem("simulated", made, ("x",), ("g",))
 
 
 def flights(quick: bool) -> pd.DataFrame | None:
@@ -156,9 +212,12 @@ def flights(quick: bool) -> pd.DataFrame | None:
     except DataError:
         return None
     known = table.dropna(subset=["arr_delay"])
+    h = (known["sched_dep_time"] // 100 - 13) / 5.0
     made = known[["dest", "carrier", "month", "tailnum"]].assign(
         late=(known["arr_delay"] > 30).astype(int),
-        h=(known["sched_dep_time"] // 100 - 13) / 5.0,
+        h=h,
+        h2=h**2,
+        h3=h**3,
         log_distance=np.log(known["distance"] / 1000),
     )
     return made.sample(20_000, random_state=1) if quick else made
@@ -168,15 +227,30 @@ def modicum_line(problem: Problem, folder: Path, draws: int) -> Sequence[object]
     """A posterior, by a process of its own."""
     path = folder / "table.parquet"
     problem.table.to_parquet(path)
-    command = [sys.executable, "-c", FIT, str(path), problem.formula("**"), str(draws)]
-    output = _output(command)
-    if output is None:
+    output = _output([sys.executable, "-c", FIT, str(path), problem.formula, str(draws)])
+    return None if output is None else _sampled("Modicum, {held} effects", output)
+
+
+def numpyro_line(problem: Problem, folder: Path, draws: int) -> Sequence[object] | None:
+    """NumPyro's NUTS on all rows with effects held explicitly, non-centred; of simulated groups."""
+    if problem.name != "simulated" or find_spec("numpyro") is None:
         return None
+    path = folder / "table.parquet"
+    problem.table.to_parquet(path)
+    columns = [",".join(problem.common), *problem.groups]
+    output = _output([sys.executable, "-c", NUMPYRO, str(path), str(draws), *columns])
+    if output is None:
+        return f"NumPyro NUTS, {draws} draws", f"over {LIMIT}", "", "", ""
+    return _sampled("NumPyro NUTS", output)
+
+
+def _sampled(name: str, output: str) -> Sequence[object]:
+    """The line of a posterior, from what its process printed."""
     said = json.loads(output.splitlines()[-1])
     # Before the first draw and after: only the draws would be more or fewer.
     enough = said["seconds"] + said["sampling"] * (1000 / said["ess"] - 1)
-    name = f"Modicum, {said['held']} effects"
-    return name, said["seconds"], round(said["ess"]), enough, _shown(said["sds"])
+    shown = name.format(**said)
+    return shown, said["seconds"], round(said["ess"]), enough, _shown(said["sds"])
 
 
 def glmer_line(problem: Problem, folder: Path, nodes: int) -> Sequence[object] | None:
@@ -186,7 +260,7 @@ def glmer_line(problem: Problem, folder: Path, nodes: int) -> Sequence[object] |
     path, script = folder / "table.csv", folder / "glmer.R"
     problem.table.to_csv(path, index=False)
     script.write_text(GLMER)
-    output = _output(["Rscript", str(script), str(path), problem.formula("^"), str(nodes)])
+    output = _output(["Rscript", str(script), str(path), problem.formula, str(nodes)])
     if output is None:
         return None
     seconds, *parts = output.split()
@@ -203,7 +277,7 @@ def gpboost_line(problem: Problem) -> Sequence[object] | None:
     import gpboost
 
     t = problem.table
-    x = np.column_stack([np.ones(len(t)), t.h, t.h**2, t.h**3, t.log_distance])
+    x = np.column_stack([np.ones(len(t)), t[list(problem.common)]])
     began = time.perf_counter()
     model = gpboost.GPModel(group_data=t[list(problem.groups)], likelihood="bernoulli_logit")
     model.fit(y=t.late.to_numpy(float), X=x)
@@ -216,10 +290,21 @@ def _shown(sds: Sequence[float]) -> str:
     return ", ".join(f"{sd:.4f}" for sd in sds)
 
 
-def _output(command: Sequence[str]) -> str | None:
+def _output(command: Sequence[str], limit: float = LIMIT) -> str | None:
     """What a process printed; None where it failed or took too long."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=True)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
         return None
     return done.stdout
+
+
+def main() -> None:
+    """Print how it grows, for the numbers of groups that the command line names."""
+    parser = argparse.ArgumentParser(prog="python -m modicum_lab.bench.parts.multilevel")
+    parser.add_argument("groups", type=int, nargs="+", help="numbers of groups, of 20 rows each")
+    print(growth(parser.parse_args().groups).markdown())
+
+
+if __name__ == "__main__":
+    main()

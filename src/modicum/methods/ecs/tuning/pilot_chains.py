@@ -23,7 +23,7 @@ from modicum.methods.ecs.tuning.residuals import reweighted
 from modicum.models.base import Batch
 from modicum.runtime import Array, jit
 
-__all__ = ["SIDE_BY_SIDE", "Extent", "Rehearsal", "proxy_ratios", "rehearse"]
+__all__ = ["SIDE_BY_SIDE", "Extent", "PilotChains", "proxy_ratios", "run_pilot_chains"]
 
 TRAJECTORY = 1.2
 
@@ -41,8 +41,8 @@ ONE_BY_ONE, SIDE_BY_SIDE = Extent(8, 60, 20), Extent(16, 36, 12, side_by_side=Tr
 
 
 @dataclass(frozen=True)
-class Rehearsal:
-    """Where short chains on the pilot rows went, and how well rows are estimated there.
+class PilotChains:
+    """Where short chains on the pilot rows went, and the variance of estimates there.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Rehearsal:
     variance
         Of D_1 at each of these draws, (chains, draws): Var(lhat) = variance / m.
     rows, evaluations
-        Rows of the chains' posterior, and how often one was evaluated.
+        Rows that the chains ran on, and row evaluations in all.
     """
 
     position: np.ndarray
@@ -60,9 +60,9 @@ class Rehearsal:
     evaluations: int
 
     def distance(self, read: int) -> float:
-        """How far from the anchor the chains' mean lies, in the worst coordinate, in its sd.
+        """Largest distance of the chains' mean from the anchor, in sds of a coordinate.
 
-        Of the first `read` coordinates: of what rows say nothing of, nothing is expanded.
+        Only the first `read` coordinates are expanded; the likelihood does not depend on others.
         """
         return float(np.abs(self.position.mean(axis=(0, 1))[:read]).max())
 
@@ -70,9 +70,9 @@ class Rehearsal:
 def proxy_ratios(
     control_variate: ControlVariate[Any], proxy: Proxy, centre: np.ndarray, draws: np.ndarray
 ) -> np.ndarray:
-    """Log of posterior over its normal approximation at some draws, up to a constant.
+    """Log ratio of posterior to normal approximation at `draws`, up to a constant.
 
-    The log-likelihood is taken for its proxy: no row is read.
+    The proxy stands in for the log-likelihood: no row is read.
     """
     quadratic = -0.5 * np.sum((draws - centre) ** 2, axis=1)
     log_proxy = np.asarray(_log_proxies(control_variate, proxy, draws))
@@ -88,7 +88,7 @@ def _log_proxies(cv: ControlVariate[Any], proxy: Proxy, draws: Array) -> jax.Arr
     return jax.vmap(log_proxy)(jnp.asarray(draws))
 
 
-def rehearse(
+def run_pilot_chains(
     control_variate: ControlVariate[Any],
     batch: Batch,
     probability: np.ndarray,
@@ -97,25 +97,25 @@ def rehearse(
     key: jax.Array,
     scatter: float = 1.0,
     extent: Extent = ONE_BY_ONE,
-) -> Rehearsal:
+) -> PilotChains:
     """Run short chains on the posterior that the rows in `batch` imply.
 
     Parameters
     ----------
     batch
-        Pilot rows, with the number of times each was to be expected as `probability`.
+        Pilot rows; `probability` is the expected number of times each was drawn.
     probability
-        What they have under the design that is studied; zero: never drawn.
+        Their probabilities under the design that is studied; zero: never drawn.
     centre
-        Where the normal approximation has its mean; chains start at draws from it.
+        Mean of the normal approximation, from which chains start.
     scatter
-        Of the starts, in standard deviations of the normal approximation: where it reaches far
-        beyond the posterior, as for a separated level, chains would never leave its draws.
+        Sd of the starts, in standard deviations of the normal approximation. Where that reaches
+        far beyond the posterior, as for a separated level, chains would never come back.
     extent
         How many chains, and how long.
     """
     d = len(centre)
-    step = 0.7 * d**-0.25  # half of what an acceptance rate of .8 would allow
+    step = 0.7 * d**-0.25  # half the step size for an acceptance rate of .8
     steps = ceil(TRAJECTORY / step)
     factor, weight = reweighted(np.asarray(batch["probability"]), probability)
     position, variance = _chains(
@@ -131,7 +131,7 @@ def rehearse(
         key,
     )
     kept = (slice(None), slice(extent.dropped, None))
-    return Rehearsal(
+    return PilotChains(
         np.asarray(position)[kept],
         np.asarray(variance)[kept],
         len(weight),
