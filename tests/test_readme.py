@@ -11,7 +11,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 QUICK = [ROOT / "README.md", ROOT / "docs" / "rows.md"]
-PAGES = sorted({*(ROOT / "docs").glob("*.md")} - {*QUICK})  # tutorials run when docs are built
+PAGES = sorted({*(ROOT / "docs").glob("*.md")} - {*QUICK})
+NOTEBOOKS = sorted(  # these also run when the pages are built, which shows what they print
+    page
+    for page in (ROOT / "docs").rglob("*.md")
+    if "file_format: mystnb" in page.read_text()[:200]
+)
 
 
 def snippets(page: Path) -> list[tuple[str, str]]:
@@ -49,3 +54,27 @@ def test_quick_page(page, tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_page(page, tmp_path, monkeypatch):
     run_page(page, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", NOTEBOOKS, ids=lambda page: page.stem)
+def test_notebook(page, tmp_path, monkeypatch):
+    """The cells of a tutorial, as building the pages runs them."""
+    import matplotlib as mpl
+
+    import modicum as mo
+
+    mpl.use("Agg")
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text()
+    if '"claims"' in text:
+        try:
+            mo.datasets.frame("claims", progressbar=False)
+        except mo.DataError:
+            pytest.skip("the table of claims is downloaded, and there is no network")
+    cells = re.findall(r"^```\{code-cell\}[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert cells
+    names: dict[str, object] = {}
+    for cell in cells:
+        code = "\n".join(line for line in cell.splitlines() if not line.startswith(":"))
+        exec(compile(code, page.name, "exec"), names)

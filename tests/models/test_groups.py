@@ -118,27 +118,35 @@ def test_the_scale_settles_at_its_closed_form(x64):
 def test_effects_move_as_their_conditional_distribution_does(ratio, x64):
     """Data say N(u; c, 1 / A) of a level: its mean is V A c and its variance 1 / V = A + tau^-2."""
     rng = np.random.default_rng(1)
-    factor = np.linalg.inv(np.triu(rng.normal(size=(4, 4))) + 3 * np.eye(4))
-    where, scale = np.array([0, 2]), np.array([3, 3])
-    warp = Warp(
-        *map(jnp.asarray, (where, scale, np.full(2, ratio), np.linalg.inv(factor)[:, where]))
-    )
-    proxy = Proxy(
-        jnp.asarray(rng.normal(size=4)), jnp.asarray(factor), jnp.zeros(4), None, warp=warp
-    )
-    z = jnp.asarray(rng.normal(size=4))
-    s, growth = straighten(z, proxy)
-    jacobian = jax.jacobian(lambda z: straighten(z, proxy)[0])(z)
-    assert float(growth) == pytest.approx(np.linalg.slogdet(jacobian)[1], abs=1e-10)
-    t, r = (np.array(proxy.point + proxy.factor @ v) for v in (s, z))
-    at, tau_square = np.array(proxy.point), np.exp(2 * np.array([proxy.point[3], t[3]]))
-    A = ratio / tau_square[0]
-    V = 1 / (A + 1 / tau_square)  # at the anchor, and here
+    factor = np.linalg.inv(np.triu(rng.normal(size=(5, 5))) + 3 * np.eye(5))
+    where, whole, scale = np.array([0, 2]), 1, 4
+    w = np.array([0.3, 0.7])
+
+    def moved(shared):
+        into = np.linalg.inv(factor)[:, [*where, whole]]
+        arrays = (where, np.zeros(2, int), ratio * w, [scale], [shared], into)
+        warp = Warp(*map(jnp.asarray, arrays))
+        proxy = Proxy(at, jnp.asarray(factor), jnp.zeros(5), None, warp=warp)
+        s, growth = straighten(z, proxy)
+        jacobian = jax.jacobian(lambda z: straighten(z, proxy)[0])(z)
+        assert float(growth) == pytest.approx(np.linalg.slogdet(jacobian)[1], abs=1e-10)
+        return np.array(at + factor @ s)
+
+    at, z = jnp.asarray(rng.normal(size=5)), jnp.asarray(rng.normal(size=5))
+    r = np.array(at + factor @ z)
+    away, tau_square = (r - at)[where], np.exp(2 * np.array([at[scale], r[scale]]))
+    V = 1 / (ratio * w / tau_square[0] + 1 / tau_square[:, None])  # at the anchor, and here
+    narrower = np.sqrt(V[1] / V[0])
     expected = r.copy()
     # V A c is the anchor's entry there, so that it is V / V* times that here
-    expected[where] = at[where] * V[1] / V[0] + (r - at)[where] * np.sqrt(V[1] / V[0])
-    np.testing.assert_allclose(t, expected, atol=1e-10)
-    assert np.ptp(t - r) > 1e-3  # it does something
+    expected[where] = at[where] * narrower**2 + away * narrower
+    np.testing.assert_allclose(moved(0 * w), expected, atol=1e-10)
+    # what they have in common moves with tau, and the common coefficient the other way
+    common, wider = w @ away, np.sqrt(tau_square[1] / tau_square[0])
+    expected[where] += common * (wider - narrower)
+    expected[whole] -= common * (wider - 1)
+    np.testing.assert_allclose(moved(w), expected, atol=1e-10)
+    assert np.ptp(expected - r) > 1e-3  # it does something
 
 
 # What is refused ---------------------------------------------------------------------------------

@@ -173,16 +173,22 @@ class Warp(NamedTuple):
     """Entries of t that move with their scale tau: effects, with their standard deviation.
 
     An effect u ~ N(0, tau^2) of which data say N(u; c, 1 / A) has the variance V = 1 / (A +
-    tau^-2) and the mean V A c. So with r = t* + L z, and e^(2 g) = V(tau) / V(tau*), t is r but
-    for these entries, t = t* e^(2 g) + (r - t*) e^g, which then hardly depend on tau: towards
+    tau^-2) and the mean V A c. So with r = t* + L z, a = r - t* and e^(2 g) = V(tau) / V(tau*),
+    t is r but for these entries, t = t* e^(2 g) + a e^g, which then hardly depend on tau: towards
     small scales, and where data say little, they are relative to it (non-centred), and towards
     large ones they are as they are (centred).
+
+    What all effects of a term have in common is another matter: data say nothing of it that the
+    intercept, or the common slope, could not make up for. So of it, b = sum_l w_l a_l, the prior
+    alone decides: it moves with tau wholly, and the common coefficient the other way.
     """
 
     where: jax.Array  # places of the entries
-    scale: jax.Array  # place of the log scale of each
+    term: jax.Array  # which term each is an effect of
     ratio: jax.Array  # A tau*^2 of each: what data say of it over what the scale says
-    into: jax.Array  # their columns of the inverse of L
+    scale: jax.Array  # place of the log scale of each term
+    shared: jax.Array  # w: (terms, entries); a line of zeros where there is no common coefficient
+    into: jax.Array  # columns of the inverse of L, of the entries and of the common coefficients
 
 
 class Bend(NamedTuple):
@@ -213,11 +219,18 @@ def straighten(z: jax.Array, whitening: Warped) -> tuple[jax.Array, jax.Array]:
     if warp is None:
         return z, jnp.zeros(())
     log_scale = whitening.factor[warp.scale] @ z  # less its anchor
-    tighter = jnp.logaddexp(jnp.log(warp.ratio), -2 * log_scale) - jnp.log1p(warp.ratio)
+    here = log_scale[warp.term]
+    tighter = jnp.logaddexp(jnp.log(warp.ratio), -2 * here) - jnp.log1p(warp.ratio)
     growth = -0.5 * tighter
     away = whitening.factor[warp.where] @ z
-    moved = whitening.point[warp.where] * jnp.expm1(2 * growth) + away * jnp.expm1(growth)
-    return z + warp.into @ moved, jnp.sum(growth)
+    common = warp.shared @ away
+    moved = whitening.point[warp.where] * jnp.expm1(2 * growth)
+    moved += (away - common[warp.term]) * jnp.expm1(growth)
+    together = common * jnp.expm1(log_scale)
+    s = z + warp.into @ jnp.concatenate([moved + together[warp.term], -together])
+    # det(D + (e^x 1 - D 1) w') = det D sum_l w_l e^(x - g_l), with D = diag(e^g)
+    beside = warp.shared @ jnp.expm1(here - growth)
+    return s, jnp.sum(growth) + jnp.sum(jnp.log1p(beside))
 
 
 # Moves of the parameters ------------------------------------------------------------------

@@ -39,6 +39,7 @@ LIKELY = -0.2  # log-likelihood per row above which outcomes are predicted well
 VAGUE = 0.1  # posterior sd, in prior sds, along a separated direction
 COLLINEAR = 1e-6  # below this share the data do not inform the direction at all
 CANCELS = 0.1  # share of the columns' information left along a collinear direction
+SAME = 1e-6  # rounding of sums over all rows
 DULL = 0.1  # share of the prior's information below which the data are uninformative
 
 
@@ -87,8 +88,31 @@ class Anchor:
         parts = target.exact_prior[0].non_centred(self.point, information)
         if parts is None:
             return None
-        into = np.linalg.inv(self.factor)[:, parts.where]
-        return Warp(*(jnp.asarray(part) for part in (*parts, into)))
+        scales, term = np.unique(parts.scale, return_inverse=True)
+        shared = np.zeros((len(scales), len(term)))
+        whole = np.zeros(len(scales), int)
+        for k in range(len(scales)):
+            place = self._whole(parts.where, parts.where[term == k])
+            if place is not None:
+                whole[k] = place
+                weight = information[parts.where] * (term == k)
+                shared[k] = weight / weight.sum()
+        into = np.linalg.inv(self.factor)[:, np.r_[parts.where, whole]]
+        arrays = (parts.where, term, parts.ratio, scales, shared, into)
+        return Warp(*(jnp.asarray(array) for array in arrays))
+
+    def _whole(self, effects: np.ndarray, of_term: np.ndarray) -> int | None:
+        """The common coefficient that all effects of a term together are, if there is one.
+
+        Its column is the sum of theirs, and so is its line of the Hessian.
+        """
+        total = self.B[:, of_term].sum(axis=1)
+        if not np.any(total):
+            return None
+        off = np.abs(self.B - total[:, None]).max(axis=0)
+        off[effects] = np.inf
+        place = int(np.argmin(off))
+        return place if off[place] < SAME * np.abs(total).max() else None
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Everything as arrays, for a checkpoint."""

@@ -126,7 +126,7 @@ class ChecksMixin(FittedDraws):
         moment_match
             Whether rows that move the posterior too far to be left out by weighing its draws
             (Pareto k too large) are left out by points of their own, at which all rows are
-            evaluated: one more pass of 400 evaluations for each of the 20 worst.
+            evaluated: a few passes, and 1,000 evaluations per row, for each of the 20 worst.
 
         Returns
         -------

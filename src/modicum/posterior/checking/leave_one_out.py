@@ -32,7 +32,7 @@ from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.passes import LocalEngine, Sums, units_of
 from modicum.passes.pointwise import LeftOut, approximately_left_out, log_likelihoods
-from modicum.posterior.checking.moment_matching import MOST_UNITS, leave_out_anew
+from modicum.posterior.checking.moment_matching import MOST_UNITS, WORST_TAIL, leave_out_anew
 from modicum.posterior.draws import Draws, require_finite, thinned
 from modicum.posterior.fitted import Subject, flat_points
 from modicum.posterior.resampling import require_positive_sum
@@ -371,7 +371,7 @@ def _mended(
     share = np.minimum(left_out.weight[row_ids], 1.0)
     anew = leave_out_anew(sums, mean, row_ids, share, seed)
     elpd, pareto_k = left_out.elpd.copy(), left_out.pareto_k.copy()
-    better = anew.pareto_k <= left_out.good_k
+    better = anew.pareto_k <= min(WORST_TAIL, left_out.good_k)
     elpd[bad[better]], pareto_k[bad[better]] = anew.elpd[better], anew.pareto_k[better]
     return replace(left_out, elpd=elpd, pareto_k=pareto_k, matched=True)
 

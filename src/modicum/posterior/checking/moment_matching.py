@@ -1,14 +1,9 @@
 """Rows that cannot be left out by weighing the posterior's draws, left out by points of their own.
 
 Where one row moves the posterior far, its draws do not reach where the posterior without that row
-lies, and weights of any kind are of no use. But where it lies is known: with mu the posterior's
-mean, g and P the log-posterior's gradient and minus its Hessian there, and l the row's
-log-likelihood, it has its mode where
-
-    g - P (theta - mu) - grad l(theta) = 0,        and there the precision P + hess l(theta),
-
-of which all but g and P come from that row alone. The row's predictive density is the ratio of two
-normalising constants, Z with the row and Z_i without it,
+lies, and weights of any kind are of no use. Newton's method goes there, from the mode with the row,
+in a few passes; and the row's predictive density is the ratio of two normalising constants, Z with
+the row and Z_i without it,
 
     log p(y_i | y_-i) = log Z - log Z_i,
 
@@ -30,12 +25,14 @@ from modicum.passes.pointwise import log_likelihoods
 from modicum.posterior.checking.proposal import NormalProposal, average, log_joint
 from modicum.random import Stream, generator
 
-__all__ = ["MOST_UNITS", "LeftOutAnew", "leave_out_anew"]
+__all__ = ["MOST_UNITS", "WORST_TAIL", "LeftOutAnew", "leave_out_anew"]
 
-POINTS = 400  # at which all rows are evaluated, per row that is left out
+POINTS = 1_000  # at which all rows are evaluated, per row that is left out
+WORST_TAIL = 1 - 1 / np.log10(POINTS)  # Pareto k up to which so many points tell
 MOST_UNITS = 20  # rows that are left out so; where there are more, the model is at fault
-STEPS = 50  # of Newton's iteration at most
-CLOSE = 1e-6  # length of a step, in posterior standard deviations, at which it has ended
+STEPS = 50  # of Newton's method at most, halved ones included
+CLOSE = 1e-3  # length of a step, in posterior standard deviations, at which it has ended
+ROUNDING = 1e-12  # relative, of a log-density: a smaller fall is none
 
 
 class LeftOutAnew(NamedTuple):
@@ -60,14 +57,11 @@ def leave_out_anew(
     if len(mean) > DENSE_LIMIT:
         return result
     units = [(int(row), float(part)) for row, part in zip(row_ids, share, strict=True)]
-    _, slope, hessian = sums.hessian(mean, "leave-one-out")
-    slope = slope + prior_slope(sums.target, mean)[1]
-    whole = _Quadratic(mean, slope, -(hessian + prior_hessian(sums.target, mean)))
-    about = whole.normal()
+    about = _expanded(sums, mean).normal()
     if about is None:
         return result
     rng = generator(random_seed, Stream.LEFT_OUT_POINTS)
-    without = [(k, _without(sums, whole, *unit)) for k, unit in enumerate(units)]
+    without = [(k, _without(sums, about.mean, *unit)) for k, unit in enumerate(units)]
     placed = [(k, normal) for k, normal in without if normal is not None]
     normals = [about, *(normal for _, normal in placed)]
     drawn = np.stack([normal.draw(rng, POINTS) for normal in normals])
@@ -82,15 +76,18 @@ def leave_out_anew(
     return result
 
 
-class _Quadratic(NamedTuple):
-    """The log-posterior about a point: gradient there, and minus its Hessian."""
+class _Expansion(NamedTuple):
+    """A log-density about a point: its value and gradient there, and minus its Hessian."""
 
+    value: float
     centre: np.ndarray
     slope: np.ndarray
     precision: np.ndarray
 
     def normal(self) -> NormalProposal | None:
         """The normal with this log-density; None where it has none."""
+        if not np.isfinite(self.precision).all():
+            return None
         try:
             factor = np.linalg.inv(np.linalg.cholesky(self.precision)).T
         except np.linalg.LinAlgError:
@@ -98,28 +95,36 @@ class _Quadratic(NamedTuple):
         return NormalProposal(self.centre + factor @ (factor.T @ self.slope), factor)
 
 
-def _without(sums: Sums, whole: _Quadratic, row: int, share: float) -> NormalProposal | None:
+def _without(sums: Sums, start: np.ndarray, row: int, share: float) -> NormalProposal | None:
     """The normal about the posterior without a row; None where nothing holds it together then."""
     alone = sums.rows.subset(np.array([row]))
     weight = share
     if "weight" in alone.fields:
         weight = share / float(alone.slice(0, 1)["weight"][0])
     own = Sums(sums.target, alone, LocalEngine(progressbar=False), Ledger(rows=1))
-    at = whole.centre.copy()
+    best, base, step = -np.inf, start, np.zeros_like(start)
     for _ in range(STEPS):
-        _, slope, curvature = own.hessian(at, "leave-one-out")
-        left = whole.precision + weight * curvature
-        if not np.isfinite(left).all():
+        at = base + step
+        whole, removed = _expanded(sums, at), own.hessian(at, "leave-one-out")
+        value = whole.value - weight * removed[0]
+        if not value >= best - ROUNDING * abs(best):  # too far: go half as far
+            step = step / 2
+            continue
+        slope = whole.slope - weight * removed[1]
+        normal = _Expansion(value, at, slope, whole.precision + weight * removed[2]).normal()
+        if normal is None:
             return None
-        try:
-            factor = np.linalg.inv(np.linalg.cholesky(left)).T
-        except np.linalg.LinAlgError:
-            return None
-        uphill = whole.slope - whole.precision @ (at - whole.centre) - weight * slope
-        at = at + factor @ (factor.T @ uphill)
-        if np.linalg.norm(factor.T @ uphill) < CLOSE:
-            return NormalProposal(at, factor)
+        best, base, step = value, at, normal.mean - at
+        if np.linalg.norm(np.linalg.solve(normal.factor, step)) < CLOSE:
+            return normal
     return None
+
+
+def _expanded(sums: Sums, at: np.ndarray) -> _Expansion:
+    value, slope, hessian = sums.hessian(at, "leave-one-out")
+    prior, prior_uphill = prior_slope(sums.target, at)
+    precision = -(hessian + prior_hessian(sums.target, at))
+    return _Expansion(value + prior, at, slope + prior_uphill, precision)
 
 
 def _own_values(sums: Sums, row: int, points: np.ndarray) -> np.ndarray:
