@@ -8,6 +8,8 @@ WORKERS := $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) +
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 LIBRARY := tests src/modicum
 LAB     := src/modicum_lab
+# Workers and the processes that tests start read each other's bytecode.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install demo test test-unit test-lab test-slow test-lowest coverage lint format bench parts docs clean
 
@@ -60,13 +62,13 @@ coverage: $(STAMP)
 	$(PYTEST) --cov=modicum --cov-report=term:skip-covered $(LIBRARY)
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests conftest.py
+	$(BIN)/ruff format --check src tests conftest.py
 	$(BIN)/mypy
 
 format: $(STAMP)
-	$(BIN)/ruff check --fix src tests
-	$(BIN)/ruff format src tests
+	$(BIN)/ruff check --fix src tests conftest.py
+	$(BIN)/ruff format src tests conftest.py
 
 bench: $(STAMP)
 	$(BIN)/modicum bench $(if $(QUICK),--quick)

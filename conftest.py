@@ -23,10 +23,7 @@ QUICKLY_COMPILED = (
 if tuple(map(int, version("jaxlib").split(".")[:2])) in ((0, 8), (0, 9), (0, 10)):
     os.environ.setdefault("XLA_FLAGS", QUICKLY_COMPILED)
 
-import jax  # noqa: E402
-import pytest  # noqa: E402
-
-from modicum import runtime  # noqa: E402
+import pytest  # noqa: E402  (JAX is imported where tests run: xdist's controller needs none)
 
 LARGEST_CACHE = 1 << 30  # bytes
 PEAKS = []  # memory of each worker, in KiB
@@ -38,17 +35,20 @@ def pytest_configure(config):
     JAX's key is the function as XLA sees it, with the compiler's version and options: another
     function never comes from there.
     """
-    # here, since pytest would import Modicum, and with it JAX, to read it in pyproject.toml
-    config.addinivalue_line("filterwarnings", "error::modicum.errors.ModicumWarning")
+    if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":  # tests run here
+        # not in pyproject.toml, since pytest would import JAX to read it before the flags above
+        config.addinivalue_line("filterwarnings", "error::modicum.errors.ModicumWarning")
     config.option.loadscopereorder = False  # else files of few tests come last, however long
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = _cache_folder(config)
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-        jax.config.update("jax_compilation_cache_dir", str(folder))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        if "jax" in sys.modules:  # it has read the variables already
+            config_of_jax = sys.modules["jax"].config
+            config_of_jax.update("jax_compilation_cache_dir", str(folder))
+            config_of_jax.update("jax_persistent_cache_min_compile_time_secs", 0)
+            config_of_jax.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def _cache_folder(config):
@@ -99,6 +99,8 @@ def pytest_collection_finish():
 @pytest.fixture(scope="session", autouse=True)
 def compiled_code_stays():
     """Tests of one file share what they compiled, however many functions that is."""
+    from modicum import runtime
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runtime, "MANY", 10**9)
         yield
@@ -107,6 +109,8 @@ def compiled_code_stays():
 @pytest.fixture(scope="module", autouse=True)
 def let_compiled_code_go():
     """Each file compiles what it needs: kept for the whole run, it would fill the memory."""
+    import jax
+
     yield
     jax.clear_caches()
     gc.collect()

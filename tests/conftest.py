@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import jax
 import pytest
 
 HERE = Path(__file__).parent
@@ -16,11 +15,14 @@ COMPILING = (  # where tests run chains, or compile much: folders and files
     *("test_fit.py", "test_fit_groups.py"),
 )
 LONGEST = (  # files that take the longest, which workers begin with: what comes last is waited for
-    *("models/test_integrated.py", "methods/test_hmc_ecs.py", "methods/test_hmc_ecs_signed.py"),
-    *("methods/test_stochastic_gradient.py", "kernels/test_stochastic_gradient.py"),
-    *("test_extending.py", "test_sample.py", "traps/test_interrupt.py", "run/test_checkpoint.py"),
-    *("methods/test_groups.py", "traps/test_guards.py", "traps/test_modes.py", "test_fit.py"),
-    *("methods/test_flymc.py", "kernels/test_energy_conserving.py", "traps/test_priors.py"),
+    *("models/test_integrated.py", "kernels/test_stochastic_gradient.py", "test_readme.py"),
+    *("methods/test_stochastic_gradient.py", "traps/test_guards.py", "methods/test_laplace.py"),
+    *("methods/test_hmc_ecs_signed.py", "traps/test_priors.py", "test_extending.py"),
+    *("methods/test_hmc_ecs.py", "test_sample.py", "run/test_checkpoint.py", "test_fit.py"),
+    *("traps/test_interrupt.py", "models/test_coded_rows.py", "models/test_from_numpyro.py"),
+    *("traps/test_modes.py", "methods/test_certainty.py", "digest/test_digest.py"),
+    *("methods/test_flymc.py", "estimators/test_taylor.py", "kernels/test_delayed.py"),
+    *("kernels/test_moves.py", "methods/test_groups.py", "kernels/test_energy_conserving.py"),
 )
 SLOW_EXAMPLES = {  # of docstrings: what they sample, quick tests sample too
     *("modicum.sklearn.PoissonRegressor", "modicum.sklearn.Regressor"),
@@ -49,5 +51,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def x64():
     """Double precision for a test's own JAX arithmetic; Modicum scopes its own."""
+    import jax
+
     with jax.enable_x64(True):
         yield

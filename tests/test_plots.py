@@ -80,6 +80,52 @@ def test_cost_draws_passes_beside_those_of_all_rows(post):
         plots.cost({})
 
 
+def test_rows_that_matter_come_first_in_the_picture_of_residuals():
+    """A tenth of the rows have a large x, so that their curvature changes; residuals by hand."""
+    rng = np.random.default_rng(1)
+    x = np.where(np.arange(200) % 10 == 0, 20.0, 0.2)[:, None]
+    rows = mo.Rows(x=x, y=1.0 * (rng.random(200) < 0.5))
+    beta = rng.normal(0.1, 0.05, size=(2, 60, 1))
+    model = mo.models.Logistic(intercept=False, prior_scale=1.0)
+    post = mo.Posterior({"beta": beta}, {}, mo.Ledger(rows=200), rows=rows)
+    post.predictor = mo.models.prediction.ModelPredictor(model)
+    ax = plots.residual_weights(post, draws=120)
+    held = ax.lines[0].get_ydata()
+    at, mean = beta.reshape(-1, 1) * x[:, 0], beta.mean() * x[:, 0]
+    p = 1 / (1 + np.exp(-mean))
+    gap = at - mean
+    residual = np.logaddexp(0, at) - np.logaddexp(0, mean) - p * gap - p * (1 - p) * gap**2 / 2
+    sizes = np.sort(np.sqrt((residual**2).mean(axis=0)))[::-1]
+    np.testing.assert_allclose(held, 100 * np.cumsum(sizes) / sizes.sum(), atol=0.1)
+    assert held[19] > 99
+    quadratic = mo.models.Gaussian(scale=1.0, intercept=False, prior_scale=1.0)
+    post.predictor = mo.models.prediction.ModelPredictor(quadratic)
+    with pytest.raises(mo.SettingError, match="no row has a residual"):
+        plots.residual_weights(post)
+
+
+def test_errors_are_those_of_running_means(post):
+    touched = {"rows_touched": np.full((2, 200), 5)}
+    ledger = mo.Ledger(10)
+    ledger.add("mode", 40, "hessian")
+    ledger.add("sampling", 2000, "gradient")
+    run = mo.Posterior(post.draws, touched, ledger)
+    rng = np.random.default_rng(2)
+    right = {"beta": rng.normal([0.0, 3.0], 0.5, size=(2, 4000, 2)), "scale": np.ones((2, 4000))}
+    reference = mo.Posterior(right, {}, mo.Ledger(10))
+    ax = plots.error_against_cost({"run": run}, reference)
+    passes, errors = ax.lines[0].get_data()
+    assert (passes[0], passes[-1]) == (5.0, 204.0)
+    away = np.abs(run.mean("beta") - reference.mean("beta")) / reference.sd("beta")
+    assert errors[-1] == pytest.approx(away.max())
+    run.weights = np.where(np.arange(400).reshape(2, 200) % 5 == 0, -1.0, 1.0)
+    signed = plots.error_against_cost({"run": run}, reference).lines[0].get_ydata()
+    away = np.abs(run.mean("beta") - reference.mean("beta")) / reference.sd("beta")
+    assert signed[-1] == pytest.approx(away.max())
+    with pytest.raises(mo.SettingError, match="'post' cannot be drawn"):
+        plots.error_against_cost({"post": post}, reference)
+
+
 def test_without_matplotlib(monkeypatch):
     known = builtins.__import__
 

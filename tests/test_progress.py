@@ -56,6 +56,45 @@ def test_without_a_log_the_lines_go_to_standard_error(tmp_path):
     assert result.stderr == "modicum: ingest, 7 rows\n"
 
 
+class Cell:
+    """What a notebook shows under a cell, as IPython would be asked to show it."""
+
+    def __init__(self):
+        self.shown, self.updates = [], 0
+
+    def display(self, shown, raw, display_id):
+        assert raw
+        assert display_id
+        self.shown.append(shown)
+        return self
+
+    def update(self, shown, raw):
+        assert raw
+        self.updates += 1
+        self.shown[-1] = shown
+
+
+def test_a_notebook_needs_no_widgets(monkeypatch, recwarn):
+    cell = Cell()
+    monkeypatch.setitem(sys.modules, "IPython.display", cell)
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)  # an import of it fails
+    monkeypatch.setattr(progress._bars().console, "is_jupyter", True)
+    for _ in range(2):
+        with phase("sampling", 4) as going:
+            going.update(2, "accept <0.8>")
+            with phase("pass", 10, unit="rows"):
+                assert "pass" in cell.shown[-1]["text/plain"]
+            going.update(4, "done")
+    assert len(cell.shown) == 2  # one output per run, updated in place
+    assert cell.updates > 2
+    assert cell.shown[-1]["text/plain"] == f"sampling {'█' * 24} 4/4 done"
+    with phase("sampling", 4) as going:
+        going.update(2, "accept <0.8>")
+        with phase("mode"):
+            assert "&lt;0.8&gt;" in cell.shown[-1]["text/html"]
+    assert not [w for w in recwarn if "ipywidgets" in str(w.message)]
+
+
 def test_what_is_quick_stays_silent():
     heard = []
     with pass_progress("gradient", 10, heard.append) as advance:

@@ -64,11 +64,20 @@ def test_options_for_a_gpu_are_known_and_taken_on_one_alone(monkeypatch):
         "compiler_options": GPU_GRAPHS
     }  # a slip of the pen would be left out silently
     asked = []
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
     monkeypatch.setattr(runtime, "_usable", lambda options: asked.append(dict(options)) or {})
     for backend in ("cpu", "gpu", "tpu"):
         monkeypatch.setattr(jax, "default_backend", lambda name=backend: name)
         assert float(traced([], on_gpu=GPU_GRAPHS)(jnp.asarray(3.0), 2)) == 9
     assert asked == [runtime.FAST_COMPILE, GPU_GRAPHS, {}]
+
+
+def test_options_that_somebody_set_stay_as_they_are(monkeypatch):
+    asked = []
+    monkeypatch.setattr(runtime, "_usable", lambda options: asked.append(dict(options)) or {})
+    monkeypatch.setenv("XLA_FLAGS", "--xla_other=1 --xla_backend_optimization_level=3")
+    assert float(traced([])(jnp.asarray(3.0), 2)) == 9
+    assert asked == [{"xla_cpu_use_fusion_emitters": False}]
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -1,6 +1,6 @@
 """How rows are drawn, and with what probability: uniformly, by weights, or from strata.
 
-Rows with the largest weights may be certain: always evaluated, and left out of the draws.
+Rows with the largest weights may be certainty rows: always evaluated, and left out of the draws.
 
 A design is a hashable class without arrays; what it reads to draw travels beside it as its tables,
 a named tuple of arrays. Designs that ask something of the data (how large each row's residual is
@@ -113,7 +113,7 @@ class Design(ABC, Generic[Tables]):
         raise SettingError(f"{type(self).__name__} draws whole batches, not rows by themselves.")
 
     def without(self, certain: CertaintyRows, tables: Tables) -> Tables:
-        """The tables of this design over all rows but those that are certain."""
+        """The tables of this design over all rows but the certainty rows."""
         del certain, tables
         raise SettingError(
             f"{type(self).__name__} cannot leave rows out of its draws; use certainty=0, or "
@@ -336,7 +336,7 @@ class CertaintyRows:
     def probability(self, drawn: Drawn) -> np.ndarray:
         """The probability under `rest` of rows drawn with the tables `rest` was made of.
 
-        Zero for those that are certain.
+        Zero for certainty rows.
         """
         certain = np.isin(np.asarray(drawn.row_ids), self.row_ids)
         again = self.slope * np.asarray(drawn.probability) + self.even
@@ -356,7 +356,7 @@ def certainty_rows(tables: WeightTables, count: int, floor: float = 0.1) -> Cert
     tables
         Of all rows, as `weight_tables` made them with the same `floor`.
     count
-        How many rows are certain.
+        The number of certainty rows.
     floor
         Share of the draws that is uniform.
 
@@ -370,13 +370,15 @@ def certainty_rows(tables: WeightTables, count: int, floor: float = 0.1) -> Cert
     """
     n = len(tables.order)
     if not 0 <= count < n:
-        raise SettingError(f"of {n:,} rows, {count:,} cannot be certain; leave some to be drawn.")
+        raise SettingError(
+            f"of {n:,} rows, {count:,} cannot be certainty rows; leave some to be drawn."
+        )
     before, start = np.asarray(tables.probability), np.asarray(tables.start)
     size = np.clip(n - count - start, 0, np.asarray(tables.size))
     expected = before - floor / n  # times a constant
     total = float(size @ expected)
     left = n - count
-    # certain rows may hold all that was expected: nothing is known of the others then
+    # if certainty rows have all of the expected residuals, nothing is known about the others
     share = (1 - floor) / total if total > 1e-9 * (1 - floor) else 0.0
     even = (floor if share else 1.0) / left
     after = np.where(size > 0, share * expected + even, 0.0)
@@ -395,7 +397,7 @@ class Sampled(NamedTuple):
 
     row_ids: np.ndarray
     probability: np.ndarray  # under the weighted design over all rows
-    expected: np.ndarray  # number of times each was to be expected: 1 for those that are certain
+    expected: np.ndarray  # expected number of times each was drawn: 1 for certainty rows
     certain: int  # how many of them are, the first
 
 
@@ -422,10 +424,10 @@ def sample_on_host(
     certain = certainty_rows(tables, number, floor)
     again = np.asarray(drawn.probability)
     before = (again - certain.even) / certain.slope if certain.slope else np.full(len(again), 1 / n)
-    taken = np.arange(n - number, n)
+    largest = np.arange(n - number, n)
     return Sampled(
         np.r_[certain.row_ids, np.asarray(drawn.row_ids, np.int64)],
-        np.r_[_probability_at(taken, tables), before],
+        np.r_[_probability_at(largest, tables), before],
         np.r_[np.ones(number), (count - number) * again],
         number,
     )

@@ -112,8 +112,8 @@ class ModicumWarning(UserWarning):
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for a file."""
-        said = {"code": self.code, "sentence": self.sentence, "remedy": self.remedy}
-        return said | {"numbers": self.numbers}
+        entries = {"code": self.code, "sentence": self.sentence, "remedy": self.remedy}
+        return entries | {"numbers": self.numbers}
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Self:

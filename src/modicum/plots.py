@@ -9,7 +9,9 @@ import numpy as np
 
 from modicum.errors import SettingError, whole_number
 from modicum.posterior import Posterior
+from modicum.posterior.alignment import RowsLike
 from modicum.posterior.axes import new_axes, pyplot
+from modicum.posterior.checking.residuals import residual_sizes
 from modicum.posterior.draws import check_interval, require_finite
 from modicum.posterior.labels import scalar_names
 from modicum.rows.checks import names_like
@@ -24,10 +26,12 @@ __all__ = [
     "colour_of",
     "cost",
     "effect",
+    "error_against_cost",
     "forest",
     "marginal",
     "new_axes",
     "pyplot",
+    "residual_weights",
     "shrinkage",
 ]
 
@@ -53,6 +57,7 @@ METHOD_COLOURS = {
 """One colour per method, the same in every picture."""
 
 OTHER = "#555555"
+MOMENTS = 60  # at which errors are drawn
 MOST_NAMED = 60  # levels that are written beside their lines
 
 
@@ -130,8 +135,8 @@ def effect(table: pd.DataFrame, *, ax: Axes | None = None, label: str | None = N
     if table.index.nlevels > 1:
         ax = new_axes(ax)
         for name in dict.fromkeys(table.index.get_level_values(-1)):
-            one = table[table.index.get_level_values(-1) == name].droplevel(-1)
-            effect(one, ax=ax, label=f"{table.index.names[-1]} {name}")
+            level = table[table.index.get_level_values(-1) == name].droplevel(-1)
+            effect(level, ax=ax, label=f"{table.index.names[-1]} {name}")
         ax.legend(frameon=False)
         return ax
     low, high = (table.iloc[:, k].to_numpy() for k in (2, 3))
@@ -191,6 +196,142 @@ def cost(posteriors: Mapping[str, Posterior], *, ax: Axes | None = None) -> Axes
     ax.set_xlabel("row evaluations, in passes over the data")
     ax.legend(frameon=False, fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.35))
     return ax
+
+
+def residual_weights(
+    post: Posterior,
+    data: RowsLike | None = None,
+    *,
+    subsample: int = 5_000,
+    draws: int = 50,
+    random_seed: int = 0,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw how unevenly rows matter: which share of rows holds which share of the residuals.
+
+    A row's residual is what a quadratic about the posterior's mean misses of its log-likelihood,
+    and its size the root mean square over draws. On the diagonal all rows matter alike, and drawing
+    them uniformly is as good as anything; the further above it, the more is gained by drawing rows
+    by their weights, as HMC-ECS does.
+
+    Parameters
+    ----------
+    post
+        The posterior.
+    data
+        The rows of the fit, or their table; None: those the posterior still holds.
+    subsample
+        The most rows to look at; random ones of more, which miss the rarest.
+    draws
+        Posterior draws to use, evenly spaced.
+    random_seed
+        Of the rows.
+    ax
+        Matplotlib axes; by default those of a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+    """
+    whole_number("subsample", subsample)
+    whole_number("draws", draws)
+    subject = post.subject(data, "a picture of residuals")
+    sizes = np.sort(residual_sizes(subject, subsample, draws, random_seed))[::-1]
+    if not sizes.sum() > 0:
+        raise SettingError(
+            "the log-likelihood of every row is a quadratic, so that no row has a residual: there "
+            "is nothing to draw."
+        )
+    share = np.arange(1, len(sizes) + 1) / len(sizes)
+    held = np.cumsum(sizes) / sizes.sum()
+    ax = new_axes(ax)
+    ax.plot(100 * share, 100 * held, color=colour_of(post), label="rows of this fit")
+    ax.plot(100 * share, 100 * share, color=OTHER, linewidth=0.8, label="all rows alike")
+    one = max(1, len(sizes) // 100)
+    ax.plot(100 * share[one - 1], 100 * held[one - 1], "o", color=colour_of(post), markersize=4)
+    where = (100 * share[one - 1], 100 * held[one - 1])
+    text = f"  {where[0]:.2g}% of rows: {where[1]:.0f}%"
+    ax.annotate(text, where, va="bottom", ha="right" if held[one - 1] > 0.6 else "left")
+    ax.set(
+        xscale="log",
+        xlabel="% of rows, those with the largest residuals first",
+        ylabel="% of all residuals",
+        ylim=(0, 103),
+    )
+    ax.legend(frameon=False)
+    return ax
+
+
+def error_against_cost(
+    posteriors: Mapping[str, Posterior],
+    reference: Posterior,
+    *,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw how fast fits approach a reference: errors of posterior means against passes.
+
+    The error is the largest of any scalar, in the reference's standard deviations, of the mean of
+    all draws so far (signs and weights count). The cost begins with all that came before the first
+    draw: mode, pilot and warm-up. A line that stays level has a bias, or the reference has.
+
+    Parameters
+    ----------
+    posteriors
+        Posteriors by name, of the same rows.
+    reference
+        A posterior that is taken to be right, such as a long run of ``method="nuts"``; its own
+        Monte Carlo error is drawn as a line, below which nothing can be told.
+    ax
+        Matplotlib axes; by default those of a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+    """
+    if not posteriors:
+        raise SettingError("there is no posterior to draw the errors of.")
+    ax = new_axes(ax)
+    for name, post in posteriors.items():
+        passes, errors = _errors(post, reference, name)
+        colour = colour_of(post)
+        taken = [line.get_color() for line in ax.lines]
+        ax.plot(passes, errors, label=name, color=None if colour in (*taken, OTHER) else colour)
+    table = reference.summary()
+    noise = float(np.nanmax(table["mcse_mean"] / table["sd"].where(table["sd"] > 0)))
+    ax.axhline(noise, color=OTHER, linewidth=0.8, linestyle="--", label="error of the reference")
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlabel="row evaluations, in passes over the data",
+        ylabel="largest error of a mean, in posterior sd",
+    )
+    ax.legend(frameon=False)
+    return ax
+
+
+def _errors(post: Posterior, reference: Posterior, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Passes and the largest error of running means, at moments evenly spaced in logarithms."""
+    if set(post.draws) != set(reference.draws) or "rows_touched" not in post.stats:
+        raise SettingError(
+            f"{name!r} cannot be drawn: its parameters must be those of the reference, and its "
+            "draws must know how many rows each touched (stats['rows_touched'])."
+        )
+    touched = post.stats["rows_touched"].sum(axis=0, dtype=float)
+    before = max(post.ledger.evaluations - touched.sum(), 0.0)
+    passes = (before + np.cumsum(touched)) / post.ledger.rows
+    weight = np.ones(post.stats["rows_touched"].shape) if post.weights is None else post.weights
+    mass = np.cumsum(weight.sum(axis=0))
+    worst = np.zeros(len(passes))
+    for parameter, x in post.draws.items():
+        flat = x.reshape(*x.shape[:2], -1)
+        with np.errstate(all="ignore"):  # of signs that cancel at first, and of constants
+            mean = np.cumsum(np.einsum("cd,cdk->dk", weight, flat), axis=0) / mass[:, None]
+            off = np.abs(mean - np.ravel(reference.mean(parameter)))
+            off = off / np.ravel(reference.sd(parameter))
+        worst = np.fmax(worst, np.max(np.where(np.isfinite(off), off, 0.0), axis=1, initial=0.0))
+    number = len(passes)
+    at = np.unique(np.geomspace(1, number, MOMENTS).astype(int)) - 1
+    return passes[at], np.maximum(worst[at], 1e-12)
 
 
 def caterpillar(
@@ -375,6 +516,8 @@ def _quantiles(
     transform: Callable[[np.ndarray], np.ndarray] | None,
 ) -> np.ndarray:
     """Quantiles (level, scalar); an increasing transform of a quantile is the quantile of it."""
-    of = {p: post.quantile(p, levels).reshape(len(levels), -1) for p, _ in set(chosen.values())}
-    ends = np.stack([of[p][:, i] for p, i in chosen.values()], axis=1)
+    by_parameter = {
+        p: post.quantile(p, levels).reshape(len(levels), -1) for p, _ in set(chosen.values())
+    }
+    ends = np.stack([by_parameter[p][:, i] for p, i in chosen.values()], axis=1)
     return ends if transform is None else np.asarray(transform(ends))

@@ -1,9 +1,9 @@
 """Progress: what is being done, and how much of it is done.
 
-Everything that takes time is a *phase* with a name. On a terminal (or in a notebook) the running
-phases are bars on standard error; in a log file each is one line when it begins. Whoever wants
-neither gives a function in place of `progressbar=True`: it is called with a `ProgressEvent`
-whenever there is news.
+Everything that takes time is a *phase* with a name. On a terminal the running phases are bars on
+standard error, in a notebook text under the cell; in a log file each is one line when it begins.
+Whoever wants neither gives a function in place of `progressbar=True`: it is called with a
+`ProgressEvent` whenever there is news.
 
 Lines go to the logger "modicum" at level INFO, so a program that configures logging has them in its
 own log; where no log takes them, they are written to standard error.
@@ -11,6 +11,7 @@ own log; where no log takes them, they are written to standard error.
 
 from __future__ import annotations
 
+import html
 import logging
 import sys
 import threading
@@ -19,7 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, TypeAlias
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["PATIENCE", "Phase", "ProgressEvent", "Progressbar", "pass_progress", "phase", "say"]
 
 PATIENCE = 2.0  # seconds a pass may take before it is spoken of
+BETWEEN_UPDATES = 0.2  # seconds between two drawings in a notebook, which travel over a network
+BAR = 24  # characters of a full bar
 logger = logging.getLogger("modicum")
 
 
@@ -234,6 +238,63 @@ class _Bars:
                 self._display = None
 
 
+class _Output(Protocol):
+    """What is shown under a cell, as IPython hands it out."""
+
+    def update(self, shown: dict[str, str], *, raw: bool) -> None:
+        """Show something else in its place."""
+
+
+class _Notebook:
+    """All running phases as text under a notebook's cell, which needs no widgets."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._going: dict[int, Phase] = {}
+        self._over: list[str] = []
+        self._handle: _Output | None = None
+        self._drawn = 0.0
+
+    def begin(self, phase: Phase) -> None:
+        with self._lock:
+            self._going[id(phase)] = phase
+            self._draw()
+
+    def update(self, phase: Phase) -> None:
+        with self._lock:
+            if time.monotonic() - self._drawn > BETWEEN_UPDATES:
+                self._draw()
+
+    def end(self, phase: Phase) -> None:
+        with self._lock:
+            self._going.pop(id(phase), None)
+            if phase.total is not None and not phase.unit:  # others were only on the way
+                self._over.append(_line(phase))
+            self._draw()
+            if not self._going:
+                self._over, self._handle = [], None
+
+    def _draw(self) -> None:
+        text = "\n".join([*self._over, *map(_line, self._going.values())])
+        shown = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}
+        if self._handle is None:
+            display = import_module("IPython.display").display  # there in every notebook
+            self._handle = display(shown, raw=True, display_id=True)
+        else:
+            self._handle.update(shown, raw=True)
+        self._drawn = time.monotonic()
+
+
+def _line(phase: Phase) -> str:
+    """A phase in one line of text, with a bar where its end is known."""
+    if phase.total is None:
+        count = f"{phase.done:,}" if phase.done else ""
+    else:
+        full = round(BAR * phase.done / max(phase.total, 1))
+        count = f"{'█' * full}{'░' * (BAR - full)} {phase.done:,}/{phase.total:,}"
+    return " ".join(part for part in (f"{phase.name:8}", count, phase.unit, phase.detail) if part)
+
+
 def _display(console: Console) -> Progress:
     from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.progress import TimeElapsedColumn as Elapsed
@@ -256,15 +317,18 @@ def _display(console: Console) -> Progress:
 
 
 _LINES = _Lines()
+_NOTEBOOK = _Notebook()
 
 
-def _shown_by(progressbar: Progressbar) -> _Callback | _Lines | _Bars | None:
+def _shown_by(progressbar: Progressbar) -> _Callback | _Lines | _Bars | _Notebook | None:
     if callable(progressbar):
         return _Callback(progressbar)
     if not progressbar:
         return None
     bars = _bars()
-    return bars if bars.console.is_terminal or bars.console.is_jupyter else _LINES
+    if bars.console.is_jupyter:
+        return _NOTEBOOK
+    return bars if bars.console.is_terminal else _LINES
 
 
 @cache

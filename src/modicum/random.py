@@ -34,7 +34,7 @@ class Stream(IntEnum):
     NOISE_ROWS = 8  # batches by which a stochastic gradient's noise is measured before the run
     SIGN_BATCHES = 9  # mini-batches of the pilot by which signs are foretold
     NOISE_ROWS_AFTER = 10  # and after it
-    REHEARSAL = 11  # short chains on the pilot rows, before those of the run
+    PILOT_CHAINS = 11  # short chains on the pilot rows, before those of the run
     MODE_STARTS = 14  # points from which other modes are looked for
     MODE_ROWS = 15  # rows on which they are
     NODE_CHECK = 21  # groups and points at which quadrature is checked
@@ -44,6 +44,8 @@ class Stream(IntEnum):
     OUTCOMES = 32  # outcomes drawn of the posterior predictive distribution
     CHECKED_ROWS = 33  # rows that stand for all in pictures and checks
     PRIOR_DRAWS = 34  # parameters drawn from their priors
+    LEFT_OUT_POINTS = 35  # points by which rows are left out that draws cannot leave out
+    MODEL_WEIGHTS = 36  # the Bayesian bootstrap of models that are compared
     DIGEST_ROWS = 40  # rows that a digest keeps
     COORDINATE_ROWS = 50  # rows by which coordinates of control variates are chosen
     STUDY_DRAWS = 60  # points at which residuals are studied, the same in every run

@@ -122,17 +122,17 @@ def jit(
 
     def decorate(function: Callable[P, R]) -> Compiled[P, R]:
         lock = threading.Lock()
-        made: list[jax.stages.Wrapped] = []
+        compiled_once: list[jax.stages.Wrapped] = []
         within = jax.jit(function, static_argnums=static)
 
         def outermost() -> jax.stages.Wrapped:
             refuse_forked()  # here, since every computation of ours comes this way
             with lock:
-                if not made:
+                if not compiled_once:
                     wished = {"cpu": options, "gpu": on_gpu}.get(jax.default_backend())
                     usable = _usable(_not_in_flags(wished or {}))
-                    made.append(jax.jit(function, static_argnums=static, **usable))
-            return made[0]
+                    compiled_once.append(jax.jit(function, static_argnums=static, **usable))
+            return compiled_once[0]
 
         @wraps(function)
         def compiled(*args: Pytree) -> Pytree:

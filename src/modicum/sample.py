@@ -32,6 +32,7 @@ from modicum.models import BaseModel, Target
 from modicum.models.base import Params
 from modicum.models.prediction import ModelPredictor
 from modicum.passes import ModeRecord, Starts, Sums
+from modicum.passes.full_likelihood import free_memory
 from modicum.passes.mode import DENSE_LIMIT
 from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
 from modicum.posterior.labels import scalar_names, tidy_labels
@@ -60,6 +61,7 @@ from modicum.runtime import in_double_precision, jit, refuse_forked
 
 __all__ = ["sample"]
 
+FUSED = 256  # iterations of a call, at most
 CAPTURED = 64 * 2**20  # bytes of arrays in a model's functions from which compiling is slow
 
 
@@ -212,6 +214,8 @@ def sample(
             load_soon()  # it takes as long as compiling does, and can go on beside it
             ready = _chains(plan, task, layout, parallel, thin)
             history = run(ready, tune, draws, progressbar, folder, plan.hook, partial=True)
+            if plan.settled is not None and ready.settled is None:
+                plan.tuning["path"] = {"value": "plain", "why": ready.obstacle}
         else:  # all draws are there already, and independent
             task, history = replace(task, tune=0), plan.history.every(thin)
         with phase("checks", None, progressbar):
@@ -327,7 +331,7 @@ def _starts(target: Target, rows: Rows, starts: int | Sequence[Params] | None) -
         given = [model.free_point(theta, rows) for theta in starts]
         points, starts = tuple(target.ravel(theta) for theta in given), 1
     where = Starts(points, whole_number("starts, unless it is a list of points,", starts))
-    if where.several and not searchable:
+    if where.more_than_first and not searchable:
         raise SettingError(
             f"modes are looked for from several starts in models of up to {DENSE_LIMIT:,} "
             "parameters that are no networks, whose modes are too many; leave `starts` out."
@@ -438,7 +442,18 @@ def _chains(plan: Plan, task: Task, layout: Layout, parallel: Parallel | None, t
         block=min(both, BLOCK),
         units=f"{task.ledger.unit}s",
         start_keys=layout.start_keys(keys),
+        settled=plan.settled,
+        settled_length=_settled_length(plan, task),
     )
+
+
+def _settled_length(plan: Plan, task: Task) -> int:
+    """Iterations that one call may fuse: what their rows have room for, by number and in memory."""
+    if plan.settled is None:
+        return 0
+    held, each = plan.settled.numbers(task.target.size)
+    room = min(2**31 - 1, free_memory() // 64) // task.chains  # beside what they are made from
+    return int(min(FUSED, (room - held) // each))
 
 
 def _posterior(

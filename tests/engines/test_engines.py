@@ -7,7 +7,7 @@ import modicum as mo
 from helpers.targets import logistic_rows, quick, same_draws
 from modicum.cli.fitting import build_engine
 from modicum.engines import engine_for
-from modicum.engines.cluster import _tasks
+from modicum.engines.ray_engine import _tasks
 from modicum.passes import LocalEngine
 from modicum.passes.engine import added, joined
 

@@ -7,6 +7,7 @@ import pytest
 
 import modicum as mo
 from helpers.targets import logistic_rows, quick, same_draws
+from modicum.engines import ray_engine
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -36,11 +37,12 @@ def fetched(monkeypatch):
     monkeypatch.setattr(sys.modules["modicum.sample"], "capacity_for", lambda *_: 200)
 
 
-@pytest.fixture
-def cluster():
+@pytest.fixture(params=[2, 1], ids=["with room", "without room"])
+def cluster(request):
+    """A node of one or two cores, to which others are added: room for a worker that must move."""
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 2})
+    made = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": request.param})
     yield made
     ray.shutdown()
     made.shutdown()
@@ -49,6 +51,8 @@ def cluster():
 def test_chains_are_fed_by_workers_and_a_node_that_goes_changes_no_draw(
     store, local, cluster, fetched, monkeypatch
 ):
+    monkeypatch.setattr(ray_engine, "PATIENT", 2.0)
+    monkeypatch.setattr(ray_engine, "REPLY", 5.0)
     extra = cluster.add_node(**NODE)
     engine = mo.engines.Ray(address=cluster.address, workers=2)
     there, asked, gone = engine.connect(False), [], []

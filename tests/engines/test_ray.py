@@ -11,7 +11,7 @@ import pytest
 
 import modicum as mo
 from helpers.targets import logistic_rows, quick, same_draws
-from modicum.engines import cluster
+from modicum.engines import cluster, ray_engine
 from modicum.passes import LocalEngine
 
 ray = pytest.importorskip("ray")
@@ -131,7 +131,7 @@ def test_errors_of_a_worker_come_back_as_they_are(rows, engine, tmp_path):
 
 
 def test_progress_says_workers_and_rows_per_second(rows, engine, monkeypatch):
-    monkeypatch.setattr(cluster, "PATIENCE", 0.0)
+    monkeypatch.setattr(ray_engine, "PATIENCE", 0.0)
     heard = []
     engine.connect(heard.append).map_reduce(outcomes, 1.0, rows, "mode")
     assert heard[-1].done == N

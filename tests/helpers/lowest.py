@@ -25,17 +25,24 @@ def requirements(project):
     return wanted
 
 
-def lowest(requirement):
-    """`name>=1.2` as `name==1.2`; a requirement without a floor is an error."""
-    name, floor = re.fullmatch(
-        r"([\w.\-\[\],]+)\s*(?:>=|==)\s*([\w.]+)(?:\s*,.*)?", requirement
-    ).groups()
-    return f"{name}=={floor}"
+def lowest(requirements):
+    """`name>=1.2` as `name==1.2`, sorted; a name without a floor is an error.
+
+    A line may set a ceiling alone, where another one sets the floor.
+    """
+    floors, names = {}, set()
+    for line in requirements:
+        name, limits = re.match(r"([\w.\-]+(?:\[[\w,\-]*\])?)\s*([^;]*)", line).groups()
+        names.add(name)
+        floor = re.search(r"(?:>=|==)\s*([\w.]+)", limits)
+        if floor:
+            floors[name] = f"{name}=={floor[1]}"
+    if names - floors.keys():
+        raise SystemExit(f"no lowest version in pyproject.toml: {sorted(names - floors.keys())}")
+    return sorted(floors.values())
 
 
 if __name__ == "__main__":
     pyproject = Path(__file__).parents[2] / "pyproject.toml"
-    for line in sorted(
-        {lowest(r) for r in requirements(tomllib.loads(pyproject.read_text())["project"])}
-    ):
-        print(line)
+    project = tomllib.loads(pyproject.read_text())["project"]
+    print("\n".join(lowest(requirements(project))))

@@ -10,6 +10,7 @@ from helpers.interrupted import task_of
 from helpers.targets import logistic_rows
 from modicum.cli.fitting import build_method
 from modicum.methods import choice, cost
+from modicum.methods.laplace import Verdict
 from modicum.sklearn import LinearRegression, LogisticRegression, PoissonRegressor, Regressor
 
 M = mo.models
@@ -43,6 +44,15 @@ def test_normal_draws_are_taken_where_they_will_do_and_it_is_said(post, heard):
     assert line in [event.phase for event in heard]
     assert post.tuning["pareto_k"] < choice.ROOM
     assert post.tuning["pool_noise"] < choice.STILL
+
+
+def test_there_is_room_to_spare_unless_weights_hardly_differ():
+    assert choice._enough(Verdict(0.39, 0.9, 0.001))
+    assert not choice._enough(Verdict(0.45, 0.9, 0.001))
+    assert choice._enough(Verdict(0.45, 0.9999, 0.001))
+    assert not choice._enough(Verdict(0.75, 0.9999, 0.001))
+    assert not choice._enough(Verdict(0.1, 0.5, 0.001))
+    assert not choice._enough(Verdict(0.1, 0.9999, 0.02))
 
 
 def test_no_clock_decides(post, monkeypatch):

@@ -9,10 +9,11 @@ from scipy.stats import binom, norm
 
 import modicum as mo
 from helpers.expansion import Expansion, expanded
+from helpers.interrupted import planned
 from helpers.targets import logistic_rows
 from modicum.estimators import LinearTaylor
 from modicum.methods.ecs.tuning import Pilot, choose, refresh_acceptance, study
-from modicum.methods.ecs.tuning.residuals import posterior_share
+from modicum.methods.ecs.tuning.residuals import as_drawn, posterior_share
 from modicum.methods.ecs.tuning.subsample import best_sweep
 from modicum.methods.weights import expected_residuals
 
@@ -242,6 +243,36 @@ def test_the_slope_of_many_parameters_is_that_of_few():
             c = [(e.residuals(at + s) - e.residuals(at - s)) / 2e-6 for s in 1e-6 * np.eye(20)]
             right = np.linalg.eigvalsh(np.cov(np.array(c) * 300, ddof=0))[-1]
             assert slope == pytest.approx(right, rel=0.03)
+
+
+def test_the_slope_is_that_of_rows_as_the_design_draws_them():
+    """Rows that are certain come first in a pilot, and are never drawn."""
+    weight = np.r_[np.zeros(500), np.random.default_rng(1).lognormal(size=1_000)]
+    weight /= weight.sum()
+    values = np.arange(1_500.0)
+    at, share = as_drawn(weight, 300)
+    assert len(at) == 300
+    assert at.min() >= 500  # the first 300 would have no weight at all
+    assert share @ values[at] == pytest.approx(weight @ values, rel=0.01)
+    every, exact = as_drawn(weight, 1_200)  # more than are drawn: others fill up, and do not count
+    assert len(np.unique(every)) == 1_200
+    assert exact @ values[every] == pytest.approx(weight @ values)
+    assert exact.sum() == pytest.approx(1)
+
+
+def test_the_study_is_the_same_for_every_seed():
+    """And not for other rows; weights of rows once followed from eight draws of the seed's."""
+    rows = logistic_rows(2_000)
+    first, again, other = (
+        planned(mo.models.Logistic(), data, mo.HMCECS(), seed)[0]
+        for data, seed in ((rows, 1), (rows, 2), (logistic_rows(2_000, seed=5), 1))
+    )
+    same = [
+        np.allclose(first.context.design.probability, plan.context.design.probability, rtol=1e-6)
+        for plan in (again, other)
+    ]
+    assert same == [True, False]
+    assert first.tuning["variance"] == again.tuning["variance"] != other.tuning["variance"]
 
 
 # m, G and K --------------------------------------------------------------------------------

@@ -19,6 +19,9 @@ from helpers.targets import (
     same_draws,
 )
 from modicum.errors import CrudeControlVariateError
+from modicum.methods.ecs.checks import Case, look_ahead_signed
+from modicum.methods.ecs.tuning import Pilot, Products
+from modicum.models import Target
 from modicum.posterior.weighted import weighted_mcse, weighted_mean
 
 M = mo.models
@@ -148,6 +151,23 @@ def test_crude_control_variates_are_refused_with_a_remedy():
             toy.sample(mo.SignedHMCECS(order=order), draws=10, random_seed=1)
     with pytest.raises(CrudeControlVariateError, match="too few for subsampling"):
         quick(M.Logistic(), logistic_rows(400), method=mo.SignedHMCECS(batch=30))
+
+
+@pytest.mark.parametrize(
+    ("n", "refused"), [(500_000, True), (900_000, True), (1_100_000, False), (10**8, False)]
+)
+def test_a_quarter_of_many_rows_per_step_is_refused_before_the_run(n, refused):
+    target, _ = Target.of(M.Logistic(), logistic_rows(50))
+    case = Case(mo.SignedHMCECS(design="uniform"), target, n)
+    each = [np.full(4, k) for k in (1.0, 0.0, 0.0)]
+    pilot = Pilot(*each, np.ones(4), 0.1, 0.1, np.zeros(4), np.zeros((4, 1)), np.ones(1))
+    choice = Products(54_000, 5, 10, 1, 0.0, 1.0, 1.0)
+    if not refused:
+        assert look_ahead_signed(case, pilot, choice, 0, chosen=True) == []
+        return
+    with pytest.raises(CrudeControlVariateError, match=r"270,000 of .* rows.*design=\"weighted\""):
+        look_ahead_signed(case, pilot, choice, 0, chosen=True)
+    assert look_ahead_signed(case, pilot, choice, 0, chosen=False) == []  # as it was set by hand
 
 
 @pytest.fixture(scope="module")

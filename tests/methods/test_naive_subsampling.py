@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from helpers import toy
+from helpers.compiling import optimised
 from helpers.targets import TIMES, mean_and_error
 
 ROWS, STEP, STEPS = 100, 0.2, 6
@@ -35,7 +36,7 @@ def log_posterior(z, x, y, scale, mode, factor):
     return scale * jnp.sum(y * eta - jnp.logaddexp(0.0, eta)) - 0.5 * t @ t / 10
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(optimised, static_argnums=(0, 1, 2))
 def naive_chain(fresh_each_step, accept, count, key, data, start):
     """HMC with minibatch gradients; all rows accept or reject the end if `accept`."""
     x, y, mode, factor = data

@@ -1,6 +1,7 @@
 """The real tables: defaults against long full-data runs of the same models."""
 
 import warnings
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 import modicum as mo
 from helpers import tables
 from helpers.interrupted import planned
-from helpers.targets import TIMES
+from helpers.targets import TIMES, sums_of
 from modicum.diagnostics import mcse
+from modicum.methods.base import Task
+from modicum_lab.bench.stand_ins import census_shaped
 from modicum_lab.papers.references import reference
 
 
@@ -143,13 +146,101 @@ def test_too_few_products_on_covertype_are_warned_of():
 
 @pytest.mark.slow
 def test_weighted_rows_need_far_fewer_products():
-    weighted, uniform = (
-        planned(*table("covertype"), mo.SignedHMCECS(design=design))[0]
-        for design in ("weighted", "uniform")
-    )
-    rows, many = (
-        plan.tuning["products"]["value"] * plan.tuning["batch"]["value"]
-        for plan in (weighted, uniform)
-    )
-    assert rows <= 300
-    assert many > 500 * rows
+    plan, _ = planned(*table("covertype"), mo.SignedHMCECS())
+    assert plan.tuning["products"]["value"] * plan.tuning["batch"]["value"] <= 300
+    with pytest.raises(mo.SettingError, match=r"needed at every step.*weighted"):
+        planned(*table("covertype"), mo.SignedHMCECS(design="uniform"))
+
+
+# The choice of m -----------------------------------------------------------------------------
+
+
+def chosen_rows(model, rows, seeds=10):
+    """m and the number of certain rows, by seed; two seeds look for the mode themselves."""
+    plans = [planned(model, rows, mo.HMCECS(), seed)[0] for seed in (1, 2)]
+    sums, start = sums_of(model, rows)
+    names = tuple(f"t{i}" for i in range(len(start)))
+    for seed in range(3, seeds + 1):
+        task = Task(sums.target, start, rows, sums, names, 100, 100, 2, seed)
+        plans.append(mo.HMCECS().plan(replace(task, anchor=plans[seed % 2].anchor)))
+    values = [[plan.tuning[k]["value"] for k in ("subsample", "certainty")] for plan in plans]
+    return np.array(values)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", tables.NAMES)
+def test_m_hardly_depends_on_the_seed(name):
+    m, certain = chosen_rows(*table(name)).T
+    assert m.max() <= 1.5 * m.min()
+    assert certain.max() <= 1.5 * max(certain.min(), 50)
+
+
+def shift_by_correction(post, rows):
+    """What `correct` moves every mean by, in posterior sd, and the Monte Carlo error of that."""
+    fixed = post.correct(rows, draws=2_000, progressbar=False)
+    weights = fixed.weights / fixed.weights.mean()
+    draws = [fixed[p].reshape(*weights.shape, -1) for p in ("beta", "intercept")]
+    x = np.concatenate(draws, axis=2)
+    moved = (weights[..., None] - 1) * (x - x.mean(axis=(0, 1))) / x.std(axis=(0, 1))
+    return moved.mean(axis=(0, 1)), np.asarray(mcse(moved))
+
+
+@cache
+def census():
+    made = census_shaped()
+    return made.model, made.rows
+
+
+@pytest.fixture(scope="module")
+def census_post():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        return mo.sample(
+            *census(), method="hmc-ecs", draws=5_000, tune=500, chains=4, random_seed=1,
+            progressbar=False,
+        )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_table_of_rare_levels_is_right_by_few_rows(census_post):
+    """Levels that hold a handful of rows, all alike, do not set m for everything else."""
+    right, post = reference("census"), census_post
+    assert right.rows == len(census()[1])
+    rows = post.tuning["subsample"]["value"] + post.tuning["certainty"]["value"]
+    assert rows <= 1_500
+    off = np.abs(side_by_side(post, "mean") - right.mean) / right.sd
+    assert off.max() < 0.06
+    spread = side_by_side(post, "sd") / right.sd
+    assert np.abs(spread - 1).max() < 0.07
+    assert doubts(post) == []
+
+
+@pytest.mark.slow
+def test_the_bound_on_the_bias_is_one(census_post):
+    """By the weights that correct for the perturbation; uniform rows would be far beyond it."""
+    moved, error = shift_by_correction(census_post, census()[1])
+    bound = census_post.tuning["bias_bound"]["value"]
+    assert 0 < bound <= 0.05
+    assert np.all(np.abs(moved) < bound + TIMES * error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["covertype", "flights"])
+def test_the_bound_on_the_bias_of_real_tables_is_one(name):
+    post = cached(name, method="hmc-ecs")
+    moved, error = shift_by_correction(post, table(name)[1])
+    assert np.all(np.abs(moved) < post.tuning["bias_bound"]["value"] + TIMES * error)
+
+
+@pytest.mark.slow
+def test_too_few_rows_of_rare_levels_are_warned_of_and_wrong():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        post = mo.sample(
+            *census(), method=mo.HMCECS(subsample=100), draws=1_000, tune=500, chains=4,
+            random_seed=1, progressbar=False,
+        )  # fmt: skip
+    assert {"subsample-small", "variance-high"} & {doubt.code for doubt in post.warnings}
+    assert post.tuning["bias_bound"]["value"] is None
+    right = reference("census")
+    assert np.max(np.abs(side_by_side(post, "mean") - right.mean) / right.sd) > 0.1

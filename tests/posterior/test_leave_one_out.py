@@ -190,14 +190,33 @@ def test_a_row_of_weight_two_is_two_rows():
     assert twice.elpd == pytest.approx(exact(x, y).sum(), abs=0.15)
 
 
-def test_rows_that_decide_much_are_named():
+def with_an_odd_row():
+    """A posterior that row 7 decides, and the design and outcomes."""
     x, y = X[:, :-1].copy(), Y.copy()
     x[7], y[7] = 30.0, -60.0
     rows = mo.Rows(x=x, y=y)
     design = np.c_[x, np.ones(N)]
     precision = design.T @ design / SCALE**2 + np.diag(PRIOR_SD**-2.0)
     mean = np.linalg.solve(precision, design.T @ y) / SCALE**2
-    doubtful = posterior(mean, np.linalg.inv(precision), rows=rows)
+    return posterior(mean, np.linalg.inv(precision), rows=rows), design, y
+
+
+def test_rows_that_decide_much_are_left_out_anew():
+    post, design, y = with_an_odd_row()
+    right = exact(design, y)
+    with pytest.warns(ModicumWarning, match="moment_match=True"):
+        wrong = post.loo()
+    assert abs(wrong.elpd_i.values[7] - right[7]) > 10  # the control: its draws do not tell
+    found = post.loo(moment_match=True)
+    assert not found.warning
+    assert found.elpd_i.values[7] == pytest.approx(right[7], rel=1e-3)
+    assert found.elpd == pytest.approx(right.sum(), abs=0.5)
+    drawn = post.loo(subsample=60, moment_match=True)
+    assert abs(drawn.elpd - right.sum()) < 4 * drawn.subsampling_se + 0.5
+
+
+def test_rows_that_decide_much_are_named():
+    doubtful, _, _ = with_an_odd_row()
     with pytest.warns(ModicumWarning, match="row 7") as caught:
         result = doubtful.loo()
     assert caught[0].message.code == "left-out-uncertain"
@@ -311,7 +330,36 @@ def test_comparison_is_that_of_paired_rows(post):
     assert abs(drawn.loc["less", "elpd_diff"] - table.loc["less", "elpd_diff"]) < within
 
 
+@pytest.mark.parametrize("method", ["stacking", "bb-pseudo-bma", "pseudo-bma"])
+def test_weights_of_models_are_those_of_arviz(post, method):
+    from arviz_stats import compare
+
+    moved = posterior(CONJUGATE.mean + np.r_[0.1, 0, 0, 0])
+    fits = {"all": post, "moved": moved}
+    theirs = compare({name: fit.loo() for name, fit in fits.items()}, method=method)
+    ours = mo.compare(fits, method=method)
+    assert ours["weight"].sum() == pytest.approx(1)
+    by_chance = 0.02 if method == "bb-pseudo-bma" else 2e-3
+    for name in fits:
+        assert ours.loc[name, "weight"] == pytest.approx(theirs.loc[name, "weight"], abs=by_chance)
+    drawn = mo.compare(fits, method=method, subsample=150)
+    assert drawn.loc["all", "weight"] == pytest.approx(ours.loc["all", "weight"], abs=0.1)
+
+
+def test_stacking_mixes_models_that_each_predict_some_rows():
+    """Of densities known by hand: the best mixture is half and half."""
+    from modicum.posterior.checking.model_weights import _stacked
+
+    rows = np.log(np.r_[np.tile([[0.9, 0.1]], (50, 1)), np.tile([[0.1, 0.9]], (50, 1))])
+    np.testing.assert_allclose(_stacked(rows, np.ones(100)), 0.5, atol=1e-4)
+    mass = np.r_[np.full(50, 3.0), np.ones(50)]  # then 0.1 + 0.8 w is 3/4
+    share = (0.75 - 0.1) / 0.8
+    np.testing.assert_allclose(_stacked(rows, mass), [share, 1 - share], atol=1e-3)
+
+
 def test_what_cannot_be_compared_is_refused(post):
+    with pytest.raises(SettingError, match="'stacking', 'bb-pseudo-bma' or 'pseudo-bma'"):
+        mo.compare({"a": post, "b": post}, method="bma")
     with pytest.raises(SettingError, match="two or more posteriors"):
         mo.compare({"a": post})
     with pytest.raises(SettingError, match="'b' is no posterior but int"):

@@ -14,8 +14,8 @@ import pytest
 
 import modicum as mo
 from helpers.targets import gaussian_rows, quick, same_draws
+from modicum.run import Layout, runner
 from modicum.run import checkpoint as module
-from modicum.run import runner
 
 MODEL = mo.models.Gaussian(scale=0.7)
 TUNE, DRAWS = 100, 40
@@ -102,7 +102,7 @@ def _begun(rows, folder):
     from modicum.sample import _identity
 
     target, start = Target.of(MODEL, rows)
-    lengths = {"draws": DRAWS, "tune": TUNE, "chains": 2, "thin": 1}
+    lengths = {"draws": DRAWS, "tune": TUNE, "layout": Layout(2), "thin": 1}
     identity = _identity(target, start, Starts(), rows, resolve("hmc"), **lengths, seed=5)
     module.Checkpoint(folder, identity).close()
 

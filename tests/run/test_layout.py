@@ -11,6 +11,7 @@ from helpers.targets import logistic_rows
 from modicum.posterior import convergence_warnings
 from modicum.run import layout
 from modicum.run.layout import Layout, auto_layout
+from modicum.run.runner import _Pace
 
 SETTINGS = {"draws": 20, "tune": 30, "random_seed": 1, "progressbar": False, "method": "hmc-ecs"}
 
@@ -113,3 +114,14 @@ def test_short_chains_are_not_blamed_for_being_short():
             x = rng.normal(size=(chains, draws, 3))
             found = convergence_warnings({"beta": x}, {}, superchains=superchains)
             assert "nested-r-hat" not in [w.code for w in found]
+
+
+def test_no_chunk_holds_both_warm_up_and_draws():
+    pace = _Pace(capacity=100, total=300, tune=130)
+    pace.took(1.0, 4)
+    pace.took(0.004, 4)  # the first compiled; a chunk may be as long as can be from now on
+    chunks, made = [], 0
+    while made < 300:
+        chunks.append(pace.next(made))
+        made += chunks[-1]
+    assert chunks == [100, 30, 100, 70]

@@ -102,14 +102,14 @@ def _tables(folder: Folder, download: bool, progressbar: bool) -> Iterator[pd.Da
     """One table a file: those in the folder, else those of the archive."""
     top = data_folder(folder)
     kinds = (".arff", ".arff.xz", ".arff.gz", ".csv", ".csv.xz", ".csv.gz")
-    found = sorted(
+    files = sorted(
         path
         for place in (top / SOURCE.folder, top)
         for path in (place.glob("[1-5]year*") if place.is_dir() else ())
         if path.name.endswith(kinds)
     )
-    if found and SOURCE.look(folder) is None:
-        yield from (_table(path, ".arff" in path.name, "infer") for path in found)
+    if files and SOURCE.look(folder) is None:
+        yield from (_table(path, ".arff" in path.name, "infer") for path in files)
         return
     with ZipFile(SOURCE.find(folder, download, progressbar)) as archive:
         for name in sorted(archive.namelist()):

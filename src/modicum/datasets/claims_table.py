@@ -54,12 +54,12 @@ def claims_frame(folder: Folder, download: bool, progressbar: bool) -> pd.DataFr
 
 def _read(path: Path) -> Arrays:
     t = _table(path)
-    made: Arrays = {}
+    arrays: Arrays = {}
     for name in FACTORS:
-        made[name] = t[name].cat.codes.to_numpy(np.int16)
-        made[f"{name} levels"] = np.array([str(level) for level in t[name].cat.categories])
+        arrays[name] = t[name].cat.codes.to_numpy(np.int16)
+        arrays[f"{name} levels"] = np.array([str(level) for level in t[name].cat.categories])
     numbers = {k: t[k].to_numpy() for k in ("CarAge", "DriverAge", "Density", "Exposure")}
-    return made | numbers | {"claims": t["ClaimNb"].to_numpy(np.int16)}
+    return arrays | numbers | {"claims": t["ClaimNb"].to_numpy(np.int16)}
 
 
 def _table(path: Path) -> pd.DataFrame:

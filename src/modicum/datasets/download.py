@@ -38,7 +38,7 @@ def fetch(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
-            found = _copy(url, file, digest, target.name, progressbar)
+            checksum = _copy(url, file, digest, target.name, progressbar)
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
@@ -46,8 +46,8 @@ def fetch(
             raise DownloadError(
                 f"it has {size:,} bytes, and the file has between {sizes[0]:,} and {sizes[1]:,}"
             )
-        if digest is not None and found != digest:
-            raise DownloadError(f"its checksum is {found} instead of {digest}")
+        if digest is not None and checksum != digest:
+            raise DownloadError(f"its checksum is {checksum} instead of {digest}")
         os.replace(temporary, target)
     except (OSError, HTTPException, ValueError) as fault:  # no network, no such file, no room
         raise DownloadError(str(fault) or type(fault).__name__) from fault

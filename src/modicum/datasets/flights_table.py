@@ -70,13 +70,13 @@ def _read(path: Path) -> Arrays:
 
     table = _table(path, [*FACTORS, "distance", "arr_delay"])
     table = table[table["arr_delay"].notna()]
-    made: Arrays = {}
+    arrays: Arrays = {}
     for name in FACTORS:
         levels = pd.Categorical(table[name])
-        made[name] = levels.codes.astype(np.int16)
-        made[f"{name} levels"] = np.array([str(level) for level in levels.categories])
+        arrays[name] = levels.codes.astype(np.int16)
+        arrays[f"{name} levels"] = np.array([str(level) for level in levels.categories])
     late = (table["arr_delay"] > LATE_MINUTES).to_numpy()
-    return made | {"distance": table["distance"].to_numpy(np.int16), "late": late}
+    return arrays | {"distance": table["distance"].to_numpy(np.int16), "late": late}
 
 
 def _table(path: Path, columns: list[str] | None) -> pd.DataFrame:

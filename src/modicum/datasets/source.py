@@ -27,9 +27,9 @@ def data_folder(folder: Folder = None) -> Path:
     >>> data_folder("tables").name
     'tables'
     """
-    given = folder or os.environ.get("MODICUM_DATA")
-    if given:
-        return Path(given).expanduser()
+    chosen = folder or os.environ.get("MODICUM_DATA")
+    if chosen:
+        return Path(chosen).expanduser()
     return cache_folder()
 
 
@@ -72,9 +72,9 @@ class Source:
 
     def find(self, folder: Folder = None, download: bool = True, progressbar: bool = True) -> Path:
         """Return the file, downloaded if it is not there; else say what to put where."""
-        found = self.look(folder)
-        if found is not None:
-            return found
+        paths = self.look(folder)
+        if paths is not None:
+            return paths
         target = data_folder(folder) / self.folder / self.saved
         reason = "and downloads are off"
         if download:

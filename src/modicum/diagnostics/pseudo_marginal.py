@@ -37,10 +37,10 @@ def optimal_variance(correlation: float = 0.0) -> float:
 
     if not is_number(correlation) or not 0 <= correlation < 1:
         raise SettingError("correlation must be a number from 0 to below 1, such as 0.99.")
-    about = np.log(2.16**2 / (1 - correlation**2))  # what it tends to as the correlation does to 1
+    limit = np.log(2.16**2 / (1 - correlation**2))  # what it tends to as the correlation does to 1
     cost = minimize_scalar(
         lambda log: np.log(_inefficiency(np.exp(log), correlation)) - log,
-        bounds=(about - 3, about + 1),
+        bounds=(limit - 3, limit + 1),
         method="bounded",
         options={"xatol": 1e-6},
     )

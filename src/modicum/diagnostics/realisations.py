@@ -89,8 +89,8 @@ def mse(
         gap.var(axis=0),
         np.std(gap**2, axis=0, ddof=1) / np.sqrt(len(gap)),
     )
-    several = at is not None and np.ndim(at) > 0
-    return MeanSquaredError(*(_plain(part if several else part[0]) for part in parts))
+    is_array = at is not None and np.ndim(at) > 0
+    return MeanSquaredError(*(_plain(part if is_array else part[0]) for part in parts))
 
 
 def _plain(value: np.ndarray) -> float | np.ndarray:

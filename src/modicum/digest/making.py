@@ -90,7 +90,7 @@ def digest(
     with phase("digest", None, progressbar):
         if like is not None:
             return like.shard(model, known, size, seed, passing)
-        return _made(model, known, size, seed, passing)
+        return _make(model, known, size, seed, passing)
 
 
 def _of_posterior(post: Posterior, rows: object) -> tuple[BaseModel, Rows]:
@@ -121,7 +121,7 @@ def _check(model: object, rows: object, like: object) -> None:
     require_digestible(model, rows)
 
 
-def _made(model: BaseModel, rows: Rows, size: int, seed: int, engine: Engine) -> Digest:
+def _make(model: BaseModel, rows: Rows, size: int, seed: int, engine: Engine) -> Digest:
     """The digest at the mode of the rows themselves."""
     ledger = Ledger(rows=len(rows))
     model.check(rows)

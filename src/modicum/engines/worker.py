@@ -49,8 +49,8 @@ class Worker:
         """
         function, arguments = self._unpacked(*work)
         held = self._opened(*rows)
-        made = chunk_results(function, arguments, held, numbers, dtype, self._threads)
-        return list(made)
+        results = chunk_results(function, arguments, held, numbers, dtype, self._threads)
+        return list(results)
 
     def take(self, rows: tuple[int, Any], row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Rows at these numbers, which are those of chunks that come to this worker."""

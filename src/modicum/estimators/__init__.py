@@ -1,4 +1,4 @@
-"""A log-likelihood or a gradient from a few rows: control variates and what is made of them."""
+"""Estimates of a log-likelihood or its gradient from a few rows, and their control variates."""
 
 from modicum.estimators.block_poisson import BlockPoisson, BlockPoissonTables
 from modicum.estimators.bounds import BoundedRows, collapse, whitened_sums

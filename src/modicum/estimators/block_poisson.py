@@ -1,8 +1,8 @@
 """The block-Poisson likelihood estimate: unbiased, at the price of a sign (section 5).
 
-A product of a Poisson number of factors, each made from a mini-batch of its own: its expectation is
-the likelihood itself, not its logarithm's. Factors can be negative. The chain runs on |Lhat|, and
-expectations are put right by the sign of each draw (eq. 5.3).
+The estimate is a product of a Poisson number of factors, each from its own mini-batch, and its
+expectation is the likelihood itself rather than its logarithm. Factors can be negative. The chain
+runs on |Lhat|, and expectations are corrected by the sign of each draw (eq. 5.3).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from modicum.runtime import Pytree
 
 __all__ = ["BlockPoisson", "BlockPoissonTables", "most_factors", "poisson_chance"]
 
-UNLIKELY = 1e-6  # chance of a Poisson count beyond the places kept for it
-# Along the chain there are lambda + d - centre factors on average: room for a d that is larger
-# in the tails of the posterior than at its centre.
+UNLIKELY = 1e-6  # probability of a Poisson count beyond the capacity
+# Along the chain there are lambda + d - centre factors on average; this leaves room for a larger d
+# in the tails of the posterior.
 ROOM = 1.25
 
 
 def most_factors(mean: float) -> int:
-    """Places that suffice for a Poisson number of factors, but for one time in a million.
+    """Capacity that a Poisson number of factors exceeds once in a million times.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def poisson_chance(counts: np.ndarray, mean: float) -> np.ndarray:
 
 
 class BlockPoissonTables(NamedTuple):
-    """What the estimator knows of the data."""
+    """What the estimator needs to know about the data."""
 
     centre: float | jax.Array  # the difference l - sum q to be expected over the posterior
 
@@ -105,7 +105,7 @@ class BlockPoisson:
         return (jnp.arange(self.parts) < counts[:, None]).reshape(-1)
 
     def pack(self, subsample: Pytree, present: jax.Array) -> tuple[Pytree, jax.Array]:
-        """Only the factors that take part, so that no work is spent on empty places."""
+        """Keep only the factors that take part, so that no work is spent on empty slots."""
         at = jnp.nonzero(present, size=self.packed, fill_value=0)[0]
 
         def gather(rows: jax.Array) -> jax.Array:
@@ -115,7 +115,7 @@ class BlockPoisson:
         return jax.tree.map(gather, subsample), jnp.arange(self.packed) < present.sum()
 
     def unpack(self, values: jax.Array, present: jax.Array) -> jax.Array:
-        """Back to the block's places; empty ones hold zeros, which nobody reads."""
+        """Undo `pack`; empty slots hold zeros, which are never read."""
         at = jnp.nonzero(present, size=self.packed, fill_value=present.size)[0]
         parts = jnp.zeros((present.size, self.batch), values.dtype)
         return parts.at[at].set(values.reshape(self.packed, self.batch), mode="drop").reshape(-1)
@@ -134,14 +134,14 @@ class BlockPoisson:
         factors = self._factors(values, present, tables)
         logs = jnp.log(jnp.abs(factors))
         centre, number = tables.centre, jnp.sum(present)
-        # More factors than there is room for never take part: a subsample that has them is refused.
+        # A subsample with more factors than there is room for is rejected.
         log = jnp.where(number > self.packed, -jnp.inf, centre + logs.sum())
         mean = self.products * (factors - 1).sum() / jnp.maximum(number, 1) + centre
         # A compound Poisson sum: E sum log^2 |f| is the variance of log |Lhat|.
         return Estimate(log, mean, jnp.sum(logs**2))
 
     def describe(self, values: jax.Array, present: jax.Array, tables: BlockPoissonTables) -> Draw:
-        """The sign, and how near to changing it the estimate is."""
+        """The sign, and how close the estimate is to changing it."""
         factors = self._factors(values, present, tables)
         estimate = self.combine(values, present, tables)
         return {

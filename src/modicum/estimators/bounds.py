@@ -1,12 +1,12 @@
-"""Lower bounds of rows' likelihoods, and rows seen through them: what FlyMC is made of.
+"""Lower bounds on the likelihoods of rows, on which FlyMC is built.
 
 The bound B_k <= L_k of a row is the exponential of a quadratic in its linear predictors, so that
-the sum of log B_k over any number of rows is a quadratic in the coefficients: one pass, and no row
-is looked at again (Maclaurin and Adams 2014, section 2.3). L_k = B_k + (L_k - B_k), and FlyMC says
-of each row which term it stands for: bright rows add log r_k = log((L_k - B_k) / B_k) (section 2).
+the sum of log B_k over any number of rows is a quadratic in the coefficients, computed in one pass
+(Maclaurin and Adams 2014, section 2.3). L_k = B_k + (L_k - B_k), and FlyMC's auxiliary variables
+select one term per row: bright rows add log r_k = log((L_k - B_k) / B_k) (section 2).
 
-What a bound is, and rows seen through one, come first; then the bounds of three families. A family
-gets one by a class at the end of this file and a line in BOUNDS.
+First the protocol, then the bounds of three families. A new bound is a class at the end of this
+file and a line in BOUNDS.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Bound(ABC, Generic[Family]):
     """The bounds of a family. Hashable; all functions take many rows at once.
 
     Predictors are those of `LinearPredictorModel.predictor_vector`: q linear ones, then the
-    model's other parameters. `tight` says where each row's bound touches its likelihood, in
-    whatever terms the family likes.
+    model's other parameters. `tight` says where each row's bound touches its likelihood, in a
+    parametrisation of the family's choice.
 
     Parameters
     ----------
@@ -86,11 +86,11 @@ class Bound(ABC, Generic[Family]):
 
     @abstractmethod
     def untuned(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
-        """Where bounds touch the likelihood if nothing is known; the same shape as `tight_at`."""
+        """Where bounds touch the likelihood without tuning; same shape as `tight_at`."""
 
     @abstractmethod
     def gap(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
-        """The log of L_k / B_k of each row: never below zero, but for rounding."""
+        """log(L_k / B_k) of each row: not negative, up to rounding."""
 
     @abstractmethod
     def expand(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> Expansion:
@@ -129,7 +129,7 @@ class CachedRows(NamedTuple):
 
 @dataclass(frozen=True)
 class BoundedRows:
-    """What a chain over bright and dark rows needs of them. Hashable.
+    """What a chain over bright and dark rows needs to know about them. Hashable.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ class BoundedRows:
         return model
 
     def cache(self, batch: Batch, point: jax.Array) -> CachedRows:
-        """Keep the rows as they are, and where their bounds are tight, about the anchor t*."""
+        """Keep the rows, and where their bounds are tight (about the anchor t*)."""
         names = ("x", "y", "offset", "weight")
         fields = {k: jnp.asarray(batch[k], jnp.float64) for k in names if k in batch}
         coding = self.target.coding
@@ -166,7 +166,7 @@ class BoundedRows:
         return self.model.predictor_vector(self.target.unravel(t), fields)
 
     def gap(self, cached: CachedRows, t: jax.Array) -> jax.Array:
-        """The log of L_k / B_k of each row at t, times its frequency weight."""
+        """log(L_k / B_k) of each row at t, times its frequency weight."""
         fields, tight = cached
         gap = self.bound.gap(self.predictors(fields, t), fields["y"], tight)
         return jnp.asarray(fields.get("weight", 1.0) * gap)
@@ -200,7 +200,7 @@ class Collapsed(NamedTuple):
 
 
 def collapse(sums: Sums, bounded: BoundedRows, anchor: Anchor) -> Collapsed:
-    """Sums over all rows from which `log_base` is made, about the anchor, by one pass."""
+    """Sum the bounds of all rows about the anchor in one pass; `log_base` reads the result."""
     sums.ledger.add("bound", len(sums.rows), "hessian", passes=1)
     of_chunk = _collapse_chunk if bounded.target.coding is None else _collapse_codes
     chunk_sum = partial(of_chunk, bounded)
@@ -215,7 +215,7 @@ def _collapsed(
     at = bounded.bound.expand(bounded.predictors(fields, point), fields["y"], tight)
     weight = jnp.where(present, fields.get("weight", 1.0), 0.0)
     slope, curvature = weight[:, None] * at.slope, weight[:, None, None] * at.curvature
-    # float64 products whatever the rows' own precision: the collapsed sum is to be exact
+    # float64 products whatever the rows' own precision: the collapsed sum must be exact
     a, b = assemble(bounded.model, bounded.model.matrix(fields), slope, curvature, slope.shape[1])
     return Collapsed(
         constant=jnp.sum(weight * at.constant),

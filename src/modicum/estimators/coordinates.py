@@ -1,13 +1,13 @@
-"""Coordinates that a likelihood is expanded in, where these are not the ones that are sampled.
+"""Coordinates of expansion that differ from those that are sampled.
 
-A scale, a dispersion or a chance near 0 is sampled on its logarithm, in which the log-likelihood
-may be far from a quadratic; in the scale itself, its square or its reciprocal it may be nearly one.
+A scale, a dispersion or a probability near 0 is sampled on the log scale, where the log-likelihood
+may be far from quadratic; in the scale itself, its square or its reciprocal it may be nearly so.
 With w = t - t* of such an entry, the Taylor expansion of every row is in
 
     v = (e^(p w) - 1) / p,    and in w itself for a power p of 0,
 
-and all sums at the anchor stay what they are: with A and B gradient and Hessian in t, those in v
-are A and B - diag(p A), since v has the derivatives 1 and p there. To try a power takes no pass.
+and the sums at the anchor can be reused: with A and B gradient and Hessian in t, those in v are A
+and B - diag(p A), since v has the derivatives 1 and p there. Trying a power takes no pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from modicum.passes import Anchor
 
 __all__ = ["POWERS", "bend", "bent_path", "bent_sum"]
 
-# Of a parameter that is sampled on its logarithm: what it is expanded in.
+# Coordinates in which a parameter that is sampled on the log scale can be expanded.
 POWERS = {
     "log": 0.0,
     "identity": 1.0,
@@ -56,7 +56,7 @@ def bent_path(s: jax.Array, away: jax.Array, proxy: Proxy) -> jax.Array:
 
 
 def bent_sum(z: jax.Array, proxy: Proxy) -> jax.Array:
-    """What the sum of the proxies has in v beside the quadratic in w = L z.
+    """What the sum of the proxies in v adds to the quadratic in w = L z.
 
     With c = v - w at the entries that are bent, A'v + v'(B - diag(p A)) v / 2 is the quadratic in w
     and A'c + c'Bw + c'Bc / 2 - sum p A v^2 / 2.
@@ -72,12 +72,12 @@ def bent_sum(z: jax.Array, proxy: Proxy) -> jax.Array:
 
 
 def _bent(w: jax.Array, power: jax.Array) -> jax.Array:
-    some = jnp.where(power == 0, 1.0, power)
-    return jnp.where(power == 0, w, jnp.expm1(some * w) / some)
+    safe = jnp.where(power == 0, 1.0, power)
+    return jnp.where(power == 0, w, jnp.expm1(safe * w) / safe)
 
 
 def _inverse(v: jax.Array, power: jax.Array) -> jax.Array:
-    some = jnp.where(power == 0, 1.0, power)
-    # what lies in the other branch must not be no number: its derivative would spread
-    inside = jnp.where(power == 0, 0.0, some * v)
-    return jnp.where(power == 0, v, jnp.log1p(inside) / some)
+    safe = jnp.where(power == 0, 1.0, power)
+    # a NaN in the branch not taken would reach the derivative
+    inside = jnp.where(power == 0, 0.0, safe * v)
+    return jnp.where(power == 0, v, jnp.log1p(inside) / safe)

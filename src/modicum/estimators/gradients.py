@@ -71,16 +71,16 @@ class BaseGradientEstimator(ABC):
         return replace(self, target=target, precision=precision)
 
     def arrays(self, anchor: Anchor | None, certain: Batch | None = None) -> Pytree:
-        """What is read in every step, computed once: `context.estimator`.
+        """Compute once what every step reads: `context.estimator`.
 
-        `certain` are rows that every step reads, with a `probability` of one; None: there are none.
+        `certain` holds the certainty rows, with a `probability` of one; None: there are none.
         """
         del anchor
         assert certain is None, "only control variates leave rows out of the draws"
         return ()
 
     def prepare(self, batch: Batch, context: StochasticGradientContext) -> Pytree:
-        """Make of a batch (with its `probability`) what does not depend on the state."""
+        """Prepare a batch (with its `probability`) as far as it does not depend on the state."""
         del context
         # Codes stay integers, and bytes stay bytes: by their type networks know that pixels are to
         # be scaled.
@@ -90,7 +90,7 @@ class BaseGradientEstimator(ABC):
         }
 
     def certain_rows(self, context: StochasticGradientContext) -> int:
-        """How many rows every step reads beside those of its batches."""
+        """The number of certainty rows, which every step reads."""
         del context
         return 0
 
@@ -126,7 +126,7 @@ class Minibatch(BaseGradientEstimator):
 def minibatch_gradient(
     target: Target, z: jax.Array, batch: Batch, context: StochasticGradientContext
 ) -> jax.Array:
-    """Gradient of U at z, the batch's rows standing for all."""
+    """Estimate the gradient of U at z from the rows of one batch."""
 
     def log_posterior(z: jax.Array) -> jax.Array:
         t = unwhiten(z, context)
@@ -138,22 +138,22 @@ def minibatch_gradient(
 
 
 class TaylorTables(NamedTuple):
-    """What gradients with control variates know of the data."""
+    """What gradients with control variates need to know about the data."""
 
     proxy: Proxy
     certain: Pytree = None  # cached rows that every step reads; None: there are none
 
 
 @jit(static=0, options=FASTEST_COMPILE)
-def _cached(cv: ControlVariate[Any], batch: Batch, about: Proxy) -> Any:
-    return cv.cache(batch, about)
+def _cached(cv: ControlVariate[Any], batch: Batch, proxy: Proxy) -> Any:
+    return cv.cache(batch, proxy)
 
 
 @dataclass(frozen=True)
 class Taylor(BaseGradientEstimator):
     """A + B (t - t*) exactly, and the rest, (1/b) sum_i (grad l_i - grad q_i) / w_i, from rows.
 
-    The residuals of certain rows, which are not drawn, are added as they are.
+    The residuals of certainty rows, which are not drawn, are added exactly.
 
     Parameters
     ----------
@@ -176,11 +176,11 @@ class Taylor(BaseGradientEstimator):
 
     @property
     def fresh_cost(self) -> float:
-        """What it costs to read and cache a row, in evaluations of a cached one."""
+        """Cost of reading and caching a row, in evaluations of a cached row."""
         return self.control_variate.fresh_cost
 
     def arrays(self, anchor: Anchor | None, certain: Batch | None = None) -> TaylorTables:
-        """The anchor in the chain's coordinates, and the certain rows."""
+        """The anchor in the chain's coordinates, and the certainty rows."""
         assert anchor is not None
         target = _known(self.target)
         if anchor.factor.ndim < 2:
@@ -204,11 +204,11 @@ class Taylor(BaseGradientEstimator):
     ) -> jax.Array:
         """Differentiate sum q + mean D + log prior, in float64 whatever the state is."""
         del memory
-        (about, certain), cv = context.estimator, self.control_variate
+        (expansion, certain), cv = context.estimator, self.control_variate
 
         def log_posterior(z: jax.Array) -> jax.Array:
-            log = cv.log_proxy(z, about) + jnp.mean(cv.values(batch, z, about))
-            return log if certain is None else log + jnp.sum(cv.values(certain, z, about))
+            log = cv.log_proxy(z, expansion) + jnp.mean(cv.values(batch, z, expansion))
+            return log if certain is None else log + jnp.sum(cv.values(certain, z, expansion))
 
         return -jax.grad(log_posterior)(z.astype(np.float64)).astype(z.dtype)
 

@@ -1,11 +1,11 @@
 """Control variates of groups whose effects are integrated out.
 
 l_j is nearly linear in the entries of S = T T', the effects' covariance, where these are small, and
-far from quadratic in their logarithms. So chains move in the model's own coordinates, and the
-control variate is expanded in phi: the coefficients and other parameters as they are, and the
-entries of S. Where S is large beside what a group says of its effect, that is the wrong way round:
-were outcomes normal, l_j would be a function of the sum of both variances, whose logarithm it is
-nearly quadratic in. So a variance s is expanded as c log(1 + s / c), which is s where it is small,
+far from quadratic in their logarithms. So chains move in the model's own coordinates, while the
+control variate is expanded in phi: the coefficients and other parameters unchanged, and the entries
+of S. Where S is large compared with the sampling variance of a group's effect, this fails: for
+normal outcomes, l_j would be a function of the sum of both variances, and nearly quadratic in its
+logarithm. So a variance s is expanded as c log(1 + s / c), which is s where it is small,
 with c = 1 / (2 A) and A the usual information of a group. Of simulated binary groups of 2 to 5 rows
 with an sd of 2, and 99 of 100 posterior draws, 0.8 groups then leave the variance that 15 would.
 
@@ -47,7 +47,7 @@ __all__ = [
     "variance_unit",
 ]
 
-USUAL_GROUPS = 256  # by which a usual group is known
+USUAL_GROUPS = 256  # sample from which the usual size of a group is computed
 DENSE = 1_000_000  # entries up to which sums over groups are matrix products
 
 
@@ -355,9 +355,9 @@ def _in_room(model: IntegratedEffects, room: int, moving: Moving, cached: Padded
 
 
 class _Sums:
-    """Sums over the rows of a few groups, as products with the matrix of who is in which.
+    """Sums over the rows of a few groups, as products with the membership matrix.
 
-    Of many groups, which are scattered and gathered instead.
+    With many groups, rows are scattered and gathered instead.
     """
 
     def __init__(self, group: jax.Array, there: jax.Array, count: int) -> None:
@@ -369,7 +369,7 @@ class _Sums:
     def total(self, values: jax.Array) -> jax.Array:
         """Over the rows of each group that are there, (groups, nodes)."""
         if self._members is not None:
-            # What is not there may be no number: zero times that is none either.
+            # Padding may be NaN, and zero times NaN is NaN.
             return self._members @ jnp.where(self._there[:, None], values, 0.0)
         kept = jnp.where(self._there[:, None], values, 0.0)
         return jax.ops.segment_sum(kept, self._group, self._count, indices_are_sorted=True)
@@ -462,7 +462,7 @@ def group_proxy(anchor: Anchor, target: Target, order: int, unit: jax.Array | No
 def variance_unit(target: Target, point: np.ndarray, groups: GroupedRows) -> jax.Array | None:
     """c of each effect: half of what a usual group leaves of its variance, by the data alone.
 
-    None for correlated effects, whose covariances are no variances.
+    None for correlated effects, which have covariances too.
     """
     model = target.model
     assert isinstance(model, IntegratedEffects)
@@ -478,7 +478,7 @@ def variance_unit(target: Target, point: np.ndarray, groups: GroupedRows) -> jax
 
 @jit(static=0, options=SCATTERS)
 def _information(target: Target, point: jax.Array, batch: Batch) -> jax.Array:
-    """What each group says of each of its effects, (groups, effects)."""
+    """Information of each group about each of its effects, (groups, effects)."""
     model = target.model
     assert isinstance(model, IntegratedEffects)
     theta = target.unravel(point)

@@ -1,7 +1,7 @@
-"""Control variates: the Taylor proxy q_k of a row about the anchor, and what it leaves over.
+"""Control variates: the Taylor proxy q_k of a row about the anchor, and its residual.
 
-Two forms of the same thing. Where a row enters through one linear predictor, all that is needed of
-it is its whitened row and a few numbers: O(d) per evaluation. Any other model is expanded along the
+There are two implementations. Where a row enters through one linear predictor, its whitened columns
+and a few coefficients suffice: O(d) per evaluation. Any other model is expanded along the
 direction t - t* by nested forward differentiation; no Hessian of a row is ever formed.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import factorial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -47,8 +47,8 @@ ROUNDING = 1e-9  # of the whitened Hessian
 def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
     """The anchor's sums in whitened coordinates: sum q = C + a'z + z'Bz/2 (below eq. 4.4).
 
-    The normal priors of linear-predictor models are folded into the quadratic, since they are one.
-    If all are, B = -I is what whitening means: it is left out then, and with it a product of d^2
+    The normal priors of linear-predictor models are quadratics too, and are folded in. If all
+    priors are, B = -I by the definition of whitening; it is then left out, which saves d^2
     operations per evaluation.
     """
     if isinstance(target.model, IntegratedEffects):
@@ -89,7 +89,7 @@ def _quadratic(z: jax.Array, proxy: Proxy) -> jax.Array:
 def _with_exact(
     total: jax.Array, prior: ExactPrior | None, z: jax.Array, proxy: Proxy
 ) -> jax.Array:
-    """Add the priors that are no part of the quadratic."""
+    """Add the priors that are not part of the quadratic."""
     if prior is None:
         return total
     return total + prior.log_density(proxy.point + proxy.factor @ z, proxy.prior)
@@ -99,7 +99,7 @@ def _with_exact(
 
 
 class LinearRows(NamedTuple):
-    """What is kept of rows with a linear predictor, one entry per row."""
+    """Rows with a linear predictor as they are kept, one entry per row."""
 
     rows: jax.Array  # whitened: x L
     eta: jax.Array  # at the anchor, offset included
@@ -121,7 +121,7 @@ class LinearTaylor:
     precision
         "float64" or "float32": of the cached rows and of the residuals. Sums are float64.
     prior
-        Priors that are no quadratic; None: there are none.
+        Priors whose logarithm is not quadratic; None: there are none.
     """
 
     target: Target
@@ -137,15 +137,15 @@ class LinearTaylor:
         model = target.model
         if not isinstance(model, LinearPredictorModel) or model.extras:
             return None
-        if not model.series_radius():  # a kink: nothing of it is in the series
+        if not model.series_radius():  # a kink, which no Taylor series represents
             return None
         return cls(target, order, precision, prior) if len(target.shapes[0]) == 1 else None
 
     @property
     def fresh_cost(self) -> float:
-        """Whitening takes d^2 operations against 2 d, and a matrix product does three at once.
+        """Whitening takes d^2 operations against 2 d, at about three times the speed.
 
-        Of rows with codes it takes d for each of p numbers and k codes, and gathering is a sum.
+        Rows with codes take d operations for each of p numbers and k codes.
         """
         if self.target.coding is None:
             return 1 + self.target.size / 6
@@ -164,7 +164,7 @@ class LinearTaylor:
         assert isinstance(model, LinearPredictorModel)
         x = self.matrix(batch)
         y = jnp.asarray(model.outcome(batch), jnp.float64)
-        read = slice(None, self.target.size)  # what follows are parameters of priors
+        read = slice(None, self.target.size)  # parameters of priors come after
         eta = x @ proxy.point[read] + batch.get("offset", 0.0)
         kept = LinearRows(
             rows=x @ proxy.factor[read],
@@ -181,8 +181,16 @@ class LinearTaylor:
         d = remainder(self.target.model, self.order, e, cached.eta, cached.y, cached.taylor.T)
         return (cached.scale * d).astype(jnp.float64)
 
+    def residual(
+        self, e: jax.Array, eta: jax.Array, y: jax.Array, taylor: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, jax.Array]:
+        """The remainder of the expansion at eta + e, and its derivative in e, elementwise."""
+        model = self.target.model
+        assert isinstance(model, LinearPredictorModel)
+        return _with_slope(model, self.order, e, eta, y, taylor, _some, _by_rise)
+
     def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
-        """A quadratic, of which a normal prior is part, and the prior itself where it is none."""
+        """The quadratic, which includes normal priors, and the density of other priors."""
         return _with_exact(_quadratic(z, proxy), self.prior, z, proxy)
 
 
@@ -190,7 +198,7 @@ class LinearTaylor:
 
 
 class AutodiffRows(NamedTuple):
-    """What is kept of the rows of any other model."""
+    """The rows of any other model as they are kept."""
 
     rows: Batch
     scale: jax.Array  # one over probability
@@ -207,7 +215,7 @@ class AutodiffTaylor:
     order
         0, 1 or 2.
     prior
-        Priors of a linear-predictor model that are no quadratic; None: there are none.
+        Priors of a linear-predictor model that are not quadratic; None: there are none.
     """
 
     target: Target
@@ -236,7 +244,7 @@ class AutodiffTaylor:
     def values(self, cached: AutodiffRows, z: jax.Array, proxy: Proxy) -> jax.Array:
         """l_k(t) - q_k(t) over w_k, with q_k = phi(0) + phi'(0) + phi''(0)/2 along t - t*.
 
-        The way is straight in the coordinates of the expansion, where these are others.
+        The path from t* to t is straight in the coordinates of expansion.
         """
         away = proxy.factor @ z
 
@@ -258,7 +266,7 @@ class AutodiffTaylor:
         return (cached.scale * (phi(jnp.ones(())) - expansion)).astype(jnp.float64)
 
     def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
-        """The quadratic, and the prior itself unless the quadratic holds it already."""
+        """The quadratic, and the log-prior unless the quadratic includes it."""
         total = _quadratic(z, proxy)
         if proxy.bend is not None:
             total = total + bent_sum(z, proxy)
@@ -278,10 +286,11 @@ CONTROL_VARIATES: tuple[Fitting, ...] = (
 # What a Taylor expansion of f leaves over, to relative precision --------------------------
 #
 # The difference f(eta* + e) - f - f' e - f'' e^2/2 of numbers of order one cannot be formed in
-# floating point when e is small: multiplied by n it would be noise. For small e the next terms of
-# the series are summed instead.
+# floating point when e is small: multiplied by n, the error would dominate. For small e the next
+# terms of the series are summed instead.
 
 TERMS = 7  # f / 0! ... f^(6) / 6!
+Coefficients: TypeAlias = jax.Array | tuple[jax.Array, ...]  # the j-th of every row
 
 
 def coefficients(model: LinearPredictorModel, eta: jax.Array, y: jax.Array) -> jax.Array:
@@ -309,7 +318,7 @@ def remainder(
     def mixed() -> jax.Array:
         return jnp.where(large, _direct(model, order, e, eta, y, taylor)[0], series)
 
-    # The plain difference costs transcendental functions: only where some e asks for it.
+    # The plain difference costs transcendental functions: computed only if some e needs it.
     return jax.lax.cond(jnp.any(large), mixed, lambda: series)
 
 
@@ -321,15 +330,37 @@ def _remainder_slope(
     tangents: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, jax.Array]:
     e, eta, y, taylor = at
+    value, slope = _with_slope(model, order, e, eta, y, taylor)
+    return value, slope * tangents[0]
+
+
+def _with_slope(
+    model: LinearPredictorModel,
+    order: int,
+    e: jax.Array,
+    eta: jax.Array,
+    y: jax.Array,
+    taylor: Coefficients,
+    some: Callable[[jax.Array], jax.Array] = jnp.any,
+    far: Callable[..., tuple[jax.Array, jax.Array]] | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The remainder, and its derivative in `e`.
+
+    `some` says whether any of truth values is true, and `far` is the difference beyond the series.
+    """
     series = _series(e, taylor, order)
     large = _large(model, e)
 
     def mixed() -> tuple[jax.Array, jax.Array]:
-        direct = _direct(model, order, e, eta, y, taylor)
+        direct = (far or _direct)(model, order, e, eta, y, taylor)
         return jnp.where(large, direct[0], series[0]), jnp.where(large, direct[1], series[1])
 
-    value, slope = jax.lax.cond(jnp.any(large), mixed, lambda: series)
-    return value, slope * tangents[0]
+    return jax.lax.cond(some(large), mixed, lambda: series)
+
+
+def _some(large: jax.Array) -> jax.Array:
+    """`jnp.any` by a maximum, which programs of an accelerator know."""
+    return jnp.max(jnp.where(large, jnp.float32(1), jnp.float32(0))) > 0
 
 
 def _large(model: LinearPredictorModel, e: jax.Array) -> jax.Array:
@@ -338,7 +369,7 @@ def _large(model: LinearPredictorModel, e: jax.Array) -> jax.Array:
     return jnp.abs(e) > unit * (0.1 if e.dtype == jnp.float64 else 0.3)
 
 
-def _series(e: jax.Array, taylor: jax.Array, order: int) -> tuple[jax.Array, jax.Array]:
+def _series(e: jax.Array, taylor: Coefficients, order: int) -> tuple[jax.Array, jax.Array]:
     """Horner sums of the terms above `order`, and of their derivatives."""
     value, slope = jnp.zeros_like(e), jnp.zeros_like(e)
     for j in reversed(range(order + 1, TERMS)):
@@ -352,7 +383,7 @@ def _direct(
     e: jax.Array,
     eta: jax.Array,
     y: jax.Array,
-    taylor: jax.Array,
+    taylor: Coefficients,
 ) -> tuple[jax.Array, jax.Array]:
     f, slope, *_ = model.derivatives(eta + e, y)
     for j in range(order + 1):
@@ -360,3 +391,19 @@ def _direct(
         slope = slope - (j * taylor[j] * e ** (j - 1) if j else 0.0)
     # A family's NumPy constants may have made them float64.
     return f.astype(e.dtype), slope.astype(e.dtype)
+
+
+def _by_rise(
+    model: LinearPredictorModel,
+    order: int,
+    e: jax.Array,
+    eta: jax.Array,
+    y: jax.Array,
+    taylor: Coefficients,
+) -> tuple[jax.Array, jax.Array]:
+    """The same by the family's own difference, which programs of an accelerator can compute."""
+    rise, slope = model.rise(eta, e, y, taylor[0])
+    for j in range(1, order + 1):
+        rise = rise - taylor[j] * e**j
+        slope = slope - j * taylor[j] * e ** (j - 1)
+    return rise.astype(e.dtype), slope.astype(e.dtype)

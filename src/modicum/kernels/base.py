@@ -34,6 +34,7 @@ __all__ = [
     "Proxy",
     "RowBounds",
     "RowRequest",
+    "Settled",
     "StochasticGradientContext",
     "Warp",
     "Warped",
@@ -116,6 +117,28 @@ class Kernel(Protocol[State, Context]):
         self, key: jax.Array, state: State, flags: Pytree, batch: Pytree, context: Context
     ) -> tuple[State, Draw]:
         """Return the next state and what to record of it; `flags` are those of the iteration."""
+        ...
+
+
+class Settled(Protocol):
+    """Many iterations of many chains at once, for a kernel whose warm-up is over. Hashable."""
+
+    @property
+    def plain(self) -> Kernel[Any, Any]:
+        """The kernel whose iterations these are."""
+        ...
+
+    def numbers(self, size: int) -> tuple[int, int]:
+        """Numbers held per chain with `size` parameters: in all, and for every iteration."""
+        ...
+
+    def advance(
+        self, keys: jax.Array, state: Any, fresh: Pytree, count: jax.Array, context: Any
+    ) -> tuple[Any, Draw]:
+        """The first `count` iterations with these keys, (chains, iterations), and prepared rows.
+
+        Return the states, and draws with leading axes for chains and iterations.
+        """
         ...
 
 
@@ -267,11 +290,11 @@ class ControlVariate(Protocol[Cached]):
 
     @property
     def fresh_cost(self) -> float:
-        """What it costs to read and cache a row, in evaluations of a cached one."""
+        """Cost of reading and caching a row, in evaluations of a cached row."""
         ...
 
     def cache(self, batch: Batch, proxy: Proxy) -> Cached:
-        """Keep of fresh rows (with their `probability`) what later evaluations need."""
+        """Keep what later evaluations need of fresh rows (with their `probability`)."""
         ...
 
     def values(self, cached: Cached, z: jax.Array, proxy: Proxy) -> jax.Array:
@@ -286,7 +309,7 @@ class ControlVariate(Protocol[Cached]):
 class Estimate(NamedTuple):
     """An estimate of log-likelihood minus the sum of the control variates."""
 
-    log: jax.Array  # what takes part in the target density: log |Lhat| - sum q
+    log: jax.Array  # its part of the target density: log |Lhat| - sum q
     difference: jax.Array  # dhat, an estimate of l - sum q (eq. 4.2)
     variance: jax.Array  # of `log`, estimated
 
@@ -295,8 +318,8 @@ class Estimator(Protocol[Tables]):
     """What turns the residuals of a subsample into a likelihood. Hashable.
 
     The subsample lies in blocks of equal size, and each block in equal parts. Parts may be absent:
-    a Poisson number of them takes part, in arrays whose shape is fixed. What the estimator knows of
-    the data travels as `tables`.
+    a Poisson number of them takes part, in arrays of fixed shape. What the estimator needs to know
+    about the data is passed as `tables`.
     """
 
     @property
@@ -309,11 +332,11 @@ class Estimator(Protocol[Tables]):
         ...
 
     def pack(self, subsample: Pytree, present: jax.Array) -> tuple[Pytree, jax.Array]:
-        """Return the parts that take part side by side, and which of those places are filled."""
+        """Return the parts that take part, packed, and which of the slots are filled."""
         ...
 
     def unpack(self, values: jax.Array, present: jax.Array) -> jax.Array:
-        """Put one value per packed row back to where the row lies in the subsample."""
+        """Undo `pack` for one value per row."""
         ...
 
     def combine(self, values: jax.Array, present: jax.Array, tables: Tables) -> Estimate:
@@ -349,11 +372,11 @@ class GradientEstimator(Protocol[Memory]):
         ...
 
     def prepare(self, batch: Batch, context: StochasticGradientContext) -> Pytree:
-        """Make of a batch (with its `probability`) what does not depend on the state."""
+        """Prepare a batch (with its `probability`) as far as it does not depend on the state."""
         ...
 
     def certain_rows(self, context: StochasticGradientContext) -> int:
-        """How many rows every step reads beside those of its batches."""
+        """The number of certainty rows, which every step reads."""
         ...
 
     def start(self, z: jax.Array, context: StochasticGradientContext) -> Memory:
@@ -386,7 +409,7 @@ class RowBounds(Protocol[Cached]):
     """Rows as FlyMC sees them: dark ones by their bound, bright ones by their ratio to it."""
 
     def cache(self, batch: Batch, point: jax.Array) -> Cached:
-        """Keep of fresh rows what later evaluations about t* need."""
+        """Keep what later evaluations about t* need of fresh rows."""
         ...
 
     def log_ratio(self, cached: Cached, z: jax.Array, sums: Whitening) -> jax.Array:

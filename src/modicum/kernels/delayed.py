@@ -1,6 +1,6 @@
 """Exact energy-conserving subsampling: a subsampled surrogate proposes, all rows decide.
 
-For a subsample u drawn without regard to the parameters, a few reversible HMC steps on Lhat(.; u)
+For a subsample u drawn independently of the parameters, a few reversible HMC steps on Lhat(.; u)
 propose an end point, accepted with probability min(1, L(t') Lhat(t; u) / (L(t) Lhat(t'; u))). Each
 such kernel leaves the exact posterior invariant whatever u is, at one full-data log-likelihood per
 iteration: delayed acceptance, or the surrogate transition method.
@@ -100,11 +100,11 @@ class DelayedAcceptanceKernel:
         batch: Pytree,
         context: DelayedAcceptanceContext,
     ) -> tuple[DelayedAcceptanceState, Draw]:
-        """Replace some rows, propose by the surrogate, decide by all rows."""
+        """Replace some blocks, propose with the surrogate, accept or reject on all rows."""
         kernel = self.surrogate
         block_key, move_key, accept_key = jax.random.split(key, 3)
         blocks = jax.random.randint(block_key, (kernel.refreshes,), 0, kernel.blocks)
-        # Never accepted or rejected: u must not know the parameters here.
+        # Replaced unconditionally: u must be independent of the parameters here.
         subsample = replace_blocks(state.subsample, batch, blocks, kernel.block)
         surrogate = kernel.log_density(subsample, state.present, context.surrogate)
 

@@ -34,6 +34,7 @@ __all__ = [
     "EnergyConservingKernel",
     "EnergyConservingState",
     "certain_rows",
+    "refresh_chances",
     "replace_blocks",
 ]
 
@@ -44,12 +45,12 @@ class EnergyConservingContext(NamedTuple):
     proxy: Proxy
     design: Pytree  # the design's tables
     estimator: Pytree  # the estimator's tables
-    constant: jax.Array  # what the log-density leaves out
+    constant: jax.Array  # added to the log-density to undo what it omits
     certain: Pytree = None  # cached rows that every evaluation reads; None: there are none
 
 
 class EnergyConservingState(NamedTuple):
-    """Where the chain is: parameters, subsample, and what warm-up knows."""
+    """State of the chain: parameters, subsample, and adaptation."""
 
     z: jax.Array  # whitened coordinates, effects relative to their scales
     subsample: Pytree  # cached rows, in blocks
@@ -59,7 +60,7 @@ class EnergyConservingState(NamedTuple):
 
 
 class Refreshed(NamedTuple):
-    """What a refresh took."""
+    """Result of a refresh."""
 
     acceptance_rate: jax.Array
     rows: jax.Array  # fresh rows that were evaluated
@@ -122,7 +123,7 @@ class EnergyConservingKernel:
     ) -> Density:
         """log |Lhat(z; u)| + log prior, up to a constant (minus eq. 3.4), and D of each row.
 
-        The residuals of certain rows are added as they are: u has no part in them.
+        The residuals of certainty rows are added exactly: they do not depend on u.
         """
         proxy, cv = context.proxy, self.control_variate
 
@@ -185,7 +186,7 @@ class EnergyConservingKernel:
         return EnergyConservingState(point.position, subsample, present, values, adaptation), draw
 
     def rows_present(self, present: jax.Array) -> jax.Array:
-        """How many rows the parts that take part hold."""
+        """Rows in the parts that take part."""
         return jnp.sum(present) * (self.block // self.estimator.parts)
 
     def refresh(
@@ -197,15 +198,11 @@ class EnergyConservingKernel:
     ) -> tuple[Pytree, jax.Array, Refreshed]:
         """Propose K blocks one after the other, each accepted by eq. 3.5.
 
-        Return the rows, which parts of them take part, and what it took.
+        Return the rows, which parts of them take part, and the cost.
         """
         at, _ = straighten(state.z, context.proxy)
         fresh_values = self.control_variate.values(fresh, at, context.proxy)
-        chance_key, present_key = jax.random.split(key)
-        place, chance = jax.random.uniform(chance_key, (2, self.refreshes))
-        # Every call for random numbers costs compilation: one serves both purposes.
-        which = jnp.minimum((place * self.blocks).astype(int), self.blocks - 1)
-        log_uniform = jnp.log(chance)
+        which, log_uniform, present_key = refresh_chances(key, self.refreshes, self.blocks)
         fresh_present = self.estimator.present(present_key, self.refreshes)
 
         def log_of(values: jax.Array, present: jax.Array) -> jax.Array:
@@ -234,11 +231,22 @@ class EnergyConservingKernel:
         new: jax.Array,
         accept: bool | jax.Array = True,
     ) -> jax.Array:
-        """Put the k-th fresh block in the place of a block, if that was accepted."""
+        """Replace a block by the k-th fresh block if that was accepted."""
         size = new.shape[0] // self.refreshes
         part = _take(new, k * size, size)
         part = jnp.where(accept, part, _take(all_, block * size, size))
         return _put(all_, part, block * size)
+
+
+def refresh_chances(
+    key: jax.Array, refreshes: int, blocks: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Which blocks are proposed anew, logs of uniform numbers, and a key that is left."""
+    chance_key, present_key = jax.random.split(key)
+    place, chance = jax.random.uniform(chance_key, (2, refreshes))
+    # Every random call costs compile time: one serves both purposes.
+    which = jnp.minimum((place * blocks).astype(int), blocks - 1)
+    return which, jnp.log(chance), present_key
 
 
 def certain_rows(context: EnergyConservingContext) -> int:

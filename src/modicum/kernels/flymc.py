@@ -1,4 +1,4 @@
-"""Firefly Monte Carlo (Maclaurin and Adams 2014): exact, at the price of the bright rows.
+"""Firefly Monte Carlo (Maclaurin and Adams 2014): exact, at the cost of the bright rows.
 
 Each row has a light z_k, on with probability 1 - B_k / L_k given the parameters. One iteration
 updates the lights at fixed parameters, then moves the parameters at fixed lights, where the
@@ -62,7 +62,7 @@ class Candidates(NamedTuple):
 
 
 class FlyState(NamedTuple):
-    """Where the chain is: parameters, bright rows, and what warm-up knows."""
+    """State of the chain: parameters, bright rows, and adaptation."""
 
     z: jax.Array  # whitened coordinates
     bright: Bright
@@ -147,7 +147,7 @@ class FlyKernel:
         n, size = context.n, context.bound.point.shape[0]
         z = self.spread * jax.random.normal(where_key, (size,))
         log_r = self.bounded.log_ratio(batch.rows.rows, z, context.bound)
-        # a candidate was kept with a chance of its own, which is taken off here
+        # divided by the probability with which a candidate was kept
         chance = jax.nn.sigmoid(log_r) / batch.chance
         on = (jax.random.uniform(light_key, chance.shape) < chance) & (batch.rows.number < n)
         bright = first_lit(batch.rows, on, self.capacity, n)
@@ -189,9 +189,9 @@ class FlyKernel:
             # the update of the lights; the density after it, and those of the move
             "rows_touched": touched + count * (info.n_steps + 1),
             **info._asdict(),
-            # A bright row has no density where its bound is tight. A trajectory that comes near is
-            # thrown far and rejected, which is no sign that a part of the posterior is missing:
-            # the row goes dark there for certain. What counts are energies that are no numbers.
+            # A bright row has density zero where its bound is tight, and trajectories that come
+            # near are rejected. No part of the posterior is missed, since the row is certain to go
+            # dark there. Only energies that are not finite count as divergent.
             "diverging": ~jnp.isfinite(info.energy),
         }
         return FlyState(point.position, bright, adaptation), draw
@@ -201,9 +201,8 @@ class FlyKernel:
     ) -> Update:
         """Let the lights change, unless there is no room for the bright rows.
 
-        Refusing then is exact for another law: that of parameters and lights given that no more
-        than `capacity` rows are bright. As long as nothing was refused the two cannot be told
-        apart.
+        Rejecting then is exact for the distribution conditional on at most `capacity` bright rows.
+        As long as nothing was rejected, the two cannot be distinguished.
         """
         n, bright, tried = context.n, state.bright, batch.rows
         both = overlap(bright.number, tried.number, n)
@@ -220,19 +219,19 @@ class FlyKernel:
         change = UPDATES[self.update](key, seen)
         after, count = merge(bright, change.stay, tried, change.join, both, n)
         refused = count > self.capacity
-        made = change.possible & ~refused
-        kept = jax.tree.map(lambda a, b: jnp.where(made, a, b), after, bright)
+        accepted = change.possible & ~refused
+        kept = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), after, bright)
         return Update(kept, change.touched, refused)
 
 
 # How lights change at fixed parameters ----------------------------------------------------
 #
-# Row k is bright with odds r_k, independently of the others. Both updates leave that law
+# Row k is bright with odds r_k, independently of the others. Both updates leave that distribution
 # invariant, and both see the lights as they were before the update (section 3.2).
 
 
 class Seen(NamedTuple):
-    """What an update looks at: bright rows and rows tried, by number, with log r of each."""
+    """What an update reads: bright rows and proposed rows, by number, with log r of each."""
 
     bright: jax.Array  # ascending, n where there is no row
     log_r_bright: jax.Array
@@ -245,7 +244,7 @@ class Seen(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What becomes of the lights."""
+    """The new lights."""
 
     stay: jax.Array  # of the bright rows
     join: jax.Array  # of the rows tried
@@ -256,10 +255,10 @@ class Change(NamedTuple):
 def implicit(key: jax.Array, seen: Seen) -> Change:
     """Every bright row goes dark with probability min(1, q/r), dark rows tried light up with r/q.
 
-    Only so many rows can be tried. To forget the rest would spoil the balance: too many rows could
-    go dark at once to come back at once. So an update is made only if all rows that were drawn are
-    here, *and* the way back would fit too: it tries the rows gone dark for certain, those gone
-    bright with probability q, and the others tried here. Both ways are then equally likely.
+    Arrays have room for only so many proposals, and dropping the rest would break detailed balance.
+    So an update is made only if all rows that were drawn are here, *and* the reverse update would
+    fit too: it tries the rows gone dark with certainty, those gone bright with probability q, and
+    the others tried here. Both directions are then equally likely.
     """
     dark_key, bright_key, back_key = jax.random.split(key, 3)
     n, log_q = seen.n, jnp.log(seen.rate)
@@ -278,8 +277,8 @@ def implicit(key: jax.Array, seen: Seen) -> Change:
 def explicit(key: jax.Array, seen: Seen) -> Change:
     """The lights of the rows tried are drawn anew, on with probability r / (1 + r).
 
-    That is right for any rows chosen without regard to the lights, so it does not matter whether
-    all that were drawn are here.
+    This is valid for any rows chosen independently of the lights, so it does not matter whether all
+    that were drawn are here.
     """
     lit, real = seen.bright < seen.n, seen.tried < seen.n
     on = real & (_log_uniform(key, real) < jax.nn.log_sigmoid(seen.log_r_tried))

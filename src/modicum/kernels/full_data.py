@@ -40,7 +40,7 @@ class FullDataContext(NamedTuple):
 
 
 class FullDataState(NamedTuple):
-    """Where the chain is, and what warm-up knows."""
+    """State of the chain, and adaptation."""
 
     point: Point  # in whitened coordinates z
     adaptation: Adaptation

@@ -18,6 +18,7 @@ import blackjax.mcmc.nuts as blackjax_nuts
 import blackjax.mcmc.random_walk as blackjax_walk
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from modicum.kernels.base import LogDensity, Move, MoveInfo, Point
 from modicum.runtime import Pytree
@@ -33,6 +34,7 @@ __all__ = [
     "at_point",
     "follow",
     "move_afresh",
+    "path_chances",
 ]
 
 DIVERGENT = 1_000.0  # a rise of the energy that says the integrator has gone astray
@@ -127,15 +129,19 @@ class HMCMove:
         inverse_mass: jax.Array,
     ) -> tuple[Evaluated, MoveInfo]:
         """The same from a start that may still have to be evaluated, with by-products."""
-        length: float | jax.Array = self.trajectory
-        if self.jitter:
-            key, length_key = jax.random.split(key)
-            length *= 1 + self.jitter * jax.random.uniform(length_key, minval=-1.0, maxval=1.0)
-        steps = jnp.clip(jnp.ceil(length / step_size), 1, self.max_steps).astype(int)
+        steps, key = self.steps(key, step_size)
         path = follow(key, start, density, step_size, inverse_mass, steps)
         return path.point, MoveInfo(
             path.acceptance_rate, path.diverging, path.energy, steps, jnp.asarray(False)
         )
+
+    def steps(self, key: jax.Array, step_size: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """How many leapfrog steps to take, and the key for the rest."""
+        length: float | jax.Array = self.trajectory
+        if self.jitter:
+            key, length_key = jax.random.split(key)
+            length *= 1 + self.jitter * jax.random.uniform(length_key, minval=-1.0, maxval=1.0)
+        return jnp.clip(jnp.ceil(length / step_size), 1, self.max_steps).astype(int), key
 
 
 class Trajectory(NamedTuple):
@@ -170,9 +176,8 @@ def follow(
     if not isinstance(start, Evaluated) and jax.default_backend() != "cpu":
         start = at(start)  # on an accelerator what a loop carries is dearer than what is compiled
     position = start.position if isinstance(start, Evaluated) else start
-    # One call for random numbers: (a^2 + b^2) / 2 of two normals is minus the log of a uniform.
-    normal = jax.random.normal(key, (position.shape[0] + 2,), position.dtype)
-    momentum, rest = normal[:-2] / jnp.sqrt(inverse_mass), normal[-2:]
+    normal, rest = path_chances(key, position.shape[0], position.dtype)
+    momentum = normal / jnp.sqrt(inverse_mass)
 
     def leap(here: Evaluated, p: jax.Array, h: jax.Array) -> tuple[Evaluated, jax.Array]:
         p = p + h / 2 * here.gradient
@@ -196,6 +201,15 @@ def follow(
         first, last, end = jax.lax.fori_loop(0, steps + 1, leap_or_begin, carry)
     before, after = _kinetic(momentum, inverse_mass), _kinetic(end, inverse_mass)
     return _decide(first, last, before, after, -0.5 * jnp.sum(rest**2))
+
+
+def path_chances(key: jax.Array, size: int, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
+    """A standard normal vector for the momentum, and two numbers that decide about the end.
+
+    One call for random numbers: (a^2 + b^2) / 2 of two normals is minus the log of a uniform.
+    """
+    normal = jax.random.normal(key, (size + 2,), dtype)
+    return normal[:-2], normal[-2:]
 
 
 def _kinetic(momentum: jax.Array, inverse_mass: jax.Array) -> jax.Array:

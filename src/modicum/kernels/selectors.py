@@ -139,8 +139,8 @@ class Exponential(Selector):
 
     def log_ratio(self, now: jax.Array, proposed: jax.Array, x: jax.Array) -> jax.Array:
         """log p_J - log p_I (eq. 5): (a_J - a_I) . (x + (a_J + a_I) / 2)."""
-        about = x if self.weights == "linear" else x + (proposed + now) / 2
-        return jnp.sum((proposed - now) * about)
+        centre = x if self.weights == "linear" else x + (proposed + now) / 2
+        return jnp.sum((proposed - now) * centre)
 
 
 SELECTORS: dict[str, type[Selector]] = {"plain": Plain, "exponential": Exponential}

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, TypedDict, TypeVar
 import numpy as np
 
 from modicum.errors import ModicumWarning, NoModeError, SettingError, is_number
-from modicum.kernels.base import Kernel
+from modicum.kernels.base import Kernel, Settled
 from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.models.base import Batch
@@ -78,7 +78,7 @@ class Task:
         return self.sums.ledger
 
     def check_fields(self, method: str) -> None:
-        """Refuse rows with a field that would be taken for the chance a row was drawn with."""
+        """Refuse rows with a field that would be mistaken for a row's sampling probability."""
         if "probability" in self.rows.fields:
             raise SettingError(
                 f"{method} calls the chance with which a row was drawn `probability`; give the "
@@ -124,10 +124,10 @@ class Task:
         NoModeError
             If there is none that could be found.
         """
-        found = self._anchor
-        if isinstance(found, NoModeError):
-            raise found
-        return found
+        anchor = self._anchor
+        if isinstance(anchor, NoModeError):
+            raise anchor
+        return anchor
 
     @cached_property
     def _anchor(self) -> Anchor | NoModeError:
@@ -187,7 +187,8 @@ class Plan:
     notes: list[ModicumWarning] = field(default_factory=list)
     hook: PeriodicHook | None = None  # what is done to the chains between iterations
     history: History | None = None  # all draws, where no chain had to run
-    memo: object = None  # what the method itself will need of it in `finish`
+    memo: object = None  # what the method needs again in `finish`
+    settled: Settled | None = None  # what may do many iterations at once after warm-up
 
 
 @dataclass
@@ -223,11 +224,11 @@ class Method(ABC):
         return Outcome()
 
     def doubted(self, plan: Plan, doubts: Sequence[ModicumWarning]) -> None:
-        """Withdraw from `plan.tuning` what all the `doubts` about the run leave no reason for."""
+        """Withdraw claims from `plan.tuning` that the `doubts` about the run contradict."""
         del plan, doubts
 
     def iterations(self, passes: float, rows: int) -> int:
-        """How many iterations of one chain `passes` passes over the rows pay for."""
+        """The number of iterations of one chain that cost `passes` passes over the rows."""
         del passes, rows
         raise SettingError(
             f"iterations of {self.name} differ in cost, so that a number of passes does not say "

@@ -1,7 +1,7 @@
 """Which method, where nobody asked for one: what is right, and among that what is cheapest.
 
 The choice is made by counted work and by what is known of the posterior, never by a clock: the same
-seed and rows give the same draws wherever they are run. Seconds are only told.
+seed and rows give the same draws on any machine. Times are reported only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from modicum.methods.ecs import HMCECS
 from modicum.methods.ecs.checks import COSTLY, UNFIT
 from modicum.methods.ecs.pilot import Study
 from modicum.methods.full_data import NUTS, WIDER
-from modicum.methods.laplace import STILL, Laplace, Verdict
+from modicum.methods.laplace import ENOUGH, FAR, STILL, Laplace, Verdict
 from modicum.rows.groups import GroupedRows
 from modicum.runtime import in_double_precision
 
@@ -26,6 +26,9 @@ __all__ = ["Auto"]
 
 ROOM = 0.4  # Pareto k below which weighted normal draws are taken: .5 is the limit
 EFFECTIVE = 0.6  # of the draws, at least
+# Above this share of effective draws weights move no mean by more than sqrt(1 / share - 1) = .03
+# posterior sds, whatever the shape of their tail, and .7 is limit enough.
+ALIKE = 0.999
 # Gradients that the value and slope of a residual take, of a model without a linear predictor.
 RESIDUAL = 4
 
@@ -71,7 +74,7 @@ class Auto(Method):
         verdict: str | None = None
         if study is not None and self.laplace and _may_be_normal(task, study):
             method = Laplace(weighted=False)
-            pool, proposals = method.weighed(study, ROOM)
+            pool, proposals = method.weighed(study, ENOUGH)
             if _enough(proposals.verdict):
                 work = Work.of_densities(pool.rows * proposals.z.shape[0] * proposals.z.shape[1])
                 plan = method.of(pool, proposals)
@@ -120,7 +123,8 @@ def _may_be_normal(task: Task, study: Study) -> bool:
 
 def _enough(verdict: Verdict) -> bool:
     """Whether weighted normal draws will do, with room to spare."""
-    return verdict.tail < ROOM and verdict.noise < STILL and verdict.share > EFFECTIVE
+    limit = FAR if verdict.share > ALIKE else ROOM
+    return verdict.tail < limit and verdict.noise < STILL and verdict.share > EFFECTIVE
 
 
 def _subsampled(task: Task, study: Study, all_rows: Work) -> tuple[Plan | None, str]:

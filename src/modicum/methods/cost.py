@@ -1,4 +1,4 @@
-"""How long a run will take, roughly, said before it starts."""
+"""A rough estimate of how long a run will take, before it starts."""
 
 from __future__ import annotations
 

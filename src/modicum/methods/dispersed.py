@@ -61,8 +61,8 @@ def disperse(task: Task) -> Dispersed:
     """Points about the model's start, or the user's own, and a step size for them."""
 
     def compute() -> dict[str, np.ndarray]:
-        about, kicks = (generator(task.seed, s) for s in (Stream.DISPERSED, Stream.FIRST_STEP))
-        points = np.stack([_near(task, chain, about) for chain in range(task.chains)])
+        offsets, kicks = (generator(task.seed, s) for s in (Stream.DISPERSED, Stream.FIRST_STEP))
+        points = np.stack([_near(task, chain, offsets) for chain in range(task.chains)])
         step = np.median([_first_step(task, point, kicks) for point in points])
         return {"points": points, "step_size": np.asarray(step)}
 

@@ -29,7 +29,7 @@ from modicum.rows.groups import GroupedRows
 from modicum.run import History
 from modicum.runtime import in_double_precision
 
-__all__ = ["STILL", "Laplace", "Proposals", "Verdict"]
+__all__ = ["ENOUGH", "FAR", "STILL", "Laplace", "Proposals", "Verdict"]
 
 FAR = 0.7  # Pareto k from which weights cannot be relied on (Vehtari and others, 2024)
 ENOUGH = 0.5  # below which they are as good as draws

@@ -31,11 +31,16 @@ from modicum.runtime import FASTEST_COMPILE, SCATTERS, Pytree, jit
 __all__ = ["cached_rows", "design_tables", "ends_near_the_mode", "expected_residuals"]
 
 
-def design_tables(task: Task, design: Design[Tables], facts: RowFacts) -> Tables:
-    """The tables of a design; those that take a pass are remembered by the checkpoint."""
+def design_tables(
+    task: Task, design: Design[Tables], facts: RowFacts, stage: str = "design"
+) -> Tables:
+    """The tables of a design; those that take a pass are remembered, by `stage`, for a resumed run.
+
+    A study that weighs rows twice has two stages.
+    """
     if design.needs == "nothing":
         return design.tables(facts)
-    name = f"design-{type(design).__name__.lower()}"
+    name = f"{stage}-{type(design).__name__.lower()}"
 
     def read(arrays: dict[str, np.ndarray]) -> Tables:
         return design.layout(**arrays)
@@ -139,7 +144,7 @@ def _posterior_of_predictors(
 
 @jit(static=0)
 def _from_codes(
-    control_variate: LinearTaylor, about: PredictorPosterior, batch: Batch, present: jax.Array
+    control_variate: LinearTaylor, posterior: PredictorPosterior, batch: Batch, present: jax.Array
 ) -> jax.Array:
     """The same of rows with codes, none of which is whitened: that would take d numbers of each."""
     del present
@@ -147,8 +152,8 @@ def _from_codes(
     assert isinstance(model, LinearPredictorModel)
     x = control_variate.matrix(batch)
     assert isinstance(x, CodedMatrix)
-    eta = x @ about.point + batch.get("offset", 0.0)
-    h = x.quadratic(about.covariance) + (x @ about.away) ** 2
+    eta = x @ posterior.point + batch.get("offset", 0.0)
+    h = x.quadratic(posterior.covariance) + (x @ posterior.away) ** 2
     taylor = coefficients(model, eta, jnp.asarray(model.outcome(batch), jnp.float64))
     size = _residual_size(control_variate.order, h, taylor)
     return jnp.asarray(batch.get("weight", 1.0) * size)

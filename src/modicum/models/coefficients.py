@@ -233,44 +233,44 @@ class CoefficientPriors(BaseModel):
             self.extra_scale(name) is None and extra_key(name) not in by_key for name in self.extras
         )
 
-    def resolved(self, rows: Rows, of: Moments | None = None) -> Self:
+    def resolved(self, rows: Rows, data: Moments | None = None) -> Self:
         """Return the model with its priors in numbers, by one pass over the rows where needed.
 
         Each setting stands by itself: what is given as a number stays a number in raw units. With
-        the moments `of` all rows, no pass is made.
+        the moments of all rows as `data`, no pass is made.
         """
         coding = grouped(self.group_terms, rows)
         coded = self if coding == self.coding else replace(self, coding=coding)
         if self.resolved_priors is not None or self.has_raw_priors:
             return coded
-        of = self._moments(rows, of) if self.needs_moments else None
-        return replace(coded, resolved_priors=self.priors_for(rows, of))
+        data = self._moments(rows, data) if self.needs_moments else None
+        return replace(coded, resolved_priors=self.priors_for(rows, data))
 
-    def _moments(self, rows: Rows, of: Moments | None) -> Moments:
+    def _moments(self, rows: Rows, data: Moments | None) -> Moments:
         """Of the common columns."""
-        of = moments(rows) if of is None else of
+        data = moments(rows) if data is None else data
         if not self.groups:
-            return of
+            return data
         common = list(common_columns(self.group_terms, rows))
-        return replace(of, x_mean=of.x_mean[common], x_sd=of.x_sd[common])
+        return replace(data, x_mean=data.x_mean[common], x_sd=data.x_sd[common])
 
-    def priors_for(self, rows: Rows, of: Moments | None) -> ModelPriors:
+    def priors_for(self, rows: Rows, data: Moments | None) -> ModelPriors:
         """Return the priors in numbers; moments are needed where a setting is None."""
         by_key = dict(self.prior_table)
-        intercept, centre = self._intercept_prior(by_key.get("intercept"), of)
+        intercept, centre = self._intercept_prior(by_key.get("intercept"), data)
         extras = []
         for name in self.extras:
             scale = self.extra_scale(name)
             prior = by_key.get(extra_key(name))
             if prior is None:
-                own = self.extra_prior(name, _known(of)) if scale is None else Normal(0.0, scale)
+                own = self.extra_prior(name, _known(data)) if scale is None else Normal(0.0, scale)
                 prior = LogNormal(own.mean, own.sd) if is_logged(name) else own
             extras.append((name, prior))
-        groups = self._group_priors(rows, of)
-        common = self._coefficient_priors(rows, of)
+        groups = self._group_priors(rows, data)
+        common = self._coefficient_priors(rows, data)
         return ModelPriors(common, intercept, centre, tuple(extras), groups)
 
-    def _group_priors(self, rows: Rows, of: Moments | None) -> tuple[GroupPrior, ...]:
+    def _group_priors(self, rows: Rows, data: Moments | None) -> tuple[GroupPrior, ...]:
         """By default 2.5 units of the outcome, over the column's sd for a slope."""
         by_key = dict(self.prior_table)
         priors = []
@@ -279,19 +279,19 @@ class CoefficientPriors(BaseModel):
             correlation = by_key.get("group_cor", LKJ())
             assert isinstance(correlation, LKJ)
             sds = [
-                self._sd_prior(effect, rows, _known(of)) if sd is None else sd
+                self._sd_prior(effect, rows, _known(data)) if sd is None else sd
                 for effect in term.effects
             ]
             priors.append(GroupPrior(term, len(rows.levels[term.field]), tuple(sds), correlation))
         return tuple(priors)
 
-    def _sd_prior(self, effect: str, rows: Rows, of: Moments) -> Prior:
+    def _sd_prior(self, effect: str, rows: Rows, data: Moments) -> Prior:
         if effect == INTERCEPT:
-            return HalfNormal(2.5 * self.outcome_unit(of))
+            return HalfNormal(2.5 * self.outcome_unit(data))
         names = [rows.columns[j] for j in common_columns(self.group_terms, rows)]
-        return HalfNormal(float(self._data_scales(of)[names.index(effect)]))
+        return HalfNormal(float(self._data_scales(data)[names.index(effect)]))
 
-    def _coefficient_priors(self, rows: Rows, of: Moments | None) -> tuple[Prior, ...]:
+    def _coefficient_priors(self, rows: Rows, data: Moments | None) -> tuple[Prior, ...]:
         """Each column's: the default, that of all, its term's or its own; the last wins."""
         places = common_columns(self.group_terms, rows)
         columns = len(places)
@@ -303,7 +303,7 @@ class CoefficientPriors(BaseModel):
             scales = np.broadcast_to(np.asarray(self.prior_scale), columns)
             priors = [Normal(0.0, float(scale)) for scale in scales]
         else:
-            priors = [Normal(0.0, float(scale)) for scale in self._data_scales(_known(of))]
+            priors = [Normal(0.0, float(scale)) for scale in self._data_scales(_known(data))]
         others = [
             "common",
             *(["intercept"] if self.intercept else []),
@@ -318,21 +318,21 @@ class CoefficientPriors(BaseModel):
             require_support(key, by_key[key], "real")
             for j in named[key]:
                 priors[places.index(j)] = by_key[key]
-        return tuple(self._in_units(prior, j, of) for j, prior in enumerate(priors))
+        return tuple(self._in_units(prior, j, data) for j, prior in enumerate(priors))
 
-    def _in_units(self, prior: Prior, column: int, of: Moments | None) -> Prior:
+    def _in_units(self, prior: Prior, column: int, data: Moments | None) -> Prior:
         """A horseshoe in the units of its column."""
         if not isinstance(prior, Horseshoe):
             return prior
         if prior.unit is None:
-            prior = replace(prior, unit=float(self._data_scales(_known(of))[column]) / 2.5)
+            prior = replace(prior, unit=float(self._data_scales(_known(data))[column]) / 2.5)
         if prior.resolution is None:
-            error = np.sqrt(self.pseudo_variance(_known(of)) / _known(of).weight)
+            error = np.sqrt(self.pseudo_variance(_known(data)) / _known(data).weight)
             prior = replace(prior, resolution=0.1 * float(error))
         return prior
 
     def _intercept_prior(
-        self, prior: Prior | None, of: Moments | None
+        self, prior: Prior | None, data: Moments | None
     ) -> tuple[Prior | None, tuple[float, ...]]:
         """The intercept's prior, and where in x it holds: at 0, unless it is left to the data."""
         if not self.intercept:
@@ -343,44 +343,46 @@ class CoefficientPriors(BaseModel):
             return prior, ()
         if self.intercept_scale is not None:
             return Normal(0.0, float(self.intercept_scale)), ()
-        return self.intercept_prior(_known(of)), tuple(float(c) for c in _known(of).x_mean)
+        return self.intercept_prior(_known(data)), tuple(float(c) for c in _known(data).x_mean)
 
-    def _data_scales(self, of: Moments) -> np.ndarray:
+    def _data_scales(self, data: Moments) -> np.ndarray:
         """2.5 / sd(x_j) in units of the outcome.
 
         A constant column is an intercept of another height, and has an intercept's scale over
         that; a column of zeros has no unit, and counts as one of sd 1.
         """
-        unit = self.outcome_unit(of)
-        height = np.abs(of.x_mean)
+        unit = self.outcome_unit(data)
+        height = np.abs(data.x_mean)
         constant = np.where(
-            height > 0, self.intercept_prior(of).sd / np.where(height > 0, height, 1.0), 2.5 * unit
+            height > 0,
+            self.intercept_prior(data).sd / np.where(height > 0, height, 1.0),
+            2.5 * unit,
         )
-        varies = of.x_sd > 0
-        return np.where(varies, 2.5 * unit / np.where(varies, of.x_sd, 1.0), constant)
+        varies = data.x_sd > 0
+        return np.where(varies, 2.5 * unit / np.where(varies, data.x_sd, 1.0), constant)
 
     # What a family says of its defaults ---------------------------------------------------
 
-    def outcome_unit(self, of: Moments) -> float:
+    def outcome_unit(self, data: Moments) -> float:
         """Return the unit in which predictors are measured: 1 for log-odds and log-rates."""
-        del of
+        del data
         return 1.0
 
-    def pseudo_variance(self, of: Moments) -> float:
+    def pseudo_variance(self, data: Moments) -> float:
         """Return about the variance of a predictor from a single row, in the outcome's unit."""
-        del of
+        del data
         return 1.0
 
-    def intercept_prior(self, of: Moments) -> Normal:
+    def intercept_prior(self, data: Moments) -> Normal:
         """Return the default prior of the predictor at the mean of the columns."""
-        del of
+        del data
         return Normal(0.0, 10.0)
 
     def extra_scale(self, name: str) -> float | None:
         """Prior standard deviation of an extra parameter about 0; None: by the data."""
         raise KeyError(name)
 
-    def extra_prior(self, name: str, of: Moments) -> Normal:
+    def extra_prior(self, name: str, data: Moments) -> Normal:
         """Return the default prior of an extra parameter."""
         raise KeyError(name)
 
@@ -403,6 +405,6 @@ def _scales(prior_scale: object) -> float | tuple[float, ...]:
     return float(scale) if scale.ndim == 0 else tuple(float(s) for s in scale)
 
 
-def _known(of: Moments | None) -> Moments:
-    assert of is not None, "moments are computed wherever a scale is left to the data"
-    return of
+def _known(data: Moments | None) -> Moments:
+    assert data is not None, "moments are computed wherever a scale is left to the data"
+    return data

@@ -288,7 +288,7 @@ class _Study:
         points = [_values(self._run(self.few, radius), free) for radius in _radii()]
         constraints = {name: self._constraint(name, here, points[1]) for name in free}
         self._depends_on_rows(points[1])
-        made = Model(
+        model = Model(
             self.program.log_prior,
             self.program.log_likelihood,
             init=points[0],
@@ -296,7 +296,7 @@ class _Study:
             constraints={k: c for k, c in constraints.items() if c is not real},
             report=self.program.report if reported else None,
         )
-        return made.with_points(tuple(points), self.rows.kinds)
+        return model.with_points(tuple(points), self.rows.kinds)
 
     def _run(self, batch: Batch, radius: float) -> Sites:
         """All sites, with parameters drawn uniformly within `radius` in free numbers."""
@@ -308,12 +308,12 @@ class _Study:
         except Exception as fault:
             with suppress(Exception):  # a plate as long as all rows are
                 return self.program.run(batch, None, choose, as_all=True)
-            said = str(fault).splitlines()
+            message = str(fault).splitlines()
             raise SettingError(
                 f"the NumPyro model fails on a few rows ({type(fault).__name__}: "
-                f"{said[0] if said else 'no message'}); everything that has one entry per row must "
-                "be a field of the rows and an argument of the model, and nothing may be as long "
-                "as all rows."
+                f"{message[0] if message else 'no message'}); everything that has one entry per "
+                "row must be a field of the rows and an argument of the model, and nothing may be "
+                "as long as all rows."
             ) from fault
 
     def _plate(self, here: Sites, there: Sites) -> str:
@@ -380,13 +380,13 @@ class _Study:
     def _constraint(self, name: str, sites: Sites, elsewhere: Params) -> Constraint:
         """How a parameter is kept within its support, which must not depend on others."""
         supports = [s[name]["fn"].support for s in (sites, self.program.run(self.few, elsewhere))]
-        found = [_as_constraint(support) for support in supports]
-        if found[0] != found[1]:
+        constraints = [_as_constraint(support) for support in supports]
+        if constraints[0] != constraints[1]:
             raise SettingError(
                 f"the support of '{name}' depends on another parameter: draw it on a fixed range, "
                 "such as (0, 1), and multiply."
             )
-        return found[0]
+        return constraints[0]
 
     def _depends_on_rows(self, theta: Params) -> None:
         """Refuse priors that change with the rows in a batch, and likelihoods with the others."""
@@ -407,8 +407,8 @@ class _Study:
             )
 
 
-def _agree(one: jax.Array, other: jax.Array) -> bool:
-    return bool(np.allclose(one, other, rtol=1e-9, atol=1e-12, equal_nan=True))
+def _agree(first: jax.Array, second: jax.Array) -> bool:
+    return bool(np.allclose(first, second, rtol=1e-9, atol=1e-12, equal_nan=True))
 
 
 def _radii() -> list[float]:

@@ -125,8 +125,8 @@ def common_columns(groups: Sequence[GroupTerm], rows: Rows) -> tuple[int, ...]:
     if not groups or rows.coding is None:
         return tuple(range(len(rows.columns)))
     fields = {term.field for term in groups}
-    taken = [t for t in rows.coding.terms if t.field in fields and t.scale is None]
-    inside = {j for t in taken for j in range(t.first, t.first + t.width)}
+    own_terms = [t for t in rows.coding.terms if t.field in fields and t.scale is None]
+    inside = {j for t in own_terms for j in range(t.first, t.first + t.width)}
     return tuple(j for j in range(len(rows.columns)) if j not in inside)
 
 

@@ -388,9 +388,9 @@ class IntegratedEffects(BaseModel):
         columns = tuple(_column_of_x(members, name) for name in self.slopes)
         if isinstance(self.group_sd, tuple):
             return replace(self, family=family, columns=columns, scales=self.group_sd)
-        of = moments(members)
-        spread = [float(of.x_sd[members.columns.index(name)]) or 1.0 for name in self.slopes]
-        unit = 2.5 * self.family.outcome_unit(of)
+        data = moments(members)
+        spread = [float(data.x_sd[members.columns.index(name)]) or 1.0 for name in self.slopes]
+        unit = 2.5 * self.family.outcome_unit(data)
         scales = [*([unit] if self.intercept else []), *(unit / sd for sd in spread)]
         return replace(self, family=family, columns=columns, scales=tuple(map(float, scales)))
 

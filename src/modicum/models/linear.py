@@ -83,6 +83,16 @@ class LinearPredictorModel(CoefficientPriors):
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
         """Derivatives 4, 5 and 6 of f in the linear predictor, elementwise over rows."""
 
+    def rise(
+        self, eta: jax.Array, e: jax.Array, y: jax.Array, before: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """f(eta + e) - f(eta) and f'(eta + e), elementwise, where f(eta) = `before` is known.
+
+        A family whose f has terms in y alone that are costly may leave them out here.
+        """
+        f, slope, *_ = self.derivatives(eta + e, y)
+        return f - before, slope
+
     def series_radius(self) -> float:
         """Return the radius within which the Taylor series of f in eta converges.
 

@@ -121,10 +121,10 @@ def _obstacle(family: LinearPredictorModel, terms: Sequence[GroupTerm], beside: 
         return "correlated and uncorrelated effects of one group cannot be integrated out together"
     if isinstance(family, Softmax):
         return "effects can be integrated out of families with one linear predictor only"
-    given = dict(family.prior_table)
-    if any(isinstance(prior, Horseshoe) for prior in given.values()):
+    by_key = dict(family.prior_table)
+    if any(isinstance(prior, Horseshoe) for prior in by_key.values()):
         return "a horseshoe prior cannot stand beside effects that are integrated out"
-    own = [given[key] for key in ("group_sd", terms[0].field) if key in given]
+    own = [by_key[key] for key in ("group_sd", terms[0].field) if key in by_key]
     if any(not isinstance(prior, HalfNormal) for prior in own):
         return "group_sd must have a HalfNormal prior for effects to be integrated out"
     return None
@@ -133,16 +133,16 @@ def _obstacle(family: LinearPredictorModel, terms: Sequence[GroupTerm], beside: 
 def _integrated(
     family: LinearPredictorModel, terms: Sequence[GroupTerm], others: Sequence[GroupTerm]
 ) -> IntegratedEffects:
-    given: dict[str, Prior] = dict(family.prior_table)
+    by_key: dict[str, Prior] = dict(family.prior_table)
     field = terms[0].field
-    sd = given.pop(field, given.get("group_sd"))
-    correlation = given.get("group_cor", LKJ())
+    sd = by_key.pop(field, by_key.get("group_sd"))
+    correlation = by_key.get("group_cor", LKJ())
     if not others:
-        given = {key: p for key, p in given.items() if key not in ("group_sd", "group_cor")}
+        by_key = {key: p for key, p in by_key.items() if key not in ("group_sd", "group_cor")}
     effects = [effect for term in terms for effect in term.effects]
     assert sd is None or isinstance(sd, HalfNormal)
     assert isinstance(correlation, LKJ)
-    changes: dict[str, Any] = {"priors": given or None, "groups": tuple(others)}
+    changes: dict[str, Any] = {"priors": by_key or None, "groups": tuple(others)}
     return IntegratedEffects(
         replace(family, **changes),
         field,

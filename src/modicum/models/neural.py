@@ -254,7 +254,7 @@ class Network(NeuralModel):
         count = min(len(rows), 8)
         try:
             batch = rows.slice(0, count)
-            made = jax.eval_shape(
+            outputs = jax.eval_shape(
                 lambda p, x: self.outputs(p, self._inputs(p, {"x": x})), self.params, batch["x"]
             ).shape
         except Exception as fault:
@@ -263,27 +263,28 @@ class Network(NeuralModel):
                 f"{str(fault).splitlines()[0] if str(fault) else 'no message'}); it is called "
                 f"with x of shape {(count, *rows.fields['x'])}."
             ) from fault
-        self._check_outputs(made, count, rows)
+        self._check_outputs(outputs, count, rows)
 
     def output_size(self, rows: Rows) -> int:
         """Classes that occur; that there are outputs for them is checked."""
         return 1 if self.likelihood == "gaussian" else max(2, 1 + largest_class(rows))
 
-    def _check_outputs(self, made: tuple[int, ...], count: int, rows: Rows) -> None:
+    def _check_outputs(self, shape: tuple[int, ...], count: int, rows: Rows) -> None:
         size = self.output_size(rows)
         if self.likelihood == "gaussian":
-            if made not in ((count,), (count, 1)):
+            if shape not in ((count,), (count, 1)):
                 raise SettingError(
-                    f"apply must return one mean per row, but for {count} rows its shape is {made}."
+                    f"apply must return one mean per row, but for {count} rows its shape is "
+                    f"{shape}."
                 )
-        elif len(made) != 2 or made[0] != count:
+        elif len(shape) != 2 or shape[0] != count:
             raise SettingError(
                 f"apply must return a vector of logits per row, but for {count} rows its shape is "
-                f"{made}."
+                f"{shape}."
             )
-        elif made[1] < size:
+        elif shape[1] < size:
             raise DataError(
-                f"the outcome has {size} classes and the network {made[1]} outputs; give it one "
+                f"the outcome has {size} classes and the network {shape[1]} outputs; give it one "
                 "output per class."
             )
 

@@ -101,13 +101,13 @@ class Model(BaseModel):
         shapes: Mapping[str, int | Shape] | None = None,
         expand: Mapping[str, str] | None = None,
     ) -> None:
-        given: dict[str, Callable[..., Any] | None] = {
+        arguments: dict[str, Callable[..., Any] | None] = {
             "log_prior": log_prior,
             "log_likelihood": log_likelihood,
             "predict": predict,
             "report": report,
         }
-        functions = {name: function for name, function in given.items() if function is not None}
+        functions = {name: function for name, function in arguments.items() if function is not None}
         for name, function in functions.items():
             if not callable(function):
                 raise SettingError(f"{name} must be a function, not {type(function).__name__}.")
@@ -141,19 +141,19 @@ class Model(BaseModel):
         """Return the model with other points to start from, for fields of these kinds."""
         if points is self.points and kinds == self._kinds:
             return self
-        made = copy(self)
-        made.points, made._kinds = points, dict(kinds)
-        made._layout = ParameterLayout.of(points[0], self._constraints)
-        return made
+        model = copy(self)
+        model.points, model._kinds = points, dict(kinds)
+        model._layout = ParameterLayout.of(points[0], self._constraints)
+        return model
 
     def _looked_up(self, rows: Rows) -> Params:
         """The middle of what is allowed of every parameter that the functions look up."""
         batch = as_handed_over(rows.slice(0, min(len(rows), FEW)), rows.kinds)
-        asked = _Asked(self._shapes, self._constraints)
+        probed = _ProbedParameters(self._shapes, self._constraints)
 
         def probe() -> jax.Array:
-            prior = self._functions["log_prior"](asked)
-            likelihood = self._functions["log_likelihood"](asked, batch)
+            prior = self._functions["log_prior"](probed)
+            likelihood = self._functions["log_likelihood"](probed, batch)
             return jnp.sum(jnp.asarray(prior)) + jnp.sum(jnp.asarray(likelihood))
 
         try:
@@ -165,16 +165,16 @@ class Model(BaseModel):
         except Exception as fault:
             raise SettingError(
                 f"without `init` every parameter is a single number unless `shapes` says otherwise "
-                f"({', '.join(f'{n}: {s}' for n, s in asked.shapes.items()) or 'none is known'}), "
-                f"and the model's functions fail on that ({_said(fault)}); give "
+                f"({', '.join(f'{n}: {s}' for n, s in probed.shapes.items()) or 'none is known'}), "
+                f"and the model's functions fail on that ({_first_line(fault)}); give "
                 'shapes={"beta": 3}, or values to start from as `init`.'
             ) from fault
-        if not asked.shapes:
+        if not probed.shapes:
             raise SettingError(
                 "the model's functions look up no parameter in theta; give `init`, the values to "
                 "start from."
             )
-        return asked.middle()
+        return probed.middle()
 
     @property
     def layout(self) -> ParameterLayout:
@@ -245,7 +245,7 @@ class Model(BaseModel):
     def expansions(self) -> dict[str, str | None]:
         """Positive parameters, which are sampled on a logarithm, and those the user named."""
         both = zip(self.layout.names, self.layout.constraints, strict=True)
-        found: dict[str, str | None] = {name: None for name, c in both if c == positive}
+        positive_names: dict[str, str | None] = {name: None for name, c in both if c == positive}
         for name in self._expand:
             if name not in self.layout.names:
                 raise SettingError(
@@ -257,7 +257,7 @@ class Model(BaseModel):
                 raise SettingError(
                     f"`expand` names {name!r}, whose constraint has no logarithm of each entry."
                 )
-        return found | self._expand
+        return positive_names | self._expand
 
     # What it is ----------------------------------------------------------------------------
 
@@ -290,14 +290,14 @@ class Model(BaseModel):
         if derive is None:
             return
         try:
-            made = jax.eval_shape(lambda t: derive(self.layout.constrain(t)), theta)
+            reported = jax.eval_shape(lambda t: derive(self.layout.constrain(t)), theta)
         except Exception as fault:
             raise SettingError(
-                f"`report` fails on the parameters ({_said(fault)}); write it with jax.numpy."
+                f"`report` fails on the parameters ({_first_line(fault)}); write it with jax.numpy."
             ) from fault
-        if not isinstance(made, Mapping) or not all(isinstance(name, str) for name in made):
+        if not isinstance(reported, Mapping) or not all(isinstance(name, str) for name in reported):
             raise SettingError("`report` must return a dict of quantities by name.")
-        for name, quantity in made.items():
+        for name, quantity in reported.items():
             if name in self.layout.names:
                 raise SettingError(
                     f"`report` returns {name!r}, which is a parameter: give it another name."
@@ -333,10 +333,10 @@ class Model(BaseModel):
         if derive is None:
             return {}
         try:
-            made = jax.eval_shape(lambda v: derive(v), values)
+            reported = jax.eval_shape(lambda v: derive(v), values)
         except Exception:  # of other parameters than it knows
             return {}
-        return {name: tuple(quantity.shape) for name, quantity in made.items()}
+        return {name: tuple(quantity.shape) for name, quantity in reported.items()}
 
 
 def as_handed_over(batch: Batch, kinds: Mapping[str, str]) -> Batch:
@@ -353,7 +353,7 @@ def as_handed_over(batch: Batch, kinds: Mapping[str, str]) -> Batch:
     return {**batch, **changed} if changed else batch
 
 
-class _Asked(dict[str, jax.Array]):
+class _ProbedParameters(dict[str, jax.Array]):
     """Parameters that come into being when a function looks them up."""
 
     def __init__(self, shapes: Mapping[str, Shape], constraints: Mapping[str, Constraint]) -> None:
@@ -436,8 +436,8 @@ def _points(init: Params, log_prior: Callable[[Params], Any]) -> tuple[Params, .
             init = [jax.tree.map(np.asarray, in_double_precision(init)(key)) for key in keys]
         except Exception as fault:
             raise SettingError(
-                f"`init` is a function that fails on a JAX key ({_said(fault)}); it must return "
-                "parameters to start from."
+                f"`init` is a function that fails on a JAX key ({_first_line(fault)}); it must "
+                "return parameters to start from."
             ) from fault
         return tuple(init)
     if not jax.tree.leaves(init):
@@ -472,7 +472,7 @@ def _floating(value: ArrayLike) -> jax.Array:
     return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
 
 
-def _said(fault: Exception) -> str:
+def _first_line(fault: Exception) -> str:
     message = str(fault).splitlines()
     return f"{type(fault).__name__}: {message[0] if message else 'no message'}"
 
@@ -495,4 +495,4 @@ def _why_failed(fault: Exception, init: Params) -> str:
         remedy = "check the shapes they expect"
     if isinstance(init, list):
         remedy += ", and if `init` is meant as several points, pass them as mo.sample(starts=[...])"
-    return f"the model's functions fail on the first rows ({_said(fault)}); {remedy}."
+    return f"the model's functions fail on the first rows ({_first_line(fault)}); {remedy}."

@@ -142,9 +142,9 @@ class _Thresholds(_Sides):
     ) -> tuple[np.ndarray, np.ndarray]:
         y = np.asarray(chunk["y"]).astype(int)
         above, below = y > 0, y < self.thresholds
-        one = np.eye(self.thresholds)
-        over = np.c_[x[above], one[y[above] - 1]]
-        under = np.c_[x[below], one[y[below]]]
+        identity = np.eye(self.thresholds)
+        over = np.c_[x[above], identity[y[above] - 1]]
+        under = np.c_[x[below], identity[y[below]]]
         return np.r_[over, under], np.r_[np.zeros(len(over), int), np.ones(len(under), int)]
 
 
@@ -166,8 +166,8 @@ def find_ordinal_separation(
             seen[k] |= x[y == k, len(beta) :].any(axis=0)
     if not seen.all():  # an empty class: its threshold is the prior's anyway
         return None, 1
-    found, passes = _by_programmes(sides, hardest)
-    return found, 1 + passes
+    separation, passes = _by_programmes(sides, hardest)
+    return separation, 1 + passes
 
 
 def find_separation(
@@ -203,8 +203,8 @@ def find_separation(
         return by_column, 1
     if mode.size > WIDEST:
         return None, 1
-    found, passes = _by_programmes(sides, hardest)
-    return found, 1 + passes
+    separation, passes = _by_programmes(sides, hardest)
+    return separation, 1 + passes
 
 
 class _Ranges:

@@ -1,4 +1,4 @@
-"""The anchor: all that is known at the expansion point t*."""
+"""The anchor: everything computed at the expansion point t*."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from modicum.passes.sums import Sums
 
 __all__ = ["Anchor", "anchor_at", "anchor_at_mode"]
 
-# Separation is looked for, at the cost of a pass, where the mode gives a reason to:
-LIKELY = -0.2  # log-likelihood per row above which outcomes are told well
-VAGUE = 0.1  # posterior sd, in prior sds, that data leave along a direction that is separated
-COLLINEAR = 1e-6  # below this share no prior is to blame: the data say nothing at all
-CANCELS = 0.1  # of the columns' own information: what is left along a collinear direction
+# Separation is checked for, at the cost of a pass, if the mode gives a reason to:
+LIKELY = -0.2  # log-likelihood per row above which outcomes are predicted well
+VAGUE = 0.1  # posterior sd, in prior sds, along a separated direction
+COLLINEAR = 1e-6  # below this share the data do not inform the direction at all
+CANCELS = 0.1  # share of the columns' information left along a collinear direction
+DULL = 0.1  # share of the prior's information below which the data are uninformative
 SAME = 1e-6  # rounding of sums over all rows
-DULL = 0.1  # a direction with less information from the data than this share of the prior's
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,9 @@ class Anchor:
     record
         How the mode was found; None for an anchor elsewhere.
     notes
-        What the user should know: directions the data do not inform, a Hessian that had to be
-        mended, other modes.
+        Warnings: directions the data do not inform, a Hessian that had to be repaired, other modes.
     modes
-        All modes that are not negligible, this one first; None where none was looked for.
+        All modes that are not negligible, this one first; None if none was searched for.
     """
 
     point: np.ndarray
@@ -82,7 +81,7 @@ class Anchor:
         return np.asarray(np.sqrt(np.sum(self.factor**2, axis=1)))
 
     def warp(self, target: Target) -> Warp | None:
-        """Which entries chains move with a scale: effects of groups, by how little data say."""
+        """Which entries chains scale: effects of groups that the data say little about."""
         if target.exact_prior is None or self.factor.ndim < 2:
             return None
         information = np.maximum(-np.diag(self.B), 0.0)
@@ -161,7 +160,7 @@ def anchor_at_mode(
 ) -> Anchor:
     """Find the posterior mode, `within` so many standard deviations, and build the anchor there.
 
-    With `starts` other modes are looked for, and the anchor is at the heaviest.
+    With `starts` other modes are searched for, and the anchor is the heaviest.
 
     Models of more than 2,000 parameters form no Hessian: their anchor is the point L-BFGS reaches
     on a subset, with a factor that only sets the scale. Networks of fewer have one, of the
@@ -174,7 +173,7 @@ def anchor_at_mode(
     start, (at, record) = _first_mode(sums, start, starts or Starts(), seed, within)
     require_proper(sums, at, names)
     modes = None
-    if starts is not None and starts.several:
+    if starts is not None and starts.more_than_first:
         (at, *_), modes = find_modes(sums, at, start, starts, within, seed)
         record = replace(record, gradient_norm=at.gradient_norm)
     anchor = replace(_from_curvature(at, record, names, sums), modes=modes)
@@ -185,10 +184,10 @@ def anchor_at_mode(
 
 
 def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[ModicumWarning]:
-    """What is known at the mode: who is to blame where data and prior disagree, or data are silent.
+    """Warn where data and prior disagree, or the data are uninformative, and say why.
 
-    Separation explains a prior that decides, and a prior that disagrees; a prior that disagrees
-    explains data that seem to say nothing. Only the cause is told.
+    Separation explains a dominating or a conflicting prior; a conflicting prior explains data that
+    seem uninformative. Only the cause is reported.
     """
     distances = sums.target.prior_distances(anchor.point)
     if distances is None:
@@ -199,7 +198,7 @@ def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[M
     causes = prior_warnings(called, away, spread, sums.target.has_normal_prior)
     per_row = anchor.C / len(sums.rows)
     doubtful = causes or per_row > LIKELY or np.any(spread > VAGUE)
-    # Effects of groups have a prior of their own, and some of the rows cannot tell of all.
+    # Effects of groups have priors of their own, and a sample of rows need not contain all of them.
     if doubtful and not sums.target.model.has_groups and sums.rest is None:
         theta = sums.target.unravel(anchor.point)
         separated, passes = sums.target.model.separation(sums.rows, theta)
@@ -215,7 +214,7 @@ def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[M
 def _first_mode(
     sums: Sums, start: np.ndarray, starts: Starts, seed: int, within: float
 ) -> tuple[np.ndarray, tuple[Curvature, ModeRecord]]:
-    """The mode reached from the first start that reaches one, and that start."""
+    """The first mode that is reached from any start, and that start."""
     try:
         return start, find_mode(sums, start, seed, within=within)
     except ConvergenceError as fault:
@@ -223,16 +222,16 @@ def _first_mode(
             with suppress(ConvergenceError):
                 return other, find_mode(sums, other, seed, within=within)
         if _may_have_none(sums, start, fault):
-            said = str(fault).removesuffix(".")
-            raise NoModeError(f"{said}; or use method='nuts', which needs no mode.") from fault
+            reason = str(fault).removesuffix(".")
+            raise NoModeError(f"{reason}; or use method='nuts', which needs no mode.") from fault
         raise
 
 
 def _may_have_none(sums: Sums, start: np.ndarray, fault: ConvergenceError) -> bool:
-    """Whether a model of one's own is as it should be and has no mode all the same.
+    """Whether a model of the user's own is valid and yet has no mode.
 
-    A kink or a funnel is no mistake. A start where something is no number is one, and so is a
-    log-posterior that has no end.
+    A kink or a funnel is valid. A start where something is NaN is not, nor is a log-posterior
+    without an upper bound.
     """
     if not sums.target.model.users_functions or isinstance(fault, EndlessError):
         return False
@@ -260,7 +259,7 @@ def _from_curvature(
 
 
 def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[ModicumWarning]:
-    """Say so if along some direction the prior decides and the data do not, and why."""
+    """Warn if the prior dominates the data along some direction, and say why."""
     information, prior, names, kept = _compared(at, names, sums.target)
     with suppress(np.linalg.LinAlgError, ValueError):
         cholesky(information - DULL * prior)  # all ratios are above: a tenth of eigh's time
@@ -276,17 +275,17 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
     share = np.abs(direction) / prior_sds  # whatever the units of the columns
     order = np.argsort(-share)
     top = [i for i in order[:3] if share[i] > 0.3 * share[order[0]]]
-    about = ", ".join(_name(names, i) for i in top)
+    along = ", ".join(_name(names, i) for i in top)
     alone = np.sum(direction**2 * np.diag(information))  # information, if columns did not overlap
     if not isinstance(sums.target.model, LinearPredictorModel):
         whole = np.zeros(len(at.point))
         whole[kept] = direction
-        return _of_own_model(at, about, whole, sums)
+        return _of_own_model(at, along, whole, sums)
     if len(top) > 1 and ratios[0] < CANCELS * alone:
         return [
             ModicumWarning(
                 "prior-decides",
-                f"the data say next to nothing about {about} (or a combination of them), so the "
+                f"the data say next to nothing about {along} (or a combination of them), so the "
                 "posterior there is the prior: these columns are collinear, or nearly so",
                 "drop a column, merge levels, or choose that prior with care",
                 information=float(ratios[0]),
@@ -297,7 +296,7 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
     return [
         ModicumWarning(
             "prior-decides",
-            f"the prior decides about {about}: its standard deviation for {_name(names, i)} is "
+            f"the prior decides about {along}: its standard deviation for {_name(names, i)} is "
             f"{prior_sd:.2g}, and the data alone would leave {data_sd:.2g}",
             "if that prior is narrower than what you believe, widen it (prior_scale); else the "
             "data have little on it: few rows of a level, or a level without both outcomes",
@@ -321,16 +320,16 @@ def _compared(
     if not left_out.any():
         return -at.B, prior, names, np.arange(len(prior))
     kept = np.flatnonzero(~left_out)
-    called = tuple(_name(names, int(i)) for i in kept)
+    kept_names = tuple(_name(names, int(i)) for i in kept)
     whole = -at.B + np.where(left_out[:, None] & left_out[None, :], prior, 0.0)
     across, others = whole[np.ix_(kept, left_out)], whole[np.ix_(left_out, left_out)]
-    taken = across @ np.linalg.lstsq(others, across.T, rcond=None)[0]
-    information = whole[np.ix_(kept, kept)] - taken
-    return (information + information.T) / 2, prior[np.ix_(kept, kept)], called, kept
+    explained = across @ np.linalg.lstsq(others, across.T, rcond=None)[0]
+    information = whole[np.ix_(kept, kept)] - explained
+    return (information + information.T) / 2, prior[np.ix_(kept, kept)], kept_names, kept
 
 
 def _of_own_model(
-    at: Curvature, about: str, direction: np.ndarray, sums: Sums
+    at: Curvature, along: str, direction: np.ndarray, sums: Sums
 ) -> list[ModicumWarning]:
     """The same for a model without columns, unless the second derivative hides what data say.
 
@@ -343,7 +342,7 @@ def _of_own_model(
         return [
             ModicumWarning(
                 "not-quadratic",
-                f"along {about} the log-likelihood has next to no second derivative at the mode "
+                f"along {along} the log-likelihood has next to no second derivative at the mode "
                 "and falls all the same (it has a kink there, or its curvature changes fast), so "
                 "that Laplace's approximation and Taylor proxies do not hold",
                 "use method='nuts', or write the likelihood with a smooth function",
@@ -353,7 +352,7 @@ def _of_own_model(
     return [
         ModicumWarning(
             "prior-decides",
-            f"the data add next to nothing to what the prior says about {about}, so the posterior "
+            f"the data add next to nothing to what the prior says about {along}, so the posterior "
             "there is the prior",
             "choose that prior with care; in a hierarchy, where the prior of an effect has a scale "
             "of its own, that may be as it should be",

@@ -1,7 +1,7 @@
-"""A chunk of rows, a few at a time: what is made of them on the way stays in a core's cache.
+"""A chunk of rows in blocks, whose intermediate results stay in a core's cache.
 
-On a CPU this takes a quarter (gradients) to a third (Hessians) off a pass. An accelerator has no
-such caches, and wants the chunk whole.
+On a CPU this makes a pass a quarter (gradients) to a third (Hessians) faster. An accelerator takes
+the chunk whole.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draws of integrated effects, afterwards, from the rows of their groups.
+"""Draws of effects that were integrated out, from the rows of their groups.
 
 Given a draw of the coefficients and of the effects' covariance, groups are independent. Their
 effects are drawn by independence-Metropolis steps whose proposals are a little wider than the
@@ -31,7 +31,7 @@ STEADY = 20  # steps before the first draw
 
 
 class DrawnEffects(NamedTuple):
-    """Effects of some groups at each of some points, and how well they were drawn."""
+    """Effects of groups at each point, and the acceptance rate of their proposals."""
 
     effects: np.ndarray  # (points, groups, effects)
     acceptance: np.ndarray  # of the proposals for each group, on average

@@ -3,7 +3,7 @@
 `Engine` is the whole interface: a function of a chunk of rows goes in, the float64 sum of its
 results over all chunks comes out. `LocalEngine` serves it with threads on this machine; the workers
 of a cluster serve the same calls (`modicum.engines`). Chunks are a function of the rows alone, and
-their results are added in order, so that sums are the same to the last bit whoever made them.
+their results are added in order, so that sums are the same to the last bit wherever they are made.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a log-posterior is no number: which part of it, at which row, and what to do."""
+"""Diagnose a log-posterior that is not finite: which part, at which row, and what to do."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def first_bad_row(sums: Sums, t: np.ndarray, of_gradient: bool = False) -> str:
     Raises
     ------
     DataError
-        If the rows themselves hold what is no number: a store that was damaged after its ingest.
+        If the rows themselves are not finite: the store was damaged after it was written.
     """
     damage = first_not_finite(sums.rows)
     if damage is not None:

@@ -64,8 +64,8 @@ def curvature_sum(
         """f of one row at one node, in its common predictor and the parameters beside beta."""
         moved = target.unravel(t.at[inner].set(w[1:]))
         shift = at @ (model.covariance.factor(moved) @ effects)
-        one = jax.tree.map(lambda field: field[None], row)
-        return model.of_row((w[0] + shift)[None], model.extras_of(moved), one)[0]
+        batch = jax.tree.map(lambda field: field[None], row)
+        return model.of_row((w[0] + shift)[None], model.extras_of(moved), batch)[0]
 
     first = jax.vmap(jax.grad(of_row), (0, 0, 0, 0))
     second = jax.vmap(jax.hessian(of_row), (0, 0, 0, 0))

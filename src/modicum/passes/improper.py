@@ -1,7 +1,7 @@
 """Whether there is a posterior at all: flat priors leave everything to the data.
 
-Where columns are collinear, or where some combination of them gives the outcome away, the
-likelihood is flat along a line, and with a flat prior there so is the posterior.
+Where columns are collinear, or separate the outcomes, the likelihood is flat along a line, and with
+a flat prior so is the posterior.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOOKED_AT = 4  # coefficients that the data inform least
 
 
 def require_proper(sums: Sums, at: Curvature, names: tuple[str, ...]) -> None:
-    """Refuse a posterior that flat priors leave without an end, seen from where its mode is."""
+    """Refuse a posterior that flat priors leave improper, judged at its mode."""
     flat = np.diag(at.prior_hessian) == 0
     if not sums.target.model.has_flat_prior or not flat.any():
         return
@@ -29,9 +29,9 @@ def require_proper(sums: Sums, at: Curvature, names: tuple[str, ...]) -> None:
     values, vectors = np.linalg.eigh(at.precision / np.outer(scale, scale))
     if values[0] < SINGULAR:
         top = np.argsort(-np.abs(vectors[:, 0]))[:3]
-        about = ", ".join(_name(names, int(i)) for i in top if abs(vectors[i, 0]) > 0.1)
+        along = ", ".join(_name(names, int(i)) for i in top if abs(vectors[i, 0]) > 0.1)
         raise ConvergenceError(
-            f"the posterior is improper: the data say nothing about some combination of {about}, "
+            f"the posterior is improper: the data say nothing about some combination of {along}, "
             "which are collinear, and their priors are flat; drop a column, or give them a prior "
             "such as mo.priors.Normal(0, 1)."
         )
@@ -51,7 +51,7 @@ def require_proper(sums: Sums, at: Curvature, names: tuple[str, ...]) -> None:
 
 
 def _endless(sums: Sums, at: Curvature, flat: np.ndarray, names: tuple[str, ...]) -> str | None:
-    """The coefficient along which the likelihood does not fall, if there is one."""
+    """A coefficient along which the likelihood does not fall, if any."""
     covariance = np.linalg.inv(at.precision)
     sd = np.sqrt(np.diag(covariance))
     ends = np.flatnonzero(flat)

@@ -33,16 +33,16 @@ __all__ = [
 
 TOLERANCE = 1e-6  # whitened gradient norm: distance to the mode in posterior standard deviations
 GOAL = 1e-8  # what Newton aims for: at 1e-7 a small coefficient agrees with a GLM to 1.2e-8 only
-NEAR = 0.01  # near enough to expand about, and to set a scale: it saves a pass or two
+NEAR = 0.01  # near enough to expand about and to set a scale; saves a pass or two
 MAX_STEPS = 60
-FEWEST_GROUPS = 500  # of a subset: fewer say little of how groups differ
+FEWEST_GROUPS = 500  # of a subset: fewer say little about differences between groups
 MAX_SETTLING = 100
 SETTLED = 3e-3  # posterior standard deviations: nothing depends on where exactly priors settle
 LEAST_INFORMATION = 1e-4  # about an entry, where a stand-in prior starts from that of the data
 
 
 class EndlessError(ConvergenceError):
-    """The search for a mode has come to where the log-posterior is infinite."""
+    """The search for a mode reached a point where the log-posterior is infinite."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ModeRecord:
         Norm of the log-posterior gradient in whitened coordinates at the point: about how many
         posterior standard deviations it is from the mode. NaN where no Hessian was formed.
     converged
-        Whether `gradient_norm` is below what was asked for.
+        Whether `gradient_norm` is below the tolerance.
     subset
         Rows in the subset that gave the starting point.
     """
@@ -97,15 +97,15 @@ class Curvature:
 
     @property
     def finite(self) -> bool:
-        """Whether the log-posterior and its derivatives are numbers."""
+        """Whether the log-posterior and its derivatives are finite."""
         parts = (self.log_posterior, self.gradient, self.precision)
         return all(bool(np.all(np.isfinite(part))) for part in parts)
 
     def newton_step(self, damping: float = 0.0) -> np.ndarray:
-        """Towards the mode; where the Hessian is not negative definite, uphill all the same.
+        """Step towards the mode; uphill even if the Hessian is not negative definite.
 
         `damping` keeps the step short, in units of the prior, where the data say little: a rare
-        level at saturated probabilities would otherwise leap (Levenberg's rule).
+        level at saturated probabilities would otherwise jump (Levenberg's rule).
         """
         ridge = damping * self._prior_unit if damping else 0.0
         return _solve_uphill(self.precision + ridge, self.gradient)
@@ -129,7 +129,7 @@ class Curvature:
 
 @dataclass(frozen=True)
 class StandInPrior:
-    """The prior with all that is no quadratic replaced by a normal (see `models.priors.exact`)."""
+    """The prior with its non-quadratic parts replaced by normals (see `models.priors.exact`)."""
 
     target: Target
     mean: np.ndarray
@@ -178,7 +178,7 @@ def _folded_prior(target: Target, t: Array) -> tuple[jax.Array, jax.Array, jax.A
 
 @in_double_precision
 def exact_log_priors(target: Target, points: np.ndarray) -> np.ndarray:
-    """The part of the log-prior that is no quadratic, at each of `points`."""
+    """The non-quadratic part of the log-prior at each of `points`."""
     assert target.exact_prior is not None
     exact, numbers = target.exact_prior
     return np.array(_exact_log_priors(exact, points, numbers))
@@ -192,11 +192,11 @@ def _exact_log_priors(exact: ExactPrior, points: Array, numbers: tuple[Numbers, 
 def settle(
     at: Curvature, target: Target, before: StandInPrior | None = None
 ) -> tuple[Curvature, StandInPrior]:
-    """Let a stand-in prior and the priors' own parameters settle, without a pass over the rows.
+    """Iterate a stand-in prior and the priors' own parameters to a fixed point, without a pass.
 
-    The log-likelihood is held as the quadratic it is at `at`. In turn: the mode and covariance of
-    the posterior under the normal that stands for the prior; that normal, and the marginal modes
-    of the priors' own parameters, given these. It starts from where it was `before`.
+    The log-likelihood is replaced by its quadratic at `at`. Two steps alternate: the mode and
+    covariance of the posterior under the normal stand-in; then the stand-in and the marginal modes
+    of the priors' own parameters, given these. The iteration starts from `before`.
     """
     assert target.exact_prior is not None
     exact, numbers = target.exact_prior
@@ -263,14 +263,14 @@ def find_mode(
     """Find the mode of the posterior over all rows of `sums`.
 
     A small random subset gives the starting point: its own posterior mode, where the prior keeps
-    rare levels from running away. From there damped Newton steps, each one pass, until the
+    rare levels from diverging. From there damped Newton steps follow, one pass each, until the
     whitened gradient norm is below `within`: the distance to the mode, in posterior standard
     deviations. Models that are not linear in a predictor are brought near by L-BFGS first.
 
     Raises
     ------
     ConvergenceError
-        If no mode was reached: an unconverged point is never called one.
+        If no mode was reached; an unconverged point is never returned as one.
     """
     subset = _subset(sums, seed)
     near = start if subset is sums else _climb(subset, start, purpose, NEAR).point
@@ -295,7 +295,7 @@ def _subset(sums: Sums, seed: int) -> Sums:
         return _subset_of_groups(sums, sums.rows, seed)
     n, d = len(sums.rows), sums.target.size
     size = max(20_000, 100 * d)
-    # Whole chunks of the size that passes over all rows have share the compiled pass.
+    # Chunks of the same size as in passes over all rows reuse the compiled pass.
     chunk = chunk_rows(sums.rows)
     whole = chunk * ceil(size / chunk)
     size = whole if 4 * whole <= n else size
@@ -324,7 +324,7 @@ def _climb(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> Curvatur
 
 
 def ascend(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> Curvature:
-    """Newton with damping, until the whitened gradient norm is below `goal` or nothing rises."""
+    """Damped Newton, until the whitened gradient norm is below `goal` or no step rises."""
     prior = flat_prior(sums.target)
     at = curvature(sums, start, purpose, prior)
     if not at.finite:
@@ -389,7 +389,7 @@ def _quasi_newton(sums: Sums, start: np.ndarray, purpose: str) -> np.ndarray:
 
 
 def quasi_newton_on_subset(sums: Sums, start: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Where L-BFGS gets on a random subset: a start for models too large to form a Hessian."""
+    """Run L-BFGS on a random subset: a start for models too large to form a Hessian."""
     return _quasi_newton(_subset(sums, seed), start, "mode")
 
 
@@ -403,9 +403,9 @@ def _solve_uphill(precision: np.ndarray, gradient: np.ndarray) -> np.ndarray:
 
 
 def whitening_factor(precision: np.ndarray, least: float = 0.0) -> tuple[np.ndarray, bool]:
-    """L with L L' the inverse of `precision`; True where it had to be made positive definite.
+    """L with L L' the inverse of `precision`; True if that had to be made positive definite.
 
-    What is made so has no curvature below `least`.
+    Curvatures are then at least `least`.
     """
     try:
         lower = cholesky(precision, lower=True)

@@ -1,12 +1,12 @@
 """Other modes of the posterior: dispersed starts on a few rows, Laplace weights on all of them.
 
-Nothing is known of a user's own log-posterior. From the mode that was found first, the search goes
-on from points all over: where two symmetries that models often have would put another mode (all
-signs changed, all components in the opposite order), about draws of the prior, about `init` at unit
+Nothing is assumed about a user's own log-posterior. After the first mode, the search starts again
+from dispersed points: where two symmetries that models often have would put another mode (all signs
+changed, all components in the opposite order), about draws of the prior, about `init` at unit
 scale, and about the mode at several of its standard deviations. L-BFGS climbs from each on about a
-thousand rows, counted as if they were all. Where all of that ends at the first mode, nothing more
-is done. Else the other places are brought to modes of all rows by Newton's method, and each has
-about the weight exp(log posterior) det(precision)^(-1/2) (Laplace).
+thousand rows, reweighted to stand for all. If every climb ends at the first mode, the search is
+over. Otherwise Newton's method takes the other end points to modes of all rows, whose weights are
+about exp(log posterior) det(precision)^(-1/2) (Laplace).
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from modicum.runtime import in_double_precision
 
 __all__ = ["Modes", "Starts", "find_modes"]
 
-APART = 3.0  # posterior standard deviations between two modes that count as two
-NEGLIGIBLE = 0.01  # of the posterior: a mode of less is not spoken of
-MOST = 4  # other modes that are followed on all rows
+APART = 3.0  # posterior standard deviations between distinct modes
+NEGLIGIBLE = 0.01  # share of the posterior below which a mode is ignored
+MOST = 4  # other modes that are refined on all rows
 ITERATIONS = 100  # of L-BFGS, from each start
-GAP = 30.0  # below the first mode, in log-posterior: exp(-30) is nothing
+GAP = 30.0  # below the first mode, in log-posterior: exp(-30) is negligible
 
 
 class Starts(NamedTuple):
-    """Where modes are looked for, beside the first start."""
+    """Where modes are searched for, besides the first start."""
 
-    points: tuple[np.ndarray, ...] = ()  # that the user gave
+    points: tuple[np.ndarray, ...] = ()  # from the user
     dispersed: int = 1  # starts in all, the first included
 
     @property
-    def several(self) -> bool:
-        """Whether there is anything to look for."""
+    def more_than_first(self) -> bool:
+        """Whether there are further starts."""
         return bool(self.points) or self.dispersed > 1
 
 
@@ -84,7 +84,7 @@ class Modes:
         return cls(*(arrays[f"modes_{name}"] for name in ("points", "weights", "factors")))
 
     def chains_at(self, chains: int) -> np.ndarray:
-        """Return at which mode each chain starts: at all of them, and more at the heavier."""
+        """Return the mode each chain starts at: every mode, and heavier ones more often."""
         share = self.weights * chains
         count = np.maximum(np.floor(share), 1).astype(int)
         for k in np.argsort(np.floor(share) - share, kind="stable"):  # largest remainder first
@@ -94,9 +94,9 @@ class Modes:
         return np.repeat(np.arange(len(self)), count)[:chains]
 
     def apart(self, position: np.ndarray) -> bool:
-        """Whether no chain of `position`, (chain, draw, d), was nearer first to one, then another.
+        """Whether every chain of `position`, (chain, draw, d), stayed nearest to one mode.
 
-        Nearness is in the standard deviations of each mode.
+        Distances are in standard deviations of each mode.
         """
         flat = position.reshape(-1, position.shape[-1])
         each = zip(self.points, self.factors, strict=True)
@@ -115,7 +115,7 @@ class Modes:
         )
 
     def ignored(self, visited: int, names: tuple[str, ...]) -> list[ModicumWarning]:
-        """Say so if modes after the first `visited` are not where any chain starts."""
+        """Warn if no chain starts at the modes after the first `visited`."""
         left = self.weights[visited:]
         if not len(left):
             return []
@@ -135,7 +135,7 @@ class Modes:
         ]
 
     def _where(self, index: int, names: tuple[str, ...]) -> str:
-        """The parameters by which a mode is told from the first, most telling first."""
+        """The parameters in which a mode differs most from the first, largest difference first."""
         moved = self.points[index] - self.points[0]
         sd = np.sqrt(np.sum(self.factors[0] ** 2, axis=1))
         order = np.argsort(-np.abs(moved) / sd, kind="stable")[:3]
@@ -151,12 +151,12 @@ class Modes:
 def find_modes(
     sums: Sums, first: Curvature, init: np.ndarray, starts: Starts, within: float, seed: int = 0
 ) -> tuple[list[Curvature], Modes]:
-    """Return the modes that are not negligible, the heaviest first: `first`, where it is alone."""
-    some = _SomeRows.of(sums, first, seed)
-    others = some.other_ends(
+    """Return the modes that are not negligible, the heaviest first; `first` may be the only one."""
+    sample = _RowSample.of(sums, first, seed)
+    others = sample.other_ends(
         [*starts.points, *_dispersed(sums.target, first, init, starts.dispersed, seed)]
     )
-    sums.ledger.add("other modes", some.evaluations * some.count, "gradient")
+    sums.ledger.add("other modes", sample.evaluations * sample.count, "gradient")
     modes = [first]
     for point in others:
         at = _mode_of_all_rows(sums, point, within)
@@ -182,7 +182,7 @@ def _apart(at: Curvature, known: Curvature) -> bool:
 
 
 def _weighed(modes: list[Curvature]) -> tuple[list[Curvature], Modes]:
-    """Laplace weights; those of less than 1% are left out, and what is no maximum beside one."""
+    """Laplace weights; points below 1% are dropped, and points that are not maxima."""
     logs, factors = [], []
     for at in modes:
         factor, mended = whitening_factor(at.precision)
@@ -231,7 +231,7 @@ def _dispersed(
 
 
 def _reversed(target: Target, t: np.ndarray) -> list[np.ndarray]:
-    """Components in the opposite order: every array of parameters turned about its first axis."""
+    """Components in the opposite order: every array of parameters reversed along its first axis."""
     parts, first = [], 0
     for shape in target.shapes:
         stop = first + int(np.prod(shape))
@@ -243,8 +243,8 @@ def _reversed(target: Target, t: np.ndarray) -> list[np.ndarray]:
 
 
 @dataclass
-class _SomeRows:
-    """About a thousand rows that stand for all, and the climb on them."""
+class _RowSample:
+    """A weighted sample of about a thousand rows, and L-BFGS on it."""
 
     target: Target
     batch: dict[str, np.ndarray]
@@ -256,8 +256,8 @@ class _SomeRows:
     evaluations: int = 0
 
     @classmethod
-    def of(cls, sums: Sums, first: Curvature, seed: int) -> _SomeRows:
-        """Draw the rows; where all are few, take all, in the shape whose pass is compiled."""
+    def of(cls, sums: Sums, first: Curvature, seed: int) -> _RowSample:
+        """Draw the rows, or take all if there are few, in a shape that is compiled already."""
         n = len(sums.rows)
         size = BLOCK * max(1, -(-4 * sums.target.size // BLOCK))
         factor, _ = whitening_factor(first.precision)
@@ -281,8 +281,8 @@ class _SomeRows:
         return float(np.linalg.norm(np.linalg.solve(self.factor, a - b)))
 
     def other_ends(self, starts: list[np.ndarray]) -> list[np.ndarray]:
-        """Where climbs end that is neither the first mode nor hopeless, the best first."""
-        # On some of the rows the first mode is a little elsewhere.
+        """End points of climbs that are neither the first mode nor negligible, the best first."""
+        # On a sample of the rows the first mode lies slightly elsewhere.
         known = [self.centre if self.of_all else self.climb(self.centre)]
         for start in starts:
             end = self.climb(start)
@@ -293,12 +293,12 @@ class _SomeRows:
         return self._worth_following([end for end in known[1:] if end is not None])
 
     def climb(self, start: np.ndarray) -> np.ndarray | None:
-        """Where L-BFGS gets from `start`, in whitened coordinates; None where it starts nowhere."""
+        """Run L-BFGS from `start` in whitened coordinates; None if the start is not finite."""
 
         def negative(z: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = self._log_posterior(self.centre + self.factor @ z)
             if not _is_finite(value, gradient):
-                return np.inf, gradient  # turned away by the line search, and not multiplied
+                return np.inf, gradient  # the line search rejects it
             return -value, -(self.factor.T @ gradient)
 
         end = _descend(negative, np.linalg.solve(self.factor, start - self.centre))
@@ -311,7 +311,7 @@ class _SomeRows:
         return float(value) + prior, np.asarray(gradient) + prior_gradient
 
     def _worth_following(self, points: list[np.ndarray]) -> list[np.ndarray]:
-        """Those that may have a share of the posterior of all rows, the best first.
+        """Points that may have a share of the posterior of all rows, the best first.
 
         The difference in log-posterior to the first mode is known up to the error of a thousand
         rows.
@@ -338,10 +338,10 @@ Pairs = deque[tuple[np.ndarray, np.ndarray]]
 
 
 def _descend(objective: Objective, z: np.ndarray) -> np.ndarray | None:
-    """L-BFGS with a backtracking line search; None where the objective is no number at `z`.
+    """L-BFGS with a backtracking line search; None if the objective is not finite at `z`.
 
-    SciPy's calls a threaded BLAS for matrices of ten by ten, and waits for its threads: on a busy
-    machine that takes ten times as long as the rows.
+    SciPy's version calls a threaded BLAS even for ten-by-ten matrices; on a busy machine, waiting
+    for its threads takes ten times as long as evaluating the rows.
     """
     value, slope = objective(z)
     if not _is_finite(value, slope):
@@ -370,7 +370,7 @@ def _descend(objective: Objective, z: np.ndarray) -> np.ndarray | None:
 def _line_search(
     objective: Objective, z: np.ndarray, value: float, descent: float, direction: np.ndarray
 ) -> tuple[np.ndarray, float, np.ndarray] | None:
-    """The first point that falls enough, at half the length each time; None where none does."""
+    """Halve the step until the objective falls enough; None if it never does."""
     length = 1.0
     for _ in range(30):
         trial = z + length * direction

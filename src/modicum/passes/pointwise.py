@@ -68,11 +68,11 @@ def log_likelihoods(
     likelihood = target.likelihood
     points = np.ascontiguousarray(points[:, : likelihood.size])
     for first in range(0, len(row_ids), PIECE):
-        some = rows.subset(row_ids[first : first + PIECE])
-        grouped = isinstance(some, GroupedRows)
-        chunks = len(some.chunk_starts) - 1 if isinstance(some, GroupedRows) else 1
+        piece = rows.subset(row_ids[first : first + PIECE])
+        grouped = isinstance(piece, GroupedRows)
+        chunks = len(piece.chunk_starts) - 1 if isinstance(piece, GroupedRows) else 1
         for k in range(chunks):
-            batch, present = padded_chunk(some, k, 0 if grouped else PIECE)
+            batch, present = padded_chunk(piece, k, 0 if grouped else PIECE)
             with jax.enable_x64(True):  # between two pieces the caller's own setting holds
                 values = np.asarray(_log_likelihoods(likelihood, points, batch))
             yield values[:, present]

@@ -1,7 +1,7 @@
 """Products with the model matrix X of a chunk: X'f and X' diag(h) X, of columns or of codes.
 
-Of rows that hold codes no row is ever formed. X'f adds up f by level; X' diag(h) X is made of
-products of the dense columns, of sums of h x by level, and of sums of h by pairs of levels:
+Rows with codes are never expanded into columns. X'f adds up f by level; X' diag(h) X consists of
+products of the dense columns, sums of h x by level, and sums of h by pairs of levels:
 O(n (p^2 + k p + k^2)) operations for p numbers and k codes per row, instead of O(n d^2) for d
 columns.
 """
@@ -24,7 +24,7 @@ FEW = 32  # columns that a chunk is multiplied by as a whole
 
 
 class Products(Protocol):
-    """What sums over rows need of a matrix."""
+    """The matrix products that sums over rows need."""
 
     @property
     def columns(self) -> int:
@@ -56,7 +56,7 @@ def products_with(matrix: ModelMatrix, intercept: bool, counts: jax.Array) -> Pr
 
 @dataclass(frozen=True, eq=False)
 class DenseProducts:
-    """Of rows whose columns are all there.
+    """Products with dense rows.
 
     Products with float32 rows are formed in float32: that leaves the Hessian a relative error near
     1e-6, far below what mass matrices and control variates can notice, and halves the time.
@@ -75,13 +75,13 @@ class DenseProducts:
         return f.T @ self.x
 
     def weighted(self, h: jax.Array) -> jax.Array:
-        """X' diag(h) X in float64, of rows less the centre where there is one, put back after."""
+        """X' diag(h) X in float64, computed from centred rows where there is a centre."""
         x, centre = self.x, self.centre
         if centre is None:
             return ((x * h[:, None].astype(x.dtype)).T @ x).astype(jnp.float64)
         c = centre.astype(jnp.float64)
-        about = x - centre
-        block = ((about * h[:, None].astype(x.dtype)).T @ about).astype(jnp.float64)
+        centred = x - centre
+        block = ((centred * h[:, None].astype(x.dtype)).T @ centred).astype(jnp.float64)
         cross = jnp.outer(block[:, -1], c)  # the last column is the intercept's
         return block + cross + cross.T + block[-1, -1] * jnp.outer(c, c)
 
@@ -89,8 +89,8 @@ class DenseProducts:
 def _centre(x: jax.Array, counts: Array) -> jax.Array | None:
     """Mean of the rows that count, the column of ones left at 0; None where rows are float64.
 
-    A column like a year, of mean 2,000 and sd 1, is next to collinear with the intercept: products
-    of float32 numbers would hold none of its own information.
+    A column such as a year, with mean 2,000 and sd 1, is nearly collinear with the intercept:
+    float32 products would lose its information.
     """
     if x.dtype == jnp.float64:
         return None
@@ -105,7 +105,7 @@ def _centre(x: jax.Array, counts: Array) -> jax.Array | None:
 class CodedProducts:
     """Of rows of numbers and codes; sums by level and by pairs of levels are float64.
 
-    Sums have a line more than there are columns, the first: that of all reference levels.
+    Sums have one more row than there are columns: the first collects all reference levels.
     """
 
     matrix: CodedMatrix

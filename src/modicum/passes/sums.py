@@ -63,7 +63,7 @@ class Sums:
     ledger
         Where row evaluations are counted.
     rest
-        The log-likelihood of rows that are not here, which every sum includes; None: all are here.
+        The log-likelihood of rows that are not held, which every sum includes; None: all are held.
     clock
         What passes over these rows and subsets of them took.
     """
@@ -173,8 +173,8 @@ def _value_sum(target: Target, t: Array, batch: Batch, present: Array) -> tuple[
 
 @compiled_pass
 def _values_sum(target: Target, points: Array, batch: Batch, present: Array) -> tuple[jax.Array]:
-    one = partial(log_likelihood_sum, target)
-    return (jax.lax.map(lambda t: one(t, batch, present), points, batch_size=16),)
+    at_point = partial(log_likelihood_sum, target)
+    return (jax.lax.map(lambda t: at_point(t, batch, present), points, batch_size=16),)
 
 
 def value_and_slope(
@@ -199,8 +199,8 @@ def chunk_values(target: Target, t: Array, batch: Batch) -> jax.Array:
 
 @compiled_pass
 def _gradients_sum(target: Target, points: Array, batch: Batch, present: Array) -> tuple[jax.Array]:
-    one = jax.grad(partial(log_likelihood_sum, target))
-    return (jax.lax.map(lambda t: one(t, batch, present), points, batch_size=16),)
+    at_point = jax.grad(partial(log_likelihood_sum, target))
+    return (jax.lax.map(lambda t: at_point(t, batch, present), points, batch_size=16),)
 
 
 @jit(static=0)

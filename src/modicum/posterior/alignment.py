@@ -77,9 +77,9 @@ class FitRows:
         fingerprint, dtype = saved["fingerprint"], saved["dtype"]
         if not isinstance(fingerprint, str) or dtype not in ("float32", "float64", "uint8"):
             raise DataError("the saved description of the rows is damaged.")
-        made = cls(RowsSchema.from_dict(saved["schema"]), fingerprint, dtype)
-        made.encoding  # noqa: B018 - what a formula may not compute is refused now
-        return made
+        fit_rows = cls(RowsSchema.from_dict(saved["schema"]), fingerprint, dtype)
+        fit_rows.encoding  # noqa: B018 - what a formula may not compute is refused now
+        return fit_rows
 
 
 @dataclass(frozen=True)
@@ -209,13 +209,13 @@ def rows_of_fit(rows: object, fit: FitRows | None, purpose: str) -> Rows:
             f"{type(rows).__name__}."
         )
     drop = fit.encoding.drops
-    made = encode_table(fit.encoding, rows, outcome=True, dtype=fit.dtype, drop=drop)
+    backend = encode_table(fit.encoding, rows, outcome=True, dtype=fit.dtype, drop=drop)
     field = largest_factor(fit.encoding, fit.schema.levels)
-    if field is None or made.fingerprint() == fit.fingerprint:
-        return made
-    codes = np.concatenate([chunk[field] for chunk in made.chunks(CODES)])
-    ordered = made.subset(np.argsort(codes, kind="stable"))  # as a store is
-    return ordered if ordered.fingerprint() == fit.fingerprint else made
+    if field is None or backend.fingerprint() == fit.fingerprint:
+        return backend
+    codes = np.concatenate([chunk[field] for chunk in backend.chunks(CODES)])
+    ordered = backend.subset(np.argsort(codes, kind="stable"))  # as a store is
+    return ordered if ordered.fingerprint() == fit.fingerprint else backend
 
 
 def require_rows_of_fit(rows: Rows, fit: FitRows | None, number: int | None, purpose: str) -> None:
@@ -305,9 +305,9 @@ def _check_shape(name: str, theirs: RowsSchema, ours: RowsSchema) -> None:
             f"x has {_count(shape[0], 'column')}, but the rows of the fit had {needed[0]} "
             f"({_listed(ours.columns)}); give the same columns."
         )
-    said = [f"shape {s} per row" if s else "one number per row" for s in (shape, needed)]
+    shapes = [f"shape {s} per row" if s else "one number per row" for s in (shape, needed)]
     raise DataError(
-        f"the field {name!r} has {said[0]}, but the rows of the fit had {said[1]}; give it the "
+        f"the field {name!r} has {shapes[0]}, but the rows of the fit had {shapes[1]}; give it the "
         "same shape."
     )
 

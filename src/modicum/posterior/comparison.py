@@ -12,6 +12,11 @@ from modicum.models import BaseModel, IntegratedEffects
 from modicum.posterior.alignment import RowsLike
 from modicum.posterior.checking.evidence import log_evidence
 from modicum.posterior.checking.leave_one_out import LeaveOneOut, leave_one_out
+from modicum.posterior.checking.model_weights import (
+    Weighting,
+    model_weights,
+    require_weighting,
+)
 from modicum.posterior.fitted import Subject
 from modicum.posterior.posterior import Posterior
 from modicum.rows import Rows
@@ -29,11 +34,13 @@ def compare(
     posteriors: Mapping[str, Posterior],
     data: RowsLike | Mapping[str, RowsLike] | None = None,
     *,
+    method: Weighting = "stacking",
     evidence: bool = False,
     subsample: int | None = None,
     draws: int = 4000,
     random_seed: int = 0,
     progressbar: bool = True,
+    moment_match: bool = False,
 ) -> pd.DataFrame:
     """Compare models of the same outcomes by how well they predict rows they have not seen.
 
@@ -47,17 +54,20 @@ def compare(
     data
         The table all of them were fitted to, their rows, or either by the names of the posteriors.
         None: the rows that the posteriors still hold.
+    method
+        Of the weights: "stacking", "bb-pseudo-bma" (with the Bayesian bootstrap) or "pseudo-bma".
     evidence
         Whether to compute log evidences too (see `Posterior.log_evidence`), which takes a pass of
         many evaluations per row and model.
-    subsample, draws, random_seed, progressbar
+    subsample, draws, random_seed, progressbar, moment_match
         As in `Posterior.loo`.
 
     Returns
     -------
     DataFrame
         The best first, by name: `rank`, `elpd`, `p` (effective number of parameters), `elpd_diff`
-        (how much worse than the best), `se`, `dse` (standard error of the difference),
+        (how much worse than the best), `weight` (how much each counts in the mixture of all that
+        predicts best), `se`, `dse` (standard error of the difference),
         `subsampling_dse` (the part of it that drawing rows causes) and `warning` (whether some rows
         could not be left out reliably). With `evidence` also `log_evidence`, `evidence_error` and
         `log_bayes_factor`, that of the model against the best by `elpd`.
@@ -80,21 +90,24 @@ def compare(
     >>> bool(table.loc["no effect", "elpd_diff"] > 4 * table.loc["no effect", "dse"])
     True
     """
+    require_weighting(method)
     subjects = _subjects(posteriors, data)
     _require_same_outcomes(subjects)
-    found = leave_one_out(list(subjects.values()), subsample, draws, random_seed, progressbar)
-    for name, left_out in zip(subjects, found, strict=True):
+    results = leave_one_out(
+        list(subjects.values()), subsample, draws, random_seed, progressbar, moment_match
+    )
+    for name, left_out in zip(subjects, results, strict=True):
         left_out.warn(name, stacklevel=4)
-    table = _table(dict(zip(subjects, found, strict=True)))
+    table = _table(dict(zip(subjects, results, strict=True)), method, random_seed)
     if not evidence:
         return table
-    of = {
+    evidences = {
         name: log_evidence(subjects[name], POINTS, random_seed, progressbar) for name in table.index
     }
-    values = np.array([of[name].value for name in table.index])
+    values = np.array([evidences[name].value for name in table.index])
     return table.assign(
         log_evidence=values,
-        evidence_error=[of[name].error for name in table.index],
+        evidence_error=[evidences[name].error for name in table.index],
         log_bayes_factor=values - values[0],
     )
 
@@ -152,14 +165,15 @@ def _same_outcomes(rows: Rows, other: Rows) -> bool:
     )
 
 
-def _table(found: Mapping[str, LeaveOneOut]) -> pd.DataFrame:
+def _table(results: Mapping[str, LeaveOneOut], method: Weighting, random_seed: int) -> pd.DataFrame:
     import pandas as pd
 
-    order = sorted(found, key=lambda name: -found[name].total().value)
-    best = found[order[0]]
+    order = sorted(results, key=lambda name: -results[name].total().value)
+    best = results[order[0]]
+    weights = model_weights([results[name] for name in order], method, random_seed)
     lines = []
     for rank, name in enumerate(order):
-        own, result = found[name], found[name].result()
+        own, result = results[name], results[name].result()
         apart = best.total(1, own)
         lines.append(
             {
@@ -167,6 +181,7 @@ def _table(found: Mapping[str, LeaveOneOut]) -> pd.DataFrame:
                 "elpd": result.elpd,
                 "p": result.p,
                 "elpd_diff": apart.value if rank else 0.0,
+                "weight": float(weights[rank]),
                 "se": result.se,
                 "dse": best.error(own) if rank else 0.0,
                 "subsampling_dse": float(np.sqrt(apart.variance)) if rank else 0.0,

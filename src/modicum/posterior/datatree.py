@@ -107,37 +107,37 @@ def sampled_groups(source: FittedDraws, sample: int, seed: int) -> SampledGroups
     return groups
 
 
-def add_groups(tree: xr.DataTree, found: SampledGroups) -> None:
+def add_groups(tree: xr.DataTree, groups: SampledGroups) -> None:
     """Add the groups that there are to a tree of `to_datatree`."""
     import xarray as xr
 
-    chains, number = next(iter(found.draws.values())).shape[:2]
-    kept = {"chain": np.arange(chains), "draw": found.every * np.arange(number)}
-    if found.log_prior is not None:
-        tree["log_prior"] = xr.Dataset({"all": (("chain", "draw"), found.log_prior)}, kept)
-    if found.prior is not None:
+    chains, number = next(iter(groups.draws.values())).shape[:2]
+    kept = {"chain": np.arange(chains), "draw": groups.every * np.arange(number)}
+    if groups.log_prior is not None:
+        tree["log_prior"] = xr.Dataset({"all": (("chain", "draw"), groups.log_prior)}, kept)
+    if groups.prior is not None:
         posterior = tree["posterior"].to_dataset()
         own = {
             name: (("chain", "draw", *posterior[name].dims[2:]), x[None])
-            for name, x in found.prior.items()
+            for name, x in groups.prior.items()
         }
         labels = {k: v for k, v in posterior.coords.items() if k not in ("chain", "draw")}
         used = {dim for dims, _ in own.values() for dim in dims}
         tree["prior"] = xr.Dataset(own, {k: v for k, v in labels.items() if k in used})
-    if found.row_ids is None:
+    if groups.row_ids is None:
         return
-    rows = {ROW: found.row_ids}
-    tree["observed_data"] = xr.Dataset({"y": ((ROW,), found.observed)}, rows)
+    rows = {ROW: groups.row_ids}
+    tree["observed_data"] = xr.Dataset({"y": ((ROW,), groups.observed)}, rows)
     by_row = {
-        "log_likelihood": found.log_likelihood,
-        "posterior_predictive": found.posterior_predictive,
+        "log_likelihood": groups.log_likelihood,
+        "posterior_predictive": groups.posterior_predictive,
     }
     for group, values in by_row.items():
         if values is not None:
             shaped = values.reshape(chains, number, -1)
             tree[group] = xr.Dataset({"y": (("chain", "draw", ROW), shaped)}, kept | rows)
-    if found.prior_predictive is not None:
-        outcomes = (("chain", "draw", ROW), found.prior_predictive[None])
+    if groups.prior_predictive is not None:
+        outcomes = (("chain", "draw", ROW), groups.prior_predictive[None])
         tree["prior_predictive"] = xr.Dataset({"y": outcomes}, rows)
 
 

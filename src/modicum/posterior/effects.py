@@ -64,25 +64,8 @@ def effects(
     check_interval(prob)
     whole_number("draws", draws)
     model = fit.model
-    known = group_names(model)
-    if group not in known:
-        raise SettingError(
-            f"there are no effects of {group!r}{suggestion(group, known)}; "
-            + (f"there are those of {', '.join(known)}." if known else "the model has no groups.")
-        )
-    if isinstance(levels, str) or hasattr(levels, "columns") or isinstance(levels, Rows):
-        raise SettingError(
-            f"levels must be a list of levels of '{group}', not "
-            f"{'a name' if isinstance(levels, str) else type(levels).__name__}; the rows of the "
-            "fit, where they are needed, are rows=..."
-        )
-    if rows is not None:
-        if not isinstance(rows, Rows):
-            raise SettingError(
-                f"rows must be the mo.Rows of the fit, not {type(rows).__name__}; a fit that was "
-                "not loaded from a file knows them."
-            )
-        require_rows_of_fit(rows, fit.rows, None, "a table of effects")
+    _require_group(model, group, levels)
+    _require_rows_of_effects(fit, rows)
     family = model.family if isinstance(model, IntegratedEffects) else model
     assert isinstance(family, LinearPredictorModel)
     if any(term.field == group for term in family.group_terms):
@@ -103,6 +86,33 @@ def effects(
     ]
     size = groups.index.size[ids]
     return _frame(np.concatenate(parts), group, names[ids], model.effect_names, size, prob)
+
+
+def _require_group(model: object, group: str, levels: object) -> None:
+    """Refuse a factor without effects, and levels that are no list."""
+    known = group_names(model)
+    if group not in known:
+        raise SettingError(
+            f"there are no effects of {group!r}{suggestion(group, known)}; "
+            + (f"there are those of {', '.join(known)}." if known else "the model has no groups.")
+        )
+    if isinstance(levels, str) or hasattr(levels, "columns") or isinstance(levels, Rows):
+        raise SettingError(
+            f"levels must be a list of levels of '{group}', not "
+            f"{'a name' if isinstance(levels, str) else type(levels).__name__}; the rows of the "
+            "fit, where they are needed, are rows=..."
+        )
+
+
+def _require_rows_of_effects(fit: Fit, rows: object) -> None:
+    """Refuse rows that are not those of the fit."""
+    if rows is not None:
+        if not isinstance(rows, Rows):
+            raise SettingError(
+                f"rows must be the mo.Rows of the fit, not {type(rows).__name__}; a fit that was "
+                "not loaded from a file knows them."
+            )
+        require_rows_of_fit(rows, fit.rows, None, "a table of effects")
 
 
 def group_names(model: object) -> tuple[str, ...]:
@@ -210,16 +220,16 @@ def known_effects(
             "give that field, or predict for new groups."
         )
     groups = model.units(rows)
-    asked = np.unique(np.concatenate([chunk[model.group] for chunk in new.chunks(CHUNK)]))
-    unknown = np.setdiff1d(asked, groups.index.values)
+    group_values = np.unique(np.concatenate([chunk[model.group] for chunk in new.chunks(CHUNK)]))
+    unknown = np.setdiff1d(group_values, groups.index.values)
     if len(unknown):
         raise DataError(
             f"there is no '{model.group}' {unknown[0]:g} among the rows of the fit; predict for "
             "new groups (groups='new') there."
         )
-    ids = np.searchsorted(groups.index.values, asked)
+    ids = np.searchsorted(groups.index.values, group_values)
     drawn = np.concatenate(list(effect_draws(fit, groups, ids, draws)), axis=1)
-    return KnownEffects(model, asked, drawn)
+    return KnownEffects(model, group_values, drawn)
 
 
 def known_groups(source: Draws, fit: Fit, rows: Rows, new: AlignedRows, draws: int) -> Predictor:
@@ -264,37 +274,39 @@ def effect_draws(
     model = target.model
     assert isinstance(model, IntegratedEffects)
     assert model.nodes_at is not None, "a run says where its nodes are"
-    some = groups if len(ids) == len(groups) else groups.subset(ids)
+    chosen_groups = groups if len(ids) == len(groups) else groups.subset(ids)
     plain = target.likelihood
-    sums = Sums(target, some, LocalEngine(progressbar=False), Ledger(rows=len(some)))
-    some = with_nodes(sums, np.array(model.nodes_at))[1]
+    sums = Sums(
+        target, chosen_groups, LocalEngine(progressbar=False), Ledger(rows=len(chosen_groups))
+    )
+    chosen_groups = with_nodes(sums, np.array(model.nodes_at))[1]
     points = np.ascontiguousarray(points[:, : plain.size])
     accepted: list[np.ndarray] = []
 
     def chunk(k: int) -> np.ndarray:
-        batch, present = some.chunk(k)
+        batch, present = chosen_groups.chunk(k)
         drawn = draw_effects(plain, batch, points, seed, k)
         accepted.append(drawn.acceptance[present])
         return drawn.effects[:, present]
 
-    yield from map(chunk, range(len(some.chunk_starts) - 1))
-    _check_acceptance(np.concatenate(accepted), group_levels(some), model.group)
+    yield from map(chunk, range(len(chosen_groups.chunk_starts) - 1))
+    _check_acceptance(np.concatenate(accepted), group_levels(chosen_groups), model.group)
 
 
 def _check_acceptance(acceptance: np.ndarray, names: np.ndarray, group: str) -> None:
     """Say so where proposals for a group are hardly ever taken, so that its draws stand still."""
-    worst, badly = int(np.argmin(acceptance)), int(np.sum(acceptance < STICKY))
-    if not badly:
+    worst, stuck = int(np.argmin(acceptance)), int(np.sum(acceptance < STICKY))
+    if not stuck:
         return
     warn(
         ModicumWarning(
             "effects-stuck",
-            f"effects of '{group}' were drawn by proposals that fit {badly} of "
+            f"effects of '{group}' were drawn by proposals that fit {stuck} of "
             f"{len(names):,} groups badly ({100 * acceptance[worst]:.2g}% were taken for "
             f"{names[worst]}), so that their means, standard deviations and intervals are rough",
             "ask for more draws (draws=...), or hold the effects explicitly (groups='explicit')",
             acceptance=float(acceptance[worst]),
-            groups=badly,
+            groups=stuck,
         ),
         stacklevel=5,
     )

@@ -290,11 +290,11 @@ def _remembering(
     chains, number = flat.shape[:2]
     if superchains is None or not names:
         return []
-    some = _spread(len(names), MOST_SCALARS)
-    picked = flat[:, :, some].astype(float)
+    scalars = _spread(len(names), MOST_SCALARS)
+    picked = flat[:, :, scalars].astype(float)
     picked = picked if weights is None else influence(picked, weights)
     ratios = np.nan_to_num(nested_r_hat(picked, superchains), nan=0.0)
-    limit = largest_nested_r_hat(superchains, chains, number, len(some))
+    limit = largest_nested_r_hat(superchains, chains, number, len(scalars))
     worst = int(ratios.argmax())
     if not ratios[worst] > limit:
         return []
@@ -302,7 +302,7 @@ def _remembering(
         ModicumWarning(
             "nested-r-hat",
             f"chains still remember where they began: nested R-hat of {superchains} superchains is "
-            f"{ratios[worst]:.2f} for {names[some[worst]]} (limit {limit:.2f})",
+            f"{ratios[worst]:.2f} for {names[scalars[worst]]} (limit {limit:.2f})",
             "tune longer, or draw more",
             nested_r_hat=ratios[worst],
             limit=limit,
@@ -321,9 +321,9 @@ def _disagreement(
     chains, number = flat.shape[:2]
     if number < FEWEST_DRAWS or not names:
         return []
-    some = _spread(len(names), MOST_SCALARS)
+    scalars = _spread(len(names), MOST_SCALARS)
     part = _spread(chains, MOST_CHAINS)
-    picked = flat[part][:, :, some].astype(float)
+    picked = flat[part][:, :, scalars].astype(float)
     measured = diagnose(picked, None if weights is None else weights[part])
     # A constant scalar has neither R-hat nor ESS; one that moves must have both.
     moving = finite_and_moving(picked)
@@ -331,10 +331,10 @@ def _disagreement(
     bulk, tail = measured["ess_bulk"], measured["ess_tail"]
     sizes = np.where(np.isnan(tail), bulk, np.minimum(bulk, tail)) * chains / len(part)
     sizes = np.where(moving, sizes, np.inf)
-    limit = largest_r_hat(len(part), number, len(some))
+    limit = largest_r_hat(len(part), number, len(scalars))
     unknown = np.isnan(ratios) | (np.isnan(sizes) & ~(ratios > limit))
     if unknown.any():
-        return [_unmeasured(names[some[int(unknown.argmax())]], weights is not None)]
+        return [_unmeasured(names[scalars[int(unknown.argmax())]], weights is not None)]
     sizes = np.where(np.isnan(sizes), np.inf, sizes)  # chains apart have no ESS: R-hat says it
     doubts = []
     worst = int(ratios.argmax())
@@ -342,7 +342,7 @@ def _disagreement(
         doubts.append(
             ModicumWarning(
                 "r-hat",
-                f"the chains disagree: R-hat is {ratios[worst]:.2f} for {names[some[worst]]} "
+                f"the chains disagree: R-hat is {ratios[worst]:.2f} for {names[scalars[worst]]} "
                 f"(limit {limit:.2f})",
                 EACH_ITS_MODE if modes_apart else "draw more, or tune longer",
                 r_hat=ratios[worst],
@@ -355,7 +355,7 @@ def _disagreement(
             ModicumWarning(
                 "ess",
                 f"the {chains * number} draws are worth only {sizes[worst]:.0f} independent ones "
-                f"for {names[some[worst]]} (ESS)",
+                f"for {names[scalars[worst]]} (ESS)",
                 EACH_ITS_MODE
                 if modes_apart
                 else "draw more, or use more rows per step if subsampling slows it",

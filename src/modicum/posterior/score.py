@@ -51,13 +51,13 @@ class Score:
     draws: int
 
     def __repr__(self) -> str:
-        def said(accuracy: float, density: float) -> str:
+        def text(accuracy: float, density: float) -> str:
             share = "" if np.isnan(accuracy) else f"accuracy {accuracy:.4f}, "
             return f"{share}log density {density:.4f}"
 
         return (
-            f"<Score of {self.rows:,} rows: {said(self.accuracy, self.log_density)}; one draw by "
-            f"itself: {said(self.single_accuracy, self.single_log_density)} ({self.draws} draws)>"
+            f"<Score of {self.rows:,} rows: {text(self.accuracy, self.log_density)}; one draw by "
+            f"itself: {text(self.single_accuracy, self.single_log_density)} ({self.draws} draws)>"
         )
 
 
@@ -96,8 +96,8 @@ class _Total:
         """Add a piece of rows: expected outcomes (draws, rows, ...) and log-densities."""
         y = np.asarray(piece["y"])
         bets = None if expected is None else self.model.decide(expected)
-        several = expected is not None and bets is not None and expected.ndim == 3
-        self._check_outcomes(y, expected.shape[2] if several else None)  # type: ignore[union-attr]
+        multiclass = expected is not None and bets is not None and expected.ndim == 3
+        self._check_outcomes(y, expected.shape[2] if multiclass else None)  # type: ignore[union-attr]
         if isinstance(self.model, LinearPredictorModel):
             self.model.check_fields(piece, self.rows)
         mass = np.asarray(piece.get("weight", np.ones(len(y))), dtype=float)

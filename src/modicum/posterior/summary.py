@@ -139,5 +139,5 @@ def _passes(source: Draws, warmup_rows: float) -> np.ndarray:
 def _evenly_spread(spent: np.ndarray) -> np.ndarray:
     """Some of the moments at which draws were made, evenly spread."""
     number = spent.shape[1]
-    some = np.unique(np.linspace(0, number - 1, min(CURVE_POINTS, number)).astype(int))
-    return np.asarray(spent.max(axis=0)[some])
+    places = np.unique(np.linspace(0, number - 1, min(CURVE_POINTS, number)).astype(int))
+    return np.asarray(spent.max(axis=0)[places])

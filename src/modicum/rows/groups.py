@@ -101,7 +101,7 @@ class GroupIndex:
         """Numbers of the rows at `positions` of the group order."""
         return positions if self.order is None else self.order[positions].astype(np.intp)
 
-    def some(self, group_ids: Array) -> tuple[Array, Array]:
+    def rows_of(self, group_ids: Array) -> tuple[Array, Array]:
         """Positions of all rows of these groups, group after group, and which group each is in."""
         size = self.size[group_ids]
         which = np.repeat(np.arange(len(group_ids)), size)
@@ -209,7 +209,7 @@ class GroupedRows(Rows):
     def subset(self, group_ids: Array) -> GroupedRows:
         """Return some of the groups, in memory."""
         ids = np.asarray(group_ids, np.intp)
-        positions, _ = self.index.some(ids)
+        positions, _ = self.index.rows_of(ids)
         members = self.members.subset(self.index.row_ids(positions))
         start = np.r_[0, np.cumsum(self.index.size[ids])]
         nodes = self.nodes
@@ -255,7 +255,7 @@ class GroupedRows(Rows):
 
     def _batch(self, ids: Array, groups: int, rows: int) -> dict[str, Array]:
         """Groups as one flat batch with room for so many groups and rows, at least."""
-        positions, which = self.index.some(ids)
+        positions, which = self.index.rows_of(ids)
         missing = max(0, rows - len(which))
         which = np.r_[which, np.full(missing, groups)].astype(np.int32)
         positions = np.r_[positions, np.full(missing, positions[0])]

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry_2x32
 
-from modicum.kernels.base import Draw, Kernel, RowRequest, carried_fields
+from modicum.kernels.base import Draw, Kernel, RowRequest, Settled, carried_fields
 from modicum.models.base import Batch
 from modicum.random import typed
 from modicum.run.records import Packed, packed
@@ -30,6 +30,7 @@ __all__ = [
     "Extent",
     "Progress",
     "advance",
+    "advance_settled",
     "advance_together",
     "begin",
     "begin_together",
@@ -234,6 +235,34 @@ def advance_together(
     """`advance` for chains stacked along a leading axis."""
     advance_chain = partial(_advance, kernel, extent, context, rows, flags, span)
     return jax.vmap(advance_chain)(batches, progress, chain_keys)
+
+
+@jit(static=(0, 1))
+def advance_settled(
+    settled: Settled,
+    length: int,
+    context: Pytree,
+    rows: Batch | None,
+    span: Span,
+    batches: Batch | None,
+    progress: Progress,
+    chain_keys: Array,
+) -> tuple[Progress, Packed]:
+    """`advance_together` by one call of what does up to `length` iterations without flags."""
+    first, count = span
+    numbers = jnp.asarray(first) + jnp.arange(length)
+    of_chain = jax.vmap(_keys, in_axes=(None, 0))
+    rows_keys, step_keys = jax.vmap(of_chain, in_axes=(0, None))(chain_keys, numbers)
+    kernel = settled.plain
+    fresh = batches
+    if fresh is None:
+        requests = jax.vmap(jax.vmap(lambda key: kernel.row_request(key, context)))(rows_keys)
+        assert rows is not None
+        assert requests is not None
+        fresh = _read(rows, requests)
+    ready = jax.vmap(jax.vmap(lambda batch: kernel.prepare(batch, context)))(fresh)
+    state, draws = settled.advance(step_keys, progress.state, ready, jnp.asarray(count), context)
+    return progress._replace(state=state), jax.vmap(jax.vmap(packed))(draws)
 
 
 @jit(static=0)

@@ -7,7 +7,7 @@ accelerator all chains are one group.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError
-from modicum.kernels.base import Kernel
+from modicum.kernels.base import Kernel, Settled
 from modicum.models.base import Batch
+from modicum.progress import logger
 from modicum.rows import Rows
 from modicum.run import advance as compiled
 from modicum.run.fetching import Batches, Fetcher, lengthened
@@ -50,7 +51,7 @@ class Lowered(Protocol):
 
 @dataclass
 class Chains:
-    """The states of all chains, and how to move them on.
+    """The states of all chains, and how to advance them.
 
     Parameters
     ----------
@@ -68,13 +69,17 @@ class Chains:
     parallel
         "threads" (one thread per chain) or "stacked"; by default threads for a few chains on a CPU.
     thin
-        Of so many iterations one is recorded.
+        Record one iteration out of so many.
     block
         The most iterations whose rows are prepared together.
     units
         What is requested, in a word for those who watch: "rows", "groups".
     start_keys
         The keys with which chains begin, where some begin together; by default `keys`.
+    settled
+        What does many iterations at once after the last that has a flag, on an accelerator.
+    settled_length
+        The most iterations it does in one call.
     """
 
     kernel: Kernel[Any, Any]
@@ -88,6 +93,8 @@ class Chains:
     block: int = compiled.BLOCK
     units: str = "rows"
     start_keys: np.ndarray | None = None
+    settled: Settled | None = None
+    settled_length: int = 0
     state: list[compiled.Progress] = field(default_factory=list, init=False)  # one entry per group
 
     def __post_init__(self) -> None:
@@ -120,12 +127,29 @@ class Chains:
         parts = WINDOWS if self._through_pinned_pages and not self._fetcher else 1
         window = _whole(max(self.capacity // parts, min(self.block, self.capacity)), self.block)
         self._extent = compiled.Extent(window, self.block, self.thin)
+        self._quiet_from = 0
+        self.obstacle = self._obstacle()
+        if self.obstacle:
+            self.settled = None
+        if self.settled is not None:
+            flagged = [np.flatnonzero(flag) for flag in jax.tree.leaves(self._flags)]
+            self._quiet_from = max((int(at[-1]) + 1 for at in flagged if len(at)), default=0)
+            if self._fetcher:
+                self.settled_length = self.capacity
+
+    def _obstacle(self) -> str:
+        """Why iterations are done one by one, though many at once were asked for; "" if not."""
+        if not self._through_pinned_pages:
+            return "chains are not stacked"
+        if self.thin > 1:
+            return "draws are thinned"
+        return "" if self.settled_length >= 1 else "the rows of an iteration leave no room"
 
     # The two calls ------------------------------------------------------------------------
 
     @in_double_precision
     def begin(self) -> None:
-        """Put every chain at its start."""
+        """Initialise every chain."""
         make_room()
         self._spread()
         batches = self._fetcher.at_start() if self._fetcher else None
@@ -134,7 +158,10 @@ class Chains:
             # Loops are compiled meanwhile, and before threads race to do so.
             compiling = [self._pool.submit(loop.compile) for loop in loops]
             if self._through_pinned_pages:
-                precompile(loops[0].out_info[1])
+                self._record = loops[0].out_info[1]
+                precompile(self._record)
+            if self.settled is not None:
+                self._compile_settled(batches)
             self.state = [
                 self._start(g)(self._of_group(batches, g), key)
                 for g, key in enumerate(self._group_starts)
@@ -154,14 +181,28 @@ class Chains:
 
     def _lowered(self, batches: Batches | None) -> list[Lowered]:
         """The loop, ready to be compiled for each device."""
-        blank = jax.eval_shape(self._start(0), self._of_group(batches, 0), self._group_keys[0])
-        state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), blank)
+        blank = self._blank(batches)
+        return [self._loop.lower(*self._arguments(g, *blank)) for g in range(len(self._copies))]
+
+    def _blank(self, batches: Batches | None) -> tuple[Span, Batches | None, compiled.Progress]:
+        """Arguments of the right shapes, for a loop of no iterations."""
+        shapes = jax.eval_shape(self._start(0), self._of_group(batches, 0), self._group_keys[0])
+        state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
         fetched = self._fetcher.of(0, 1) if self._fetcher else None
-        span = (np.int64(0), np.int64(0))
-        return [
-            self._loop.lower(*self._arguments(g, span, fetched, state))
-            for g in range(len(self._copies))
-        ]
+        return (np.int64(0), np.int64(0)), fetched, state
+
+    def _compile_settled(self, batches: Batches | None) -> None:
+        """Make ready what runs after warm-up; what a device cannot run is done without."""
+        blank = self._blank(batches)
+        try:
+            for g in range(len(self._copies)):
+                loop = compiled.advance_settled.lower(*self._settled_arguments(g, *blank))
+                loop.compile()
+                precompile(loop.out_info[1])
+        except Exception as error:  # what is raised depends on device and version
+            self.obstacle = "the program could not be compiled for this device"
+            logger.info("%s: %s", self.obstacle, error)
+            self.settled = None
 
     @in_double_precision
     def advance(self, first: int, count: int, next_count: int = 0) -> Record:
@@ -188,7 +229,7 @@ class Chains:
     def _advance_group(
         self, g: int, span: Span, batches: Batches | None, state: compiled.Progress
     ) -> tuple[compiled.Progress, Record]:
-        """Move group `g` on; its record has a leading axis for chains and ends where it did."""
+        """Advance group `g`; its record has a leading axis for chains."""
         if self._through_pinned_pages:
             return self._in_windows(g, span, batches, state)
         state, record = self._loop(*self._arguments(g, span, batches, state))
@@ -204,10 +245,15 @@ class Chains:
         copy_out = in_double_precision(copy_to)
         room: HostPacked | None = None
         copies: list[Future[None]] = []
-        for start in range(first, first + count, self._extent.capacity):
-            part = np.int64(start), np.int64(min(self._extent.capacity, first + count - start))
-            state, record = self._loop(*self._arguments(g, part, batches, state))
-            room = room_for(record, self._ended(first, count)) if room is None else room
+        for start, size in self._windows(first, count):
+            part = np.int64(start), np.int64(size)
+            if self.settled is not None and start >= self._quiet_from:
+                arguments = self._settled_arguments(g, part, batches, state)
+                state, record = compiled.advance_settled(*arguments)
+            else:
+                state, record = self._loop(*self._arguments(g, part, batches, state))
+            # of the types of the plain loop, whatever draws travel in
+            room = room_for(self._record, self._ended(first, count)) if room is None else room
             at = self._ended(first, start - first)
             copies.append(self._copiers.submit(copy_out, room, at, record, self._ended(*part)))
             if len(copies) > COPIERS:  # records wait on the device
@@ -216,6 +262,18 @@ class Chains:
             copy.result()
         assert room is not None, "no iterations"
         return state, unpacked(room)
+
+    def _windows(self, first: int, count: int) -> Iterator[tuple[int, int]]:
+        """Where calls of the compiled loops begin, and how many iterations each does."""
+        start, end = first, first + count
+        while start < end:
+            most = self._extent.capacity
+            if self.settled is not None and start >= self._quiet_from:
+                most = self.settled_length
+            elif self.settled is not None and not self._fetcher:
+                most = min(most, self._quiet_from - start)
+            yield start, min(most, end - start)
+            start += min(most, end - start)
 
     def _ended(self, first: np.int64 | int, count: np.int64 | int) -> int:
         """How many of these iterations are recorded."""
@@ -237,6 +295,13 @@ class Chains:
         flags = self._flags_of(int(span[0]))
         return (*fixed, flags, span, self._of_group(batches, g), state, self._group_keys[g])
 
+    def _settled_arguments(
+        self, g: int, span: Span, batches: Batches | None, state: Pytree
+    ) -> tuple[Any, ...]:
+        """What the loop without flags is called with for group `g`."""
+        fixed = (self.settled, self.settled_length, *self._at_device(g))
+        return (*fixed, span, self._of_group(batches, g), state, self._group_keys[g])
+
     def _flags_of(self, first: int) -> Pytree:
         """Flags of a call that begins at iteration `first`, as many as any call can use."""
         size = self._extent.capacity
@@ -244,7 +309,7 @@ class Chains:
         return jax.tree.map(lambda all_: lengthened(all_[window], size), self._flags)
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Shut the threads down."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._fetcher:
             self._fetcher.close()
@@ -309,8 +374,8 @@ class Chains:
 
 def default_parallel(chains: int = 1) -> Parallel:
     """Threads for a few chains on a CPU; stacked for many, and on an accelerator."""
-    few = chains <= CHAINS_PER_CORE * (os.cpu_count() or 1)
-    return "threads" if few and jax.default_backend() == "cpu" else "stacked"
+    fits_threads = chains <= CHAINS_PER_CORE * (os.cpu_count() or 1)
+    return "threads" if fits_threads and jax.default_backend() == "cpu" else "stacked"
 
 
 def _whole(capacity: int, block: int) -> int:

@@ -1,12 +1,12 @@
 """Checkpoints: state and draws on disk after every chunk, so that a killed run goes on.
 
 A checkpoint is a folder. `run.json` names the files that count and is replaced in one step after
-they are safely written; whatever else lies there is of no account. A run that resumes makes the
-same draws as one that was never stopped.
+they are safely written; all other files are ignored. A resumed run makes the same draws as one that
+was never stopped.
 
 Nothing in the folder is trusted. Names of files are bare and follow from iteration numbers, arrays
 are read only if the file is as long as their headers say, and nothing is ever unpickled. One
-process at a time holds the folder; the system lets go of the lock when that process dies.
+process at a time holds the folder; the system releases the lock when that process dies.
 """
 
 from __future__ import annotations
@@ -51,10 +51,9 @@ class Checkpoint:
     Parameters
     ----------
     folder
-        Where; made if it is not there.
+        Where; created if it does not exist.
     identity
-        What makes the run this one (model, rows, method, seed ...): a checkpoint of another run
-        is refused.
+        Identifies the run (model, rows, method, seed ...): a checkpoint of another run is refused.
 
     Examples
     --------
@@ -94,7 +93,7 @@ class Checkpoint:
         self.close()
 
     def close(self) -> None:
-        """Let others have the folder."""
+        """Release the folder."""
         self._lock.release()
 
     def _refuse_other_files(self) -> None:
@@ -232,13 +231,13 @@ class _Index:
         except (OSError, ValueError) as fault:
             raise cls._refusal(path, "it is not a text file") from fault
         try:
-            found = json.loads(content)
+            entries = json.loads(content)
         except (ValueError, RecursionError) as fault:
             raise cls._refusal(path, "it is not JSON") from fault
-        wrong = cls._fault(found)
+        wrong = cls._fault(entries)
         if wrong is not None:
             raise cls._refusal(path, wrong)
-        return cls(*(found[name] for name in cls.__dataclass_fields__))
+        return cls(*(entries[name] for name in cls.__dataclass_fields__))
 
     @staticmethod
     def _refusal(path: Path, wrong: str) -> DataError:
@@ -248,14 +247,14 @@ class _Index:
         )
 
     @classmethod
-    def _fault(cls, found: object) -> str | None:
+    def _fault(cls, entries: object) -> str | None:
         """What is wrong with the content, or None."""
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
+        if not isinstance(entries, dict) or entries.get("format") != FORMAT:
             return f"it does not say that its format is {FORMAT}"
         for name, kind in (("identity", dict), ("iterations", int), ("parts", list)):
-            if not isinstance(found.get(name), kind) or isinstance(found[name], bool):
+            if not isinstance(entries.get(name), kind) or isinstance(entries[name], bool):
                 return f"its entry {name!r} is missing or of another type"
-        iterations, parts, state = found["iterations"], found["parts"], found.get("state")
+        iterations, parts, state = entries["iterations"], entries["parts"], entries.get("state")
         if iterations < 0 or (iterations == 0) != (state is None):
             return "its numbers contradict each other"
         if state is not None and _number(state, "state") != iterations:
@@ -337,7 +336,9 @@ class _Lock:
         except OSError as error:
             if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:
                 raise
-            self.release: Callable[[], object] = lambda: None  # who cannot write can do no harm
+            self.release: Callable[[], object] = lambda: (
+                None
+            )  # without write access no lock is needed
             return
         self.release = weakref.finalize(self, os.close, descriptor)
         if not _locked(descriptor):

@@ -40,7 +40,7 @@ def place_rows(rows: Rows, limit: int | None = None) -> dict[str, jax.Array] | R
 
 @dataclass
 class Fetcher:
-    """Reads the rows of the next iterations while the chains are at the last ones.
+    """Reads the rows of the next iterations while the chains run the current ones.
 
     What it hands out has a leading axis for chains, and a second one for iterations.
 
@@ -91,7 +91,7 @@ class Fetcher:
         self._ahead = (first, count, self._reader.submit(fetch, first, count))
 
     def close(self) -> None:
-        """Let the thread go."""
+        """Shut the thread down."""
         self._reader.shutdown(wait=False, cancel_futures=True)
 
     def _fetch(self, first: int, count: int) -> Batches:
@@ -117,7 +117,7 @@ def _joined(each: list[RowRequest | None]) -> RowRequest:
 
 
 def lengthened(values: np.ndarray, size: int, axis: int = 0) -> np.ndarray:
-    """Zeros appended along an axis, up to `size`; an array that has it stays as it is."""
+    """Pad an array with zeros along an axis up to `size`, if it is shorter."""
     if values.shape[axis] == size:
         return values
     missing = [(0, size - length if k == axis else 0) for k, length in enumerate(values.shape)]

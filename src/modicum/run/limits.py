@@ -1,7 +1,7 @@
-"""When the machine has no more: memory, address space, threads, room on a disk.
+"""Resource limits: memory, address space, threads, disk space.
 
-Libraries below say so in many ways, some of them by a status code of their own. A run says it in
-one sentence that names the limit, as a `ResourceError`.
+Libraries report exhaustion in many ways. A run turns them into a `ResourceError`, one sentence that
+names the limit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REMEDY = (
 
 @contextmanager
 def within_limits() -> Iterator[None]:
-    """Turn what is raised when the machine has no more into one sentence.
+    """Turn errors about exhausted resources into one sentence.
 
     A compiler that gets no memory aborts the process, so a run that has too little is refused.
     """
@@ -52,7 +52,7 @@ def within_limits() -> Iterator[None]:
 
 @contextmanager
 def within_disk(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Say in one sentence that there is no room for the file `path`."""
+    """Turn a full disk into a `ResourceError` that names the file `path`."""
     try:
         yield
     except OSError as error:

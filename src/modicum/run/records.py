@@ -1,4 +1,4 @@
-"""What iterations record: packed where they are made, brought to the host, taken apart there."""
+"""What iterations record: packed on the device, copied to the host and unpacked there."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ def copy_to(room: HostPacked, at: int, record: Packed, count: int) -> None:
     pages which stay in place allow. What does not count stays where it is; pieces of one size are
     compiled for once.
     """
-    some = record["position",]
-    slots, size = some.shape[1], _size(record)
-    device = next(iter(some.devices()))
+    positions = record["position",]
+    slots, size = positions.shape[1], _size(record)
+    device = next(iter(positions.devices()))
     pinned = "pinned_host" in {memory.kind for memory in device.addressable_memories()}
     where = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host" if pinned else None)
     starts = [min(start, slots - size) for start in range(0, count, size)]
@@ -99,7 +99,7 @@ def copy_to(room: HostPacked, at: int, record: Packed, count: int) -> None:
     def fetch(start: int) -> Packed:
         return jax.device_put(_piece(record, start, size), where)
 
-    # Such pages are dear to come by: few are on their way at a time, and draws leave them at once.
+    # Pinned pages are expensive: only a few are in flight, and draws are copied out at once.
     coming = deque(fetch(start) for start in starts[:IN_FLIGHT])
     for k, start in enumerate(starts):
         piece = coming.popleft()

@@ -39,7 +39,7 @@ class History:
     complete
         False if the run was stopped early.
     notes
-        What the user was told of the run itself.
+        Warnings about the run itself.
     seconds
         Wall time of warm-up (compilation included) and of sampling.
     """
@@ -52,7 +52,7 @@ class History:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def every(self, thin: int) -> History:
-        """Only every `thin`-th draw, the last of so many."""
+        """Keep every `thin`-th draw, the last of each window."""
         if thin == 1:
             return self
         stats = {name: values[:, thin - 1 :: thin] for name, values in self.stats.items()}
@@ -157,20 +157,20 @@ def run(
     try:
         with stoppable() as stop:
             with phase("compile", None, progressbar):
-                book, made = _begun(chains, tune, total, checkpoint)
+                book, done = _begun(chains, tune, total, checkpoint)
             monitor = Monitor(tune, draws, len(chains.keys), progressbar, chains.units)
             with stop.at_chunk_ends(), monitor:
-                made = _to_the_end(chains, made, total, book, stop, monitor, checkpoint, hook)
+                done = _to_the_end(chains, done, total, book, stop, monitor, checkpoint, hook)
             if stop.signal == signal.SIGTERM:
-                _say_where(made, total, checkpoint)
+                _say_where(done, total, checkpoint)
                 stop.pass_on()
     finally:
         chains.close()
-    if made < total and book.done <= tune:
+    if done < total and book.done <= tune:
         raise KeyboardInterrupt("stopped during warm-up, before the first draw")
-    if made < total and not partial:
+    if done < total and not partial:
         raise KeyboardInterrupt("stopped while the run was being prepared")
-    history = book.history(complete=made == total)
+    history = book.history(complete=done == total)
     if not history.complete:
         history.notes.append(
             ModicumWarning(
@@ -191,9 +191,9 @@ def _begun(
     if checkpoint is None or not checkpoint.iterations:
         chains.begin()
         return book, 0
-    made = checkpoint.iterations
+    done = checkpoint.iterations
     parts, state = checkpoint.restore()
-    if made > total or not _agree(parts, len(chains.keys), made // chains.thin):
+    if done > total or not _agree(parts, len(chains.keys), done // chains.thin):
         raise DataError(
             f"what the checkpoint in '{checkpoint.folder}' holds is not of this run; delete the "
             "folder to start anew."
@@ -201,7 +201,7 @@ def _begun(
     chains.restore(state)
     for part in parts:
         book.enter(part)
-    return book, made
+    return book, done
 
 
 def _agree(parts: list[Record], chains: int, recorded: int) -> bool:
@@ -218,7 +218,7 @@ def _agree(parts: list[Record], chains: int, recorded: int) -> bool:
 
 def _to_the_end(
     chains: Chains,
-    made: int,
+    done: int,
     total: int,
     book: _Book,
     stop: Stop,
@@ -226,57 +226,64 @@ def _to_the_end(
     checkpoint: Checkpoint | None,
     hook: PeriodicHook | None,
 ) -> int:
-    """Chunk after chunk, until all are made or a stop is asked for; how many were made."""
-    pace = _Pace(chains.capacity, total, hook)
-    count = pace.first(made)
-    while made < total and not stop.asked:
+    """Run chunk after chunk until all are done or a stop is requested; return how many."""
+    pace = _Pace(chains.capacity, total, hook, book.tune * chains.thin)
+    count = pace.first(done)
+    while done < total and not stop.asked:
         started = time.monotonic()
-        if hook is not None and hook.due(made):
+        if hook is not None and hook.due(done):
             chains.renew(hook.renew)
-        after = pace.next(made + count)
-        record = chains.advance(made, count, next_count=after)
-        made += count
+        after = pace.next(done + count)
+        record = chains.advance(done, count, next_count=after)
+        done += count
         book.enter(record, time.monotonic() - started)
         if checkpoint is not None:
-            checkpoint.append(made, record, chains.leaves())
+            checkpoint.append(done, record, chains.leaves())
         monitor.update(book.done, record, book.rows_touched)
         pace.took(time.monotonic() - started, count)
         count = after
-    return made
+    return done
 
 
-def _say_where(made: int, total: int, checkpoint: Checkpoint | None) -> None:
-    """Say how the run goes on in another process."""
+def _say_where(done: int, total: int, checkpoint: Checkpoint | None) -> None:
+    """Log how the run can be resumed in another process."""
     where = "nothing of it was saved, since it had no checkpoint"
     if checkpoint is not None:
         where = f"the same call goes on from '{checkpoint.folder}'"
-    logger.warning("stopped by SIGTERM after %d of %d iterations; %s.", made, total, where)
+    logger.warning("stopped by SIGTERM after %d of %d iterations; %s.", done, total, where)
 
 
 class _Pace:
-    """How many iterations to run at a time, so that a chunk takes CHUNK_SECONDS."""
+    """How many iterations to run at a time, so that a chunk takes CHUNK_SECONDS.
 
-    def __init__(self, capacity: int, total: int, hook: PeriodicHook | None = None) -> None:
-        self.capacity, self.total, self.hook = capacity, total, hook
+    No chunk holds both warm-up and draws, whose iterations may differ in cost.
+    """
+
+    def __init__(
+        self, capacity: int, total: int, hook: PeriodicHook | None = None, tune: int = 0
+    ) -> None:
+        self.capacity, self.total, self.hook, self.tune = capacity, total, hook, tune
         self.per_iteration: float | None = None
         self.timed = 0
 
-    def first(self, made: int) -> int:
-        """Iterations of the first chunk, after `made` were made before."""
-        return self._at_most(made, min(self.capacity, 4))
+    def first(self, done: int) -> int:
+        """Iterations of the first chunk, after `done` earlier ones."""
+        return self._at_most(done, min(self.capacity, 4))
 
-    def next(self, made: int) -> int:
-        """Iterations of the chunk that begins when `made` are made."""
+    def next(self, done: int) -> int:
+        """Iterations of the chunk that begins after `done`."""
         count = 4 if self.per_iteration is None else int(CHUNK_SECONDS / self.per_iteration)
-        return self._at_most(made, int(np.clip(count, 1, self.capacity)))
+        return self._at_most(done, int(np.clip(count, 1, self.capacity)))
 
-    def _at_most(self, made: int, count: int) -> int:
+    def _at_most(self, done: int, count: int) -> int:
         if self.hook is not None:
-            count = min(count, self.hook.until_next(made))
-        return max(0, min(count, self.total - made))
+            count = min(count, self.hook.until_next(done))
+        if done < self.tune:
+            count = min(count, self.tune - done)
+        return max(0, min(count, self.total - done))
 
     def took(self, seconds: float, count: int) -> None:
-        """Learn from a chunk of `count` iterations."""
+        """Record how long a chunk of `count` iterations took."""
         self.timed += 1
         if self.timed > 1:  # the first call compiled
             self.per_iteration = max(seconds / count, 1e-7)

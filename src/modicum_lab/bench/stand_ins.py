@@ -14,6 +14,7 @@ from modicum.rows import Rows, ingest
 __all__ = ["census_shaped", "plain", "plain_blocks", "plain_store", "spline_shaped"]
 
 BLOCK = 1_000_000
+CENSUS = 199_523  # rows of the table that its stand-in has the shape of
 
 
 def plain_blocks(n: int, columns: int, seed: int = 1) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -62,7 +63,7 @@ def spline_shaped(n: int, seed: int = 1) -> Dataset:
     return _dataset("splines", Rows(x=x, y=y), "a made-up table of splines of 8 normal columns")
 
 
-def census_shaped(n: int, seed: int = 0) -> Dataset:
+def census_shaped(n: int = CENSUS, seed: int = 0) -> Dataset:
     """`n` rows of five numbers and seven factors whose last levels are rare: about 120 columns.
 
     One outcome in some twenty, and levels that hold a handful of rows, all alike: the table that

@@ -1,4 +1,4 @@
-"""What perturbed and signed HMC-ECS share: settings, the anchor, and the account of a run."""
+"""What perturbed and signed HMC-ECS share: settings, the anchor, cost accounting."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from modicum.designs import DESIGNS
 from modicum.errors import CrudeControlVariateError, SettingError, is_number, whole_number
 from modicum.kernels.base import Move
 from modicum.methods.base import Method, Plan, Task, check_memory_limit
+from modicum.methods.ecs.fusing import Fused, check_fused
 from modicum.methods.ecs.tuning.certainty import Certainty, Costed, cheapest_certainty
 from modicum.passes import Anchor, anchor_at
 from modicum.passes.mode import DENSE_LIMIT
@@ -45,6 +46,7 @@ class EnergyConserving(Method):
     certainty: int | Literal["auto"] = "auto"
     precision: Literal["float64", "float32"] = "float64"
     memory_limit: int | None = None
+    fused: Fused = False
     of_digests: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -64,6 +66,7 @@ class EnergyConserving(Method):
         if self.certainty != "auto":
             whole_number("certainty", self.certainty, 0)
         check_memory_limit(self.memory_limit)
+        check_fused(self.fused)
         if self.order not in (0, 1, 2):
             raise SettingError(f"order must be 0, 1 or 2, not {self.order!r}.")
         if isinstance(self.inner, str) and self.inner not in ("hmc", "nuts"):
@@ -97,16 +100,16 @@ class EnergyConserving(Method):
     def certainty_for(
         self, task: Task, choose: Callable[[int], C], steps: int, most: int, by_hand: str | None
     ) -> Certainty[C]:
-        """How many rows are certain, and what is chosen with that number.
+        """Choose the number of certainty rows together with everything that depends on it.
 
-        `by_hand` names the setting that says how many rows are read otherwise, where it is given.
+        `by_hand` names the setting that fixes how many rows are drawn, if the user gave it.
         """
         why = None
         if isinstance(task.rows, GroupedRows):
             if self.certainty not in ("auto", 0):
                 raise SettingError(
-                    "groups whose effects are integrated out are drawn whole, and none of them can "
-                    "be certain; use certainty=0."
+                    "groups whose effects are integrated out are drawn whole, and have no "
+                    "certainty rows; use certainty=0."
                 )
             why = "groups are drawn, each with all its rows"
         elif self.design != "weighted":
@@ -123,7 +126,7 @@ class EnergyConserving(Method):
         return cheapest_certainty(choose, self.certainty, steps, most)
 
     def find_anchor(self, task: Task) -> Anchor:
-        """Return the anchor asked for."""
+        """Return the anchor at the mode, or at the user's point."""
         if self.at_mode:
             return task.anchor_at_mode()
         point = np.asarray(self.anchor, np.float64)
@@ -172,7 +175,7 @@ def check_blocks(number: int | None, blocks: int | None, phrase: str, unit: str)
 
 
 def check_tuning(tuning: str, method: EnergyConserving) -> None:
-    """Refuse a schedule that is not known, or that would throw settings made by hand away."""
+    """Refuse an unknown schedule, or one that would ignore settings the user made."""
     if tuning not in ("auto", "paper"):
         raise SettingError(f"tuning must be 'auto' or 'paper', not {tuning!r}.")
     if tuning == "paper" and not method.at_mode:

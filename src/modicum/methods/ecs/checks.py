@@ -1,7 +1,7 @@
-"""What the user of HMC-ECS must know, before the run from the pilot study and after it.
+"""Checks of an HMC-ECS run: of its plan, by the pilot study, and of its record afterwards.
 
-Each guard is one sentence that names what is wrong, and a remedy that can be followed there. First
-the guards of the perturbed method, then those of the signed one, then what they share.
+Each warning names what is wrong and a remedy that applies in that case. First the checks of the
+perturbed method, then those of the signed one, then what they share.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from modicum.diagnostics import ess
 from modicum.errors import CrudeControlVariateError, ModicumWarning
 from modicum.methods.base import Tuning
 from modicum.methods.ecs.base import EnergyConserving
-from modicum.methods.ecs.tuning import Choice, Pilot, Products, Rehearsal
+from modicum.methods.ecs.tuning import Choice, Pilot, PilotChains, Products
 from modicum.methods.ecs.tuning.block_poisson import DEVIATIONS, FEWEST
 from modicum.methods.ecs.tuning.subsample import NOISY, seldom_exceeded
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
@@ -26,19 +26,19 @@ __all__ = [
     "COSTLY",
     "UNFIT",
     "Case",
+    "check_pilot_chains",
     "look_ahead",
     "look_ahead_signed",
     "look_back",
     "look_back_signed",
-    "rehearsed",
     "withdraw_bound",
 ]
 
-# The pilot study itself shows that draws would not be those of the posterior.
+# The pilot study shows that draws would not come from the posterior.
 UNFIT = frozenset({"posterior-not-normal", "mode-not-typical", "not-concave", "other-modes"})
-# It shows that all rows would cost less than a subsample of them.
+# It shows that using all rows would cost less than subsampling.
 COSTLY = frozenset({"groups-uneven"})
-# A bound on the perturbation's bias says nothing once one of these is said.
+# After one of these, a bound on the bias of the perturbation means nothing.
 BOUND_FALLS = UNFIT | {
     "subsample-small",
     "heavy-tails",
@@ -52,14 +52,17 @@ BOUND_FALLS = UNFIT | {
     "divergences",
     "r-hat",
 }
-NOISY_SHARE = 0.05  # of a rehearsal's draws; the real tables have up to .01
-FAR = 3.0  # posterior sds from the anchor to the mean of a rehearsal; the real tables have .6
-LEAST_SIGN = 0.999  # below it, chains are caught behind sign boundaries
+NOISY_SHARE = 0.05  # of the pilot chains' draws; real tables have up to .01
+FAR = 3.0  # posterior sds from the anchor to the mean of pilot chains; real tables have .6
+# Rows per step from which reading a quarter of all rows saves nothing: each is read anew, far from
+# the next, while a pass over all of them is one product.
+MANY = 10_000
+LEAST_SIGN = 0.999  # below it, chains get stuck behind sign boundaries
 
 
 @dataclass(frozen=True)
 class Case:
-    """What remedies depend on: the settings, and what they are used for."""
+    """What remedies depend on: settings, target and number of rows."""
 
     method: EnergyConserving
     target: Target
@@ -67,12 +70,12 @@ class Case:
 
     @property
     def units(self) -> str:
-        """What is subsampled, in a word."""
+        """What is subsampled: "rows" or "groups"."""
         return "groups" if isinstance(self.target.model, IntegratedEffects) else "rows"
 
     @property
     def all_rows(self) -> str:
-        """The way out that is always there."""
+        """The remedy that always works."""
         return "use method='nuts' on all rows"
 
     @property
@@ -115,7 +118,7 @@ def look_ahead(
     chosen: bool,
     advice: str | None,
 ) -> list[ModicumWarning]:
-    """Judge the choice of rows, `certain` ones beside them, before any draw is made.
+    """Check the choice of the subsample, beside `certain` certainty rows, before the run.
 
     `chosen` says whether m was left to the pilot study; `advice` what to do about too small an m
     beside the usual remedy, if anything.
@@ -159,16 +162,16 @@ def look_ahead(
     return doubts
 
 
-def rehearsed(case: Case, rehearsal: Rehearsal, m: int) -> list[ModicumWarning]:
-    """Judge whether the posterior is where the pilot study looked, by short chains."""
-    variance = rehearsal.variance / m
+def check_pilot_chains(case: Case, chains: PilotChains, m: int) -> list[ModicumWarning]:
+    """Check by short chains whether the posterior lies where the pilot study looked."""
+    variance = chains.variance / m
     share = float(np.mean(variance > NOISY))
-    distance = rehearsal.distance(case.target.likelihood.size)
+    distance = chains.distance(case.target.likelihood.size)
     if distance > FAR:
         return [
             ModicumWarning(
                 "mode-not-typical",
-                f"short chains on {rehearsal.rows:,} rows went {distance:.1f} posterior sd away "
+                f"short chains on {chains.rows:,} rows went {distance:.1f} posterior sd away "
                 f"from the {'mode' if case.method.at_mode else 'anchor'}, so that what was learned "
                 "there does not hold where the posterior is",
                 case.nearer,
@@ -181,7 +184,7 @@ def rehearsed(case: Case, rehearsal: Rehearsal, m: int) -> list[ModicumWarning]:
                 "posterior-not-normal",
                 f"the posterior is far from normal: with {m:,} rows the log-likelihood estimate "
                 f"had a variance above {NOISY:g} in {share:.0%} of the draws of short chains on "
-                f"{rehearsal.rows:,} rows (up to {variance.max():.3g}), where draws are not those "
+                f"{chains.rows:,} rows (up to {variance.max():.3g}), where draws are not those "
                 "of the posterior",
                 f"{case.remedy}, or {case.all_rows}",
                 share=share,
@@ -194,7 +197,7 @@ def rehearsed(case: Case, rehearsal: Rehearsal, m: int) -> list[ModicumWarning]:
 def look_back(
     case: Case, m: int, blocks: int, refreshes: int, history: History
 ) -> list[ModicumWarning]:
-    """Judge the run by what it recorded."""
+    """Check the run by its recorded statistics."""
     doubts = []
     variance = history.stats["variance_estimate"]
     share = float(np.mean(variance > NOISY))
@@ -219,7 +222,7 @@ def look_back(
 
 
 def withdraw_bound(tuning: Tuning, doubts: Sequence[ModicumWarning]) -> None:
-    """Take the bias bound back where the run gave a reason not to believe it."""
+    """Withdraw the bias bound if the run gave a reason to distrust it."""
     reasons = [doubt for doubt in doubts if doubt.code in BOUND_FALLS]
     if reasons and "bias_bound" in tuning:
         tuning["bias_bound"] = {
@@ -234,7 +237,7 @@ def withdraw_bound(tuning: Tuning, doubts: Sequence[ModicumWarning]) -> None:
 def look_ahead_signed(
     case: Case, pilot: Pilot, choice: Products, certain: int, chosen: bool
 ) -> list[ModicumWarning]:
-    """Judge the choice of products, `certain` rows beside them, before any draw is made.
+    """Check the choice of products, beside `certain` certainty rows, before the run.
 
     Raises
     ------
@@ -242,7 +245,8 @@ def look_ahead_signed(
         If the control variates are so crude that no affordable number of products would do.
     """
     expected = choice.products * choice.batch + certain
-    if chosen and 2 * expected > case.rows:
+    too_many = 4 if expected > MANY else 2
+    if chosen and too_many * expected > case.rows:
         raise _crude(case, expected, FEWEST * choice.batch)
     doubts = _more_than_all(case, expected, "a subsample")
     deviation = pilot.quantile(np.sqrt(pilot.variance / choice.batch), 0.9)
@@ -267,7 +271,7 @@ def look_ahead_signed(
 def look_back_signed(
     case: Case, room: int, blocks: int, refreshes: int, history: History
 ) -> list[ModicumWarning]:
-    """Judge the run by what it recorded; `room` is how many factors there is room for."""
+    """Check the run by its recorded statistics; `room` is the capacity for factors."""
     stats, doubts = history.stats, []
     negative = float(np.mean(stats["sign"] < 0))
     if negative > 0.005:
@@ -314,7 +318,7 @@ def look_back_signed(
 
 
 def _crude(case: Case, m: int, smallest: int) -> CrudeControlVariateError:
-    """Why these rows are not to be subsampled; `smallest` is what a good control variate needs."""
+    """Say why these rows should not be subsampled; `smallest` is what a good one needs."""
     if m <= smallest:
         return CrudeControlVariateError(
             f"{case.rows:,} {case.units} are too few for subsampling to make sense ({m:,} would be "
@@ -354,9 +358,9 @@ def _refused(accepted: float, remedy: str) -> ModicumWarning:
 
 
 def _wandering(case: Case, blocks: int, refreshes: int, history: History) -> list[ModicumWarning]:
-    """Judge how the subsample mixed, and how far from the anchor the chains went."""
+    """Check how the subsample mixed, and how far the chains went from the anchor."""
     doubts = []
-    # Parameters of priors are the last coordinates, and no part of what is expanded.
+    # Parameters of priors come last, and are not expanded about the anchor.
     read = case.target.likelihood.size
     distance = float(np.abs(history.position.mean(axis=(0, 1))[:read]).max())
     if distance > 1:

@@ -31,7 +31,7 @@ SUBSET_SHARE, SMALLEST_SUBSET = 0.01, 1_000
 
 
 class Scheduled(Protocol):
-    """What the schedule asks of a method: `HMCECS` has it."""
+    """What the schedule needs of a method; `HMCECS` provides it."""
 
     @property
     def subsample(self) -> int | None:
@@ -53,7 +53,7 @@ class Scheduled(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class BurnIn:
-    """What the burn-in arrived at.
+    """Result of the burn-in.
 
     Attributes
     ----------
@@ -118,7 +118,7 @@ def _burn_in(method: Scheduled, task: Task) -> BurnIn:
 
 
 def explain_burn_in(done: BurnIn, by_hand: Collection[str]) -> tuple[dict[str, str], Tuning]:
-    """Whose choices m, G and K are, but for those set by hand; and what the burn-in was like."""
+    """Explain m, G and K unless they were set by hand, and describe the burn-in."""
     why = dict.fromkeys(PAPER_BLOCKS, "as in the paper")
     if done.calibrated:
         why["subsample"] = (

@@ -21,7 +21,13 @@ from modicum.methods.ecs.base import (
     check_positive,
     check_tuning,
 )
-from modicum.methods.ecs.checks import Case, look_ahead, look_back, rehearsed, withdraw_bound
+from modicum.methods.ecs.checks import (
+    Case,
+    check_pilot_chains,
+    look_ahead,
+    look_back,
+    withdraw_bound,
+)
 from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in, explain_burn_in
 from modicum.methods.ecs.pilot import Composition, Study
 from modicum.methods.ecs.tuning import Certainty, Choice, choose
@@ -76,11 +82,15 @@ class HMCECS(EnergyConserving):
     memory_limit
         Bytes of rows that may be held in memory; larger data sets are read as the chains need their
         rows. By default half of the free memory, or 256 MiB for a row store.
+    fused
+        True: on a GPU, after warm-up, a chain is one program that does many iterations per launch,
+        in float32; an error where the device, the model or the settings do not allow it. "auto":
+        the same, and the plain way where they do not; `Posterior.tuning["path"]` says which it was.
     bias
         Largest shift of a posterior mean the perturbation may cause, in posterior standard
         deviations, by the pilot study.
     estimator
-        What makes a log-likelihood of residuals: "perturbed", their average less half its variance.
+        How residuals become a log-likelihood; "perturbed": their average less half its variance.
     ddof
         1: unbiased variance estimate; 0: the paper's.
     exact
@@ -159,7 +169,7 @@ class HMCECS(EnergyConserving):
     def choose(
         self, study: Study, settings: Mapping[str, int] | None = None, certainty: int = 0
     ) -> Choice:
-        """Choose m, G and K beside certain rows; what is in `settings`, or set by hand, stays."""
+        """Choose m, G and K given the certainty rows; `settings` and the user's own stay."""
         fixed = dict(settings or {}) | self._by_hand()
         return choose(
             study.pilot_with(certainty),
@@ -185,9 +195,9 @@ class HMCECS(EnergyConserving):
         case = Case(self, task.target, len(task.rows))
         advice = self._advice(study)
         notes = look_ahead(case, pilot, choice, certain, self.bias, self.subsample is None, advice)
-        rehearsal = None if self.exact else study.rehearse(certain)
-        if rehearsal is not None:
-            notes += rehearsed(case, rehearsal, choice.subsample)
+        pilot_chains = None if self.exact else study.pilot_chains(certain)
+        if pilot_chains is not None:
+            notes += check_pilot_chains(case, pilot_chains, choice.subsample)
         passes = len(task.rows) if self.exact else 0
         evaluations = (choice.subsample + certain) * (study.steps + 1) + passes
         work = f"{choice.subsample + certain:,} rows per step"
@@ -205,13 +215,14 @@ class HMCECS(EnergyConserving):
         return "leave `subsample` out to have it chosen" if helps else None
 
     def _with_all_rows(self, plan: Plan, study: Study) -> Plan:
-        """Every proposal is judged by all rows: put them beside the subsample."""
+        """Wrap the kernel in delayed acceptance, which evaluates proposals on all rows."""
         task = study.task
         whole, chunks = WholeLogPosterior.of(task, self.memory_limit)
         assert isinstance(plan.kernel, EnergyConservingKernel)
         exact: Chosen = {"value": 0.0, "why": "every proposal is judged by all rows"}
         return replace(
             plan,
+            settled=None,
             kernel=DelayedAcceptanceKernel(plan.kernel, whole),
             context=DelayedAcceptanceContext(plan.context, jnp.asarray(len(task.rows)), chunks),
             start_rows=plan.start_rows + len(task.rows),
@@ -219,7 +230,7 @@ class HMCECS(EnergyConserving):
         )
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
-        """Close the accounts, and look back at the run."""
+        """Account for the cost, and check the run."""
         self.account(task, plan, history)
         if self.exact:
             return Outcome()
@@ -230,7 +241,7 @@ class HMCECS(EnergyConserving):
         return Outcome(warnings=look_back(case, *size, history))
 
     def doubted(self, plan: Plan, doubts: Sequence[ModicumWarning]) -> None:
-        """Take the bias bound back where the run gave a reason not to believe it."""
+        """Withdraw the bias bound if the run gave a reason to distrust it."""
         if not self.exact:
             withdraw_bound(plan.tuning, doubts)
 

@@ -1,9 +1,9 @@
 """The pilot study before an HMC-ECS run, and the plan of the run that follows from it.
 
-A `Study` has the control variates at the anchor and the design rows are drawn by, and measures the
-residuals of some rows at draws from the posterior's normal approximation. From these moments a
-method chooses its subsample, a `Composition`; `Study.plan` makes kernel, context and all of it.
-Rows and draws of the study are the same for every seed: what is chosen depends on the data alone.
+A `Study` holds the control variates at the anchor and the sampling design, and measures residuals
+of a sample of rows at draws from the normal approximation of the posterior. From their moments a
+method chooses its subsample, a `Composition`; `Study.plan` builds the kernel and its context. Rows
+and draws of the study are the same for every seed, so that the choice depends on the data alone.
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyCon
 from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Chosen, Plan, Task, Tuning
 from modicum.methods.ecs.base import EnergyConserving
+from modicum.methods.ecs.fusing import fused_kernel
 from modicum.methods.ecs.tuning import (
+    SIDE_BY_SIDE,
     Expansion,
     Pilot,
-    Rehearsal,
+    PilotChains,
     Residuals,
     choose_coordinates,
     evaluate,
     proxy_ratios,
-    rehearse,
+    run_pilot_chains,
 )
 from modicum.methods.groups import of_groups, uneven_groups
 from modicum.methods.weights import (
@@ -73,33 +75,35 @@ from modicum.runtime import Pytree
 __all__ = ["Composition", "Study"]
 
 PILOT_DRAWS, PILOT_ROWS = 256, 8_192
-OTHER_DRAWS, OTHER_ROWS = 128, 5_000  # instead, where a row costs more than a product
-CANDIDATES, RESAMPLED = 2_048, 32  # draws instead, where groups are integrated out
+OTHER_DRAWS, OTHER_ROWS = 128, 5_000  # for models without a linear predictor, whose rows cost more
+CANDIDATES, RESAMPLED = 2_048, 32  # draws, where groups are integrated out
 EXPLICIT_CANDIDATES = 4_096  # where effects are held explicitly
-PILOT_GROUPS, SLOPE_GROUPS = 512, 64  # and groups
+PILOT_GROUPS, SLOPE_GROUPS = 512, 64  # groups, where they are integrated out
 DESIGN_DRAWS, DESIGN_DRAWS_OF_GROUPS = 8, 4  # at which rows are weighted
-# Most draws lie on one side of a row's kink, and by eight of them a row that others cross seems
-# quiet: the bound on the bias of a quantile regression by 500 of 20,000 rows is 2 posterior sds
-# then, and 0.1 with 64.
+# Most draws lie on one side of a row's kink, so that eight of them may not cross it and make the
+# row look harmless: for a quantile regression with 500 of 20,000 rows, the bound on the bias is 2
+# posterior sds with eight draws, and 0.1 with 64.
 DESIGN_DRAWS_AT_KINKS = 64
-SHARED = 0  # seed of what all runs have in common
-MOST_CERTAIN = 20_000  # rows that may be certain, if the table has four times as many
-COORDINATE_ROWS = 2_048  # by which coordinates of dispersions are judged
-REHEARSED, REHEARSED_LINEAR = 4_096, 2_048  # pilot rows that stand for all in a rehearsal
-SCATTER = 0.1  # of the starts of these where the posterior may be all on one side of the mode
-NORMAL = 0.5  # sd of log posterior over normal approximation up to which nothing is rehearsed
+SHARED = 0  # seed of whatever all runs share
+MOST_CERTAIN = 20_000  # certainty rows at most, and never more than a quarter of the table
+COORDINATE_ROWS = 2_048  # for choosing the coordinates of dispersions
+CHAIN_ROWS, CHAIN_ROWS_LINEAR = 4_096, 2_048  # pilot rows that pilot chains run on
+SCATTER = 0.1  # sd of their starts where the posterior may lie on one side of the mode
+SHRUNK = 0.05  # share of the normal approximation in a covariance estimated from few draws
+FAR = 3.0  # posterior sds from the centre to the mean of pilot chains; real tables have .6
+NORMAL = 0.5  # sd of log posterior / normal approximation below which no pilot chains are run
 
 
 @dataclass(frozen=True)
 class Composition:
-    """An estimator, and the subsample it is to work on.
+    """A likelihood estimator and the subsample it works on.
 
     Attributes
     ----------
     estimator
-        What makes a likelihood of residuals.
+        Turns residuals into a likelihood.
     subsample, blocks, refreshes
-        Room for rows, in how many blocks, of which how many are proposed anew per iteration.
+        Rows there is room for, blocks they lie in, and blocks proposed anew per iteration.
     tables
         What the estimator knows of the data.
     certainty
@@ -122,13 +126,15 @@ class Study:
     task: Task
     anchor: Anchor
     _pilots: dict[int, Pilot] = field(init=False, default_factory=dict)
-    _by_proxy: bool = field(init=False, default=False)  # whether draws are the proxy's posterior's
+    _by_proxy: bool = field(
+        init=False, default=False
+    )  # whether draws come from the proxy's posterior
 
     def __post_init__(self) -> None:
         task, anchor, order = self.task, self.anchor, self.method.order
         self.control_variate = control_variate(task.target, order, self.method.precision)
-        # Normal priors are part of the proxy's quadratic, which leaves out its constant.
-        # Of groups the proxy has all of the prior as it is.
+        # Normal priors are folded into the proxy's quadratic, without its constant; the proxy of
+        # groups evaluates the whole prior itself.
         self.folded_prior = 0.0
         if not isinstance(task.rows, GroupedRows):
             self.folded_prior = folded_prior(task.target, anchor.point)[0]
@@ -141,15 +147,19 @@ class Study:
         if self.expansion.bend is not None:
             self.proxy = self.proxy._replace(bend=self.expansion.bend)
         self.design = DESIGNS[self.method.design]()
-        facts = self._facts(self._straight(weighing))
-        self._weighted = design_tables(task, Weighted(), facts)
-        self._tables: Pytree = self._weighted
-        if type(self.design) is not Weighted:
-            self._tables = design_tables(task, self.design, facts)
+        self._weigh(self._straight(weighing), self.proxy)
         self.draws_rows: RowDesign = self.design
         if isinstance(task.rows, GroupedRows):
             self.draws_rows, _ = of_groups(self.design, self._tables, task.rows)
         self._few: Batch | None = None
+
+    def _weigh(self, draws: np.ndarray, proxy: Proxy, stage: str = "design") -> None:
+        """Weigh all rows by the residuals to be expected of them, for every design."""
+        facts = self._facts(draws, proxy)
+        self._weighted = design_tables(self.task, Weighted(), facts, stage)
+        self._tables: Pytree = self._weighted
+        if type(self.design) is not Weighted:
+            self._tables = design_tables(self.task, self.design, facts, stage)
 
     def _proxy(self) -> Proxy:
         """The anchor's sums; those of groups in the coordinates that suit what groups say."""
@@ -166,7 +176,7 @@ class Study:
         return np.asarray(jax.vmap(lambda z: straighten(z, self.proxy)[0])(jnp.asarray(draws)))
 
     def _prior_slope(self) -> np.ndarray:
-        """Gradient of the log-prior at t*, by the normal that stands for it where it is none."""
+        """Gradient of the log-prior at t*, or of its normal stand-in where it is not normal."""
         target, point = self.task.target, self.anchor.point
         if target.exact_prior is None:
             return prior_slope(target, point)[1]
@@ -176,24 +186,27 @@ class Study:
         return np.asarray(folded_prior(target, point)[1] - precision @ (point - mean))
 
     def _pilot_draws(self) -> tuple[np.ndarray, np.ndarray]:
-        """Draws from about the posterior, in whitened coordinates: to weigh rows at, and to study.
+        """Approximate posterior draws in whitened coordinates: for weighting rows, and for study.
 
-        From its normal approximation; the standard deviations of groups may be far from that on
-        their logarithm, and are resampled by the proxy, which is nearly exact in them.
+        They come from the normal approximation. Log standard deviations of groups may be far from
+        normal; there, draws are resampled by the proxy, which is nearly exact in them.
         """
-        rng = generator(self.task.seed, Stream.PILOT_DRAWS)
         size = len(self.centre)
         if not isinstance(self.control_variate, GroupTaylor):
             linear = isinstance(self.control_variate, LinearTaylor)
-            shared = generator(SHARED, Stream.STUDY_DRAWS)
             number = PILOT_DRAWS if linear else OTHER_DRAWS
-            several = DESIGN_DRAWS_AT_KINKS if self._has_kinks() else DESIGN_DRAWS
-            weighing = self.centre + rng.standard_normal((several, size))
+            weighing = self.centre[None]
+            if not linear or self.proxy.warp is not None:  # else the spread is known: leverages
+                count = DESIGN_DRAWS_AT_KINKS if self._has_kinks() else DESIGN_DRAWS
+                rng = generator(SHARED, Stream.PILOT_DRAWS)
+                weighing = weighing + rng.standard_normal((count, size))
+            shared = generator(SHARED, Stream.STUDY_DRAWS)
             if self.proxy.warp is not None:
                 draws = self._resampled(shared, EXPLICIT_CANDIDATES, number)
                 if draws is not None:
                     return weighing, draws
             return weighing, self.centre + shared.standard_normal((number, size))
+        rng = generator(self.task.seed, Stream.PILOT_DRAWS)
         draws = self._resampled(rng, CANDIDATES, RESAMPLED, least=0)
         assert draws is not None
         return draws[:DESIGN_DRAWS_OF_GROUPS], draws
@@ -203,7 +216,7 @@ class Study:
     ) -> np.ndarray | None:
         """Draws from the posterior that the proxy implies, by importance resampling.
 
-        None where the weights leave fewer than `least` candidates (by default `count`).
+        None if the effective number of candidates is below `least` (by default `count`).
         """
         draws = self.centre + rng.standard_normal((candidates, len(self.centre)))
         ratios = proxy_ratios(self.control_variate, self.proxy, self.centre, draws)
@@ -215,91 +228,123 @@ class Study:
         return draws[rng.choice(candidates, count, p=weights)]
 
     def _has_kinks(self) -> bool:
-        """Whether rows have a kink, which few draws in a hundred may lie beyond."""
+        """Whether log-likelihoods of rows have a kink, which only a few draws in 100 may cross."""
         model = self.task.target.model
         return isinstance(model, LinearPredictorModel) and not model.has_mode
 
     def _expansion(self, draws: np.ndarray) -> Expansion:
-        """Coordinates of the control variates, by residuals of some rows where it may matter."""
+        """Choose the coordinates of the control variates, by residuals where there is a choice."""
         rows = self.task.rows
-        rng = generator(self.task.seed, Stream.COORDINATE_ROWS)
+        grouped = isinstance(rows, GroupedRows)
+        rng = generator(self.task.seed if grouped else SHARED, Stream.COORDINATE_ROWS)
 
-        def some() -> Batch:
+        def sampled_rows() -> Batch:
             row_ids = np.sort(rng.choice(len(rows), min(len(rows), COORDINATE_ROWS), replace=False))
             return rows.take(row_ids) | {"probability": np.full(len(row_ids), 1 / len(rows))}
 
-        made = choose_coordinates(
-            self.task.target, self.control_variate, self.anchor, self.proxy, draws, some
+        expansion = choose_coordinates(
+            self.task.target, self.control_variate, self.anchor, self.proxy, draws, sampled_rows
         )
-        if made.evaluations:
-            self.task.ledger.add("pilot", made.evaluations, "density")
-        return made
+        if expansion.evaluations:
+            self.task.ledger.add("pilot", expansion.evaluations, "density")
+        return expansion
 
-    def _facts(self, draws: np.ndarray) -> RowFacts:
+    def _facts(self, draws: np.ndarray, proxy: Proxy) -> RowFacts:
         @cache
         def expected() -> np.ndarray:
             sums = self.task.sums
-            expected = expected_residuals(sums, self.control_variate, self.proxy, draws)
-            if isinstance(sums.rows, GroupedRows):  # what a group costs counts as well
+            expected = expected_residuals(sums, self.control_variate, proxy, draws)
+            if isinstance(sums.rows, GroupedRows):  # larger groups cost more
                 expected = expected / np.sqrt(sums.rows.index.size)
             return expected
 
         return RowFacts(len(self.task.rows), PILOT_ROWS, expected, floor=self.method.floor)
 
-    @cached_property
-    def _residuals(self) -> Residuals:
-        """Pilot rows evaluated at the pilot draws, whatever the design that is studied."""
-        rows, draws = self.task.rows, self._straight(self.draws)
-        grouped = isinstance(rows, GroupedRows)
+    def _take_rows(self, rng: np.random.Generator) -> None:
+        """Draw the pilot rows, by their weights whatever the design that is studied."""
+        rows, grouped = self.task.rows, isinstance(self.task.rows, GroupedRows)
         linear = isinstance(self.control_variate, LinearTaylor)
-        seed = self.task.seed if grouped else SHARED
-        rng = generator(seed, Stream.PILOT_ROWS if grouped else Stream.STUDY_ROWS)
         most = PILOT_GROUPS if grouped else PILOT_ROWS if linear else OTHER_ROWS
         row_ids, chance, expected, self._taken = sample_on_host(
             rng, most, self._weighted, self.method.floor
         )
         self._drawn = Drawn(row_ids, chance)  # type: ignore[arg-type]
         self._rows = rows.take(row_ids) | {"probability": expected}
-        self.task.ledger.add("pilot", len(row_ids) * len(draws), "density")
         if grouped:
-            few = slice(None, SLOPE_GROUPS)
-            self._few = rows.take(row_ids[few]) | {"probability": expected[few]}
-        form = self.control_variate
-        about = (form, self._rows, self.proxy)
+            first = slice(None, SLOPE_GROUPS)
+            self._few = rows.take(row_ids[first]) | {"probability": expected[first]}
+
+    @cached_property
+    def _residuals(self) -> Residuals:
+        """Pilot rows evaluated at the pilot draws."""
+        grouped = isinstance(self.task.rows, GroupedRows)
+        seed = self.task.seed if grouped else SHARED
+        rng = generator(seed, Stream.PILOT_ROWS if grouped else Stream.STUDY_ROWS)
+        self._take_rows(rng)
+        linear = isinstance(self.control_variate, LinearTaylor)
         log_proxy = None if linear and self._by_proxy else self._log_proxy()
-        evaluated = evaluate(*about, draws, log_proxy, self._few, resampled=self._by_proxy)
+        evaluated = self._evaluated(log_proxy, resampled=self._by_proxy)
         if linear and np.std(evaluated.log_ratio) > NORMAL and evaluated.finite:
-            self.draws = self._draws_of_short_chains()
-            evaluated = evaluate(*about, self._straight(self.draws))
-            self.task.ledger.add("pilot", len(row_ids) * len(self.draws), "density")
+            draws = self._draws_of_short_chains()
+            # Chains that go elsewhere say that the expansion is far off, and nothing of what is
+            # there: the pilot rows were weighed for where it was thought to be.
+            if np.abs(draws.mean(axis=0) - self.centre).max() <= FAR:
+                self.draws = draws
+                evaluated = self._evaluated_again(rng)
         if not evaluated.finite:
             bad = np.flatnonzero(~np.isfinite(evaluated.values).all(axis=1))
-            t = self.anchor.point + self.anchor.factor @ draws[bad[0]]
+            t = self.anchor.point + self.anchor.factor @ evaluated.draws[bad[0]]
             raise ConvergenceError(ends_near_the_mode(first_bad_row(self.task.sums, t)))
         return evaluated
+
+    def _evaluated_again(self, rng: np.random.Generator) -> Residuals:
+        """Residuals at draws of the posterior as it is, of rows that are weighed by these."""
+        if isinstance(self.design, Weighted):
+            nowhere = np.zeros((1, len(self.centre)))
+            self._weigh(nowhere, self._spread_as(self._straight(self.draws)), stage="design-again")
+            self._take_rows(rng)
+        return self._evaluated()
+
+    def _evaluated(self, log_proxy: np.ndarray | None = None, resampled: bool = False) -> Residuals:
+        """Residuals of the pilot rows at the pilot draws."""
+        self.task.ledger.add("pilot", len(self._drawn.row_ids) * len(self.draws), "density")
+        about = (self.control_variate, self._rows, self.proxy)
+        return evaluate(*about, self._straight(self.draws), log_proxy, self._few, resampled)
+
+    def _spread_as(self, draws: np.ndarray) -> Proxy:
+        """The proxy with a factor that gives standard normal numbers the spread of these draws.
+
+        About the anchor, from which residuals grow. A row's expected residual then is that over
+        the posterior as it is: a level of which all rows are alike has a long tail on one side.
+        """
+        count, size = draws.shape
+        square = draws.T @ draws / count
+        square = (1 - SHRUNK) * square + SHRUNK * np.eye(size)  # draws may be fewer than parameters
+        factor = np.asarray(self.proxy.factor) @ np.linalg.cholesky(square)
+        return self.proxy._replace(factor=jnp.asarray(factor))
 
     def _draws_of_short_chains(self) -> np.ndarray:
         """Draws from the posterior that the pilot rows imply, where it is far from normal.
 
-        Rows of a linear predictor are many beside what they leave over: a few thousand weighted
-        ones have nearly the posterior of all, tails and skewed directions included.
+        With a linear predictor, a few thousand weighted rows have nearly the posterior of all rows,
+        tails and skewed directions included.
         """
-        rows = self._some_rows(REHEARSED_LINEAR)
-        rehearsal = rehearse(
+        rows = self._thinned_rows(CHAIN_ROWS_LINEAR)
+        chains = run_pilot_chains(
             self.control_variate,
             rows,
             np.asarray(rows["probability"]),
             self.proxy,
             self.centre,
-            key(SHARED, Stream.REHEARSAL),
+            key(SHARED, Stream.PILOT_CHAINS),
             SCATTER,
+            SIDE_BY_SIDE,
         )
-        self.task.ledger.add("pilot", rehearsal.evaluations, "gradient")
-        last = rehearsal.position[:, -PILOT_DRAWS // len(rehearsal.position) :]
-        return np.asarray(last.reshape(-1, last.shape[2]))
+        self.task.ledger.add("pilot", chains.evaluations, "gradient")
+        return np.asarray(chains.position.reshape(-1, chains.position.shape[2]))
 
-    def _some_rows(self, count: int) -> Batch:
-        """The pilot rows that are certain, and `count` at most of the others for all of these."""
+    def _thinned_rows(self, count: int) -> Batch:
+        """The certainty rows of the pilot, and up to `count` of its other rows, reweighted."""
         others = len(self._rows["probability"]) - self._taken
         kept = slice(0, self._taken + min(count, others))
         batch = {name: values[kept] for name, values in self._rows.items()}
@@ -308,7 +353,7 @@ class Study:
         return batch | {"probability": expected}
 
     def _log_proxy(self) -> np.ndarray:
-        """Log of the proxy over the normal approximation, at the pilot draws."""
+        """Log ratio of proxy to normal approximation at the pilot draws."""
         proxy, z = self.proxy, self.draws
         bent = proxy.warp is not None or proxy.bend is not None
         if bent or proxy.prior is not None or self._has_own_prior():
@@ -318,12 +363,12 @@ class Study:
         return np.asarray(np.sum(z * (np.asarray(proxy.a) + curved / 2) + away**2 / 2, axis=1))
 
     def _has_own_prior(self) -> bool:
-        """Whether the prior is no part of the proxy's quadratic: that of a model of one's own."""
+        """Whether the proxy's quadratic leaves the prior out, as for a model of the user's own."""
         return not isinstance(self.task.target.model, LinearPredictorModel)
 
     @property
     def weight_tables(self) -> WeightTables:
-        """Of the design that draws rows in proportion to their expected residual."""
+        """Tables of the design that draws rows in proportion to their expected residual."""
         return self._weighted
 
     def certain(self, count: int) -> CertaintyRows | None:
@@ -331,13 +376,13 @@ class Study:
         return certainty_rows(self._weighted, count, self.method.floor) if count else None
 
     def pilot_with(self, certainty: int) -> Pilot:
-        """Moments of the residuals, of all rows but those that are certain."""
+        """Moments of the residuals of all rows but the certainty rows."""
         if certainty not in self._pilots:
             self._pilots[certainty] = self._residuals.pilot(self._probability(certainty))
         return self._pilots[certainty]
 
     def _probability(self, certainty: int) -> np.ndarray:
-        """The probability of the pilot rows under the design; zero for those that are certain."""
+        """Probability of each pilot row under the design; zero for certainty rows."""
         certain, drawn = self.certain(certainty), self._drawn
         if certain is None:
             return self.design.probability_of(drawn, self._tables)
@@ -348,31 +393,31 @@ class Study:
 
     @property
     def most_certain(self) -> int:
-        """How many rows may be certain."""
+        """The most certainty rows that are considered."""
         return min(MOST_CERTAIN, len(self.task.rows) // 4)
 
-    def rehearse(self, certainty: int = 0) -> Rehearsal | None:
-        """Short chains on some of the pilot rows; None where the posterior is known to be normal.
+    def pilot_chains(self, certainty: int = 0) -> PilotChains | None:
+        """Run short chains on some of the pilot rows; None where the posterior is nearly normal.
 
-        With a linear predictor and nothing else, non-normal posteriors of real tables do no harm,
-        and the pilot draws are those of short chains already: nothing to compare them with.
+        None with a linear predictor too: where its posterior is not normal, the pilot draws come
+        from such chains already.
         """
         if isinstance(self.control_variate, LinearTaylor):
             return None
         ratios = self._residuals.log_ratio
         if np.std(ratios) <= NORMAL:
             return None
-        rows = self._some_rows(REHEARSED)
-        rehearsal = rehearse(
+        rows = self._thinned_rows(CHAIN_ROWS)
+        chains = run_pilot_chains(
             self.control_variate,
             rows,
             self._probability(certainty)[: len(rows["probability"])],
             self.proxy,
             self.centre,
-            key(self.task.seed, Stream.REHEARSAL),
+            key(self.task.seed, Stream.PILOT_CHAINS),
         )
-        self.task.ledger.add("pilot", rehearsal.evaluations, "gradient")
-        return rehearsal
+        self.task.ledger.add("pilot", chains.evaluations, "gradient")
+        return chains
 
     @property
     def steps(self) -> int:
@@ -381,19 +426,24 @@ class Study:
 
     @property
     def fresh(self) -> float:
-        """What a fresh row costs, in evaluations of a row."""
+        """Cost of a fresh row, in evaluations of a row."""
         return self.control_variate.fresh_cost
 
     def plan(self, parts: Composition, tuning: Tuning, notes: list[ModicumWarning]) -> Plan:
-        """All that a run needs, given the subsample that was chosen."""
+        """Return everything a run needs, given the choice of the subsample."""
         task, method = self.task, self.method
         design: Chosen = {"value": method.design, "why": DESIGNS[method.design].description}
         uneven = []
         if isinstance(task.rows, GroupedRows):
             uneven = uneven_groups(task.rows, parts.subsample)
+        kernel, context = self.kernel(parts), self.context(parts)
+        settled, path = fused_kernel(method.fused, kernel, context)
+        if jax.default_backend() == "gpu":
+            fused: Chosen = {"value": "plain" if settled is None else "fused", "why": path}
+            tuning = tuning | {"path": fused}
         return Plan(
-            kernel=self.kernel(parts),
-            context=self.context(parts),
+            kernel=kernel,
+            context=context,
             flags=schedule(task.tune, task.draws, False, adapt_step=method.step_size is None),
             anchor=self.anchor,
             rows=place_rows(_members(task.rows), method.memory_limit),
@@ -402,6 +452,7 @@ class Study:
             tuning=tuning | {"design": design} | self.expansion.tuning,
             notes=[*self.anchor.notes, *notes, *uneven],
             memo=self,
+            settled=settled,
         )
 
     def kernel(self, parts: Composition) -> EnergyConservingKernel:
@@ -419,7 +470,7 @@ class Study:
         )
 
     def _with_room(self, subsample: int) -> ControlVariate[Any]:
-        """The control variate, with room for the rows that so many groups usually have."""
+        """The control variate with room for the rows that `subsample` groups usually have."""
         form = self.control_variate
         if not isinstance(form, GroupTaylor) or self._few is None:
             return form
@@ -428,7 +479,7 @@ class Study:
         return replace(form, typical=8 * ceil(usual / 8))
 
     def floats_per_iteration(self, parts: Composition) -> int:
-        """How many numbers an iteration holds of the rows it requests."""
+        """Numbers that an iteration holds for the rows it requests."""
         requested = parts.refreshes * (parts.subsample // parts.blocks)
         rows = self.task.rows
         fields = sum(int(np.prod(shape)) for shape in rows.fields.values())
@@ -452,13 +503,13 @@ class Study:
         )
 
     def _cached(self, certain: CertaintyRows) -> Pytree:
-        """Read the certain rows, once, and keep what evaluations need of them."""
+        """Read the certainty rows once, and keep what evaluations need."""
         batch = self.task.rows.take(certain.row_ids) | {"probability": np.ones(len(certain))}
         return cached_rows(self.control_variate, batch, self.proxy)
 
 
 def _members(rows: Rows) -> Rows:
-    """The rows that a request for units names by number."""
+    """The rows behind the units, which row ids refer to."""
     return rows.members if isinstance(rows, GroupedRows) else rows
 
 

@@ -52,7 +52,7 @@ class SignedHMCECS(EnergyConserving):
         Blocks proposed anew per iteration.
     design, order, inner, trajectory, jitter, target_accept, step_size, anchor, floor
         As for `HMCECS`.
-    certainty, precision, memory_limit
+    certainty, precision, memory_limit, fused
         As for `HMCECS`.
     tuning
         "auto": anchor at the mode. "paper": the schedule of the paper's section 6.3, whose burn-in
@@ -87,19 +87,19 @@ class SignedHMCECS(EnergyConserving):
         """A block-Poisson estimator with lambda, a, G and K from the pilot study."""
         self.check_task(task)
         if self.order < 2:
-            # Far out, where D is below -lambda, factors are negative and grow with the distance,
-            # and no quadratic is there to outweigh them: |Lhat| has its mass there.
+            # Far from the anchor, where D is below -lambda, factors are negative and grow with the
+            # distance, and no quadratic outweighs them: |Lhat| has most of its mass there.
             raise CrudeControlVariateError(
                 f"control variates of order {self.order} are too crude for the signed method: away "
                 "from the anchor its estimate grows without bound, and chains that get there stay",
                 "use order=2",
             )
-        study, chosen, burnt = (
+        study, chosen, burn_in_tuning = (
             self._by_schedule(task) if self.tuning == "paper" else self._own(task)
         )
         choice, certain = chosen.choice, chosen.count
         case = Case(self, task.target, len(task.rows))
-        # No rehearsal: a posterior that lies where the pilot study did not look costs signs, or
+        # No pilot chains: a posterior that lies where the pilot study did not look costs signs, or
         # room for factors, and `look_back_signed` counts both.
         pilot = study.pilot_with(certain)
         notes = look_ahead_signed(case, pilot, choice, certain, self.products is None)
@@ -118,10 +118,10 @@ class SignedHMCECS(EnergyConserving):
             BlockPoissonTables(choice.centre),
             certain,
         )
-        return study.plan(parts, _explain(chosen) | burnt, notes)
+        return study.plan(parts, _explain(chosen) | burn_in_tuning, notes)
 
     def _own(self, task: Task) -> tuple[Study, Certainty[Products], Tuning]:
-        """What the pilot study at the anchor chooses."""
+        """Let the pilot study at the anchor choose."""
         study = Study(self, task, self.find_anchor(task))
         chosen = self.certainty_for(
             task,
@@ -133,19 +133,19 @@ class SignedHMCECS(EnergyConserving):
         return study, chosen, {}
 
     def _by_schedule(self, task: Task) -> tuple[Study, Certainty[Products], Tuning]:
-        """What it chooses where the perturbed method's burn-in arrived, and how that went."""
+        """Let it choose at the anchor of the perturbed method's burn-in, and report on that."""
         shared = {f.name: getattr(self, f.name) for f in fields(EnergyConserving)}
         done = burn_in(HMCECS(**shared | PAPER_BLOCKS, tuning="paper"), task)
         study = Study(self, task, done.anchor)
         blocks, refreshes = (getattr(self, name) or n for name, n in PAPER_BLOCKS.items())
         choice = replace(self, blocks=blocks, refreshes=refreshes)._choose(study, 0)
         by_hand = {name for name in PAPER_BLOCKS if getattr(self, name) is not None}
-        why, burnt = explain_burn_in(done, {"subsample", *by_hand})
+        why, burn_in_tuning = explain_burn_in(done, {"subsample", *by_hand})
         choice = replace(choice, why=choice.why | why)
-        return study, Certainty(0, choice, "as in the paper"), burnt
+        return study, Certainty(0, choice, "as in the paper"), burn_in_tuning
 
     def _choose(self, study: Study, certainty: int) -> Products:
-        """Products, blocks and refreshes beside so many certain rows."""
+        """Products, blocks and refreshes, given the number of certainty rows."""
         return choose_products(
             study.pilot_with(certainty),
             self.batch,
@@ -159,7 +159,7 @@ class SignedHMCECS(EnergyConserving):
         )
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
-        """Weight the draws by their signs, close the accounts, and look back at the run."""
+        """Weight draws by their signs, account for the cost, and check the run."""
         self.account(task, plan, history)
         kernel = plan.kernel
         assert isinstance(kernel, EnergyConservingKernel)
@@ -181,7 +181,7 @@ def _explain(certainty: Certainty[Products]) -> Tuning:
     }
     rows = f"{choice.products * choice.batch:,} on average, {choice.batch} for each of the products"
     if certainty.count:
-        rows += f", and {certainty.count:,} that are certain"
+        rows += f", and {certainty.count:,} certainty rows"
     chosen: Tuning = {
         name: {"value": value, "why": choice.why[name]} for name, value in values.items()
     }

@@ -85,16 +85,16 @@ class FlyStudy:
     def __post_init__(self) -> None:
         target = self.task.target
         self.bounded = BoundedRows(target, bound_of(target.model), self.method.tuned)
-        found = self.task.remember("bound", self._collapse, _Found.from_arrays)
+        pass_results = self.task.remember("bound", self._collapse, _Found.from_arrays)
         self.n = len(self.task.rows)
-        self.bright, self.most = found.bright, found.most
-        candidates = int(np.sum(np.asarray(found.start.number) < self.n))
+        self.bright, self.most = pass_results.bright, pass_results.most
+        candidates = int(np.sum(np.asarray(pass_results.start.number) < self.n))
         self.task.ledger.add("start", self.task.chains * candidates, "density")
         self.context = FlyContext(
-            bound=whitened_sums(self.anchor, found.collapsed),
+            bound=whitened_sums(self.anchor, pass_results.collapsed),
             n=jnp.asarray(self.n),
             rate=jnp.asarray(self.rate),
-            start=found.start,
+            start=pass_results.start,
         )
 
     def _collapse(self) -> dict[str, np.ndarray]:

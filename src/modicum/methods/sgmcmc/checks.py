@@ -1,4 +1,4 @@
-"""What the user of a stochastic-gradient method must know, before a run and after it."""
+"""Checks of a stochastic-gradient run, before it and afterwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOKED_AT = 4  # chains at whose last positions it is measured
 
 
 def look_ahead(batch: int, rows: int) -> list[ModicumWarning]:
-    """Judge the size of a batch before any draw is made."""
+    """Check the size of a batch before the run."""
     if batch <= rows:
         return []
     return [
@@ -36,7 +36,7 @@ def look_ahead(batch: int, rows: int) -> list[ModicumWarning]:
 
 
 def look_back(task: Task, plan: Plan, history: History) -> list[ModicumWarning]:
-    """Judge the run by where it ended; enter what was measured in `plan.tuning`."""
+    """Check the run by where it ended; enter the measurements in `plan.tuning`."""
     stats, position = history.stats, history.position
     h = float(stats["step_size"][0, -1])
     if "acceptance_rate_index" in stats:

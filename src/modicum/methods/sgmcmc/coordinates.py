@@ -90,7 +90,7 @@ def place_chains(method: Placed, task: Task, control_variates: bool) -> Placemen
         f"design={method.design!r}": DESIGNS[method.design].needs == "expected",
         "start='mode'": isinstance(method.start, str) and method.start == "mode",
     }
-    reasons = [name for name, asked in uses.items() if asked]
+    reasons = [name for name, is_used in uses.items() if is_used]
     if reasons and d > DENSE_LIMIT:
         raise SettingError(
             f"{reasons[0]} needs the Hessian of all {d:,} parameters, which is formed up to "

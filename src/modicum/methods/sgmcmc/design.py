@@ -36,7 +36,7 @@ __all__ = ["Designed", "certainty_of", "design_of"]
 
 CLUSTERED_ROWS = 20_000  # rows k-means learns its centres from
 NOISY = 0.25  # gradient noise, in posterior variances, from which on it limits the step
-FIRST, GAIN = 50, 0.9  # certain rows considered first; share of the cost that must be left
+FIRST, GAIN = 50, 0.9  # certainty rows considered first; cost relative to none that is worth it
 FLOOR = 0.1  # share of weighted draws that is uniform
 UNCLUSTERED = ("weight", "offset", "probability")
 
@@ -84,7 +84,7 @@ def design_of(method: DesignSettings, task: Task, anchor: Anchor | None, order: 
 
 
 class CertaintySettings(Protocol):
-    """The settings of a method that say which rows are certain."""
+    """The settings of a method that decide about certainty rows."""
 
     @property
     def design(self) -> str:
@@ -98,7 +98,7 @@ class CertaintySettings(Protocol):
 
     @property
     def certainty(self) -> int | Literal["auto"]:
-        """How many rows are certain."""
+        """The number of certainty rows."""
         ...
 
     @property
@@ -119,7 +119,7 @@ def certainty_of(
     Parameters
     ----------
     drawn
-        How rows are drawn as long as none are certain.
+        How rows are drawn without certainty rows.
     fresh
         What a fresh row costs, in evaluations of a row; None: gradients have no control variates.
     noise
@@ -156,11 +156,11 @@ def certainty_of(
 
 
 def _cheapest(tables: WeightTables, batch: int, fresh: float) -> tuple[int, str]:
-    """How many certain rows make the product of a step's noise and its cost smallest.
+    """Choose the number of certainty rows that minimises noise times cost of a step.
 
     The noise is sum_k e_k^2 / w_k of the rows that are drawn, with e_k the expected residuals,
     which are known up to a factor from the weights; a step costs a fresh row for each of a batch
-    and an evaluation for each that is certain.
+    and an evaluation per certainty row.
     """
     n = len(tables.order)
     expected = np.maximum(np.asarray(tables.probability) - FLOOR / n, 0.0)
@@ -202,8 +202,8 @@ def _clusters(task: Task, count: int) -> np.ndarray:
     if count > n:
         raise SettingError(f"{n:,} rows cannot make {count:,} clusters; ask for fewer.")
     rng = generator(task.seed, Stream.CLUSTERS)
-    some = np.sort(rng.choice(n, min(n, CLUSTERED_ROWS), replace=False))
-    columns = np.asarray(_columns(_formed(rows.coding, rows.take(some))), np.float64)
+    clustered_ids = np.sort(rng.choice(n, min(n, CLUSTERED_ROWS), replace=False))
+    columns = np.asarray(_columns(_formed(rows.coding, rows.take(clustered_ids))), np.float64)
     spread = columns.std(axis=0)
     scale = np.maximum(spread, 0.1 * spread.max()) if spread.max() > 0 else np.ones_like(spread)
     with warnings.catch_warnings():

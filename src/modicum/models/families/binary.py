@@ -29,9 +29,9 @@ class _Binary(LinearPredictorModel):
 
     link: ClassVar[Link]
 
-    def pseudo_variance(self, of: Moments) -> float:
+    def pseudo_variance(self, data: Moments) -> float:
         """1 / (p (1 - p)) at the share of ones."""
-        return 1 / max(of.y_mean * (1 - of.y_mean), 1 / (of.weight + 1))
+        return 1 / max(data.y_mean * (1 - data.y_mean), 1 / (data.weight + 1))
 
     def decide(self, expected: np.ndarray) -> np.ndarray:
         """One where its chance is above a half."""
@@ -46,8 +46,8 @@ class _Binary(LinearPredictorModel):
         """Whether columns give the outcome away, ones against zeros."""
         intercept = np.atleast_1d(theta["intercept"]) if self.intercept else None
         beta = np.asarray(theta["beta"])[None]
-        found, passes = find_separation(rows, beta, intercept, reversed=True)
-        return None if found is None else found.warning(), passes
+        separation, passes = find_separation(rows, beta, intercept, reversed=True)
+        return None if separation is None else separation.warning(), passes
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Only 0 and 1."""

@@ -45,6 +45,14 @@ class Poisson(LogLink):
         rate = jnp.exp(eta)
         return y * eta - rate - log_factorial(y, eta), y - rate, -rate, -rate
 
+    def rise(
+        self, eta: jax.Array, e: jax.Array, y: jax.Array, before: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Without log y!, which cancels."""
+        del before
+        rate = jnp.exp(eta)
+        return y * e - rate * jnp.expm1(e), y - jnp.exp(eta + e)
+
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """Minus the rate, again and again."""
         rate = jnp.exp(eta)

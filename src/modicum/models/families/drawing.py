@@ -34,11 +34,11 @@ def bounded_exp(log: Numbers) -> Numbers:
 
 def draw_counts(rng: np.random.Generator, rate: Numbers) -> Numbers:
     """Poisson counts, as floating numbers: of rates too large for integers too."""
-    few = rng.poisson(np.minimum(rate, MANY)).astype(float)
+    small = rng.poisson(np.minimum(rate, MANY)).astype(float)
     if not np.any(rate > MANY):
-        return few
+        return small
     many = np.rint(rate + np.sqrt(rate) * rng.standard_normal(rate.shape))
-    return np.where(rate > MANY, many, few)
+    return np.where(rate > MANY, many, small)
 
 
 def draw_counts_above_zero(rng: np.random.Generator, rate: Numbers) -> Numbers:

@@ -74,9 +74,9 @@ class ExtraParameter(LinearPredictorModel):
         del name
         return None
 
-    def extra_prior(self, name: str, of: Moments) -> Normal:
+    def extra_prior(self, name: str, data: Moments) -> Normal:
         """Wide, about 0."""
-        del name, of
+        del name, data
         return Normal(0.0, self.coordinate.sd)
 
     def report(self, theta: Params) -> dict[str, jax.Array]:
@@ -124,17 +124,17 @@ class LogLink(LinearPredictorModel):
         """e^eta."""
         return jnp.exp(eta[0])
 
-    def pseudo_variance(self, of: Moments) -> float:
+    def pseudo_variance(self, data: Moments) -> float:
         """One over the mean, as of a count."""
-        return 1 / max(of.y_mean, 1 / (of.weight + 1))
+        return 1 / max(data.y_mean, 1 / (data.weight + 1))
 
-    def intercept_prior(self, of: Moments) -> Normal:
+    def intercept_prior(self, data: Moments) -> Normal:
         """Return a wide prior about the logarithm of outcomes over exposures.
 
         Where all outcomes are 0, half a count stands for them.
         """
-        none = np.log(0.5) - of.log_exposure
-        return Normal(float(of.log_rate if np.isfinite(of.log_rate) else none), 10.0)
+        none = np.log(0.5) - data.log_exposure
+        return Normal(float(data.log_rate if np.isfinite(data.log_rate) else none), 10.0)
 
     def check_offset(self, rows: Rows) -> None:
         """Refuse, besides offsets of the wrong shape, those that overflow as exposures."""

@@ -70,15 +70,15 @@ class Ordinal(LinearPredictorModel):
         del name
         return None
 
-    def extra_prior(self, name: str, of: Moments) -> Normal:
+    def extra_prior(self, name: str, data: Moments) -> Normal:
         """Wide, about a distance of 1 in log-odds."""
-        del name, of
+        del name, data
         return Normal(0.0, GAP_SD)
 
-    def resolved(self, rows: Rows, of: Moments | None = None) -> Self:
+    def resolved(self, rows: Rows, data: Moments | None = None) -> Self:
         """Return the model with its classes counted, and its priors in numbers."""
         known = self if self.classes is not None else replace(self, classes=count_classes(rows))
-        return super(Ordinal, known).resolved(rows, of)
+        return super(Ordinal, known).resolved(rows, data)
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """With a, b the cutpoints of class y less eta: log(sigmoid(a) - sigmoid(b)).
@@ -138,8 +138,8 @@ class Ordinal(LinearPredictorModel):
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
         """Whether columns put the classes in their order without overlap."""
         cutpoints = np.asarray(self.report(theta)["cutpoint"])
-        found, passes = find_ordinal_separation(rows, np.asarray(theta["beta"]), cutpoints)
-        return None if found is None else found.warning(), passes
+        separation, passes = find_ordinal_separation(rows, np.asarray(theta["beta"]), cutpoints)
+        return None if separation is None else separation.warning(), passes
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """A logistic variable about eta falls between two cutpoints."""

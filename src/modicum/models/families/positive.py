@@ -78,9 +78,9 @@ class InverseGaussian(ExtraParameter, LogLink):
         apart = jnp.expm1(log_y - eta) ** 2 / y
         return 0.5 * (extra - 3 * log_y) - HALF_LOG_2PI - 0.5 * jnp.exp(extra) * apart
 
-    def extra_prior(self, name: str, of: Moments) -> Normal:
+    def extra_prior(self, name: str, data: Moments) -> Normal:
         """In the unit of the outcome."""
-        return Normal(self.intercept_prior(of).mean, super().extra_prior(name, of).sd)
+        return Normal(self.intercept_prior(data).mean, super().extra_prior(name, data).sd)
 
     def variance(self, eta: jax.Array) -> jax.Array:
         """mu^3 / shape."""

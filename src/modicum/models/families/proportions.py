@@ -76,7 +76,7 @@ class Binomial(LinearPredictorModel):
     def _upto(self, order: int, eta: jax.Array, y: jax.Array) -> Derivatives:
         link, successes, failures = LINKS[self.link], y[..., 0], y[..., 1] - y[..., 0]
         both = zip(link.success(eta, order), link.failure(eta, order), strict=True)
-        return tuple(successes * one + failures * zero for one, zero in both)
+        return tuple(successes * success + failures * failure for success, failure in both)
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """Chance of a success."""
@@ -86,8 +86,8 @@ class Binomial(LinearPredictorModel):
         """Whether columns give away which trials succeed."""
         intercept = np.atleast_1d(theta["intercept"]) if self.intercept else None
         beta = np.asarray(theta["beta"])[None]
-        found, passes = find_separation(rows, beta, intercept, reversed=True, trials=True)
-        return None if found is None else found.warning(), passes
+        separation, passes = find_separation(rows, beta, intercept, reversed=True, trials=True)
+        return None if separation is None else separation.warning(), passes
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Successes among the trials of each row."""

@@ -54,19 +54,19 @@ class ScaleFamily(LinearPredictorModel):
         del name
         return self.scale_prior
 
-    def outcome_unit(self, of: Moments) -> float:
+    def outcome_unit(self, data: Moments) -> float:
         """Return sd(y); of an outcome that never varies its size, or 1."""
-        size = of.y_sd if self.intercept else float(np.hypot(of.y_sd, of.y_mean))
-        return size or abs(of.y_mean) or 1.0
+        size = data.y_sd if self.intercept else float(np.hypot(data.y_sd, data.y_mean))
+        return size or abs(data.y_mean) or 1.0
 
-    def intercept_prior(self, of: Moments) -> Normal:
+    def intercept_prior(self, data: Moments) -> Normal:
         """Return mean(y) and 2.5 units of y."""
-        return Normal(of.y_mean, 2.5 * self.outcome_unit(of))
+        return Normal(data.y_mean, 2.5 * self.outcome_unit(data))
 
-    def extra_prior(self, name: str, of: Moments) -> Normal:
+    def extra_prior(self, name: str, data: Moments) -> Normal:
         """Return that of log(scale): about the logarithm of the outcome's unit."""
         del name
-        return Normal(float(np.log(self.outcome_unit(of))), 2.5)
+        return Normal(float(np.log(self.outcome_unit(data))), 2.5)
 
     def without_priors(self) -> Self:
         """Return the likelihood alone."""

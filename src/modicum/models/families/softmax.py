@@ -90,8 +90,8 @@ class Softmax(LinearPredictorModel):
         """Whether columns give the class away, each against the others."""
         intercept = np.asarray(theta["intercept"]) if self.intercept else None
         beta = np.asarray(theta["beta"])
-        found, passes = find_separation(rows, beta, intercept, reversed=False)
-        return None if found is None else found.warning(), passes
+        separation, passes = find_separation(rows, beta, intercept, reversed=False)
+        return None if separation is None else separation.warning(), passes
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """The largest of the predictors with Gumbel noise."""

@@ -68,8 +68,8 @@ class ZeroInflatedPoisson(_Zeros):
         """log(pi + (1 - pi) e^-mu) of a zero, log(1 - pi) and Poisson's of any other count."""
         mu = jnp.exp(eta)
         zero = jnp.logaddexp(extra, -mu)
-        some = y * eta - mu - log_factorial(y, eta)
-        return jnp.where(y == 0, zero, some) - softplus(extra)
+        log_count = y * eta - mu - log_factorial(y, eta)
+        return jnp.where(y == 0, zero, log_count) - softplus(extra)
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """(1 - pi) mu."""
@@ -102,8 +102,8 @@ class HurdlePoisson(_Zeros):
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """Log pi of a zero; of others log(1 - pi) and Poisson's less log(1 - e^-mu)."""
         mu = jnp.exp(eta)
-        some = y * eta - mu - log_factorial(y, eta) - log_some(eta)
-        return jnp.where(y == 0, extra, some) - softplus(extra)
+        log_count = y * eta - mu - log_factorial(y, eta) - log_some(eta)
+        return jnp.where(y == 0, extra, log_count) - softplus(extra)
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """(1 - pi) mu / (1 - e^-mu)."""

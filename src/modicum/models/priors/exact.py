@@ -155,11 +155,11 @@ class Independent:
         where = np.array(self.where)
         if self.logged:
             return [self._tangent(t, where, numbers)]
-        of = [np.asarray(number) for number in numbers]
+        arrays = [np.asarray(number) for number in numbers]
         names = [field.name for field in fields(self.kind)]  # type: ignore[arg-type]
-        mean = of[names.index("mean")]
+        mean = arrays[names.index("mean")]
         square = (t[where] - mean) ** 2 + np.diag(covariance)[where]
-        return [StandIn(where, mean, self.kind.precision(square, *of))]
+        return [StandIn(where, mean, self.kind.precision(square, *arrays))]
 
     def non_centred(self, t: np.ndarray, information: np.ndarray) -> None:
         """Nothing: these have no scale of their own."""
@@ -232,9 +232,9 @@ def _of_tau(log_tau: jax.Array, square: np.ndarray, *numbers: np.ndarray) -> jax
     """Log-density of each log tau beside coefficients of these squares."""
     value, own = jnp.sqrt(square), [jnp.asarray(number) for number in numbers]
 
-    def one(log: jax.Array) -> jax.Array:
+    def at_log_tau(log: jax.Array) -> jax.Array:
         tau = jnp.exp(log)
         each = Horseshoe.density(value, *own, tau)
         return jnp.sum(each) + HalfCauchy.density(tau, own[0]) + log
 
-    return jax.lax.map(one, log_tau)
+    return jax.lax.map(at_log_tau, log_tau)

@@ -184,8 +184,8 @@ class ModelPriors:
         total = jnp.zeros(())
         normal = [j for j, prior in enumerate(self.coefficients) if isinstance(prior, Normal)]
         if normal:
-            of = [self.coefficients[j] for j in normal]
-            mean, sd = np.array([prior.numbers for prior in of]).T
+            priors = [self.coefficients[j] for j in normal]
+            mean, sd = np.array([prior.numbers for prior in priors]).T
             own = beta if len(normal) == beta.shape[-1] else beta[..., np.array(normal)]
             total = normal_log_density(own - mean if mean.any() else own, jnp.asarray(sd))
         if self.intercept is not None and self.intercept.quadratic:
@@ -216,8 +216,8 @@ class ModelPriors:
         for kind in dict.fromkeys(kinds):
             if kind is not Horseshoe:
                 own = [j for j, p in enumerate(self.coefficients) if type(p) is kind]
-                of = [self.coefficients[j] for j in own]
-                terms.append(_independent(kind, columns[..., own], of))
+                priors = [self.coefficients[j] for j in own]
+                terms.append(_independent(kind, columns[..., own], priors))
         for k, like in enumerate(self.horseshoes):
             own = [j for j, p in enumerate(self.coefficients) if _alike(p, like)]
             terms.append(self._shared(columns[..., own], own, like, places[_HORSESHOE][k]))
@@ -392,30 +392,30 @@ class ModelPriors:
     @property
     def has_flat(self) -> bool:
         """Whether some parameter has no prior, so that the posterior may be none."""
-        given = (*self.coefficients, self.intercept, *(prior for _, prior in self.extras))
-        return any(isinstance(prior, Flat) for prior in given)
+        priors = (*self.coefficients, self.intercept, *(prior for _, prior in self.extras))
+        return any(isinstance(prior, Flat) for prior in priors)
 
     def describe(self, columns: tuple[str, ...]) -> dict[str, str]:
         """Name each prior, readably; one line for all coefficients where they share it."""
         each = [str(prior) for prior in self.coefficients]
         if len(set(each)) == 1:
-            said = {"beta": each[0]}
+            described = {"beta": each[0]}
         else:
-            said = {f"beta[{name}]": text for name, text in zip(columns, each, strict=True)}
+            described = {f"beta[{name}]": text for name, text in zip(columns, each, strict=True)}
         if self.intercept is not None:
             where = ", of the predictor at the mean of the columns" if self.centre else ""
-            said["intercept"] = f"{self.intercept}{where}"
+            described["intercept"] = f"{self.intercept}{where}"
         for name, prior in self.extras:
             if isinstance(prior, LogNormal):
-                said[name] = str(Normal(*prior.numbers))
+                described[name] = str(Normal(*prior.numbers))
             else:
-                said[name.removeprefix("log_") if is_logged(name) else name] = str(prior)
+                described[name.removeprefix("log_") if is_logged(name) else name] = str(prior)
         for group in self.groups:
             pairs = zip(group.term.sd_names, group.sds, strict=True)
-            said |= {f"group_sd[{name}]": str(prior) for name, prior in pairs}
+            described |= {f"group_sd[{name}]": str(prior) for name, prior in pairs}
             if group.partials:
-                said[f"group_cor[{group.term.field}]"] = str(group.correlation)
-        return said
+                described[f"group_cor[{group.term.field}]"] = str(group.correlation)
+        return described
 
 
 _HORSESHOE = f"{OWN}.{HORSESHOE}"

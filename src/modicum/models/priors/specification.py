@@ -44,12 +44,14 @@ def require_support(key: str, prior: Prior, support: Support) -> None:
     """Refuse a distribution of positive numbers for a coefficient, and the like."""
     if prior.support == support:
         return
-    of, fitting = {
+    needed, fitting = {
         "real": ("a number on the whole line", "Normal or StudentT"),
         "positive": ("a positive number", "HalfNormal, Exponential or LogNormal"),
         "correlation": ("a correlation matrix", "LKJ"),
     }[support]
-    raise SettingError(f"the prior of {key!r} cannot be {prior}: it is {of}; use {fitting}, say.")
+    raise SettingError(
+        f"the prior of {key!r} cannot be {prior}: it is {needed}; use {fitting}, say."
+    )
 
 
 def columns_of(key: str, rows: Rows) -> list[int]:

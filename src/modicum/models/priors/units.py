@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +17,8 @@ from modicum.rows import CodedTerm, Coding, Rows, first_not_finite
 __all__ = ["MomentSums", "Moments", "moment_sums", "moments"]
 
 TOGETHER = 16_384  # rows whose moments are formed at once: they fit a cache
+FEW = 4  # chunks that are not worth a thread
+_buffers = threading.local()
 CONSTANT = 1e-10  # standard deviation, as a share of the mean, below which a column is constant
 
 
@@ -114,26 +120,59 @@ def moments(rows: Rows) -> Moments:
 def moment_sums(rows: Rows) -> MomentSums:
     """One streaming pass over the fields x, y, offset and weight."""
     width = len(rows.columns)
-    scalar_offset = rows.fields.get("offset") == ()
     merged = _Merged(np.zeros(width + 1), np.zeros(width + 1), 0.0)
     counts, log_exposure = 0.0, -np.inf
-    for chunk in rows.chunks(TOGETHER):
-        y = np.asarray(chunk["y"], np.float64)
-        offset = np.asarray(chunk["offset"], np.float64) if scalar_offset else np.zeros(len(y))
-        weight = np.asarray(chunk.get("weight", np.ones(len(y))), np.float64)
-        if rows.coding is not None and rows.coding.apart:
-            merged.merge(*_of_codes(rows.coding, chunk, y - offset, weight))
-        else:
-            x = chunk["x"] if rows.coding is None else rows.coding.densely(chunk)
-            together = np.empty((len(y), width + 1))
-            together[:, :width], together[:, width] = x, y - offset
-            merged.add(together, weight)
-        counts += float(weight @ y)
-        top = offset.max()
-        with np.errstate(divide="ignore"):  # a chunk whose weights are all 0
-            log_exposure = np.logaddexp(log_exposure, top + np.log(weight @ np.exp(offset - top)))
+    for part in _parts(rows):  # by several threads, merged in order
+        merged.merge(part.mean, part.squares, part.weight)
+        counts += part.counts
+        log_exposure = np.logaddexp(log_exposure, part.log_exposure)
     _require_finite(rows, merged.mean, _sd(merged.mean, merged.squares, merged.weight))
     return MomentSums(merged.weight, merged.mean, merged.squares, counts, float(log_exposure))
+
+
+def _parts(rows: Rows) -> Iterator[MomentSums]:
+    """Those of each chunk, in order; only a few chunks are in memory at a time."""
+    chunks = rows.chunks(TOGETHER)
+    if len(rows) <= FEW * TOGETHER:
+        yield from (_of_chunk(rows, chunk) for chunk in chunks)
+        return
+    threads = os.cpu_count() or 1
+    waiting: deque[Future[MomentSums]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        for chunk in chunks:
+            waiting.append(pool.submit(_of_chunk, rows, chunk))
+            if len(waiting) >= 2 * threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _buffer(shape: tuple[int, int]) -> np.ndarray:
+    """Memory of this thread's own: fresh pages for every chunk take as long as all the rest."""
+    held: np.ndarray = getattr(_buffers, "held", np.empty(0))
+    size = shape[0] * shape[1]
+    if len(held) < size:
+        held = _buffers.held = np.empty(size)
+    return held[:size].reshape(shape)
+
+
+def _of_chunk(rows: Rows, chunk: Mapping[str, np.ndarray]) -> MomentSums:
+    y = np.asarray(chunk["y"], np.float64)
+    scalar_offset = rows.fields.get("offset") == ()
+    offset = np.asarray(chunk["offset"], np.float64) if scalar_offset else np.zeros(len(y))
+    weight = np.asarray(chunk.get("weight", np.ones(len(y))), np.float64)
+    if rows.coding is not None and rows.coding.apart:
+        made = _of_codes(rows.coding, chunk, y - offset, weight)
+    else:
+        width = len(rows.columns)
+        together = _buffer((len(y), width + 1))
+        together[:, :width] = chunk["x"] if rows.coding is None else rows.coding.densely(chunk)
+        together[:, width] = y - offset
+        made = _of_columns(together, weight)
+    top = offset.max()
+    with np.errstate(divide="ignore"):  # a chunk whose weights are all 0
+        log_exposure = float(top + np.log(weight @ np.exp(offset - top)))
+    return MomentSums(made[2], made[0], made[1], float(weight @ y), log_exposure)
 
 
 def _sd(mean: np.ndarray, squares: np.ndarray, weight: float) -> np.ndarray:
@@ -148,15 +187,6 @@ class _Merged:
     def __init__(self, mean: np.ndarray, squares: np.ndarray, weight: float) -> None:
         self.mean, self.squares, self.weight = mean, squares, weight
 
-    def add(self, values: np.ndarray, weight: np.ndarray) -> None:
-        total = float(weight.sum())
-        if total == 0:
-            return
-        with np.errstate(over="ignore", invalid="ignore"):  # told below, in words
-            mean = weight @ values / total
-            values -= mean
-            self.merge(mean, weight @ np.square(values, out=values), total)
-
     def merge(self, mean: np.ndarray, squares: np.ndarray, total: float) -> None:
         """Take in means and squared deviations of rows of so much weight."""
         if total == 0:
@@ -168,6 +198,17 @@ class _Merged:
                 self.squares += shift**2 * (self.weight * total / both)
             self.mean = self.mean + shift * (total / both)
         self.weight = both
+
+
+def _of_columns(values: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    """Means of the columns, squared deviations from them, and the weight of the rows."""
+    total = float(weight.sum())
+    if total == 0:
+        return np.zeros(values.shape[1]), np.zeros(values.shape[1]), total
+    with np.errstate(over="ignore", invalid="ignore"):  # told elsewhere, in words
+        mean = weight @ values / total
+        values -= mean
+        return mean, weight @ np.square(values, out=values), total
 
 
 def _of_codes(

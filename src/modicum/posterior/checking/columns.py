@@ -31,8 +31,8 @@ def random_rows(number: int, most: int, seed: int) -> np.ndarray:
 
 def column_values(rows: Rows, table: object, name: str, row_ids: np.ndarray) -> np.ndarray:
     """The values of a column at these rows: numbers, or levels as text."""
-    some = rows.subset(row_ids)
-    batch = some.slice(0, len(some))
+    subset = rows.subset(row_ids)
+    batch = subset.slice(0, len(subset))
     if name in rows.levels and name in batch:
         return np.array([str(level) for level in rows.levels[name]])[batch[name].astype(int)]
     if name in rows.columns and "x" in batch:

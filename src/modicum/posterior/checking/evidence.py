@@ -15,8 +15,6 @@ s_k = N_k / (N1 + N2), is iterated to its fixed point, r = p(y).
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from scipy.special import betaln
 
@@ -26,7 +24,8 @@ from modicum.ledger import Ledger
 from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.prior_draws import partial_exponents
 from modicum.passes import LocalEngine, Sums, units_of
-from modicum.passes.mode import DENSE_LIMIT, prior_hessian
+from modicum.passes.mode import DENSE_LIMIT
+from modicum.posterior.checking.proposal import Evidence, NormalProposal, average, log_joint
 from modicum.posterior.correction import WORST_TAIL
 from modicum.posterior.draws import require_finite, thinned
 from modicum.posterior.fitted import Subject, flat_points
@@ -38,23 +37,7 @@ __all__ = ["Evidence", "log_evidence"]
 FEWEST = 100  # points of which the tail of weights can be seen
 STEPS = 1_000  # of the bridge's iteration at most
 CLOSE = 1e-10  # relative change at which it has ended
-NOISY = 0.5  # variance of the log-weights that a covariance of few draws may cause
 UNCERTAIN = 0.5  # error above which two models can hardly be told apart
-
-
-class Evidence(NamedTuple):
-    """Log evidence and its Monte Carlo standard error.
-
-    Attributes
-    ----------
-    value
-        Log of the marginal likelihood of the rows.
-    error
-        Its standard error, from the points it was computed at.
-    """
-
-    value: float
-    error: float
 
 
 def log_evidence(subject: Subject, points: int, random_seed: int, progressbar: bool) -> Evidence:
@@ -77,19 +60,21 @@ def log_evidence(subject: Subject, points: int, random_seed: int, progressbar: b
     sums = Sums(target, units_of(target, rows, engine, ledger), engine, ledger)
     bridge = np.zeros(total, bool)
     bridge[np.unique(np.linspace(0, total - 1, min(points, total // 2)).astype(int))] = True
-    proposal = _Normal.fitted(sums, draws[~bridge], weights[0][~bridge])
+    proposal = NormalProposal.fitted(sums, draws[~bridge], weights[0][~bridge], "evidence")
     rng = generator(random_seed, Stream.EVIDENCE)
     new = proposal.draw(rng, points)
-    log_ratio = _log_joint(sums, new) - proposal.log_density(new)
+    log_ratio = log_joint(sums, new, "evidence") - proposal.log_density(new)
     log_ratio += _log_constant(fit.model)
-    averaged, tail = _averaged(log_ratio)
+    averaged, tail = average(log_ratio)
     if tail <= WORST_TAIL:
         return averaged
     kept = draws[bridge]
-    of_draws = _log_joint(sums, kept) - proposal.log_density(kept) + _log_constant(fit.model)
-    found = _bridged(of_draws, weights[0][bridge], log_ratio)
-    _doubt(found, tail)
-    return found
+    of_draws = (
+        log_joint(sums, kept, "evidence") - proposal.log_density(kept) + _log_constant(fit.model)
+    )
+    bridged = _bridged(of_draws, weights[0][bridge], log_ratio)
+    _doubt(bridged, tail)
+    return bridged
 
 
 def _require_enough(target: Target, total: int) -> None:
@@ -105,50 +90,6 @@ def _require_enough(target: Target, total: int) -> None:
         )
 
 
-class _Normal(NamedTuple):
-    """A normal distribution by its mean and the lower factor of its covariance."""
-
-    mean: np.ndarray
-    factor: np.ndarray
-
-    @classmethod
-    def fitted(cls, sums: Sums, draws: np.ndarray, weights: np.ndarray) -> _Normal:
-        """About the draws' mean, of their covariance, or where that is noisy of the curvature.
-
-        A covariance of N draws of d parameters gives log-weights a variance of about d^2 / 2N. It
-        is a proposal, which need not be exact: signs are left aside.
-        """
-        weights = np.abs(weights)
-        mean = np.average(draws, axis=0, weights=weights)
-        centred = draws - mean
-        effective = weights.sum() ** 2 / (weights**2).sum()
-        cov = (weights[:, None] * centred).T @ centred / weights.sum()
-        if len(mean) ** 2 / (2 * effective) > NOISY:
-            _, _, hessian = sums.hessian(mean, "evidence")
-            precision = -(hessian + prior_hessian(sums.target, mean))
-            try:
-                return cls(mean, np.linalg.inv(np.linalg.cholesky(precision)).T)
-            except np.linalg.LinAlgError:  # not concave there: the draws know better
-                pass
-        return cls(mean, np.linalg.cholesky(cov))
-
-    def draw(self, rng: np.random.Generator, number: int) -> np.ndarray:
-        """In pairs about the mean, which leaves less to chance."""
-        half = rng.normal(size=(-(-number // 2), len(self.mean)))
-        return self.mean + np.concatenate([half, -half])[:number] @ self.factor.T
-
-    def log_density(self, points: np.ndarray) -> np.ndarray:
-        """At each point."""
-        z = np.linalg.solve(self.factor, (points - self.mean).T)
-        scale = np.linalg.slogdet(self.factor)[1] + 0.5 * len(self.mean) * np.log(2 * np.pi)
-        return -0.5 * np.sum(z**2, axis=0) - scale
-
-
-def _log_joint(sums: Sums, points: np.ndarray) -> np.ndarray:
-    values = sums.values(points, "evidence") + sums.target.log_priors(points)
-    return np.where(np.isnan(values), -np.inf, values)  # the model overflows there
-
-
 def _log_constant(model: BaseModel) -> float:
     """What LKJ densities lack to integrate to one, which no chain needs to know."""
     exponents = []
@@ -159,23 +100,6 @@ def _log_constant(model: BaseModel) -> float:
             if group.partials:
                 exponents.append(partial_exponents(len(group.sds), group.correlation.eta))
     return -sum(float(np.sum((2 * a - 1) * np.log(2) + betaln(a, a))) for a in exponents)
-
-
-def _averaged(log_ratio: np.ndarray) -> tuple[Evidence, float]:
-    """Log of the average of smoothed weights, with its error, and the tail of the weights."""
-    from arviz_stats.base import array_stats
-
-    top = log_ratio.max()
-    centred = np.maximum(log_ratio - top, -700.0)
-    if np.ptp(centred) < 1e-10:
-        return Evidence(float(top), 0.0), 0.0
-    smoothed, tail = array_stats.psislw(-centred)
-    # they come normalised: the smallest, which is in no tail, says by how much
-    lowest = int(np.argmin(centred))
-    log_total = centred[lowest] - smoothed[lowest]
-    share = np.exp(smoothed) * len(smoothed)
-    error = float(np.std(share, ddof=1) / np.sqrt(len(share)))
-    return Evidence(float(top + log_total - np.log(len(share))), error), float(tail)
 
 
 def _bridged(posterior: np.ndarray, weights: np.ndarray, proposal: np.ndarray) -> Evidence:
@@ -208,17 +132,17 @@ def _inverse(s1: float, s2: float, log_rest: np.ndarray) -> np.ndarray:
     return np.asarray(np.exp(-np.logaddexp(np.log(s1), np.log(s2) + log_rest)))
 
 
-def _doubt(found: Evidence, tail: float) -> None:
-    if found.error <= UNCERTAIN and np.isfinite(found.value):
+def _doubt(evidence: Evidence, tail: float) -> None:
+    if evidence.error <= UNCERTAIN and np.isfinite(evidence.value):
         return
     warn(
         ModicumWarning(
             "evidence-uncertain",
             f"the posterior is so far from normal (Pareto k {tail:.2f}) that the log evidence is "
-            f"known to within {found.error:.2g} only",
+            f"known to within {evidence.error:.2g} only",
             "use more points and draws, or compare by leaving rows out (mo.compare)",
             pareto_k=tail,
-            error=found.error,
+            error=evidence.error,
         ),
         stacklevel=4,
     )

@@ -22,7 +22,7 @@ out is a group.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -32,6 +32,7 @@ from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.passes import LocalEngine, Sums, units_of
 from modicum.passes.pointwise import LeftOut, approximately_left_out, log_likelihoods
+from modicum.posterior.checking.moment_matching import MOST_UNITS, leave_out_anew
 from modicum.posterior.draws import Draws, require_finite, thinned
 from modicum.posterior.fitted import Subject, flat_points
 from modicum.posterior.resampling import require_positive_sum
@@ -123,6 +124,8 @@ class LeaveOneOut:
         Posterior draws used.
     unit
         What was left out: "row" or "group".
+    matched
+        Whether bad rows were left out by points of their own, as far as that could be done.
     """
 
     sample: RowSample
@@ -133,6 +136,7 @@ class LeaveOneOut:
     pareto_k: np.ndarray
     draws: int
     unit: str
+    matched: bool = False
 
     @property
     def good_k(self) -> float:
@@ -146,8 +150,8 @@ class LeaveOneOut:
         if other is not None:
             near, left_out = near - other.approximate.elpd, left_out - other.elpd
         rest = self.weight[ids] * (left_out**power - near[ids] ** power)
-        found = self.sample.total(rest)
-        return Estimate(float(self.weight @ near**power) + found.value, found.variance)
+        estimate = self.sample.total(rest)
+        return Estimate(float(self.weight @ near**power) + estimate.value, estimate.variance)
 
     def error(self, other: LeaveOneOut | None = None) -> float:
         """Standard error of the sum (or difference) as an estimate for new rows."""
@@ -201,7 +205,8 @@ class LeaveOneOut:
             return None
         worst = int(np.argmax(self.pareto_k))
         of = f" of {name!r}" if name else ""
-        few = "" if self.good_k >= 0.7 else "draw more, or "
+        more = "" if self.good_k >= 0.7 else "draw more, "
+        match = "" if self.matched else "ask for moment_match=True, which evaluates them anew, "
         return warn(
             ModicumWarning(
                 "left-out-uncertain",
@@ -210,8 +215,8 @@ class LeaveOneOut:
                 f"k {self.pareto_k[worst]:.2f} in {self.unit} {self.sample.row_ids[worst]}, and "
                 f"up to {self.good_k:.2f} is fine), so elpd is too high or too low by an unknown "
                 "amount",
-                f"{few}look at these {self.unit}s (result.pareto_k), fit without them to see what "
-                "they do, or use a family with heavier tails",
+                f"{more}{match}look at these {self.unit}s (result.pareto_k), fit without them to "
+                "see what they do, or use a family with heavier tails",
                 units=int(bad.sum()),
                 left_out=len(bad),
                 pareto_k=float(self.pareto_k[worst]),
@@ -239,6 +244,7 @@ def leave_one_out(
     draws: int,
     random_seed: int,
     progressbar: bool,
+    moment_match: bool = False,
 ) -> list[LeaveOneOut]:
     """Leave out the same rows of all subjects, whose rows are the same; see `Posterior.loo`."""
     whole_number("draws", draws, FEWEST)
@@ -246,7 +252,7 @@ def leave_one_out(
         whole_number("subsample", subsample, 2)
     engine = LocalEngine(progressbar=progressbar)
     prepared = [_prepare(subject, draws, engine) for subject in subjects]
-    counts = {(len(one.units), isinstance(one.units, GroupedRows)) for one in prepared}
+    counts = {(len(each.units), isinstance(each.units, GroupedRows)) for each in prepared}
     assert len(counts) == 1, "the caller compares like with like"
     number = len(prepared[0].units)
     weight = _weights(prepared[0].units)
@@ -254,10 +260,18 @@ def leave_one_out(
         near = [LeftOut(*np.zeros((3, number)))] * len(prepared)  # nothing is left to approximate
         sample = RowSample.of_all(number)
     else:
-        near = [_approximation(one, engine) for one in prepared]
+        near = [_approximation(each, engine) for each in prepared]
         size = weight * sum(np.nan_to_num(part.variance.astype(float)) for part in near)
         sample = RowSample.drawn(size, subsample or SAMPLED, random_seed)
-    return [_left_out(one, sample, weight, part) for one, part in zip(prepared, near, strict=True)]
+    results = [
+        _left_out(each, sample, weight, part) for each, part in zip(prepared, near, strict=True)
+    ]
+    if not moment_match:
+        return results
+    return [
+        _mended(left_out, each, engine, random_seed)
+        for left_out, each in zip(results, prepared, strict=True)
+    ]
 
 
 def _prepare(subject: Subject, draws: int, engine: LocalEngine) -> _Prepared:
@@ -288,9 +302,9 @@ def _efficiency(source: Draws, used: int) -> float:
         return 1.0
     flat = [x.reshape(*x.shape[:2], -1) for x in source.draws.values()]
     scalars = np.concatenate(flat, axis=2).astype(float)
-    some = scalars[:, :, :: -(-scalars.shape[2] // MOST_SCALARS)]
+    looked_at = scalars[:, :, :: -(-scalars.shape[2] // MOST_SCALARS)]
     with np.errstate(all="ignore"):
-        ess = array_stats.ess(some, chain_axis=0, draw_axis=1, method="mean")
+        ess = array_stats.ess(looked_at, chain_axis=0, draw_axis=1, method="mean")
     share = float(np.nanmean(ess)) / used
     return share if np.isfinite(share) and share > 0 else 1.0
 
@@ -308,10 +322,10 @@ def _approximation(subject: _Prepared, engine: LocalEngine) -> LeftOut:
     Else a row's log-likelihood would be off by its slope times what their means differ, which is
     larger by far than the curvature that leaving the row out is about.
     """
-    some = _evenly(len(subject.points), FEW_POINTS)
-    points, log_weight = subject.points[some], subject.log_weight[some]
+    spaced = _evenly(len(subject.points), FEW_POINTS)
+    points, log_weight = subject.points[spaced], subject.log_weight[spaced]
     centre = _mean(subject.points, subject.log_weight, subject.sign)
-    moved = points + centre - _mean(points, log_weight, np.ones(len(some)))
+    moved = points + centre - _mean(points, log_weight, np.ones(len(spaced)))
     sums = Sums(subject.target, subject.units, engine, subject.ledger)
     return approximately_left_out(sums, moved, log_weight)
 
@@ -341,6 +355,25 @@ def _left_out(
     unit = "group" if isinstance(subject.units, GroupedRows) else "row"
     draws = len(subject.points)
     return LeaveOneOut(sample, weight, near, elpd, lpd, pareto_k, draws, unit)
+
+
+def _mended(
+    left_out: LeaveOneOut, subject: _Prepared, engine: LocalEngine, seed: int
+) -> LeaveOneOut:
+    """With the worst rows left out by points of their own, where these reach them."""
+    worst = np.argsort(-left_out.pareto_k)[:MOST_UNITS]
+    bad = np.sort(worst[left_out.pareto_k[worst] > left_out.good_k])
+    if not len(bad):
+        return left_out
+    row_ids = left_out.sample.row_ids[bad]
+    sums = Sums(subject.target, subject.units, engine, subject.ledger)
+    mean = _mean(subject.points, subject.log_weight, subject.sign)
+    share = np.minimum(left_out.weight[row_ids], 1.0)
+    anew = leave_out_anew(sums, mean, row_ids, share, seed)
+    elpd, pareto_k = left_out.elpd.copy(), left_out.pareto_k.copy()
+    better = anew.pareto_k <= left_out.good_k
+    elpd[bad[better]], pareto_k[bad[better]] = anew.elpd[better], anew.pareto_k[better]
+    return replace(left_out, elpd=elpd, pareto_k=pareto_k, matched=True)
 
 
 def _require_numbers(values: np.ndarray, row_ids: np.ndarray) -> None:
@@ -375,8 +408,8 @@ def _smoothed(values: np.ndarray, share: np.ndarray, subject: _Prepared) -> np.n
     smoothed = np.full(minus_ratio.shape, -np.log(len(values)))
     pareto_k = np.zeros(len(smoothed))
     if not flat.all():
-        found = array_stats.psislw(minus_ratio[~flat], r_eff=subject.efficiency)
-        smoothed[~flat], pareto_k[~flat] = found
+        smoothed_rest = array_stats.psislw(minus_ratio[~flat], r_eff=subject.efficiency)
+        smoothed[~flat], pareto_k[~flat] = smoothed_rest
     elpd = _log_average(values.T, smoothed, sign)
     lpd = _log_average(values.T, log_weight, sign)
     return np.stack([elpd, lpd, pareto_k])

@@ -61,13 +61,15 @@ def marginal(
         )
     if slope:
         points = [None] if at is None else at
-        found = [_slope(rows, expected, name, values, point) for point in points]
+        estimates = [_slope(rows, expected, name, values, point) for point in points]
         labels = [name] if at is None else points
     else:
         labels = at if at is not None else _grid(name, values, levels)
         _require_levels(name, labels, levels)
-        found = [_average(rows.setting(name, _constant(v, len(rows))), expected) for v in labels]
-    return _table(np.stack(found, axis=1), weights, labels, name, prob, classes)
+        estimates = [
+            _average(rows.setting(name, _constant(v, len(rows))), expected) for v in labels
+        ]
+    return _table(np.stack(estimates, axis=1), weights, labels, name, prob, classes)
 
 
 def contrast(
@@ -101,8 +103,8 @@ def contrast(
         sign = " - " if comparison == "difference" else " / "
         names = [f"{v}{sign}{chosen[0]}" for v in chosen[1:]]
         others = dict(zip(names, rest, strict=True))
-    found = [_compared(base, other, comparison) for other in others.values()]
-    return _table(np.stack(found, axis=1), weights, list(others), name, prob, classes)
+    estimates = [_compared(base, other, comparison) for other in others.values()]
+    return _table(np.stack(estimates, axis=1), weights, list(others), name, prob, classes)
 
 
 def averages(
@@ -231,7 +233,7 @@ def _compared(base: np.ndarray, other: np.ndarray, comparison: Comparison) -> np
 
 
 def _table(
-    found: np.ndarray,
+    estimates: np.ndarray,
     weights: np.ndarray,
     labels: list[Any],
     name: str,
@@ -242,13 +244,13 @@ def _table(
     import pandas as pd
 
     ends = [(1 - prob) / 2, (1 + prob) / 2]
-    draws = found[None]
+    draws = estimates[None]
     low, high = weighted_quantile(draws, weights, ends)
     sd = np.sqrt(weighted_variance(draws, weights))
     columns = np.stack([weighted_mean(draws, weights), sd, low, high], axis=-1)
     index: Any = pd.Index(labels, name=name)
-    if found.ndim == 3:
-        known = classes if len(classes) == found.shape[2] else range(found.shape[2])
+    if estimates.ndim == 3:
+        known = classes if len(classes) == estimates.shape[2] else range(estimates.shape[2])
         index = pd.MultiIndex.from_product([labels, known], names=[name, "class"])
     titles = ["mean", "sd", *(f"{100 * end:g}%" for end in ends)]
     return pd.DataFrame(columns.reshape(-1, 4), index=index, columns=titles)

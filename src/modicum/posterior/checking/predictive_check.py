@@ -103,8 +103,8 @@ class PredictiveCheck:
         low, middle, high = (root(table[name]) for name in ("lower", "predicted", "upper"))
         ax.vlines(at, low, high, color=PREDICTED, lw=3, alpha=0.5)
         ax.plot(at, middle, "o", color=PREDICTED, ms=4, label=f"predicted, {self.prob:.0%}")
-        few = max(1, len(at) // 12)
-        ax.set_xticks(at[::few], [str(label) for label in table.index[::few]])
+        every_nth = max(1, len(at) // 12)
+        ax.set_xticks(at[::every_nth], [str(label) for label in table.index[::every_nth]])
         unit = "rows, on a square-root scale" if self.kind == "counts" else "rows"
         ax.set(xlabel="outcome", ylabel=unit)
         if self.kind == "counts":
@@ -133,8 +133,8 @@ class PredictiveCheck:
         ax.plot(x, off["observed"], "o", color=OBSERVED, ms=4, label="observed")
         ax.axhline(0, color=INK, lw=0.8)
         if not numeric:
-            few = max(1, len(x) // 20)
-            ax.set_xticks(x[::few], [str(v) for v in table["at"][::few]], rotation=60)
+            every_nth = max(1, len(x) // 20)
+            ax.set_xticks(x[::every_nth], [str(v) for v in table["at"][::every_nth]], rotation=60)
         ax.set(xlabel=self.name, ylabel="mean outcome less predicted")
         ax.legend(frameon=False)
 
@@ -315,11 +315,11 @@ class _Means:
         width = self.classes or 1
         there = np.repeat(np.where(self.mass > 0, self.mass, 1.0), width)
         index = np.repeat(np.arange(self.bins), width)
-        found = _frame(self.seen / there, self.drawn / there, prob, index, signs)
-        found = found.assign(rows=np.repeat(self.count, width).astype(int))
+        table = _frame(self.seen / there, self.drawn / there, prob, index, signs)
+        table = table.assign(rows=np.repeat(self.count, width).astype(int))
         if self.classes is None:
-            return found
-        return found.assign(**{"class": np.tile(np.arange(width), self.bins)})
+            return table
+        return table.assign(**{"class": np.tile(np.arange(width), self.bins)})
 
 
 class _Values:
@@ -335,7 +335,7 @@ class _Values:
     ) -> None:
         del batch, first
         self.seen += self._counted(y, mass)
-        part = np.stack([self._counted(one, mass) for one in drawn])
+        part = np.stack([self._counted(outcomes, mass) for outcomes in drawn])
         self.drawn = part if self.drawn is None else self.drawn + part
 
     def _counted(self, values: np.ndarray, mass: np.ndarray) -> np.ndarray:

@@ -38,10 +38,10 @@ def lights(
     warnings: Sequence[ModicumWarning],
 ) -> list[Light]:
     """What can be said of a run of so many chains and draws, the most important first."""
-    found = [*_of_summary(summary, *shape)]
+    all_lights = [*_of_summary(summary, *shape)]
     if "diverging" in stats and stats["diverging"].size:
         share = float(np.mean(stats["diverging"]))
-        found.append(
+        all_lights.append(
             Light(
                 "divergences",
                 f"{int(np.sum(stats['diverging'])):,} draws",
@@ -52,7 +52,7 @@ def lights(
     bias = tuning.get("bias_bound")
     bound = bias.get("value") if isinstance(bias, Mapping) else None
     if is_number(bound):
-        found.append(
+        all_lights.append(
             Light(
                 "error of subsampling",
                 f"at most {float(bound):.2g} sd",  # type: ignore[arg-type]
@@ -62,9 +62,9 @@ def lights(
             )
         )
     if settings.get("complete") is False:
-        found.append(Light("run", "stopped early", "doubtful", "the draws so far are shown"))
+        all_lights.append(Light("run", "stopped early", "doubtful", "the draws so far are shown"))
     count = len(warnings)
-    found.append(
+    all_lights.append(
         Light(
             "warnings",
             f"{count:,}",
@@ -72,16 +72,16 @@ def lights(
             "reasons to doubt the run, in words below" if count else "no reason to doubt the run",
         )
     )
-    return found
+    return all_lights
 
 
 def _of_summary(summary: pd.DataFrame, chains: int, draws: int) -> list[Light]:
     """R-hat and effective sample sizes, of the worst scalar, by the limits of the warnings."""
-    found: list[Light] = []
+    all_lights: list[Light] = []
     known = summary[np.isfinite(summary["r_hat"])]
     if len(known):
         worst, limit = known["r_hat"].idxmax(), largest_r_hat(chains, draws, len(known))
-        found.append(
+        all_lights.append(
             Light(
                 "R-hat",
                 f"{known['r_hat'].max():.3f}",
@@ -99,17 +99,17 @@ def _of_summary(summary: pd.DataFrame, chains: int, draws: int) -> list[Light]:
             enough = smallest_ess(chains * draws)
             level = _level(-smallest, -enough, -enough / 4)
             meaning = f"independent draws that would tell as much of {of} (worst: {sizes.idxmin()})"
-            found.append(Light(title, f"{smallest:,.0f}", level, meaning))
-    return found
+            all_lights.append(Light(title, f"{smallest:,.0f}", level, meaning))
+    return all_lights
 
 
 def _level(value: float, good: float, bad: float) -> Level:
     return "good" if value <= good else "doubtful" if value <= bad else "bad"
 
 
-def overall(found: Sequence[Light]) -> tuple[Level, str]:
+def overall(all_lights: Sequence[Light]) -> tuple[Level, str]:
     """One light for all, and what it says."""
-    levels = {light.level for light in found}
+    levels = {light.level for light in all_lights}
     if "bad" in levels:
         return "bad", "Do not use these draws before the red lights below are understood."
     if "doubtful" in levels:

@@ -66,32 +66,34 @@ class Reported:
     groups: Mapping[str, pd.DataFrame] = field(default_factory=dict)
 
 
-def report_page(of: Reported) -> str:
+def report_page(report: Reported) -> str:
     """The page, as one HTML document."""
-    shape = (of.chains, of.draws)
-    found = lights(of.summary, shape, of.stats, of.tuning, of.settings, of.warnings)
-    level, verdict = overall(found)
+    shape = (report.chains, report.draws)
+    traffic_lights = lights(
+        report.summary, shape, report.stats, report.tuning, report.settings, report.warnings
+    )
+    level, verdict = overall(traffic_lights)
     sections = [
-        _section("What was fitted", _fitted(of)),
-        _section("Can it be trusted?", _trust(found), _warnings(of)),
-        _section("Coefficients", _coefficients(of)),
-        *[_section(f"Effects of {name}", _effects(frame)) for name, frame in of.groups.items()],
-        _section("What columns do", _columns(of)) if of.columns else None,
-        _section("Does it look like the data?", _check(of.check)),
-        _section("What it cost", _cost(of)),
-        _section("Priors", _priors(of)),
-        _section("How it was sampled, and why so", _method(of)),
-        _section("How to do it again", _again(of)),
+        _section("What was fitted", _fitted(report)),
+        _section("Can it be trusted?", _trust(traffic_lights), _warnings(report)),
+        _section("Coefficients", _coefficients(report)),
+        *[_section(f"Effects of {name}", _effects(frame)) for name, frame in report.groups.items()],
+        _section("What columns do", _columns(report)) if report.columns else None,
+        _section("Does it look like the data?", _check(report.check)),
+        _section("What it cost", _cost(report)),
+        _section("Priors", _priors(report)),
+        _section("How it was sampled, and why so", _method(report)),
+        _section("How to do it again", _again(report)),
     ]
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        tag("title", of.title),
+        tag("title", report.title),
         tag("style", Markup(CSS)),
     )
-    top = tag("header", tag("h1", of.title), tag("p", _light(level), " ", verdict))
+    top = tag("header", tag("h1", report.title), tag("p", _light(level), " ", verdict))
     body = tag("body", tag("main", top, [part for part in sections if part is not None]))
     return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en") + "\n"
 
@@ -109,24 +111,24 @@ def _facts(pairs: Sequence[tuple[str, object]]) -> Markup:
     return tag("dl", [(tag("dt", name), tag("dd", value)) for name, value in pairs])
 
 
-def _wide(made: Markup) -> Markup:
-    return tag("div", made, class_="scroll")
+def _wide(markup: Markup) -> Markup:
+    return tag("div", markup, class_="scroll")
 
 
-def _fitted(of: Reported) -> Markup:
-    settings = of.settings
+def _fitted(report: Reported) -> Markup:
+    settings = report.settings
     pairs: list[tuple[str, object]] = []
     if "formula" in settings:
         pairs.append(("formula", tag("code", settings["formula"])))
-    pairs.append(("model", of.model))
-    units = f"{of.ledger.rows:,} {of.ledger.unit}s"
-    rows = settings.get("rows", of.ledger.rows)
-    several = f"{rows:,} rows" + (f" in {units}" if of.ledger.unit != "row" else "")
-    pairs.append(("data", several))
+    pairs.append(("model", report.model))
+    units = f"{report.ledger.rows:,} {report.ledger.unit}s"
+    rows = settings.get("rows", report.ledger.rows)
+    row_count = f"{rows:,} rows" + (f" in {units}" if report.ledger.unit != "row" else "")
+    pairs.append(("data", row_count))
     if settings.get("dropped_rows"):
         pairs.append(("left out", f"{settings['dropped_rows']:,} rows with missing values"))
-    if of.fit_rows is not None:
-        schema = of.fit_rows.schema
+    if report.fit_rows is not None:
+        schema = report.fit_rows.schema
         if schema.outcome:
             pairs.append(("outcome", tag("code", schema.outcome)))
         pairs.append(("columns of the model", f"{len(schema.columns):,}"))
@@ -138,11 +140,11 @@ def _fitted(of: Reported) -> Markup:
     if isinstance(classes, Mapping):
         pairs.append(("outcomes", ", ".join(f"{name} is {code}" for name, code in classes.items())))
     method = settings.get("method", "draws made elsewhere")
-    pairs.append(("method", f"{method}: {of.chains} chains of {of.draws:,} draws"))
+    pairs.append(("method", f"{method}: {report.chains} chains of {report.draws:,} draws"))
     return _facts(pairs)
 
 
-def _trust(found: Sequence[Light]) -> Markup:
+def _trust(traffic_lights: Sequence[Light]) -> Markup:
     lines = [
         tag(
             "div",
@@ -152,25 +154,25 @@ def _trust(found: Sequence[Light]) -> Markup:
             tag("small", light.meaning),
             class_="check",
         )
-        for light in found
+        for light in traffic_lights
     ]
     return tag("div", lines, class_="checks")
 
 
-def _warnings(of: Reported) -> Markup | None:
-    if not of.warnings:
+def _warnings(report: Reported) -> Markup | None:
+    if not report.warnings:
         return None
     lines = [
         tag("li", tag("strong", doubt.sentence + "."), " ", doubt.remedy and doubt.remedy + ".",
             " ", tag("code", doubt.code))
-        for doubt in of.warnings
+        for doubt in report.warnings
     ]  # fmt: skip
     return tag("ul", lines, class_="warnings")
 
 
-def _coefficients(of: Reported) -> list[Markup]:
-    effects = [name for name in of.summary.index if "|" in str(name).split("[")[0]]
-    rest = of.summary.drop(index=effects)
+def _coefficients(report: Reported) -> list[Markup]:
+    effects = [name for name in report.summary.index if "|" in str(name).split("[")[0]]
+    rest = report.summary.drop(index=effects)
     shown = rest.head(MOST_LINES)
     low, high = shown.columns[2], shown.columns[3]
     unit = tag("p", f"Mean and interval from {low} to {high} of the posterior.", class_="note")
@@ -214,77 +216,77 @@ def _label(level: object) -> str:
     return f"{level:.3g}" if isinstance(level, float) else str(level)
 
 
-def _columns(of: Reported) -> list[Markup]:
+def _columns(report: Reported) -> list[Markup]:
     intro = (
         "Average predictions: one column is set to each value, in rows of the data that stay as "
         "they are otherwise."
     )
-    made = [tag("p", intro, class_="note")]
-    for name, found in of.columns.items():
-        if isinstance(found, str):
-            made.append(tag("p", tag("strong", name), ": ", found, class_="note"))
+    parts = [tag("p", intro, class_="note")]
+    for name, effect in report.columns.items():
+        if isinstance(effect, str):
+            parts.append(tag("p", tag("strong", name), ": ", effect, class_="note"))
             continue
-        made += [_effect(f"{name}{of_class}", name, part) for of_class, part in _by_class(found)]
-    return [made[0], tag("div", made[1:], class_="figures")]
+        parts += [_effect(f"{name}{of_class}", name, part) for of_class, part in _by_class(effect)]
+    return [parts[0], tag("div", parts[1:], class_="figures")]
 
 
-def _by_class(found: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+def _by_class(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """The table, or one for each class of the outcome."""
-    if found.index.nlevels == 1:
-        return [("", found)]
-    classes = found.index.get_level_values(-1)
-    return [(f", class {k}", found[classes == k].droplevel(-1)) for k in dict.fromkeys(classes)]
+    if table.index.nlevels == 1:
+        return [("", table)]
+    classes = table.index.get_level_values(-1)
+    return [(f", class {k}", table[classes == k].droplevel(-1)) for k in dict.fromkeys(classes)]
 
 
-def _effect(caption: str, name: str, found: pd.DataFrame) -> Markup:
-    band = Band.of(found, found.columns[2], "mean", found.columns[3])
-    if found.index.dtype.kind in "fiu" and len(found) > 2:
-        picture = band_chart(found.index.to_numpy(float), band, name, "expected outcome")
+def _effect(caption: str, name: str, table: pd.DataFrame) -> Markup:
+    band = Band.of(table, table.columns[2], "mean", table.columns[3])
+    if table.index.dtype.kind in "fiu" and len(table) > 2:
+        picture = band_chart(table.index.to_numpy(float), band, name, "expected outcome")
     else:
-        picture = forest([f"{name} = {_label(level)}" for level in found.index], band)
+        picture = forest([f"{name} = {_label(level)}" for level in table.index], band)
     return tag("figure", tag("figcaption", caption), picture)
 
 
-def _check(found: PredictiveCheck | str) -> list[Markup]:
-    if isinstance(found, str):
-        return [tag("p", found, class_="note")]
-    frame = found.table
+def _check(check: PredictiveCheck | str) -> list[Markup]:
+    if isinstance(check, str):
+        return [tag("p", check, class_="note")]
+    frame = check.table
     band = Band.of(frame, "lower", "predicted", "upper")
     seen = frame["observed"].to_numpy(float)
-    if found.kind == "calibration":
+    if check.kind == "calibration":
         picture = band_chart(band.middle, band, "predicted probability", "share of ones", seen)
-    elif found.kind == "ecdf":
+    elif check.kind == "ecdf":
         x = frame.index.to_numpy(float)
         picture = band_chart(x, band, "outcome", "share of rows up to it", seen)
     else:
         picture = bar_chart(list(frame.index), seen, band, "outcome", "rows")
-    expected = 1 - found.prob
+    expected = 1 - check.prob
     words = (
-        f"Dots are what was observed, the band what the model expects of {found.rows:,} rows "
-        f"({found.prob:.0%} intervals). {found.outside:.0%} of the bins lie outside, and "
+        f"Dots are what was observed, the band what the model expects of {check.rows:,} rows "
+        f"({check.prob:.0%} intervals). {check.outside:.0%} of the bins lie outside, and "
         f"{expected:.0%} would by chance."
     )
     return [tag("p", words, class_="note"), tag("figure", picture)]
 
 
-def _cost(of: Reported) -> list[Markup]:
-    ledger = of.ledger
+def _cost(report: Reported) -> list[Markup]:
+    ledger = report.ledger
     lines = [
         [purpose, kind, f"{n:,}", f"{n / ledger.rows:,.1f}"]
         for (purpose, kind), n in ledger.counts.items()
     ]
-    said = f"{ledger.evaluations:,} {ledger.unit} evaluations: {ledger.passes:,.1f} passes"
+    text = f"{ledger.evaluations:,} {ledger.unit} evaluations: {ledger.passes:,.1f} passes"
     if ledger.share is not None:
-        said += f", {ledger.share:.2%} of what HMC on all rows with the same trajectories costs"
-    seconds = of.settings.get("seconds")
+        text += f", {ledger.share:.2%} of what HMC on all rows with the same trajectories costs"
+    seconds = report.settings.get("seconds")
     if isinstance(seconds, int | float):
-        said += f"; {seconds:,.0f} seconds"
+        text += f"; {seconds:,.0f} seconds"
     head = ["for", "what", "evaluations", "passes"]
-    return [tag("p", said + "."), _wide(table(head, lines))]
+    return [tag("p", text + "."), _wide(table(head, lines))]
 
 
-def _priors(of: Reported) -> Markup:
-    priors = of.tuning.get("priors")
+def _priors(report: Reported) -> Markup:
+    priors = report.tuning.get("priors")
     if not isinstance(priors, Mapping) or not priors:
         return tag("p", "The model does not say what its priors are.", class_="note")
     items = list(priors.items())
@@ -296,9 +298,9 @@ def _priors(of: Reported) -> Markup:
     return tag("details", tag("summary", title), body)
 
 
-def _method(of: Reported) -> Markup:
+def _method(report: Reported) -> Markup:
     pairs: list[tuple[str, object]] = []
-    for name, entry in of.tuning.items():
+    for name, entry in report.tuning.items():
         if name == "priors":
             continue
         if isinstance(entry, Mapping) and "why" in entry:
@@ -310,13 +312,15 @@ def _method(of: Reported) -> Markup:
             pairs.append((name, text))
         else:
             pairs.append((name, str(entry)))
-    if "settings" in of.settings:
-        pairs.append(("settings", tag("code", of.settings["settings"])))
+    if "settings" in report.settings:
+        pairs.append(("settings", tag("code", report.settings["settings"])))
     return _facts(pairs) if pairs else tag("p", "Nothing was tuned.", class_="note")
 
 
-def _again(of: Reported) -> list[Markup]:
-    versions = [(k, of.settings[k]) for k in ("modicum", "jax", "backend") if k in of.settings]
-    if of.fit_rows is not None:
-        versions.append(("fingerprint of the rows", of.fit_rows.fingerprint))
-    return [tag("pre", tag("code", of.code)), _facts(versions)]
+def _again(report: Reported) -> list[Markup]:
+    versions = [
+        (k, report.settings[k]) for k in ("modicum", "jax", "backend") if k in report.settings
+    ]
+    if report.fit_rows is not None:
+        versions.append(("fingerprint of the rows", report.fit_rows.fingerprint))
+    return [tag("pre", tag("code", report.code)), _facts(versions)]

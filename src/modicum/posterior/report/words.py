@@ -38,8 +38,8 @@ def code_for(settings: Mapping[str, object], model: str, chains: int, draws: int
         family = f'family="{known[first]}"' if first in known else "family=..."
         call = f"mo.fit({formula!r}, data, {family}, {method},\n              {how})"
     else:
-        made = f"mo.models.{first}()" if first in known else "model"
-        call = f"mo.sample({made}, rows, {method},\n                 {how})"
+        model_code = f"mo.models.{first}()" if first in known else "model"
+        call = f"mo.sample({model_code}, rows, {method},\n                 {how})"
     note = "# with the priors and settings above, where they are not the defaults"
     return f"import modicum as mo\n\n{note}\npost = {call}"
 

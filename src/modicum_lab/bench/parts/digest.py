@@ -81,7 +81,8 @@ def _noise(post: Posterior) -> float:
 
 
 def _sampled(model: Any, data: Rows | mo.Digest, draws: int) -> Posterior:
-    return mo.sample(model, data, draws=draws, tune=500, random_seed=2, progressbar=False)
+    settings: dict[str, Any] = {"method": "hmc-ecs", "tune": 500, "random_seed": 2}
+    return mo.sample(model, data, draws=draws, progressbar=False, **settings)
 
 
 def _timed(make: Any) -> tuple[Any, float]:

@@ -1,7 +1,12 @@
 """One chain to thousands on an accelerator: HMC-ECS, signed, SGHMC, and HMC on all rows beside.
 
     python -m modicum_lab.bench.parts.gpu [--rows 10500000] [--chains 1 32 1024 8192] [--draws 1000]
+    python -m modicum_lab.bench.parts.gpu --methods perturbed fused --tables made-up flights
     python -m modicum_lab.bench.parts.gpu --rows 100000 --chains 1 8 --draws 200  # on a CPU
+
+HMC-ECS runs twice, iteration by iteration ("perturbed") and with a whole chain in one program
+where that can be ("fused"); the column "path" says which it was. On the flights (d = 151) these
+two run alone.
 
 Every chain's means and sds are compared with those of all chains together, and these with a
 reference that reads every row. The share of the card's limits says how far the time of an
@@ -17,6 +22,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -32,10 +38,10 @@ from modicum import (
     SignedHMCECS,
     sample,
 )
-from modicum.datasets import Dataset
+from modicum.datasets import Dataset, flights
 from modicum.diagnostics import batch_means_inefficiency
 from modicum.methods import Method
-from modicum_lab.bench.accuracy import KeptReference, by_importance
+from modicum_lab.bench.accuracy import KeptReference, by_importance, of_table
 from modicum_lab.bench.runs import flat_scalars
 from modicum_lab.bench.stand_ins import plain
 from modicum_lab.bench.tables import Table, verdict
@@ -50,7 +56,14 @@ class Kind(NamedTuple):
     thin: int = 1
 
 
-METHODS = {"perturbed": Kind(HMCECS), "signed": Kind(SignedHMCECS), "sghmc-cv": Kind(SGHMCCV, 10)}
+METHODS = {
+    "perturbed": Kind(HMCECS),
+    "fused": Kind(partial(HMCECS, fused="auto")),
+    "signed": Kind(SignedHMCECS),
+    "sghmc-cv": Kind(SGHMCCV, 10),
+}
+BOTH_PATHS = ("perturbed", "fused")
+TABLES = ("made-up", "flights")
 ALL_ROWS = "hmc, all rows"
 GOAL = 1_500_000  # effective draws per second, perturbed, with 1,024 chains or more
 MANY = 256  # chains from which their spread counts effective draws
@@ -59,6 +72,7 @@ COLUMNS = [
     "method",
     "precision",
     "chains",
+    "path",
     "ESS per second",
     "us per iteration",
     "s in all",
@@ -197,15 +211,21 @@ def line(case: Case, table: Dataset, reference: KeptReference, card: Card) -> li
     per_draw = sampling / case.draws
     bandwidth, arithmetic = shares(post, per_draw, case, card)
     rate = float(ess.min()) / sampling
-    _print_record(case, post, rate)
+    _print_record(case, post, {"rate": rate, "mean off": mean_off, "sd off": sd_off})
     return [
-        *(case.name, case.precision, case.chains, rate, 1e6 * per_draw / case.thin, total),
+        *(case.name, case.precision, case.chains, _path(post), rate),
+        *(1e6 * per_draw / case.thin, total),
         *(mean_off, 100 * sd_off, worst, "yes" if right else "NO"),
         *(100 * bandwidth, 100 * arithmetic),
     ]
 
 
-def _print_record(case: Case, post: Posterior, rate: float) -> None:
+def _path(post: Posterior) -> str:
+    """Whether iterations were fused; "plain" where nothing is said."""
+    return str(post.tuning.get("path", {}).get("value", "plain"))
+
+
+def _print_record(case: Case, post: Posterior, figures: dict[str, float]) -> None:
     choices = {
         name: choice["value"]
         for name, choice in post.tuning.items()
@@ -215,7 +235,8 @@ def _print_record(case: Case, post: Posterior, rate: float) -> None:
         "method": case.name,
         "chains": case.chains,
         "precision": case.precision,
-        "rate": rate,
+        **figures,
+        "path": _path(post),
         "tuning": choices,
         "warnings": [{"code": doubt.code, "text": str(doubt)} for doubt in post.warnings],
     }
@@ -232,6 +253,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--hmc-draws", type=int, default=200)
     made.add_argument("--tune", type=int, default=200)
     made.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    made.add_argument("--tables", nargs="+", default=["made-up"], choices=TABLES)
     made.add_argument("--precision", nargs="+", default=["float64", "float32"])
     made.add_argument("--bandwidth", type=float, default=4.8, help="of the card, TB/s")
     made.add_argument("--float64", type=float, default=34.0, help="of the card, TFLOP/s")
@@ -239,20 +261,21 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def cases(arguments: argparse.Namespace) -> list[Case]:
-    """What the command line asks for."""
+def cases(arguments: argparse.Namespace, table: str = "made-up") -> list[Case]:
+    """What the command line asks for, of one table."""
+    own = [name for name in arguments.methods if table == "made-up" or name in BOTH_PATHS]
     subsampled = [
         Case(
             *(name, METHODS[name].method(precision=precision), precision, chains),
             *(arguments.draws, arguments.tune, METHODS[name].thin),
         )
-        for name in arguments.methods
+        for name in own
         for precision in arguments.precision
         for chains in arguments.chains
     ]
     whole = [
         Case(ALL_ROWS, HMC(), "float64", chains, arguments.hmc_draws, 100)
-        for chains in arguments.hmc_chains
+        for chains in (arguments.hmc_chains if table == "made-up" else ())
     ]
     return subsampled + whole
 
@@ -260,24 +283,31 @@ def cases(arguments: argparse.Namespace) -> list[Case]:
 def main() -> None:
     """Run every case; print the report, and the limit where thousands of chains ran."""
     arguments = parser().parse_args()
+    for name in arguments.tables:
+        report(arguments, name)
+
+
+def report(arguments: argparse.Namespace, name: str) -> None:
+    """Run every case of one table."""
     card = Card(arguments.bandwidth, arguments.float64, arguments.float32)
-    table = plain(arguments.rows)
-    reference = by_importance(table.model, table.rows)
+    table = plain(arguments.rows) if name == "made-up" else flights(download=False)
+    known = name != "made-up"
+    reference = of_table(name) if known else by_importance(table.model, table.rows)
     device, d = jax.devices()[0].device_kind, len(table.columns) + 1
-    report = Table(
-        f"{device}: logistic regression, {arguments.rows:,} rows, {d} parameters",
+    lines = Table(
+        f"{device}: logistic regression, {name}, {len(table.rows):,} rows, {d} parameters",
         COLUMNS,
         note=f"Reference: {reference.source}; its error is at most "
         f"{reference.largest_error:.2g} sd.",
     )
     limits = Table("Limit", ["what", "ESS per second", "at least", "kept"])
-    for case in cases(arguments):
+    for case in cases(arguments, name):
         row = line(case, table, reference, card)
-        report.rows.append(row)
-        if case.name == "perturbed" and case.chains >= 1024:
-            what, rate = f"{case.chains:,} chains, {case.precision}", row[3]
+        lines.rows.append(row)
+        if case.name == "perturbed" and case.chains >= 1024 and not known:
+            what, rate = f"{case.chains:,} chains, {case.precision}", row[4]
             limits.rows.append([what, rate, GOAL, verdict(GOAL, rate)])
-    print(report.markdown())
+    print(lines.markdown())
     if limits.rows:
         print(limits.markdown())
 

@@ -111,7 +111,7 @@ def sampled(store: str, workers: int) -> dict[str, Any]:
     return {
         "draws": digest.hexdigest(),
         "seconds": seconds,
-        "passes": post.ledger.passes,
+        "passes": post.ledger.sweeps,
         "driver": peak.here,
         "others": peak.elsewhere,
         "r_hat": float(post.summary()["r_hat"].max()),
@@ -172,9 +172,10 @@ def measure(n: int, folder: Path, repeats: int = 3) -> list[Table]:
         memory.rows.append([*row, verdict(most, MEMORY)])
     hashes = {one["draws"] for one in runs.values()}
     passes = max(one["passes"] for one in runs.values())
+    r_hat = max(one["r_hat"] for one in runs.values())
     memory.note = (
         f"Draws of both: {'the same, bit for bit' if len(hashes) == 1 else 'NOT THE SAME'}. "
-        f"{passes:.1f} passes; largest R-hat {max(one['r_hat'] for one in runs.values()):.3f}. "
+        f"{passes} passes over all rows; largest R-hat {r_hat:.3f}. "
         f"Parquet: {size:.0f} bytes per row; store: {Rows.open(store).row_bytes}."
     )
     cores = min(WORKERS, os.cpu_count() or 1)

@@ -1,6 +1,7 @@
 """Posteriors of the four real tables, from 64,000 draws of full-data HMC in float64 each.
 
-Made by `tests/helpers/make_references.py`.
+And that of the made-up table `census` (`modicum_lab.bench.stand_ins.census_shaped`). Made by
+`tests/helpers/make_references.py`.
 """
 
 from __future__ import annotations

@@ -52,9 +52,14 @@ def test_independent_draws_are_all_effective_and_no_chain_is_off(draws):
 def test_the_command_line_of_the_accelerator_makes_its_cases():
     arguments = gpu.parser().parse_args(["--chains", "1", "8", "--hmc-chains", "2"])
     cases = gpu.cases(arguments)
-    assert len(cases) == 3 * 2 * 2 + 1  # methods, precisions, chains; and HMC on all rows
+    assert len(cases) == 4 * 2 * 2 + 1  # methods, precisions, chains; and HMC on all rows
     assert {case.thin for case in cases if case.name == "sghmc-cv"} == {10}
     assert (cases[-1].name, cases[-1].chains) == (gpu.ALL_ROWS, 2)
+    both = gpu.cases(arguments, "flights")
+    assert {(case.name, case.method.fused) for case in both} == {
+        ("perturbed", False),
+        ("fused", "auto"),
+    }
 
 
 def test_the_pass_is_that_of_numpy():

@@ -16,15 +16,15 @@ from modicum.random import Stream, generator
 __all__ = ["Products", "choose_products", "pilot_sign"]
 
 FEWEST = 20
-DEVIATIONS = 8  # lambda in mini-batch standard deviations, below which chains are caught
-SIGN = 0.9993  # mean sign of the pilot's own mini-batches; .995 let one chain in 64 be caught
+DEVIATIONS = 8  # lambda in mini-batch standard deviations, below which chains get stuck
+SIGN = 0.9993  # mean sign of the pilot's own mini-batches; with .995, one chain in 64 got stuck
 MOST = 10**6
 SHARES = (1, 2, 4, 5, 8, 10, 16, 20)  # numbers of blocks that are considered
 EASY = 0.8  # acceptance rate of a refresh from which on more blocks are not needed
 BATCHES, SIGN_DRAWS = 4_000, 32  # pilot mini-batches per draw, and draws
 PAPER_BATCH = 30
-# Rows per mini-batch that are considered. Fewer than five do not average over rows far out: with
-# one row per factor a chain on Covertype was caught, which the pilot did not foretell.
+# Rows per mini-batch that are considered. Fewer than five do not average over extreme rows: with
+# one row per factor a chain on Covertype got stuck, which the pilot study had not predicted.
 SIZES = (5, 8, 12, 20, 30, 50)
 
 
@@ -60,14 +60,14 @@ class Products:
 
 
 class MiniBatches:
-    """Mini-batches of the pilot rows themselves, at some draws from the posterior."""
+    """Mini-batches of the pilot rows, at posterior draws."""
 
     def __init__(self, pilot: Pilot, batch: int) -> None:
         # the same for every run: what is chosen depends on the pilot alone
         rng = generator(batch, Stream.SIGN_BATCHES)
         chosen = rng.choice(len(pilot.weight), (BATCHES, batch), p=pilot.weight)
-        few = pilot.some(SIGN_DRAWS) if len(pilot.mean) > SIGN_DRAWS else pilot
-        self.dhat = few.values[:, chosen].mean(axis=2)
+        thinned = pilot.thinned(SIGN_DRAWS) if len(pilot.mean) > SIGN_DRAWS else pilot
+        self.dhat = thinned.values[:, chosen].mean(axis=2)
 
     def sign(self, products: int, centre: float) -> tuple[float, float]:
         """Positive share and mean sign, the averages over the draws."""
@@ -81,7 +81,7 @@ class MiniBatches:
 def pilot_sign(pilot: Pilot, batch: int, products: int, centre: float) -> tuple[float, float]:
     """Positive share and mean sign from mini-batches of the pilot rows themselves.
 
-    Residuals that are skewed make more negative factors than the normal theory knows of.
+    Skewed residuals make more factors negative than normal theory predicts.
     """
     return MiniBatches(pilot, batch).sign(products, centre)
 
@@ -95,7 +95,7 @@ class Work:
     steps
         Leapfrog steps expected, L.
     fresh
-        What a fresh row costs, in evaluations of a row.
+        Cost of a fresh row, in evaluations of a row.
     always
         Rows that every evaluation reads beside those of the products.
     """
@@ -128,7 +128,7 @@ def choose_products(
     fresh: float = 1.0,
     certainty: int = 0,
 ) -> Products:
-    """Choose what is not set already.
+    """Choose what the user has not set.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ def choose_products(
     centre
         The expected difference l - sum q, where it is set by hand.
     fresh
-        What a fresh row costs, in evaluations of a row.
+        Cost of a fresh row, in evaluations of a row.
     certainty
         Rows beside the products' that every evaluation reads; they are no part of the pilot's.
     """

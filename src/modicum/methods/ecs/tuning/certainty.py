@@ -1,8 +1,8 @@
-"""How many rows are certain: as many as make an effective draw cheapest.
+"""The number of certainty rows: the one that makes an effective draw cheapest.
 
-Rows with the largest expected residuals can be evaluated always. Their residuals are then known,
-and what is left to be estimated varies less, so that fewer rows need to be drawn; but they cost an
-evaluation each, every time. Which outweighs which is predicted from the pilot study.
+Rows with the largest expected residuals can be evaluated in every step. Their residuals are then
+exact, and the rest has less variance, so that fewer rows need to be drawn; but each certainty row
+costs an evaluation every time. The pilot study predicts which effect is larger.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 __all__ = ["FIRST", "Certainty", "Costed", "cheapest_certainty"]
 
 FIRST = 50  # rows; twice as many are considered next, as long as that is cheaper
-GAIN = 0.9  # of the cost without, above which nothing is gained
+GAIN = 0.9  # cost relative to none, above which certainty rows are not worth it
 
 
 class Costed(Protocol):
@@ -31,7 +31,7 @@ C = TypeVar("C", bound=Costed)
 
 @dataclass(frozen=True)
 class Certainty(Generic[C]):
-    """How many rows are certain, what else was chosen with that number, and why."""
+    """The number of certainty rows, what was chosen along with it, and why."""
 
     count: int
     choice: C
@@ -41,18 +41,18 @@ class Certainty(Generic[C]):
 def cheapest_certainty(
     choose: Callable[[int], C], setting: int | Literal["auto"], steps: int, most: int
 ) -> Certainty[C]:
-    """Choose how many rows are certain together with all that depends on it.
+    """Choose the number of certainty rows together with everything that depends on it.
 
     Parameters
     ----------
     choose
-        The choice of all else, given how many rows are certain.
+        From a number of certainty rows to the choice of everything else.
     setting
-        That number, where it is set by hand.
+        That number, if the user set it.
     steps
         Leapfrog steps expected per iteration.
     most
-        Rows that may be certain.
+        The most certainty rows to consider.
     """
     if setting != "auto":
         return Certainty(setting, choose(setting), "set by hand")

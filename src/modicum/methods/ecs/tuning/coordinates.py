@@ -1,7 +1,8 @@
-"""Coordinates for control variates of scales and dispersions, by the residuals they leave.
+"""Coordinates in which scales and dispersions are expanded, chosen by the residuals they leave.
 
-Such parameters are sampled on a logarithm. Where the posterior is wide on it, rows may be far from
-quadratic there, and nearly so in the parameter itself, its square or its reciprocal.
+Such parameters are sampled on the log scale. Where the posterior is wide there, the log-likelihood
+of a row may be far from quadratic on the log scale, and nearly quadratic in the parameter itself,
+its square or its reciprocal.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from modicum.runtime import FASTEST_COMPILE, Array, jit
 
 __all__ = ["Expansion", "choose_coordinates"]
 
-WIDE = 0.1  # posterior sd of a logarithm up to which all coordinates are as good
-GAIN = 0.5  # of the variance that another coordinate must leave at most, to be taken
+WIDE = 0.1  # posterior sd of a logarithm up to which coordinates do not matter
+GAIN = 0.5  # share of the variance that a better coordinate may leave at most
 
 
 class Expansion(NamedTuple):
@@ -37,7 +38,7 @@ class Expansion(NamedTuple):
     bend
         What the proxy needs for them; None: all are expanded as they are sampled.
     tuning
-        What to say of the choice.
+        An explanation of the choice.
     evaluations
         Row evaluations it took.
     """
@@ -55,30 +56,30 @@ def choose_coordinates(
     draws: np.ndarray,
     some_rows: Callable[[], Batch],
 ) -> Expansion:
-    """Choose, for each parameter that is sampled on a logarithm, what rows are expanded in.
+    """Choose the coordinate of expansion of each parameter that is sampled on the log scale.
 
-    One after the other, each with those before it as they were chosen: by the sum over rows of the
-    root mean square residual, whose square is the variance of an estimate from one weighted row.
+    They are chosen one after the other, by the sum over rows of the root mean square residual; its
+    square is the variance of an estimate from one weighted row.
 
     Parameters
     ----------
     target
-        Its model says which parameters there are, and which of them are settled.
+        Its model names the parameters, and the coordinates the user has fixed.
     control_variate, anchor, proxy
-        The expansion as it is.
+        The expansion on the log scale.
     draws
         Posterior draws in whitened coordinates, (draws, d).
     some_rows
-        Rows to judge by, with the `probability` of each; read only where there is a choice.
+        Reads sampled rows with their `probability`; called only if there is a choice.
     """
-    asked = target.model.expansions()
-    if not asked or not isinstance(control_variate, AutodiffTaylor) or control_variate.order < 2:
+    settings = target.model.expansions()
+    if not settings or not isinstance(control_variate, AutodiffTaylor) or control_variate.order < 2:
         return Expansion(None, {}, 0)
-    entries = [(name, place) for name in asked for place in target.places[name]]
+    entries = [(name, place) for name in settings for place in target.places[name]]
     sd = np.sqrt(np.sum(anchor.factor**2, axis=1))
-    power = np.array([POWERS[_known(asked[name])] for name, _ in entries])
+    power = np.array([POWERS[_known(settings[name])] for name, _ in entries])
     open_ = [
-        i for i, (name, place) in enumerate(entries) if asked[name] is None and sd[place] > WIDE
+        i for i, (name, place) in enumerate(entries) if settings[name] is None and sd[place] > WIDE
     ]
     where = np.array([place for _, place in entries])
     variance, evaluations = (np.nan, np.nan), 0
@@ -92,7 +93,7 @@ def choose_coordinates(
     if not np.any(power):
         return Expansion(None, {}, evaluations)
     bent = np.flatnonzero(power)
-    tuning = _said([entries[i][0] for i in bent], power[bent], variance)
+    tuning = _explain([entries[i][0] for i in bent], power[bent], variance)
     return Expansion(bend(anchor, where[bent], power[bent]), tuning, evaluations)
 
 
@@ -106,7 +107,7 @@ def _descend(
     power: np.ndarray,
     open_: list[int],
 ) -> tuple[np.ndarray, tuple[float, float]]:
-    """Powers entry by entry, and the variance from one row before and after."""
+    """Choose powers entry by entry; return them, and the variance before and after."""
     first = last = np.nan
     choices = np.array(list(POWERS.values()))
     for i in open_:
@@ -151,7 +152,7 @@ def _known(name: str | None) -> str:
     return name
 
 
-def _said(names: list[str], power: np.ndarray, variance: tuple[float, float]) -> Tuning:
+def _explain(names: list[str], power: np.ndarray, variance: tuple[float, float]) -> Tuning:
     called = {value: name for name, value in POWERS.items()}
     value = ", ".join(f"{n}: {called[p]}" for n, p in dict(zip(names, power, strict=True)).items())
     why = "as asked for"

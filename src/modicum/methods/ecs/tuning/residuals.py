@@ -1,9 +1,9 @@
 """A pilot study of the residuals: how noisy the log-likelihood estimate will be, and how wrong.
 
-Rows of the study are drawn by the weighted design whatever design is studied, and reweighted: a
-uniform pilot would miss the very rows that make a uniform design fail. Draws are those of the
-posterior's normal approximation, and count as the posterior has them: where it is skewed, the
-residuals are largest at draws that it hardly has, and these must not decide about all others.
+Pilot rows are drawn by the weighted design, whatever design is studied, and reweighted: a uniform
+pilot would miss the very rows that make a uniform design fail. Pilot draws come from the normal
+approximation of the posterior and are importance-weighted: where the posterior is skewed, residuals
+are largest at draws that it makes very unlikely, and those must not dominate.
 """
 
 from __future__ import annotations
@@ -16,12 +16,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.estimators import LinearTaylor
-from modicum.kernels.base import Cached, ControlVariate, Proxy
+from modicum.kernels.base import ControlVariate, Proxy
 from modicum.models.base import Batch
 from modicum.random import typed
-from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit
+from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, jit
 
-__all__ = ["Bias", "Pilot", "Residuals", "evaluate", "posterior_share", "reweighted", "study"]
+__all__ = [
+    "Bias",
+    "Pilot",
+    "Residuals",
+    "as_drawn",
+    "evaluate",
+    "posterior_share",
+    "reweighted",
+    "study",
+]
 
 BLOCK = 4096  # rows with codes that are whitened at once; slopes take no more
 SLOPE_WORK = 4e7  # numbers in the slopes' covariance products, per draw
@@ -35,7 +44,7 @@ FEWEST_DRAWS = 0.125  # share of the draws that must count
 
 @dataclass(frozen=True)
 class Pilot:
-    """Moments of D over the design, at each of some draws about the posterior.
+    """Moments of D under the design, at each pilot draw.
 
     Attributes
     ----------
@@ -50,11 +59,11 @@ class Pilot:
         Pareto index k of |D| (Hill's estimate over the largest 1 %), the median over draws: above
         1/2 the variance, above 1/4 the variance of the variance estimate is in doubt.
     mean
-        E D_1, one per draw: l - sum q, but for the rows that are certain.
+        E D_1, one per draw: l - sum q over all rows but the certainty rows.
     values, weight
         D of each pilot row, (draws, rows), and the share of the design's draws it stands for.
     share
-        What part of the posterior each draw stands for; by default all alike.
+        Posterior weight of each draw; equal by default.
     distance
         How far each draw is from their mean, in posterior standard deviations; by default unknown.
     """
@@ -99,8 +108,8 @@ class Pilot:
         """A bound on the shift of any posterior mean, in posterior sd; see `Bias.bound`."""
         return Bias(self, m).bound(m, ddof)
 
-    def some(self, count: int) -> Pilot:
-        """`count` draws that stand for equal parts of the posterior, and what is known at each."""
+    def thinned(self, count: int) -> Pilot:
+        """The study at `count` draws of equal posterior weight."""
         at = representatives(self.share, count)
         moments = {name: getattr(self, name)[at] for name in _BY_DRAW}
         return replace(self, **moments, share=np.full(len(at), 1 / len(at)))
@@ -115,8 +124,8 @@ class Bias:
     With y = (D - E D) / m, the exponent is the sum of y - y^2/2 over the rows of the subsample, but
     for terms of order 1/m: b = m log E e^(y - y^2/2), whatever the distribution of D. Where y is
     small, the expectation is by moments, e^(y - y^2/2) = 1 + y - y^3/3 - y^4/12 + ...; its order
-    m^-2 is that of eq. 4.6. Where it is not, by the pilot rows themselves: a row that is rare and
-    large takes from the likelihood what its chance is, not what the moments say.
+    m^-2 is that of eq. 4.6. Where y is large, the expectation is an average over the pilot rows:
+    a rare, large residual reduces the likelihood by its probability, not by its moments.
     """
 
     def __init__(self, pilot: Pilot, least: int) -> None:
@@ -138,7 +147,7 @@ class Bias:
         return np.asarray(b + s2 / (2 * m) if ddof == 0 else b)
 
     def bound(self, m: int, ddof: int) -> float:
-        """On the shift of the mean of any linear combination of parameters, in its posterior sd.
+        """Bound the shift of the mean of any linear combination of parameters, in posterior sds.
 
         The mean of h moves by E (e^b / E e^b - 1) (h - E h). Over any set of draws this is at most
         sd(h) times the root of E (e^b / E e^b - 1)^2 there, and over the others at most the mean of
@@ -159,16 +168,16 @@ class Bias:
 
 
 def weighted_quantile(values: np.ndarray, share: np.ndarray, at: float) -> float:
-    """The quantile of values that have these shares, which sum to one."""
+    """The quantile of values with these weights, which sum to one."""
     order = np.argsort(values)
     middle = np.cumsum(share[order]) - share[order] / 2
     return float(np.interp(at, middle, values[order]))
 
 
 def representatives(share: np.ndarray, count: int) -> np.ndarray:
-    """Places of `count` draws that stand for equal parts of the posterior; all, if there are fewer.
+    """Indices of `count` draws of equal posterior weight; all, if there are fewer.
 
-    Evenly through the cumulated shares, so that a draw may come more than once.
+    They are evenly spaced in the cumulative weight, so that a draw may occur more than once.
     """
     if len(share) <= count:
         return np.arange(len(share))
@@ -178,10 +187,10 @@ def representatives(share: np.ndarray, count: int) -> np.ndarray:
 
 
 def posterior_share(log_ratio: np.ndarray) -> np.ndarray:
-    """What part of the posterior each draw of another distribution stands for.
+    """Importance weights of draws from another distribution, tempered if they are too uneven.
 
-    In proportion to e^(c log_ratio), with c = 1 unless fewer than an eighth of the draws would
-    count then: c is lowered until they do, which leaves more to draws the posterior seldom has.
+    They are proportional to e^(c log_ratio), with c = 1 unless the effective share of the draws
+    would fall below an eighth: c is then lowered until it does not.
     """
 
     def share(c: float) -> np.ndarray:
@@ -201,28 +210,28 @@ def posterior_share(log_ratio: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Residuals:
-    """Pilot rows evaluated at the pilot draws: what every design over them is studied by.
+    """Pilot rows evaluated at the pilot draws, from which any design can be studied.
 
     Attributes
     ----------
     control_variate, proxy, draws
-        What the residuals are of, and where.
-    cached, few
-        The rows, or the first of them; of groups, some as a batch of their own.
+        The expansion whose residuals these are, and where they were evaluated.
+    rows, few
+        The pilot rows; for groups, the first few as a batch.
     values
         Residual over `probability`, (draws, rows).
     probability
-        The number of times each row was to be expected among these.
+        Expected number of times each row was drawn.
     log_ratio
-        Log of posterior over normal approximation at each draw, up to a constant.
+        Log ratio of posterior to normal approximation at each draw, up to a constant.
     share
-        What part of the posterior each draw stands for.
+        Posterior weight of each draw.
     """
 
     control_variate: ControlVariate[Any]
     proxy: Proxy
     draws: np.ndarray
-    cached: Pytree
+    rows: Batch
     few: Batch | None
     values: np.ndarray
     probability: np.ndarray
@@ -250,9 +259,9 @@ class Residuals:
         square = centred**2
         second, third = square @ weight, (square * centred) @ weight
         fourth = square**2 @ weight
-        # tails are much alike from draw to draw, and sorting is dear
-        some = centred[representatives(self.share, 2 * SLOPE_DRAWS)]
-        tails = np.median([_tail(np.abs(c), weight) for c in some], axis=0)
+        # tails hardly differ between draws, and sorting is expensive
+        representative = centred[representatives(self.share, 2 * SLOPE_DRAWS)]
+        tails = np.median([_tail(np.abs(c), weight) for c in representative], axis=0)
         by_draw = (second, third, fourth, slopes, float(tails[0]), float(tails[1]), mean)
         return Pilot(*by_draw, values, weight, self.share, self.distance)
 
@@ -266,17 +275,28 @@ class Residuals:
                 _slopes_of_groups(form, self.few, proxy, draws, weight[:groups], factor[:groups])
             )
         rows = min(int(np.clip(SLOPE_WORK / size**2, 64, BLOCK)), len(weight))
-        return np.asarray(
-            _slopes(form, rows, self.cached, proxy, draws, weight[:rows], factor[:rows])
-        )
+        at, share = as_drawn(weight, rows)
+        some = {name: np.asarray(values)[at] for name, values in self.rows.items()}
+        return np.asarray(_slopes(form, some, proxy, draws, share, factor[at]))
+
+
+def as_drawn(weight: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places of `count` rows that stand for all that a design draws, and the share of each.
+
+    Evenly through the cumulated weights, or, where no more than `count` rows are ever drawn, all of
+    these, and others with a share of zero: as many whatever the weights, for one compilation.
+    """
+    drawn = np.flatnonzero(weight > 0)
+    if len(drawn) <= count:
+        at = np.r_[drawn, np.setdiff1d(np.arange(len(weight)), drawn)[: count - len(drawn)]]
+        return at, weight[at]
+    return representatives(weight, count), np.full(count, 1 / count)
 
 
 def reweighted(drawn_with: np.ndarray, studied: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What D = d / w is multiplied by under another design, and the share a row has of its draws.
+    """Factor of D = d / w under another design, and the share of that design's draws per row.
 
-    `drawn_with` need not sum to one: only ratios count.
-
-    Rows whose probability there is zero are never drawn: zero for both.
+    Both are zero for rows that the design never draws. `drawn_with` need not sum to one.
     """
     drawn = studied > 0
     nothing = np.zeros(len(drawn))
@@ -296,23 +316,22 @@ def evaluate(
 ) -> Residuals:
     """Evaluate the rows in `batch` at all draws.
 
-    As `probability` they have the number of times each was to be expected among them, so that a sum
-    over all rows is that of values / probability over these.
+    Their `probability` is the expected number of times each was drawn, so that the sum of values /
+    probability over them estimates the sum over all rows.
 
     Parameters
     ----------
     draws
         From the posterior's normal approximation, in whitened coordinates, (draws, d).
     log_proxy
-        Log of the proxy over that approximation, at each draw; None: all draws count alike.
+        Log ratio of proxy to that approximation at each draw; None: equal weights.
     few
-        Groups: the first of them as a batch of their own, since their rows lie side by side.
+        For groups: the first few as a batch, whose rows lie side by side.
     resampled
-        Whether the draws are the posterior's, by the proxy, already: then all count alike.
+        Whether the draws were resampled by the proxy already: equal weights.
     """
     compute = _values_in_blocks if few is None else _values_of_groups
-    cached, evaluated = compute(control_variate, batch, proxy, draws)
-    values = np.asarray(evaluated)
+    values = np.asarray(compute(control_variate, batch, proxy, draws))
     ratio = values.sum(axis=1)  # l - sum q
     share = np.full(len(draws), 1 / len(draws))
     if log_proxy is not None:
@@ -320,7 +339,7 @@ def evaluate(
         if not resampled and np.all(np.isfinite(ratio)):
             share = posterior_share(ratio)
     probability = np.asarray(batch["probability"])
-    return Residuals(control_variate, proxy, draws, cached, few, values, probability, ratio, share)
+    return Residuals(control_variate, proxy, draws, batch, few, values, probability, ratio, share)
 
 
 def study(
@@ -330,12 +349,12 @@ def study(
     proxy: Proxy,
     draws: np.ndarray,
 ) -> Pilot:
-    """Study the residuals of the rows in `batch` at some draws (draws, d), all draws alike.
+    """Study the residuals of the rows in `batch` at draws (draws, d) of equal weight.
 
     Parameters
     ----------
     batch
-        Pilot rows, with the `probability` each has under the design that is studied.
+        Pilot rows, with their `probability` under the design that is studied.
     ratio
         That probability over the one the row was drawn with: 1 where the designs agree.
     """
@@ -344,72 +363,46 @@ def study(
     return evaluate(control_variate, drawn_with, proxy, draws).pilot(probability)
 
 
-def _evaluate(
-    cv: ControlVariate[Cached], batch: Batch, proxy: Proxy, pilot: Array
-) -> tuple[Cached, jax.Array]:
+def _evaluate(cv: ControlVariate[Any], batch: Batch, proxy: Proxy, pilot: Array) -> jax.Array:
     cached = cv.cache(batch, proxy)
-    values = jax.lax.map(lambda z: cv.values(cached, z, proxy), pilot, batch_size=TOGETHER)
-    return cached, values
+    return jax.lax.map(lambda z: cv.values(cached, z, proxy), pilot, batch_size=TOGETHER)
 
 
 _values = jit(static=0, options=FASTEST_COMPILE)(_evaluate)
 _values_of_groups = jit(static=0, options=SCATTERS)(
     _evaluate
-)  # rows at many nodes: compiling is the lesser part
+)  # rows at many nodes, which outweigh the time to compile
 
 
 def _values_in_blocks(
     cv: ControlVariate[Any], batch: Batch, proxy: Proxy, pilot: np.ndarray
-) -> tuple[Any, jax.Array | np.ndarray]:
-    """Values of all rows; of those with codes a block is whitened at a time, and the first kept.
+) -> jax.Array | np.ndarray:
+    """Values of all rows; rows with codes are whitened block by block.
 
-    Factors of many levels make few numbers many: 20,000 rows of 900 columns take 140 MB, and as
-    much again while they are made.
+    Whitened rows of factors with many levels are large: 20,000 rows of 900 columns take 140 MB, and
+    as much again while they are computed.
     """
     rows = len(batch["probability"])
     coded = isinstance(cv, LinearTaylor) and cv.target.coding is not None
     if not coded or rows <= BLOCK:
         return _values(cv, batch, proxy, pilot)
-    first, parts = None, []
+    parts = []
     for start in range(0, rows, BLOCK):
         row_ids = np.minimum(np.arange(start, start + BLOCK), rows - 1)  # all of one shape
         block = {name: np.asarray(values)[row_ids] for name, values in batch.items()}
-        cached, values = _values(cv, block, proxy, pilot)
-        first = cached if first is None else first
-        parts.append(np.asarray(values)[:, : rows - start])
-    return first, np.concatenate(parts, axis=1)
-
-
-@jit(static=(0, 1), options=FASTEST_COMPILE)
-def _slopes(
-    cv: ControlVariate[Any],
-    rows: int,
-    cached: Pytree,
-    proxy: Proxy,
-    pilot: Array,
-    weight: Array,
-    factor: Array,
-) -> jax.Array:
-    """Largest eigenvalue of the covariance of the first `rows` gradients, one per pilot draw."""
-    few = jax.tree.map(lambda a: a[:rows], cached)
-    return _largest_slopes(cv, few, proxy, pilot, weight, factor)
-
-
-@jit(static=0, options=SCATTERS)
-def _slopes_of_groups(
-    cv: ControlVariate[Any], few: Batch, proxy: Proxy, pilot: Array, weight: Array, factor: Array
-) -> jax.Array:
-    """The same of groups."""
-    return _largest_slopes(cv, cv.cache(few, proxy), proxy, pilot, weight, factor)
+        parts.append(np.asarray(_values(cv, block, proxy, pilot))[:, : rows - start])
+    return np.concatenate(parts, axis=1)
 
 
 def _largest_slopes(
-    cv: ControlVariate[Any], few: Pytree, proxy: Proxy, pilot: Array, weight: Array, factor: Array
+    cv: ControlVariate[Any], rows: Batch, proxy: Proxy, pilot: Array, weight: Array, factor: Array
 ) -> jax.Array:
+    """Largest eigenvalue of the covariance of some rows' gradients, one per pilot draw."""
+    cached = cv.cache(rows, proxy)
     share = weight / weight.sum()
 
     def largest(z: jax.Array) -> jax.Array:
-        _, slope = jax.linearize(lambda z: factor * cv.values(few, z, proxy), z)
+        _, slope = jax.linearize(lambda z: factor * cv.values(cached, z, proxy), z)
         if z.size <= EXACT:
             jacobian = jax.vmap(slope, out_axes=1)(jnp.eye(z.size))
             centred = jacobian - share @ jacobian
@@ -429,6 +422,10 @@ def _largest_slopes(
         return jax.lax.fori_loop(0, POWERS, times, first)[1]
 
     return jax.lax.map(largest, pilot)
+
+
+_slopes = jit(static=0, options=FASTEST_COMPILE)(_largest_slopes)
+_slopes_of_groups = jit(static=0, options=SCATTERS)(_largest_slopes)
 
 
 def _tail(size: np.ndarray, weight: np.ndarray) -> tuple[float, float]:

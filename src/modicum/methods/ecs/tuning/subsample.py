@@ -17,8 +17,8 @@ FEWEST_GROUPS = 10  # on the flights ten aircraft bound the bias at 4e-7 posteri
 FEWEST_BLOCKS = 20
 MEDIAN = 1.0  # sigma^2 of the log-likelihood estimate at the median draw
 NOISY = 3.0  # sigma^2 from which the perturbed target is off
-SELDOM = 0.01  # share of the draws in which that may be
-MARGIN = 2.5  # of NOISY, since sigma^2 is estimated along the chain, and the pilot draws are few
+SELDOM = 0.01  # share of the draws in which that may happen
+MARGIN = 2.5  # safety factor: sigma^2 varies along the chain, and there are few pilot draws
 MOST = 10**12  # rows
 NOISE = 0.25  # gradient noise, in posterior variances
 
@@ -91,7 +91,7 @@ def choose(
     of_groups: bool = False,
     certainty: int = 0,
 ) -> Choice:
-    """Choose what is not set already.
+    """Choose what the user has not set.
 
     Parameters
     ----------
@@ -106,11 +106,11 @@ def choose(
     subsample, blocks, refreshes
         m, G and K where they are set already.
     fresh
-        What a fresh row costs, in evaluations of a row.
+        Cost of a fresh row, in evaluations of a row.
     of_groups
-        Whether groups of rows are what is subsampled: fewer of them will do.
+        Whether groups are subsampled, of which fewer are needed.
     certainty
-        Rows beside the subsample that every evaluation reads; they are no part of the pilot's.
+        Certainty rows, which the moments of the pilot leave out.
     """
     least = FEWEST_GROUPS if of_groups else SMALLEST
     needs = _needs(pilot, bias, ddof, least)
@@ -166,10 +166,10 @@ def _needs(pilot: Pilot, bias: float, ddof: int, least: int) -> dict[str, int]:
 
 
 def seldom_exceeded(pilot: Pilot) -> float:
-    """What the variance of D_1 exceeds in one of a hundred draws.
+    """99th percentile of the variance of D_1 over draws.
 
-    By the pilot draws, of which only two or three are beyond it, or by a lognormal distribution
-    with their moments, whichever is more.
+    The larger of the empirical percentile, which only two or three pilot draws exceed, and that of
+    a lognormal distribution with the same moments.
     """
     seen = pilot.quantile(pilot.variance, 1 - SELDOM)
     positive = pilot.variance > 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,15 +23,26 @@ from modicum.methods.ecs.tuning.residuals import reweighted
 from modicum.models.base import Batch
 from modicum.runtime import Array, jit
 
-__all__ = ["Rehearsal", "proxy_ratios", "rehearse"]
+__all__ = ["SIDE_BY_SIDE", "Extent", "PilotChains", "proxy_ratios", "run_pilot_chains"]
 
-CHAINS, ITERATIONS, DROPPED = 8, 60, 20
 TRAJECTORY = 1.2
 
 
+class Extent(NamedTuple):
+    """How many chains, of how many iterations, of which the first are dropped."""
+
+    chains: int
+    iterations: int
+    dropped: int
+    side_by_side: bool = False  # one product for all chains, where a row is one
+
+
+ONE_BY_ONE, SIDE_BY_SIDE = Extent(8, 60, 20), Extent(16, 36, 12, side_by_side=True)
+
+
 @dataclass(frozen=True)
-class Rehearsal:
-    """Where short chains on the pilot rows went, and how well rows are estimated there.
+class PilotChains:
+    """Where short chains on the pilot rows went, and the variance of estimates there.
 
     Attributes
     ----------
@@ -40,7 +51,7 @@ class Rehearsal:
     variance
         Of D_1 at each of these draws, (chains, draws): Var(lhat) = variance / m.
     rows, evaluations
-        Rows of the chains' posterior, and how often one was evaluated.
+        Rows that the chains ran on, and row evaluations in all.
     """
 
     position: np.ndarray
@@ -49,9 +60,9 @@ class Rehearsal:
     evaluations: int
 
     def distance(self, read: int) -> float:
-        """How far from the anchor the chains' mean lies, in the worst coordinate, in its sd.
+        """Largest distance of the chains' mean from the anchor, in sds of a coordinate.
 
-        Of the first `read` coordinates: of what rows say nothing of, nothing is expanded.
+        Only the first `read` coordinates are expanded; the likelihood does not depend on others.
         """
         return float(np.abs(self.position.mean(axis=(0, 1))[:read]).max())
 
@@ -59,9 +70,9 @@ class Rehearsal:
 def proxy_ratios(
     control_variate: ControlVariate[Any], proxy: Proxy, centre: np.ndarray, draws: np.ndarray
 ) -> np.ndarray:
-    """Log of posterior over its normal approximation at some draws, up to a constant.
+    """Log ratio of posterior to normal approximation at `draws`, up to a constant.
 
-    The log-likelihood is taken for its proxy: no row is read.
+    The proxy stands in for the log-likelihood: no row is read.
     """
     quadratic = -0.5 * np.sum((draws - centre) ** 2, axis=1)
     log_proxy = np.asarray(_log_proxies(control_variate, proxy, draws))
@@ -70,14 +81,14 @@ def proxy_ratios(
 
 @jit(static=0)
 def _log_proxies(cv: ControlVariate[Any], proxy: Proxy, draws: Array) -> jax.Array:
-    def one(z: jax.Array) -> jax.Array:
+    def log_proxy(z: jax.Array) -> jax.Array:
         s, growth = straighten(z, proxy)
         return cv.log_proxy(s, proxy) + growth
 
-    return jax.vmap(one)(jnp.asarray(draws))
+    return jax.vmap(log_proxy)(jnp.asarray(draws))
 
 
-def rehearse(
+def run_pilot_chains(
     control_variate: ControlVariate[Any],
     batch: Batch,
     probability: np.ndarray,
@@ -85,28 +96,32 @@ def rehearse(
     centre: np.ndarray,
     key: jax.Array,
     scatter: float = 1.0,
-) -> Rehearsal:
+    extent: Extent = ONE_BY_ONE,
+) -> PilotChains:
     """Run short chains on the posterior that the rows in `batch` imply.
 
     Parameters
     ----------
     batch
-        Pilot rows, with the number of times each was to be expected as `probability`.
+        Pilot rows; `probability` is the expected number of times each was drawn.
     probability
-        What they have under the design that is studied; zero: never drawn.
+        Their probabilities under the design that is studied; zero: never drawn.
     centre
-        Where the normal approximation has its mean; chains start at draws from it.
+        Mean of the normal approximation, from which chains start.
     scatter
-        Of the starts, in standard deviations of the normal approximation: where it reaches far
-        beyond the posterior, as for a separated level, chains would never leave its draws.
+        Sd of the starts, in standard deviations of the normal approximation. Where that reaches
+        far beyond the posterior, as for a separated level, chains would never come back.
+    extent
+        How many chains, and how long.
     """
     d = len(centre)
-    step = 0.7 * d**-0.25  # half of what an acceptance rate of .8 would allow
+    step = 0.7 * d**-0.25  # half the step size for an acceptance rate of .8
     steps = ceil(TRAJECTORY / step)
     factor, weight = reweighted(np.asarray(batch["probability"]), probability)
     position, variance = _chains(
         control_variate,
         steps,
+        extent,
         batch,
         (jnp.asarray(factor), jnp.asarray(weight)),
         proxy,
@@ -115,19 +130,20 @@ def rehearse(
         jnp.asarray(scatter),
         key,
     )
-    kept = (slice(None), slice(DROPPED, None))
-    return Rehearsal(
+    kept = (slice(None), slice(extent.dropped, None))
+    return PilotChains(
         np.asarray(position)[kept],
         np.asarray(variance)[kept],
         len(weight),
-        len(weight) * CHAINS * ITERATIONS * (steps + 1),
+        len(weight) * extent.chains * extent.iterations * (steps + 1),
     )
 
 
-@jit(static=(0, 1))
+@jit(static=(0, 1, 2))
 def _chains(
     cv: ControlVariate[Any],
     steps: int,
+    extent: Extent,
     batch: Batch,
     studied: tuple[jax.Array, jax.Array],
     proxy: Proxy,
@@ -154,7 +170,8 @@ def _chains(
         first, rest = jax.random.split(key)
         start = centre + scatter * jax.random.normal(first, centre.shape, centre.dtype)
         drawn: tuple[jax.Array, jax.Array]
-        _, drawn = jax.lax.scan(iterate, start, jax.random.split(rest, ITERATIONS))
+        _, drawn = jax.lax.scan(iterate, start, jax.random.split(rest, extent.iterations))
         return drawn
 
-    return jax.lax.map(chain, jax.random.split(key, CHAINS))
+    each = jax.random.split(key, extent.chains)
+    return jax.vmap(chain)(each) if extent.side_by_side else jax.lax.map(chain, each)

@@ -1,0 +1,273 @@
+"""What the workers of a Ray cluster are asked, and what becomes of an answer that does not come.
+
+Tasks are a function of rows and workers alone, and whoever does one gives the same answer, to the
+last bit. So a task whose worker is silent or dead goes to the next, and the first answer counts.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from modicum.engines.library import ray_library
+from modicum.engines.shipping import packed
+from modicum.errors import ModicumError, ResourceError, SettingError
+from modicum.passes.engine import A, ChunkSum, added, chunk_bounds, joined
+from modicum.progress import PATIENCE, Phase, Progressbar, phase
+from modicum.rows import Rows
+from modicum.rows.groups import GroupedRows
+
+__all__ = ["NO_MEMORY", "PULSE", "RayEngine", "could_not_finish", "first_line"]
+
+TOGETHER = 16  # chunks of a task, at most
+PATIENT = 30.0  # seconds after which a worker is asked whether it is there
+REPLY = 20.0  # seconds in which it must say so, or another is asked
+PULSE = "pulse"  # a thread of each worker that answers while others compute
+SILENCE = 900.0  # seconds without any result after which a cluster is given up
+NO_MEMORY = "a worker was stopped because its node had no memory left"
+
+
+@dataclass
+class Call:
+    """Something asked of a worker, and of others where that one is silent."""
+
+    ask: Callable[[Any], Any]  # of an actor; returns a reference to the answer
+    worker: int
+    answers: list[Any] = field(default_factory=list)
+
+
+class RayEngine:
+    """Add up chunks by the workers of a cluster, in the order of the chunks."""
+
+    def __init__(self, actors: list[Any], progressbar: Progressbar = True) -> None:
+        self._actors, self.progressbar = actors, progressbar
+        self._rows: weakref.WeakKeyDictionary[Rows, tuple[int, Any]] = weakref.WeakKeyDictionary()
+        self._silent: set[int] = set()
+
+    def map_reduce(
+        self, chunk_sum: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
+    ) -> Any:
+        """Return the sum of `chunk_sum` over all chunks, in float64 (see `Engine`)."""
+        return added(self._parts(chunk_sum, arguments, rows, description, "float64"))
+
+    def map_rows(
+        self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
+    ) -> np.ndarray:
+        """Return float32 numbers per row (see `Engine`)."""
+        return joined(self._parts(chunk_map, arguments, rows, description, "float32"), rows)
+
+    def feed(self, rows: Rows) -> Rows:
+        """Rows of a store as the workers read them; rows in memory are nearer than that."""
+        if type(rows) is not Rows or not rows.is_store:
+            return rows
+        return Rows._at(rows._description, FedRows(rows, self), rows.fingerprint())
+
+    def take(self, rows: Rows, row_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Rows at `row_ids`, any shape, each from the worker whose chunks it is in.
+
+        One call for each worker, however many rows.
+        """
+        flat, source = row_ids.ravel(), self._source(rows)
+        workers = len(self._actors)
+        bounds = chunk_bounds(rows)
+        starts = [bounds[task[0]][0] for task in _tasks(len(bounds), workers)]
+        owner = (np.searchsorted(starts, flat, side="right") - 1) % workers
+        calls = []
+        for number in np.unique(owner):
+            mine = np.flatnonzero(owner == number)
+
+            def ask(actor: Any, row_ids: np.ndarray = flat[mine]) -> Any:
+                return actor.take.remote(source, row_ids)
+
+            calls.append((mine, self._asked(int(number), ask)))
+        out = {
+            name: np.empty((len(flat), *shape), rows.dtypes[name])
+            for name, shape in rows.fields.items()
+        }
+        for mine, call in calls:
+            for name, part in self._answer(call).items():
+                out[name][mine] = part
+        return {name: part.reshape(*row_ids.shape, *part.shape[1:]) for name, part in out.items()}
+
+    def _parts(
+        self, function: ChunkSum[A], arguments: A, rows: Rows, description: str, dtype: str
+    ) -> Iterator[Any]:
+        """Results of all chunks in order; a few tasks per worker are under way at a time."""
+        ray, bounds = ray_library(), chunk_bounds(rows)
+        work = (next(_NUMBERS), [ray.put(packed((function, arguments)))])
+        source = self._source(rows)
+        waiting: deque[tuple[Call, list[int]]] = deque()
+        unit = "groups" if isinstance(rows, GroupedRows) else "rows"
+        with phase(description, len(rows), self.progressbar, unit, PATIENCE) as going:
+            since = time.monotonic()
+            for turn, numbers in enumerate(_tasks(len(bounds), len(self._actors))):
+
+                def ask(actor: Any, numbers: list[int] = numbers) -> Any:
+                    return actor.results.remote(work, source, numbers, dtype)
+
+                waiting.append((self._asked(turn, ask), numbers))
+                if len(waiting) >= 2 * len(self._actors):
+                    yield from self._next(waiting, bounds, going, since)
+            while waiting:
+                yield from self._next(waiting, bounds, going, since)
+
+    def _next(
+        self,
+        waiting: deque[tuple[Call, list[int]]],
+        bounds: list[tuple[int, int]],
+        going: Phase,
+        since: float,
+    ) -> Iterator[Any]:
+        call, numbers = waiting.popleft()
+        yield from self._answer(call)
+        done = bounds[numbers[-1]][1]
+        rate = done / max(time.monotonic() - since, 1e-9)
+        workers = f"{len(self._actors)} worker" + "s" * (len(self._actors) != 1)
+        going.update(done, f"{workers} · {_short(rate)} {going.unit}/s")
+
+    def _asked(self, turn: int, ask: Callable[[Any], Any]) -> Call:
+        """Ask the worker whose turn it is, or the next that is not silent."""
+        worker = self._next_worker(turn)
+        worker = turn % len(self._actors) if worker is None else worker
+        return Call(ask, worker, [ask(self._actors[worker])])
+
+    def _next_worker(self, turn: int) -> int | None:
+        """From this turn on; None: all of them are silent."""
+        workers = len(self._actors)
+        turns = ((turn + k) % workers for k in range(workers))
+        return next((worker for worker in turns if worker not in self._silent), None)
+
+    def _answer(self, call: Call) -> Any:
+        """The first answer of those that were asked; what befell them all, in a sentence."""
+        ray, heard = ray_library(), time.monotonic()
+        while True:
+            fault: ModicumError | None = None
+            done, _ = ray.wait(call.answers, num_returns=1, timeout=PATIENT)
+            if done:
+                try:
+                    return ray.get(done[0])
+                except ray.exceptions.RayError as error:
+                    fault = _fault(error)
+                    if not isinstance(error, ray.exceptions.RayActorError):
+                        raise fault from None
+                call.answers.remove(done[0])
+            elif self._is_there(call.worker):  # at work, for however long it takes
+                heard = time.monotonic()
+                continue
+            self._silent.add(call.worker)
+            other = self._next_worker(call.worker)
+            if other is not None:
+                call.worker = other
+                call.answers.append(call.ask(self._actors[other]))
+            elif fault is not None and not call.answers:
+                raise fault
+            elif time.monotonic() - heard > SILENCE:
+                raise _silence(len(self._actors))
+
+    def _is_there(self, worker: int) -> bool:
+        """Whether a worker answers at all; it does so while it computes."""
+        pulse = self._actors[worker].ready.options(concurrency_group=PULSE).remote()
+        answered, _ = ray_library().wait([pulse], timeout=REPLY)
+        return bool(answered)
+
+    def _source(self, rows: Rows) -> tuple[int, Any]:
+        """Where workers find the rows: in the folder of a store, or in the cluster's memory."""
+        if rows not in self._rows:
+            folder = getattr(rows._backend, "folder", None)
+            plain = type(rows) is Rows and folder is not None
+            place = str(folder) if plain else [ray_library().put(packed(rows))]
+            self._rows[rows] = (next(_NUMBERS), place)
+        return self._rows[rows]
+
+
+class FedRows:
+    """Rows of a store, of which the workers of a cluster take some at a time.
+
+    A worker is asked for rows of the chunks that it passes over, so that it has read them before.
+    """
+
+    def __init__(self, rows: Rows, engine: RayEngine) -> None:
+        self._rows, self._engine = rows, engine
+        self.where = rows._backend.where
+        self.folder = rows._backend.folder  # type: ignore[attr-defined]
+
+    def take(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Rows at `row_ids`, any shape."""
+        return self._engine.take(self._rows, row_ids)
+
+    def slice(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        """Rows from `start` up to `stop`."""
+        return self._rows.slice(start, stop)
+
+    def chunks(self, size: int) -> Iterator[dict[str, np.ndarray]]:
+        """All rows in order, `size` at a time."""
+        return self._rows.chunks(size)
+
+
+_NUMBERS = count()
+
+
+def _tasks(chunks: int, workers: int) -> list[list[int]]:
+    """Numbers of the chunks of each task: several where there are many, and four per worker."""
+    together = max(1, min(TOGETHER, chunks // (4 * workers)))
+    return [
+        list(range(i * together, min((i + 1) * together, chunks)))
+        for i in range(ceil(chunks / together))
+    ]
+
+
+def _silence(workers: int) -> ResourceError:
+    return ResourceError(
+        f"none of the {workers} workers of the Ray cluster answered for {SILENCE / 60:.0f} "
+        "minutes: look at it with 'ray status', and run again (with a checkpoint the run goes on "
+        "where it was)."
+    )
+
+
+def _fault(error: Exception) -> ModicumError:
+    """What befell a worker, in a sentence; what is none of ours is raised as it is."""
+    ray = ray_library()
+    if isinstance(error, ray.exceptions.RayTaskError):
+        cause = error.cause
+        if isinstance(cause, ModicumError):
+            return cause
+        if isinstance(cause, ImportError):
+            return SettingError(
+                f"a worker of the Ray cluster cannot import what the model needs ({cause}): "
+                "install it on every node, or define the model's functions in the script itself."
+            )
+        if isinstance(cause, MemoryError):
+            return could_not_finish("memory ran out on a worker")
+        raise error
+    if isinstance(error, ray.exceptions.OutOfMemoryError):
+        return could_not_finish(NO_MEMORY)
+    said = first_line(str(error))
+    return could_not_finish(f"a worker died, and so did those that took its place ({said})")
+
+
+def could_not_finish(what: str) -> ResourceError:
+    """Say why a cluster gave up, and what to do."""
+    return ResourceError(
+        f"the Ray cluster could not finish its work: {what}; take fewer workers per node or nodes "
+        "with more memory, and run again (with a checkpoint the run goes on where it was)."
+    )
+
+
+def _short(rate: float) -> str:
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if rate >= size:
+            return f"{rate / size:.1f}{unit}"
+    return f"{rate:.0f}"
+
+
+def first_line(text: str) -> str:
+    """Of what Ray says, which has many."""
+    return (text.strip().splitlines() or ["no answer"])[0].rstrip(".")

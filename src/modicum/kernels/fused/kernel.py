@@ -1,0 +1,313 @@
+"""HMC-ECS with a whole chain in one program of the accelerator: many iterations per launch.
+
+Launched operation by operation, an iteration is some hundred small steps that wait for each other,
+whatever the number of chains. Here a chain is one program that holds its coordinates and the
+numbers of its rows, and loops over all iterations of a window: refresh, trajectory, accept, store.
+It follows `EnergyConservingKernel` step by step, in float32, with the same random numbers: these,
+and the fresh rows, depend on keys alone and are made beforehand. Residuals keep their relative
+precision, so that n times their rounding stays small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from modicum.kernels.base import Draw
+from modicum.kernels.energy_conserving import (
+    EnergyConservingContext,
+    EnergyConservingKernel,
+    EnergyConservingState,
+    certain_rows,
+    refresh_chances,
+)
+from modicum.kernels.fused.program import (
+    ETA,
+    EXTRAS,
+    OUTCOME,
+    SCALE,
+    STATS,
+    TAYLOR,
+    TERMS,
+    Program,
+    RowResidual,
+    Shape,
+    at_least,
+    at_most,
+    pieces,
+    run,
+)
+from modicum.kernels.moves import DIVERGENT, HMCMove, path_chances
+
+__all__ = ["FusedKernel", "PredictorRows"]
+
+IN_REGISTERS = 2**14  # numbers of a subsample that one program can hold
+TILE = 2**13  # numbers of rows that are read at a time where they do not fit
+
+
+class PredictorRows(Protocol):
+    """Cached rows of such a control variate: a named tuple."""
+
+    @property
+    def rows(self) -> jax.Array:
+        """Whitened, (..., d)."""
+        ...
+
+    @property
+    def eta(self) -> jax.Array:
+        """At the anchor."""
+        ...
+
+    @property
+    def y(self) -> jax.Array:
+        """Outcomes."""
+        ...
+
+    @property
+    def taylor(self) -> jax.Array:
+        """Coefficients of the expansion, (..., 7)."""
+        ...
+
+    @property
+    def scale(self) -> jax.Array:
+        """What a residual is multiplied by."""
+        ...
+
+    def _replace(self, **changes: jax.Array) -> PredictorRows: ...
+
+
+class Script(NamedTuple):
+    """Random numbers of iterations, with leading axes for chains and iterations."""
+
+    which: jax.Array  # blocks to be proposed anew
+    log_chance: jax.Array  # logarithms of the uniform numbers that decide about them
+    momentum: jax.Array
+    log_accept: jax.Array  # the same for the end of the trajectory
+    steps: jax.Array  # leapfrog steps
+
+
+@dataclass(frozen=True)
+class FusedKernel:
+    """Many iterations of `plain` after warm-up, for chains stacked along a leading axis.
+
+    Parameters
+    ----------
+    plain
+        The kernel whose iterations these are: with the perturbed estimator, HMC, and rows that
+        enter through one linear predictor. Its proxy must be a quadratic with B = -I, without warp,
+        and its mass one.
+    residuals
+        The residual of such a row: the control variate of `plain`.
+    ddof
+        Of the estimator of `plain`.
+    interpret
+        Whether to run the program without an accelerator, operation by operation.
+    registers, tile
+        Numbers of a subsample that a program holds at most, and that it reads at a time beyond.
+    warps
+        Threads of a program, in units of 32; 0: by how much it holds.
+    """
+
+    plain: EnergyConservingKernel
+    residuals: RowResidual
+    ddof: int = 1
+    interpret: bool = False
+    registers: int = IN_REGISTERS
+    tile: int = TILE
+    warps: int = 0
+
+    def shape(self, size: int, certain: int) -> Shape:
+        """What is compiled for `size` parameters and so many certain rows."""
+        m, widths = self.plain.subsample, pieces(size)
+        width = sum(widths)
+        places = at_least(m)
+        tile = places if places * width <= self.registers else at_most(self.tile // width)
+        # what is read beside a subsample that is held must leave room for it
+        beside = min(at_most(self.tile // width), tile, 32)
+        whole = -(-certain // beside) * beside
+        return Shape(
+            m, self.plain.block, self.plain.refreshes, self.ddof, widths, whole, tile, beside
+        )
+
+    def numbers(self, size: int) -> tuple[int, int]:
+        """Numbers of a chain's pool: of its subsample, and of each iteration."""
+        width = sum(pieces(size)) + EXTRAS
+        return self.plain.subsample * width, self.plain.refreshes * self.plain.block * width
+
+    def script(self, key: jax.Array, step_size: jax.Array, size: int) -> Script:
+        """The random numbers of one iteration, as `plain` draws them."""
+        refresh_key, move_key = jax.random.split(key)
+        which, log_chance, _ = refresh_chances(refresh_key, self.plain.refreshes, self.plain.blocks)
+        move = self.plain.move
+        assert isinstance(move, HMCMove)
+        steps, move_key = move.steps(move_key, step_size)
+        normal, rest = path_chances(move_key, size, jnp.float64)
+        return Script(which, log_chance, normal, -0.5 * jnp.sum(rest**2), steps)
+
+    def advance(
+        self,
+        keys: jax.Array,
+        state: EnergyConservingState,
+        fresh: PredictorRows,
+        count: jax.Array,
+        context: EnergyConservingContext,
+    ) -> tuple[EnergyConservingState, Draw]:
+        """Run the first `count` iterations; draws of the others are of no meaning.
+
+        Parameters
+        ----------
+        keys
+            Of every iteration, (chains, iterations).
+        state
+            Of `plain`, with a leading axis for chains.
+        fresh
+            What `plain.prepare` made of the rows that the iterations requested, (chains,
+            iterations, ...).
+        """
+        length, size = keys.shape[1], state.z.shape[1]
+        shape = self.shape(size, certain_rows(context))
+        script, inputs = self.inputs(keys, state, fresh, count, context)
+        positions, stats, last, places = self.launch(shape, length, inputs)
+        at = places[:, : shape.subsample, None]
+        held = jnp.take_along_axis(inputs[1], at, axis=1)
+        chosen = _of_pool(held, state.subsample, size, sum(shape.widths))
+        z = last[:, :size].astype(jnp.float64)
+        form = self.plain.control_variate
+        values = jax.vmap(lambda rows, z: form.values(rows, z, context.proxy))(chosen, z)
+        after = state._replace(z=z, subsample=chosen, values=values)
+        step_size = state.adaptation.step_size
+        return after, self._draws(positions[..., :size], stats, script, step_size, context)
+
+    def inputs(
+        self,
+        keys: jax.Array,
+        state: EnergyConservingState,
+        fresh: PredictorRows,
+        count: jax.Array,
+        context: EnergyConservingContext,
+    ) -> tuple[Script, tuple[jax.Array, ...]]:
+        """Random numbers, and all that programs read."""
+        chains, size = state.z.shape
+        shape = self.shape(size, certain_rows(context))
+        step_size = state.adaptation.step_size
+        of_chain = jax.vmap(partial(self.script, size=size), in_axes=(0, None))
+        script = jax.vmap(of_chain)(keys, step_size)
+        subsample: PredictorRows = state.subsample
+        flat = jax.tree.map(lambda x: x.reshape(chains, -1, *x.shape[3:]), fresh)
+        parts = [_rows_of_pool(part, shape.widths) for part in (subsample, flat)]
+        pool = jnp.concatenate(parts, axis=1)
+        certain = jnp.zeros((1, pool.shape[2]), jnp.float32)
+        if context.certain is not None:
+            certain = _rows_of_pool(context.certain, shape.widths)
+            certain = _widened(certain, shape.certain, axis=0)
+        width = sum(shape.widths)
+        inputs = (
+            count.astype(jnp.int32)[None],
+            pool,
+            certain,
+            script.which.astype(jnp.int32),
+            script.log_chance.astype(jnp.float32),
+            _widened(script.momentum.astype(jnp.float32), width),
+            script.log_accept.astype(jnp.float32),
+            script.steps.astype(jnp.int32),
+            step_size.astype(jnp.float32)[:, None],
+            _widened(state.z.astype(jnp.float32), width),
+            _widened(context.proxy.a.astype(jnp.float32), width),
+        )
+        return script, inputs
+
+    def launch(self, shape: Shape, length: int, inputs: tuple[jax.Array, ...]) -> list[jax.Array]:
+        """Run one program per chain: positions, statistics, the last position, and places."""
+        chains = inputs[1].shape[0]
+        width, shared = sum(shape.widths), {0, 2, 10}  # what all chains read alike
+
+        def of_chain(array: jax.Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
+            rest = array.shape[1:]
+            return pl.BlockSpec((None, *rest), lambda c: (c, *(0 for _ in rest)))
+
+        def whole(array: jax.Array) -> pl.BlockSpec:
+            return pl.BlockSpec(array.shape, lambda c: tuple(0 for _ in array.shape))
+
+        outputs = [
+            jax.ShapeDtypeStruct((chains, length, width), jnp.float32),
+            jax.ShapeDtypeStruct((chains, length, STATS), jnp.float32),
+            jax.ShapeDtypeStruct((chains, width), jnp.float32),
+            jax.ShapeDtypeStruct((chains, shape.places), jnp.int32),
+        ]
+        program = Program(self.residuals, shape, self.interpret)
+        call = pl.pallas_call(
+            partial(run, program),
+            out_shape=outputs,
+            grid=(chains,),
+            in_specs=[whole(x) if k in shared else of_chain(x) for k, x in enumerate(inputs)],
+            out_specs=[of_chain(x) for x in outputs],
+            compiler_params=plgpu.CompilerParams(num_warps=self.warps or shape.warps, num_stages=1),
+            interpret=self.interpret,
+            name="hmc_ecs",
+        )
+        made: list[jax.Array] = call(*inputs)
+        return made
+
+    def _draws(
+        self,
+        positions: jax.Array,
+        stats: jax.Array,
+        script: Script,
+        step_size: jax.Array,
+        context: EnergyConservingContext,
+    ) -> Draw:
+        """What `plain` records of each iteration, by the same names and in the same types."""
+        log, accepted, mean, variance, gain, energy = (
+            stats[..., k].astype(jnp.float64) for k in range(6)
+        )
+        plain, steps = self.plain, script.steps
+        rows = plain.subsample + certain_rows(context)
+        return {
+            "position": positions,  # as it is, since it travels to the host
+            "lp": log + context.constant,
+            "step_size": jnp.broadcast_to(step_size[:, None], steps.shape),
+            "acceptance_rate_u": accepted / plain.refreshes,
+            "rows_touched": plain.refreshes * plain.block + rows * (steps + 1),
+            "difference_estimate": mean,
+            "variance_estimate": variance,
+            "acceptance_rate": jnp.exp(jnp.minimum(gain, 0.0)),
+            "diverging": gain < -DIVERGENT,
+            "energy": energy,
+            "n_steps": steps,
+            "reached_max_treedepth": jnp.zeros(steps.shape, bool),
+        }
+
+
+def _widened(values: jax.Array, size: int, axis: int = -1) -> jax.Array:
+    """Zeros appended along an axis, up to `size`."""
+    missing = [(0, 0)] * values.ndim
+    missing[axis] = (0, size - values.shape[axis])
+    return jnp.pad(values, missing)
+
+
+def _rows_of_pool(cached: PredictorRows, widths: tuple[int, ...]) -> jax.Array:
+    """Columns of each row and what else is kept of it, side by side in float32."""
+    extras = jnp.concatenate(
+        [jnp.stack([cached.eta, cached.y, cached.scale], axis=-1), cached.taylor], axis=-1
+    )
+    columns = _widened(cached.rows.astype(jnp.float32), sum(widths))
+    return jnp.concatenate([columns, _widened(extras.astype(jnp.float32), EXTRAS)], axis=-1)
+
+
+def _of_pool(pool: jax.Array, like: PredictorRows, size: int, width: int) -> PredictorRows:
+    """Rows of a pool as cached rows, in the types that those of `like` have."""
+    extras = pool[..., width:]
+    parts = {
+        "rows": pool[..., :size],
+        "eta": extras[..., ETA],
+        "y": extras[..., OUTCOME],
+        "scale": extras[..., SCALE],
+        "taylor": extras[..., TAYLOR : TAYLOR + TERMS],
+    }
+    return like._replace(**{name: x.astype(like.rows.dtype) for name, x in parts.items()})

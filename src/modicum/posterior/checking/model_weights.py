@@ -1,0 +1,105 @@
+"""How much each of several models is to count: stacking and pseudo-Bayesian averages.
+
+Stacking (Yao, Vehtari, Simpson and Gelman 2018) takes the weights w >= 0 of sum one that maximise
+
+    sum_i log sum_k w_k exp(elpd_ik),
+
+how well a mixture of the models predicts rows that were left out. Of rows that were drawn, the sum
+over all rows is the difference estimator's, as that of elpd is. Pseudo-BMA weighs by exp(elpd);
+with the Bayesian bootstrap, by its average over what elpd might have been with other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from scipy.special import softmax
+
+from modicum.errors import SettingError
+from modicum.posterior.checking.leave_one_out import LeaveOneOut
+from modicum.random import Stream, generator
+
+__all__ = ["Weighting", "model_weights", "require_weighting"]
+
+Weighting = Literal["stacking", "bb-pseudo-bma", "pseudo-bma"]
+METHODS = ("stacking", "bb-pseudo-bma", "pseudo-bma")
+BOOTSTRAPS = 1_000
+
+
+def require_weighting(method: object) -> None:
+    """Refuse what is no way of weighing models."""
+    if method not in METHODS:
+        raise SettingError(
+            f"models are weighed by method='stacking', 'bb-pseudo-bma' or 'pseudo-bma', not "
+            f"{method!r}."
+        )
+
+
+def model_weights(models: Sequence[LeaveOneOut], method: Weighting, seed: int) -> np.ndarray:
+    """Weights of models of the same rows, left out alike; they sum to one."""
+    if method == "stacking":
+        return _stacked(*_terms(models))
+    totals = np.array([left_out.total().value for left_out in models])
+    if method == "pseudo-bma":
+        return np.asarray(softmax(totals))
+    rng = generator(seed, Stream.MODEL_WEIGHTS)
+    if models[0].sample.times is None:
+        rows, mass = _terms(models)
+        drawn = rng.standard_gamma(np.broadcast_to(mass, (BOOTSTRAPS, len(mass))))
+        shares = drawn / drawn.sum(axis=1, keepdims=True)
+        return np.asarray(softmax(mass.sum() * shares @ rows, axis=1).mean(axis=0))
+    # of many rows the bootstrap's sums are normal, and only their differences count
+    gaps = np.array([[models[0].total(1, other).value] for other in models[1:]]).reshape(-1)
+    drawn = rng.multivariate_normal(-gaps, _covariance(models), size=BOOTSTRAPS)
+    first = np.zeros((BOOTSTRAPS, 1))
+    return np.asarray(softmax(np.concatenate([first, drawn], axis=1), axis=1).mean(axis=0))
+
+
+def _covariance(models: Sequence[LeaveOneOut]) -> np.ndarray:
+    """Of the differences of all models but the first from it, by variances of differences."""
+    count = len(models)
+    squares = np.zeros((count, count))
+    for i in range(count):
+        for j in range(i):
+            squares[i, j] = squares[j, i] = models[i].error(models[j]) ** 2
+    raw = (squares[:1, 1:] + squares[1:, :1] - squares[1:, 1:]) / 2
+    values, vectors = np.linalg.eigh(raw)  # estimates may leave it slightly indefinite
+    return np.asarray((vectors * np.maximum(values, 0.0)) @ vectors.T)
+
+
+def _terms(models: Sequence[LeaveOneOut]) -> tuple[np.ndarray, np.ndarray]:
+    """elpd (terms, models), and how much each term counts in a sum over all rows."""
+    sample, weight = models[0].sample, models[0].weight
+    left_out = np.stack([model.elpd for model in models], axis=1)
+    if sample.times is None:
+        return left_out, weight
+    near = np.stack([model.approximate.elpd.astype(float) for model in models], axis=1)
+    mass = weight[sample.row_ids] * sample.times / sample.probability / sample.times.sum()
+    rows = np.concatenate([near, left_out, near[sample.row_ids]])
+    return rows, np.concatenate([weight, mass, -mass])
+
+
+def _stacked(rows: np.ndarray, mass: np.ndarray) -> np.ndarray:
+    from scipy.optimize import minimize
+
+    count = rows.shape[1]
+    density = np.exp(rows - rows.max(axis=1, keepdims=True))
+    scale = mass.sum()
+
+    def score(weights: np.ndarray) -> tuple[float, np.ndarray]:
+        mixed = np.maximum(density @ weights, 1e-300)
+        return -float(mass @ np.log(mixed)) / scale, -((mass / mixed) @ density) / scale
+
+    best = minimize(
+        score,
+        np.full(count, 1 / count),
+        jac=True,
+        method="SLSQP",
+        bounds=[(0.0, 1.0)] * count,
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
+        options={"ftol": 1e-10, "maxiter": 500},
+    )
+    weights = np.clip(best.x, 0.0, 1.0)
+    return np.asarray(weights / weights.sum())

@@ -1,0 +1,127 @@
+"""Rows that cannot be left out by weighing the posterior's draws, left out by points of their own.
+
+Where one row moves the posterior far, its draws do not reach where the posterior without that row
+lies, and weights of any kind are of no use. But where it lies is known: with mu the posterior's
+mean, g and P the log-posterior's gradient and minus its Hessian there, and l the row's
+log-likelihood, it has its mode where
+
+    g - P (theta - mu) - grad l(theta) = 0,        and there the precision P + hess l(theta),
+
+of which all but g and P come from that row alone. The row's predictive density is the ratio of two
+normalising constants, Z with the row and Z_i without it,
+
+    log p(y_i | y_-i) = log Z - log Z_i,
+
+each an average of importance weights at points of a normal about its own posterior, with all rows
+evaluated at all points in one pass. Their Pareto k says whether the normals fit. (Paananen,
+Piironen, Bürkner and Vehtari 2021 move the draws until their moments match, in passes per row.)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from modicum.ledger import Ledger
+from modicum.passes import LocalEngine, Sums
+from modicum.passes.mode import DENSE_LIMIT, prior_hessian, prior_slope
+from modicum.passes.pointwise import log_likelihoods
+from modicum.posterior.checking.proposal import NormalProposal, average, log_joint
+from modicum.random import Stream, generator
+
+__all__ = ["MOST_UNITS", "LeftOutAnew", "leave_out_anew"]
+
+POINTS = 400  # at which all rows are evaluated, per row that is left out
+MOST_UNITS = 20  # rows that are left out so; where there are more, the model is at fault
+STEPS = 50  # of Newton's iteration at most
+CLOSE = 1e-6  # length of a step, in posterior standard deviations, at which it has ended
+
+
+class LeftOutAnew(NamedTuple):
+    """Log predictive density of some rows, each left out, and the tail of their weights."""
+
+    elpd: np.ndarray
+    pareto_k: np.ndarray
+
+
+def leave_out_anew(
+    sums: Sums,
+    mean: np.ndarray,
+    row_ids: np.ndarray,
+    share: np.ndarray,
+    random_seed: int,
+) -> LeftOutAnew:
+    """Leave out these rows (or groups), of which `share` is to go; infinite k: it cannot be done.
+
+    `mean` is the posterior's.
+    """
+    result = LeftOutAnew(np.full(len(row_ids), np.nan), np.full(len(row_ids), np.inf))
+    if len(mean) > DENSE_LIMIT:
+        return result
+    units = [(int(row), float(part)) for row, part in zip(row_ids, share, strict=True)]
+    _, slope, hessian = sums.hessian(mean, "leave-one-out")
+    slope = slope + prior_slope(sums.target, mean)[1]
+    whole = _Quadratic(mean, slope, -(hessian + prior_hessian(sums.target, mean)))
+    about = whole.normal()
+    if about is None:
+        return result
+    rng = generator(random_seed, Stream.LEFT_OUT_POINTS)
+    without = [(k, _without(sums, whole, *unit)) for k, unit in enumerate(units)]
+    placed = [(k, normal) for k, normal in without if normal is not None]
+    normals = [about, *(normal for _, normal in placed)]
+    drawn = np.stack([normal.draw(rng, POINTS) for normal in normals])
+    log_ratio = log_joint(sums, drawn.reshape(-1, len(mean)), "leave-one-out").reshape(-1, POINTS)
+    log_ratio -= [normal.log_density(at) for normal, at in zip(normals, drawn, strict=True)]
+    for (k, _), points, ratio in zip(placed, drawn[1:], log_ratio[1:], strict=True):
+        row, part = units[k]
+        above, tail = average(log_ratio[0] + (1 - part) * _own_values(sums, row, drawn[0]))
+        below, tail_below = average(ratio - part * _own_values(sums, row, points))
+        result.elpd[k] = above.value - below.value
+        result.pareto_k[k] = max(tail, tail_below)
+    return result
+
+
+class _Quadratic(NamedTuple):
+    """The log-posterior about a point: gradient there, and minus its Hessian."""
+
+    centre: np.ndarray
+    slope: np.ndarray
+    precision: np.ndarray
+
+    def normal(self) -> NormalProposal | None:
+        """The normal with this log-density; None where it has none."""
+        try:
+            factor = np.linalg.inv(np.linalg.cholesky(self.precision)).T
+        except np.linalg.LinAlgError:
+            return None
+        return NormalProposal(self.centre + factor @ (factor.T @ self.slope), factor)
+
+
+def _without(sums: Sums, whole: _Quadratic, row: int, share: float) -> NormalProposal | None:
+    """The normal about the posterior without a row; None where nothing holds it together then."""
+    alone = sums.rows.subset(np.array([row]))
+    weight = share
+    if "weight" in alone.fields:
+        weight = share / float(alone.slice(0, 1)["weight"][0])
+    own = Sums(sums.target, alone, LocalEngine(progressbar=False), Ledger(rows=1))
+    at = whole.centre.copy()
+    for _ in range(STEPS):
+        _, slope, curvature = own.hessian(at, "leave-one-out")
+        left = whole.precision + weight * curvature
+        if not np.isfinite(left).all():
+            return None
+        try:
+            factor = np.linalg.inv(np.linalg.cholesky(left)).T
+        except np.linalg.LinAlgError:
+            return None
+        uphill = whole.slope - whole.precision @ (at - whole.centre) - weight * slope
+        at = at + factor @ (factor.T @ uphill)
+        if np.linalg.norm(factor.T @ uphill) < CLOSE:
+            return NormalProposal(at, factor)
+    return None
+
+
+def _own_values(sums: Sums, row: int, points: np.ndarray) -> np.ndarray:
+    (values,) = log_likelihoods(sums.target, sums.rows, np.array([row]), points)
+    return values[:, 0]

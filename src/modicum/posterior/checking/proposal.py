@@ -1,0 +1,93 @@
+"""Normalising constants by points of a normal distribution that lies where a posterior does."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from modicum.passes import Sums
+from modicum.passes.mode import prior_hessian
+
+__all__ = ["Evidence", "NormalProposal", "average", "log_joint"]
+
+NOISY = 0.5  # variance of the log-weights that a covariance of few draws may cause
+
+
+class Evidence(NamedTuple):
+    """Log evidence and its Monte Carlo standard error.
+
+    Attributes
+    ----------
+    value
+        Log of the marginal likelihood of the rows.
+    error
+        Its standard error, from the points it was computed at.
+    """
+
+    value: float
+    error: float
+
+
+class NormalProposal(NamedTuple):
+    """A normal distribution by its mean and the lower factor of its covariance."""
+
+    mean: np.ndarray
+    factor: np.ndarray
+
+    @classmethod
+    def fitted(
+        cls, sums: Sums, draws: np.ndarray, weights: np.ndarray, purpose: str
+    ) -> NormalProposal:
+        """About the draws' mean, of their covariance, or where that is noisy of the curvature.
+
+        A covariance of N draws of d parameters gives log-weights a variance of about d^2 / 2N. It
+        is a proposal, which need not be exact: signs are left aside.
+        """
+        weights = np.abs(weights)
+        mean = np.average(draws, axis=0, weights=weights)
+        centred = draws - mean
+        effective = weights.sum() ** 2 / (weights**2).sum()
+        cov = (weights[:, None] * centred).T @ centred / weights.sum()
+        if len(mean) ** 2 / (2 * effective) > NOISY:
+            _, _, hessian = sums.hessian(mean, purpose)
+            precision = -(hessian + prior_hessian(sums.target, mean))
+            try:
+                return cls(mean, np.linalg.inv(np.linalg.cholesky(precision)).T)
+            except np.linalg.LinAlgError:  # not concave there: the draws know better
+                pass
+        return cls(mean, np.linalg.cholesky(cov))
+
+    def draw(self, rng: np.random.Generator, number: int) -> np.ndarray:
+        """In pairs about the mean, which leaves less to chance."""
+        half = rng.normal(size=(-(-number // 2), len(self.mean)))
+        return self.mean + np.concatenate([half, -half])[:number] @ self.factor.T
+
+    def log_density(self, points: np.ndarray) -> np.ndarray:
+        """At each point."""
+        z = np.linalg.solve(self.factor, (points - self.mean).T)
+        scale = np.linalg.slogdet(self.factor)[1] + 0.5 * len(self.mean) * np.log(2 * np.pi)
+        return -0.5 * np.sum(z**2, axis=0) - scale
+
+
+def log_joint(sums: Sums, points: np.ndarray, purpose: str) -> np.ndarray:
+    """Log of likelihood times prior at each point, by one pass over the rows."""
+    values = sums.values(points, purpose) + sums.target.log_priors(points)
+    return np.where(np.isnan(values), -np.inf, values)  # the model overflows there
+
+
+def average(log_ratio: np.ndarray) -> tuple[Evidence, float]:
+    """Log of the average of smoothed weights, with its error, and the tail of the weights."""
+    from arviz_stats.base import array_stats
+
+    top = log_ratio.max()
+    centred = np.maximum(log_ratio - top, -700.0)
+    if np.ptp(centred) < 1e-10:
+        return Evidence(float(top), 0.0), 0.0
+    smoothed, tail = array_stats.psislw(-centred)
+    # they come normalised: the smallest, which is in no tail, says by how much
+    lowest = int(np.argmin(centred))
+    log_total = centred[lowest] - smoothed[lowest]
+    share = np.exp(smoothed) * len(smoothed)
+    error = float(np.std(share, ddof=1) / np.sqrt(len(share)))
+    return Evidence(float(top + log_total - np.log(len(share))), error), float(tail)

@@ -1,0 +1,54 @@
+"""How unevenly rows matter: what a quadratic about the posterior's mean misses of each row.
+
+A subsample estimates the sum over rows of l_k(theta) - q_k(theta), with q_k the second-order Taylor
+expansion of the row's log-likelihood. Its error is small where rows are drawn in proportion to the
+size of their own residuals, and large where a few rows that hold most of them are drawn as seldom
+as all others. The expansion along delta = theta - mean is by central differences: with f(s) the
+row's log-likelihood at mean + s delta,
+
+    q = f(0) + [f(e) - f(-e)] / 2e + [f(e) + f(-e) - 2 f(0)] / 2e^2.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from modicum.ledger import Ledger
+from modicum.passes import LocalEngine, units_of
+from modicum.passes.pointwise import log_likelihoods
+from modicum.posterior.checking.columns import random_rows
+from modicum.posterior.draws import require_finite, thinned
+from modicum.posterior.fitted import Subject, flat_points
+from modicum.posterior.resampling import require_positive_sum
+
+__all__ = ["residual_sizes"]
+
+STEP = 0.1  # e: residuals are right to within e^2, and rounding is 1e-16 / e^2
+ROUNDING = 1e-13  # of the log-likelihood of a row: a residual that is smaller is none
+
+
+def residual_sizes(subject: Subject, number: int, draws: int, random_seed: int) -> np.ndarray:
+    """Root mean square over draws of the residual of each of up to `number` random rows."""
+    source, fit, rows = subject
+    require_finite(source.draws, "a picture of residuals")
+    every, (weights,) = thinned(source, source.chains * source.num_draws)
+    require_positive_sum(weights, "a picture of residuals")
+    target, points = flat_points(fit, rows, every)
+    mean = np.average(points, axis=0, weights=weights)
+    used = min(draws, len(points))
+    delta = points[((2 * np.arange(used) + 1) * len(points)) // (2 * used)] - mean
+    units = units_of(target, rows, LocalEngine(progressbar=False), Ledger(rows=len(rows)))
+    ids = np.sort(random_rows(len(units), number, random_seed))
+    asked = np.concatenate([mean[None], mean + delta, mean + STEP * delta, mean - STEP * delta])
+    parts = []
+    for values in log_likelihoods(target, units, ids, asked):
+        centre, (there, above, below) = values[0], values[1:].reshape(3, used, -1)
+        slope = (above - below) / (2 * STEP)
+        curvature = (above + below - 2 * centre) / STEP**2
+        residual = there - centre - slope - curvature / 2
+        size = np.sqrt(np.mean(residual**2, axis=0))
+        parts.append(np.where(size > ROUNDING * np.maximum(np.abs(centre), 1.0), size, 0.0))
+    sizes = np.concatenate(parts)
+    if "weight" in units.fields:
+        sizes = sizes * units.subset(ids).slice(0, len(ids))["weight"]
+    return np.asarray(sizes)

@@ -1,0 +1,240 @@
+"""A whole chain in one program, interpreted without an accelerator, against the plain kernel."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+import modicum as mo
+from helpers.targets import design, sums_of
+from modicum.kernels.fused import FusedKernel, pieces
+from modicum.methods.base import Task
+from modicum.methods.ecs.fusing import fused_kernel
+from modicum.random import chain_keys
+from modicum.run import Chains
+from modicum.run import advance as compiled
+
+CHAINS, LENGTH = 2, 6
+POSITION = ("position",)
+
+
+def some_rows(n=600, d=4):
+    """So few that some rows lie beyond the radius of their series; all fields are in use."""
+    x, rng = design(n, d)
+    fields = {"offset": rng.normal(size=n), "weight": rng.integers(1, 4, n) * 1.0}
+    return mo.Rows(x=x, y=(rng.random(n) < 0.3) * 1.0, **fields)
+
+
+def planned(**settings):
+    rows = some_rows()
+    with jax.enable_x64(True):
+        sums, start = sums_of(mo.models.Logistic(), rows)
+        names = tuple(map(str, range(len(start))))
+        task = Task(sums.target, start, rows, sums, names, LENGTH, 0, CHAINS, 3)
+        return mo.HMCECS(**settings).plan(task)
+
+
+@pytest.fixture(scope="module")
+def plan():
+    chosen = {"subsample": 20, "blocks": 4, "refreshes": 3, "certainty": 10, "jitter": 0.2}
+    return planned(**chosen, fused=False)
+
+
+def fused_of(plan, residuals=None):
+    kernel = plan.kernel
+    residuals = residuals or kernel.control_variate
+    return FusedKernel(kernel, residuals, kernel.estimator.ddof, interpret=True)
+
+
+def begun(plan):
+    keys = chain_keys(3, CHAINS)
+    state = compiled.begin_together(plan.kernel, plan.context, plan.rows, None, keys)
+    return state, keys
+
+
+def run_plain(plan, length=LENGTH):
+    state, keys = begun(plan)
+    span, extent = (np.int64(0), np.int64(length)), compiled.Extent(LENGTH, LENGTH)
+    fixed = (plan.kernel, extent, plan.context, plan.rows, plan.flags)
+    return compiled.advance_together(*fixed, span, None, state, keys)
+
+
+def run_fused(plan, settled, length=LENGTH):
+    state, keys = begun(plan)
+    span = (np.int64(0), np.int64(length))
+    fixed = (settled, LENGTH, plan.context, plan.rows)
+    return compiled.advance_settled(*fixed, span, None, state, keys)
+
+
+def furthest(plain, settled):
+    """Largest distances of what both recorded, by name; truth values and counts must be equal."""
+    assert plain.keys() == settled.keys()
+    found = {}
+    for names, values in plain.items():
+        off = np.abs(np.asarray(values, float) - np.asarray(settled[names], float))
+        if values.dtype.kind == "f":
+            found |= dict(zip(names, off.reshape(-1, off.shape[-1]).max(axis=0), strict=False))
+        else:
+            assert off.max() == 0
+        if names == POSITION:
+            found["position"] = off.max()
+    return found
+
+
+@pytest.fixture(scope="module")
+def truth(plan):
+    with jax.enable_x64(True):
+        return run_plain(plan)
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["held", "tiles"])
+def test_it_draws_what_the_plain_kernel_draws(plan, truth, held, x64):
+    settled = fused_of(plan)
+    if not held:  # three tiles of eight rows, the last of them half empty
+        settled = replace(settled, registers=64, tile=128)
+    shape = settled.shape(plan.context.proxy.a.shape[0], 10)
+    assert shape.tiles == (1 if held else 3)
+    (state, record), (settled_state, settled_record) = truth, run_fused(plan, settled)
+    off = furthest(record, settled_record)
+    assert off.pop("acceptance_rate_u") == 0  # the same blocks
+    assert 0 < off.pop("position") < 1e-5
+    assert max(off.values()) < 1e-4
+    moved = np.abs(np.diff(np.asarray(record[POSITION]), axis=1)).max()
+    assert moved > 0.1
+    same = jax.tree.map(lambda a, b: np.allclose(a, b, rtol=1e-5, atol=1e-3), state, settled_state)
+    assert all(jax.tree.leaves(same))
+    types = jax.tree.map(
+        lambda a, b: (a.dtype, a.shape) == (b.dtype, b.shape), state, settled_state
+    )
+    assert all(jax.tree.leaves(types))
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """Residuals with one wrong term: the slope of those beyond the series' radius, or a value."""
+
+    right: object
+    term: str
+
+    def residual(self, e, eta, y, taylor):
+        if self.term == "series":  # the sixth derivative left out
+            taylor = (*taylor[:6], 0 * taylor[6])
+        value, slope = self.right.residual(e, eta, y, taylor)
+        return value, slope * (1.01 if self.term == "slope" else 1.0)
+
+
+@pytest.mark.parametrize("term", ["slope", pytest.param("series", marks=pytest.mark.slow)])
+def test_one_wrong_term_is_noticed(plan, truth, term, x64):
+    wrong = fused_of(plan, Wrong(plan.kernel.control_variate, term))
+    off = furthest(truth[1], run_fused(plan, wrong)[1])
+    assert off["position"] > 1e-5
+
+
+def test_windows_go_on_where_the_last_one_ended(plan, truth, monkeypatch, x64):
+    monkeypatch.setattr(Chains, "_through_pinned_pages", True)
+    parts = (plan.kernel, plan.context, chain_keys(3, CHAINS), plan.flags, LENGTH, plan.rows)
+    chains = Chains(*parts, "stacked", block=LENGTH, settled=fused_of(plan), settled_length=LENGTH)
+    chains._parts = [slice(0, CHAINS)]  # one group, as on an accelerator
+    chains._group_keys = chains._group_starts = [chains.keys]
+    chains.begin()
+    assert chains.settled is not None
+    first, second = chains.advance(0, 2), chains.advance(2, LENGTH - 2)
+    chains.close()
+    whole = np.concatenate([first["position"], second["position"]], axis=1)
+    assert whole.dtype == np.float64
+    assert np.abs(whole - np.asarray(truth[1][POSITION])).max() < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
+def test_the_front_door_takes_it(monkeypatch):
+    # what runs on a GPU, interpreted: after warm-up the draws are those of the plain path
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    monkeypatch.setattr("modicum.kernels.fused.FusedKernel", partial(FusedKernel, interpret=True))
+    length = {"draws": 24, "tune": 30, "chains": 4, "random_seed": 2, "progressbar": False}
+    posts = {}
+    for setting in (False, "auto"):
+        method = mo.HMCECS(subsample=20, blocks=4, refreshes=2, certainty=10, fused=setting)
+        posts[setting] = mo.sample(mo.models.Logistic(), some_rows(), method=method, **length)
+    assert posts["auto"].tuning["path"]["value"] == "fused"
+    assert posts[False].tuning["path"] == {
+        "value": "plain",
+        "why": "fused iterations were not asked for",
+    }
+    for name, plain in posts[False].draws.items():
+        assert posts["auto"][name].dtype == np.float64
+        assert np.abs(posts["auto"][name] - plain).max() < 1e-4 * plain.std()
+        assert np.abs(posts["auto"][name] - plain).max() > 0
+    for name, plain in posts[False].stats.items():
+        assert posts["auto"].stats[name].dtype == plain.dtype
+        assert np.allclose(posts["auto"].stats[name], plain, rtol=1e-4, atol=1e-4)
+    assert posts["auto"].ledger.to_dict() == posts[False].ledger.to_dict()
+    thinned = mo.sample(
+        mo.models.Logistic(), some_rows(), method=method, thin=2, **length | {"draws": 2}
+    )
+    assert thinned.tuning["path"] == {"value": "plain", "why": "draws are thinned"}
+
+
+def test_iterations_beyond_the_count_are_left_out(plan, truth, x64):
+    state, _ = run_fused(plan, fused_of(plan), length=2)
+    assert np.allclose(state.state.z, truth[1][POSITION][:, 1], atol=1e-5)
+
+
+def test_it_is_lowered_for_a_gpu(plan, x64):
+    settled = replace(fused_of(plan), interpret=False)
+    state, keys = begun(plan)
+    span = (np.int64(0), np.int64(LENGTH))
+
+    def advance(*arguments):
+        return compiled.advance_settled(settled, LENGTH, *arguments)
+
+    traced = jax.jit(advance).trace(plan.context, plan.rows, span, None, state, keys)
+    assert "triton" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_where_there_is_no_gpu_nothing_changes(plan):
+    assert fused_kernel("auto", plan.kernel, plan.context) == (None, "there is no GPU")
+    with pytest.raises(mo.SettingError, match="cannot be fused, since there is no GPU; leave"):
+        planned(subsample=20, fused=True)
+    with pytest.raises(mo.SettingError, match='fused must be True, False or "auto"'):
+        mo.HMCECS(fused="yes")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda k, c: (replace(k, move=lambda *a: a), c), "not moved by HMC"),
+        (lambda k, c: (replace(k, estimator=None), c), "not the perturbed one"),
+        (lambda k, c: (replace(k, control_variate=None), c), "one linear predictor alone"),
+        (lambda k, c: (k, c._replace(proxy=c.proxy._replace(B=np.eye(5)))), "second order"),
+        (lambda k, c: (k, c._replace(proxy=c.proxy._replace(warp=()))), "prior is not normal"),
+        (
+            lambda k, c: (k, c._replace(proxy=c.proxy._replace(point=np.zeros(600)))),
+            "more than 512",
+        ),
+        (lambda k, c: (_of_family(k, mo.models.Probit()), c), "programs of a GPU lack"),
+    ],
+)
+def test_what_is_not_covered_is_said(plan, monkeypatch, change, reason):
+    monkeypatch.setattr("modicum.methods.ecs.fusing.jax.default_backend", lambda: "gpu")
+    settled, _ = fused_kernel("auto", plan.kernel, plan.context)
+    assert isinstance(settled, FusedKernel)
+    settled, why = fused_kernel("auto", *change(plan.kernel, plan.context))
+    assert settled is None
+    assert reason in why
+
+
+def _of_family(kernel, model):
+    form = kernel.control_variate
+    return replace(kernel, control_variate=replace(form, target=replace(form.target, model=model)))
+
+
+@pytest.mark.parametrize("size", [1, 16, 17, 29, 48, 49, 151, 300, 512])
+def test_pieces_are_powers_of_two_that_hold_all_columns(size):
+    widths = pieces(size)
+    assert sum(widths) >= size
+    assert all(w & (w - 1) == 0 and w >= 16 for w in widths)
+    assert len(widths) <= 2
+    assert sum(widths) <= max(16, 2 * size)
