@@ -37,7 +37,7 @@ from modicum.estimators import (
     variance_unit,
 )
 from modicum.kernels.adaptation import schedule
-from modicum.kernels.base import ControlVariate, Estimator, Move, Proxy, RowDesign, straighten
+from modicum.kernels.base import ControlVariate, Estimator, Move, Proxy, RowDesign
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import Chosen, Plan, Task, Tuning
@@ -53,6 +53,7 @@ from modicum.methods.ecs.tuning import (
     evaluate,
     proxy_ratios,
     run_pilot_chains,
+    straightened,
 )
 from modicum.methods.groups import of_groups, uneven_groups
 from modicum.methods.weights import (
@@ -173,7 +174,7 @@ class Study:
         """Whitened coordinates of draws in which effects are relative to their scales."""
         if self.proxy.warp is None:
             return draws
-        return np.asarray(jax.vmap(lambda z: straighten(z, self.proxy)[0])(jnp.asarray(draws)))
+        return np.asarray(straightened(self.proxy, draws))
 
     def _prior_slope(self) -> np.ndarray:
         """Gradient of the log-prior at t*, or of its normal stand-in where it is not normal."""

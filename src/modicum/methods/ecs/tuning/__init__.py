@@ -8,6 +8,7 @@ from modicum.methods.ecs.tuning.pilot_chains import (
     PilotChains,
     proxy_ratios,
     run_pilot_chains,
+    straightened,
 )
 from modicum.methods.ecs.tuning.residuals import Pilot, Residuals, evaluate, study
 from modicum.methods.ecs.tuning.sign_theory import NormalFactors
@@ -31,5 +32,6 @@ __all__ = [
     "proxy_ratios",
     "refresh_acceptance",
     "run_pilot_chains",
+    "straightened",
     "study",
 ]

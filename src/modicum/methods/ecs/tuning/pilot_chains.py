@@ -21,9 +21,16 @@ from modicum.kernels.base import ControlVariate, Proxy, straighten
 from modicum.kernels.moves import follow
 from modicum.methods.ecs.tuning.residuals import reweighted
 from modicum.models.base import Batch
-from modicum.runtime import Array, jit
+from modicum.runtime import FASTEST_COMPILE, Array, jit
 
-__all__ = ["SIDE_BY_SIDE", "Extent", "PilotChains", "proxy_ratios", "run_pilot_chains"]
+__all__ = [
+    "SIDE_BY_SIDE",
+    "Extent",
+    "PilotChains",
+    "proxy_ratios",
+    "run_pilot_chains",
+    "straightened",
+]
 
 TRAJECTORY = 1.2
 
@@ -86,6 +93,12 @@ def _log_proxies(cv: ControlVariate[Any], proxy: Proxy, draws: Array) -> jax.Arr
         return cv.log_proxy(s, proxy) + growth
 
     return jax.vmap(log_proxy)(jnp.asarray(draws))
+
+
+@jit(options=FASTEST_COMPILE)
+def straightened(proxy: Proxy, draws: Array) -> jax.Array:
+    """Whitened coordinates of `draws` in which effects are relative to their scales."""
+    return jax.vmap(lambda z: straighten(z, proxy)[0])(jnp.asarray(draws))
 
 
 def run_pilot_chains(
