@@ -250,14 +250,28 @@ def test_the_slope_is_that_of_rows_as_the_design_draws_them():
     weight = np.r_[np.zeros(500), np.random.default_rng(1).lognormal(size=1_000)]
     weight /= weight.sum()
     values = np.arange(1_500.0)
-    at, share = as_drawn(weight, 300)
+    size = np.ones(1_500)
+    at, share = as_drawn(weight, 300, size)
     assert len(at) == 300
     assert at.min() >= 500  # the first 300 would have no weight at all
     assert share @ values[at] == pytest.approx(weight @ values, rel=0.01)
-    every, exact = as_drawn(weight, 1_200)  # more than are drawn: others fill up, and do not count
+    every, exact = as_drawn(
+        weight, 1_200, size
+    )  # more than are drawn: others fill up, and do not count
     assert len(np.unique(every)) == 1_200
     assert exact @ values[every] == pytest.approx(weight @ values)
     assert exact.sum() == pytest.approx(1)
+
+
+def test_rows_that_are_seldom_drawn_and_large_stand_in_their_second_moment():
+    """As under a uniform design: by weight alone, as a first version had it, there is none."""
+    weight = np.r_[np.full(5_000, 1.0), np.full(20, 1e-3)]
+    weight /= weight.sum()
+    size = np.r_[np.ones(5_000), np.full(20, 1e4)]
+    at, share = as_drawn(weight, 300, size)
+    assert share @ size[at] ** 2 == pytest.approx(weight @ size**2, rel=0.05)
+    by_weight, alike = as_drawn(weight, 300, np.ones(5_020))
+    assert alike @ size[by_weight] ** 2 < 0.01 * (weight @ size**2)
 
 
 def test_the_study_is_the_same_for_every_seed():

@@ -275,22 +275,28 @@ class Residuals:
                 _slopes_of_groups(form, self.few, proxy, draws, weight[:groups], factor[:groups])
             )
         rows = min(int(np.clip(SLOPE_WORK / size**2, 64, BLOCK)), len(weight))
-        at, share = as_drawn(weight, rows)
+        at, share = as_drawn(weight, rows, factor * np.sqrt(self.share @ self.values**2))
         some = {name: np.asarray(values)[at] for name, values in self.rows.items()}
         return np.asarray(_slopes(form, some, proxy, draws, share, factor[at]))
 
 
-def as_drawn(weight: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+def as_drawn(weight: np.ndarray, count: int, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Places of `count` rows that stand for all that a design draws, and the share of each.
 
-    Evenly through the cumulated weights, or, where no more than `count` rows are ever drawn, all of
-    these, and others with a share of zero: as many whatever the weights, for one compilation.
+    They are spaced evenly through the cumulated weights and, in equal parts, second moments of what
+    has this `size`: a uniform design draws the rows that matter most so rarely that by weight alone
+    there would be none. If no more than `count` rows are ever drawn, all of them are taken, and
+    others with a share of zero: the number of rows is always the same, for one compilation.
     """
     drawn = np.flatnonzero(weight > 0)
     if len(drawn) <= count:
         at = np.r_[drawn, np.setdiff1d(np.arange(len(weight)), drawn)[: count - len(drawn)]]
         return at, weight[at]
-    return representatives(weight, count), np.full(count, 1 / count)
+    moment = weight * size**2
+    importance = weight + (moment / moment.sum() if moment.sum() > 0 else 0.0)
+    at = representatives(importance, count)
+    share = weight[at] / importance[at]
+    return at, share / share.sum()
 
 
 def reweighted(drawn_with: np.ndarray, studied: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
