@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -96,9 +97,10 @@ def test_the_default_method_is_that_of_sample(csv, tmp_path, monkeypatch):
 
     monkeypatch.setattr(sys.modules["modicum.sample"], "sample", sample)
     assert "enough seen" in refused("fit", csv, *USUAL, "--out", tmp_path / "run")
-    assert "method" not in asked
+    assert asked["method"] == mo.Auto()
+    assert inspect.signature(mo.sample).parameters["method"].default == "auto"
     refused("fit", csv, *USUAL, "--out", tmp_path / "run", "--method", "hmc-ecs")
-    assert asked["method"] == "hmc-ecs"
+    assert asked["method"] == mo.HMCECS()
 
 
 def test_quiet_prints_nothing(csv, tmp_path):

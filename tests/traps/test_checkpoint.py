@@ -123,7 +123,10 @@ def without(arrays, name):
     ("method", "files"),
     [
         (mo.HMCECS(), {"anchor", "design-weighted"}),
-        (mo.HMCECS(anchor=toy.poor_anchor(), **toy.POOR), {"anchor", "design-weighted"}),
+        (
+            mo.HMCECS(anchor=toy.poor_anchor(), **toy.POOR),
+            {"anchor", "design-weighted", "design-again-weighted"},
+        ),
         (mo.FlyMC(), {"anchor", "bound"}),
     ],
     ids=["hmc-ecs", "anchor by hand", "flymc"],
