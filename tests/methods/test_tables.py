@@ -146,7 +146,7 @@ def test_too_few_products_on_covertype_are_warned_of():
 
 @pytest.mark.slow
 def test_weighted_rows_need_far_fewer_products():
-    """Uniform rows do not run at less: with 8,900 of them half of the signs were negative."""
+    """With 8,900 uniform rows half of the signs were negative."""
 
     def rows_per_step(design):
         plan, _ = planned(*table("covertype"), mo.SignedHMCECS(design=design))
@@ -154,8 +154,8 @@ def test_weighted_rows_need_far_fewer_products():
         return drawn + plan.tuning["certainty"]["value"]
 
     weighted = rows_per_step("weighted")
-    assert weighted <= 350
-    assert rows_per_step("uniform") > 200 * weighted
+    assert weighted <= 500
+    assert rows_per_step("uniform") > 50 * weighted
 
 
 # The choice of m -----------------------------------------------------------------------------

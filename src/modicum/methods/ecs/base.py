@@ -48,6 +48,8 @@ class EnergyConserving(Method):
     memory_limit: int | None = None
     fused: Fused = False
     of_digests: ClassVar[bool] = True
+    # Whether rows are weighted by the spread of pilot chains where the posterior is not normal.
+    weighted_by_spread: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self._check()

@@ -17,7 +17,7 @@ from modicum.errors import CrudeControlVariateError, ModicumWarning
 from modicum.methods.base import Tuning
 from modicum.methods.ecs.base import EnergyConserving
 from modicum.methods.ecs.tuning import Choice, Pilot, PilotChains, Products
-from modicum.methods.ecs.tuning.block_poisson import DEVIATIONS, FEWEST
+from modicum.methods.ecs.tuning.block_poisson import DEVIATIONS, FEWEST, NEARLY_ALL
 from modicum.methods.ecs.tuning.subsample import NOISY, seldom_exceeded
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.run import History
@@ -249,7 +249,7 @@ def look_ahead_signed(
     if chosen and too_many * expected > case.rows:
         raise _crude(case, expected, FEWEST * choice.batch)
     doubts = _more_than_all(case, expected, "a subsample")
-    deviation = pilot.quantile(np.sqrt(pilot.variance / choice.batch), 0.9)
+    deviation = pilot.quantile(np.sqrt(pilot.variance / choice.batch), NEARLY_ALL)
     if choice.products < DEVIATIONS * deviation or choice.chain_sign < LEAST_SIGN:
         advice = case.remedy if chosen else f"leave `products` out, or {case.remedy}"
         doubts.append(

@@ -300,7 +300,7 @@ class Study:
 
     def _evaluated_again(self, rng: np.random.Generator) -> Residuals:
         """Residuals at draws of the posterior as it is, of rows that are weighed by these."""
-        if isinstance(self.design, Weighted):
+        if isinstance(self.design, Weighted) and self.method.weighted_by_spread:
             nowhere = np.zeros((1, len(self.centre)))
             self._weigh(nowhere, self._spread_as(self._straight(self.draws)), stage="design-again")
             self._take_rows(rng)

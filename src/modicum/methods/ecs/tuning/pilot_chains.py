@@ -44,7 +44,7 @@ class Extent(NamedTuple):
     side_by_side: bool = False  # one product for all chains, where a row is one
 
 
-ONE_BY_ONE, SIDE_BY_SIDE = Extent(8, 60, 20), Extent(16, 36, 12, side_by_side=True)
+ONE_BY_ONE, SIDE_BY_SIDE = Extent(8, 60, 20), Extent(16, 64, 16, side_by_side=True)
 
 
 @dataclass(frozen=True)
