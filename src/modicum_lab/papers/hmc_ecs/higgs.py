@@ -299,7 +299,7 @@ ORDER_NOTES = [
     "Order 0 is run because the paper shows it; the warnings below are what a user gets. With m "
     "left to Modicum it is refused, since no affordable m would do. Its chains do move: they tune "
     "their step after the burn-in, where the other orders have the paper's .2. What they sample is "
-    "the perturbed target, which at a variance of thousands is far from the posterior: too crude, "
+    "the perturbed target, which at so large a variance is far from the posterior: too crude, "
     "as the paper says.",
     "SG-HMC and SGLD with degraded control variates are the paper's competitors: at order 0 a "
     "control variate is a constant, so that these are the methods without. SG-HMC is robust, as "
