@@ -128,3 +128,25 @@ def test_derivatives_of_gradients_are_in_the_ledger():
         touched[gamma] = post.stats["rows_touched"]
     assert (touched[False] == 10).all()
     assert (touched[True] == 10 * (1 + 3)).all()  # two coefficients and the intercept
+
+
+def variance_between_refreshes(C, h, L, gradient_noise):
+    """Of z on a standard normal target, with momenta drawn anew every L steps."""
+    step = np.array([[1.0, h], [-h, 1 - h * C - h**2]])  # the gradient is that at the new position
+    added = np.diag([0.0, h**2 * gradient_noise + 2 * C * h])
+    covariance = np.eye(2)
+    for _ in range(300):
+        covariance = np.diag([covariance[0, 0], 1.0])
+        for _ in range(L):
+            covariance = step @ covariance @ step.T + added
+    return covariance[0, 0]
+
+
+@pytest.mark.parametrize(("C", "h", "L"), [(1e-6, 0.06, 20), (1e-6, 0.02, 150), (0.2, 0.05, 24)])
+def test_momenta_drawn_anew_make_up_for_gradient_noise(C, h, L):
+    """By friction alone, variances that were right were said to be 91 times too large."""
+    exact = variance_between_refreshes(C, h, L, 10.0) / variance_between_refreshes(C, h, L, 0.0)
+    variance = np.array([10.0])
+    ratio = Friction(C, period=L).noise_ratio(h, np.zeros(1), variance, None)[0]
+    assert 1 + ratio == pytest.approx(exact, rel=0.05)
+    assert ratio < 0.75 * Friction(C).noise_ratio(h, np.zeros(1), variance, None)[0]

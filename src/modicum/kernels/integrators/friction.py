@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import sqrt
+from math import sin, sqrt
 
 import jax
 import jax.numpy as jnp
@@ -112,9 +112,18 @@ class Friction(Integrator):
         variance: np.ndarray,
         context: StochasticGradientContext,
     ) -> np.ndarray:
-        """e^2 Cov(g) over 2 (C - B) e."""
+        """e^2 Cov(g) over 2 (C - B) e, and over what momenta drawn anew make up for.
+
+        Within a trajectory of length T = L e a standard normal turns by T, so that noise of the
+        variance s per step adds s (T - sin(2T) / 2) / 2e to the variance of z, and the new
+        momentum sin(T)^2: as much as noise of 2e sin(T)^2 / (T - sin(2T) / 2) per step.
+        """
         squares: float | np.ndarray = 1.0
         if self.in_parameters:
             factor = np.asarray(context.factor)
             squares = np.sum(factor**2, axis=0) if factor.ndim == 2 else factor**2
-        return np.asarray(variance * h / (2 * (self.friction - self.noise) * squares))
+        drawn_anew = 0.0
+        if self.period is not None:
+            T = self.period * h
+            drawn_anew = 2 * sin(T) ** 2 / (T - sin(2 * T) / 2)
+        return np.asarray(variance * h / (2 * (self.friction - self.noise) * squares + drawn_anew))
