@@ -16,7 +16,7 @@ from modicum.diagnostics import ess
 from modicum.errors import CrudeControlVariateError, ModicumWarning
 from modicum.methods.base import Tuning
 from modicum.methods.ecs.base import EnergyConserving
-from modicum.methods.ecs.tuning import Choice, Pilot, PilotChains, Products
+from modicum.methods.ecs.tuning import FAR, Choice, Pilot, PilotChains, Products
 from modicum.methods.ecs.tuning.block_poisson import DEVIATIONS, FEWEST, NEARLY_ALL
 from modicum.methods.ecs.tuning.subsample import NOISY, seldom_exceeded
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
@@ -53,7 +53,6 @@ BOUND_FALLS = UNFIT | {
     "r-hat",
 }
 NOISY_SHARE = 0.05  # of the pilot chains' draws; real tables have up to .01
-FAR = 3.0  # posterior sds from the anchor to the mean of pilot chains; real tables have .6
 # Rows per step from which reading a quarter of all rows saves nothing: each is read anew, far from
 # the next, while a pass over all of them is one product.
 MANY = 10_000

@@ -44,6 +44,7 @@ from modicum.methods.base import Chosen, Plan, Task, Tuning
 from modicum.methods.ecs.base import EnergyConserving
 from modicum.methods.ecs.fusing import fused_kernel
 from modicum.methods.ecs.tuning import (
+    FAR,
     SIDE_BY_SIDE,
     Expansion,
     Pilot,
@@ -91,7 +92,6 @@ COORDINATE_ROWS = 2_048  # for choosing the coordinates of dispersions
 CHAIN_ROWS, CHAIN_ROWS_LINEAR = 4_096, 2_048  # pilot rows that pilot chains run on
 SCATTER = 0.1  # sd of their starts where the posterior may lie on one side of the mode
 SHRUNK = 0.05  # share of the normal approximation in a covariance estimated from few draws
-FAR = 3.0  # posterior sds from the centre to the mean of pilot chains; real tables have .6
 NORMAL = 0.5  # sd of log posterior / normal approximation below which no pilot chains are run
 
 

@@ -4,6 +4,7 @@ from modicum.methods.ecs.tuning.block_poisson import Products, choose_products
 from modicum.methods.ecs.tuning.certainty import Certainty, cheapest_certainty
 from modicum.methods.ecs.tuning.coordinates import Expansion, choose_coordinates
 from modicum.methods.ecs.tuning.pilot_chains import (
+    FAR,
     SIDE_BY_SIDE,
     PilotChains,
     proxy_ratios,
@@ -15,6 +16,7 @@ from modicum.methods.ecs.tuning.sign_theory import NormalFactors
 from modicum.methods.ecs.tuning.subsample import Choice, choose, refresh_acceptance
 
 __all__ = [
+    "FAR",
     "SIDE_BY_SIDE",
     "Certainty",
     "Choice",

@@ -16,8 +16,8 @@ from modicum.random import Stream, generator
 __all__ = ["Products", "choose_products", "pilot_sign"]
 
 FEWEST = 20
-# Lambda in standard deviations of a mini-batch, below which chains get stuck, in 99 of 100 draws:
-# with those of 9 of 10 a chain on Covertype was caught in a tail.
+# Lambda in standard deviations of a mini-batch, below which chains get stuck; of 99 in 100 draws,
+# since it is in the tails that they do.
 DEVIATIONS, NEARLY_ALL = 8, 0.99
 SIGN = 0.9993  # mean sign of the pilot's own mini-batches; with .995, one chain in 64 got stuck
 MOST = 10**6

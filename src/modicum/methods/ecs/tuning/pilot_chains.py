@@ -24,6 +24,7 @@ from modicum.models.base import Batch
 from modicum.runtime import FASTEST_COMPILE, Array, jit
 
 __all__ = [
+    "FAR",
     "SIDE_BY_SIDE",
     "Extent",
     "PilotChains",
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 TRAJECTORY = 1.2
+FAR = 3.0  # posterior sds from the anchor from which the mean of the chains lies elsewhere
 
 
 class Extent(NamedTuple):
