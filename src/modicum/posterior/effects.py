@@ -15,6 +15,7 @@ from modicum.errors import (
     DataError,
     ModicumWarning,
     SettingError,
+    argument,
     suggestion,
     warn,
     whole_number,
@@ -179,7 +180,10 @@ def _frame(
 def with_groups(
     new: AlignedRows, model: object, asked: Literal["known", "new"] | None
 ) -> tuple[AlignedRows, bool]:
-    """Rows to predict, with their groups if those count, and whether they do."""
+    """Rows to predict, with their groups if those count.
+
+    And whether effects that were integrated out count, since the rows say which group they are in.
+    """
     names = group_names(model)
     if not names and asked is not None:
         raise SettingError("groups says how groups count, and this model has none; leave it out.")
@@ -187,12 +191,12 @@ def with_groups(
     if asked == "known" and absent:
         raise DataError(
             f"the rows do not say which '{absent[0]}' each is in, so that no group is known; "
-            "give that column, or predict for new groups (groups='new')."
+            f"give that column, or predict for new groups by {argument('groups', 'new')}."
         )
     if asked == "new":
         kept = tuple(name for name in new.fields if name not in names)
         return replace(new, fields=kept), False
-    return new, bool(names) and not absent
+    return new, isinstance(model, IntegratedEffects) and model.group in new.fields
 
 
 class KnownEffects(NamedTuple):
@@ -225,7 +229,7 @@ def known_effects(
     if len(unknown):
         raise DataError(
             f"there is no '{model.group}' {unknown[0]:g} among the rows of the fit; predict for "
-            "new groups (groups='new') there."
+            f"new groups by {argument('groups', 'new')} there."
         )
     ids = np.searchsorted(groups.index.values, group_values)
     drawn = np.concatenate(list(effect_draws(fit, groups, ids, draws)), axis=1)
@@ -256,6 +260,8 @@ def _places(names: np.ndarray, group: str, levels: Sequence[Any] | None) -> np.n
     if levels is None:
         return np.arange(len(names))
     place = {str(level): k for k, level in enumerate(names.tolist())}
+    if not len(levels):
+        raise SettingError(f"levels is empty: name levels of {group!r}, or leave it out for all.")
     unknown = [level for level in levels if str(level) not in place]
     if unknown:
         raise DataError(

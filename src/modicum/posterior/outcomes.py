@@ -73,7 +73,7 @@ class OutcomesMixin(FittedDraws):
                 "or its file, which keeps no model of one's own, was loaded without it; use "
                 "Posterior.load(path, model=...), or compute from posterior.draws."
             )
-        new = aligned(rows, self.fit_rows, False, newlevels)
+        new = aligned(rows, self.fit_rows, False, newlevels, groups == "new")
         if isinstance(predictor, ModelPredictor):
             new, known = with_groups(new, predictor.model, groups)
             if known and isinstance(predictor.model, IntegratedEffects):
@@ -152,7 +152,7 @@ class OutcomesMixin(FittedDraws):
         >>> post.predictive({"x": [[-9.0], [0.0], [9.0]]}, draws=50).mean(axis=0).round(1)
         array([0. , 0.5, 1. ])
         """
-        new = self.rows_or_own(data, False, newlevels)
+        new = self.rows_or_own(data, False, newlevels, groups == "new")
         source, new = outcome_draws(self, new, draws, random_seed, groups, prior)
         return outcome_array(source, new, random_seed, out)
 
