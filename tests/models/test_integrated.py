@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp
 from scipy.stats import norm
 
@@ -28,6 +29,7 @@ from modicum.passes import LocalEngine, Sums, anchor_at, scales, with_nodes
 from modicum.passes.effects import draw_effects
 from modicum.passes.sums import _hessian_sum
 from modicum.posterior.effects import _check_acceptance
+from modicum.posterior.unpooled import unpooled_effects
 
 GROUPS = 40
 
@@ -308,6 +310,23 @@ def test_effects_drawn_afterwards(fitted):
     assert covered["rows"].sum() == len(rows)
     with pytest.raises(DataError, match="no 'g' 777"):
         post.effects("g", levels=[777])
+
+
+def test_what_the_rows_of_a_group_say_by_themselves(fitted):
+    post, rows, _, _ = fitted
+    levels = [5, 2, 8]
+    pooled = post.effects("g", levels=levels)["mean"].to_numpy()[:, None]
+    raw = unpooled_effects(post, post.fit(), rows, "g", "g", levels, pooled, 1.0)
+    batch, m = rows.slice(0, len(rows)), post.summary()["mean"]
+    for level, mine in zip(levels, raw, strict=True):
+        own = batch["g"] == level
+        base = m["intercept"] + m["beta[x0]"] * batch["x"][own, 0]
+        y = batch["y"][own]
+        if y.min() == y.max():
+            assert mine == (np.inf if y.min() else -np.inf)
+            continue
+        best = minimize_scalar(lambda u: np.sum(np.logaddexp(0, base + u) - y * (base + u)))  # noqa: B023
+        assert mine == pytest.approx(best.x, abs=1e-3)
 
 
 def test_prediction_for_new_and_known_groups(fitted):

@@ -21,7 +21,7 @@ from modicum.errors import (
     whole_number,
 )
 from modicum.ledger import Ledger
-from modicum.models import IntegratedEffects, LinearPredictorModel
+from modicum.models import GroupTerm, IntegratedEffects, LinearPredictorModel
 from modicum.passes import LocalEngine, Sums, with_nodes
 from modicum.passes.effects import draw_effects, expected_given
 from modicum.posterior.alignment import AlignedRows, Batch, require_rows_of_fit
@@ -45,6 +45,7 @@ __all__ = [
     "known_effects",
     "known_groups",
     "tabulated",
+    "terms_of",
     "with_groups",
 ]
 
@@ -125,6 +126,14 @@ def group_names(model: object) -> tuple[str, ...]:
     return ()
 
 
+def terms_of(model: object, group: str) -> tuple[GroupTerm, ...]:
+    """The terms that give levels of a factor their effects."""
+    if isinstance(model, IntegratedEffects):
+        return (model.term,) if group == model.group else terms_of(model.family, group)
+    assert isinstance(model, LinearPredictorModel)
+    return tuple(term for term in model.group_terms if term.field == group)
+
+
 def _explicit(
     source: Draws,
     model: LinearPredictorModel,
@@ -134,7 +143,7 @@ def _explicit(
     prob: float,
 ) -> pd.DataFrame:
     """Effects that are among the draws."""
-    terms = [term for term in model.group_terms if term.field == group]
+    terms = terms_of(model, group)
     names = [name for term in terms for name in term.names]
     called = [name for term in terms for name in term.sd_names]
     (entries,) = source.labels[names[0]]
