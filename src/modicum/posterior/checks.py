@@ -9,7 +9,7 @@ import numpy as np
 
 from modicum.errors import SettingError, whole_number
 from modicum.ledger import Ledger
-from modicum.posterior.alignment import RowsLike, rows_of_fit
+from modicum.posterior.alignment import AlignedRows, RowsLike, rows_of_fit
 from modicum.posterior.checking.columns import column_values, random_rows
 from modicum.posterior.checking.evidence import Evidence, log_evidence
 from modicum.posterior.checking.leave_one_out import leave_one_out
@@ -82,8 +82,7 @@ class ChecksMixin(FittedDraws):
         all_rows = self.rows_or_own(data, True, "refuse")
         ids = random_rows(len(all_rows), subsample, random_seed)
         checked = replace(all_rows, rows=all_rows.rows.subset(ids))
-        if "y" not in checked.fields:
-            raise SettingError("a check needs outcomes: give rows with the field 'y'.")
+        self._require_outcomes(checked)
         values = None if by is None else (by, column_values(all_rows.rows, table, by, ids))
         source, checked = outcome_draws(
             self, checked, draws, random_seed, None, prior, averaged=True
@@ -91,6 +90,18 @@ class ChecksMixin(FittedDraws):
         return predictive_check(
             source, checked, values, bins, prob, random_seed, self.class_names()
         )
+
+    def _require_outcomes(self, rows: AlignedRows) -> None:
+        """Refuse rows without the outcomes that a check is of."""
+        field = self.fit().model.outcome_field
+        if field in rows.fields:
+            return
+        if self.rows is not None and field not in self.rows.fields:
+            raise SettingError(
+                f"which field holds the outcomes is not known: the rows of the fit hold "
+                f"{', '.join(sorted(self.rows.fields))}; say so with mo.Model(outcome=...)."
+            )
+        raise SettingError(f"a check needs outcomes: give rows with the field {field!r}.")
 
     def loo(
         self,

@@ -51,6 +51,8 @@ class SampledGroups:
         Those that groups by rows are made of: every so many of each chain.
     every
         How many.
+    outcome
+        The field of the rows that holds them.
     row_ids
         Numbers of the rows of the sample.
     observed
@@ -65,6 +67,7 @@ class SampledGroups:
 
     draws: dict[str, np.ndarray]
     every: int
+    outcome: str = "y"
     row_ids: np.ndarray | None = None
     observed: np.ndarray | None = None
     log_prior: np.ndarray | None = None
@@ -85,11 +88,13 @@ def sampled_groups(source: FittedDraws, sample: int, seed: int) -> SampledGroups
     with suppress(SettingError):  # a flat prior, say, cannot be drawn from
         rng = generator(seed, Stream.PRIOR_DRAWS)
         groups.prior = prior_draws(fit.model, shapes, PRIOR_DRAWS, rng)
-    if source.rows is None or "y" not in source.rows.fields:
+    field = fit.model.outcome_field
+    if source.rows is None or field not in source.rows.fields:
         return groups
     ids = np.sort(random_rows(len(source.rows), sample, seed))
     sampled = AlignedRows(source.rows.subset(ids), tuple(source.rows.fields))
-    groups.observed, groups.row_ids = sampled.rows.slice(0, len(ids))["y"], ids
+    groups.observed, groups.row_ids = sampled.rows.slice(0, len(ids))[field], ids
+    groups.outcome = field
     flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in kept.items()}
     predictor = ModelPredictor(fit.model)
     if not isinstance(fit.model, IntegratedEffects):  # there, groups have likelihoods, not rows
@@ -127,18 +132,22 @@ def add_groups(tree: xr.DataTree, groups: SampledGroups) -> None:
     if groups.row_ids is None:
         return
     rows = {ROW: groups.row_ids}
-    tree["observed_data"] = xr.Dataset({"y": ((ROW,), groups.observed)}, rows)
-    by_row = {
-        "log_likelihood": groups.log_likelihood,
-        "posterior_predictive": groups.posterior_predictive,
-    }
-    for group, values in by_row.items():
-        if values is not None:
-            shaped = values.reshape(chains, number, -1)
-            tree[group] = xr.Dataset({"y": (("chain", "draw", ROW), shaped)}, kept | rows)
+    assert groups.observed is not None
+    name, each = groups.outcome, groups.observed.shape[1:]
+    dims = (ROW, *(f"{name}_dim_{i}" for i in range(len(each))))  # ArviZ's own default names
+    tree["observed_data"] = xr.Dataset({name: (dims, groups.observed)}, rows)
+    density = groups.log_likelihood
+    if density is not None:
+        shaped = density.reshape(chains, number, -1)
+        tree["log_likelihood"] = xr.Dataset({name: (("chain", "draw", ROW), shaped)}, kept | rows)
+    drawn = groups.posterior_predictive
+    if drawn is not None:
+        shaped = drawn.reshape(chains, number, *drawn.shape[1:])
+        outcomes = {name: (("chain", "draw", *dims), shaped)}
+        tree["posterior_predictive"] = xr.Dataset(outcomes, kept | rows)
     if groups.prior_predictive is not None:
-        outcomes = (("chain", "draw", ROW), groups.prior_predictive[None])
-        tree["prior_predictive"] = xr.Dataset({"y": outcomes}, rows)
+        prior = {name: (("chain", "draw", *dims), groups.prior_predictive[None])}
+        tree["prior_predictive"] = xr.Dataset(prior, rows)
 
 
 def write_netcdf(tree: xr.DataTree, path: str | os.PathLike[str]) -> None:

@@ -43,7 +43,8 @@ def column_values(rows: Rows, table: object, name: str, row_ids: np.ndarray) -> 
     if name in batch and batch[name].ndim == 1:
         return np.asarray(batch[name], float)
     if table is None or not is_tabular(table):
-        known = [*rows.columns, *rows.levels]
+        fields = [field for field in batch if batch[field].ndim == 1]
+        known = [*dict.fromkeys([*rows.columns, *rows.levels, *fields])]
         raise SettingError(f"there is no column {name!r}: {names_like(name, known)}")
     return _of_table(table, name, len(rows), row_ids)
 
