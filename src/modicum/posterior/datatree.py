@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
 __all__ = [
     "SampledGroups",
     "add_groups",
+    "netcdf_engine",
     "sampled_groups",
     "to_datatree",
     "weight_name",
-    "write_netcdf",
 ]
 
 MOST_DRAWS = 4_000  # of which groups by rows are made
@@ -150,19 +149,18 @@ def add_groups(tree: xr.DataTree, groups: SampledGroups) -> None:
         tree["prior_predictive"] = xr.Dataset(prior, rows)
 
 
-def write_netcdf(tree: xr.DataTree, path: str | os.PathLike[str]) -> None:
-    """Write a tree to a file, or say what is missing for it."""
+def netcdf_engine() -> Literal["h5netcdf", "netcdf4"]:
+    """What writes netCDF files, or say what is missing for it."""
     from importlib.util import find_spec
 
     if find_spec("h5netcdf") and find_spec("h5py"):
-        tree.to_netcdf(path, engine="h5netcdf")
-    elif find_spec("netCDF4"):
-        tree.to_netcdf(path, engine="netcdf4")
-    else:
-        raise SettingError(
-            "netCDF files need h5netcdf and h5py, or netCDF4, which are not installed: "
-            "pip install h5netcdf h5py; post.save keeps a posterior without them."
-        )
+        return "h5netcdf"
+    if find_spec("netCDF4"):
+        return "netcdf4"
+    raise SettingError(
+        "netCDF files need h5netcdf and h5py, or netCDF4, which are not installed: "
+        "pip install h5netcdf h5py; post.save keeps a posterior without them."
+    )
 
 
 def to_datatree(

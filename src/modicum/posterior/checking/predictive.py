@@ -21,6 +21,7 @@ from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.prediction import in_pieces
 from modicum.posterior.resampling import equal_places, require_positive_sum
 from modicum.random import Stream, generator
+from modicum.run import within_disk
 
 __all__ = [
     "OutcomeDraws",
@@ -171,7 +172,8 @@ def _array(shape: tuple[int, ...], out: str | os.PathLike[str] | None) -> np.nda
     if out is None:
         _refuse_many(shape, out)
         return np.empty(shape)
-    mapped: np.ndarray = np.lib.format.open_memmap(out, "w+", np.float64, shape)
+    with within_disk(out):
+        mapped: np.ndarray = np.lib.format.open_memmap(out, "w+", np.float64, shape)
     return mapped
 
 
