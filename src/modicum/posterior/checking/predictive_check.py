@@ -158,13 +158,17 @@ class PredictiveCheck:
 def predictive_check(
     source: OutcomeDraws,
     rows: AlignedRows,
+    mass: np.ndarray,
     by: tuple[str, np.ndarray] | None,
     bins: int,
     prob: float,
     seed: int,
     class_names: Sequence[str] = (),
 ) -> PredictiveCheck:
-    """Check rows in memory, in random order, against drawn outcomes; see `Posterior.ppc`."""
+    """Check rows in memory, in random order, against drawn outcomes; see `Posterior.ppc`.
+
+    `mass` is what the outcome of each counts for.
+    """
     model = source.predictor.model
     held = rows.rows
     everything = held.slice(0, len(held))
@@ -174,7 +178,6 @@ def predictive_check(
             f"outcomes of these rows have the shape {y.shape[1:]} each, and a check is of one "
             "number per row; compare them with post.predictive(...) by hand."
         )
-    mass = np.asarray(everything.get("weight", np.ones(len(y))), float)
     if "event" in everything and not np.all(everything["event"] == 1):
         raise DataError(
             "some of these times are censored, and outcomes are drawn to their end, so that the "
