@@ -31,6 +31,7 @@ from modicum.cli.columns import (
     Weight,
 )
 from modicum.cli.fitting import (
+    REPORT,
     build_engine,
     build_method,
     build_model,
@@ -277,7 +278,7 @@ def fit(
         passing = build_engine(engine, address)
         choice = ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
         require_path(data)
-        prepare_folder(out, overwrite)
+        prepare_folder(out, overwrite, report)
         after_a_stop("the same command goes on where it was.")
         say = console(quiet)
         made, asked = None, FormulaModel(model, {})
@@ -295,7 +296,7 @@ def fit(
             post = replace(with_formula(post, made, asked), table=data)
         table = write_results(post, out, prob)
         if report:
-            post.report(out / "report.html", prob=prob)
+            post.report(out / REPORT, prob=prob)
         after_a_stop(f"the results are in {out}.")
         if checkpoint is None:  # the posterior is safe, and the next fit may be another one
             Checkpoint.delete(folder)
