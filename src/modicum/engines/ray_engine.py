@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from math import ceil
@@ -17,11 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from modicum import designs
+from modicum.designs import KeptNumbers
+from modicum.engines.kept import NumbersAtWorkers, Share, SortedRows, in_shape, rows_from
 from modicum.engines.library import ray_library
 from modicum.engines.shipping import packed
 from modicum.errors import ModicumError, ResourceError, SettingError
 from modicum.passes.engine import A, ChunkSum, added, chunk_bounds, joined
-from modicum.progress import PATIENCE, Phase, Progressbar, phase
+from modicum.progress import PATIENCE, Progressbar, phase
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
 
@@ -64,74 +67,99 @@ class RayEngine:
         """Return float32 numbers per row (see `Engine`)."""
         return joined(self._parts(chunk_map, arguments, rows, description, "float32"), rows)
 
+    def keeps(self, rows: Rows) -> bool:
+        """Whether workers keep numbers of these rows: of a store of more rows than one shard."""
+        return _is_plain_store(rows) and len(rows) > designs.BLOCK
+
+    def keep_rows(
+        self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
+    ) -> np.ndarray | KeptNumbers:
+        """Have workers make and keep a number per row (see `Engine`)."""
+        if not self.keeps(rows):
+            return self.map_rows(chunk_map, arguments, rows, description)
+        return NumbersAtWorkers(self, self.parcel((chunk_map, arguments)), rows, description)
+
     def feed(self, rows: Rows) -> Rows:
         """Rows of a store as the workers read them; rows in memory are nearer than that."""
-        if type(rows) is not Rows or not rows.is_store:
+        if not _is_plain_store(rows) or isinstance(rows._backend, FedRows | SortedRows):
             return rows
         return Rows._at(rows._description, FedRows(rows, self), rows.fingerprint())
 
     def take(self, rows: Rows, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """Rows at `row_ids`, any shape, each from the worker whose chunks it is in.
+        """Rows at `row_ids`, any shape, each from the worker whose chunks it is in."""
+        flat, source = row_ids.ravel(), self.source(rows)
 
-        One call for each worker, however many rows.
-        """
-        flat, source = row_ids.ravel(), self._source(rows)
-        workers = len(self._actors)
-        bounds = chunk_bounds(rows)
+        def ask(actor: Any, mine: np.ndarray) -> Any:
+            return actor.take.remote(source, flat[mine])
+
+        taken = rows_from(self.each_from(self.owners(rows, flat), ask), len(flat), rows)
+        return in_shape(taken, row_ids.shape)
+
+    def owners(self, rows: Rows, row_ids: np.ndarray) -> np.ndarray:
+        """Numbers of the workers that pass over these rows."""
+        bounds, workers = chunk_bounds(rows), len(self._actors)
         starts = [bounds[task[0]][0] for task in _tasks(len(bounds), workers)]
-        owner = (np.searchsorted(starts, flat, side="right") - 1) % workers
+        return (np.searchsorted(starts, row_ids, side="right") - 1) % workers
+
+    def each_from(
+        self, owner: np.ndarray, ask: Callable[[Any, np.ndarray], Any]
+    ) -> Iterator[tuple[np.ndarray, Any]]:
+        """Ask each worker once for what is its own: places in `owner`, and the answer for these."""
         calls = []
         for number in np.unique(owner):
             mine = np.flatnonzero(owner == number)
 
-            def ask(actor: Any, row_ids: np.ndarray = flat[mine]) -> Any:
-                return actor.take.remote(source, row_ids)
+            def about(actor: Any, mine: np.ndarray = mine) -> Any:
+                return ask(actor, mine)
 
-            calls.append((mine, self._asked(int(number), ask)))
-        out = {
-            name: np.empty((len(flat), *shape), rows.dtypes[name])
-            for name, shape in rows.fields.items()
-        }
-        for mine, call in calls:
-            for name, part in self._answer(call).items():
-                out[name][mine] = part
-        return {name: part.reshape(*row_ids.shape, *part.shape[1:]) for name, part in out.items()}
+            calls.append((mine, self._asked(int(number), about)))
+        return ((mine, self._answer(call)) for mine, call in calls)
 
     def _parts(
         self, function: ChunkSum[A], arguments: A, rows: Rows, description: str, dtype: str
     ) -> Iterator[Any]:
-        """Results of all chunks in order; a few tasks per worker are under way at a time."""
-        ray, bounds = ray_library(), chunk_bounds(rows)
-        work = (next(_NUMBERS), [ray.put(packed((function, arguments)))])
-        source = self._source(rows)
-        waiting: deque[tuple[Call, list[int]]] = deque()
-        unit = "groups" if isinstance(rows, GroupedRows) else "rows"
-        with phase(description, len(rows), self.progressbar, unit, PATIENCE) as going:
-            since = time.monotonic()
+        """Results of all chunks in order."""
+        bounds, source = chunk_bounds(rows), self.source(rows)
+        work = self.parcel((function, arguments))
+
+        def tasks() -> Iterator[Share]:
             for turn, numbers in enumerate(_tasks(len(bounds), len(self._actors))):
 
                 def ask(actor: Any, numbers: list[int] = numbers) -> Any:
                     return actor.results.remote(work, source, numbers, dtype)
 
-                waiting.append((self._asked(turn, ask), numbers))
-                if len(waiting) >= 2 * len(self._actors):
-                    yield from self._next(waiting, bounds, going, since)
-            while waiting:
-                yield from self._next(waiting, bounds, going, since)
+                yield Share(turn, ask, bounds[numbers[-1]][1])
 
-    def _next(
-        self,
-        waiting: deque[tuple[Call, list[int]]],
-        bounds: list[tuple[int, int]],
-        going: Phase,
-        since: float,
+        unit = "groups" if isinstance(rows, GroupedRows) else "rows"
+        for answer in self.sweep(tasks(), len(rows), description, unit):
+            yield from answer
+
+    def sweep(
+        self, shares: Iterable[Share], total: int, description: str, unit: str = "rows"
     ) -> Iterator[Any]:
-        call, numbers = waiting.popleft()
-        yield from self._answer(call)
-        done = bounds[numbers[-1]][1]
-        rate = done / max(time.monotonic() - since, 1e-9)
+        """Answers for all shares of a pass in order; a few per worker are under way at a time."""
+        waiting: deque[tuple[Call, int]] = deque()
         workers = f"{len(self._actors)} worker" + "s" * (len(self._actors) != 1)
-        going.update(done, f"{workers} · {_short(rate)} {going.unit}/s")
+        with phase(description, total, self.progressbar, unit, PATIENCE) as going:
+            since = time.monotonic()
+
+            def next_answer() -> Any:
+                call, done = waiting.popleft()
+                answer = self._answer(call)
+                rate = done / max(time.monotonic() - since, 1e-9)
+                going.update(done, f"{workers} · {_short(rate)} {going.unit}/s")
+                return answer
+
+            for share in shares:
+                waiting.append((self._asked(share.worker, share.ask), share.done))
+                if len(waiting) >= 2 * len(self._actors):
+                    yield next_answer()
+            while waiting:
+                yield next_answer()
+
+    def parcel(self, work: object) -> tuple[int, Any]:
+        """Something that workers unpack once, and remember by its number."""
+        return next(_NUMBERS), [ray_library().put(packed(work))]
 
     def _asked(self, turn: int, ask: Callable[[Any], Any]) -> Call:
         """Ask the worker whose turn it is, or the next that is not silent."""
@@ -178,7 +206,7 @@ class RayEngine:
         answered, _ = ray_library().wait([pulse], timeout=REPLY)
         return bool(answered)
 
-    def _source(self, rows: Rows) -> tuple[int, Any]:
+    def source(self, rows: Rows) -> tuple[int, Any]:
         """Where workers find the rows: in the folder of a store, or in the cluster's memory."""
         if rows not in self._rows:
             folder = getattr(rows._backend, "folder", None)
@@ -186,6 +214,10 @@ class RayEngine:
             place = str(folder) if plain else [ray_library().put(packed(rows))]
             self._rows[rows] = (next(_NUMBERS), place)
         return self._rows[rows]
+
+
+def _is_plain_store(rows: Rows) -> bool:
+    return type(rows) is Rows and rows.is_store
 
 
 class FedRows:

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
+from modicum.designs import KeptNumbers
 from modicum.passes.blocks import BLOCK
 from modicum.progress import Progressbar, pass_progress
 from modicum.rows import Rows
@@ -67,6 +68,19 @@ class Engine(Protocol):
         """
         ...
 
+    def keeps(self, rows: Rows) -> bool:
+        """Whether `keep_rows` leaves numbers of these rows where the rows are."""
+        ...
+
+    def keep_rows(
+        self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = ...
+    ) -> np.ndarray | KeptNumbers:
+        """Make the numbers of `map_rows`, one per row, and keep them where the rows are.
+
+        What is on this machine is returned as it is.
+        """
+        ...
+
     def feed(self, rows: Rows) -> Rows:
         """Return the same rows, for chains that fetch some of them a chunk of iterations ahead."""
         ...
@@ -94,6 +108,17 @@ class LocalEngine:
     ) -> np.ndarray:
         """Return float32 numbers per row (see `Engine`)."""
         return joined(self._parts(chunk_map, arguments, rows, description, np.float32), rows)
+
+    def keeps(self, rows: Rows) -> bool:
+        """Never: rows are on this machine."""
+        del rows
+        return False
+
+    def keep_rows(
+        self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
+    ) -> np.ndarray | KeptNumbers:
+        """The same as `map_rows`: rows are on this machine."""
+        return self.map_rows(chunk_map, arguments, rows, description)
 
     def feed(self, rows: Rows) -> Rows:
         """The rows themselves."""
