@@ -219,6 +219,8 @@ class OrderAtWorkers:
 class SortedRows:
     """The rows of a store in the order of their classes, for chains that draw places."""
 
+    travels = True  # by itself, to whoever runs chains
+
     def __init__(self, rows: Rows, order: OrderAtWorkers) -> None:
         self._order = order
         self.where = rows._backend.where

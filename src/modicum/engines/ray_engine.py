@@ -11,31 +11,32 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import count
+from hashlib import blake2b
 from math import ceil
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
 from modicum import designs
 from modicum.designs import KeptNumbers
+from modicum.engines.faults import SILENCE, fault_of, silence_of
+from modicum.engines.hosts import RayHosts, started_hosts
 from modicum.engines.kept import NumbersAtWorkers, Share, SortedRows, in_shape, rows_from
 from modicum.engines.library import ray_library
 from modicum.engines.shipping import packed
-from modicum.errors import ModicumError, ResourceError, SettingError
+from modicum.errors import ModicumError
 from modicum.passes.engine import A, ChunkSum, added, chunk_bounds, joined
 from modicum.progress import PATIENCE, Progressbar, phase
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
 
-__all__ = ["NO_MEMORY", "PULSE", "RayEngine", "could_not_finish", "first_line"]
+__all__ = ["PULSE", "RayEngine"]
 
 TOGETHER = 16  # chunks of a task, at most
 PATIENT = 30.0  # seconds after which a worker is asked whether it is there
 REPLY = 20.0  # seconds in which it must say so, or another is asked
 PULSE = "pulse"  # a thread of each worker that answers while others compute
-SILENCE = 900.0  # seconds without any result after which a cluster is given up
-NO_MEMORY = "a worker was stopped because its node had no memory left"
 
 
 @dataclass
@@ -50,10 +51,15 @@ class Call:
 class RayEngine:
     """Add up chunks by the workers of a cluster, in the order of the chunks."""
 
-    def __init__(self, actors: list[Any], progressbar: Progressbar = True) -> None:
-        self._actors, self.progressbar = actors, progressbar
+    def __init__(
+        self, actors: list[Any], progressbar: Progressbar = True, chain_tasks: bool = False
+    ) -> None:
+        self._actors, self.progressbar, self._chain_tasks = actors, progressbar, chain_tasks
         self._rows: weakref.WeakKeyDictionary[Rows, tuple[int, Any]] = weakref.WeakKeyDictionary()
         self._silent: set[int] = set()
+
+    def __reduce__(self) -> tuple[type[RayEngine], tuple[list[Any], bool]]:
+        return RayEngine, (self._actors, False)
 
     def map_reduce(
         self, chunk_sum: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
@@ -159,7 +165,11 @@ class RayEngine:
 
     def parcel(self, work: object) -> tuple[int, Any]:
         """Something that workers unpack once, and remember by its number."""
-        return next(_NUMBERS), [ray_library().put(packed(work))]
+        return _number(), [ray_library().put(packed(work))]
+
+    def hosts(self, kind: type, most: int) -> RayHosts | None:
+        """Up to `most` actors that run chains; None where these run here."""
+        return started_hosts(kind, most) if self._chain_tasks else None
 
     def _asked(self, turn: int, ask: Callable[[Any], Any]) -> Call:
         """Ask the worker whose turn it is, or the next that is not silent."""
@@ -183,7 +193,7 @@ class RayEngine:
                 try:
                     return ray.get(done[0])
                 except ray.exceptions.RayError as error:
-                    fault = _fault(error)
+                    fault = fault_of(error)
                     if not isinstance(error, ray.exceptions.RayActorError):
                         raise fault from None
                 call.answers.remove(done[0])
@@ -198,7 +208,7 @@ class RayEngine:
             elif fault is not None and not call.answers:
                 raise fault
             elif time.monotonic() - heard > SILENCE:
-                raise _silence(len(self._actors))
+                raise silence_of(len(self._actors))
 
     def _is_there(self, worker: int) -> bool:
         """Whether a worker answers at all; it does so while it computes."""
@@ -211,8 +221,12 @@ class RayEngine:
         if rows not in self._rows:
             folder = getattr(rows._backend, "folder", None)
             plain = type(rows) is Rows and folder is not None
-            place = str(folder) if plain else [ray_library().put(packed(rows))]
-            self._rows[rows] = (next(_NUMBERS), place)
+            if plain:  # one number, whoever asks
+                place: Any = str(folder)
+                number = _number(f"{folder} {rows.fingerprint()}")
+            else:
+                place, number = [ray_library().put(packed(rows))], _number()
+            self._rows[rows] = (number, place)
         return self._rows[rows]
 
 
@@ -225,6 +239,8 @@ class FedRows:
 
     A worker is asked for rows of the chunks that it passes over, so that it has read them before.
     """
+
+    travels = True  # by itself, to whoever runs chains
 
     def __init__(self, rows: Rows, engine: RayEngine) -> None:
         self._rows, self._engine = rows, engine
@@ -244,7 +260,10 @@ class FedRows:
         return self._rows.chunks(size)
 
 
-_NUMBERS = count()
+def _number(name: str | None = None) -> int:
+    """A number under which workers remember something: its own in all processes that ask them."""
+    data = uuid4().bytes if name is None else name.encode()
+    return int.from_bytes(blake2b(data, digest_size=7).digest())
 
 
 def _tasks(chunks: int, workers: int) -> list[list[int]]:
@@ -256,50 +275,8 @@ def _tasks(chunks: int, workers: int) -> list[list[int]]:
     ]
 
 
-def _silence(workers: int) -> ResourceError:
-    return ResourceError(
-        f"none of the {workers} workers of the Ray cluster answered for {SILENCE / 60:.0f} "
-        "minutes: look at it with 'ray status', and run again (with a checkpoint the run goes on "
-        "where it was)."
-    )
-
-
-def _fault(error: Exception) -> ModicumError:
-    """What befell a worker, in a sentence; what is none of ours is raised as it is."""
-    ray = ray_library()
-    if isinstance(error, ray.exceptions.RayTaskError):
-        cause = error.cause
-        if isinstance(cause, ModicumError):
-            return cause
-        if isinstance(cause, ImportError):
-            return SettingError(
-                f"a worker of the Ray cluster cannot import what the model needs ({cause}): "
-                "install it on every node, or define the model's functions in the script itself."
-            )
-        if isinstance(cause, MemoryError):
-            return could_not_finish("memory ran out on a worker")
-        raise error
-    if isinstance(error, ray.exceptions.OutOfMemoryError):
-        return could_not_finish(NO_MEMORY)
-    said = first_line(str(error))
-    return could_not_finish(f"a worker died, and so did those that took its place ({said})")
-
-
-def could_not_finish(what: str) -> ResourceError:
-    """Say why a cluster gave up, and what to do."""
-    return ResourceError(
-        f"the Ray cluster could not finish its work: {what}; take fewer workers per node or nodes "
-        "with more memory, and run again (with a checkpoint the run goes on where it was)."
-    )
-
-
 def _short(rate: float) -> str:
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if rate >= size:
             return f"{rate / size:.1f}{unit}"
     return f"{rate:.0f}"
-
-
-def first_line(text: str) -> str:
-    """Of what Ray says, which has many."""
-    return (text.strip().splitlines() or ["no answer"])[0].rstrip(".")

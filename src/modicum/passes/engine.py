@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from math import ceil
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -30,6 +30,7 @@ from modicum.runtime import Pytree, in_double_precision, on_device
 __all__ = [
     "ChunkSum",
     "Engine",
+    "Hosts",
     "LocalEngine",
     "added",
     "chunk_bounds",
@@ -85,6 +86,30 @@ class Engine(Protocol):
         """Return the same rows, for chains that fetch some of them a chunk of iterations ahead."""
         ...
 
+    def hosts(self, kind: type, most: int) -> Hosts | None:
+        """Up to `most` actors of class `kind` that run chains; None: these run in this process."""
+        ...
+
+
+class Hosts(Protocol):
+    """Actors elsewhere that do whole calls, again where one of them died (`modicum.engines`)."""
+
+    accelerators: bool  # whether each has one
+
+    def __len__(self) -> int: ...
+
+    def share(self, settings: object, rows: object) -> list[Any]:
+        """Have what all of them read at hand there."""
+        ...
+
+    def calls(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
+        """Answers of the first hosts, each of which is called with arguments of its own."""
+        ...
+
+    def close(self) -> None:
+        """Let them go."""
+        ...
+
 
 class LocalEngine:
     """Add up chunks on a few threads of this machine, which its accelerators take in turn.
@@ -123,6 +148,11 @@ class LocalEngine:
     def feed(self, rows: Rows) -> Rows:
         """The rows themselves."""
         return rows
+
+    def hosts(self, kind: type, most: int) -> Hosts | None:
+        """None: chains run in this process."""
+        del kind, most
+        return None
 
     def _parts(
         self, function: ChunkSum[A], arguments: A, rows: Rows, description: str, dtype: DTypeLike
