@@ -55,7 +55,7 @@ SIZES: dict[Scale, Size] = {
         only={"mlp": ("sgld", "ewsg"), "cnn": ("ewsg",)},
     ),
     "laptop": Size(None, 1_000, {"mlp": 3, "cnn": 2}, {"mlp": 2, "cnn": 1}, 8),
-    "gpu": Size(None, 10_000, {"mlp": 200, "cnn": 40}, {"mlp": 10, "cnn": 8}, 10),
+    "gpu": Size(None, 10_000, {"mlp": 200, "cnn": 200}, {"mlp": 10, "cnn": 8}, 10),
     "paper": Size(None, 10_000, {"mlp": 200, "cnn": 200}, {"mlp": 100, "cnn": 100}, 50),
 }
 FRICTION = {"mlp": 0.1, "cnn": 1.0}
