@@ -220,6 +220,8 @@ class Posterior(OutcomesMixin, ChecksMixin):
                     columns[column] = str(fault)
             for group in group_names(model):
                 groups[group] = self.effects(group, prob=prob)
+        encoding = None if self.fit_rows is None else self.fit_rows.encoding
+        fields = {} if encoding is None else encoding.fields
         return Reported(
             title=title or str(self.settings.get("formula", name)),
             summary=self.summary(prob=prob),
@@ -232,7 +234,7 @@ class Posterior(OutcomesMixin, ChecksMixin):
             model=name,
             chains=self.chains,
             draws=self.num_draws,
-            code=code_for(self.settings, name, self.chains, self.num_draws),
+            code=code_for(self.settings, fields, name, self.chains, self.num_draws),
             check=check,
             columns=columns,
             groups=groups,
