@@ -1,6 +1,7 @@
 """Running chains: chunks, threads, rows fetched ahead, progress, checkpoints."""
 
 from modicum.run.advance import BLOCK, first_keys
+from modicum.run.chain_tasks import ChainHost, ChainTasks
 from modicum.run.chains import Chains, Parallel, default_parallel
 from modicum.run.checkpoint import Checkpoint
 from modicum.run.fetching import place_rows
@@ -12,6 +13,8 @@ from modicum.run.runner import History, PeriodicHook, capacity_for, run
 __all__ = [
     "BLOCK",
     "ChainCount",
+    "ChainHost",
+    "ChainTasks",
     "Chains",
     "Checkpoint",
     "History",

@@ -46,7 +46,7 @@ class EnergyConserving(Method):
     certainty: int | Literal["auto"] = "auto"
     precision: Literal["float64", "float32"] = "float64"
     memory_limit: int | None = None
-    fused: Fused = False
+    fused: Fused = "auto"
     of_digests: ClassVar[bool] = True
     # Whether rows are weighted by the spread of pilot chains where the posterior is not normal.
     weighted_by_spread: ClassVar[bool] = True

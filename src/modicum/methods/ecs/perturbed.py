@@ -83,9 +83,10 @@ class HMCECS(EnergyConserving):
         Bytes of rows that may be held in memory; larger data sets are read as the chains need their
         rows. By default half of the free memory, or 256 MiB for a row store.
     fused
-        True: on a GPU, after warm-up, a chain is one program that does many iterations per launch,
-        in float32; an error where the device, the model or the settings do not allow it. "auto":
-        the same, and the plain way where they do not; `Posterior.tuning["path"]` says which it was.
+        "auto": on a GPU, after warm-up, a chain is one program that does many iterations per
+        launch, in float32, where the model and the settings allow it; else iterations run one by
+        one, as with False. `Posterior.tuning["path"]` says which it was. True: an error where
+        "auto" would fall back.
     bias
         Largest shift of a posterior mean the perturbation may cause, in posterior standard
         deviations, by the pilot study.
