@@ -157,6 +157,15 @@ def test_a_posterior_without_rows_has_a_shorter_page(post, tmp_path):
         post.report(tmp_path / "no.html", prob=2)
 
 
+def test_a_posterior_without_rows_takes_a_table(post, page, tmp_path):
+    post.save(tmp_path / "post.npz")
+    loaded = mo.Posterior.load(tmp_path / "post.npz")
+    text = loaded.report(tmp_path / "full.html", data=post.table).read_text()
+    assert text.count("<svg") == page.count("<svg")
+    assert "predictive check" in text
+    assert "predictive check" not in loaded.report(tmp_path / "short.html").read_text()
+
+
 def test_every_class_has_a_picture():
     from modicum.posterior.report.page import _by_class, _effect
 
