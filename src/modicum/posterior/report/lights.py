@@ -103,9 +103,7 @@ def _of_summary(summary: pd.DataFrame, chains: int, draws: int) -> list[Light]:
             smallest = float(sizes.min())
             enough = smallest_ess(chains * draws)
             level = _level(-smallest, -enough, -enough / 4)
-            meaning = (
-                f"{of} are as precise as by so many independent draws (worst: {sizes.idxmin()})"
-            )
+            meaning = f"so many independent draws give {of} as precise (worst: {sizes.idxmin()})"
             all_lights.append(Light(title, f"{smallest:,.0f}", level, meaning))
     return all_lights
 
@@ -137,4 +135,4 @@ def overall(all_lights: Sequence[Light]) -> tuple[Level, str]:
         return "bad", "Do not use this fit before the red lights below are understood."
     if "doubtful" in levels:
         return "doubtful", "Usable with care: see the yellow lights and the warnings below."
-    return "good", "No reason to doubt this fit was found."
+    return "good", "Found no reason to doubt this fit."

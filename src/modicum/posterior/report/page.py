@@ -72,7 +72,7 @@ def report_page(report: Reported) -> str:
     traffic_lights = lights(
         report.summary, shape, report.stats, report.tuning, report.settings, report.warnings
     )
-    traffic_lights += predictive_light(report.check)
+    traffic_lights[-1:-1] = predictive_light(report.check)  # before the warnings
     level, verdict = overall(traffic_lights)
     sections = [
         _section("What was fitted", _fitted(report)),
