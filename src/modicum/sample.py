@@ -527,7 +527,7 @@ def _posterior(
         tuning=mode | plan.tuning | _priors_text(task),
         settings=settings,
         predictor=ModelPredictor(task.target.model),
-        fit_rows=rows.fit_rows if isinstance(rows, Digest) else FitRows.of(rows),
+        fit_rows=rows.fit_rows if isinstance(rows, Digest) else FitRows.of(rows, held=True),
         rows=rows if isinstance(rows, Rows) else None,
     )
 
@@ -571,7 +571,8 @@ def _named_draws(
     for first in range(0, chains, together):
         z = position[first : first + together].reshape(-1, size)
         t = point + (z @ factor.T if factor.ndim == 2 else z * factor)
-        parts.append(jax.tree.map(np.asarray, _report(target, t)))
+        named = target.named_only(t)
+        parts.append(jax.tree.map(np.asarray, _report(target, t)) if named is None else named)
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return {name: x.reshape(chains, draws, *x.shape[1:]) for name, x in joined.items()}
 

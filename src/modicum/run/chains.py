@@ -24,7 +24,15 @@ from modicum.progress import logger
 from modicum.rows import Rows
 from modicum.run import advance as compiled
 from modicum.run.fetching import Batches, Fetcher, lengthened
-from modicum.run.records import HostPacked, Record, copy_to, precompile, room_for, unpacked
+from modicum.run.records import (
+    COPY_THREADS,
+    HostPacked,
+    Record,
+    copy_to,
+    precompile,
+    room_for,
+    unpacked,
+)
 from modicum.runtime import Pytree, devices, in_double_precision, make_room, uncollected
 
 __all__ = ["Chains", "Parallel", "default_parallel"]
@@ -32,7 +40,7 @@ __all__ = ["Chains", "Parallel", "default_parallel"]
 Parallel = Literal["threads", "stacked"]
 Span: TypeAlias = tuple[np.int64, np.int64]  # the first iteration, and how many
 WINDOWS = 8  # of a call, on an accelerator: while one is computed, others are copied
-COPIERS = 4  # threads that copy them
+COPIERS = 2  # windows that are copied at a time
 CHAINS_PER_CORE = 8  # more than these, and stacking them beats a thread each
 
 
@@ -116,6 +124,7 @@ class Chains:
         self._group_starts = self._in_groups(begin_with)
         self._pool = ThreadPoolExecutor(min(len(self._parts), os.cpu_count() or 1))
         self._copiers = ThreadPoolExecutor(COPIERS)
+        self._copy_threads = ThreadPoolExecutor(COPY_THREADS)
         self._fetcher: Fetcher | None = None
         if isinstance(self.rows, Rows):
             self._fetcher = Fetcher(
@@ -247,7 +256,7 @@ class Chains:
     ) -> tuple[compiled.Progress, Record]:
         """The same on an accelerator: what is done is copied while the rest is computed."""
         first, count = map(int, span)
-        copy_out = in_double_precision(copy_to)
+        copy_out = in_double_precision(partial(copy_to, threads=self._copy_threads))
         room: HostPacked | None = None
         copies: list[Future[None]] = []
         for start, size in self._windows(first, count):
@@ -319,6 +328,7 @@ class Chains:
         if self._fetcher:
             self._fetcher.close()
         self._copiers.shutdown(wait=False, cancel_futures=True)
+        self._copy_threads.shutdown(wait=False, cancel_futures=True)
 
     def _at_device(self, g: int) -> tuple[Pytree, Batch | None]:
         """Context and rows where group `g` runs: groups take the devices in turn."""

@@ -144,8 +144,10 @@ class Study:
             self.folded_prior = folded_prior(task.target, anchor.point)[0]
         self.proxy = self._proxy()
         # One Newton step from t* is where the posterior is: pilot draws about t* itself would
-        # flatter the control variates, whose residuals vanish there.
+        # flatter the control variates, whose residuals vanish there. The mean is in its middle.
         self.centre = anchor.factor.T @ (anchor.A + self._prior_slope())
+        if self.method.at_mean:
+            self.centre = np.zeros_like(self.centre)
         weighing, self.draws = self._pilot_draws()
         self.expansion = self._expansion(weighing)
         if self.expansion.bend is not None:
