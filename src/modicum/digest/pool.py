@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from scipy.special import bdtr
@@ -126,9 +127,10 @@ class Pool:
 
     def shared(self, other: Pool) -> tuple[int, int]:
         """Rows that occur once in the data of both and are equal; rows of the smaller pool."""
-        once = [p.rows.take(np.flatnonzero(p.count == 1)) for p in (self, other)]
-        known = [np.unique(hashes(self.rows._description, rows)) for rows in once]
-        return len(np.intersect1d(*known)), min(len(self), len(other))
+        ours, theirs = (p.rows.take(np.flatnonzero(p.count == 1)) for p in (self, other))
+        as_known = partial(hashes, self.rows._description)
+        equal = np.intersect1d(as_known(ours), as_known(theirs))
+        return len(equal), min(len(self), len(other))
 
     def presence(self, rows: Rows) -> tuple[float, int]:
         """How likely it is to find so few of `rows` in the pool if all are of the data, at most.
