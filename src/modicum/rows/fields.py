@@ -22,16 +22,9 @@ from modicum.rows.checks import (
 )
 from modicum.rows.coding import code_type, treatment
 from modicum.rows.description import KINDS, Array, Description, DType, Field, Level
-from modicum.rows.encoding import (
-    MOST_LEVELS,
-    ColumnChoice,
-    Encoder,
-    Roles,
-    distinct,
-    floating,
-    ordered,
-    resolve,
-)
+from modicum.rows.encoding import Encoder, floating
+from modicum.rows.levels import MOST_LEVELS, distinct, ordered
+from modicum.rows.roles import ColumnChoice, Roles, resolve
 from modicum.rows.sources import TableSource, arrow_column, is_series, is_table, library
 
 # Fields of one number per row; an offset may also hold one per class, and what a model of one's own

@@ -10,8 +10,9 @@ import numpy as np
 from modicum.errors import DataError
 from modicum.rows.checks import MissingValueError, require_exact
 from modicum.rows.description import Array
-from modicum.rows.encoding import distinct, joined, numbers
+from modicum.rows.encoding import numbers
 from modicum.rows.formula.expressions import LevelArray
+from modicum.rows.levels import distinct, joined
 from modicum.rows.sources import BATCH_ROWS, Source
 
 if TYPE_CHECKING:

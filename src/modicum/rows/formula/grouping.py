@@ -15,9 +15,9 @@ import numpy as np
 from modicum.errors import DataError, SettingError
 from modicum.rows.coding import code_type
 from modicum.rows.description import Array, Level, level_key, level_places
-from modicum.rows.encoding import RESERVED, ordered
 from modicum.rows.formula.columns import BatchColumns
 from modicum.rows.formula.parsing import GroupTerm
+from modicum.rows.levels import RESERVED, ordered
 
 __all__ = ["Grouping", "GroupingLevels", "grouping_name"]
 

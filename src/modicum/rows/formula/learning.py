@@ -10,7 +10,6 @@ import numpy as np
 from modicum.errors import DataError, SettingError
 from modicum.rows.checks import names_like
 from modicum.rows.description import Array, Level, level_key
-from modicum.rows.encoding import MOST_LEVELS, ordered, refuse_stray_text
 from modicum.rows.formula.columns import BatchColumns, HeldColumns, complete_rows, kind_of
 from modicum.rows.formula.encoding import FormulaEncoding, Outcome, Term
 from modicum.rows.formula.evaluation import level_array
@@ -18,6 +17,7 @@ from modicum.rows.formula.expressions import ColumnArray, Expression, LevelArray
 from modicum.rows.formula.grouping import GroupingLevels
 from modicum.rows.formula.parsing import Formula
 from modicum.rows.formula.structure import Factor, reduced_parts
+from modicum.rows.levels import MOST_LEVELS, ordered, refuse_stray_text
 from modicum.rows.sources import Source
 
 __all__ = ["Learned", "learn"]

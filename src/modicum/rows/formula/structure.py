@@ -17,8 +17,8 @@ from typing import TypeAlias
 from modicum.errors import DataError
 from modicum.rows.coding import CodedTerm, Coding
 from modicum.rows.description import Level, level_names
-from modicum.rows.encoding import code_field
 from modicum.rows.formula.expressions import Contrast
+from modicum.rows.levels import code_field
 
 Scoped: TypeAlias = tuple[int, bool]
 """A factor by its number, and whether it is reduced: without its first column."""
