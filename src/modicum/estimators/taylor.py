@@ -359,7 +359,7 @@ def _with_slope(
 
 
 def _some(large: jax.Array) -> jax.Array:
-    """`jnp.any` by a maximum, which programs of an accelerator know."""
+    """`jnp.any` by a maximum, which accelerators' programs can compute."""
     return jnp.max(jnp.where(large, jnp.float32(1), jnp.float32(0))) > 0
 
 
@@ -385,12 +385,9 @@ def _direct(
     y: jax.Array,
     taylor: Coefficients,
 ) -> tuple[jax.Array, jax.Array]:
+    """f(eta + e) less the polynomial, as the plain difference, and its derivative in `e`."""
     f, slope, *_ = model.derivatives(eta + e, y)
-    for j in range(order + 1):
-        f = f - taylor[j] * e**j
-        slope = slope - (j * taylor[j] * e ** (j - 1) if j else 0.0)
-    # A family's NumPy constants may have made them float64.
-    return f.astype(e.dtype), slope.astype(e.dtype)
+    return _less_polynomial(f - taylor[0], slope, order, e, taylor)
 
 
 def _by_rise(
@@ -403,7 +400,15 @@ def _by_rise(
 ) -> tuple[jax.Array, jax.Array]:
     """The same by the family's own difference, which programs of an accelerator can compute."""
     rise, slope = model.rise(eta, e, y, taylor[0])
+    return _less_polynomial(rise, slope, order, e, taylor)
+
+
+def _less_polynomial(
+    rise: jax.Array, slope: jax.Array, order: int, e: jax.Array, taylor: Coefficients
+) -> tuple[jax.Array, jax.Array]:
+    """f(eta + e) - f(eta) and its derivative in `e`, less the polynomial's terms from the first."""
     for j in range(1, order + 1):
         rise = rise - taylor[j] * e**j
         slope = slope - j * taylor[j] * e ** (j - 1)
+    # A family's NumPy constants may have made them float64.
     return rise.astype(e.dtype), slope.astype(e.dtype)
