@@ -20,6 +20,7 @@ from rich.markup import escape
 
 import modicum.cli.options as opt
 from modicum.cli.fitting import (
+    REPORT,
     build_engine,
     build_method,
     build_model,
@@ -203,7 +204,7 @@ def fit(
         }
         columns = opt.ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
         require_path(data)
-        prepare_folder(out, overwrite)
+        prepare_folder(out, overwrite, report)
         after_a_stop("the same command goes on where it was.")
         say = console(quiet)
         folder = checkpoint or out / "checkpoint"
@@ -219,7 +220,7 @@ def fit(
             post = replace(with_formula(post, made, formula_model), table=data)
         table = write_results(post, out, prob)
         if report:
-            post.report(out / "report.html", prob=prob)
+            post.report(out / REPORT, prob=prob)
         after_a_stop(f"the results are in {out}.")
         if checkpoint is None:  # the posterior is safe, and the next fit may be another one
             Checkpoint.delete(folder)

@@ -32,13 +32,9 @@ if TYPE_CHECKING:
     from modicum.rows.reading import TableRows
 
 RESULTS = ("posterior", "summary.csv")
+REPORT = "report.html"
 BEING_MADE = "being made"
-NOT_OPTIONS = (
-    "priors",
-    "resolved_priors",
-    "groups",
-    "coding",
-)  # of families
+NOT_OPTIONS = ("priors", "resolved_priors", "groups", "coding")  # of families
 
 
 def build_model(
@@ -153,7 +149,7 @@ def checked_groups(groups: str | None, formula: str | None) -> HoldEffects | Non
     return "explicit" if groups == "explicit" else "integrate"
 
 
-def prepare_folder(out: Path, overwrite: bool) -> None:
+def prepare_folder(out: Path, overwrite: bool, report: bool = False) -> None:
     """Make the result folder; refuse to replace the results of a finished fit."""
     if out.exists() and not out.is_dir():
         raise SettingError(f"'{out}' exists and is not a folder: name another one with --out.")
@@ -165,7 +161,7 @@ def prepare_folder(out: Path, overwrite: bool) -> None:
         ) from None
     if not os.access(out, os.W_OK | os.X_OK):
         raise SettingError(f"'{out}' cannot be written: name another folder with --out.")
-    for name in RESULTS:
+    for name in (*RESULTS, REPORT) if report else RESULTS:
         if (out / name).is_dir():
             raise SettingError(f"'{out / name}' is a folder, and the results would go there.")
         if (out / name).exists() and not overwrite:

@@ -15,6 +15,7 @@ from modicum.designs import (
     DESIGNS,
     CertaintyRows,
     Design,
+    KeptNumbers,
     RowFacts,
     Weighted,
     WeightTables,
@@ -75,7 +76,7 @@ def design_of(
     """Return the design that a method names, with its tables."""
     design = DESIGNS[method.design]()
 
-    def expected() -> np.ndarray:
+    def expected() -> np.ndarray | KeptNumbers:
         assert anchor is not None
         return _expected(task, anchor, order)
 
@@ -165,7 +166,7 @@ def _cheapest(tables: WeightTables, batch: int, fresh_cost: float) -> tuple[int,
     which the weights give up to a factor. A step costs a fresh row per row of the batch and one
     evaluation per certainty row.
     """
-    n = len(tables.order)
+    n = int(np.sum(tables.size))
     expected = np.maximum(np.asarray(tables.probability) - FLOOR / n, 0.0)
 
     def noise(rest: WeightTables) -> float:
@@ -187,7 +188,7 @@ def _cheapest(tables: WeightTables, batch: int, fresh_cost: float) -> tuple[int,
     return count, f"the number at which noise times cost is smallest, {1 - best / none:.0%} less"
 
 
-def _expected(task: Task, anchor: Anchor, order: int) -> np.ndarray:
+def _expected(task: Task, anchor: Anchor, order: int) -> np.ndarray | KeptNumbers:
     """Expected residuals of this order, which are about proportional to gradients."""
     target = task.target
     draws = generator(task.seed, Stream.PILOT_DRAWS).standard_normal((8, target.size))
