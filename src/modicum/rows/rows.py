@@ -27,7 +27,7 @@ from modicum.rows.sources import TableSource, is_table
 
 
 class Backend(Protocol):
-    """What `Rows` asks of the place where rows live; arguments are already checked."""
+    """Storage of rows, as `Rows` uses it; arguments are checked already."""
 
     where: str
 
@@ -407,7 +407,7 @@ class Rows:
 
     @property
     def coding(self) -> Coding | None:
-        """Which columns the codes of a row stand for; None for rows of numbers only."""
+        """Which columns the codes of a row represent; None for rows of numbers only."""
         return self._description.coding
 
     @property
@@ -420,7 +420,7 @@ class Rows:
 
     @property
     def outcome(self) -> str | None:
-        """Name of the column ``y`` came from, if it had one."""
+        """Name of the outcome's column, if it had one."""
         return self._description.outcome
 
     @property
@@ -437,7 +437,7 @@ class Rows:
 
     @property
     def schema(self) -> RowsSchema:
-        """Columns, fields, outcome and levels: what a later table must match."""
+        """Columns, fields, outcome and levels, which a later table must match."""
         return self._description.schema
 
     @property

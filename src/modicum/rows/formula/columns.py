@@ -22,7 +22,7 @@ __all__ = ["BatchColumns", "HeldColumns", "complete_rows", "counted", "kind_of"]
 
 
 def kind_of(kind: pa.DataType) -> str:
-    """What a column of an Arrow type is to a formula: "number", "levels", "boolean", or neither."""
+    """Kind of a column by its Arrow type: "number", "levels", "boolean", or None."""
     from pyarrow import types as kinds
 
     if kinds.is_boolean(kind):
@@ -34,7 +34,7 @@ def kind_of(kind: pa.DataType) -> str:
 
 
 class BatchColumns:
-    """The columns of one record batch, each converted when it is asked for.
+    """The columns of one record batch, each converted on first use.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class BatchColumns:
         return self._made[name]
 
     def levels(self, name: str) -> LevelArray:
-        """Return a column as levels, whatever it holds."""
+        """Return a column as levels, whatever its type."""
         try:
             values, codes = distinct(joined(self._batch.column(name)), name, 0)
         except DataError:
@@ -121,7 +121,7 @@ class HeldColumns:
 def complete_rows(
     batches: Iterable[pa.RecordBatch], columns: Sequence[str], drop: bool
 ) -> Iterator[tuple[BatchColumns, int]]:
-    """Yield each batch without its incomplete rows, and how many those were.
+    """Yield each batch without its incomplete rows, and the number of these.
 
     Parameters
     ----------

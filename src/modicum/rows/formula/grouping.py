@@ -23,7 +23,7 @@ __all__ = ["Grouping", "GroupingLevels", "grouping_name"]
 
 
 def grouping_name(columns: Sequence[str]) -> str:
-    """Return what a factor of one column, or of combinations of several, is called."""
+    """Return the name of a factor of one column, or of combinations of several."""
     return ":".join(columns)
 
 
