@@ -188,7 +188,7 @@ class Study:
             return prior_slope(target, point)[1]
         L = self.anchor.factor
         exact, numbers = target.exact_prior
-        mean, precision = exact.stand_in(point, L @ L.T, numbers)
+        mean, precision = exact.normal_approximation(point, L @ L.T, numbers)
         return np.asarray(folded_prior(target, point)[1] - precision @ (point - mean))
 
     def _pilot_draws(self) -> tuple[np.ndarray, np.ndarray]:
