@@ -20,7 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arrays import namespace
 from modicum.kernels.base import RowFactor
+from modicum.runtime import Array
 
 __all__ = ["MANY", "relative_error", "row_factor", "share_of_work", "whitened"]
 
@@ -49,7 +51,7 @@ def row_factor(factor: np.ndarray, rows: np.ndarray) -> tuple[RowFactor, float]:
 def relative_error(mixed: RowFactor, factor: np.ndarray, rows: np.ndarray) -> float:
     """Largest error of a whitened row, relative to its length."""
     exact = rows @ factor
-    off = np.asarray(whitened(jnp.asarray(rows), mixed)) - exact
+    off = np.asarray(whitened(rows, jax.tree.map(np.asarray, mixed))) - exact
     length = np.linalg.norm(exact, axis=1)
     return float(np.max(np.linalg.norm(off, axis=1) / np.maximum(length, 1e-300)))
 
@@ -70,11 +72,11 @@ def _in_blocks(factor: np.ndarray, centre: np.ndarray, kind: str) -> RowFactor:
     )
 
 
-def whitened(x: jax.Array, factor: RowFactor) -> jax.Array:
+def whitened(x: Array, factor: RowFactor) -> jax.Array:
     """x L of rows (rows, columns) in float64."""
     away = (x - factor.centre).astype(factor.blocks[0].dtype)
     parts = [away[..., : block.shape[0]] @ block for block in factor.blocks]
-    return jnp.concatenate(parts, axis=-1).astype(jnp.float64) + factor.shift
+    return namespace(away).concatenate(parts, axis=-1).astype(np.float64) + factor.shift
 
 
 def share_of_work(factor: RowFactor) -> float:
