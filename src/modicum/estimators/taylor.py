@@ -21,6 +21,7 @@ import numpy as np
 from modicum.arrays import as_either, namespace, power
 from modicum.estimators.coordinates import bent_path, bent_sum
 from modicum.estimators.groups import GroupTaylor, group_proxy
+from modicum.estimators.row_factor import whitened
 from modicum.kernels.base import ControlVariate, Proxy
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.base import Batch
@@ -103,7 +104,7 @@ def _with_exact(
 class LinearRows(NamedTuple):
     """Rows with a linear predictor as they are kept, one entry per row."""
 
-    rows: jax.Array  # whitened: x L
+    rows: jax.Array  # whitened: x L; in float32 if that is how they were (`Proxy.row_factor`)
     eta: jax.Array  # at the anchor, offset included
     y: jax.Array
     taylor: jax.Array  # coefficients of f at eta, (rows, 7)
@@ -170,17 +171,27 @@ class LinearTaylor:
         read = slice(None, self.target.size)  # parameters of priors come after
         eta = x @ proxy.point[read] + batch.get("offset", 0.0)
         kept = LinearRows(
-            rows=x @ proxy.factor[read],
+            rows=self._whitened(x, proxy),
             eta=eta,
             y=y,
             taylor=coefficients(model, eta, y).T,
             scale=xp.asarray(batch.get("weight", 1.0) / batch["probability"]),
         )
-        return LinearRows(*(values.astype(self.precision) for values in kept))
+        rounded = LinearRows(*(values.astype(self.precision) for values in kept))
+        if proxy.row_factor is None:
+            return rounded
+        # No digits are lost that whitening had kept: the products with z read half as many bytes.
+        return rounded._replace(rows=rounded.rows.astype(proxy.row_factor.blocks[0].dtype))
+
+    def _whitened(self, x: ModelMatrix, proxy: Proxy) -> jax.Array:
+        """x L, of the parameters that rows know about."""
+        if proxy.row_factor is not None:
+            return whitened(x.densely(), proxy.row_factor)
+        return x @ proxy.factor[: self.target.size]
 
     def values(self, cached: LinearRows, z: jax.Array, proxy: Proxy) -> jax.Array:
         """D of each row: one product of the whitened rows with z."""
-        e = cached.rows @ z.astype(self.precision)
+        e = (cached.rows @ z.astype(cached.rows.dtype)).astype(self.precision)
         d = remainder(self.target.model, self.order, e, cached.eta, cached.y, cached.taylor.T)
         return (cached.scale * d).astype(jnp.float64)
 

@@ -34,6 +34,10 @@ __all__ = [
 
 BLOCK = 4096  # rows with codes that are whitened at once; slopes take no more
 SLOPE_WORK = 4e7  # numbers in the slopes' covariance products, per draw
+# Rows per column where there are many dense ones. From few rows the largest eigenvalue of a
+# covariance looks larger than it is: (1 + sqrt(columns / rows))^2 times, where gradients point
+# everywhere alike.
+SLOPE_ROWS = 4
 SLOPE_DRAWS = 16
 EXACT, POWERS = 16, 20  # parameters whose covariance is formed; power iterations where it is not
 TOGETHER = 8  # draws at which rows are evaluated by one product
@@ -274,7 +278,10 @@ class Residuals:
             return np.asarray(
                 _slopes_of_groups(form, self.few, proxy, draws, weight[:groups], factor[:groups])
             )
-        rows = min(int(np.clip(SLOPE_WORK / size**2, 64, BLOCK)), len(weight))
+        rows = int(np.clip(SLOPE_WORK / size**2, 64, BLOCK))
+        if proxy.row_factor is not None:
+            rows = SLOPE_ROWS * size
+        rows = min(rows, len(weight))
         at, share = as_drawn(weight, rows, factor * np.sqrt(self.share @ self.values**2))
         some = {name: np.asarray(values)[at] for name, values in self.rows.items()}
         return np.asarray(_slopes(form, some, proxy, draws, share, factor[at]))
