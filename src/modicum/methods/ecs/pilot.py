@@ -497,9 +497,9 @@ class Study:
             tables = of_groups(self.design, tables, self.task.rows)[1]
         return EnergyConservingContext(
             proxy=self.proxy,
-            design=jax.tree.map(jnp.asarray, tables),
-            estimator=jax.tree.map(jnp.asarray, parts.tables),
-            constant=jnp.asarray(self.anchor.C + self.folded_prior),
+            design=jax.device_put(tables),  # which compiles nothing, as `jnp.asarray` does
+            estimator=jax.device_put(parts.tables),
+            constant=jax.device_put(np.float64(self.anchor.C + self.folded_prior)),
             certain=None if certain is None else self._cached(certain),
         )
 
