@@ -263,7 +263,7 @@ def make_room(maps: Path = MAPS, most: Path = MOST) -> bool:
     compiled before stays: some 25 MB per run, and hundreds of memory maps, of which a process may
     have so many before it dies. What is still needed is compiled again.
     """
-    if COMPILED.since_cleared < MANY and _share_of_maps(maps, most) < ROOM:
+    if COMPILED.since_cleared < MANY and share_of_maps(maps, most) < ROOM:
         return False
     jax.clear_caches()
     gc.collect()
@@ -278,7 +278,7 @@ def _give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _share_of_maps(maps: Path, most: Path) -> float:
+def share_of_maps(maps: Path, most: Path) -> float:
     """How much of the system's limit on memory maps is used."""
     try:
         limit = int(most.read_text())

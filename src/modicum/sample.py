@@ -43,7 +43,9 @@ from modicum.rows.groups import GroupedRows
 from modicum.run import (
     BLOCK,
     ChainCount,
+    ChainHost,
     Chains,
+    ChainTasks,
     Checkpoint,
     History,
     Layout,
@@ -425,9 +427,13 @@ def _flat_names(target: Target, rows: Rows) -> tuple[str, ...]:
     return tuple(name for group in named for name in group)
 
 
-def _chains(plan: Plan, task: Task, layout: Layout, parallel: Parallel | None, thin: int) -> Chains:
+def _chains(
+    plan: Plan, task: Task, layout: Layout, parallel: Parallel | None, thin: int
+) -> Chains | ChainTasks:
     keys = chain_keys(task.seed, task.chains)
-    how = parallel or default_parallel(task.chains)
+    hosts = task.sums.engine.hosts(ChainHost, task.chains)
+    there: Parallel | None = "stacked" if hosts is not None and hosts.accelerators else None
+    how = parallel or there or default_parallel(task.chains)
     together = task.chains if how == "stacked" else 1
     recorded, total = ceil(task.target.size / thin), task.tune + task.draws
     both = capacity_for(recorded + plan.floats_per_iteration, total, together)
@@ -437,14 +443,16 @@ def _chains(plan: Plan, task: Task, layout: Layout, parallel: Parallel | None, t
     assert plan.kernel is not None
     rows = task.sums.engine.feed(plan.rows) if isinstance(plan.rows, Rows) else plan.rows
     parts = (plan.kernel, plan.context, keys, plan.flags, capacity, rows, how, thin)
-    return Chains(
+    ready = Chains(
         *parts,
         block=min(both, BLOCK),
         units=f"{task.ledger.unit}s",
         start_keys=layout.start_keys(keys),
         settled=plan.settled,
         settled_length=_settled_length(plan, task),
+        group=task.chains // len(hosts) if hosts is not None and how == there else None,
     )
+    return ready if hosts is None else ChainTasks(ready, hosts)
 
 
 def _settled_length(plan: Plan, task: Task) -> int:

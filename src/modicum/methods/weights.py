@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import as_either, namespace, power
-from modicum.designs import Design, RowFacts, Tables
+from modicum.designs import Design, KeptNumbers, RowFacts, Tables, WeightTables, extent_of
 from modicum.errors import ConvergenceError
 from modicum.estimators import LinearTaylor
 from modicum.estimators.taylor import coefficients
@@ -30,9 +30,17 @@ from modicum.passes.blocks import map_in_blocks
 from modicum.passes.engine import of_numpy
 from modicum.passes.faults import describe_row
 from modicum.passes.on_numpy import map_by_numpy
+from modicum.rows import Rows
 from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit
 
-__all__ = ["cached_rows", "design_tables", "ends_near_the_mode", "expected_residuals"]
+__all__ = [
+    "cached_rows",
+    "design_tables",
+    "ends_near_the_mode",
+    "expected_residuals",
+    "rows_for_chains",
+    "tables_for_chains",
+]
 
 
 def design_tables(
@@ -40,9 +48,11 @@ def design_tables(
 ) -> Tables:
     """The tables of a design; those that take a pass are remembered, by `stage`, for a resumed run.
 
-    A study that weighs rows twice has two stages.
+    A study that weighs rows twice has two stages. Weights that workers keep are not remembered: a
+    resumed run makes the pass again.
     """
-    if design.needs == "nothing":
+    kept = design.needs == "expected" and task.sums.engine.keeps(task.rows)
+    if design.needs == "nothing" or kept:
         return design.tables(facts)
     name = f"{stage}-{type(design).__name__.lower()}"
 
@@ -50,6 +60,32 @@ def design_tables(
         return design.layout(**arrays)
 
     return task.remember(name, lambda: design.tables(facts)._asdict(), read)
+
+
+def _is_kept(tables: Pytree) -> bool:
+    """Whether they are those of a weighted design, sorted by whoever holds the rows."""
+    if not isinstance(tables, WeightTables) or tables.order is None:
+        return False
+    return not isinstance(tables.order, np.ndarray | jax.Array)
+
+
+def tables_for_chains(tables: Pytree, rows: Batch | Rows) -> Pytree:
+    """A design's tables as arrays that kernels read, for chains that get `rows_for_chains`.
+
+    Where whoever holds the rows keeps their order, chains draw places in it. Rows that are in this
+    process need the order beside them, and it is gathered.
+    """
+    if _is_kept(tables) and isinstance(rows, Rows):
+        tables = tables._replace(order=None)
+    return jax.tree.map(jnp.asarray, tables)
+
+
+def rows_for_chains(tables: Pytree, rows: Batch | Rows) -> Batch | Rows:
+    """Rows by the numbers that chains draw from `tables_for_chains`: places, where these are."""
+    if _is_kept(tables) and isinstance(rows, Rows):
+        fed: Rows = tables.order.sorted_rows()
+        return fed
+    return rows
 
 
 @jit(static=0, options=FASTEST_COMPILE)
@@ -60,8 +96,10 @@ def cached_rows(control_variate: ControlVariate[Any], batch: Batch, proxy: Proxy
 
 def expected_residuals(
     sums: Sums, control_variate: ControlVariate[Any], proxy: Proxy, pilot: np.ndarray
-) -> np.ndarray:
+) -> np.ndarray | KeptNumbers:
     """Root mean square over the posterior of every row's residual, by one pass.
+
+    Workers of a cluster keep those of their rows.
 
     Parameters
     ----------
@@ -87,10 +125,10 @@ def expected_residuals(
         of_chunk = _from_pilot_by_group if sums.target.scatters else _from_pilot
         chunk_map, arguments = partial(of_chunk, control_variate), (proxy, pilot)
         sums.enter("design", len(pilot), "density", passes=1)
-    expected = sums.engine.map_rows(chunk_map, arguments, sums.rows, "design")
-    bad = np.flatnonzero(~np.isfinite(expected))
-    if len(bad):
-        raise ConvergenceError(ends_near_the_mode(describe_row(sums.rows, int(bad[0]))))
+    expected = sums.engine.keep_rows(chunk_map, arguments, sums.rows, "design")
+    bad = extent_of(expected).bad
+    if bad >= 0:
+        raise ConvergenceError(ends_near_the_mode(describe_row(sums.rows, bad)))
     return expected
 
 

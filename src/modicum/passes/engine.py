@@ -15,12 +15,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
 from math import ceil
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
+from modicum.designs import KeptNumbers
 from modicum.passes.blocks import BLOCK
 from modicum.progress import Progressbar, pass_progress
 from modicum.rows import Rows
@@ -30,6 +31,7 @@ from modicum.runtime import Pytree, in_double_precision, on_device, one_blas_thr
 __all__ = [
     "ChunkSum",
     "Engine",
+    "Hosts",
     "LocalEngine",
     "added",
     "chunk_bounds",
@@ -70,8 +72,45 @@ class Engine(Protocol):
         """
         ...
 
+    def keeps(self, rows: Rows) -> bool:
+        """Whether `keep_rows` leaves numbers of these rows where the rows are."""
+        ...
+
+    def keep_rows(
+        self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = ...
+    ) -> np.ndarray | KeptNumbers:
+        """Make the numbers of `map_rows`, one per row, and keep them where the rows are.
+
+        What is on this machine is returned as it is.
+        """
+        ...
+
     def feed(self, rows: Rows) -> Rows:
         """Return the same rows, for chains that fetch some of them a chunk of iterations ahead."""
+        ...
+
+    def hosts(self, kind: type, most: int) -> Hosts | None:
+        """Up to `most` actors of class `kind` that run chains; None: these run in this process."""
+        ...
+
+
+class Hosts(Protocol):
+    """Actors elsewhere that do whole calls, again where one of them died (`modicum.engines`)."""
+
+    accelerators: bool  # whether each has one
+
+    def __len__(self) -> int: ...
+
+    def share(self, settings: object, rows: object) -> list[Any]:
+        """Have what all of them read at hand there."""
+        ...
+
+    def calls(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
+        """Answers of the first hosts, each of which is called with arguments of its own."""
+        ...
+
+    def close(self) -> None:
+        """Let them go."""
         ...
 
 
@@ -98,9 +137,25 @@ class LocalEngine:
         """Return float32 numbers per row (see `Engine`)."""
         return joined(self._parts(chunk_map, arguments, rows, description, np.float32), rows)
 
+    def keeps(self, rows: Rows) -> bool:
+        """Never: rows are on this machine."""
+        del rows
+        return False
+
+    def keep_rows(
+        self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
+    ) -> np.ndarray | KeptNumbers:
+        """The same as `map_rows`: rows are on this machine."""
+        return self.map_rows(chunk_map, arguments, rows, description)
+
     def feed(self, rows: Rows) -> Rows:
         """The rows themselves."""
         return rows
+
+    def hosts(self, kind: type, most: int) -> Hosts | None:
+        """None: chains run in this process."""
+        del kind, most
+        return None
 
     def _parts(
         self, function: ChunkSum[A], arguments: A, rows: Rows, description: str, dtype: DTypeLike

@@ -88,6 +88,8 @@ class Chains:
         What does many iterations at once after the last that has a flag, on an accelerator.
     settled_length
         The most iterations it does in one call.
+    group
+        Chains that are stacked as one; None: as many as make a group per core or accelerator.
     """
 
     kernel: Kernel[Any, Any]
@@ -103,6 +105,7 @@ class Chains:
     start_keys: np.ndarray | None = None
     settled: Settled | None = None
     settled_length: int = 0
+    group: int | None = None
     state: list[compiled.Progress] = field(default_factory=list, init=False)  # one entry per group
 
     def __post_init__(self) -> None:
@@ -112,7 +115,9 @@ class Chains:
         self._flags = jax.tree.map(np.asarray, self.flags)
         self._stacked = self.parallel == "stacked"
         number = len(self.keys)
-        size = number // _groups(number) if self._stacked else 1
+        if self.group is None:
+            self.group = number // _groups(number) if self._stacked else 1
+        size = self.group
         self._parts = [slice(first, first + size) for first in range(0, number, size)]
         self._group_keys = self._in_groups(self.keys)
         begin_with = self.keys if self.start_keys is None else self.start_keys
@@ -356,7 +361,8 @@ class Chains:
     @in_double_precision
     def restore(self, leaves: Sequence[np.ndarray]) -> None:
         """Take a state back from `leaves`; its structure is that of a freshly begun one."""
-        self.begin()
+        if not self.state:
+            self.begin()
         if [(a.shape, a.dtype) for a in leaves] != [(a.shape, a.dtype) for a in self.leaves()]:
             raise DataError("the saved state is not that of such a run; start anew.")
         self._take(leaves)

@@ -184,9 +184,11 @@ def _one_pass(result: Result, split: Split, long: Posterior, scale: Scale, seed:
     chains, points = sized(SHORT_CHAINS, scale), sized(POINTS, scale)
     run = partial(realisations, result, SHORT, split.model, split.fit, method, chains=chains)
     trial = run(draws=points, random_seed=seed + 2)
-    iterations = max(1, int(n / float(trial.stats["rows_touched"].mean())))
-    thin = max(1, iterations // points)
-    post = run(draws=min(points, iterations), thin=thin, random_seed=seed + 1)
+    thin = max(1, int(n / float(trial.stats["rows_touched"].mean())) // points)
+    post = run(draws=points, thin=thin, random_seed=seed + 1)
+    within = int(np.sum(post.stats["rows_touched"].mean(0).cumsum() <= n))
+    if within < points:  # the same draws, as far as one pass goes
+        post = run(draws=max(1, within), thin=thin, random_seed=seed + 1)
     before = sum(
         count
         for what, count in post.ledger.by_purpose.items()

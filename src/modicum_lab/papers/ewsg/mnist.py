@@ -329,7 +329,9 @@ def _table(runs: Mapping[str, Mapping[str, Learned]], size: Size, size_note: str
 def _with_error(run: Learned, score: str, unit: int, decimals: int) -> str:
     shown = f"{unit * run.last[score]:.{decimals}f}"
     error = run.error.get(score)
-    return shown if error is None else f"{shown} ± {unit * error:.{decimals}f}"
+    if error is None or not np.isfinite(error):  # where a method has run away
+        return shown
+    return f"{shown} ± {unit * error:.{decimals}f}"
 
 
 def _behind(run: Learned, ewsg: Learned | None) -> str | None:
