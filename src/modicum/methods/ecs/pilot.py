@@ -537,8 +537,8 @@ class Study:
         return EnergyConservingContext(
             proxy=self.proxy,
             design=tables_for_chains(tables, self._placed),
-            estimator=jax.tree.map(jnp.asarray, parts.tables),
-            constant=jnp.asarray(self.anchor.C + self.folded_prior),
+            estimator=jax.device_put(parts.tables),  # compiles nothing, as `jnp.asarray` does
+            constant=jax.device_put(np.float64(self.anchor.C + self.folded_prior)),
             certain=None if certain is None else self._cached(certain),
         )
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.estimators import LinearTaylor
+from modicum.estimators.by_numpy import NumPyRows, needs_no_compiler
 from modicum.kernels.base import ControlVariate, Proxy
 from modicum.models.base import Batch
 from modicum.random import typed
@@ -284,6 +285,8 @@ class Residuals:
         rows = min(rows, len(weight))
         at, share = as_drawn(weight, rows, factor * np.sqrt(self.share @ self.values**2))
         some = {name: np.asarray(values)[at] for name, values in self.rows.items()}
+        if needs_no_compiler(form):
+            return _slopes_by_numpy(NumPyRows(form, some, proxy), draws, share, factor[at])
         return np.asarray(_slopes(form, some, proxy, draws, share, factor[at]))
 
 
@@ -395,6 +398,8 @@ def _values_in_blocks(
     Whitened rows of factors with many levels are large: 20,000 rows of 900 columns take 140 MB, and
     as much again while they are computed.
     """
+    if needs_no_compiler(cv):
+        return NumPyRows(cv, batch, proxy).values(pilot)
     rows = len(batch["probability"])
     coded = isinstance(cv, LinearTaylor) and cv.target.coding is not None
     if not coded or rows <= BLOCK:
@@ -435,6 +440,21 @@ def _largest_slopes(
         return jax.lax.fori_loop(0, POWERS, times, first)[1]
 
     return jax.lax.map(largest, pilot)
+
+
+def _slopes_by_numpy(
+    rows: NumPyRows, pilot: np.ndarray, weight: np.ndarray, factor: np.ndarray
+) -> np.ndarray:
+    """The same without a compiler; the covariance has the eigenvalues of a product of few rows."""
+    share = weight / weight.sum()
+    largest = []
+    for z in pilot:
+        gradients = factor[:, None] * rows.gradients(z)
+        Z = (gradients - share @ gradients) * np.sqrt(share)[:, None]
+        square = Z.T @ Z if Z.shape[0] > Z.shape[1] else Z @ Z.T
+        finite = np.all(np.isfinite(square))
+        largest.append(np.linalg.eigvalsh(square)[-1] if finite else np.nan)
+    return np.array(largest)
 
 
 _slopes = jit(static=0, options=FASTEST_COMPILE)(_largest_slopes)
