@@ -252,8 +252,13 @@ class Study:
         return draws[rng.choice(candidates, count, p=weights)]
 
     def _has_kinks(self) -> bool:
-        """Whether log-likelihoods of rows have a kink, which only a few draws in 100 may cross."""
+        """Whether log-likelihoods of rows have a kink, which only a few draws in 100 may cross.
+
+        A model of one's own without a mode may have one for this very reason.
+        """
         model = self.task.target.model
+        if self.method.at_mean:
+            return True
         return isinstance(model, LinearPredictorModel) and not model.has_mode
 
     def _expansion(self, draws: np.ndarray) -> Expansion:
