@@ -1,4 +1,4 @@
-"""What is asked of a saved posterior: its summary as JSON, and predictions for a table."""
+"""Commands on a saved posterior: its summary as JSON, and predictions for a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NEW_LEVELS = ("refuse", "reference")
 GROUPS = ("known", "new")
-WRITTEN = (".parquet", ".csv", ".feather")
+FILE_TYPES = (".parquet", ".csv", ".feather")
 
 
 def saved_posterior(run: Path) -> Posterior:
@@ -78,10 +78,10 @@ def write_predictions(
     encoding: str,
     overwrite: bool,
 ) -> int:
-    """Predict every row of files and write mean and interval; return how many rows there were."""
+    """Predict every row of files, write mean and interval, and return the number of rows."""
     kind = out.suffix.lower()
-    if kind not in WRITTEN:
-        raise SettingError(f"--out must end in {', '.join(WRITTEN)}, and {out} does not.")
+    if kind not in FILE_TYPES:
+        raise SettingError(f"--out must end in {', '.join(FILE_TYPES)}, and {out} does not.")
     if out.is_dir() or (out.exists() and not overwrite):
         raise SettingError(f"{out} is there already: add --overwrite, or name another file.")
     require_writable(out)
@@ -102,13 +102,13 @@ def write_predictions(
         newlevels="reference" if newlevels == "reference" else "refuse",
         text_encoding=encoding,
     )
-    counted: Literal["known", "new"] | None = None
+    effects: Literal["known", "new"] | None = None
     if groups is not None:
-        counted = "new" if groups == "new" else "known"
-    made = post.predict(rows, draws=draws, prob=prob, groups=counted)
-    columns = {"mean": made.mean, "lower": made.lower, "upper": made.upper}
-    if made.mean.ndim > 1:  # one column per class
-        classes = _classes(post, made.mean.shape[1])
+        effects = "new" if groups == "new" else "known"
+    predicted = post.predict(rows, draws=draws, prob=prob, groups=effects)
+    columns = {"mean": predicted.mean, "lower": predicted.lower, "upper": predicted.upper}
+    if predicted.mean.ndim > 1:  # one column per class
+        classes = _classes(post, predicted.mean.shape[1])
         columns = {
             f"{name}[{label}]": values[:, k]
             for k, label in enumerate(classes)
@@ -117,7 +117,7 @@ def write_predictions(
     import pyarrow as pa
 
     _write(pa.table(columns), out, kind)
-    return len(made)
+    return len(predicted)
 
 
 def _classes(post: Posterior, count: int) -> list[str]:
@@ -128,7 +128,7 @@ def _classes(post: Posterior, count: int) -> list[str]:
 
 
 def _write(table: pa.Table, out: Path, kind: str) -> None:
-    """Write beside the file first: it appears complete, or not at all."""
+    """Write to a temporary file first, so that the file is complete or absent."""
     import pyarrow.csv
     import pyarrow.feather
     import pyarrow.parquet

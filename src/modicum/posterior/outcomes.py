@@ -12,7 +12,13 @@ from modicum.errors import SettingError
 from modicum.models import IntegratedEffects
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior.alignment import RowsLike, aligned
-from modicum.posterior.checking.marginal import Comparison, averages, contrast, marginal
+from modicum.posterior.checking.marginal import (
+    Comparison,
+    averages,
+    contrast,
+    marginal,
+    require_chances,
+)
 from modicum.posterior.checking.predictive import outcome_array, outcome_draws
 from modicum.posterior.draws import check_interval
 from modicum.posterior.effects import effects, known_groups, with_groups
@@ -257,6 +263,8 @@ class OutcomesMixin(FittedDraws):
             By contrast: `mean`, `sd` and the ends of the interval.
         """
         check_interval(prob)
+        if comparison == "odds ratio":
+            require_chances(self.fit().model)
         rows, expected, weights = averages(
             self, column, data, draws, subsample, random_seed, groups
         )

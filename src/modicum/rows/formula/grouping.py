@@ -15,15 +15,15 @@ import numpy as np
 from modicum.errors import DataError, SettingError, argument
 from modicum.rows.coding import code_type
 from modicum.rows.description import Array, Level, level_key, level_places
-from modicum.rows.encoding import RESERVED, ordered
 from modicum.rows.formula.columns import BatchColumns
 from modicum.rows.formula.parsing import GroupTerm
+from modicum.rows.levels import RESERVED, ordered
 
 __all__ = ["Grouping", "GroupingLevels", "grouping_name", "refuse_fractions"]
 
 
 def grouping_name(columns: Sequence[str]) -> str:
-    """Return what a factor of one column, or of combinations of several, is called."""
+    """Return the name of a factor of one column, or of combinations of several."""
     return ":".join(columns)
 
 

@@ -50,7 +50,7 @@ class GroupTerm:
 
 @dataclass(frozen=True)
 class Formula:
-    """A formula taken apart.
+    """A parsed formula.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class Formula:
 
     @property
     def expressions(self) -> tuple[Expression, ...]:
-        """Everything that is computed of a row, the outcome included."""
+        """Every expression that is computed per row, including the outcome."""
         factors = [factor for term in self.terms for factor in term]
         outcome = () if self.outcome is None else (self.outcome,)
         return (*factors, *self.offsets, *(e for _, e in self.fields), *outcome)
@@ -206,7 +206,7 @@ def _expression(text: str, method: str) -> Expression:
 
 
 def _group_terms(inside: str) -> list[GroupTerm]:
-    """Group terms of what stands in the brackets; g/h is g, and h within g."""
+    """Group terms of the text in brackets; g/h means g, and h within g."""
     parts = _bars(inside)
     assert parts is not None, "only what has a bar comes here"
     left, correlated, right = parts
@@ -257,7 +257,7 @@ def _require_added(sign: str, piece: str) -> None:
 
 
 def _bracketed(piece: str) -> str | None:
-    """What is inside the brackets around the whole piece, if there are any."""
+    """The text inside the brackets around the whole piece, if there are any."""
     piece = piece.strip()
     if not piece.startswith("(") or not piece.endswith(")"):
         return None
@@ -266,7 +266,7 @@ def _bracketed(piece: str) -> str | None:
 
 
 def _outside_calls(piece: str) -> str:
-    """Return the piece without what functions are called with, where | means or."""
+    """Return the piece without arguments of functions, in which | means or."""
     kept, calls, before = "", 0, ""
     for at, _, letter in _letters(piece):
         if calls:
