@@ -206,17 +206,17 @@ def settle(
     V = None if before is None else before.covariance
     if V is None:
         V = np.diag(1 / np.maximum(-np.diag(at.B + bent), LEAST_INFORMATION))
-    mean, precision = exact.stand_in(t, V, numbers)
+    mean, precision = exact.normal_approximation(t, V, numbers)
     for _ in range(MAX_SETTLING):
         V[:read, :read] = _inverse(information + precision[:read, :read])
         pull = (at.A + slope - precision @ (at.point - mean))[:read]
         last = t
         t = np.concatenate([at.point[:read] + V[:read, :read] @ pull, t[read:]])
         t = exact.settle(t, V, numbers)
-        mean, precision = exact.stand_in(t, V, numbers, own=False)
+        mean, precision = exact.normal_approximation(t, V, numbers, hyperparameters=False)
         if np.all(np.abs(t - last) < SETTLED * np.sqrt(np.diag(V))):
             break
-    mean, precision = exact.stand_in(t, V, numbers)
+    mean, precision = exact.normal_approximation(t, V, numbers)
     V[read:, read:] = np.diag(1 / np.diag(precision)[read:])
     # The pass was made at `at.point`: the priors' own parameters move, all others stay.
     moved = np.concatenate([at.point[:read], t[read:]])

@@ -32,7 +32,7 @@ def with_scale_widths(at: Curvature, target: Target) -> Curvature:
     if target.exact_prior is None:
         return at
     terms = [term for term in target.exact_prior[0].terms if isinstance(term, Effects)]
-    places = [int(place) for term in terms for place in term.own]
+    places = [int(place) for term in terms for place in term.hyperparameters]
     if not places:
         return at
     hessian = at.prior_hessian.copy()
@@ -70,7 +70,7 @@ def _marginal(at: Curvature, target: Target, points: np.ndarray) -> np.ndarray:
     none = np.zeros((len(at.point), len(at.point)))
     logs = exact_log_priors(target, points)
     for k, t in enumerate(points):
-        mean, precision = exact.stand_in(t, none, numbers, own=False)
+        mean, precision = exact.normal_approximation(t, none, numbers, hyperparameters=False)
         lower = np.linalg.cholesky(-(at.B + bent)[:read, :read] + precision[:read, :read])
         pull = (at.A + slope - precision @ (t - mean))[:read]
         logs[k] += 0.5 * float(np.sum(solve_triangular(lower, pull, lower=True) ** 2))

@@ -91,6 +91,10 @@ class HMCECS(EnergyConserving):
         subsampled. "auto": as many as make an effective draw cheapest, 0 where none would.
     precision
         "float64" or "float32": of the subsample's rows and residuals (sums are float64).
+    whitening
+        Of the product that whitens fresh rows, most of the work where there are hundreds of
+        columns. "auto": from 256 dense columns on by blocks of a triangular factor, and in float32
+        where that is accurate; "float64": as with fewer columns.
     memory_limit
         Bytes of rows that may be held in memory; larger data sets are read as the chains need their
         rows. By default half of the free memory, or 256 MiB for a row store.
