@@ -60,7 +60,7 @@ class Stream(IntEnum):
     LAPLACE_ROWS = 74  # rows that weigh them
     LAPLACE_ACCEPT = 75  # which of them an independence sampler accepts
     MEAN_SUBSET = 76  # rows on which short chains look for the posterior mean
-    MEAN_POINTS = 77  # points about it, at which gradients of all rows are averaged
+    MEAN_POINTS = 77  # draws of theirs, at which gradients of all rows are averaged
 
 
 def generator(seed: int, purpose: Stream) -> np.random.Generator:

@@ -3,15 +3,15 @@
 A mode may be missing or mislead: the spike of a mixture, the neck of a funnel in a hierarchy that
 was written by hand, a kink. The mean is there all the same. NUTS runs on a few thousand rows, each
 of which counts as often as it takes to stand for all: the covariance V of its draws is about that
-of the posterior, and their mean m is off by the sampling error of the subset. Passes over all rows
-then move m to where
+of the posterior p, and their mean is off by the sampling error of the subset. Passes over all rows
+then look for the shift s of a few of these draws t_i for which
 
-    E grad log p(m + L z) = 0,    L L' = V,    z standard normal,
+    mean of grad log p(t_i + s) = mean of grad log p_subset(t_i):
 
-which is the mean of the normal distribution of covariance V that is closest to the posterior (by
-the Kullback-Leibler divergence from it). Where the log-posterior is quadratic that is its mean, and
-m + V E grad log p gets there in one step; elsewhere Broyden's method follows. The expectation is
-over a few fixed pairs of z and -z.
+expectations of either gradient under its own posterior are zero, and the difference of two means
+over the same draws is free of most of their noise, whatever the posterior's shape. Where both
+log-posteriors are quadratic, s = V (mean of grad log p - grad log p_subset) is the difference of
+their means; elsewhere Broyden's method goes on from there.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CHAINS, TUNE, DRAWS, DEPTH = 4, 300, 200, 8
 STAGE = 90  # of the chains' random numbers
 APART = 1.3  # R-hat from which chains are in different places
 DENSE = 50  # parameters up to which V is more than its diagonal
-PAIRS = 4  # of points at which the gradient of all rows is averaged
+POINTS = 16  # draws at which gradients of all rows are averaged
 MOST_STEPS = 12  # passes that move the mean
 NEAR, FAR = 0.1, 0.5  # posterior sds of the last step: enough, and too many
 LONGEST = 10.0  # step, in posterior sds of each parameter
@@ -123,23 +123,23 @@ def _attempt(task: Task) -> AtMean | NoMeanError:
 
 @in_double_precision
 def _found(task: Task) -> AtMean:
-    draws, rows = _short_chains(task)
-    mean, factor, passes = _moved(task, *_moments(draws))
+    draws, small = _short_chains(task)
+    mean, factor, passes = _moved(task, small, draws, _moments(draws))
     C, A, B = task.sums.hessian(mean, "anchor")
     if not all(np.all(np.isfinite(part)) for part in (C, A, B)):
         raise NoMeanError(
             "a derivative of the log-likelihood is not finite at the mean of short chains; write "
             "it with smooth functions, or use method='nuts'."
         )
-    return AtMean(Anchor(mean, C, A, B, factor), rows, passes)
+    return AtMean(Anchor(mean, C, A, B, factor), len(small.rows), passes)
 
 
 def _subset_size(task: Task) -> int:
     return max(ROWS, ROWS_EACH * task.target.size)
 
 
-def _short_chains(task: Task) -> tuple[np.ndarray, int]:
-    """Draws (chain, draw, d) of NUTS on a subset whose rows stand for all, and its size."""
+def _short_chains(task: Task) -> tuple[np.ndarray, Task]:
+    """Draws (chain, draw, d) of NUTS on a subset whose rows stand for all, and its task."""
     n, size, d = len(task.rows), _subset_size(task), task.target.size
     picked = np.sort(generator(task.seed, Stream.MEAN_SUBSET).choice(n, size, replace=False))
     rows = task.rows.subset(picked)
@@ -171,7 +171,7 @@ def _short_chains(task: Task) -> tuple[np.ndarray, int]:
         task.ledger.add("subset", int(stats["rows_touched"].sum()), "gradient")
     draws = task.start + history.position
     _check_agreement(draws, size)
-    return draws, size
+    return draws, small
 
 
 def _check_agreement(draws: np.ndarray, rows: int) -> None:
@@ -202,17 +202,22 @@ def _moments(draws: np.ndarray) -> _Normal:
     return _Normal(flat.mean(axis=0), np.linalg.cholesky(cov))
 
 
-def _moved(task: Task, mean: np.ndarray, factor: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """Move the mean until the average gradient of all rows is 0; with the passes it took."""
-    d = len(mean)
-    half = generator(task.seed, Stream.MEAN_POINTS).standard_normal((PAIRS, d))
-    z = np.concatenate([half, -half])
+def _moved(
+    task: Task, small: Task, draws: np.ndarray, about: _Normal
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Move the mean from that of the subset to that of all rows; with the passes it took."""
+    flat = draws.reshape(-1, draws.shape[2])
+    picked = generator(task.seed, Stream.MEAN_POINTS).choice(len(flat), POINTS, replace=False)
+    points, (mean, factor), d = flat[picked], about, flat.shape[1]
+    times = len(task.rows) / len(small.rows)
+    of_subset = times * small.sums.gradients(points, "subset") + _prior_slopes(task, points)
+    origin = mean
 
     def slope(at: np.ndarray) -> np.ndarray:
-        """L' E grad log p: the step to the mean, in posterior standard deviations."""
-        points = at + z @ factor.T
-        gradients = task.sums.gradients(points, "anchor") + _prior_slopes(task, points)
-        return np.asarray(factor.T @ gradients.mean(axis=0))
+        """The step to the mean, in posterior standard deviations, if all is quadratic."""
+        moved = points + (at - origin)
+        gradients = task.sums.gradients(moved, "anchor") + _prior_slopes(task, moved)
+        return np.asarray(factor.T @ (gradients - of_subset).mean(axis=0))
 
     inverse = np.eye(d)  # of minus the derivative of the slope
     now, passes = slope(mean), 1
