@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from modicum.errors import DataError, SettingError
 from modicum.posterior import Posterior
+from modicum.rows import Rows
+from modicum.rows.reading import encode_table
 from modicum.run import require_writable, within_disk
 
 if TYPE_CHECKING:
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NEW_LEVELS = ("refuse", "reference")
+GROUPS = ("known", "new")
 FILE_TYPES = (".parquet", ".csv", ".feather")
 
 
@@ -26,6 +30,15 @@ def saved_posterior(run: Path) -> Posterior:
     if not path.is_file():
         raise DataError(f"there is no posterior at {path}: check the path, or finish the fit.")
     return Posterior.load(path)
+
+
+def with_rows(post: Posterior, run: Path) -> Posterior:
+    """Give a posterior the rows of its fit, which `fit` keeps beside it, where there are any.
+
+    Effects of groups that were integrated out are drawn from them.
+    """
+    store = run / "rows"
+    return replace(post, rows=Rows.open(store)) if store.is_dir() else post
 
 
 def summary_json(post: Posterior, table: pd.DataFrame) -> str:
@@ -61,12 +74,11 @@ def write_predictions(
     draws: int,
     prob: float,
     newlevels: str,
+    groups: str | None,
     encoding: str,
     overwrite: bool,
 ) -> int:
     """Predict every row of a table, write mean and interval, and return the number of rows."""
-    from modicum.rows.reading import encode_table
-
     kind = out.suffix.lower()
     if kind not in FILE_TYPES:
         raise SettingError(f"--out must end in {', '.join(FILE_TYPES)}, and {out} does not.")
@@ -80,14 +92,20 @@ def write_predictions(
             "this posterior is not of a fit with a formula, so that files cannot be encoded for "
             "it: fit again as modicum fit DATA 'y ~ ...', or predict rows in Python."
         )
+    if groups not in (None, *GROUPS):
+        raise SettingError(f"--groups must be {' or '.join(GROUPS)}, not {groups}.")
+    fitted = post.fit_rows.encoding
     rows = encode_table(
-        post.fit_rows.encoding,
+        replace(fitted, groupings=()) if groups == "new" else fitted,
         data,
         outcome=False,
         newlevels="reference" if newlevels == "reference" else "refuse",
         text_encoding=encoding,
     )
-    predicted = post.predict(rows, draws=draws, prob=prob)
+    treatment: Literal["known", "new"] | None = None
+    if groups is not None:
+        treatment = "new" if groups == "new" else "known"
+    predicted = post.predict(rows, draws=draws, prob=prob, groups=treatment)
     columns = {"mean": predicted.mean, "lower": predicted.lower, "upper": predicted.upper}
     if predicted.mean.ndim > 1:  # one column per class
         classes = _classes(post, predicted.mean.shape[1])

@@ -31,6 +31,7 @@ from modicum.passes.engine import of_numpy
 from modicum.passes.faults import describe_row
 from modicum.passes.on_numpy import map_by_numpy
 from modicum.rows import Rows
+from modicum.rows.ordered import ordered
 from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit
 
 __all__ = [
@@ -62,30 +63,26 @@ def design_tables(
     return task.remember(name, lambda: design.tables(facts)._asdict(), read)
 
 
-def _is_kept(tables: Pytree) -> bool:
-    """Whether they are those of a weighted design, sorted by whoever holds the rows."""
-    if not isinstance(tables, WeightTables) or tables.order is None:
-        return False
-    return not isinstance(tables.order, np.ndarray | jax.Array)
-
-
 def tables_for_chains(tables: Pytree, rows: Batch | Rows) -> Pytree:
     """A design's tables as arrays that kernels read, for chains that get `rows_for_chains`.
 
-    Where whoever holds the rows keeps their order, chains draw places in it. Rows that are in this
-    process need the order beside them, and it is gathered.
+    Chains whose rows are fetched draw places in the order of weighted rows, which stays with
+    whoever fetches them. Rows on the device have the order beside them.
     """
-    if _is_kept(tables) and isinstance(rows, Rows):
+    if isinstance(tables, WeightTables) and isinstance(rows, Rows):
         tables = tables._replace(order=None)
     return jax.tree.map(jnp.asarray, tables)
 
 
 def rows_for_chains(tables: Pytree, rows: Batch | Rows) -> Batch | Rows:
     """Rows by the numbers that chains draw from `tables_for_chains`: places, where these are."""
-    if _is_kept(tables) and isinstance(rows, Rows):
-        fed: Rows = tables.order.sorted_rows()
-        return fed
-    return rows
+    if not isinstance(tables, WeightTables) or not isinstance(rows, Rows):
+        return rows
+    if isinstance(tables.order, np.ndarray):
+        return ordered(rows, tables.order)
+    assert tables.order is not None
+    fed: Rows = tables.order.sorted_rows()  # type: ignore[union-attr]
+    return fed
 
 
 @jit(static=0, options=FASTEST_COMPILE)

@@ -192,8 +192,8 @@ def names_like(name: object, names: Iterable[object]) -> str:
     near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.6)
     if near:
         return "did you mean " + " or ".join(map(repr, near)) + "?"
-    shown = ", ".join(map(repr, known[:8])) + (", ..." if len(known) > 8 else "")
-    return f"there are {shown}."
+    more = f" and {len(known) - 8:,} more" if len(known) > 8 else ""
+    return f"there are {', '.join(map(repr, known[:8]))}{more}."
 
 
 def name_list(part: str, names: object) -> list[object]:

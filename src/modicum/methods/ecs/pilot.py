@@ -256,7 +256,6 @@ class Study:
         return expansion
 
     def _facts(self, draws: np.ndarray, proxy: Proxy) -> RowFacts:
-        @cache
         def expected() -> np.ndarray | KeptNumbers:
             sums = self.task.sums
             expected = expected_residuals(sums, self.control_variate, proxy, draws)
@@ -265,7 +264,10 @@ class Study:
                 expected = expected / np.sqrt(sums.rows.index.size)
             return expected
 
-        return RowFacts(len(self.task.rows), PILOT_ROWS, expected, floor=self.method.floor)
+        # Four bytes per row, which only a design of one's own asks for a second time.
+        again = self.design.needs == "expected" and type(self.design) is not Weighted
+        remembered = cache(expected) if again else expected
+        return RowFacts(len(self.task.rows), PILOT_ROWS, remembered, floor=self.method.floor)
 
     def _take_rows(self, rng: np.random.Generator) -> None:
         """Draw the pilot rows, by their weights whatever the design that is studied."""
@@ -502,6 +504,8 @@ class Study:
     @property
     def rows(self) -> Batch | Rows:
         """What chains read, by the numbers that the design draws."""
+        if isinstance(self.task.rows, GroupedRows):  # groups are drawn, and their rows are known
+            return self._placed
         return rows_for_chains(self._tables, self._placed)
 
     def context(self, parts: Composition) -> EnergyConservingContext:

@@ -141,6 +141,8 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
             )
         else:
             common.append(f"{sign or '+'} {piece}")
+    if outcome is not None:
+        _refuse_groups_of_outcome(outcome, groups)
     terms, intercept = _terms(" ".join(common), sides[0], columns)
     return Formula(text, outcome, terms, intercept, tuple(offsets), tuple(groups), fields)
 
@@ -213,6 +215,11 @@ def _group_terms(inside: str) -> list[GroupTerm]:
     if not names or not all(names):
         raise SettingError(f"the group term ({inside.strip()}) names no column after |: add one.")
     columns = [[_column(name, inside) for name in group] for group in groups]
+    if any(piece.strip() == "." for _, piece in _split(left, "+-*:/")):
+        raise SettingError(
+            f"the group term ({inside.strip()}) has '.' before |, which stands for all columns "
+            "among the common terms only: name the slopes that vary."
+        )
     effects, intercept = _terms(left, "", ())
     texts = ("1",) * intercept + tuple(":".join(f.text for f in term) for term in effects)
     if not texts or not left.strip():
@@ -223,6 +230,16 @@ def _group_terms(inside: str) -> list[GroupTerm]:
         outer = (*outer, *group)
         terms.append(GroupTerm(outer, texts, correlated))
     return terms
+
+
+def _refuse_groups_of_outcome(outcome: Expression, groups: Sequence[GroupTerm]) -> None:
+    """Refuse to group rows by what decides their outcome."""
+    for group in groups:
+        if outcome.names and set(outcome.names) <= set(group.group):
+            raise SettingError(
+                f"the outcome {outcome.text!r} is known once {':'.join(group.group)!r} is, so that "
+                f"the group term {group} leaves nothing to explain: group by another column."
+            )
 
 
 def _column(name: str, inside: str) -> str:
