@@ -78,7 +78,7 @@ def write_predictions(
     encoding: str,
     overwrite: bool,
 ) -> int:
-    """Predict every row of a table, write mean and interval, and return the number of rows."""
+    """Predict every row of files, write mean and interval, and return the number of rows."""
     kind = out.suffix.lower()
     if kind not in FILE_TYPES:
         raise SettingError(f"--out must end in {', '.join(FILE_TYPES)}, and {out} does not.")
@@ -94,18 +94,18 @@ def write_predictions(
         )
     if groups not in (None, *GROUPS):
         raise SettingError(f"--groups must be {' or '.join(GROUPS)}, not {groups}.")
-    fitted = post.fit_rows.encoding
+    kept = post.fit_rows.encoding
     rows = encode_table(
-        replace(fitted, groupings=()) if groups == "new" else fitted,
+        replace(kept, groupings=()) if groups == "new" else kept,
         data,
         outcome=False,
         newlevels="reference" if newlevels == "reference" else "refuse",
         text_encoding=encoding,
     )
-    treatment: Literal["known", "new"] | None = None
+    effects: Literal["known", "new"] | None = None
     if groups is not None:
-        treatment = "new" if groups == "new" else "known"
-    predicted = post.predict(rows, draws=draws, prob=prob, groups=treatment)
+        effects = "new" if groups == "new" else "known"
+    predicted = post.predict(rows, draws=draws, prob=prob, groups=effects)
     columns = {"mean": predicted.mean, "lower": predicted.lower, "upper": predicted.upper}
     if predicted.mean.ndim > 1:  # one column per class
         classes = _classes(post, predicted.mean.shape[1])

@@ -19,8 +19,9 @@ from modicum.arrays import as_either, namespace, power
 from modicum.designs import Design, KeptNumbers, RowFacts, Tables, WeightTables, extent_of
 from modicum.errors import ConvergenceError
 from modicum.estimators import LinearTaylor
+from modicum.estimators.row_factor import whitened
 from modicum.estimators.taylor import coefficients
-from modicum.kernels.base import ControlVariate, Proxy
+from modicum.kernels.base import ControlVariate, Proxy, RowFactor
 from modicum.methods.base import Task
 from modicum.models import LinearPredictorModel
 from modicum.models.base import Batch
@@ -176,6 +177,7 @@ class PredictorPosterior(NamedTuple):
     away: np.ndarray  # the posterior's centre, less t*
     factor: np.ndarray  # L, with L L' their covariance
     covariance: np.ndarray
+    row_factor: RowFactor | None  # L as rows are multiplied by it; None: as it stands
 
 
 def _posterior_of_predictors(
@@ -183,7 +185,8 @@ def _posterior_of_predictors(
 ) -> PredictorPosterior:
     size = control_variate.target.size  # what follows are parameters of priors
     L = np.asarray(proxy.factor)[:size]
-    return PredictorPosterior(np.asarray(proxy.point)[:size], L @ centre, L, L @ L.T)
+    rows = jax.tree.map(np.asarray, proxy.row_factor)
+    return PredictorPosterior(np.asarray(proxy.point)[:size], L @ centre, L, L @ L.T, rows)
 
 
 @jit(static=0)
@@ -213,8 +216,11 @@ def _leverage(x: ModelMatrix, posterior: PredictorPosterior) -> jax.Array:
     """Posterior variance of the predictor of each row."""
     if isinstance(x, CodedMatrix):
         return x.quadratic(as_either(posterior.covariance))
-    whitened = x @ as_either(posterior.factor)
-    return np.einsum("ij,ij->i", whitened, whitened)  # of columns, NumPy alone comes here
+    if posterior.row_factor is None:
+        z = x @ as_either(posterior.factor)
+    else:
+        z = whitened(x.densely(), posterior.row_factor)
+    return np.einsum("ij,ij->i", z, z)  # of columns, NumPy alone comes here
 
 
 @of_numpy
