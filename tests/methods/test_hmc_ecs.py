@@ -494,7 +494,7 @@ def test_an_anchor_from_a_thousandth_of_the_rows_is_not_silent():
         ({"precision": "float16"}, "precision"),
         ({"exact": "always"}, "'delayed'"),
         ({"exact": "delayed", "inner": "nuts"}, "reversible"),
-        ({"anchor": "mean"}, "'mode' or a point"),
+        ({"anchor": "middle"}, "'mode'"),
         ({"tuning": "by ear"}, "'auto' or 'paper'"),
         ({"tuning": "paper", "anchor": [0.0]}, "its own anchor"),
         ({"trajectory": 0}, "trajectory"),
