@@ -13,7 +13,8 @@ from jax.tree_util import PyTreeDef
 
 from modicum.errors import DataError, SettingError
 from modicum.ledger import Ledger
-from modicum.models.base import BaseModel, Batch, Params, named_leaves
+from modicum.models.arrow import ArrowLayout, arrow_layout
+from modicum.models.base import DENSE_LIMIT, BaseModel, Batch, Params, named_leaves
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors.exact import ExactPrior, Numbers
@@ -144,6 +145,19 @@ class Target:
         """What the codes of the rows mean, where the model reads them as columns; else None."""
         return self.model.coding if isinstance(self.model, LinearPredictorModel) else None
 
+    @cached_property
+    def arrow(self) -> ArrowLayout | None:
+        """How matrices in t are held where effects of one factor are too many for dense ones.
+
+        None where dense ones do, and where there is no such factor.
+        """
+        model = self.model
+        if self.size <= DENSE_LIMIT or not isinstance(model, LinearPredictorModel):
+            return None
+        if not model.has_groups or model.coding is None or model.resolved_priors is None:
+            return None
+        return arrow_layout(model.coding, len(model.resolved_priors.coefficients), self.size)
+
     @property
     def size(self) -> int:
         """The number of unconstrained parameters, d."""
@@ -179,19 +193,28 @@ class Target:
         """Log-prior density at each of the flat vectors in `points`."""
         return np.asarray(_log_priors(self, points))
 
-    def prior_distances(self, point: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    def prior_distances(
+        self, point: np.ndarray, places: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray] | None:
         """Distances of `point` from the prior's centre, in prior sds, and their slope in t.
 
         They are linear in t, so that the slope needs no differentiation, and nothing is compiled.
+        With `places`, those of these entries in these entries alone.
         """
+        places = np.arange(len(point)) if places is None else places
 
         def distances(t: np.ndarray) -> np.ndarray:
-            return _flat(jax.tree.leaves(self.model.prior_distances(self.unravel(t))))
+            return _flat(jax.tree.leaves(self.model.prior_distances(self.unravel(t))))[places]
+
+        def unit(place: int) -> np.ndarray:
+            vector = np.zeros_like(point)
+            vector[place] = 1
+            return vector
 
         if self.model.prior_distances(self.unravel(point)) is None:
             return None
         at_zero = distances(np.zeros_like(point))
-        columns = [distances(unit) - at_zero for unit in np.eye(len(point))]
+        columns = [distances(unit(int(place))) - at_zero for place in places]
         return distances(point), np.column_stack(columns)
 
     @cached_property

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.models.arrow import ArrowCovariance, ArrowMatrix, Covariance, Symmetric, diagonal
 from modicum.models.priors.distributions import HalfCauchy, Horseshoe, Prior
 
 __all__ = [
@@ -37,9 +38,9 @@ Numbers: TypeAlias = tuple[jax.Array | np.ndarray, ...]
 class StandIn(NamedTuple):
     """A normal prior of some entries of t, in place of one that is none."""
 
-    where: np.ndarray  # flat places
-    mean: np.ndarray
-    precision: np.ndarray  # a matrix, or a vector where it is diagonal
+    where: np.ndarray  # flat places; (effects, levels) where levels have the same precision
+    mean: np.ndarray  # of each place
+    precision: np.ndarray  # a matrix, or a vector where it is diagonal; of the effects of a level
 
 
 class NonCentred(NamedTuple):
@@ -57,12 +58,12 @@ class ExactTerm(Protocol):
         """Log-density at t, that of the term's own parameters included."""
         ...
 
-    def settle(self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers) -> np.ndarray:
+    def settle(self, t: np.ndarray, covariance: Covariance, numbers: Numbers) -> np.ndarray:
         """Return t with the term's own parameters where their marginal mode is about."""
         ...
 
     def stand_ins(
-        self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers, own: bool
+        self, t: np.ndarray, covariance: Covariance, numbers: Numbers, own: bool
     ) -> Sequence[StandIn]:
         """Return the normals that stand for the term about t, with those of its `own` or not."""
         ...
@@ -87,7 +88,7 @@ class ExactPrior:
         return sum((term.log_density(t, own) for term, own in parts), jnp.zeros(()))
 
     def settle(
-        self, t: np.ndarray, covariance: np.ndarray, numbers: tuple[Numbers, ...]
+        self, t: np.ndarray, covariance: Covariance, numbers: tuple[Numbers, ...]
     ) -> np.ndarray:
         """Return t with all parameters of the priors' own settled."""
         for term, own in zip(self.terms, numbers, strict=True):
@@ -105,21 +106,37 @@ class ExactPrior:
     def stand_in(
         self,
         t: np.ndarray,
-        covariance: np.ndarray,
+        covariance: Covariance,
         numbers: tuple[Numbers, ...],
         own: bool = True,
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, Symmetric]:
         """Mean and precision (d, d) of the normal that stands for all terms about t.
 
-        Without the priors' `own` parameters, where these are not asked for.
+        Without the priors' `own` parameters, where these are not asked for. The precision has the
+        form of the covariance.
         """
-        mean, precision = t.copy(), np.zeros((len(t), len(t)))
-        for term, of_term in zip(self.terms, numbers, strict=True):
-            for where, centre, inverse in term.stand_ins(t, covariance, of_term, own):
+        mean = t.copy()
+        if isinstance(covariance, ArrowCovariance):
+            arrow = ArrowMatrix.zeros(covariance.big, covariance.border)
+            for where, centre, inverse in self._stand_ins(t, covariance, numbers, own):
                 mean[where] = centre
-                square = np.diag(inverse) if inverse.ndim == 1 else inverse
-                precision[np.ix_(where, where)] += square
+                arrow.add_normal(where, inverse)
+            return mean, arrow
+        precision = np.zeros((len(t), len(t)))
+        for where, centre, inverse in self._stand_ins(t, covariance, numbers, own):
+            mean[where] = centre
+            square = np.diag(inverse) if inverse.ndim == 1 else inverse
+            if where.ndim == 2:
+                square = np.kron(inverse, np.eye(where.shape[1]))
+            precision[np.ix_(where.ravel(), where.ravel())] += square
         return mean, precision
+
+    def _stand_ins(
+        self, t: np.ndarray, covariance: Covariance, numbers: tuple[Numbers, ...], own: bool
+    ) -> list[StandIn]:
+        """Those of all terms."""
+        pairs = zip(self.terms, numbers, strict=True)
+        return [s for term, of_term in pairs for s in term.stand_ins(t, covariance, of_term, own)]
 
 
 @dataclass(frozen=True)
@@ -142,13 +159,13 @@ class Independent:
             return self.kind.density(jnp.exp(value), *numbers) + value
         return self.kind.density(value, *numbers)
 
-    def settle(self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers) -> np.ndarray:
+    def settle(self, t: np.ndarray, covariance: Covariance, numbers: Numbers) -> np.ndarray:
         """Nothing of its own."""
         del covariance, numbers
         return t
 
     def stand_ins(
-        self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers, own: bool
+        self, t: np.ndarray, covariance: Covariance, numbers: Numbers, own: bool
     ) -> Sequence[StandIn]:
         """That of EM; of a logarithm, the tangent quadratic, with some curvature at least."""
         del own  # it has none
@@ -158,7 +175,7 @@ class Independent:
         arrays = [np.asarray(number) for number in numbers]
         names = [field.name for field in fields(self.kind)]  # type: ignore[arg-type]
         mean = arrays[names.index("mean")]
-        square = (t[where] - mean) ** 2 + np.diag(covariance)[where]
+        square = (t[where] - mean) ** 2 + diagonal(covariance)[where]
         return [StandIn(where, mean, self.kind.precision(square, *arrays))]
 
     def non_centred(self, t: np.ndarray, information: np.ndarray) -> None:
@@ -192,11 +209,11 @@ class SharedScale:
         of_tau = HalfCauchy.density(tau, scale) + t[self.tau]
         return of_tau + jnp.sum(Horseshoe.density(t[np.array(self.where)], scale, *own, tau))
 
-    def _squares(self, t: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+    def _squares(self, t: np.ndarray, covariance: Covariance) -> np.ndarray:
         where = np.array(self.where)
-        return np.asarray(t[where] ** 2 + np.diag(covariance)[where])
+        return np.asarray(t[where] ** 2 + diagonal(covariance)[where])
 
-    def settle(self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers) -> np.ndarray:
+    def settle(self, t: np.ndarray, covariance: Covariance, numbers: Numbers) -> np.ndarray:
         """The most probable tau, were each coefficient as large as its second moment says."""
         own = [np.asarray(number) for number in numbers]
         grid = np.log(own[0]) + GRID
@@ -206,7 +223,7 @@ class SharedScale:
         return settled
 
     def stand_ins(
-        self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers, own: bool
+        self, t: np.ndarray, covariance: Covariance, numbers: Numbers, own: bool
     ) -> Sequence[StandIn]:
         """Normal coefficients given tau, and a scale for tau from the curvature there."""
         arguments = [np.asarray(number) for number in numbers]

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.models.arrow import ArrowCovariance, Covariance, diagonal
 from modicum.models.priors.distributions import HALF_LOG_2PI, Prior
 from modicum.models.priors.exact import NonCentred, Numbers, StandIn
 from modicum.runtime import Array, jit
@@ -75,14 +76,16 @@ class Effects:
 
     # The anchor -------------------------------------------------------------------------------
 
-    def _second_moments(self, t: np.ndarray, covariance: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _second_moments(self, t: np.ndarray, covariance: Covariance) -> tuple[np.ndarray, ...]:
         """Sums over levels of u u' and of the effects' posterior covariances, (count, count)."""
         where = np.array(self.where).reshape(self.count, self.levels)
         u = t[where]
+        if isinstance(covariance, ArrowCovariance):
+            return u @ u.T, covariance.sum_over_levels(where)
         V = covariance[where[:, None, :], where[None, :, :]].sum(axis=-1)
         return u @ u.T, V
 
-    def settle(self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers) -> np.ndarray:
+    def settle(self, t: np.ndarray, covariance: Covariance, numbers: Numbers) -> np.ndarray:
         """The mode of E log p(u, Sigma): of tau alone, tau^2 = S / (L - 1) for a flat prior."""
         uu, V = self._second_moments(t, covariance)
         settled = t.copy()
@@ -91,7 +94,7 @@ class Effects:
         return settled
 
     def stand_ins(
-        self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers, own: bool
+        self, t: np.ndarray, covariance: Covariance, numbers: Numbers, own: bool
     ) -> Sequence[StandIn]:
         """Normal effects given Sigma; for Sigma what information the effects leave of it."""
         places, where = self.own, np.array(self.where)
@@ -100,9 +103,10 @@ class Effects:
             inverse = np.linalg.inv(lower @ lower.T)
         else:
             inverse = np.diag(np.exp(-2 * t[places]))
-        eye = np.eye(self.levels)
-        precision = np.full(len(where), inverse[0, 0]) if self.count == 1 else np.kron(inverse, eye)
-        effects = StandIn(where, np.zeros(len(where)), precision)
+        effects = StandIn(where, np.zeros(len(where)), np.full(len(where), inverse[0, 0]))
+        if self.count > 1:
+            lines = where.reshape(self.count, self.levels)
+            effects = StandIn(lines, np.zeros(lines.shape), inverse)
         if not own:
             return [effects]
         uu, V = self._second_moments(t, covariance)
@@ -112,9 +116,9 @@ class Effects:
         bent = np.maximum(np.diag(curvature) * max(share, LEAST_SHARE), LEAST)
         return [effects, StandIn(places, t[places], bent)]
 
-    def informed(self, t: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+    def informed(self, t: np.ndarray, covariance: Covariance) -> np.ndarray:
         """lambda of each effect: the share of what is known of it that the data say, in 0 to 1."""
-        variance = np.diag(covariance)[np.array(self.where)].reshape(self.count, self.levels)
+        variance = diagonal(covariance)[np.array(self.where)].reshape(self.count, self.levels)
         prior = np.exp(2 * t[np.array(self.sds)])[:, None]
         return np.asarray(np.clip(1 - variance / prior, 0.0, 1.0))
 
