@@ -89,7 +89,9 @@ def _marginal(at: Curvature, target: Target, points: np.ndarray) -> np.ndarray:
     for k, t in enumerate(points):
         mean, precision = exact.stand_in(t, none, numbers, own=False)
         pull = (at.A + slope - precision @ (t - mean))[:read]
-        logs[k] += _log_integral(information, precision, pull)
+        square, half_log_det = _integral(information, precision, pull)
+        logs[k] += square / 2
+        logs[k] -= half_log_det
     return logs
 
 
@@ -101,21 +103,23 @@ def _none(at: Curvature) -> Covariance:
     return np.zeros((len(at.point), len(at.point)))
 
 
-def _log_integral(information: Symmetric, precision: Symmetric, pull: np.ndarray) -> float:
-    """log of the integral of exp(pull'x - x'Px / 2), up to a constant; P is that of pull's entries.
+def _integral(
+    information: Symmetric, precision: Symmetric, pull: np.ndarray
+) -> tuple[float, float]:
+    """pull' P^-1 pull and log det P / 2, of which the integral of exp(pull'x - x'Px / 2) is made.
 
-    Information of the data and precision of the prior add up to P.
+    Information of the data and precision of the prior add up to P, that of pull's entries.
     """
     read = len(pull)
     if isinstance(information, ArrowMatrix):
         assert isinstance(precision, ArrowMatrix)
         factored = ArrowCholesky.of((information + precision).leading(read))
         parts = factored.half_solve(pull)
-        return 0.5 * sum(float(np.sum(part**2)) for part in parts) - factored.half_log_det
+        return sum(float(np.sum(part**2)) for part in parts), factored.half_log_det
     assert isinstance(precision, np.ndarray)
     lower = np.linalg.cholesky(information[:read, :read] + precision[:read, :read])
-    squares = 0.5 * float(np.sum(solve_triangular(lower, pull, lower=True) ** 2))
-    return squares - float(np.sum(np.log(np.diag(lower))))
+    square = float(np.sum(solve_triangular(lower, pull, lower=True) ** 2))
+    return square, float(np.sum(np.log(np.diag(lower))))
 
 
 def group_notes(
