@@ -59,7 +59,10 @@ def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
     gradient = gradient + folded_gradient
     if isinstance(anchor.factor, ArrowFactor):
         return _arrow_proxy(anchor, target, order, gradient, folded_hessian)
-    L, hessian = anchor.factor, anchor.dense_hessian if order >= 2 else np.zeros_like(anchor.dense_hessian)
+    L, hessian = (
+        anchor.factor,
+        anchor.dense_hessian if order >= 2 else np.zeros_like(anchor.dense_hessian),
+    )
     hessian = hessian + folded_hessian
     whitened = L.T @ hessian @ L
     plain = np.abs(whitened + np.eye(len(L))).max() <= ROUNDING

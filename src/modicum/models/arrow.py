@@ -45,6 +45,7 @@ __all__ = [
     "Factor",
     "Symmetric",
     "all_finite",
+    "arrow_fits",
     "arrow_layout",
     "diagonal",
 ]
