@@ -26,6 +26,7 @@ if tuple(map(int, version("jaxlib").split(".")[:2])) in ((0, 8), (0, 9), (0, 10)
 import pytest  # noqa: E402  (JAX is imported where tests run: xdist's controller needs none)
 
 LARGEST_CACHE = 1 << 30  # bytes
+MEMORY_KEPT = 1.1 * (1 << 30)  # bytes of a worker that may still hold compiled code after a file
 PEAKS = []  # memory of each worker, in KiB
 
 
@@ -108,9 +109,21 @@ def compiled_code_stays():
 
 @pytest.fixture(scope="module", autouse=True)
 def let_compiled_code_go():
-    """Each file compiles what it needs: kept for the whole run, it would fill the memory."""
-    import jax
-
+    """The next file uses what this one compiled, unless memory or memory maps run short."""
     yield
-    jax.clear_caches()
-    gc.collect()
+    from modicum.runtime import MAPS, MOST, share_of_maps
+
+    if _memory() > MEMORY_KEPT or share_of_maps(MAPS, MOST) > 0.3:
+        import jax
+
+        jax.clear_caches()
+        gc.collect()
+
+
+def _memory():
+    """Bytes of memory that this process has now; infinite where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return float("inf")
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -39,7 +39,7 @@ ORDER = (  # from the top down; packages of one line may use each other
     ("designs",),
     ("diagnostics",),
     ("rows",),
-    ("random", "runtime", "progress", "errors", "ledger", "markup"),
+    ("arrays", "random", "runtime", "progress", "errors", "ledger", "markup"),
 )
 
 PUBLIC_MODULES = (  # the names in their `__all__` are public, and nothing else is

@@ -321,6 +321,12 @@ def test_groups_that_are_held_in_no_way(tmp_path, options, words):
     assert words in refused("fit", "no.csv", *options, "--out", tmp_path / "run")
 
 
+def test_a_report_that_cannot_be_written_is_refused_before_any_draw(tmp_path):
+    (tmp_path / "run" / "report.html").mkdir(parents=True)
+    said = refused("fit", "no.csv", "n ~ 1", "--report", "--out", tmp_path / "run")
+    assert "report.html' is a folder" in said
+
+
 @pytest.mark.slow
 def test_a_family_with_a_field_of_its_own_and_groups(tmp_path):
     """`trials` stands in the formula; how groups are held is passed on."""
@@ -365,6 +371,9 @@ def test_a_formula_is_fitted_summarised_and_predicted(csv, table, tmp_path):
         "predict", out, tmp_path / "new.parquet", "--out", tmp_path / "p.csv"
     )
     new.assign(ward="Z").to_parquet(tmp_path / "new.parquet")
+    nowhere = tmp_path / "missing" / "q.csv"
+    said = refused("predict", out, tmp_path / "new.parquet", "--out", nowhere)
+    assert "there is no folder" in said
     wrong = refused("predict", out, tmp_path / "new.parquet", "--out", tmp_path / "q.csv")
     assert "holds 'Z' in row 0" in wrong
     lenient = ["--newlevels", "reference", "--out", tmp_path / "q.csv"]

@@ -26,8 +26,12 @@ from modicum.runtime import Array
 __all__ = [
     "DESIGNS",
     "CertaintyRows",
+    "Classes",
     "Design",
     "Drawn",
+    "Extent",
+    "KeptNumbers",
+    "KeptOrder",
     "RowFacts",
     "Sampled",
     "StrataTables",
@@ -38,7 +42,9 @@ __all__ = [
     "Weighted",
     "certainty_rows",
     "draw_on_host",
+    "extent_of",
     "sample_on_host",
+    "sorted_by_class",
     "strata_tables",
     "weight_tables",
 ]
@@ -80,7 +86,7 @@ class RowFacts:
 
     n: int
     count: int
-    expected: Callable[[], np.ndarray]
+    expected: Callable[[], np.ndarray | KeptNumbers]
     clusters: Callable[[], np.ndarray] | None = None
     floor: float = 0.1
 
@@ -173,13 +179,74 @@ class Uniform(Design[UniformTables]):
 # Weighted ---------------------------------------------------------------------------------
 
 CLASSES = 256
-BLOCK = 1 << 20  # rows sorted at a time, so that temporaries stay small
+BLOCK = 1 << 20  # rows sorted at a time, so that temporaries stay small: a shard of kept numbers
+PART = 8_192  # rows whose expected residuals are added at a time
+
+
+class Classes(NamedTuple):
+    """How a row's expected residual becomes a weight, and the weight a class."""
+
+    share: float  # weight = share * expected + even
+    even: float
+    smallest: float  # log weight of the first class
+    spacing: float  # from one class to the next
+
+    def of(self, expected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Class and weight of each row."""
+        weight = self.share * expected.astype(np.float64) + self.even
+        with np.errstate(divide="ignore"):
+            place = np.maximum(np.log(weight), self.smallest) - self.smallest
+        return np.minimum(np.rint(place / self.spacing), CLASSES - 1).astype(np.uint8), weight
+
+
+class Extent(NamedTuple):
+    """What the classes of some expected residuals depend on."""
+
+    sums: np.ndarray  # of every PART rows
+    smallest: float
+    largest: float
+    bad: int  # place of the first that is not finite; -1: none
+
+
+class KeptOrder(Protocol):
+    """Numbers of rows sorted by class, which whoever holds the rows keeps.
+
+    `np.asarray` gathers them all.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, places: Any, /) -> np.ndarray:
+        """Row numbers at some places of the order: an array of these, or a slice."""
+        ...
+
+    def sorted_rows(self) -> Any:
+        """The rows in this order, as a `Rows` that chains are fed from: row k is at place k."""
+        ...
+
+
+class KeptNumbers(Protocol):
+    """A float32 number from 0 per row, which whoever holds the rows keeps."""
+
+    def __len__(self) -> int: ...
+
+    def extent(self) -> Extent:
+        """Of all rows."""
+        ...
+
+    def sort(self, classes: Classes) -> tuple[np.ndarray, np.ndarray, KeptOrder]:
+        """Weight and size of each class, and the rows sorted by class.
+
+        Weights are added up as for numbers that are here: by `sorted_by_class` of every BLOCK
+        rows, block after block.
+        """
+        ...
 
 
 class WeightTables(NamedTuple):
     """Rows sorted by class, and one entry per class."""
 
-    order: Array  # row numbers, class after class
+    order: Array | KeptOrder | None  # row numbers, class after class; None: 0, 1, 2, ...
     start: Array  # where the class begins in `order`
     size: Array  # rows of the class
     cumulative: Array  # probability of the class and those before it
@@ -241,12 +308,12 @@ def _look_up(uniform: Array, tables: WeightTables, xp: ModuleType) -> Drawn:
     which, within = uniform
     kind = xp.searchsorted(tables.cumulative, which, side="right")
     size = tables.size[kind]
-    place = xp.minimum((within * size).astype(size.dtype), size - 1)
-    row_ids = tables.order[tables.start[kind] + place]
+    place = tables.start[kind] + xp.minimum((within * size).astype(size.dtype), size - 1)
+    row_ids: Any = place if tables.order is None else tables.order[place]
     return Drawn(row_ids.astype(size.dtype), tables.probability[kind])
 
 
-def weight_tables(expected: np.ndarray, floor: float = 0.1) -> WeightTables:
+def weight_tables(expected: np.ndarray | KeptNumbers, floor: float = 0.1) -> WeightTables:
     """Build the tables of a weighted design from the expected size of each row's residual.
 
     Parameters
@@ -258,39 +325,73 @@ def weight_tables(expected: np.ndarray, floor: float = 0.1) -> WeightTables:
         It bounds residual / w, and covers what the expectation misses.
     """
     n = len(expected)
-    total = float(np.sum(expected, dtype=np.float64))
-    if not np.isfinite(total) or expected.min() < 0:
+    sums, least, most, _ = extent_of(expected)
+    total = float(np.cumsum(sums)[-1])
+    if not np.isfinite(total) or least < 0:
         raise SettingError("expected residuals must be finite numbers from 0.")
     share = (1 - floor) / total if total > 0 else 0.0
     even = floor / n if total > 0 else 1 / n
-    smallest = np.log(share * float(expected.min()) + even or 1e-300)
-    largest = np.log(share * float(expected.max()) + even)
+    smallest = np.log(share * least + even or 1e-300)
+    largest = np.log(share * most + even)
     spacing = max((largest - smallest) / (CLASSES - 1), 1e-12)
-
-    def classes(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        weight = share * block.astype(np.float64) + even
-        with np.errstate(divide="ignore"):
-            place = np.maximum(np.log(weight), smallest) - smallest
-        return np.minimum(np.rint(place / spacing), CLASSES - 1).astype(np.uint8), weight
-
-    kinds = np.empty(n, np.uint8)
-    mass = np.zeros(CLASSES)
-    for first in range(0, n, BLOCK):
-        kind, weight = classes(expected[first : first + BLOCK])
-        kinds[first : first + BLOCK] = kind
-        mass += np.bincount(kind, weights=weight, minlength=CLASSES)
-    size = np.bincount(kinds, minlength=CLASSES)
-    del expected  # as large as the order that is made now
+    classes = Classes(share, even, smallest, spacing)
+    mass, size, order = _sorted(expected, classes)
     # Classes without rows stay in: tables of one shape share one compiled kernel. They are never
     # drawn, since the sum does not grow there.
     total_mass = np.cumsum(mass)
     return WeightTables(
-        order=_sorted_rows(kinds, size),
+        order=order,
         start=np.cumsum(size) - size,
         size=size,
         cumulative=total_mass / total_mass[-1],
         probability=mass / total_mass[-1] / np.maximum(size, 1),
     )
+
+
+def extent_of(expected: np.ndarray | KeptNumbers) -> Extent:
+    """Sums, smallest and largest of expected residuals.
+
+    Sums of parts are added one after another, so that the total is the same wherever rows are:
+    parts never lie in two blocks.
+    """
+    if not isinstance(expected, np.ndarray):
+        return expected.extent()
+    if expected.dtype == np.float32:
+        whole = len(expected) // PART * PART
+        parts = expected[:whole].reshape(-1, PART).sum(axis=1, dtype=np.float64)
+        sums = np.append(parts, np.sum(expected[whole:], dtype=np.float64))
+    else:  # of groups, which are never kept elsewhere
+        sums = np.atleast_1d(np.sum(expected, dtype=np.float64))
+    bad = -1
+    if not np.isfinite(sums).all():
+        bad = int(np.argmin(np.isfinite(expected)))
+    return Extent(sums, float(expected.min()), float(expected.max()), bad)
+
+
+def sorted_by_class(
+    expected: np.ndarray, classes: Classes
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weight and size of each class, and places of rows sorted by class, of up to BLOCK rows."""
+    kind, weight = classes.of(expected)
+    mass = np.bincount(kind, weights=weight, minlength=CLASSES)
+    order = np.argsort(kind, kind="stable").astype(np.uint32)
+    return mass, np.bincount(kind, minlength=CLASSES), order
+
+
+def _sorted(
+    expected: np.ndarray | KeptNumbers, classes: Classes
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | KeptOrder]:
+    """Weight and size of each class, and row numbers sorted by class."""
+    if not isinstance(expected, np.ndarray):
+        return expected.sort(classes)
+    kinds = np.empty(len(expected), np.uint8)
+    mass = np.zeros(CLASSES)
+    for first in range(0, len(expected), BLOCK):
+        kind, weight = classes.of(expected[first : first + BLOCK])
+        kinds[first : first + BLOCK] = kind
+        mass += np.bincount(kind, weights=weight, minlength=CLASSES)
+    size = np.bincount(kinds, minlength=CLASSES)
+    return mass, size, _sorted_rows(kinds, size)
 
 
 def _sorted_rows(kinds: np.ndarray, size: np.ndarray) -> np.ndarray:
@@ -369,6 +470,7 @@ def certainty_rows(tables: WeightTables, count: int, floor: float = 0.1) -> Cert
     >>> sorted(certain.row_ids.tolist()), int(certain.rest.size.sum())
     ([1, 2], 2)
     """
+    assert tables.order is not None, "chains draw places, and nobody else does"
     n = len(tables.order)
     if not 0 <= count < n:
         raise SettingError(
@@ -409,6 +511,7 @@ def sample_on_host(
 
     A few rows may have nearly all of the weight, and `count` draws would be copies of these.
     """
+    assert tables.order is not None, "chains draw places, and nobody else does"
     n = len(tables.order)
     if n <= count:
         every = np.asarray(tables.order).astype(np.int64)

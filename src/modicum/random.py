@@ -46,6 +46,7 @@ class Stream(IntEnum):
     PRIOR_DRAWS = 34  # parameters drawn from their priors
     LEFT_OUT_POINTS = 35  # points by which rows are left out that draws cannot leave out
     MODEL_WEIGHTS = 36  # the Bayesian bootstrap of models that are compared
+    COUNTED_ROWS = 37  # which of the rows that a weighted row stands for are checked
     DIGEST_ROWS = 40  # rows that a digest keeps
     COORDINATE_ROWS = 50  # rows by which coordinates of control variates are chosen
     STUDY_DRAWS = 60  # points at which residuals are studied, the same in every run
@@ -56,6 +57,8 @@ class Stream(IntEnum):
     LAPLACE_DRAWS = 73  # draws of the normal approximation that are weighted
     LAPLACE_ROWS = 74  # rows that weigh them
     LAPLACE_ACCEPT = 75  # which of them an independence sampler accepts
+    MEAN_SUBSET = 76  # rows on which short chains look for the posterior mean
+    MEAN_POINTS = 77  # points about it, at which gradients of all rows are averaged
 
 
 def generator(seed: int, purpose: Stream) -> np.random.Generator:

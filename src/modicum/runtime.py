@@ -36,6 +36,7 @@ __all__ = [
     "jit",
     "make_room",
     "on_device",
+    "one_blas_thread",
     "refuse_forked",
     "uncollected",
 ]
@@ -77,6 +78,66 @@ def on_device(number: int) -> contextlib.AbstractContextManager[object]:
     if len(every) == 1:
         return contextlib.nullcontext()
     return jax.default_device(every[number % len(every)])
+
+
+# Threads --------------------------------------------------------------------------------
+
+
+class _OneBLASThread:
+    """Matrix products of NumPy in the calling thread alone, while anybody is in the block.
+
+    Threads that work on chunks of rows would each spread every product over all cores, and wait
+    for each other: ten times the processor time. The setting is that of the whole process, so that
+    the last to leave the block puts back what the first has found.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._before = threading.Lock(), 0, 1
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        switch = _blas_threads()
+        if switch is None:
+            yield
+            return
+        get, put = switch
+        with self._lock:
+            if not self._inside:
+                self._before = get()
+                put(1)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if not self._inside:
+                    put(self._before)
+
+
+# Functions that say and set how many threads a product takes, as NumPy's libraries call them.
+BLAS_SWITCHES = (
+    ("scipy_openblas_get_num_threads64_", "scipy_openblas_set_num_threads64_"),
+    ("scipy_openblas_get_num_threads", "scipy_openblas_set_num_threads"),
+    ("openblas_get_num_threads64_", "openblas_set_num_threads64_"),
+    ("openblas_get_num_threads", "openblas_set_num_threads"),
+    ("MKL_Get_Max_Threads", "MKL_Set_Num_Threads"),
+)
+
+
+@cache
+def _blas_threads() -> tuple[Callable[[], int], Callable[[int], object]] | None:
+    """The functions of the library that NumPy multiplies by; None if it has none of these."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        # a name is looked up in what a module was linked with, too
+        library = ctypes.CDLL(np.linalg._umath_linalg.__file__)
+        for get, put in BLAS_SWITCHES:
+            if hasattr(library, get) and hasattr(library, put):
+                return library[get], library[put]
+    return None
+
+
+one_blas_thread = _OneBLASThread()
 
 
 # Compilation ----------------------------------------------------------------------------
@@ -202,7 +263,7 @@ def make_room(maps: Path = MAPS, most: Path = MOST) -> bool:
     compiled before stays: some 25 MB per run, and hundreds of memory maps, of which a process may
     have so many before it dies. What is still needed is compiled again.
     """
-    if COMPILED.since_cleared < MANY and _share_of_maps(maps, most) < ROOM:
+    if COMPILED.since_cleared < MANY and share_of_maps(maps, most) < ROOM:
         return False
     jax.clear_caches()
     gc.collect()
@@ -217,7 +278,7 @@ def _give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _share_of_maps(maps: Path, most: Path) -> float:
+def share_of_maps(maps: Path, most: Path) -> float:
     """How much of the system's limit on memory maps is used."""
     try:
         limit = int(most.read_text())

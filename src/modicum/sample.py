@@ -44,7 +44,9 @@ from modicum.rows.groups import GroupedRows
 from modicum.run import (
     BLOCK,
     ChainCount,
+    ChainHost,
     Chains,
+    ChainTasks,
     Checkpoint,
     History,
     Layout,
@@ -427,9 +429,13 @@ def _flat_names(target: Target, rows: Rows) -> tuple[str, ...]:
     return tuple(name for group in named for name in group)
 
 
-def _chains(plan: Plan, task: Task, layout: Layout, parallel: Parallel | None, thin: int) -> Chains:
+def _chains(
+    plan: Plan, task: Task, layout: Layout, parallel: Parallel | None, thin: int
+) -> Chains | ChainTasks:
     keys = chain_keys(task.seed, task.chains)
-    how = parallel or default_parallel(task.chains)
+    hosts = task.sums.engine.hosts(ChainHost, task.chains)
+    there: Parallel | None = "stacked" if hosts is not None and hosts.accelerators else None
+    how = parallel or there or default_parallel(task.chains)
     together = task.chains if how == "stacked" else 1
     recorded, total = ceil(task.target.size / thin), task.tune + task.draws
     both = capacity_for(recorded + plan.floats_per_iteration, total, together)
@@ -439,14 +445,16 @@ def _chains(plan: Plan, task: Task, layout: Layout, parallel: Parallel | None, t
     assert plan.kernel is not None
     rows = task.sums.engine.feed(plan.rows) if isinstance(plan.rows, Rows) else plan.rows
     parts = (plan.kernel, plan.context, keys, plan.flags, capacity, rows, how, thin)
-    return Chains(
+    ready = Chains(
         *parts,
         block=min(both, BLOCK),
         units=f"{task.ledger.unit}s",
         start_keys=layout.start_keys(keys),
         settled=plan.settled,
         settled_length=_settled_length(plan, task),
+        group=task.chains // len(hosts) if hosts is not None and how == there else None,
     )
+    return ready if hosts is None else ChainTasks(ready, hosts)
 
 
 def _settled_length(plan: Plan, task: Task) -> int:
@@ -521,7 +529,7 @@ def _posterior(
         tuning=mode | plan.tuning | _priors_text(task),
         settings=settings,
         predictor=ModelPredictor(task.target.model),
-        fit_rows=rows.fit_rows if isinstance(rows, Digest) else FitRows.of(rows),
+        fit_rows=rows.fit_rows if isinstance(rows, Digest) else FitRows.of(rows, held=True),
         rows=rows if isinstance(rows, Rows) else None,
     )
 
@@ -571,7 +579,8 @@ def _named_draws(
             t = point + factor.times(z)
         else:
             t = point + (z @ factor.T if factor.ndim == 2 else z * factor)
-        parts.append(jax.tree.map(np.asarray, _report(target, t)))
+        named = target.named_only(t)
+        parts.append(jax.tree.map(np.asarray, _report(target, t)) if named is None else named)
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return {name: x.reshape(chains, draws, *x.shape[1:]) for name, x in joined.items()}
 

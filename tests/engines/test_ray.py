@@ -11,7 +11,9 @@ import pytest
 
 import modicum as mo
 from helpers.targets import logistic_rows, quick, same_draws
+from modicum import designs
 from modicum.engines import cluster, ray_engine
+from modicum.engines.kept import OrderAtWorkers
 from modicum.passes import LocalEngine
 
 ray = pytest.importorskip("ray")
@@ -67,6 +69,32 @@ def test_draws_are_those_of_one_machine_with_any_number_of_workers(rows, engine,
     assert post.ledger.counts == local.ledger.counts
     store = mo.rows.ingest(rows, tmp_path / "store", dtype=None, progressbar=False)
     assert same_draws(quick(MODEL, store, method="hmc-ecs", engine=engine), local)
+
+
+def test_weights_stay_with_workers_and_draws_are_the_same(engine, tmp_path, monkeypatch):
+    """Chains draw places, workers know the rows at them, and one is killed on the way."""
+    monkeypatch.setattr(designs, "BLOCK", 16_384)  # a shard: ten of them
+    monkeypatch.setattr("modicum.run.fetching.SMALL_STORE", 0)
+    store = mo.rows.ingest(logistic_rows(N), tmp_path / "store", dtype=None, progressbar=False)
+    assert engine.connect(False).keeps(store)
+    gathered, killed = [], []
+    monkeypatch.setattr(OrderAtWorkers, "__array__", lambda *_, **__: gathered.append(1))
+
+    def kill_one(event):
+        if event.phase == "sampling" and event.done and not killed:
+            killed.append(engine._actors[0])
+            ray.kill(engine._actors[0], no_restart=False)
+
+    for method in ("hmc-ecs", mo.SGLDCV(design="weighted", certainty=50)):
+        alone = quick(MODEL, store, method=method)
+        post = quick(MODEL, store, method=method, engine=engine, progressbar=kill_one)
+        assert same_draws(post, alone)
+        assert post.ledger.counts == alone.ledger.counts
+    assert killed
+    assert not gathered  # the driver never had the order of all rows
+    digests = (mo.digest(MODEL, store, size=500, random_seed=1, progressbar=False, engine=e)
+               for e in (None, engine))  # fmt: skip
+    assert len({digest.fingerprint() for digest in digests}) == 1
 
 
 def test_sums_are_the_same_to_the_last_bit_after_a_worker_died(rows, engine, tmp_path):

@@ -2,16 +2,18 @@
 
 import os
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 
 import jax
 import pytest
 
 from modicum.run import advance
-from modicum.runtime import FAST_COMPILE, jit
+from modicum.runtime import FAST_COMPILE, _usable, jit
 
-# `jax.jit` for long simulations.
-optimised = partial(jax.jit, compiler_options=FAST_COMPILE)
+
+def optimised(function, **settings):
+    """`jax.jit` for long simulations."""
+    return jax.jit(function, **settings, **_usable(tuple(FAST_COMPILE.items())))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from blackjax.adaptation.mass_matrix import mass_matrix_adaptation
 from blackjax.adaptation.step_size import dual_averaging_adaptation
 
 from modicum.kernels.adaptation import adapt, schedule, start_adaptation
@@ -61,3 +62,26 @@ def test_the_step_size_gives_the_acceptance_asked_for():
     np.testing.assert_allclose(inverse_mass, 1.0, atol=0.35)
     # fifty iterations after a restart the average is still that of wide swings: too short
     assert after_warmup(restarting)[0] > TARGET + 0.05
+
+
+def test_a_mass_matrix_is_learned_whatever_the_unit():
+    """Of parameters in the thousandths too, which Stan's rule would take for one of order 1."""
+    unit, flags = 1e-4, schedule(150, 0, adapt_mass=True)
+    cov = np.array([[1.0, 0.9], [0.9, 2.0]])
+    at = unit * np.random.default_rng(1).multivariate_normal([0, 0], cov, size=150)
+
+    def learned(scale):
+        def step(state, inputs):
+            return adapt(state, inputs[1], inputs[0], jnp.asarray(0.8), 0.8), None
+
+        start = start_adaptation(2, dense=True)
+        return jax.jit(lambda x: jax.lax.scan(step, start, (x, flags))[0].inverse_mass)(scale * at)
+
+    small, large = np.asarray(learned(1.0)) / unit**2, np.asarray(learned(1 / unit))
+    np.testing.assert_allclose(small, large, rtol=1e-4)
+    np.testing.assert_allclose(large, cov, atol=0.6)
+    theirs = mass_matrix_adaptation(False)
+    state = theirs[0](2)
+    for point in at[:25]:
+        state = theirs[1](state, point)
+    assert theirs[2](state).inverse_mass_matrix[0, 0] > 10 * unit**2 * cov[0, 0]

@@ -112,9 +112,9 @@ def test_all_rows_are_taken_where_subsampling_is_refused_or_dearer(monkeypatch):
     assert mo.Auto(laplace=False).decide(task)[0].name == "hmc-ecs"
     all_rows = cost.Work.of_chains(task, 40.0)  # as if a pass took as long as 40 rows
     monkeypatch.setattr(cost.Work, "of_chains", lambda *_: all_rows)
-    study, _ = choice._study(task)
+    study, _, _ = choice._study(task)
     cheap = cost.Work(all_rows.gradients - 1)
-    plan, reason = choice._subsampled(task, study, cheap)
+    plan, reason, _ = choice._subsampled(task, mo.HMCECS(), study, cheap)
     assert plan is None
     assert "which costs more" in reason
 

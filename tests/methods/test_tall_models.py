@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.compiling import optimised_chains
 from helpers.tall import TALL, tall
 from helpers.targets import TIMES, flat_draws, mean_and_error
 from modicum.diagnostics import ess
 
 RUN = {"draws": 500, "tune": 400, "chains": 2, "random_seed": 1, "progressbar": False}
 ROWS = 100_000
+DRAWS = 500  # of NumPyro's chain
 BIAS = 0.05  # posterior sds that the perturbation may cause
 
 
@@ -19,7 +21,8 @@ def sampled(name, method, **changes):
     model, rows = tall(name, ROWS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", mo.ModicumWarning)
-        return mo.sample(model, rows, method=method, **RUN | changes)
+        with optimised_chains():
+            return mo.sample(model, rows, method=method, **RUN | changes)
 
 
 def moments(post):
@@ -60,3 +63,61 @@ def test_the_default_is_right_by_the_log_posterior_of_all_rows(name):
     report = post.correct(rows, draws=400, progressbar=False).tuning["correction"]
     assert report["largest_shift"] < BIAS
     assert report["effective_share"] > 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TALL)
+def test_models_of_ones_own_have_the_answer_of_numpyro_and_cost_no_more(name, x64):
+    pytest.importorskip("numpyro")
+    from helpers.tall_numpyro import nuts_of_numpyro, tall_numpyro
+
+    function, fields = tall_numpyro(name, ROWS)
+    exact, gradients = nuts_of_numpyro(function, fields, DRAWS)
+    rows = mo.Rows(**fields)
+    model = mo.from_numpyro(function, rows)
+    with optimised_chains():
+        chosen = own_sampled(model, rows, "auto")
+    assert apart(chosen, exact) == []
+    shifted = {site: values + 0.5 * values.std(axis=(0, 1)) for site, values in exact.items()}
+    assert apart(chosen, shifted) != []  # negative control
+    # Rows evaluated per effective draw, all passes and warm-up included, against NumPyro's draws
+    # alone, which had its start and its mass matrix for nothing.
+    its_cost = gradients * ROWS * DRAWS / least_ess(exact)
+    if chosen.settings["method"] != "nuts":
+        assert cost_of(chosen) < its_cost
+        return
+    assert ", since " in chosen.tuning["method"]
+    assert chosen.stats["n_steps"].mean() < 2 * gradients
+    with optimised_chains():
+        assert refused_doubted_or_right(model, rows, exact)
+
+
+def own_sampled(model, rows, method):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        return mo.sample(model, rows, method=method, **RUN)
+
+
+def apart(post, exact):
+    """Sites whose means differ from NumPyro's by more than Monte Carlo error and the bias."""
+    found = []
+    for site, values in exact.items():
+        mean, error = mean_and_error(post[site])
+        known, its_error = mean_and_error(values)
+        allowed = TIMES * np.hypot(error, its_error) + BIAS * values.std(axis=(0, 1))
+        if not np.all(np.abs(mean - known) < allowed):
+            found.append(site)
+    return found
+
+
+def least_ess(draws):
+    return min(np.min(ess(v.reshape(*v.shape[:2], -1))) for v in draws.values())
+
+
+def refused_doubted_or_right(model, rows, exact):
+    """Whether HMC-ECS, where it was not chosen, says why or has the answer all the same."""
+    try:
+        post = own_sampled(model, rows, "hmc-ecs")
+    except mo.ModicumError as refusal:
+        return bool(str(refusal))
+    return bool(post.warnings) or apart(post, exact) == []

@@ -1,5 +1,8 @@
 """Groups integrated out, at length: the flights' aircraft, and small scales by simulation."""
 
+import os
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from scipy.stats import chi2
@@ -72,24 +75,62 @@ def simulated(k, sizes, sd, family_sd=0.5):
     return rows, {"group_sd": tau, "beta": slope, "intercept": intercept}
 
 
-def shares_below(simulations, sizes, sd, prior_sd, **settings):
-    """For each parameter and simulation, the share of posterior draws below the truth.
-
-    All simulations have one shape, so that they are compiled once.
-    """
-    family = mo.models.Logistic(prior_scale=0.5, intercept_scale=0.5)
-    model = IntegratedEffects(family, "g", group_sd=prior_sd, **settings)
-    run = {"draws": 300, "tune": 200, "chains": 2, "progressbar": False}
-    found = []
-    for k in range(simulations):
-        rows, truth = simulated(k, sizes, sd)
-        post = mo.sample(model, rows, method="hmc-ecs", random_seed=k, **run)
-        found.append([np.mean(post.draws[name] < value) for name, value in truth.items()])
-    return np.array(found).T
-
-
 SMALL = np.tile([5, 8, 12, 20], 60)  # rows of 240 groups
 THIN = np.tile([2, 3, 4, 5], 40)
+TOGETHER = 20  # simulations per part, which take a minute or two
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Simulations of one shape, in parts that tests share out among processors."""
+
+    name: str
+    parts: int
+    sizes: np.ndarray
+    sd: float  # scale of the prior that truths are drawn from
+    prior_sd: float  # and of the one that is fitted
+
+    def shares_below(self, part):
+        """For each parameter and simulation of a part, the share of draws below the truth.
+
+        All simulations have one shape, so that they are compiled once.
+        """
+        family = mo.models.Logistic(prior_scale=0.5, intercept_scale=0.5)
+        model = IntegratedEffects(family, "g", group_sd=self.prior_sd)
+        run = {"draws": 300, "tune": 200, "chains": 2, "progressbar": False}
+        shares = []
+        for k in range(part * TOGETHER, (part + 1) * TOGETHER):
+            rows, truth = simulated(k, self.sizes, self.sd)
+            post = mo.sample(model, rows, method="hmc-ecs", random_seed=k, **run)
+            shares.append([np.mean(post.draws[name] < value) for name, value in truth.items()])
+        return np.array(shares).T
+
+
+SMALL_SCALES = Scenario("small-scales", 5, SMALL, 0.05, 0.05)
+ANOTHER_SMALL = Scenario("another-small", 3, SMALL, 0.05, 0.25)
+THIN_GROUPS = Scenario("thin-groups", 10, THIN, 1.0, 1.0)
+ANOTHER_THIN = Scenario("another-thin", 3, THIN, 1.0, 0.25)
+
+
+@pytest.fixture
+def pooled(tmp_path_factory):
+    """Shares of all parts that have run: the last to finish sees the whole scenario.
+
+    Parts may run in several processes, whose folders lie side by side.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+    def pool(scenario, part):
+        shares = scenario.shares_below(part)
+        file = folder / f"{scenario.name}-{part}.npy"
+        np.save(file.with_suffix(".part.npy"), shares)
+        file.with_suffix(".part.npy").rename(file)
+        files = [folder / f"{scenario.name}-{k}.npy" for k in range(scenario.parts)]
+        there = [np.load(file) for file in files if file.exists()]
+        return np.concatenate(there, axis=1), len(there) == scenario.parts
+
+    return pool
 
 
 def off_uniform(shares):
@@ -100,29 +141,36 @@ def off_uniform(shares):
 
 
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
-def test_small_scales_by_simulation():
+@pytest.mark.parametrize("part", range(SMALL_SCALES.parts))
+def test_small_scales_by_simulation(part, pooled):
     """A scale of about .05, whose posterior reaches zero, where log tau is far from normal."""
-    assert off_uniform(shares_below(40, SMALL, 0.05, 0.05)[0]) < 1
+    shares, _ = pooled(SMALL_SCALES, part)
+    assert max(off_uniform(each) for each in shares) < 1
 
 
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
-def test_another_prior_fails_the_simulation():
-    assert off_uniform(shares_below(40, SMALL, 0.05, 0.25)[0]) > 1
+@pytest.mark.parametrize("part", range(ANOTHER_SMALL.parts))
+def test_another_prior_fails_the_simulation(part, pooled):
+    shares, complete = pooled(ANOTHER_SMALL, part)
+    assert off_uniform(shares[0]) > 1 or not complete
 
 
-def covered(shares):
-    """How often 90% intervals hold the truth."""
-    return np.mean((shares > 0.05) & (shares < 0.95), axis=-1)
+def off_coverage(shares):
+    """How far 90% intervals are from holding nine truths of ten, over what they rarely are."""
+    covered = np.mean((shares > 0.05) & (shares < 0.95), axis=-1)
+    return (covered - 0.9) / (4 * np.sqrt(0.09 / shares.shape[-1]))
 
 
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
-def test_intervals_of_thin_groups_cover():
+@pytest.mark.parametrize("part", range(THIN_GROUPS.parts))
+def test_intervals_of_thin_groups_cover(part, pooled):
     """Groups of two to five rows, over 200 simulations."""
-    shares = shares_below(200, THIN, 1.0, 1.0)
-    assert np.all(np.abs(covered(shares) - 0.9) < 4 * np.sqrt(0.09 / 200))
+    shares, _ = pooled(THIN_GROUPS, part)
+    assert np.all(np.abs(off_coverage(shares)) < 1)
 
 
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
-def test_intervals_of_another_prior_do_not_cover():
-    shares = shares_below(60, THIN, 1.0, 0.25)
-    assert covered(shares)[0] < 0.9 - 4 * np.sqrt(0.09 / 60)
+@pytest.mark.parametrize("part", range(ANOTHER_THIN.parts))
+def test_intervals_of_another_prior_do_not_cover(part, pooled):
+    shares, complete = pooled(ANOTHER_THIN, part)
+    assert off_coverage(shares)[0] < -1 or not complete

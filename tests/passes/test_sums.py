@@ -221,10 +221,10 @@ def test_the_ledger_counts_every_pass():
 def test_an_error_in_a_chunk_reaches_the_caller(monkeypatch, small_chunks):
     sums, start = sums_of(M.Logistic(), logistic_rows(1_000))
 
-    def broken(rows, index, size):
+    def broken(rows, index, size, **how):
         if index == 7:
             raise mo.DataError("row 500 cannot be read.")
-        return real(rows, index, size)
+        return real(rows, index, size, **how)
 
     real = engine.padded_chunk
     monkeypatch.setattr(engine, "padded_chunk", broken)

@@ -178,6 +178,35 @@ def test_calibration_of_the_right_chances_and_of_exaggerated_ones():
     assert wrong.plot().get_xlabel() == "predicted probability"
 
 
+def test_a_row_that_counts_many_times_is_as_good_as_many_rows():
+    """Intervals of weighted rows are those of the rows they stand for, and the means too."""
+    levels = np.repeat(np.linspace(-1, 1, 5), 2)[:, None]
+    y = np.tile([0.0, 1.0], 5)
+    chance = expit(levels[:, 0])
+    counts = np.round(2000 * np.where(y == 1, chance, 1 - chance)).astype(int)
+    model, beta = mo.models.Logistic(), np.array([1.0])
+    weighted = mo.Rows(x=levels, y=y, weight=counts, columns=["x0"])
+    longer = mo.Rows(x=np.repeat(levels, counts, axis=0), y=np.repeat(y, counts), columns=["x0"])
+    few, many = (fixed(model, rows, beta, 0.0, 400) for rows in (weighted, longer))
+    one, other = (post.ppc(by="x0", draws=400, bins=5).table for post in (few, many))
+    np.testing.assert_allclose(one["observed"], other["observed"])
+    np.testing.assert_allclose(one["predicted"], other["predicted"], atol=0.002)
+    width, needed = (table["upper"] - table["lower"] for table in (one, other))
+    np.testing.assert_allclose(width, needed, rtol=0.25)
+    np.testing.assert_allclose(needed, 2 * 1.645 * np.sqrt(0.25 / 2000), rtol=0.3)
+    # negative control: weights that are no whole numbers weigh one outcome each
+    half = mo.Rows(x=levels, y=y, weight=counts + 0.5, columns=["x0"])
+    table = fixed(model, half, beta, 0.0, 400).ppc(by="x0", draws=400, bins=5).table
+    assert (table["upper"] - table["lower"] > 5 * needed).all()
+    calibration = few.ppc(draws=400)
+    assert calibration.table["rows"].sum() == calibration.rows == counts.sum()
+    assert (calibration.table["upper"] - calibration.table["lower"]).max() < 2 * needed.max()
+    # of more than are checked: a sample without replacement
+    some = few.ppc(by="x0", draws=10, bins=5, subsample=5000)
+    assert some.rows == some.table["rows"].sum() == 5000
+    np.testing.assert_allclose(some.table["observed"], one["observed"], atol=4.5 * 0.5 / 1000**0.5)
+
+
 def test_residuals_by_a_column_the_model_lacks():
     x, rng = design(4000, 2)
     y = rng.random(4000) < expit(x[:, 0] + x[:, 1])

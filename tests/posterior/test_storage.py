@@ -158,7 +158,39 @@ def test_a_failed_save_leaves_the_old_file(post, tmp_path, monkeypatch):
         raise OSError("no space left")
 
     monkeypatch.setattr(np.lib.format, "write_array", fail)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(SettingError, match=r"cannot be written \(no space"):
         post.save(path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["p"]
+
+
+WRITERS = {
+    "save": lambda post, path: post.save(path),
+    "report": lambda post, path: post.report(path),
+    "to_netcdf": lambda post, path: post.to_netcdf(path),
+    "predictive": lambda post, path: post.predictive({"x": [[1.0]]}, out=path),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_file_that_cannot_be_written_is_one_sentence_before_the_work(
+    name, post, tmp_path, monkeypatch
+):
+    write = WRITERS[name]
+    for work in ("to_datatree", "_reported", "rows_or_own"):
+        monkeypatch.setattr(Posterior, work, lambda *_: pytest.fail("the work was done first"))
+    with pytest.raises(SettingError, match=r"there is no folder '.*missing' to write 'a.out' to"):
+        write(post, tmp_path / "missing" / "a.out")
+    with pytest.raises(SettingError, match="is a folder: name a file in it"):
+        write(post, tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingError, match=r"there is no folder '.*file'"):
+        write(post, tmp_path / "file" / "a.out")
+    with pytest.raises(SettingError, match="cannot be written"):
+        write(post, tmp_path / ("long" * 100))
+    with pytest.raises(SettingError, match="the name of a file is needed, not int"):
+        write(post, 3)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(SettingError, match=r"cannot be written \(no permission\)"):
+        write(post, tmp_path / "a.out")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]

@@ -185,10 +185,10 @@ from helpers.targets import gaussian_rows, quick
 runner.CHUNK_SECONDS = 0.0  # a checkpoint every iteration
 if sys.argv[3] == "pass":
     real = engine.padded_chunk
-    def slow(*args):
+    def slow(*args, **how):
         print("pass", flush=True)
         time.sleep(0.5)
-        return real(*args)
+        return real(*args, **how)
     engine.padded_chunk = slow
 quick(mo.models.Gaussian(scale=0.7), gaussian_rows(150), checkpoint=sys.argv[1])
 print("finished", flush=True)

@@ -1,5 +1,7 @@
 """Records are packed, come to the host whole, in pieces, and are taken apart again."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,22 +20,22 @@ def some_record(slots, chains=3):
 
 @pytest.mark.parametrize("slots", [5, 64, 130, 192])
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_the_beginning_of_a_record(slots, share, x64):
+@pytest.mark.parametrize("threads", [1, 8])
+def test_the_beginning_of_a_record(slots, share, threads, x64, monkeypatch):
     record, count, at = some_record(slots), int(share * slots), 7
+    monkeypatch.setattr(records, "COPY_THREADS", threads)
+    monkeypatch.setattr(records, "PIECE", 64 * 3 * 4 * 8)  # 64 slots, which those above straddle
     room = records.room_for(record, at + count + 2)
     for values in room.values():
         values[:] = -1
-    records.copy_to(room, at, jax.tree.map(jnp.asarray, record), count)
+    with ThreadPoolExecutor(threads) as pool:
+        records.copy_to(room, at, jax.tree.map(jnp.asarray, record), count, pool)
     for names, values in record.items():
         found = room[names]
         np.testing.assert_array_equal(found[:, at : at + count], values[:, :count])
         assert np.all(found[:, :at] == -1)
         assert np.all(found[:, at + count :] == -1)
         assert found.dtype == values.dtype
-
-
-def test_pieces_are_smaller_than_the_records_above():
-    assert records.PIECE == 64  # the slots above straddle it
 
 
 def test_numbers_are_packed_by_type_and_unpacked_by_name(x64):

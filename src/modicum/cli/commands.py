@@ -1,7 +1,7 @@
-"""The commands of a user with a table: `modicum fit`, `ingest` and `summary`.
+"""The commands that work on a table: `modicum fit`, `ingest`, `summary` and `predict`.
 
-Every error that Modicum raises on purpose ends as one sentence and exit code 1. Anything else is a
-fault of ours, and one line too, with exit code 2.
+Every error that Modicum raises on purpose is printed as one sentence, with exit code 1. Anything
+else is a bug of ours, and is one line too, with exit code 2.
 """
 
 from __future__ import annotations
@@ -18,19 +18,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from modicum.cli.columns import (
-    Categorical,
-    ColumnChoice,
-    DType,
-    Encoding,
-    Offset,
-    Outcome,
-    Predictors,
-    Prob,
-    Quiet,
-    Weight,
-)
+import modicum.cli.options as opt
 from modicum.cli.fitting import (
+    REPORT,
     build_engine,
     build_method,
     build_model,
@@ -58,17 +48,14 @@ from modicum.cli.messages import (
     tell_warnings,
 )
 from modicum.cli.predicting import NEW_LEVELS, saved_posterior, summary_json, write_predictions
-from modicum.fit import FormulaModel, model_for, with_formula
-from modicum.methods import DEFAULT, METHODS
-from modicum.models import FAMILIES
-from modicum.models.families.links import LINKS
+from modicum.fit import model_for, with_formula
+from modicum.methods import DEFAULT
 from modicum.run import Checkpoint
 from modicum_command import after_a_stop, stop_line, watch
 
 __all__ = ["app", "main"]
 
-NOBODY_READS = 128 + 13  # as a shell reports SIGPIPE
-DATA = "Parquet, CSV or Feather: a file, folder or glob"
+BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
 
 app = typer.Typer(
     help="Bayesian regression on tall data.",
@@ -84,20 +71,20 @@ def main() -> None:
     """Run the command line."""
     watch()
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # names of files may hold any bytes
+        if hasattr(stream, "reconfigure"):  # file names may contain any bytes
             stream.reconfigure(errors="backslashreplace")
     if "--debug" in sys.argv[1:]:
         debugging(True)
         sys.argv[1:] = [word for word in sys.argv[1:] if word != "--debug"]
     if not debugging():
-        warnings.simplefilter("ignore")  # of libraries; Modicum's own are told with the results
+        warnings.simplefilter("ignore")  # of libraries; Modicum's own are printed with the results
     code = _exit_code()
     if code:  # threads may still compile what nobody waits for
         os._exit(code)
 
 
 def _exit_code() -> int:
-    """Run the command; say in one line what it could not end by itself."""
+    """Run the command; report in one line whatever it did not handle itself."""
     try:
         try:
             app()
@@ -109,9 +96,9 @@ def _exit_code() -> int:
         errors().print(stop_line(), markup=False, highlight=False)
         return 130
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still to be flushed goes there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be flushed
         if error.errno == errno.EPIPE:
-            return NOBODY_READS
+            return BROKEN_PIPE
         errors().print(f"Error: standard output: {error.strerror}.", markup=False)
         return 1
     except Exception as error:
@@ -128,8 +115,8 @@ def _exit_code() -> int:
     return 0
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"modicum {version('modicum')}")
         raise typer.Exit
 
@@ -141,7 +128,8 @@ def _root(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show where an error came from; may stand anywhere.")
+        bool,
+        typer.Option("--debug", help="Show the traceback of an error; any position."),
     ] = False,
 ) -> None:
     del show_version  # its callback has done the work
@@ -151,118 +139,51 @@ def _root(
 
 @app.command()
 def fit(
-    data: Annotated[
-        str,
-        typer.Argument(help=f"{DATA}; or a row store."),
-    ],
-    formula: Annotated[
-        str | None,
-        typer.Argument(
-            help="Such as 'late ~ carrier + bs(hour, df=6)'; without one, --outcome and "
-            "--predictors say what is fitted."
-        ),
-    ] = None,
+    data: opt.FitData,
+    formula: opt.Formula = None,
     *,
-    out: Annotated[Path, typer.Option(help="Folder for the results.")],
-    outcome: Outcome = None,
-    family: Annotated[str, typer.Option(help=f"One of {', '.join(FAMILIES)}.")] = "logistic",
-    predictors: Predictors = None,
-    categorical: Categorical = None,
-    offset: Offset = None,
-    weight: Weight = None,
-    prior_scale: Annotated[
-        float | None,
-        typer.Option(
-            help="Prior standard deviation of the coefficients, in raw units; default: 2.5 in the "
-            "units of the data."
-        ),
-    ] = None,
-    no_intercept: Annotated[bool, typer.Option("--no-intercept", help="Add no intercept.")] = False,
-    scale: Annotated[
-        float | None,
-        typer.Option(
-            help="Known noise scale (gaussian, student-t, asymmetric-laplace); default: estimate "
-            "it."
-        ),
-    ] = None,
-    df: Annotated[
-        float | None, typer.Option(help="Degrees of freedom (student-t); default 4.")
-    ] = None,
-    quantile: Annotated[
-        float | None,
-        typer.Option(help="Which one is regressed (asymmetric-laplace); default 0.5."),
-    ] = None,
-    link: Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(LINKS)} (binomial); default logit.")
-    ] = None,
-    classes: Annotated[
-        int | None,
-        typer.Option(help="How many there are (softmax, ordinal); default: those that occur."),
-    ] = None,
-    family_set: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A further setting of the family, such as smoothing=0.2; may be repeated."
-        ),
-    ] = None,
-    groups: Annotated[
-        str | None,
-        typer.Option(
-            help="How effects of a formula's groups are held: explicit, or integrate (out); "
-            "default: by what each would cost."
-        ),
-    ] = None,
-    method: Annotated[
-        str,
-        typer.Option(help=f"One of {', '.join(METHODS)}; default: {DEFAULT}."),
-    ] = DEFAULT,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="A setting of the method, such as design=uniform; may be repeated.",
-        ),
-    ] = None,
-    missing: Annotated[
-        str, typer.Option(help="Rows with missing values, with a formula: refuse or drop.")
-    ] = "refuse",
-    draws: Annotated[int, typer.Option(help="Draws to keep, in each chain.")] = 1000,
-    tune: Annotated[
-        int | None,
-        typer.Option(help="Warm-up before them, in each chain; default 1000, where there is one."),
-    ] = None,
-    chains: Annotated[str, typer.Option(help="Independent chains: a number, or auto.")] = "4",
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same draws.")] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="Folder for checkpoints; default: OUT/checkpoint.")
-    ] = None,
-    report: Annotated[
-        bool, typer.Option("--report", help="Write OUT/report.html: the fit on one page.")
-    ] = False,
-    engine: Annotated[
-        str, typer.Option(help="Who makes the passes over the rows: local, or ray (a cluster).")
-    ] = "local",
-    address: Annotated[
-        str | None,
-        typer.Option(help="Of the Ray cluster: auto, HOST:PORT; default: a Ray of its own."),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the results of an earlier fit in OUT.")
-    ] = False,
-    dtype: DType = None,
-    encoding: Encoding = "utf-8",
-    prob: Prob = 0.9,
-    quiet: Quiet = False,
+    out: opt.ResultFolder,
+    outcome: opt.Outcome = None,
+    family: opt.Family = "logistic",
+    predictors: opt.Predictors = None,
+    categorical: opt.Categorical = None,
+    offset: opt.Offset = None,
+    weight: opt.Weight = None,
+    prior_scale: opt.PriorScale = None,
+    no_intercept: opt.NoIntercept = False,
+    scale: opt.NoiseScale = None,
+    df: opt.DegreesOfFreedom = None,
+    quantile: opt.Quantile = None,
+    link: opt.Link = None,
+    classes: opt.Classes = None,
+    family_set: opt.FamilySettings = None,
+    groups: opt.Groups = None,
+    method: opt.MethodName = DEFAULT,
+    set_: opt.MethodSettings = None,
+    missing: opt.Missing = "refuse",
+    draws: opt.Draws = 1000,
+    tune: opt.Tune = None,
+    chains: opt.Chains = "4",
+    seed: opt.Seed = None,
+    checkpoint: opt.CheckpointFolder = None,
+    report: opt.Report = False,
+    engine: opt.EngineName = "local",
+    address: opt.Address = None,
+    overwrite: opt.Overwrite = False,
+    dtype: opt.DType = None,
+    encoding: opt.Encoding = "utf-8",
+    prob: opt.Prob = 0.9,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Fit a regression and write the posterior.
 
-    Killed or stopped with Ctrl-C, the same command given again goes on where it was. OUT will hold
-    `posterior`, `summary.csv`, and `rows`: the data as a row store, read from there again as long
-    as DATA does not change.
+    A fit that was killed or stopped with Ctrl-C continues when the same command is run again. OUT
+    will hold `posterior`, `summary.csv`, and `rows`: the data as a row store, which is used again
+    as long as DATA does not change.
     """
     with one_sentence():
         checked_prob(prob)
-        options = {
+        family_options = {
             "prior_scale": prior_scale,
             "intercept": not no_intercept,
             "scale": scale,
@@ -271,31 +192,35 @@ def fit(
             "link": link,
             "classes": classes,
         }
-        model = build_model(family, options, family_set or ())
-        held = checked_groups(groups, formula)
-        chosen = build_method(method, set_ or ())
-        passing = build_engine(engine, address)
-        choice = ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
+        model = build_model(family, family_options, family_set or ())
+        hold_effects = checked_groups(groups, formula)
+        settings = {
+            "method": build_method(method, set_ or ()),
+            "engine": build_engine(engine, address),
+            "draws": draws,
+            "tune": tune,
+            "chains": chain_count(chains),
+            "random_seed": seed,
+        }
+        columns = opt.ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
         require_path(data)
-        prepare_folder(out, overwrite)
+        prepare_folder(out, overwrite, report)
         after_a_stop("the same command goes on where it was.")
         say = console(quiet)
-        made, asked = None, FormulaModel(model, {})
-        if formula is None:
-            rows = read_rows(data, choice, out, say, overwrite, encoding)
-        else:
-            made = read_formula_rows(data, formula, choice, missing, out, say, overwrite, encoding)
-            rows, asked = made.rows, model_for(made.rows, model, groups=held)
-        say.print(escape(described(rows, data)), highlight=False)
         folder = checkpoint or out / "checkpoint"
-        lengths = {"draws": draws, "tune": tune, "chains": chain_count(chains)}
-        settings = lengths | {"random_seed": seed, "engine": passing}
-        post = sample_rows(asked.model, rows, chosen, settings, folder, say)
-        if made is not None:
-            post = replace(with_formula(post, made, asked), table=data)
+        if formula is None:
+            rows = read_rows(data, columns, out, say, overwrite, encoding)
+            say.print(escape(described(rows, data)), highlight=False)
+            post = sample_rows(model, rows, settings, folder, say)
+        else:
+            made = read_formula_rows(data, formula, columns, missing, out, say, overwrite, encoding)
+            say.print(escape(described(made.rows, data)), highlight=False)
+            formula_model = model_for(made.rows, model, groups=hold_effects)
+            post = sample_rows(formula_model.model, made.rows, settings, folder, say)
+            post = replace(with_formula(post, made, formula_model), table=data)
         table = write_results(post, out, prob)
         if report:
-            post.report(out / "report.html", prob=prob)
+            post.report(out / REPORT, prob=prob)
         after_a_stop(f"the results are in {out}.")
         if checkpoint is None:  # the posterior is safe, and the next fit may be another one
             Checkpoint.delete(folder)
@@ -304,32 +229,32 @@ def fit(
 
 @app.command()
 def ingest(
-    source: Annotated[str, typer.Argument(help=f"{DATA}.")],
+    source: Annotated[str, typer.Argument(help=f"{opt.DATA}.")],
     store: Annotated[Path, typer.Argument(help="The folder to make.")],
     outcome: Annotated[str, typer.Option(help="Column of the outcome.")],
-    predictors: Predictors = None,
-    categorical: Categorical = None,
-    offset: Offset = None,
-    weight: Weight = None,
-    dtype: DType = "float32",
-    encoding: Encoding = "utf-8",
+    predictors: opt.Predictors = None,
+    categorical: opt.Categorical = None,
+    offset: opt.Offset = None,
+    weight: opt.Weight = None,
+    dtype: opt.DType = "float32",
+    encoding: opt.Encoding = "utf-8",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store.")] = False,
-    quiet: Quiet = False,
+    quiet: opt.Quiet = False,
 ) -> None:
-    """Turn files into a row store, which `fit` and `mo.Rows.open` read without loading it."""
+    """Turn files into a row store, which `fit` and `mo.Rows.open` read without loading it whole."""
     with one_sentence():
-        choice = ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
+        columns = opt.ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
         say = console(quiet)
-        rows = ingest_table(source, store, choice, say, overwrite, encoding)
+        rows = ingest_table(source, store, columns, say, overwrite, encoding)
         say.print(escape(described(rows, source)), highlight=False)
         say.print(f"The store is in {escape(str(store))}.", highlight=False)
 
 
 @app.command()
 def summary(
-    run: Annotated[Path, typer.Argument(help="A folder `fit` wrote, or a saved posterior.")],
-    prob: Prob = 0.9,
-    everything: Annotated[bool, typer.Option("--all", help="However long the table is.")] = False,
+    run: opt.Run,
+    prob: opt.Prob = 0.9,
+    everything: Annotated[bool, typer.Option("--all", help="Print the whole table.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="As JSON: parameters, warnings, cost and settings.")
     ] = False,
@@ -352,22 +277,22 @@ def summary(
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(help="A folder `fit` wrote, or a saved posterior.")],
-    data: Annotated[str, typer.Argument(help=f"{DATA}, in the columns of the fit.")],
+    run: opt.Run,
+    data: Annotated[str, typer.Argument(help=f"{opt.DATA}, in the columns of the fit.")],
     out: Annotated[Path, typer.Option(help="File to write: .parquet, .csv or .feather.")],
     draws: Annotated[int, typer.Option(help="Posterior draws to use.")] = 200,
     newlevels: Annotated[
-        str, typer.Option(help=f"Levels the fit did not have: {' or '.join(NEW_LEVELS)}.")
+        str, typer.Option(help=f"Levels that the fit did not have: {' or '.join(NEW_LEVELS)}.")
     ] = "refuse",
-    encoding: Encoding = "utf-8",
+    encoding: opt.Encoding = "utf-8",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
-    prob: Prob = 0.9,
-    quiet: Quiet = False,
+    prob: opt.Prob = 0.9,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Predict the expected outcome of every row of a table, with an interval.
 
-    RUN is of a fit with a formula. The file will have one row for each row of DATA, in order: the
-    mean and the ends of the interval.
+    RUN must be a fit with a formula. The file will have one row per row of DATA, in the same order:
+    the mean and the ends of the interval.
     """
     with one_sentence():
         checked_prob(prob)

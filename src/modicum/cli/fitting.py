@@ -1,4 +1,4 @@
-"""What a fit is made of: a model by name, rows from files, draws, files to keep."""
+"""The steps of `modicum fit`: model and method by name, rows from files, draws, result files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 
-from modicum.cli.columns import ColumnChoice
+from modicum.cli.options import ColumnChoice
 from modicum.engines import EngineChoice, Local, Ray
 from modicum.errors import ModicumWarning, SettingError, suggestion
 from modicum.fit import family_named
@@ -32,66 +32,66 @@ if TYPE_CHECKING:
     from modicum.rows.reading import TableRows
 
 RESULTS = ("posterior", "summary.csv")
+REPORT = "report.html"
 BEING_MADE = "being made"
-NO_OPTIONS = ("priors", "resolved_priors", "groups", "coding")  # of families: no numbers or texts
+NOT_OPTIONS = ("priors", "resolved_priors", "groups", "coding")  # of families
 
 
 def build_model(
     family: str, options: Mapping[str, Any], settings: Sequence[str] = ()
 ) -> LinearPredictorModel:
-    """Return the family by its name, with settings that apply to it.
+    """Return the family of that name with its settings.
 
     Parameters
     ----------
     family
-        Its name.
+        Name of the family.
     options
-        Settings that have an option of their own; None: not given.
+        Settings that have their own command-line option; None where the option is absent.
     settings
-        Others, each NAME=VALUE.
+        Further settings, each NAME=VALUE.
     """
-    chosen = family_named(family)
-    takes = [field.name for field in fields(chosen) if field.name not in NO_OPTIONS]
-    extra = {option: value for option, value in options.items() if value is not None}
-    for option in extra:
+    model = family_named(family)
+    takes = [field.name for field in fields(model) if field.name not in NOT_OPTIONS]
+    by_option = {option: value for option, value in options.items() if value is not None}
+    for option in by_option:
         if option not in takes:
             raise SettingError(
                 f"--{option.replace('_', '-')} does not apply to the family {family}: leave it out."
             )
-    given = named_values("--family-set", settings, takes, f"the family {family}")
-    twice = sorted(extra.keys() & given.keys() - {"intercept"})
+    by_name = named_values("--family-set", settings, takes, f"the family {family}")
+    twice = sorted(by_option.keys() & by_name.keys() - {"intercept"})
     if twice:
         raise SettingError(
             f"{twice[0]} is given by --{twice[0].replace('_', '-')} and by --family-set: leave one "
             "of them out."
         )
-    return chosen(**extra | given)
+    return model(**by_option | by_name)
 
 
 def build_method(name: str, settings: Sequence[str]) -> Method:
     """Return a method with its settings, each NAME=VALUE.
 
-    Settings say which method is meant where the choice was left open: the first that has them all,
-    HMC-ECS before the others.
+    With "auto" the settings decide: the first method that has them all, HMC-ECS before the others.
     """
-    chosen = type(resolve(name))
+    method = type(resolve(name))
     if not settings:
-        return chosen()
+        return method()
     names = {setting.partition("=")[0].strip().replace("-", "_") for setting in settings}
-    if chosen is Auto:
-        able = (cls for cls in (Auto, HMCECS, Laplace, NUTS) if names <= set(_takes(cls)))
-        chosen = next(able, HMCECS)
-    return chosen(**named_values("--set", settings, _takes(chosen), chosen.name))
+    if method is Auto:
+        candidates = (cls for cls in (Auto, HMCECS, Laplace, NUTS) if names <= set(_settings(cls)))
+        method = next(candidates, HMCECS)
+    return method(**named_values("--set", settings, _settings(method), method.name))
 
 
-def _takes(method: type[Method]) -> list[str]:
+def _settings(method: type[Method]) -> list[str]:
     return [f.name for f in fields(method) if f.init]  # type: ignore[arg-type]
 
 
 def named_values(
     option: str, settings: Sequence[str], takes: Sequence[str], of: str
 ) -> dict[str, Any]:
-    """Take settings apart, each NAME=VALUE with a name that `of` takes."""
+    """Parse settings, each NAME=VALUE with a name in `takes`; `of` says whose names they are."""
     values: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
@@ -106,7 +106,7 @@ def named_values(
 
 
 def build_engine(name: str, address: str | None) -> EngineChoice:
-    """Return what makes the passes, by its name."""
+    """Return the engine of that name."""
     if name.lower() == "ray":
         return Ray(address=address)
     if name.lower() != "local":
@@ -117,7 +117,7 @@ def build_engine(name: str, address: str | None) -> EngineChoice:
 
 
 def _value(text: str) -> object:
-    """A number, a truth value, None or a list of them as Python writes it; any other is a text."""
+    """Parse a number, truth value, None or list as Python writes it; anything else is text."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -125,18 +125,18 @@ def _value(text: str) -> object:
 
 
 def checked_prob(prob: float) -> None:
-    """Refuse a probability that is none, before hours are spent on draws."""
+    """Refuse an impossible probability before hours are spent on draws."""
     if not 0 < prob < 1:
         raise SettingError(f"--prob must lie between 0 and 1, not be {prob:g}.")
 
 
 def chain_count(text: str) -> int | str:
-    """A number of chains, or "auto"; what is neither is refused where chains are run."""
+    """Parse a number of chains, or "auto"; anything else is refused where chains are run."""
     return int(text) if text.lstrip("-").isdigit() else text
 
 
 def checked_groups(groups: str | None, formula: str | None) -> HoldEffects | None:
-    """Return how effects of groups are held; refuse what is no way to hold them."""
+    """Return how group effects are treated; refuse any other word."""
     if groups is None:
         return None
     if formula is None:
@@ -149,8 +149,8 @@ def checked_groups(groups: str | None, formula: str | None) -> HoldEffects | Non
     return "explicit" if groups == "explicit" else "integrate"
 
 
-def prepare_folder(out: Path, overwrite: bool) -> None:
-    """Make the folder of results; refuse to replace what a finished fit left there."""
+def prepare_folder(out: Path, overwrite: bool, report: bool = False) -> None:
+    """Make the result folder; refuse to replace the results of a finished fit."""
     if out.exists() and not out.is_dir():
         raise SettingError(f"'{out}' exists and is not a folder: name another one with --out.")
     try:
@@ -161,7 +161,7 @@ def prepare_folder(out: Path, overwrite: bool) -> None:
         ) from None
     if not os.access(out, os.W_OK | os.X_OK):
         raise SettingError(f"'{out}' cannot be written: name another folder with --out.")
-    for name in RESULTS:
+    for name in (*RESULTS, REPORT) if report else RESULTS:
         if (out / name).is_dir():
             raise SettingError(f"'{out / name}' is a folder, and the results would go there.")
         if (out / name).exists() and not overwrite:
@@ -172,7 +172,7 @@ def prepare_folder(out: Path, overwrite: bool) -> None:
 
 
 def require_path(data: str) -> None:
-    """Refuse what cannot be the name of a file."""
+    """Refuse text that cannot be a file name."""
     if not data.strip() or "\0" in data:
         raise SettingError(f"name the data: {data!r} is no path.")
 
@@ -185,9 +185,9 @@ def read_rows(
     overwrite: bool = False,
     encoding: str = "utf-8",
 ) -> Rows:
-    """Open a row store, or ingest files into OUT/rows; an ingest is not repeated needlessly.
+    """Open a row store, or ingest files into OUT/rows unless that has been done.
 
-    A store in OUT/rows that `fit` has not made itself is replaced only with `overwrite`.
+    A store in OUT/rows that `fit` did not make is replaced only with `overwrite`.
     """
     from modicum.rows import Rows
     from modicum.rows.ingestion import is_store
@@ -210,7 +210,7 @@ def read_rows(
     def make(store: Path) -> tuple[Rows, int]:
         return ingest_table(data, store, choice, say, overwrite=True, encoding=encoding), 0
 
-    return kept_rows(origin, make, data, out, overwrite)[0]
+    return stored_rows(origin, make, data, out, overwrite)[0]
 
 
 def read_formula_rows(
@@ -250,41 +250,40 @@ def read_formula_rows(
             progressbar=not say.quiet,
         )
 
-    return TableRows(*kept_rows(origin, make, data, out, overwrite))
+    return TableRows(*stored_rows(origin, make, data, out, overwrite))
 
 
-def kept_rows(
+def stored_rows(
     origin: dict[str, Any],
     make: Callable[[Path], tuple[Rows, int]],
     data: str,
     out: Path,
     overwrite: bool,
 ) -> tuple[Rows, int]:
-    """Return the rows in OUT/rows, made again only where they are of another origin.
+    """Return the rows in OUT/rows, and the number of rows of the table that were dropped.
 
-    With them comes how many rows of the table were left out.
+    They are made again only if their origin (files, columns, formula) has changed.
     """
     from modicum.rows import Rows
 
     store, note = out / "rows", out / "rows-source.json"
     origin = json.loads(json.dumps(origin))
-    known = _note(note)
-    if store.is_dir() and known.get("origin") == origin and known.get("store") == _digest(store):
-        return Rows.open(store), int(known.get("dropped", 0))
-    made_here = known.get("store") == BEING_MADE or (
-        bool(known) and known.get("store") == _digest(store)
-    )
+    entry = _note(note)
+    unchanged = bool(entry) and entry.get("store") == _digest(store)
+    if store.is_dir() and unchanged and entry.get("origin") == origin:
+        return Rows.open(store), int(entry.get("dropped", 0))
+    made_here = unchanged or entry.get("store") == BEING_MADE
     if store.exists() and not made_here and not overwrite:
         raise SettingError(
             f"'{store}' is there already and was not made from {data} by this command: add "
             "--overwrite to replace it, or name another folder with --out."
         )
-    # A command that is killed now can replace what it has left, without being allowed to again.
+    # If this command is killed now, it may replace what it left without --overwrite.
     note.write_text(json.dumps({"origin": origin, "store": BEING_MADE}))
     try:
         rows, dropped = make(store)
     except Exception:
-        note.write_text(json.dumps(known)) if known else note.unlink()
+        note.write_text(json.dumps(entry)) if entry else note.unlink()
         raise
     entry = {"origin": origin, "store": _digest(store), "dropped": dropped}
     note.write_text(json.dumps(entry, indent=1))
@@ -292,16 +291,16 @@ def kept_rows(
 
 
 def _note(path: Path) -> dict[str, Any]:
-    """What was noted of the store that `fit` made; empty where that is nothing."""
+    """Read the note about the store that `fit` made; empty if there is none."""
     try:
-        known = json.loads(path.read_text())
+        entry = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
         return {}
-    return known if isinstance(known, dict) else {}
+    return entry if isinstance(entry, dict) else {}
 
 
 def _digest(store: Path) -> str | None:
-    """Of the store's description, which names the checksums of its files."""
+    """Return the digest of the store's description, which holds the checksums of its files."""
     try:
         return hashlib.sha256((store / "rows.json").read_bytes()).hexdigest()
     except OSError:
@@ -309,13 +308,13 @@ def _digest(store: Path) -> str | None:
 
 
 def _files(data: str) -> list[list[Any]]:
-    """Name, size and time of every file `data` means: they tell whether it has changed."""
+    """Name, size and modification time of each file of `data`, to detect changes."""
     path = Path(data)
     if path.is_dir():
-        found = [file for file in path.rglob("*") if file.is_file()]
+        files = [file for file in path.rglob("*") if file.is_file()]
     else:
-        found = [path] if path.is_file() else [Path(p) for p in glob.glob(data, recursive=True)]
-    return [[str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns] for f in sorted(found)]
+        files = [path] if path.is_file() else [Path(p) for p in glob.glob(data, recursive=True)]
+    return [[str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns] for f in sorted(files)]
 
 
 def ingest_table(
@@ -347,21 +346,19 @@ def ingest_table(
 def sample_rows(
     model: BaseModel,
     rows: Rows,
-    method: Method,
     settings: dict[str, Any],
     checkpoint: Path,
     say: Console,
 ) -> Posterior:
-    """Sample, going on from the checkpoint if there is one."""
+    """Sample, continuing from the checkpoint if there is one."""
     from modicum.sample import sample
 
-    settings = settings | {"method": method}
     if (checkpoint / "run.json").is_file():
         say.print(f"Going on from the checkpoint in {escape(str(checkpoint))}.", highlight=False)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ModicumWarning)  # the posterior keeps them: told below
+        warnings.simplefilter("ignore", ModicumWarning)  # printed at the end
         post = sample(model, rows, checkpoint=checkpoint, progressbar=not say.quiet, **settings)
-    if not post.settings["complete"]:  # stopped by hand, in a process that hears Ctrl-C itself
+    if not post.settings["complete"]:  # stopped by Ctrl-C, which `sample` handles by itself
         raise KeyboardInterrupt
     return post
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from modicum.errors import DataError, SettingError
 from modicum.posterior import Posterior
+from modicum.run import require_writable, within_disk
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,6 +72,7 @@ def write_predictions(
         raise SettingError(f"--out must end in {', '.join(WRITTEN)}, and {out} does not.")
     if out.is_dir() or (out.exists() and not overwrite):
         raise SettingError(f"{out} is there already: add --overwrite, or name another file.")
+    require_writable(out)
     if newlevels not in NEW_LEVELS:
         raise SettingError(f"--newlevels must be {' or '.join(NEW_LEVELS)}, not {newlevels}.")
     if post.fit_rows is None or post.fit_rows.encoding is None:
@@ -120,7 +122,8 @@ def _write(table: pa.Table, out: Path, kind: str) -> None:
         ".feather": pyarrow.feather.write_feather,
     }[kind]
     try:
-        write(table, part)
-        os.replace(part, out)
+        with within_disk(out):
+            write(table, part)
+            os.replace(part, out)
     finally:
         part.unlink(missing_ok=True)

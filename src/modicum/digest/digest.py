@@ -498,7 +498,7 @@ def _left(distance: float) -> ModicumWarning:
 def _merged_rows(ours: FitRows, theirs: FitRows) -> FitRows:
     """What is remembered of rows that were never together: no data set has their fingerprint."""
     both = f"{ours.fingerprint} and {theirs.fingerprint}".encode()
-    return replace(ours, fingerprint="digest-" + blake2b(both, digest_size=8).hexdigest())
+    return replace(ours, hashed="digest-" + blake2b(both, digest_size=8).hexdigest())
 
 
 @jit(static=0)

@@ -223,12 +223,14 @@ def choose(
     n, mass = np.add.reduceat(n, first), np.add.reduceat(mass, first)
     start = np.asarray(tables.start)[kinds[first]]
     drawn = _allocation(n, mass, min(size, int(n.sum())))
-    row_ids, strata = [], []
+    places, strata = [], []
     for c, (at, rows, m) in enumerate(zip(start, n, drawn, strict=True)):
         within = np.sort(rng.choice(int(rows), int(m), replace=False))
-        row_ids.append(np.asarray(tables.order[int(at) + within], np.int64))
+        places.append(int(at) + within)
         strata.append(np.full(int(m), c, np.int32))
-    return np.concatenate(row_ids), np.concatenate(strata), n, drawn
+    assert tables.order is not None
+    row_ids = np.asarray(tables.order[np.concatenate(places)], np.int64)
+    return row_ids, np.concatenate(strata), n, drawn
 
 
 def _allocation(n: np.ndarray, mass: np.ndarray, size: int) -> np.ndarray:

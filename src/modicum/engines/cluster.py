@@ -12,24 +12,24 @@ import os
 import socket
 import warnings
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from modicum.engines.base import EngineChoice
+from modicum.engines.faults import NO_MEMORY, RESTARTS, could_not_finish, first_line
 from modicum.engines.library import ray_library
-from modicum.engines.ray_engine import NO_MEMORY, PULSE, RayEngine, could_not_finish, first_line
+from modicum.engines.ray_engine import PULSE, RayEngine
 from modicum.engines.worker import Worker
 from modicum.errors import ResourceError, SettingError, whole_number
 from modicum.progress import Progressbar
 
 __all__ = ["Ray"]
 
-RESTARTS = 4  # of one worker, until its death is no accident
 REACHED = 5.0  # seconds in which an address must answer
 
 
 @dataclass(eq=False)
 class Ray(EngineChoice):
-    """Passes by the workers of a Ray cluster; chains run here.
+    """Passes by the workers of a Ray cluster; chains run here, or there too.
 
     Needs the extra ``modicum[ray]``. Rows of a store are read by the workers themselves, under the
     same path on every node or from object storage, and they send chains the rows of the next
@@ -47,18 +47,22 @@ class Ray(EngineChoice):
         Cores, and threads, of each.
     object_store
         Bytes of shared memory for a Ray of its own; None: as Ray chooses.
+    chains
+        Where chains run: "driver" (in this process), or "tasks" of the cluster, one for each of
+        its accelerators, or on its processors where it has none.
 
     Examples
     --------
     >>> import modicum as mo
     >>> mo.engines.Ray(address="auto", workers=8)
-    Ray(address='auto', workers=8, cpus=1, object_store=None)
+    Ray(address='auto', workers=8, cpus=1, object_store=None, chains='driver')
     """
 
     address: str | None = None
     workers: int | None = None
     cpus: int = 1
     object_store: int | None = None
+    chains: Literal["driver", "tasks"] = "driver"
     _actors: list[Any] = field(default_factory=list, repr=False, init=False)
     _started: bool = field(default=False, repr=False, init=False)
 
@@ -71,13 +75,15 @@ class Ray(EngineChoice):
             if value is not None:
                 whole_number(name, value)
         whole_number("cpus", self.cpus)
+        if self.chains not in ("driver", "tasks"):
+            raise SettingError(f'chains must be "driver" or "tasks", not {self.chains!r}.')
 
     def connect(self, progressbar: Progressbar) -> RayEngine:
         """Return the engine of a run; workers are started with the first."""
         ray = ray_library()
         if not self._actors or not ray.is_initialized():
             self._start(ray)
-        return RayEngine(self._actors, progressbar)
+        return RayEngine(self._actors, progressbar, self.chains == "tasks")
 
     def close(self) -> None:
         """Let the workers go, and with them a Ray that was started for them."""

@@ -9,30 +9,34 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import count
+from hashlib import blake2b
 from math import ceil
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
+from modicum import designs
+from modicum.designs import KeptNumbers
+from modicum.engines.faults import SILENCE, fault_of, silence_of
+from modicum.engines.hosts import RayHosts, started_hosts
+from modicum.engines.kept import NumbersAtWorkers, Share, SortedRows, in_shape, rows_from
 from modicum.engines.library import ray_library
 from modicum.engines.shipping import packed
-from modicum.errors import ModicumError, ResourceError, SettingError
+from modicum.errors import ModicumError
 from modicum.passes.engine import A, ChunkSum, added, chunk_bounds, joined
-from modicum.progress import PATIENCE, Phase, Progressbar, phase
+from modicum.progress import PATIENCE, Progressbar, phase
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
 
-__all__ = ["NO_MEMORY", "PULSE", "RayEngine", "could_not_finish", "first_line"]
+__all__ = ["PULSE", "RayEngine"]
 
 TOGETHER = 16  # chunks of a task, at most
 PATIENT = 30.0  # seconds after which a worker is asked whether it is there
 REPLY = 20.0  # seconds in which it must say so, or another is asked
 PULSE = "pulse"  # a thread of each worker that answers while others compute
-SILENCE = 900.0  # seconds without any result after which a cluster is given up
-NO_MEMORY = "a worker was stopped because its node had no memory left"
 
 
 @dataclass
@@ -47,10 +51,15 @@ class Call:
 class RayEngine:
     """Add up chunks by the workers of a cluster, in the order of the chunks."""
 
-    def __init__(self, actors: list[Any], progressbar: Progressbar = True) -> None:
-        self._actors, self.progressbar = actors, progressbar
+    def __init__(
+        self, actors: list[Any], progressbar: Progressbar = True, chain_tasks: bool = False
+    ) -> None:
+        self._actors, self.progressbar, self._chain_tasks = actors, progressbar, chain_tasks
         self._rows: weakref.WeakKeyDictionary[Rows, tuple[int, Any]] = weakref.WeakKeyDictionary()
         self._silent: set[int] = set()
+
+    def __reduce__(self) -> tuple[type[RayEngine], tuple[list[Any], bool]]:
+        return RayEngine, (self._actors, False)
 
     def map_reduce(
         self, chunk_sum: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
@@ -64,74 +73,103 @@ class RayEngine:
         """Return float32 numbers per row (see `Engine`)."""
         return joined(self._parts(chunk_map, arguments, rows, description, "float32"), rows)
 
+    def keeps(self, rows: Rows) -> bool:
+        """Whether workers keep numbers of these rows: of a store of more rows than one shard."""
+        return _is_plain_store(rows) and len(rows) > designs.BLOCK
+
+    def keep_rows(
+        self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
+    ) -> np.ndarray | KeptNumbers:
+        """Have workers make and keep a number per row (see `Engine`)."""
+        if not self.keeps(rows):
+            return self.map_rows(chunk_map, arguments, rows, description)
+        return NumbersAtWorkers(self, self.parcel((chunk_map, arguments)), rows, description)
+
     def feed(self, rows: Rows) -> Rows:
         """Rows of a store as the workers read them; rows in memory are nearer than that."""
-        if type(rows) is not Rows or not rows.is_store:
+        if not _is_plain_store(rows) or isinstance(rows._backend, FedRows | SortedRows):
             return rows
         return Rows._at(rows._description, FedRows(rows, self), rows.fingerprint())
 
     def take(self, rows: Rows, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """Rows at `row_ids`, any shape, each from the worker whose chunks it is in.
+        """Rows at `row_ids`, any shape, each from the worker whose chunks it is in."""
+        flat, source = row_ids.ravel(), self.source(rows)
 
-        One call for each worker, however many rows.
-        """
-        flat, source = row_ids.ravel(), self._source(rows)
-        workers = len(self._actors)
-        bounds = chunk_bounds(rows)
+        def ask(actor: Any, mine: np.ndarray) -> Any:
+            return actor.take.remote(source, flat[mine])
+
+        taken = rows_from(self.each_from(self.owners(rows, flat), ask), len(flat), rows)
+        return in_shape(taken, row_ids.shape)
+
+    def owners(self, rows: Rows, row_ids: np.ndarray) -> np.ndarray:
+        """Numbers of the workers that pass over these rows."""
+        bounds, workers = chunk_bounds(rows), len(self._actors)
         starts = [bounds[task[0]][0] for task in _tasks(len(bounds), workers)]
-        owner = (np.searchsorted(starts, flat, side="right") - 1) % workers
+        return (np.searchsorted(starts, row_ids, side="right") - 1) % workers
+
+    def each_from(
+        self, owner: np.ndarray, ask: Callable[[Any, np.ndarray], Any]
+    ) -> Iterator[tuple[np.ndarray, Any]]:
+        """Ask each worker once for what is its own: places in `owner`, and the answer for these."""
         calls = []
         for number in np.unique(owner):
             mine = np.flatnonzero(owner == number)
 
-            def ask(actor: Any, row_ids: np.ndarray = flat[mine]) -> Any:
-                return actor.take.remote(source, row_ids)
+            def about(actor: Any, mine: np.ndarray = mine) -> Any:
+                return ask(actor, mine)
 
-            calls.append((mine, self._asked(int(number), ask)))
-        out = {
-            name: np.empty((len(flat), *shape), rows.dtypes[name])
-            for name, shape in rows.fields.items()
-        }
-        for mine, call in calls:
-            for name, part in self._answer(call).items():
-                out[name][mine] = part
-        return {name: part.reshape(*row_ids.shape, *part.shape[1:]) for name, part in out.items()}
+            calls.append((mine, self._asked(int(number), about)))
+        return ((mine, self._answer(call)) for mine, call in calls)
 
     def _parts(
         self, function: ChunkSum[A], arguments: A, rows: Rows, description: str, dtype: str
     ) -> Iterator[Any]:
-        """Results of all chunks in order; a few tasks per worker are under way at a time."""
-        ray, bounds = ray_library(), chunk_bounds(rows)
-        work = (next(_NUMBERS), [ray.put(packed((function, arguments)))])
-        source = self._source(rows)
-        waiting: deque[tuple[Call, list[int]]] = deque()
-        unit = "groups" if isinstance(rows, GroupedRows) else "rows"
-        with phase(description, len(rows), self.progressbar, unit, PATIENCE) as going:
-            since = time.monotonic()
+        """Results of all chunks in order."""
+        bounds, source = chunk_bounds(rows), self.source(rows)
+        work = self.parcel((function, arguments))
+
+        def tasks() -> Iterator[Share]:
             for turn, numbers in enumerate(_tasks(len(bounds), len(self._actors))):
 
                 def ask(actor: Any, numbers: list[int] = numbers) -> Any:
                     return actor.results.remote(work, source, numbers, dtype)
 
-                waiting.append((self._asked(turn, ask), numbers))
-                if len(waiting) >= 2 * len(self._actors):
-                    yield from self._next(waiting, bounds, going, since)
-            while waiting:
-                yield from self._next(waiting, bounds, going, since)
+                yield Share(turn, ask, bounds[numbers[-1]][1])
 
-    def _next(
-        self,
-        waiting: deque[tuple[Call, list[int]]],
-        bounds: list[tuple[int, int]],
-        going: Phase,
-        since: float,
+        unit = "groups" if isinstance(rows, GroupedRows) else "rows"
+        for answer in self.sweep(tasks(), len(rows), description, unit):
+            yield from answer
+
+    def sweep(
+        self, shares: Iterable[Share], total: int, description: str, unit: str = "rows"
     ) -> Iterator[Any]:
-        call, numbers = waiting.popleft()
-        yield from self._answer(call)
-        done = bounds[numbers[-1]][1]
-        rate = done / max(time.monotonic() - since, 1e-9)
+        """Answers for all shares of a pass in order; a few per worker are under way at a time."""
+        waiting: deque[tuple[Call, int]] = deque()
         workers = f"{len(self._actors)} worker" + "s" * (len(self._actors) != 1)
-        going.update(done, f"{workers} · {_short(rate)} {going.unit}/s")
+        with phase(description, total, self.progressbar, unit, PATIENCE) as going:
+            since = time.monotonic()
+
+            def next_answer() -> Any:
+                call, done = waiting.popleft()
+                answer = self._answer(call)
+                rate = done / max(time.monotonic() - since, 1e-9)
+                going.update(done, f"{workers} · {_short(rate)} {going.unit}/s")
+                return answer
+
+            for share in shares:
+                waiting.append((self._asked(share.worker, share.ask), share.done))
+                if len(waiting) >= 2 * len(self._actors):
+                    yield next_answer()
+            while waiting:
+                yield next_answer()
+
+    def parcel(self, work: object) -> tuple[int, Any]:
+        """Something that workers unpack once, and remember by its number."""
+        return _number(), [ray_library().put(packed(work))]
+
+    def hosts(self, kind: type, most: int) -> RayHosts | None:
+        """Up to `most` actors that run chains; None where these run here."""
+        return started_hosts(kind, most) if self._chain_tasks else None
 
     def _asked(self, turn: int, ask: Callable[[Any], Any]) -> Call:
         """Ask the worker whose turn it is, or the next that is not silent."""
@@ -155,7 +193,7 @@ class RayEngine:
                 try:
                     return ray.get(done[0])
                 except ray.exceptions.RayError as error:
-                    fault = _fault(error)
+                    fault = fault_of(error)
                     if not isinstance(error, ray.exceptions.RayActorError):
                         raise fault from None
                 call.answers.remove(done[0])
@@ -170,7 +208,7 @@ class RayEngine:
             elif fault is not None and not call.answers:
                 raise fault
             elif time.monotonic() - heard > SILENCE:
-                raise _silence(len(self._actors))
+                raise silence_of(len(self._actors))
 
     def _is_there(self, worker: int) -> bool:
         """Whether a worker answers at all; it does so while it computes."""
@@ -178,14 +216,22 @@ class RayEngine:
         answered, _ = ray_library().wait([pulse], timeout=REPLY)
         return bool(answered)
 
-    def _source(self, rows: Rows) -> tuple[int, Any]:
+    def source(self, rows: Rows) -> tuple[int, Any]:
         """Where workers find the rows: in the folder of a store, or in the cluster's memory."""
         if rows not in self._rows:
             folder = getattr(rows._backend, "folder", None)
             plain = type(rows) is Rows and folder is not None
-            place = str(folder) if plain else [ray_library().put(packed(rows))]
-            self._rows[rows] = (next(_NUMBERS), place)
+            if plain:  # one number, whoever asks
+                place: Any = str(folder)
+                number = _number(f"{folder} {rows.fingerprint()}")
+            else:
+                place, number = [ray_library().put(packed(rows))], _number()
+            self._rows[rows] = (number, place)
         return self._rows[rows]
+
+
+def _is_plain_store(rows: Rows) -> bool:
+    return type(rows) is Rows and rows.is_store
 
 
 class FedRows:
@@ -193,6 +239,8 @@ class FedRows:
 
     A worker is asked for rows of the chunks that it passes over, so that it has read them before.
     """
+
+    travels = True  # by itself, to whoever runs chains
 
     def __init__(self, rows: Rows, engine: RayEngine) -> None:
         self._rows, self._engine = rows, engine
@@ -212,7 +260,10 @@ class FedRows:
         return self._rows.chunks(size)
 
 
-_NUMBERS = count()
+def _number(name: str | None = None) -> int:
+    """A number under which workers remember something: its own in all processes that ask them."""
+    data = uuid4().bytes if name is None else name.encode()
+    return int.from_bytes(blake2b(data, digest_size=7).digest())
 
 
 def _tasks(chunks: int, workers: int) -> list[list[int]]:
@@ -224,50 +275,8 @@ def _tasks(chunks: int, workers: int) -> list[list[int]]:
     ]
 
 
-def _silence(workers: int) -> ResourceError:
-    return ResourceError(
-        f"none of the {workers} workers of the Ray cluster answered for {SILENCE / 60:.0f} "
-        "minutes: look at it with 'ray status', and run again (with a checkpoint the run goes on "
-        "where it was)."
-    )
-
-
-def _fault(error: Exception) -> ModicumError:
-    """What befell a worker, in a sentence; what is none of ours is raised as it is."""
-    ray = ray_library()
-    if isinstance(error, ray.exceptions.RayTaskError):
-        cause = error.cause
-        if isinstance(cause, ModicumError):
-            return cause
-        if isinstance(cause, ImportError):
-            return SettingError(
-                f"a worker of the Ray cluster cannot import what the model needs ({cause}): "
-                "install it on every node, or define the model's functions in the script itself."
-            )
-        if isinstance(cause, MemoryError):
-            return could_not_finish("memory ran out on a worker")
-        raise error
-    if isinstance(error, ray.exceptions.OutOfMemoryError):
-        return could_not_finish(NO_MEMORY)
-    said = first_line(str(error))
-    return could_not_finish(f"a worker died, and so did those that took its place ({said})")
-
-
-def could_not_finish(what: str) -> ResourceError:
-    """Say why a cluster gave up, and what to do."""
-    return ResourceError(
-        f"the Ray cluster could not finish its work: {what}; take fewer workers per node or nodes "
-        "with more memory, and run again (with a checkpoint the run goes on where it was)."
-    )
-
-
 def _short(rate: float) -> str:
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if rate >= size:
             return f"{rate / size:.1f}{unit}"
     return f"{rate:.0f}"
-
-
-def first_line(text: str) -> str:
-    """Of what Ray says, which has many."""
-    return (text.strip().splitlines() or ["no answer"])[0].rstrip(".")

@@ -6,15 +6,17 @@ from typing import Any
 
 import numpy as np
 
+from modicum.designs import Classes, Extent, extent_of, sorted_by_class
+from modicum.engines.kept import Kept
 from modicum.engines.library import ray_library
 from modicum.engines.shipping import unpacked
 from modicum.errors import DataError
-from modicum.passes.engine import chunk_results
+from modicum.passes.engine import chunk_results, chunk_rows
 from modicum.rows import Rows
 
 __all__ = ["Worker"]
 
-HELD = 2  # data sets: all rows, and the subset from which the mode is looked for
+HELD = 2  # data sets (all rows, and the subset from which the mode is looked for), and weights
 
 
 class Worker:
@@ -30,6 +32,7 @@ class Worker:
         self._threads = threads
         self._rows: dict[int, Rows] = {}
         self._work: tuple[int, Any] = (-1, None)
+        self._kept: dict[int, dict[int, np.ndarray]] = {}
 
     def ready(self) -> bool:
         """Whether it is there: an answer says so."""
@@ -56,6 +59,72 @@ class Worker:
         """Rows at these numbers, which are those of chunks that come to this worker."""
         held = self._opened(*rows)
         return {name: np.ascontiguousarray(part) for name, part in held.take(row_ids).items()}
+
+    # Numbers per row that are kept -----------------------------------------------------------
+
+    def extent(self, kept: Kept, start: int, stop: int) -> Extent:
+        """Make the numbers of a shard, keep them, and say what their classes depend on."""
+        numbers = self._numbers(kept, start, stop)
+        self._shards_of(kept)[start] = numbers
+        return extent_of(numbers)
+
+    def sort(
+        self, kept: Kept, classes: Classes, start: int, stop: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Sort a shard by class, keep the order in place of the numbers: weight, size of each."""
+        mass, size, order = sorted_by_class(self._numbers(kept, start, stop), classes)
+        self._shards_of(kept)[start] = order
+        return mass, size
+
+    def sorted_row_ids(
+        self, kept: Kept, classes: Classes, shards: np.ndarray, places: np.ndarray
+    ) -> np.ndarray:
+        """Row numbers at places in the orders of shards (which begin at these rows)."""
+        row_ids = np.empty(len(places), np.int64)
+        n = len(self._opened(*kept.rows))
+        for start in np.unique(shards):
+            here = shards == start
+            order = self.order(kept, classes, int(start), min(int(start) + kept.shard, n))
+            row_ids[here] = order[places[here]] + start
+        return row_ids
+
+    def take_sorted(
+        self, kept: Kept, classes: Classes, shards: np.ndarray, places: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Rows at places in the orders of shards."""
+        return self.take(kept.rows, self.sorted_row_ids(kept, classes, shards, places))
+
+    def order(self, kept: Kept, classes: Classes, start: int, stop: int) -> np.ndarray:
+        """Places of a shard's rows, sorted by class; made anew where another had made it."""
+        held = self._shards_of(kept).get(start)
+        if held is None or held.dtype != np.uint32:
+            self.sort(kept, classes, start, stop)
+        return self._shards_of(kept)[start]
+
+    def _shards_of(self, kept: Kept) -> dict[int, np.ndarray]:
+        """By their first rows: float32 numbers per row, or their order, uint32."""
+        number = kept.work[0]
+        if number not in self._kept:
+            while len(self._kept) >= HELD:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[number] = {}
+        return self._kept[number]
+
+    def _numbers(self, kept: Kept, start: int, stop: int) -> np.ndarray:
+        """Numbers of the rows of a shard: of all chunks that it has part of, as in any pass."""
+        held = self._shards_of(kept).get(start)
+        if held is not None and held.dtype == np.float32:
+            return held
+        rows = self._opened(*kept.rows)
+        function, arguments = self._unpacked(*kept.work)
+        size = chunk_rows(rows)
+        chunks = range(start // size, (stop - 1) // size + 1)
+        results = chunk_results(function, arguments, rows, chunks, "float32", self._threads)
+        joined = np.empty(stop - start, np.float32)
+        for number, result in zip(chunks, results, strict=True):
+            low, high = max(number * size, start), min((number + 1) * size, stop)
+            joined[low - start : high - start] = result[low - number * size : high - number * size]
+        return joined
 
     def _unpacked(self, number: int, parcel: Any) -> Any:
         if self._work[0] != number:

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arrays import as_either, namespace, power
 from modicum.estimators.coordinates import bent_path, bent_sum
 from modicum.estimators.groups import GroupTaylor, group_proxy
 from modicum.kernels.base import ControlVariate, Proxy, from_anchor
@@ -40,6 +41,7 @@ __all__ = [
     "control_variate",
     "proxy",
     "remainder",
+    "remainder_by_numpy",
 ]
 
 ROUNDING = 1e-9  # of the whitened Hessian
@@ -67,10 +69,10 @@ def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
     whitened = L.T @ hessian @ L
     plain = np.abs(whitened + np.eye(len(L))).max() <= ROUNDING
     return Proxy(
-        jnp.asarray(anchor.point),
-        jnp.asarray(L),
-        jnp.asarray(L.T @ gradient),
-        None if plain else jnp.asarray((whitened + whitened.T) / 2),
+        jax.device_put(anchor.point),  # which compiles nothing
+        jax.device_put(L),
+        jax.device_put(L.T @ gradient),
+        None if plain else jax.device_put((whitened + whitened.T) / 2),
         None if target.exact_prior is None else jax.tree.map(jnp.asarray, target.exact_prior[1]),
         anchor.warp(target),
     )
@@ -204,8 +206,9 @@ class LinearTaylor:
         """Whiten the rows and expand f at their eta*."""
         model = self.target.model
         assert isinstance(model, LinearPredictorModel)
+        xp = namespace(proxy.point)
         x = self.matrix(batch)
-        y = jnp.asarray(model.outcome(batch), jnp.float64)
+        y = xp.asarray(model.outcome(batch), np.float64)
         read = slice(None, self.target.size)  # parameters of priors come after
         eta = x @ proxy.point[read] + batch.get("offset", 0.0)
         kept = LinearRows(
@@ -215,7 +218,7 @@ class LinearTaylor:
             eta=eta,
             y=y,
             taylor=coefficients(model, eta, y).T,
-            scale=jnp.asarray(batch.get("weight", 1.0) / batch["probability"]),
+            scale=xp.asarray(batch.get("weight", 1.0) / batch["probability"]),
         )
         return jax.tree.map(self._rounded, kept)
 
@@ -361,7 +364,7 @@ Coefficients: TypeAlias = jax.Array | tuple[jax.Array, ...]  # the j-th of every
 def coefficients(model: LinearPredictorModel, eta: jax.Array, y: jax.Array) -> jax.Array:
     """Taylor coefficients f^(j)(eta) / j! of each row, j = 0 ... 6; shape (7, rows)."""
     derivatives = (*model.derivatives(eta, y), *model.higher_derivatives(eta, y))
-    return jnp.stack([d / factorial(j) for j, d in enumerate(derivatives)])
+    return namespace(eta).stack([d / factorial(j) for j, d in enumerate(derivatives)])
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
@@ -431,15 +434,41 @@ def _some(large: jax.Array) -> jax.Array:
 def _large(model: LinearPredictorModel, e: jax.Array) -> jax.Array:
     """Where the plain difference is more accurate than the seven-term series."""
     unit = model.series_radius() / math.pi
-    return jnp.abs(e) > unit * (0.1 if e.dtype == jnp.float64 else 0.3)
+    return namespace(e).abs(e) > unit * (0.1 if e.dtype == np.float64 else 0.3)
 
 
 def _series(e: jax.Array, taylor: Coefficients, order: int) -> tuple[jax.Array, jax.Array]:
     """Horner sums of the terms above `order`, and of their derivatives."""
-    value, slope = jnp.zeros_like(e), jnp.zeros_like(e)
+    slope = jnp.zeros_like(e)
     for j in reversed(range(order + 1, TERMS)):
-        value, slope = value * e + taylor[j], slope * e + j * taylor[j]
-    return value * e ** (order + 1), slope * e**order
+        slope = slope * e + j * taylor[j]
+    return _series_value(e, taylor, order), slope * e**order
+
+
+def _series_value(e: jax.Array, taylor: Coefficients, order: int) -> jax.Array:
+    """Horner sum of the terms above `order`."""
+    value = namespace(e).zeros_like(e)
+    for j in reversed(range(order + 1, TERMS)):
+        value = value * e + taylor[j]
+    return value * power(e, order + 1)
+
+
+def remainder_by_numpy(
+    model: LinearPredictorModel,
+    order: int,
+    e: np.ndarray,
+    eta: np.ndarray,
+    y: np.ndarray,
+    taylor: np.ndarray,
+) -> np.ndarray:
+    """What `remainder` is, without a compiler, of e (draws, rows) and numbers of each row."""
+    value = np.asarray(_series_value(as_either(e), as_either(taylor[:, None, :]), order))
+    large = np.asarray(_large(model, as_either(e)))
+    if large.any():
+        rows, far = np.nonzero(large)[1], as_either(e[large])
+        f = model.value(as_either(eta[rows]) + far, as_either(y[rows]))
+        value[large] = _less_polynomial(f, far, as_either(taylor[:, rows]), order)
+    return value
 
 
 def _direct(
@@ -452,10 +481,15 @@ def _direct(
 ) -> tuple[jax.Array, jax.Array]:
     f, slope, *_ = model.derivatives(eta + e, y)
     for j in range(order + 1):
-        f = f - taylor[j] * e**j
         slope = slope - (j * taylor[j] * e ** (j - 1) if j else 0.0)
     # A family's NumPy constants may have made them float64.
-    return f.astype(e.dtype), slope.astype(e.dtype)
+    return _less_polynomial(f, e, taylor, order).astype(e.dtype), slope.astype(e.dtype)
+
+
+def _less_polynomial(f: jax.Array, e: jax.Array, taylor: Coefficients, order: int) -> jax.Array:
+    for j in range(order + 1):
+        f = f - taylor[j] * power(e, j)
+    return f
 
 
 def _by_rise(

@@ -6,6 +6,7 @@ seed and rows give the same draws on any machine. Times are reported only.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,10 +16,11 @@ from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.methods.base import Method, Parameters, Plan, Task
 from modicum.methods.cost import Work, duration, seconds_for
 from modicum.methods.ecs import HMCECS
-from modicum.methods.ecs.checks import COSTLY, UNFIT
+from modicum.methods.ecs.checks import COSTLY, MISLED, UNFIT
 from modicum.methods.ecs.pilot import Study
 from modicum.methods.full_data import NUTS, WIDER
 from modicum.methods.laplace import ENOUGH, FAR, STILL, Laplace, Verdict
+from modicum.methods.mean_anchor import NoMeanError, may_have_mean
 from modicum.rows.groups import GroupedRows
 from modicum.runtime import in_double_precision
 
@@ -70,7 +72,7 @@ class Auto(Method):
         """Take the cheapest that is right."""
         nuts, few = NUTS(), task.of_few_chains()
         all_rows = Work.of_chains(few, len(task.rows) * nuts.gradients(task.target.size))
-        study, reason = _study(task)
+        study, reason, misled = _study(task)
         verdict: str | None = None
         if study is not None and self.laplace and _may_be_normal(task, study):
             method = Laplace(weighted=False)
@@ -82,11 +84,19 @@ class Auto(Method):
                 return method, plan
             verdict = f"not taken: {proposals.verdict.numbers(pool.rows)}"
         if study is not None:
-            subsampled, reason = _subsampled(task, study, all_rows)
+            subsampled, reason, misled = _subsampled(task, HMCECS(), study, all_rows)
             if subsampled is not None:
                 if verdict is not None:
                     subsampled.tuning["normal draws"] = verdict
                 return HMCECS(), subsampled
+        if misled and may_have_mean(task):
+            about_mean = HMCECS(anchor="mean")
+            with suppress(NoMeanError, CrudeControlVariateError):
+                elsewhere = about_mean.study(task, about_mean.find_anchor(task))
+                subsampled, why, _ = _subsampled(task, about_mean, elsewhere, all_rows)
+                if subsampled is not None:
+                    return about_mean, subsampled
+                reason += f", and about the mean {why}"
         plan = nuts.plan(few)
         if isinstance(plan.anchor, Parameters):  # scales are learned, by longer trajectories
             all_rows = Work(WIDER * all_rows.gradients)
@@ -95,8 +105,8 @@ class Auto(Method):
         return nuts, plan
 
 
-def _study(task: Task) -> tuple[Study | None, str]:
-    """The pilot study at the mode; None, and why there is none."""
+def _study(task: Task) -> tuple[Study | None, str, bool]:
+    """The pilot study at the mode; None, why there is none, and whether the mode is to blame."""
     method = HMCECS()
     try:
         anchor = task.anchor_at_mode()
@@ -104,13 +114,15 @@ def _study(task: Task) -> tuple[Study | None, str]:
             return (
                 None,
                 f"the posterior has {len(anchor.modes)} modes and HMC-ECS expands about one",
+                False,
             )
         method.check_task(task)
-        return method.study(task, anchor), ""
+        return method.study(task, anchor), "", False
     except CrudeControlVariateError as crude:
-        return None, crude.sentence
+        return None, crude.sentence, False
     except NoModeError:
-        return None, "the posterior has no mode that could be found, and HMC-ECS expands about one"
+        reason = "the posterior has no mode that could be found, and HMC-ECS expands about one"
+        return None, reason, True
 
 
 def _may_be_normal(task: Task, study: Study) -> bool:
@@ -127,15 +139,17 @@ def _enough(verdict: Verdict) -> bool:
     return verdict.tail < limit and verdict.noise < STILL and verdict.share > EFFECTIVE
 
 
-def _subsampled(task: Task, study: Study, all_rows: Work) -> tuple[Plan | None, str]:
-    """The plan of HMC-ECS; None, and why it would not do or be dearer than all rows."""
+def _subsampled(
+    task: Task, method: HMCECS, study: Study, all_rows: Work
+) -> tuple[Plan | None, str, bool]:
+    """The plan of HMC-ECS; None, why it would not do or be dearer, whether the mode is to blame."""
     try:
-        plan = HMCECS().plan(task, study)
+        plan = method.plan(task, study)
     except CrudeControlVariateError as crude:
-        return None, crude.sentence
-    reasons = [note.sentence for note in plan.notes if note.code in UNFIT | COSTLY]
+        return None, crude.sentence, False
+    reasons = [note for note in plan.notes if note.code in UNFIT | COSTLY]
     if reasons:
-        return None, reasons[0]
+        return None, reasons[0].sentence, reasons[0].code in MISLED
     kernel = plan.kernel
     assert isinstance(kernel, EnergyConservingKernel)
     certain = plan.tuning["certainty"]
@@ -144,12 +158,14 @@ def _subsampled(task: Task, study: Study, all_rows: Work) -> tuple[Plan | None, 
     each = 1 if isinstance(study.control_variate, LinearTaylor) else RESIDUAL
     work = Work.of_chains(task, rows * (study.steps + 1) * each)
     if work.gradients > all_rows.gradients:
-        return None, (
+        return (
+            None,
             f"HMC-ECS would evaluate {rows:,} of {len(task.rows):,} rows at every step of its "
-            "trajectories, which costs more"
+            "trajectories, which costs more",
+            False,
         )
     plan.tuning["method"] = _line(task, f"HMC-ECS, m = {kernel.subsample:,}", work, all_rows)
-    return plan, ""
+    return plan, "", False
 
 
 def _line(task: Task, taken: str, work: Work, all_rows: Work) -> str:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import ConvergenceError
+from modicum.kernels.full_data import ModeStarts
 from modicum.methods.base import Task
 from modicum.passes import Anchor
 from modicum.passes.mode import prior_slope
 from modicum.random import Stream, generator
+from modicum.run import first_keys
 
-__all__ = ["Dispersed", "disperse", "far_from_normal"]
+__all__ = ["Dispersed", "disperse", "dispersed_starts", "far_from_normal"]
 
 RADIUS = 2.0  # about the model's own start, in unconstrained parameters, as in Stan
 TRIES = 12  # each at half the distance of the one before
@@ -67,6 +70,16 @@ def disperse(task: Task) -> Dispersed:
         return {"points": points, "step_size": np.asarray(step)}
 
     return task.remember("dispersed", compute, Dispersed.from_arrays)
+
+
+def dispersed_starts(begin: Dispersed, origin: np.ndarray, keys: np.ndarray) -> ModeStarts:
+    """The points as kernels read them, counted from `origin`; `keys` are those of the chains."""
+    return ModeStarts(
+        keys=first_keys(keys),
+        mode=jnp.arange(len(begin.points)),
+        centre=jnp.asarray(begin.points - origin),
+        spread=None,
+    )
 
 
 def _near(task: Task, chain: int, rng: np.random.Generator) -> np.ndarray:

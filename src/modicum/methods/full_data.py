@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar
@@ -32,45 +33,19 @@ from modicum.methods.base import (
     check_memory_limit,
 )
 from modicum.methods.cost import slow_run
-from modicum.methods.dispersed import disperse, far_from_normal
-from modicum.models import Target
+from modicum.methods.dispersed import disperse, dispersed_starts, far_from_normal
+from modicum.methods.mean_anchor import AtMean, NoMeanError, anchor_at_mean, may_have_mean
+from modicum.methods.whole_posterior import WholeLogPosterior
 from modicum.passes import Anchor, Modes
-from modicum.passes.full_likelihood import Resident, Streamed, hold, log_likelihood
+from modicum.passes.full_likelihood import Resident
 from modicum.random import chain_keys
 from modicum.run import History, first_keys
-from modicum.runtime import Pytree, in_double_precision
+from modicum.runtime import in_double_precision
 
 __all__ = ["HMC", "NUTS", "WIDER"]
 
 DENSE_METRIC = 50  # parameters up to which warm-up learns a whole mass matrix
 WIDER = 4  # times the gradients of a whitened posterior, where scales are learned
-
-
-@dataclass(frozen=True)
-class WholeLogPosterior:
-    """The log-posterior of all rows as a hashable function of t and the rows' chunks."""
-
-    target: Target
-    source: Resident | Streamed
-    has_rest: bool = False  # whether a quadratic stands for rows that are not here
-
-    @classmethod
-    def of(cls, task: Task, limit: int | None) -> tuple[WholeLogPosterior, Pytree]:
-        """The function of a task, and the data it reads: in memory within `limit` bytes."""
-        source, chunks = hold(task.rows, limit)
-        rest = task.sums.rest
-        if rest is None:
-            return cls(task.target, source), chunks
-        numbers = tuple(jnp.asarray(part) for part in (rest.point, rest.C, rest.A, rest.B))
-        return cls(task.target, source, True), (chunks, numbers)
-
-    def __call__(self, t: jax.Array, data: Pytree) -> jax.Array:
-        if not self.has_rest:
-            return log_likelihood(self.target, self.source, t, data) + self.target.log_prior(t)
-        chunks, (point, C, A, B) = data
-        dt = t[: point.shape[0]] - point
-        whole = log_likelihood(self.target, self.source, t, chunks) + self.target.log_prior(t)
-        return whole + C + dt @ (A + B @ dt / 2)
 
 
 @dataclass(frozen=True)
@@ -119,7 +94,8 @@ class _FullData(Method):
     def plan(self, task: Task) -> Plan:
         """Whiten at the mode, hold the rows, compose the kernel.
 
-        Where no mode is of use, start from dispersed points and learn all scales.
+        Where no mode is of use, short chains on a subset say where the posterior is; where these
+        do not either, chains start from dispersed points and learn all scales.
         """
         try:
             anchor = task.anchor_at_mode()
@@ -132,6 +108,42 @@ class _FullData(Method):
         return self._at_mode(task, anchor)
 
     def _without_mode(self, task: Task, reason: str) -> Plan:
+        if may_have_mean(task):
+            with suppress(NoMeanError):
+                return self._at_mean(task, anchor_at_mean(task), reason)
+        return self._dispersed(task, reason)
+
+    def _dense(self, task: Task) -> bool:
+        """Whether warm-up learns a whole mass matrix, where no mode whitens."""
+        return task.target.size <= DENSE_METRIC if self.metric is None else self.metric == "dense"
+
+    def _at_mean(self, task: Task, mean: AtMean, reason: str) -> Plan:
+        """Whiten by the covariance of short chains on a subset, and learn what that leaves."""
+        whole, chunks = WholeLogPosterior.of(task, self.memory_limit)
+        kernel = FullDataKernel(whole, self.move(), self.target_accept, dense=self._dense(task))
+        context = FullDataContext(
+            point=jnp.asarray(mean.anchor.point),
+            factor=jnp.asarray(mean.anchor.factor),
+            n=jnp.asarray(len(task.rows)),
+            data=chunks,
+        )
+        tuning: Tuning = {
+            "rows held": "in memory" if isinstance(whole.source, Resident) else "on disk",
+            "mode": f"not used, since {reason}: chains start about {mean.text}",
+            "metric": "dense" if kernel.dense else "diagonal",
+        }
+        evaluations = len(task.rows) * self.gradients(task.target.size)
+        return Plan(
+            kernel,
+            context,
+            schedule(task.tune, task.draws, adapt_mass=True),
+            mean.anchor,
+            start_rows=len(task.rows),
+            tuning=tuning,
+            notes=self._slow(task, mean.anchor.point, evaluations),
+        )
+
+    def _dispersed(self, task: Task, reason: str) -> Plan:
         """Start from dispersed points, in the parameters themselves, and learn all scales."""
         d = task.target.size
         begin = disperse(task)
@@ -141,19 +153,14 @@ class _FullData(Method):
             self.move(),
             self.target_accept,
             first_step=begin.step_size,
-            dense=d <= DENSE_METRIC if self.metric is None else self.metric == "dense",
+            dense=self._dense(task),
         )
         context = FullDataContext(
             point=jnp.asarray(task.start),
             factor=jnp.ones(()),
             n=jnp.asarray(len(task.rows)),
             data=chunks,
-            starts=ModeStarts(
-                keys=first_keys(chain_keys(task.seed, task.chains)),
-                mode=jnp.arange(task.chains),
-                centre=jnp.asarray(begin.points - task.start),
-                spread=None,
-            ),
+            starts=dispersed_starts(begin, task.start, chain_keys(task.seed, task.chains)),
         )
         tuning: Tuning = {
             "rows held": "in memory" if isinstance(whole.source, Resident) else "on disk",

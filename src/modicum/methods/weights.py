@@ -7,6 +7,7 @@ evaluated at a few posterior draws.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.designs import Design, RowFacts, Tables
+from modicum.arrays import as_either, namespace, power
+from modicum.designs import Design, KeptNumbers, RowFacts, Tables, WeightTables, extent_of
 from modicum.errors import ConvergenceError
 from modicum.estimators import LinearTaylor
 from modicum.estimators.taylor import coefficients
@@ -23,13 +25,23 @@ from modicum.methods.base import Task
 from modicum.models import LinearPredictorModel
 from modicum.models.arrow import ArrowFactor, ArrowLayout
 from modicum.models.base import Batch
-from modicum.models.matrix import CodedMatrix
+from modicum.models.matrix import CodedMatrix, ModelMatrix
 from modicum.passes import Sums
 from modicum.passes.blocks import map_in_blocks
+from modicum.passes.engine import of_numpy
 from modicum.passes.faults import describe_row
-from modicum.runtime import FASTEST_COMPILE, SCATTERS, Pytree, jit
+from modicum.passes.on_numpy import map_by_numpy
+from modicum.rows import Rows
+from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit
 
-__all__ = ["cached_rows", "design_tables", "ends_near_the_mode", "expected_residuals"]
+__all__ = [
+    "cached_rows",
+    "design_tables",
+    "ends_near_the_mode",
+    "expected_residuals",
+    "rows_for_chains",
+    "tables_for_chains",
+]
 
 
 def design_tables(
@@ -37,9 +49,11 @@ def design_tables(
 ) -> Tables:
     """The tables of a design; those that take a pass are remembered, by `stage`, for a resumed run.
 
-    A study that weighs rows twice has two stages.
+    A study that weighs rows twice has two stages. Weights that workers keep are not remembered: a
+    resumed run makes the pass again.
     """
-    if design.needs == "nothing":
+    kept = design.needs == "expected" and task.sums.engine.keeps(task.rows)
+    if design.needs == "nothing" or kept:
         return design.tables(facts)
     name = f"{stage}-{type(design).__name__.lower()}"
 
@@ -47,6 +61,32 @@ def design_tables(
         return design.layout(**arrays)
 
     return task.remember(name, lambda: design.tables(facts)._asdict(), read)
+
+
+def _is_kept(tables: Pytree) -> bool:
+    """Whether they are those of a weighted design, sorted by whoever holds the rows."""
+    if not isinstance(tables, WeightTables) or tables.order is None:
+        return False
+    return not isinstance(tables.order, np.ndarray | jax.Array)
+
+
+def tables_for_chains(tables: Pytree, rows: Batch | Rows) -> Pytree:
+    """A design's tables as arrays that kernels read, for chains that get `rows_for_chains`.
+
+    Where whoever holds the rows keeps their order, chains draw places in it. Rows that are in this
+    process need the order beside them, and it is gathered.
+    """
+    if _is_kept(tables) and isinstance(rows, Rows):
+        tables = tables._replace(order=None)
+    return jax.tree.map(jnp.asarray, tables)
+
+
+def rows_for_chains(tables: Pytree, rows: Batch | Rows) -> Batch | Rows:
+    """Rows by the numbers that chains draw from `tables_for_chains`: places, where these are."""
+    if _is_kept(tables) and isinstance(rows, Rows):
+        fed: Rows = tables.order.sorted_rows()
+        return fed
+    return rows
 
 
 @jit(static=0, options=FASTEST_COMPILE)
@@ -61,8 +101,10 @@ def expected_residuals(
     proxy: Proxy,
     pilot: np.ndarray,
     by_draws: bool = False,
-) -> np.ndarray:
+) -> np.ndarray | KeptNumbers:
     """Root mean square over the posterior of every row's residual, by one pass.
+
+    Workers of a cluster keep those of their rows.
 
     Parameters
     ----------
@@ -78,7 +120,7 @@ def expected_residuals(
     """
     if isinstance(control_variate, LinearTaylor):
         centre = pilot.mean(axis=0) if len(pilot) else np.zeros(len(proxy.a))
-        chunk_map: partial[jax.Array] = partial(_from_leverage, control_variate)
+        chunk_map: Callable[..., Array] = partial(_from_leverage, control_variate)
         arguments: Pytree = (proxy, centre)
         if isinstance(proxy.factor, ArrowFactor):
             assert sums.target.arrow is not None
@@ -87,15 +129,18 @@ def expected_residuals(
         elif control_variate.target.coding is not None:
             chunk_map = partial(_from_codes, control_variate)
             arguments = _posterior_of_predictors(control_variate, proxy, centre)
+        if control_variate.target.on_numpy and not isinstance(proxy.factor, ArrowFactor):
+            chunk_map = partial(_by_numpy, control_variate)
+            arguments = _posterior_of_predictors(control_variate, proxy, centre)
         sums.enter("design", 1, "gradient", passes=1)
     else:
         of_chunk = _from_pilot_by_group if sums.target.scatters else _from_pilot
         chunk_map, arguments = partial(of_chunk, control_variate), (proxy, pilot)
         sums.enter("design", len(pilot), "density", passes=1)
-    expected = sums.engine.map_rows(chunk_map, arguments, sums.rows, "design")
-    bad = np.flatnonzero(~np.isfinite(expected))
-    if len(bad):
-        raise ConvergenceError(ends_near_the_mode(describe_row(sums.rows, int(bad[0]))))
+    expected = sums.engine.keep_rows(chunk_map, arguments, sums.rows, "design")
+    bad = extent_of(expected).bad
+    if bad >= 0:
+        raise ConvergenceError(ends_near_the_mode(describe_row(sums.rows, bad)))
     return expected
 
 
@@ -134,18 +179,20 @@ def _of_block(
 
 def _residual_size(order: int, h: jax.Array, taylor: jax.Array) -> jax.Array:
     """Root mean square of the two terms after `order`, with e ~ N(0, h)."""
-    total = jnp.zeros_like(h)
+    xp = namespace(h)
+    total = xp.zeros_like(h)
     for j in (order + 1, order + 2):
-        total += _EVEN_MOMENTS[j] * h**j * taylor[j] ** 2  # of f^(j) / j!
-    return jnp.sqrt(total)
+        total += _EVEN_MOMENTS[j] * power(h, j) * taylor[j] ** 2  # of f^(j) / j!
+    return xp.sqrt(total)
 
 
 class PredictorPosterior(NamedTuple):
     """Normal approximation to what predictors of rows are made of: coefficients, in raw units."""
 
-    point: jax.Array  # t*
-    away: jax.Array  # the posterior's centre, less t*
-    covariance: jax.Array
+    point: np.ndarray  # t*
+    away: np.ndarray  # the posterior's centre, less t*
+    factor: np.ndarray  # L, with L L' their covariance
+    covariance: np.ndarray
 
 
 def _posterior_of_predictors(
@@ -153,7 +200,7 @@ def _posterior_of_predictors(
 ) -> PredictorPosterior:
     size = control_variate.target.size  # what follows are parameters of priors
     L = np.asarray(proxy.factor)[:size]
-    return PredictorPosterior(proxy.point[:size], jnp.asarray(L @ centre), jnp.asarray(L @ L.T))
+    return PredictorPosterior(np.asarray(proxy.point)[:size], L @ centre, L, L @ L.T)
 
 
 @jit(static=0)
@@ -162,15 +209,44 @@ def _from_codes(
 ) -> jax.Array:
     """The same of rows with codes, none of which is whitened: that would take d numbers of each."""
     del present
+    return _of_predictors(control_variate, posterior, batch)
+
+
+def _of_predictors(
+    control_variate: LinearTaylor, posterior: PredictorPosterior, batch: Batch
+) -> jax.Array:
     model = control_variate.target.model
     assert isinstance(model, LinearPredictorModel)
+    xp = namespace(posterior.point)
     x = control_variate.matrix(batch)
-    assert isinstance(x, CodedMatrix)
-    eta = x @ posterior.point + batch.get("offset", 0.0)
-    h = x.quadratic(posterior.covariance) + (x @ posterior.away) ** 2
-    taylor = coefficients(model, eta, jnp.asarray(model.outcome(batch), jnp.float64))
+    eta = x @ as_either(posterior.point) + batch.get("offset", 0.0)
+    h = _leverage(x, posterior) + (x @ as_either(posterior.away)) ** 2
+    taylor = coefficients(model, eta, xp.asarray(model.outcome(batch), np.float64))
     size = _residual_size(control_variate.order, h, taylor)
-    return jnp.asarray(batch.get("weight", 1.0) * size)
+    return xp.asarray(batch.get("weight", 1.0) * size)
+
+
+def _leverage(x: ModelMatrix, posterior: PredictorPosterior) -> jax.Array:
+    """Posterior variance of the predictor of each row."""
+    if isinstance(x, CodedMatrix):
+        return x.quadratic(as_either(posterior.covariance))
+    whitened = x @ as_either(posterior.factor)
+    return np.einsum("ij,ij->i", whitened, whitened)  # of columns, NumPy alone comes here
+
+
+@of_numpy
+def _by_numpy(
+    control_variate: LinearTaylor,
+    posterior: PredictorPosterior,
+    batch: Batch,
+    present: np.ndarray,
+) -> np.ndarray:
+    """Either of these without a compiler."""
+
+    def sizes(block: Batch) -> np.ndarray:
+        return np.asarray(_of_predictors(control_variate, posterior, block))
+
+    return map_by_numpy(sizes, batch, present)
 
 
 @jit(static=(0, 1, 2), options=SCATTERS)

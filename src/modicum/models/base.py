@@ -35,6 +35,7 @@ class BaseModel(ABC):
     has_flat_prior: bool = False  # known to have one, so that the posterior may have no end
     has_groups: bool = False  # whether effects of groups are among the parameters
     dispersed_starts: ClassVar[int] = 1  # from which modes are looked for, unless asked otherwise
+    outcome_field: str = "y"  # of the rows: what is predicted, drawn by `simulate` and checked
 
     @abstractmethod
     def log_prior(self, theta: Params) -> jax.Array:
@@ -166,6 +167,31 @@ class BaseModel(ABC):
         raise SettingError(
             f"{type(self).__name__} does not say what it predicts; give it `predict=`, a function "
             "of (theta, batch) that returns the expected outcome of each row."
+        )
+
+    @property
+    def simulates(self) -> bool:
+        """Whether `simulate` draws outcomes."""
+        return type(self).simulate is not BaseModel.simulate
+
+    def simulate(self, theta: Params, row: Batch, key: jax.Array) -> jax.Array:
+        """Draw an outcome of one row, for predictive draws; `row` holds one entry per field."""
+        raise SettingError(
+            f"{type(self).__name__} does not say how outcomes are drawn, so that there are no "
+            "predictive draws; give it `simulate=`, a function of (theta, row, key) that draws the "
+            "outcome of one row by a JAX key, or use post.predict, which gives expected outcomes."
+        )
+
+    @property
+    def simulates_prior(self) -> bool:
+        """Whether `simulate_prior` draws parameters."""
+        return type(self).simulate_prior is not BaseModel.simulate_prior
+
+    def simulate_prior(self, key: jax.Array) -> Params:
+        """Draw unconstrained parameters from the prior, for prior predictive draws."""
+        raise SettingError(
+            f"{type(self).__name__} does not say how to draw from its prior, so that there are no "
+            "prior draws; give it `simulate_prior=`, a function of a JAX key that draws parameters."
         )
 
     def decide(self, expected: np.ndarray) -> np.ndarray | None:

@@ -62,7 +62,7 @@ def from_numpyro(model: Callable[..., Any], rows: Rows, **arguments: Any) -> Mod
     -------
     Model
         For `mo.sample(model, rows)`. Predictions are means of the observed site, where it is alone
-        and has one.
+        and has one; predictive draws are draws of it, and prior draws those of all other sites.
 
     Examples
     --------
@@ -201,24 +201,78 @@ class _Program:
         return {name: sites[name]["value"] for name in self.reported}
 
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
-        """Mean of the observed site; what new rows do not hold, such as outcomes, is zeros."""
-        count = len(next(iter(batch.values())))
-        few = self._few_rows
-        absent = {name: jnp.zeros((count, *few[name].shape[1:]), few[name].dtype) for name in few}
-        sites = self.run({**absent, **batch}, theta)
-        seen = [site for site in sites.values() if _is_observed(site)]
-        if len(seen) != 1:
-            raise SettingError(
-                f"the model observes {len(seen)} sites, so that what it predicts is not clear; "
-                "compute it from the draws."
-            )
+        """Mean of the observed site."""
+        site, axis = self._outcome(theta, batch)
         try:
-            mean = jnp.asarray(seen[0]["fn"].mean)
+            return jnp.moveaxis(jnp.asarray(site["fn"].mean), axis, 0)
         except NotImplementedError:
             raise SettingError(
-                f"the distribution of the observed site '{seen[0]['name']}' has no mean to predict."
+                f"the distribution of the observed site '{site['name']}' has no mean to predict."
             ) from None
-        return jnp.moveaxis(mean, _frames(seen[0])[self.plate] - seen[0]["fn"].event_dim, 0)
+
+    def simulate(self, theta: Params, row: Batch, key: jax.Array) -> jax.Array:
+        """An outcome of the observed site, for one row."""
+        batch = {name: jnp.asarray(value)[None] for name, value in row.items()}
+        site, axis = self._outcome(theta, batch or {self.fields[0]: self._zeros(1)[self.fields[0]]})
+        try:
+            drawn = site["fn"].sample(key)
+        except NotImplementedError:
+            raise SettingError(
+                f"NumPyro cannot draw from the distribution of the observed site '{site['name']}', "
+                "so that there are no predictive draws."
+            ) from None
+        return jnp.moveaxis(drawn, axis, 0)[0]
+
+    def _outcome(self, theta: Params, batch: Batch) -> tuple[Site, int]:
+        """The observed site, and the rows' axis of what it draws.
+
+        What new rows do not hold, such as outcomes, is zeros.
+        """
+        sites = self.run({**self._zeros(len(next(iter(batch.values())))), **batch}, theta)
+        seen = [site for site in sites.values() if _is_observed(site)]
+        if len(seen) != 1 or _is_factor(seen[0]):
+            number = "a factor" if len(seen) == 1 else f"{len(seen)} sites"
+            raise SettingError(
+                f"the model observes {number}, so that what it predicts is not clear; compute it "
+                "from the draws."
+            )
+        return seen[0], _frames(seen[0])[self.plate] - seen[0]["fn"].event_dim
+
+    def _zeros(self, count: int) -> Batch:
+        """As many rows of zeros."""
+        few = self._few_rows
+        return {k: jnp.zeros((count, *few[k].shape[1:]), few[k].dtype) for k in few}
+
+    def simulate_prior(self, key: jax.Array) -> Params:
+        """Parameters drawn from their distributions."""
+        from numpyro import handlers
+
+        try:
+            seeded = replace(self, function=handlers.seed(self.function, key))
+            sites = seeded.run(self._few_rows, {})
+        except NotImplementedError:
+            raise SettingError(
+                "a parameter of the model has an improper distribution, from which nothing can be "
+                "drawn; give it a proper one."
+            ) from None
+        return {name: sites[name]["value"] for name in self.parameters}
+
+    def outcome_field(self, theta: Params) -> str:
+        """The field that is the observed site's value as it is; empty where none is.
+
+        Each is changed in turn, to see whether the site's value is the field's before and after.
+        """
+        batch = self._few_rows
+        for name in self.fields:
+            changed = ~batch[name] if batch[name].dtype == bool else batch[name] + 1
+            both = [batch, {**batch, name: changed}]
+            try:
+                sites = [self._outcome(theta, b)[0]["value"] for b in both]
+            except SettingError:
+                return ""
+            if all(np.array_equal(v, b[name]) for v, b in zip(sites, both, strict=True)):
+                return name
+        return ""
 
     @property
     def _few_rows(self) -> Mapping[str, np.ndarray]:
@@ -254,9 +308,20 @@ def _is_observed(site: Site) -> bool:
     return site["type"] == "sample" and bool(site["is_observed"])
 
 
+def _is_factor(site: Site) -> bool:
+    return type(site["fn"]).__name__ == "Unit"
+
+
 def _log_density(site: Site) -> jax.Array:
     density = site["fn"].log_prob(site["value"])
     return density if site["scale"] is None else density * site["scale"]
+
+
+class _NumpyroModel(Model):
+    """A model whose functions are NumPyro's."""
+
+    def check_simulate(self, theta: Params, batch: Batch, rows: Rows) -> None:
+        """Chains do not need what draws outcomes, which says itself why it cannot."""
 
 
 class _Study:
@@ -288,11 +353,14 @@ class _Study:
         points = [_values(self._run(self.few, radius), free) for radius in _radii()]
         constraints = {name: self._constraint(name, here, points[1]) for name in free}
         self._depends_on_rows(points[1])
-        model = Model(
+        model = _NumpyroModel(
             self.program.log_prior,
             self.program.log_likelihood,
             init=points[0],
             predict=self.program.expected,
+            simulate=self.program.simulate,
+            simulate_prior=self.program.simulate_prior,
+            outcome=self.program.outcome_field(points[0]),
             constraints={k: c for k, c in constraints.items() if c is not real},
             report=self.program.report if reported else None,
         )
@@ -361,7 +429,7 @@ class _Study:
                     "use mo.fit with a term such as (1 | group)."
                 )
             if not within and _is_observed(site):
-                kind = "factor" if type(site["fn"]).__name__ == "Unit" else "observed"
+                kind = "factor" if _is_factor(site) else "observed"
                 raise SettingError(
                     f"the {kind} site '{name}' lies outside the plate over the rows ('{plate}'), "
                     "so that it belongs to no row: move it into the plate, or make it part of the "

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arrays import namespace
 from modicum.errors import DataError, SettingError
 from modicum.models.base import Batch, Labels, Params
 from modicum.models.coefficients import CoefficientPriors
@@ -68,6 +69,9 @@ class LinearPredictorModel(CoefficientPriors):
     """
 
     outcome_fields: ClassVar[tuple[str, ...]] = ("y",)  # what is seen of a row
+    # Whether `derivatives` and `higher_derivatives` take NumPy's arrays too (`modicum.arrays`), so
+    # that sums over all rows need no compiler.
+    on_numpy: ClassVar[bool] = False
 
     # What a family says -------------------------------------------------------------------
 
@@ -82,6 +86,10 @@ class LinearPredictorModel(CoefficientPriors):
     @abstractmethod
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
         """Derivatives 4, 5 and 6 of f in the linear predictor, elementwise over rows."""
+
+    def value(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """f alone, elementwise over rows; a family whose derivatives are costly has it apart."""
+        return self.derivatives(eta, y)[0]
 
     def rise(
         self, eta: jax.Array, e: jax.Array, y: jax.Array, before: jax.Array
@@ -156,9 +164,10 @@ class LinearPredictorModel(CoefficientPriors):
 
     def outcome(self, batch: Batch) -> jax.Array:
         """What is seen of each row: y, or y and the family's other fields along a last axis."""
+        xp = namespace(batch["y"])
         if len(self.outcome_fields) == 1:
-            return jnp.asarray(batch["y"])
-        return jnp.stack([jnp.asarray(batch[name]) for name in self.outcome_fields], axis=-1)
+            return xp.asarray(batch["y"])
+        return xp.stack([xp.asarray(batch[name]) for name in self.outcome_fields], axis=-1)
 
     def linear(self, theta: Params, batch: Batch) -> jax.Array:
         """eta of each row: shape (rows,), or (rows, q)."""

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from modicum.arrays import is_numpy, namespace
 from modicum.rows import CodedTerm, Coding
 from modicum.runtime import Array
 
@@ -24,25 +25,34 @@ __all__ = ["CodedMatrix", "DenseMatrix", "ModelMatrix", "model_matrix"]
 
 @dataclass(frozen=True, eq=False)
 class DenseMatrix:
-    """Rows whose columns are all there, (..., columns)."""
+    """Rows whose columns are all there, (..., columns).
+
+    NumPy's have the intercept's column of `ones` beside them: a copy of all others would cost.
+    """
 
     x: Array
+    ones: bool = False
 
     def __matmul__(self, other: jax.Array) -> jax.Array:
-        return jnp.asarray(self.x @ other)
+        if not self.ones:
+            return namespace(other).asarray(self.x @ other)
+        return namespace(other).asarray(self.x @ other[:-1] + other[-1])
 
     def in_double(self) -> DenseMatrix:
         """The same in float64."""
-        return DenseMatrix(jnp.asarray(self.x, jnp.float64))
+        return replace(self, x=namespace(self.x).asarray(self.x, np.float64))
 
     def with_ones(self) -> DenseMatrix:
         """The same with one more column, the intercept's."""
+        if is_numpy(self.x):
+            return replace(self, ones=True)
         x = jnp.asarray(self.x)
         return DenseMatrix(jnp.concatenate([x, jnp.ones((*x.shape[:-1], 1), x.dtype)], axis=-1))
 
     def densely(self) -> jax.Array:
         """All columns."""
-        return jnp.asarray(self.x)
+        x = jnp.asarray(self.x)
+        return jnp.concatenate([x, jnp.ones_like(x[..., :1])], axis=-1) if self.ones else x
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,46 +86,48 @@ class CodedMatrix:
 
     def __matmul__(self, other: jax.Array) -> jax.Array:
         """The product with (columns,) or (columns, k), by gathering its rows."""
-        kind = jnp.result_type(self.dtype, other)
-        other = jnp.asarray(other, kind)
+        xp = namespace(other)
+        kind = xp.result_type(self.dtype, other)
+        other = xp.asarray(other, kind)
         total: jax.Array | float = other[self.coding.size] if self.ones else 0.0
         if self.coding.dense:
             assert self.x is not None
             numbers = self.x[..., : len(self.coding.dense)].astype(kind)
-            total = total + numbers @ other[jnp.asarray(self.coding.dense)]
+            total = total + numbers @ other[xp.asarray(self.coding.dense)]
         # A row of zeros before the others is that of every reference level.
-        padded = jnp.concatenate([jnp.zeros((1, *other.shape[1:]), kind), other])
+        padded = xp.concatenate([xp.zeros((1, *other.shape[1:]), kind), other])
         for term in self.coding.terms:
-            part = padded.at[self.place(term)].get(mode="promise_in_bounds")
+            part = _entries(padded, self.place(term))
             if term.scale is not None:
                 scale = self.scale(term).astype(kind)
                 part = part * (scale[..., None] if other.ndim == 2 else scale)
             total = total + part
-        return jnp.asarray(total)
+        return xp.asarray(total)
 
     def quadratic(self, form: jax.Array) -> jax.Array:
         """x' S x of each row, with S symmetric: by gathering its entries, one per pair of parts.
 
         O((p + k)^2) operations per row of p numbers and k codes, however many columns there are.
         """
-        kind = jnp.result_type(self.dtype, form)
+        xp = namespace(form)
+        kind = xp.result_type(self.dtype, form)
         # A row and a column of zeros before the others are those of every reference level.
-        padded = jnp.pad(jnp.asarray(form, kind), ((1, 0), (1, 0)))
+        padded = xp.pad(xp.asarray(form, kind), ((1, 0), (1, 0)))
         numbers, places = self.numbers().astype(kind), 1 + self.dense_places()
-        total = jnp.sum(numbers @ padded[places][:, places] * numbers, axis=-1)
+        total = xp.sum(numbers @ padded[places][:, places] * numbers, axis=-1)
         beside = padded[:, places]
         terms = [(self.place(t), self.scale(t).astype(kind)) for t in self.coding.terms]
         for j, (place, scale) in enumerate(terms):
-            mixed = jnp.sum(beside.at[place].get(mode="promise_in_bounds") * numbers, axis=-1)
+            mixed = xp.sum(_entries(beside, place) * numbers, axis=-1)
             for other, its_scale in terms[:j]:
-                mixed += its_scale * padded.at[place, other].get(mode="promise_in_bounds")
-            own = padded.at[place, place].get(mode="promise_in_bounds")
+                mixed += its_scale * _entries(padded, (place, other))
+            own = _entries(padded, (place, place))
             total = total + scale * (scale * own + 2 * mixed)
         return total
 
     def in_double(self) -> CodedMatrix:
         """The same with numbers in float64."""
-        x = None if self.x is None else self.x.astype(jnp.float64)
+        x = None if self.x is None else self.x.astype(np.float64)
         return replace(self, x=x, dtype=jnp.dtype(jnp.float64))
 
     def with_ones(self) -> CodedMatrix:
@@ -141,26 +153,29 @@ class CodedMatrix:
 
     def place(self, term: CodedTerm) -> jax.Array:
         """Where a row's column is, counted from one; 0 for the reference level."""
-        code = self.codes[term.field].astype(jnp.int32)
+        held = self.codes[term.field]
+        xp = namespace(held)
+        code = held.astype(np.intp if xp is np else jnp.int32)  # what indices are, in each
         if not term.reference:
             return code + (term.first + 1)
-        return jnp.where(code == 0, 0, code + term.first)
+        return xp.where(code == 0, 0, code + term.first)
 
     def scale(self, term: CodedTerm) -> jax.Array:
         """The number in a row's column; a single one where all are ones."""
         if term.scale is None:
-            return jnp.ones((), self.dtype)
+            return namespace(self.codes[term.field]).ones((), self.dtype)
         assert self.x is not None
         return self.x[..., term.scale]
 
     def numbers(self) -> jax.Array:
         """The dense columns, that of ones last, (..., columns)."""
-        shape = next(iter(self.codes.values())).shape
-        parts = [jnp.ones((*shape, 1), self.dtype)] if self.ones else []
+        held = next(iter(self.codes.values()))
+        xp, shape = namespace(held), held.shape
+        parts = [xp.ones((*shape, 1), self.dtype)] if self.ones else []
         if self.coding.dense:
             assert self.x is not None
             parts.insert(0, self.x[..., : len(self.coding.dense)])
-        return jnp.concatenate([jnp.zeros((*shape, 0), self.dtype), *parts], axis=-1)
+        return xp.concatenate([xp.zeros((*shape, 0), self.dtype), *parts], axis=-1)
 
     def dense_places(self) -> np.ndarray:
         """Where the dense columns stand among all."""
@@ -174,7 +189,18 @@ def model_matrix(coding: Coding | None, batch: Mapping[str, Array]) -> ModelMatr
     """Return the matrix of a batch of rows; without codes, x has all columns."""
     if coding is None or any(name not in batch for name in coding.fields):
         return DenseMatrix(batch["x"])
-    x = None if batch.get("x") is None else jnp.asarray(batch["x"])
-    like = x if x is not None else jnp.asarray(batch.get("y", 0.0))
-    codes = {name: jnp.asarray(batch[name]) for name in coding.fields}
+    codes = {name: _array(batch[name]) for name in coding.fields}
+    x = None if batch.get("x") is None else _array(batch["x"])
+    like = x if x is not None else _array(batch.get("y", np.zeros(())))
     return CodedMatrix(coding, x, codes, like.dtype)
+
+
+def _array(values: Array) -> jax.Array:
+    return namespace(values).asarray(values)
+
+
+def _entries(table: jax.Array, where: jax.Array | tuple[jax.Array, ...]) -> jax.Array:
+    """The entries of a table at places that are known to be in it."""
+    if is_numpy(table):
+        return table[where]
+    return table.at[where].get(mode="promise_in_bounds")

@@ -86,21 +86,16 @@ def multilevel(
     if how == "integrate" and obstacle is not None:
         raise SettingError(f"{obstacle}; use {argument('groups', 'explicit')}.")
     possible = size <= DENSE_LIMIT or _is_arrow(family, terms, inner, rows, size)
-    dearer = size > DENSE_LIMIT and _integrating_is_cheaper(
-        rows, common, terms, inner, beside, needed
-    )
-    thin = not possible or needed > MOST_ROWS or dearer
+    thin = not possible or needed > MOST_ROWS
+    if size > DENSE_LIMIT:
+        thin |= _integrating_is_cheaper(rows, common, terms, inner, beside, needed)
     if how == "integrate" or (how is None and thin and obstacle is None):
-        why = "set by hand"
-        if how is None:
-            why = f"holding {size:,} parameters explicitly would need some {needed:,.2g} rows per step"
-            why += (
-                "; of groups, tens do"
-                if not possible or needed > MOST_ROWS
-                else (
-                    " and a product with a matrix of all levels, which costs more than some groups do"
-                )
-            )
+        why = (
+            "set by hand"
+            if how
+            else f"holding {size:,} parameters explicitly would take some {needed:,.2g} rows per "
+            "step and sums over all levels; of groups, tens do"
+        )
         if outer:
             why += f"; effects of {largest!r} are integrated out, all others explicit"
         return Multilevel(_integrated(family, inner, outer), "integrate", why)
@@ -116,6 +111,8 @@ def multilevel(
             f"the two){reason}; {remedy}."
         )
     why = "set by hand" if how else f"{size:,} parameters for {len(rows):,} rows are few"
+    if how is None and thin:
+        why = f"{obstacle}"
     return Multilevel(replace(family, groups=tuple(terms)), "explicit", why)
 
 
@@ -143,8 +140,8 @@ def _integrating_is_cheaper(
 ) -> bool:
     """Compare operations per gradient of the two ways, for more effects than a dense matrix holds.
 
-    Explicit: the rows a step needs, and four products of the border with all levels. Integrated: the
-    rows of some groups at all nodes, and the Hessian of each group in all that is beside.
+    Explicit: the rows a step needs, and four products of the border with all levels. Integrated:
+    the rows of some groups at all nodes, and the Hessian of each group in all that is beside.
     """
     levels = len(rows.levels[inner[0].field])
     effects = sum(len(term.effects) for term in inner)

@@ -88,6 +88,16 @@ class NeuralModel(BaseModel):
         """The most probable class."""
         return np.argmax(expected, axis=-1) if self.likelihood == "categorical" else None
 
+    @property
+    def simulates(self) -> bool:
+        """Whether outcomes are numbers; classes are drawn by their chances."""
+        return self.likelihood == "gaussian"
+
+    def simulate(self, theta: Params, row: Batch, key: jax.Array) -> jax.Array:
+        """The mean of the outcome, and noise."""
+        (mean,) = self.expected(theta, {name: jnp.asarray(x)[None] for name, x in row.items()})
+        return mean + self.noise_scale * jax.random.normal(key)
+
     def _inputs(self, theta: Params, batch: Batch) -> jax.Array:
         """Scaled x in the type of the parameters, so that float32 stays float32."""
         x = jnp.asarray(batch["x"])

@@ -49,6 +49,15 @@ class Model(BaseModel):
     predict
         Optional `predict(theta, batch)`: the expected outcome of each row, for
         `Posterior.predict`.
+    simulate
+        Optional `simulate(theta, row, key)`: an outcome of one row, drawn by a JAX key, for
+        `Posterior.predictive`, `ppc`, the report and ArviZ. `row` maps the field names of the rows
+        to what the row holds, but for its outcome.
+    simulate_prior
+        Optional `simulate_prior(key)`: parameters drawn from the prior by a JAX key, with the names
+        and shapes of `init`, for prior predictive draws.
+    outcome
+        The field of the rows that holds what `predict` expects and `simulate` draws.
     constraints
         Which values parameters may have, by name: `mo.positive`, `mo.interval(low, high)`,
         `mo.ordered`, `mo.simplex`, `mo.cholesky_corr`. All functions, `init` and the draws have
@@ -68,13 +77,15 @@ class Model(BaseModel):
     --------
     Exponential decay, with noise of a size that is not known:
 
-    >>> import jax.numpy as jnp, numpy as np, modicum as mo
+    >>> import jax, jax.numpy as jnp, numpy as np, modicum as mo
     >>> decay = mo.Model(
     ...     log_prior=lambda th: -0.5 * (th["level"] ** 2 + th["rate"] ** 2 + th["noise"] ** 2),
     ...     log_likelihood=lambda th, batch: -0.5 * (
     ...         (batch["y"] - th["level"] * jnp.exp(-th["rate"] * batch["time"])) / th["noise"]
     ...     ) ** 2 - jnp.log(th["noise"]),
     ...     constraints={"noise": mo.positive},
+    ...     simulate=lambda th, row, key: th["level"] * jnp.exp(-th["rate"] * row["time"])
+    ...     + th["noise"] * jax.random.normal(key),
     ...     report=lambda th: {"half_life": jnp.log(2) / th["rate"]},
     ...     init={"level": 1.0, "rate": 0.5, "noise": 1.0},
     ... )
@@ -84,6 +95,8 @@ class Model(BaseModel):
     ...                  random_seed=1, progressbar=False)
     >>> post.summary()["mean"].round(1).to_dict()
     {'half_life': 1.4, 'level': 2.0, 'noise': 0.1, 'rate': 0.5}
+    >>> post.predictive({"time": [0.0, 4.0]}, draws=1000).std(axis=0).round(1)
+    array([0.1, 0.1])
     """
 
     users_functions: ClassVar[bool] = True
@@ -96,6 +109,9 @@ class Model(BaseModel):
         init: Params | None = None,
         predict: Callable[[Params, Batch], Any] | None = None,
         *,
+        simulate: Callable[[Params, Batch, jax.Array], Any] | None = None,
+        simulate_prior: Callable[[jax.Array], Params] | None = None,
+        outcome: str = "y",
         constraints: Mapping[str, Constraint] | None = None,
         report: Callable[[Params], Mapping[str, Any]] | None = None,
         shapes: Mapping[str, int | Shape] | None = None,
@@ -106,6 +122,8 @@ class Model(BaseModel):
             "log_likelihood": log_likelihood,
             "predict": predict,
             "report": report,
+            "simulate": simulate,
+            "simulate_prior": simulate_prior,
         }
         functions = {name: function for name, function in arguments.items() if function is not None}
         for name, function in functions.items():
@@ -114,6 +132,9 @@ class Model(BaseModel):
         self._functions: dict[str, Callable[..., Any]] = {
             name: uncompiled(function) for name, function in functions.items()
         }
+        if not isinstance(outcome, str):
+            raise SettingError(f"outcome must be the name of a field of the rows, not {outcome!r}.")
+        self.outcome_field = outcome
         self._constraints = _checked_constraints(constraints)
         self._shapes = _checked_shapes(shapes, init)
         self._expand = _checked_expand(expand)
@@ -207,6 +228,62 @@ class Model(BaseModel):
         fields = as_handed_over(batch, self._kinds)
         return _floating(predict(self.layout.constrain(theta), fields))
 
+    @property
+    def simulates(self) -> bool:
+        """Whether the user says how outcomes are drawn."""
+        return "simulate" in self._functions
+
+    def simulate(self, theta: Params, row: Batch, key: jax.Array) -> jax.Array:
+        """Draw an outcome of one row, by what the user gave."""
+        draw = self._functions.get("simulate")
+        if draw is None:
+            return super().simulate(theta, row, key)
+        fields = as_handed_over(row, self._kinds)
+        try:
+            return _floating(draw(self.layout.constrain(theta), fields, key))
+        except SettingError:
+            raise
+        except KeyError as missing:
+            raise SettingError(
+                f"`simulate` asks for {missing}, which neither the parameters nor the row hold "
+                f"(the row holds {', '.join(sorted(row)) or 'nothing'}; its outcome, the field "
+                f"'{self.outcome_field}', is what is drawn)."
+            ) from missing
+        except Exception as fault:
+            raise SettingError(
+                f"`simulate` fails on a row ({_first_line(fault)}); it is a function of (theta, "
+                "row, key), gets one row at a time and must be written with jax.numpy and "
+                "jax.random."
+            ) from fault
+
+    @property
+    def simulates_prior(self) -> bool:
+        """Whether the user says how to draw from the prior."""
+        return "simulate_prior" in self._functions
+
+    def simulate_prior(self, key: jax.Array) -> Params:
+        """Draw from the prior, by what the user gave."""
+        draw = self._functions.get("simulate_prior")
+        if draw is None:
+            return super().simulate_prior(key)
+        try:
+            values = jax.tree.map(_floating, draw(key))
+        except SettingError:
+            raise
+        except Exception as fault:
+            raise SettingError(
+                f"`simulate_prior` fails on a JAX key ({_first_line(fault)}); write it with "
+                "jax.numpy and jax.random."
+            ) from fault
+        drawn = {name: tuple(leaf.shape) for name, leaf in named_leaves(values).items()}
+        needed = dict(zip(self.layout.names, self.layout.shapes, strict=True))
+        if drawn != needed:
+            raise SettingError(
+                "`simulate_prior` must return the names and shapes of the model's parameters, "
+                f"{needed}, and returned {drawn}."
+            )
+        return self.layout.free(values)
+
     def report(self, theta: Params) -> dict[str, jax.Array]:
         """Name the parameters within their bounds, and what the user derives from them."""
         values = self.layout.constrain(theta)
@@ -284,6 +361,29 @@ class Model(BaseModel):
                 f"shape {likelihood} where {(count,)} was expected; do not sum over rows."
             )
         self._check_report(theta)
+        self.check_simulate(theta, batch, rows)
+
+    def check_simulate(self, theta: Params, batch: Batch, rows: Rows) -> None:
+        """Try what draws outcomes and parameters, on the first row."""
+        key = jax.random.key(0, impl=IMPL)
+        if self.simulates_prior:
+            jax.eval_shape(lambda: self.simulate_prior(key))
+        field = self.outcome_field
+        if field != "y" and self.simulates and field and field not in rows.fields:
+            raise SettingError(
+                f"the outcome is to be the field {field!r}, which the rows do not hold (they hold "
+                f"{', '.join(sorted(rows.fields))})."
+            )
+        if not self.simulates:
+            return
+        row = {k: v[0] for k, v in batch.items() if k not in (field, "weight")}
+        drawn = jax.eval_shape(lambda t, r: self.simulate(t, r, key), theta, row).shape
+        if field in rows.fields and drawn != tuple(rows.fields[field]):
+            raise SettingError(
+                f"`simulate` must return the outcome of one row, of the shape "
+                f"{tuple(rows.fields[field])} that the field {field!r} has per row, and returned "
+                f"{drawn}."
+            )
 
     def _check_report(self, theta: Params) -> None:
         derive = self._functions.get("report")

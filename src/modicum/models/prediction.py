@@ -19,6 +19,7 @@ from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.matrix import CodedMatrix
 from modicum.models.tracing import digest_of
+from modicum.random import typed
 from modicum.runtime import Array, in_double_precision, jit
 
 __all__ = ["ModelPredictor", "rebuild"]
@@ -27,6 +28,7 @@ BUDGET = 2**25  # numbers that draws evaluated together may hold at their widest
 SAVED: dict[str, type[BaseModel]] = {
     name: getattr(module, name) for module in (families, networks) for name in module.__all__
 }
+KEY_WORDS, ROW_NUMBERS = "words of the key", "numbers of the rows"  # beside names and fields
 INTEGRATED = "IntegratedEffects"  # a model of another, which its file describes within it
 Draws: TypeAlias = dict[str, np.ndarray]
 Question: TypeAlias = Callable[[BaseModel, Mapping[str, Array], Batch], tuple[jax.Array, ...]]
@@ -45,7 +47,7 @@ class ModelPredictor:
 
     def __call__(self, draws: Draws, batch: Batch) -> np.ndarray:
         """Expected outcomes: one value (or line of values) per draw and row."""
-        known = {k: v for k, v in batch.items() if k not in ("y", "weight")}
+        known = self._without_outcome(batch)
         (expected,) = self._evaluate(_expected, draws, known)
         return expected
 
@@ -61,7 +63,7 @@ class ModelPredictor:
 
     def moments(self, draws: Draws, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Means and variances of outcomes, each one value per draw and row."""
-        known = {k: v for k, v in batch.items() if k not in ("y", "weight")}
+        known = self._without_outcome(batch)
         mean, variance = self._evaluate(_moments, draws, known)
         return mean, variance
 
@@ -70,9 +72,29 @@ class ModelPredictor:
 
         Groups that the rows do not say, and those that were integrated out, are new.
         """
-        known = {k: v for k, v in batch.items() if k not in ("y", "weight")}
+        known = self._without_outcome(batch)
         predictors, spread = self._evaluate(_predictors, draws, known)
         return predictors, spread
+
+    def simulated(self, draws: Draws, batch: Batch, words: np.ndarray, first: int) -> np.ndarray:
+        """Outcomes (draws, rows, ...) of a model that simulates them.
+
+        Parameters
+        ----------
+        draws, batch
+            As in all of these; outcomes that the batch holds are not looked at.
+        words
+            Of a key per draw (draws, 2).
+        first
+            Number of the first row: each row has a key of its own, however rows are batched.
+        """
+        numbers = np.arange(first, first + _length(batch), dtype=np.uint32)
+        known = self._without_outcome(batch) | {ROW_NUMBERS: numbers}
+        (outcomes,) = self._evaluate(_simulated, draws | {KEY_WORDS: words}, known)
+        return outcomes
+
+    def _without_outcome(self, batch: Batch) -> dict[str, Array]:
+        return {k: v for k, v in batch.items() if k not in (self.model.outcome_field, "weight")}
 
     @in_double_precision
     def _evaluate(self, what: Question, draws: Draws, batch: Batch) -> tuple[np.ndarray, ...]:
@@ -147,6 +169,17 @@ def _rebuilt(description: Mapping[str, Any]) -> BaseModel | None:
 
 def _expected(model: BaseModel, named: Mapping[str, Array], fields: Batch) -> tuple[jax.Array]:
     return (model.expected(model.restore(named), fields),)
+
+
+def _simulated(model: BaseModel, named: Mapping[str, Array], fields: Batch) -> tuple[jax.Array]:
+    theta = model.restore({name: x for name, x in named.items() if name != KEY_WORDS})
+    key = typed(jnp.asarray(named[KEY_WORDS]))
+    rows = {name: x for name, x in fields.items() if name != ROW_NUMBERS}
+
+    def outcome(number: jax.Array, row: Batch) -> jax.Array:
+        return model.simulate(theta, row, jax.random.fold_in(key, number)).astype(float)
+
+    return (jax.vmap(outcome)(jnp.asarray(fields[ROW_NUMBERS]), rows),)
 
 
 def _moments(model: BaseModel, named: Mapping[str, Array], fields: Batch) -> tuple[jax.Array, ...]:

@@ -24,6 +24,7 @@ from modicum.models.priors.distributions import (
 )
 from modicum.models.priors.grouped import covariance_factor
 from modicum.models.priors.resolved import LOG_SD, PARTIAL, ModelPriors, is_logged
+from modicum.random import typed
 from modicum.runtime import in_double_precision
 
 __all__ = ["log_priors", "partial_exponents", "prior_draws"]
@@ -87,10 +88,8 @@ def prior_draws(
     elif isinstance(model, LinearPredictorModel):
         theta = _of_family(_known(model, shapes), q, number, rng)
     else:
-        raise SettingError(
-            f"{type(model).__name__} does not say how to draw from its prior, so that there are no "
-            "prior draws; draw parameters by hand and make a mo.Posterior of them."
-        )
+        words = rng.integers(0, 2**32, size=(number, 2), dtype=np.uint32)
+        theta = jax.jit(jax.vmap(lambda w: model.simulate_prior(typed(w))))(words)
     named = jax.vmap(model.report)(theta)
     return {name: np.asarray(named[name]) for name in shapes if name in named}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +18,28 @@ from modicum.models.arrow import ArrowLayout, arrow_layout
 from modicum.models.base import DENSE_LIMIT, BaseModel, Batch, Params, named_leaves
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
+from modicum.models.priors.distributions import HALF_LOG_2PI
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.tracing import Trace
 from modicum.rows import Coding, Rows
 from modicum.runtime import Array, in_double_precision, jit
 
 __all__ = ["Target"]
+
+
+class NormalPrior(NamedTuple):
+    """A log-prior -|away + slope t|^2 / 2 and a constant, with nothing to differentiate."""
+
+    away: np.ndarray  # distances from the prior's centre at t = 0, in prior sds
+    slope: np.ndarray  # of these in t: a triangle, with 1 / sd on its diagonal and 0 where flat
+
+    def expanded(self, t: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        """Value, gradient and Hessian at `t`."""
+        away, height = self.away + self.slope @ t, np.diag(self.slope)
+        height = height[height > 0]
+        constant = np.sum(np.log(height)) - len(height) * HALF_LOG_2PI
+        value = float(constant - 0.5 * away @ away)
+        return value, -self.slope.T @ away, -self.slope.T @ self.slope
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +157,18 @@ class Target:
         """Whether sums are over levels or groups: scattered, for which there is other code."""
         return self.coding is not None or isinstance(self.model, IntegratedEffects)
 
+    @cached_property
+    def on_numpy(self) -> bool:
+        """Whether sums over rows need no compiler: f has formulas for its derivatives in one eta.
+
+        An accelerator is quicker all the same.
+        """
+        model = self.model
+        if not isinstance(model, LinearPredictorModel) or not model.on_numpy or model.extras:
+            return False
+        one = len(self.shapes[0]) == 1 and bool(model.series_radius())  # no kink
+        return one and jax.default_backend() == "cpu"
+
     @property
     def coding(self) -> Coding | None:
         """What the codes of the rows mean, where the model reads them as columns; else None."""
@@ -202,20 +231,26 @@ class Target:
         With `places`, those of these entries in these entries alone.
         """
         places = np.arange(len(point)) if places is None else places
-
-        def distances(t: np.ndarray) -> np.ndarray:
-            return _flat(jax.tree.leaves(self.model.prior_distances(self.unravel(t))))[places]
-
-        def unit(place: int) -> np.ndarray:
-            vector = np.zeros_like(point)
-            vector[place] = 1
-            return vector
-
-        if self.model.prior_distances(self.unravel(point)) is None:
+        units = np.zeros((len(places), len(point)))
+        units[np.arange(len(places)), places] = 1
+        points = np.concatenate([[point, np.zeros_like(point)], units])
+        leaves = [points[:, list(where)] for where in self.places.values()]
+        shaped = [x.reshape(-1, *shape) for x, shape in zip(leaves, self.shapes, strict=True)]
+        away = self.model.prior_distances(jax.tree.unflatten(self.structure, shaped))
+        if away is None:
             return None
-        at_zero = distances(np.zeros_like(point))
-        columns = [distances(unit(int(place))) - at_zero for place in places]
-        return distances(point), np.column_stack(columns)
+        flat = [np.reshape(leaf, (len(points), -1)) for leaf in jax.tree.leaves(away)]
+        every = np.concatenate(flat, axis=1).astype(np.float64)[:, places]
+        here, at_zero, *lines = every
+        return here, (np.array(lines) - at_zero).T
+
+    @cached_property
+    def normal_prior(self) -> NormalPrior | None:
+        """The prior where it is normal or flat, and sums need no compiler; None elsewhere."""
+        if not self.on_numpy or self.exact_prior is not None:
+            return None
+        distances = self.prior_distances(np.zeros(self.size))
+        return None if distances is None else NormalPrior(*distances)
 
     @cached_property
     def has_normal_prior(self) -> np.ndarray:
@@ -235,6 +270,18 @@ class Target:
         own = self.model.report_own(self.unravel(zeros))
         ordered = [name for name in named if name not in own] + list(own)
         return {name: jax.ShapeDtypeStruct(np.shape(named[name]), np.float64) for name in ordered}
+
+    def named_only(self, points: np.ndarray) -> dict[str, np.ndarray] | None:
+        """`report` of flat vectors where it does no more than name entries; None elsewhere."""
+        plain = type(self.model).report is LinearPredictorModel.report
+        if not plain or self.model.has_groups or self.likelihood.size < self.size:
+            return None
+        shaped = zip(self.places.items(), self.shapes, strict=True)
+        return {
+            name: np.ascontiguousarray(points[:, at[0] : at[-1] + 1]).reshape(-1, *shape)
+            for (name, at), shape in shaped
+            if at
+        }
 
     def report(self, t: Array) -> dict[str, jax.Array]:
         """Name the parameters laid out in `t` the way draws show them."""

@@ -1,7 +1,7 @@
 """Sums over all rows, the posterior mode they lead to, and the anchor that remembers them."""
 
 from modicum.passes.anchor import Anchor, anchor_at, anchor_at_mode
-from modicum.passes.engine import Engine, LocalEngine
+from modicum.passes.engine import Engine, Hosts, LocalEngine
 from modicum.passes.mode import NEAR, ModeRecord, find_mode
 from modicum.passes.modes import Modes, Starts
 from modicum.passes.nodes import common_start, units_of, with_nodes
@@ -12,6 +12,7 @@ __all__ = [
     "NEAR",
     "Anchor",
     "Engine",
+    "Hosts",
     "LocalEngine",
     "ModeRecord",
     "Modes",

@@ -12,35 +12,40 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from math import ceil
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
+from modicum.designs import KeptNumbers
 from modicum.passes.blocks import BLOCK
 from modicum.progress import Progressbar, pass_progress
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
-from modicum.runtime import Pytree, in_double_precision, on_device
+from modicum.runtime import Pytree, in_double_precision, on_device, one_blas_thread
 
 __all__ = [
     "ChunkSum",
     "Engine",
+    "Hosts",
     "LocalEngine",
     "added",
     "chunk_bounds",
     "chunk_results",
     "chunk_rows",
     "joined",
+    "of_numpy",
     "padded_chunk",
 ]
 
 CHUNK_BYTES = 8 * 2**20  # a chunk, widened to float64, stays near the caches
 A = TypeVar("A")  # arguments of a function of chunks
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., object])
 ChunkSum: TypeAlias = Callable[[A, dict[str, np.ndarray], np.ndarray], Pytree]
 """From arguments, a chunk of rows and which of them are present to a pytree of arrays."""
 
@@ -67,8 +72,45 @@ class Engine(Protocol):
         """
         ...
 
+    def keeps(self, rows: Rows) -> bool:
+        """Whether `keep_rows` leaves numbers of these rows where the rows are."""
+        ...
+
+    def keep_rows(
+        self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = ...
+    ) -> np.ndarray | KeptNumbers:
+        """Make the numbers of `map_rows`, one per row, and keep them where the rows are.
+
+        What is on this machine is returned as it is.
+        """
+        ...
+
     def feed(self, rows: Rows) -> Rows:
         """Return the same rows, for chains that fetch some of them a chunk of iterations ahead."""
+        ...
+
+    def hosts(self, kind: type, most: int) -> Hosts | None:
+        """Up to `most` actors of class `kind` that run chains; None: these run in this process."""
+        ...
+
+
+class Hosts(Protocol):
+    """Actors elsewhere that do whole calls, again where one of them died (`modicum.engines`)."""
+
+    accelerators: bool  # whether each has one
+
+    def __len__(self) -> int: ...
+
+    def share(self, settings: object, rows: object) -> list[Any]:
+        """Have what all of them read at hand there."""
+        ...
+
+    def calls(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
+        """Answers of the first hosts, each of which is called with arguments of its own."""
+        ...
+
+    def close(self) -> None:
+        """Let them go."""
         ...
 
 
@@ -95,9 +137,25 @@ class LocalEngine:
         """Return float32 numbers per row (see `Engine`)."""
         return joined(self._parts(chunk_map, arguments, rows, description, np.float32), rows)
 
+    def keeps(self, rows: Rows) -> bool:
+        """Never: rows are on this machine."""
+        del rows
+        return False
+
+    def keep_rows(
+        self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
+    ) -> np.ndarray | KeptNumbers:
+        """The same as `map_rows`: rows are on this machine."""
+        return self.map_rows(chunk_map, arguments, rows, description)
+
     def feed(self, rows: Rows) -> Rows:
         """The rows themselves."""
         return rows
+
+    def hosts(self, kind: type, most: int) -> Hosts | None:
+        """None: chains run in this process."""
+        del kind, most
+        return None
 
     def _parts(
         self, function: ChunkSum[A], arguments: A, rows: Rows, description: str, dtype: DTypeLike
@@ -141,7 +199,7 @@ def chunk_results(
 ) -> Iterator[Pytree]:
     """Results of the chunks of these numbers, in their order, by a few threads."""
     size, compute = chunk_rows(rows), in_double_precision(_one_chunk)
-    with ThreadPoolExecutor(threads) as pool:
+    with one_blas_thread(), ThreadPoolExecutor(threads) as pool:
         jobs = ((lambda i=i: compute(function, arguments, rows, i, size, dtype)) for i in numbers)
         yield from _in_order(pool, jobs, ahead=2 * threads)
 
@@ -179,15 +237,30 @@ def _bytes(rows: Rows, name: str) -> int:
     return rows.dtypes[name].itemsize if name in codes else 8
 
 
-def padded_chunk(rows: Rows, index: int, size: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Chunk `index` of `size` rows; the last is filled up with copies marked as not present."""
+def of_numpy(function: F) -> F:
+    """Mark a function of chunks that is not compiled, and takes a last chunk of any length."""
+    function.of_numpy = True  # type: ignore[attr-defined]
+    return function
+
+
+def _is_of_numpy(function: object) -> bool:
+    return hasattr(function.func if isinstance(function, partial) else function, "of_numpy")
+
+
+def padded_chunk(
+    rows: Rows, index: int, size: int, whole: bool = True
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Chunk `index` of `size` rows; the last is filled up with copies marked as not present.
+
+    Unless a chunk need not be `whole`.
+    """
     if isinstance(rows, GroupedRows):  # as many groups as have room
         return rows.chunk(index)
     start = index * size
     stop = min(start + size, len(rows))
     batch = rows.slice(start, stop)
-    missing = size - (stop - start)
-    present = np.ones(size, dtype=bool)
+    missing = size - (stop - start) if whole else 0
+    present = np.ones(stop - start + missing, dtype=bool)
     if missing:
         batch = {name: _pad(values, missing) for name, values in batch.items()}
         present[-missing:] = False
@@ -201,7 +274,7 @@ def _pad(values: np.ndarray, missing: int) -> np.ndarray:
 def _one_chunk(
     function: ChunkSum[A], arguments: A, rows: Rows, index: int, size: int, dtype: DTypeLike
 ) -> Pytree:
-    batch, present = padded_chunk(rows, index, size)
+    batch, present = padded_chunk(rows, index, size, whole=not _is_of_numpy(function))
     with on_device(index):
         result = function(arguments, batch, present)
         return jax.tree.map(lambda a: np.asarray(a, dtype=dtype), result)

@@ -335,6 +335,8 @@ def _inverse(precision: np.ndarray) -> np.ndarray:
 @in_double_precision
 def prior_slope(target: Target, t: np.ndarray) -> tuple[float, np.ndarray]:
     """Log-prior and its gradient at `t`."""
+    if target.normal_prior is not None:
+        return target.normal_prior.expanded(t)[:2]
     value, gradient = _prior_slope(target, t)
     return float(value), np.asarray(gradient)
 
@@ -342,6 +344,8 @@ def prior_slope(target: Target, t: np.ndarray) -> tuple[float, np.ndarray]:
 @in_double_precision
 def prior_hessian(target: Target, t: np.ndarray) -> np.ndarray:
     """Hessian of the log-prior at `t`."""
+    if target.normal_prior is not None:
+        return target.normal_prior.expanded(t)[2]
     return np.asarray(_prior_hessian(target, t))
 
 

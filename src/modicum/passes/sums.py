@@ -21,6 +21,7 @@ from modicum.passes.blocks import compiled_pass, sum_in_blocks
 from modicum.passes.engine import Engine
 from modicum.passes.groups import group_hessian_sum
 from modicum.passes.linear import linear_hessian_sum
+from modicum.passes.on_numpy import hessian_by_numpy
 from modicum.passes.quadratic import Quadratic
 from modicum.rows import Rows
 from modicum.runtime import COMPILED, Array, jit
@@ -52,7 +53,7 @@ class Clock:
         self.per_row[kind] = min(each, self.per_row.get(kind, each))
 
 
-TargetSum: TypeAlias = Callable[[Target, Array, Batch, Array], tuple[jax.Array, ...]]
+TargetSum: TypeAlias = Callable[[Target, np.ndarray, Batch, np.ndarray], tuple[Array, ...]]
 """From target, point, chunk and which of its rows are present to sums over them."""
 
 
@@ -130,7 +131,9 @@ class Sums:
         """Log-likelihood, gradient and Hessian at `t` (C, A and B)."""
         model = self.target.model
         chunk_sum: TargetSum = _hessian_sum
-        if isinstance(model, LinearPredictorModel):
+        if self.target.likelihood.on_numpy:
+            chunk_sum = hessian_by_numpy
+        elif isinstance(model, LinearPredictorModel):
             chunk_sum = linear_hessian_sum
         elif isinstance(model, IntegratedEffects):
             chunk_sum = group_hessian_sum

@@ -45,20 +45,25 @@ class FitRows:
     ----------
     schema
         Names, shapes, levels and reference levels.
-    fingerprint
-        Hash of the rows.
+    hashed
+        Hash of the rows; or the rows themselves, which are hashed when somebody asks.
     dtype
         Type the rows were held in: networks read bytes on another scale than numbers.
     """
 
     schema: RowsSchema
-    fingerprint: str
+    hashed: str | Rows
     dtype: str
 
     @classmethod
-    def of(cls, rows: Rows) -> FitRows:
-        """Describe `rows`."""
-        return cls(rows.schema, rows.fingerprint(), rows.dtype.name)
+    def of(cls, rows: Rows, held: bool = False) -> FitRows:
+        """Describe `rows`; those that are `held` in any case need not be hashed before they are."""
+        return cls(rows.schema, rows if held else rows.fingerprint(), rows.dtype.name)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the rows."""
+        return self.hashed if isinstance(self.hashed, str) else self.hashed.fingerprint()
 
     @cached_property
     def encoding(self) -> FormulaEncoding | None:

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from modicum.errors import DataError
-from modicum.run import within_disk
+from modicum.run import require_writable, within_disk
 
 __all__ = ["Format", "Json", "read", "write"]
 
@@ -57,8 +57,10 @@ def write(
 ) -> None:
     """Write to a file beside `path` first, so that a crash leaves no half-written file.
 
-    A full disk is a `ResourceError`. `parts` may hold arrays anywhere; `plain` is JSON already.
+    A full disk is a `ResourceError`, a folder that is not there a `SettingError`. `parts` may hold
+    arrays anywhere; `plain` is JSON already.
     """
+    require_writable(path)
     target = Path(path)
     arrays: list[np.ndarray] = []
     encoded = {name: _encode(part, arrays) for name, part in parts.items()}
@@ -73,7 +75,8 @@ def write(
                         np.lib.format.write_array(member, array, allow_pickle=False)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, target)
+        with within_disk(path):
+            os.replace(temporary, target)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)

@@ -9,8 +9,8 @@ import numpy as np
 
 from modicum.errors import SettingError, whole_number
 from modicum.ledger import Ledger
-from modicum.posterior.alignment import RowsLike, rows_of_fit
-from modicum.posterior.checking.columns import column_values, random_rows
+from modicum.posterior.alignment import AlignedRows, RowsLike, rows_of_fit
+from modicum.posterior.checking.columns import column_values, counted_rows
 from modicum.posterior.checking.evidence import Evidence, log_evidence
 from modicum.posterior.checking.leave_one_out import leave_one_out
 from modicum.posterior.checking.predictive import outcome_draws
@@ -49,7 +49,8 @@ class ChecksMixin(FittedDraws):
         Outcomes of 0 and 1 are checked for calibration, in bins of their predicted probability;
         counts by how often each occurs, zeros included (a rootogram); numbers by their distribution
         function. With `by`, mean outcomes are compared in bins of a column instead, whether the
-        model knows that column or not.
+        model knows that column or not. A row whose `weight` is a whole number is drawn as often;
+        other weights weigh its one outcome.
 
         Parameters
         ----------
@@ -64,7 +65,7 @@ class ChecksMixin(FittedDraws):
         prob
             Probability of the intervals.
         subsample
-            The most rows to check; random ones of more.
+            The most rows to check, each as often as it counts; random ones of more.
         random_seed
             Of rows and outcomes.
         prior
@@ -80,17 +81,28 @@ class ChecksMixin(FittedDraws):
         whole_number("subsample", subsample, 1)
         table = data if data is not None else self.table
         all_rows = self.rows_or_own(data, True, "refuse")
-        ids = random_rows(len(all_rows), subsample, random_seed)
+        self._require_outcomes(all_rows)
+        ids, mass = counted_rows(all_rows.rows, subsample, random_seed)
         checked = replace(all_rows, rows=all_rows.rows.subset(ids))
-        if "y" not in checked.fields:
-            raise SettingError("a check needs outcomes: give rows with the field 'y'.")
         values = None if by is None else (by, column_values(all_rows.rows, table, by, ids))
         source, checked = outcome_draws(
             self, checked, draws, random_seed, None, prior, averaged=True
         )
         return predictive_check(
-            source, checked, values, bins, prob, random_seed, self.class_names()
+            source, checked, mass, values, bins, prob, random_seed, self.class_names()
         )
+
+    def _require_outcomes(self, rows: AlignedRows) -> None:
+        """Refuse rows without the outcomes that a check is of."""
+        field = self.fit().model.outcome_field
+        if field in rows.fields:
+            return
+        if self.rows is not None and field not in self.rows.fields:
+            raise SettingError(
+                f"which field holds the outcomes is not known: the rows of the fit hold "
+                f"{', '.join(sorted(self.rows.fields))}; say so with mo.Model(outcome=...)."
+            )
+        raise SettingError(f"a check needs outcomes: give rows with the field {field!r}.")
 
     def loo(
         self,

@@ -144,7 +144,9 @@ def _require_same_outcomes(subjects: Mapping[str, Subject]) -> None:
                 "were integrated out, rows otherwise; hold the effects explicitly "
                 "(groups='explicit'), or integrate both over the same group."
             )
-        if rows is not other and not _same_outcomes(rows, other):
+        if rows is not other and not _same_outcomes(
+            (rows, fit.model.outcome_field), (other, other_fit.model.outcome_field)
+        ):
             raise DataError(
                 f"{first!r} and {name!r} were fitted to different outcomes, or to the same in "
                 "another order; densities of different outcomes cannot be compared."
@@ -156,12 +158,14 @@ def _units(model: BaseModel) -> str | None:
     return model.group if isinstance(model, IntegratedEffects) else None
 
 
-def _same_outcomes(rows: Rows, other: Rows) -> bool:
+def _same_outcomes(*fits: tuple[Rows, str]) -> bool:
+    """Whether rows, by the fields of their outcomes, have the same outcomes and weights."""
+    (rows, outcome), (other, theirs) = fits
     pairs = zip(rows.chunks(CHUNK), other.chunks(CHUNK), strict=True)
     return all(
-        np.array_equal(a.get(name, 1.0), b.get(name, 1.0))
+        np.array_equal(a.get(name, 1.0), b.get(its_name, 1.0))
         for a, b in pairs
-        for name in ("y", "weight")
+        for name, its_name in ((outcome, theirs), ("weight", "weight"))
     )
 
 

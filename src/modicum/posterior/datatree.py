@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
 __all__ = [
     "SampledGroups",
     "add_groups",
+    "netcdf_engine",
     "sampled_groups",
     "to_datatree",
     "weight_name",
-    "write_netcdf",
 ]
 
 MOST_DRAWS = 4_000  # of which groups by rows are made
@@ -51,6 +50,8 @@ class SampledGroups:
         Those that groups by rows are made of: every so many of each chain.
     every
         How many.
+    outcome
+        The field of the rows that holds them.
     row_ids
         Numbers of the rows of the sample.
     observed
@@ -65,6 +66,7 @@ class SampledGroups:
 
     draws: dict[str, np.ndarray]
     every: int
+    outcome: str = "y"
     row_ids: np.ndarray | None = None
     observed: np.ndarray | None = None
     log_prior: np.ndarray | None = None
@@ -85,11 +87,13 @@ def sampled_groups(source: FittedDraws, sample: int, seed: int) -> SampledGroups
     with suppress(SettingError):  # a flat prior, say, cannot be drawn from
         rng = generator(seed, Stream.PRIOR_DRAWS)
         groups.prior = prior_draws(fit.model, shapes, PRIOR_DRAWS, rng)
-    if source.rows is None or "y" not in source.rows.fields:
+    field = fit.model.outcome_field
+    if source.rows is None or field not in source.rows.fields:
         return groups
     ids = np.sort(random_rows(len(source.rows), sample, seed))
     sampled = AlignedRows(source.rows.subset(ids), tuple(source.rows.fields))
-    groups.observed, groups.row_ids = sampled.rows.slice(0, len(ids))["y"], ids
+    groups.observed, groups.row_ids = sampled.rows.slice(0, len(ids))[field], ids
+    groups.outcome = field
     flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in kept.items()}
     predictor = ModelPredictor(fit.model)
     if not isinstance(fit.model, IntegratedEffects):  # there, groups have likelihoods, not rows
@@ -127,33 +131,36 @@ def add_groups(tree: xr.DataTree, groups: SampledGroups) -> None:
     if groups.row_ids is None:
         return
     rows = {ROW: groups.row_ids}
-    tree["observed_data"] = xr.Dataset({"y": ((ROW,), groups.observed)}, rows)
-    by_row = {
-        "log_likelihood": groups.log_likelihood,
-        "posterior_predictive": groups.posterior_predictive,
-    }
-    for group, values in by_row.items():
-        if values is not None:
-            shaped = values.reshape(chains, number, -1)
-            tree[group] = xr.Dataset({"y": (("chain", "draw", ROW), shaped)}, kept | rows)
+    assert groups.observed is not None
+    name, each = groups.outcome, groups.observed.shape[1:]
+    dims = (ROW, *(f"{name}_dim_{i}" for i in range(len(each))))  # ArviZ's own default names
+    tree["observed_data"] = xr.Dataset({name: (dims, groups.observed)}, rows)
+    density = groups.log_likelihood
+    if density is not None:
+        shaped = density.reshape(chains, number, -1)
+        tree["log_likelihood"] = xr.Dataset({name: (("chain", "draw", ROW), shaped)}, kept | rows)
+    drawn = groups.posterior_predictive
+    if drawn is not None:
+        shaped = drawn.reshape(chains, number, *drawn.shape[1:])
+        outcomes = {name: (("chain", "draw", *dims), shaped)}
+        tree["posterior_predictive"] = xr.Dataset(outcomes, kept | rows)
     if groups.prior_predictive is not None:
-        outcomes = (("chain", "draw", ROW), groups.prior_predictive[None])
-        tree["prior_predictive"] = xr.Dataset({"y": outcomes}, rows)
+        prior = {name: (("chain", "draw", *dims), groups.prior_predictive[None])}
+        tree["prior_predictive"] = xr.Dataset(prior, rows)
 
 
-def write_netcdf(tree: xr.DataTree, path: str | os.PathLike[str]) -> None:
-    """Write a tree to a file, or say what is missing for it."""
+def netcdf_engine() -> Literal["h5netcdf", "netcdf4"]:
+    """What writes netCDF files, or say what is missing for it."""
     from importlib.util import find_spec
 
     if find_spec("h5netcdf") and find_spec("h5py"):
-        tree.to_netcdf(path, engine="h5netcdf")
-    elif find_spec("netCDF4"):
-        tree.to_netcdf(path, engine="netcdf4")
-    else:
-        raise SettingError(
-            "netCDF files need h5netcdf and h5py, or netCDF4, which are not installed: "
-            "pip install h5netcdf h5py; post.save keeps a posterior without them."
-        )
+        return "h5netcdf"
+    if find_spec("netCDF4"):
+        return "netcdf4"
+    raise SettingError(
+        "netCDF files need h5netcdf and h5py, or netCDF4, which are not installed: "
+        "pip install h5netcdf h5py; post.save keeps a posterior without them."
+    )
 
 
 def to_datatree(

@@ -22,6 +22,7 @@ from modicum.posterior.score import Score, score
 from modicum.posterior.variation import intraclass
 from modicum.rows import Rows
 from modicum.rows.formula import NewLevels
+from modicum.run import require_writable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,6 +153,8 @@ class OutcomesMixin(FittedDraws):
         >>> post.predictive({"x": [[-9.0], [0.0], [9.0]]}, draws=50).mean(axis=0).round(1)
         array([0. , 0.5, 1. ])
         """
+        if out is not None:
+            require_writable(out)
         new = self.rows_or_own(data, False, newlevels)
         source, new = outcome_draws(self, new, draws, random_seed, groups, prior)
         return outcome_array(source, new, random_seed, out)

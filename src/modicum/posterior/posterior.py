@@ -16,10 +16,10 @@ from modicum.posterior.checking.predictive_check import PredictiveCheck
 from modicum.posterior.checks import ChecksMixin
 from modicum.posterior.datatree import (
     add_groups,
+    netcdf_engine,
     sampled_groups,
     to_datatree,
     weight_name,
-    write_netcdf,
 )
 from modicum.posterior.draws import check_interval
 from modicum.posterior.effects import group_names
@@ -28,7 +28,7 @@ from modicum.posterior.report import Reported, report_page
 from modicum.posterior.report.words import code_for, model_name, posterior_box
 from modicum.posterior.storage import Contents, load, save
 from modicum.posterior.summary import Statistic, learning_curve, summarise
-from modicum.run import within_disk
+from modicum.run import require_writable, within_disk
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -161,7 +161,11 @@ class Posterior(OutcomesMixin, ChecksMixin):
 
         It needs h5netcdf or netCDF4.
         """
-        write_netcdf(self.to_datatree(sample), path)
+        require_writable(path)
+        engine = netcdf_engine()
+        tree = self.to_datatree(sample)
+        with within_disk(path):
+            tree.to_netcdf(path, engine=engine)
 
     def report(
         self,
@@ -191,6 +195,7 @@ class Posterior(OutcomesMixin, ChecksMixin):
             Where it is.
         """
         check_interval(prob)
+        require_writable(path)
         page = report_page(self._reported(title, prob))
         with within_disk(path):
             Path(path).write_text(page, encoding="utf-8")
@@ -256,6 +261,8 @@ class Posterior(OutcomesMixin, ChecksMixin):
         ------
         ResourceError
             If the disk is full; a file that was there before is as it was.
+        SettingError
+            If the file cannot be written: its folder is not there, say.
         """
         contents = Contents(
             self.draws, self.stats, self.weights, self.labels, self.ledger, self.warnings,

@@ -64,8 +64,9 @@ class Score:
 def score(source: Draws, predictor: ModelPredictor, rows: AlignedRows, draws: int) -> Score:
     """Score evenly spaced draws on rows with outcomes, chunk by chunk; see `Posterior.score`."""
     whole_number("draws", draws)
-    if "y" not in rows.fields:
-        raise SettingError("scoring needs outcomes: give rows with the field 'y'.")
+    field = predictor.model.outcome_field
+    if field not in rows.fields:
+        raise SettingError(f"scoring needs outcomes: give rows with the field {field!r}.")
     chains = source.chains
     each = min(source.num_draws, max(1, draws // chains))
     subset, weights = thinned(source, chains * each)
@@ -94,7 +95,7 @@ class _Total:
 
     def add(self, expected: np.ndarray | None, density: np.ndarray, piece: Batch) -> None:
         """Add a piece of rows: expected outcomes (draws, rows, ...) and log-densities."""
-        y = np.asarray(piece["y"])
+        y = np.asarray(piece[self.model.outcome_field])
         bets = None if expected is None else self.model.decide(expected)
         multiclass = expected is not None and bets is not None and expected.ndim == 3
         self._check_outcomes(y, expected.shape[2] if multiclass else None)  # type: ignore[union-attr]

@@ -477,8 +477,8 @@ class Rows:
 
     def __reduce__(self) -> tuple[Callable[..., Rows], tuple[object, ...]]:
         folder = getattr(self._backend, "folder", None)
-        if folder is not None:  # a map cannot travel, its path can
-            return Rows.open, (folder,)
+        if folder is not None and not getattr(self._backend, "travels", False):
+            return Rows.open, (folder,)  # a map cannot travel, its path can
         return Rows._at, (self._description, self._backend, self._fingerprint)
 
 

@@ -1,17 +1,20 @@
 """Running chains: chunks, threads, rows fetched ahead, progress, checkpoints."""
 
 from modicum.run.advance import BLOCK, first_keys
+from modicum.run.chain_tasks import ChainHost, ChainTasks
 from modicum.run.chains import Chains, Parallel, default_parallel
 from modicum.run.checkpoint import Checkpoint
 from modicum.run.fetching import place_rows
 from modicum.run.interrupt import stoppable
 from modicum.run.layout import ChainCount, Layout, auto_layout, check_layout
-from modicum.run.limits import within_disk, within_limits
+from modicum.run.limits import require_writable, within_disk, within_limits
 from modicum.run.runner import History, PeriodicHook, capacity_for, run
 
 __all__ = [
     "BLOCK",
     "ChainCount",
+    "ChainHost",
+    "ChainTasks",
     "Chains",
     "Checkpoint",
     "History",
@@ -24,6 +27,7 @@ __all__ = [
     "default_parallel",
     "first_keys",
     "place_rows",
+    "require_writable",
     "run",
     "stoppable",
     "within_disk",

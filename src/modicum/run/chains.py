@@ -24,7 +24,15 @@ from modicum.progress import logger
 from modicum.rows import Rows
 from modicum.run import advance as compiled
 from modicum.run.fetching import Batches, Fetcher, lengthened
-from modicum.run.records import HostPacked, Record, copy_to, precompile, room_for, unpacked
+from modicum.run.records import (
+    COPY_THREADS,
+    HostPacked,
+    Record,
+    copy_to,
+    precompile,
+    room_for,
+    unpacked,
+)
 from modicum.runtime import Pytree, devices, in_double_precision, make_room, uncollected
 
 __all__ = ["Chains", "Parallel", "default_parallel"]
@@ -32,7 +40,7 @@ __all__ = ["Chains", "Parallel", "default_parallel"]
 Parallel = Literal["threads", "stacked"]
 Span: TypeAlias = tuple[np.int64, np.int64]  # the first iteration, and how many
 WINDOWS = 8  # of a call, on an accelerator: while one is computed, others are copied
-COPIERS = 4  # threads that copy them
+COPIERS = 2  # windows that are copied at a time
 CHAINS_PER_CORE = 8  # more than these, and stacking them beats a thread each
 
 
@@ -80,6 +88,8 @@ class Chains:
         What does many iterations at once after the last that has a flag, on an accelerator.
     settled_length
         The most iterations it does in one call.
+    group
+        Chains that are stacked as one; None: as many as make a group per core or accelerator.
     """
 
     kernel: Kernel[Any, Any]
@@ -95,6 +105,7 @@ class Chains:
     start_keys: np.ndarray | None = None
     settled: Settled | None = None
     settled_length: int = 0
+    group: int | None = None
     state: list[compiled.Progress] = field(default_factory=list, init=False)  # one entry per group
 
     def __post_init__(self) -> None:
@@ -104,13 +115,16 @@ class Chains:
         self._flags = jax.tree.map(np.asarray, self.flags)
         self._stacked = self.parallel == "stacked"
         number = len(self.keys)
-        size = number // _groups(number) if self._stacked else 1
+        if self.group is None:
+            self.group = number // _groups(number) if self._stacked else 1
+        size = self.group
         self._parts = [slice(first, first + size) for first in range(0, number, size)]
         self._group_keys = self._in_groups(self.keys)
         begin_with = self.keys if self.start_keys is None else self.start_keys
         self._group_starts = self._in_groups(begin_with)
         self._pool = ThreadPoolExecutor(min(len(self._parts), os.cpu_count() or 1))
         self._copiers = ThreadPoolExecutor(COPIERS)
+        self._copy_threads = ThreadPoolExecutor(COPY_THREADS)
         self._fetcher: Fetcher | None = None
         if isinstance(self.rows, Rows):
             self._fetcher = Fetcher(
@@ -242,7 +256,7 @@ class Chains:
     ) -> tuple[compiled.Progress, Record]:
         """The same on an accelerator: what is done is copied while the rest is computed."""
         first, count = map(int, span)
-        copy_out = in_double_precision(copy_to)
+        copy_out = in_double_precision(partial(copy_to, threads=self._copy_threads))
         room: HostPacked | None = None
         copies: list[Future[None]] = []
         for start, size in self._windows(first, count):
@@ -314,6 +328,7 @@ class Chains:
         if self._fetcher:
             self._fetcher.close()
         self._copiers.shutdown(wait=False, cancel_futures=True)
+        self._copy_threads.shutdown(wait=False, cancel_futures=True)
 
     def _at_device(self, g: int) -> tuple[Pytree, Batch | None]:
         """Context and rows where group `g` runs: groups take the devices in turn."""
@@ -346,7 +361,8 @@ class Chains:
     @in_double_precision
     def restore(self, leaves: Sequence[np.ndarray]) -> None:
         """Take a state back from `leaves`; its structure is that of a freshly begun one."""
-        self.begin()
+        if not self.state:
+            self.begin()
         if [(a.shape, a.dtype) for a in leaves] != [(a.shape, a.dtype) for a in self.leaves()]:
             raise DataError("the saved state is not that of such a run; start anew.")
         self._take(leaves)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import jax
 
-from modicum.errors import ResourceError
+from modicum.errors import ResourceError, SettingError
 
-__all__ = ["DISK_FULL", "memory_limit", "within_disk", "within_limits"]
+__all__ = ["DISK_FULL", "memory_limit", "require_writable", "within_disk", "within_limits"]
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # XLA's status, which begins the text of its errors
@@ -50,15 +50,41 @@ def within_limits() -> Iterator[None]:
         raise _full_disk(error.filename) from error
 
 
+def require_writable(path: str | os.PathLike[str]) -> None:
+    """Refuse a file that cannot be written, before the work that it is for."""
+    try:
+        target = Path(path)
+    except TypeError:
+        raise SettingError(f"the name of a file is needed, not {type(path).__name__}.") from None
+    try:
+        if target.is_dir():
+            raise SettingError(f"'{target}' is a folder: name a file in it.")
+        if not target.parent.is_dir():
+            raise SettingError(
+                f"there is no folder '{target.parent}' to write '{target.name}' to: make it first, "
+                "or name another."
+            )
+        asked = target if target.exists() else target.parent
+    except (OSError, ValueError) as error:  # a folder that may not be looked into, a name too long
+        raise _not_written(path, error) from error
+    if not os.access(asked, os.W_OK):
+        raise SettingError(f"'{target}' cannot be written (no permission): name another file.")
+
+
 @contextmanager
 def within_disk(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn a full disk into a `ResourceError` that names the file `path`."""
+    """Turn a full disk, and any other reason not to write the file `path`, into a sentence."""
     try:
         yield
     except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        raise _full_disk(path) from error
+        raise (
+            _full_disk(path) if error.errno in DISK_FULL else _not_written(path, error)
+        ) from error
+
+
+def _not_written(path: str | os.PathLike[str], error: Exception) -> SettingError:
+    reason = getattr(error, "strerror", None) or error
+    return SettingError(f"'{os.fspath(path)}' cannot be written ({reason}): name another file.")
 
 
 def _full_disk(path: str | os.PathLike[str] | None) -> ResourceError:

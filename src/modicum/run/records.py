@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
 import jax
@@ -13,6 +15,7 @@ from modicum.kernels.base import Draw
 from modicum.runtime import jit
 
 __all__ = [
+    "COPY_THREADS",
     "PIECE",
     "HostPacked",
     "Packed",
@@ -24,8 +27,9 @@ __all__ = [
     "unpacked",
 ]
 
-PIECE = 64  # slots that are copied from an accelerator at a time
+PIECE = 2**25  # bytes that are copied from an accelerator at a time
 IN_FLIGHT = 3  # pieces on their way
+COPY_THREADS = min(8, os.cpu_count() or 1)  # that share the copying of a piece
 # The names of what lies side by side, and the array of it: where it was made, and on the host.
 Packed: TypeAlias = dict[tuple[str, ...], jax.Array]
 HostPacked: TypeAlias = dict[tuple[str, ...], np.ndarray]
@@ -82,12 +86,15 @@ def room_for(record: Packed, count: int) -> HostPacked:
     return {k: np.empty((len(v), count, *v.shape[2:]), v.dtype) for k, v in record.items()}
 
 
-def copy_to(room: HostPacked, at: int, record: Packed, count: int) -> None:
+def copy_to(
+    room: HostPacked, at: int, record: Packed, count: int, threads: ThreadPoolExecutor
+) -> None:
     """Copy the first `count` slots of a record to `room`, from slot `at` on.
 
     Plain copies from an accelerator go through small buffers, at a thirtieth of the speed that
-    pages which stay in place allow. What does not count stays where it is; pieces of one size are
-    compiled for once.
+    pages which stay in place allow. From there to the room, where every page is new, one thread
+    would take several times as long as the iterations: `threads` share the chains. What does not
+    count stays where it is; pieces of one size are compiled for once.
     """
     positions = record["position",]
     slots, size = positions.shape[1], _size(record)
@@ -102,14 +109,30 @@ def copy_to(room: HostPacked, at: int, record: Packed, count: int) -> None:
     # Pinned pages are expensive: only a few are in flight, and draws are copied out at once.
     coming = deque(fetch(start) for start in starts[:IN_FLIGHT])
     for k, start in enumerate(starts):
-        piece = coming.popleft()
-        for names, values in piece.items():
-            there = slice(at + start, at + min(start + size, count))
-            room[names][:, there] = np.asarray(values)[:, : count - start]
-        del piece, values
+        arrived = {names: np.asarray(values) for names, values in coming.popleft().items()}
+        there = slice(at + start, at + min(start + size, count))
+        _copy_out(room, there, arrived, threads)
+        del arrived
         if k + IN_FLIGHT < len(starts):
             coming.append(fetch(starts[k + IN_FLIGHT]))
 
 
+def _copy_out(
+    room: HostPacked, there: slice, arrived: HostPacked, threads: ThreadPoolExecutor
+) -> None:
+    """Copy slots to their place in `room`, each thread those of some chains."""
+
+    def copy(chains: slice) -> None:
+        for names, values in arrived.items():
+            room[names][chains, there] = values[chains, : there.stop - there.start]
+
+    number = len(arrived["position",])
+    share = -(-number // COPY_THREADS)
+    list(threads.map(copy, [slice(k, k + share) for k in range(0, number, share)]))
+
+
 def _size(record: Packed) -> int:
-    return min(int(record["position",].shape[1]), PIECE)
+    """Slots of a piece."""
+    slots = int(record["position",].shape[1])
+    of_slot = sum(v.size * v.dtype.itemsize for v in record.values()) // slots
+    return max(1, min(slots, PIECE // of_slot))

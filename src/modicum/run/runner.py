@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
 from modicum.errors import DataError, ModicumWarning
 from modicum.progress import Progressbar, logger, phase
-from modicum.run.chains import Chains
 from modicum.run.checkpoint import Checkpoint
 from modicum.run.interrupt import Stop, stoppable
 from modicum.run.monitor import Monitor
 
-__all__ = ["History", "PeriodicHook", "capacity_for", "run"]
+__all__ = ["History", "PeriodicHook", "RunningChains", "capacity_for", "run"]
 
 CHUNK_SECONDS = 0.7  # about how often progress moves and checkpoints are written
 Record = dict[str, np.ndarray]
@@ -57,6 +56,39 @@ class History:
             return self
         stats = {name: values[:, thin - 1 :: thin] for name, values in self.stats.items()}
         return replace(self, position=self.position[:, thin - 1 :: thin], stats=stats)
+
+
+class RunningChains(Protocol):
+    """What advances: `Chains` in this process, or `ChainTasks` elsewhere."""
+
+    keys: np.ndarray
+    capacity: int
+    thin: int
+    units: str
+
+    def begin(self) -> None:
+        """Initialise every chain."""
+        ...
+
+    def restore(self, leaves: Sequence[np.ndarray]) -> None:
+        """Go on from what `leaves` returned."""
+        ...
+
+    def advance(self, first: int, count: int, next_count: int = 0) -> Record:
+        """Run iterations, while rows of the next are fetched; return what was recorded."""
+        ...
+
+    def leaves(self) -> list[np.ndarray]:
+        """The state as plain arrays with a leading axis for chains."""
+        ...
+
+    def renew(self, function: Callable[[Any], Any]) -> None:
+        """Apply `function` to the kernel's states of all chains."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -134,7 +166,7 @@ def capacity_for(numbers: int, total: int, stacked: int = 1) -> int:
 
 
 def run(
-    chains: Chains,
+    chains: RunningChains,
     tune: int,
     draws: int,
     progressbar: Progressbar = True,
@@ -184,7 +216,7 @@ def run(
 
 
 def _begun(
-    chains: Chains, tune: int, total: int, checkpoint: Checkpoint | None
+    chains: RunningChains, tune: int, total: int, checkpoint: Checkpoint | None
 ) -> tuple[_Book, int]:
     """Chains at their start, or where the checkpoint left them."""
     book = _Book(tune)
@@ -217,7 +249,7 @@ def _agree(parts: list[Record], chains: int, recorded: int) -> bool:
 
 
 def _to_the_end(
-    chains: Chains,
+    chains: RunningChains,
     done: int,
     total: int,
     book: _Book,

@@ -48,7 +48,7 @@ from modicum.kernels.moves import DIVERGENT, HMCMove, path_chances
 __all__ = ["FusedKernel", "PredictorRows"]
 
 IN_REGISTERS = 2**14  # numbers of a subsample that one program can hold
-TILE = 2**13  # numbers of rows that are read at a time where they do not fit
+TILE = 2**11  # numbers of rows that are read at a time where they do not fit
 
 
 class PredictorRows(Protocol):

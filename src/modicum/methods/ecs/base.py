@@ -15,6 +15,7 @@ from modicum.kernels.base import Move
 from modicum.methods.base import Method, Plan, Task, check_memory_limit
 from modicum.methods.ecs.fusing import Fused, check_fused
 from modicum.methods.ecs.tuning.certainty import Certainty, Costed, cheapest_certainty
+from modicum.methods.mean_anchor import NoMeanError, anchor_at_mean, may_have_mean
 from modicum.passes import Anchor, anchor_at
 from modicum.passes.mode import DENSE_LIMIT
 from modicum.rows.groups import GroupedRows
@@ -23,6 +24,7 @@ from modicum.run import History
 __all__ = ["EnergyConserving", "check_blocks", "check_counts", "check_positive", "check_tuning"]
 
 C = TypeVar("C", bound=Costed)
+ANCHORS = ("mode", "mean")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,7 @@ class EnergyConserving(Method):
     certainty: int | Literal["auto"] = "auto"
     precision: Literal["float64", "float32"] = "float64"
     memory_limit: int | None = None
-    fused: Fused = False
+    fused: Fused = "auto"
     of_digests: ClassVar[bool] = True
     # Whether rows are weighted by the spread of pilot chains where the posterior is not normal.
     weighted_by_spread: ClassVar[bool] = True
@@ -75,8 +77,8 @@ class EnergyConserving(Method):
             raise SettingError(f"inner must be 'hmc', 'nuts' or a Move, not {self.inner!r}.")
         if self.precision not in ("float64", "float32"):
             raise SettingError("precision must be 'float64' or 'float32'.")
-        if isinstance(self.anchor, str) and self.anchor != "mode":
-            raise SettingError(f"anchor must be 'mode' or a point, not {self.anchor!r}.")
+        if isinstance(self.anchor, str) and self.anchor not in ANCHORS:
+            raise SettingError(f"anchor must be 'mode', 'mean' or a point, not {self.anchor!r}.")
         check_positive({"trajectory": self.trajectory, "step_size": self.step_size})
         for name, share in (("target_accept", self.target_accept), ("floor", self.floor)):
             if not is_number(share) or not 0 < share < 1:
@@ -87,7 +89,17 @@ class EnergyConserving(Method):
     @property
     def at_mode(self) -> bool:
         """Whether control variates are expanded about the mode."""
-        return isinstance(self.anchor, str)
+        return isinstance(self.anchor, str) and self.anchor == "mode"
+
+    @property
+    def at_mean(self) -> bool:
+        """Whether control variates are expanded about the mean of short chains."""
+        return isinstance(self.anchor, str) and self.anchor == "mean"
+
+    @property
+    def anchor_name(self) -> str:
+        """What the anchor is, in words."""
+        return str(self.anchor) if isinstance(self.anchor, str) else "anchor"
 
     def check_task(self, task: Task) -> None:
         """Refuse rows and models that no setting would help."""
@@ -129,9 +141,16 @@ class EnergyConserving(Method):
         return cheapest_certainty(choose, self.certainty, steps, most)
 
     def find_anchor(self, task: Task) -> Anchor:
-        """Return the anchor at the mode, or at the user's point."""
+        """Return the anchor at the mode, at the mean, or at the user's point."""
         if self.at_mode:
             return task.anchor_at_mode()
+        if self.at_mean:
+            if not may_have_mean(task):
+                raise NoMeanError(
+                    "anchor='mean' is for models of one's own on rows in their thousands, a subset "
+                    "of which says where the posterior is; use anchor='mode', or method='nuts'."
+                )
+            return anchor_at_mean(task).anchor
         point = np.asarray(self.anchor, np.float64)
         if point.shape != task.start.shape:
             raise SettingError(

@@ -24,6 +24,7 @@ from modicum.run import History
 
 __all__ = [
     "COSTLY",
+    "MISLED",
     "UNFIT",
     "Case",
     "check_pilot_chains",
@@ -36,6 +37,8 @@ __all__ = [
 
 # The pilot study shows that draws would not come from the posterior.
 UNFIT = frozenset({"posterior-not-normal", "mode-not-typical", "not-concave", "other-modes"})
+# Of these, what may be otherwise about the mean.
+MISLED = frozenset({"posterior-not-normal", "mode-not-typical", "not-concave"})
 # It shows that using all rows would cost less than subsampling.
 COSTLY = frozenset({"groups-uneven"})
 # After one of these, a bound on the bias of the perturbation means nothing.
@@ -84,7 +87,7 @@ class Case:
             return 'use design="weighted"'
         if self.method.order < 2:
             return "use control variates of order 2"
-        if not self.method.at_mode:
+        if not isinstance(self.method.anchor, str):
             return 'anchor at the mode (anchor="mode")'
         if isinstance(self.target.model, LinearPredictorModel):
             return "give a tighter prior, or drop or merge rare columns"
@@ -100,7 +103,7 @@ class Case:
     @property
     def nearer(self) -> str:
         """What to do where chains are far from the anchor."""
-        if not self.method.at_mode:
+        if not isinstance(self.method.anchor, str):
             return 'anchor at the mode (anchor="mode")'
         return self.all_rows
 
@@ -171,7 +174,7 @@ def check_pilot_chains(case: Case, chains: PilotChains, m: int) -> list[ModicumW
             ModicumWarning(
                 "mode-not-typical",
                 f"short chains on {chains.rows:,} rows went {distance:.1f} posterior sd away "
-                f"from the {'mode' if case.method.at_mode else 'anchor'}, so that what was learned "
+                f"from the {case.method.anchor_name}, so that what was learned "
                 "there does not hold where the posterior is",
                 case.nearer,
                 distance=distance,
@@ -296,7 +299,8 @@ def look_back_signed(
         )
     full = float(np.mean(stats["factors"] >= 0.9 * room))
     if full > 0.001:
-        anchor = "" if case.method.at_mode else 'anchor at the mode (anchor="mode") or '
+        named = isinstance(case.method.anchor, str)
+        anchor = "" if named else 'anchor at the mode (anchor="mode") or '
         doubts.append(
             ModicumWarning(
                 "factors-full",
@@ -367,7 +371,7 @@ def _wandering(case: Case, blocks: int, refreshes: int, history: History) -> lis
             ModicumWarning(
                 "anchor-far",
                 f"the chains' mean lies {distance:.1f} posterior sd from the "
-                f"{'mode' if case.method.at_mode else 'anchor'}, about which control variates are "
+                f"{case.method.anchor_name}, about which control variates are "
                 "expanded: they are crude there",
                 case.nearer,
                 distance=distance,

@@ -21,7 +21,7 @@ from modicum.methods.ecs.tuning import Choice
 from modicum.methods.full_data import HMC
 from modicum.passes import Anchor, Sums, anchor_at
 from modicum.random import Stream, chain_keys, generator
-from modicum.run import Chains, History, capacity_for, place_rows, run
+from modicum.run import Chains, History, capacity_for, run
 
 __all__ = ["PAPER_BLOCKS", "BurnIn", "burn_in", "explain_burn_in"]
 
@@ -140,7 +140,7 @@ def _stage(study: Study, parts: Composition, task: Task, length: int, number: in
         chain_keys(task.seed, task.chains, number + 1),
         schedule(length, longest - length, adapt_mass=False),
         capacity_for(task.target.size + study.floats_per_iteration(parts), longest),
-        place_rows(task.rows, study.method.memory_limit),
+        study.rows,
     )
     history = run(chains, 0, length, progressbar=False)
     task.ledger.add("burn-in", int(history.stats["rows_touched"].sum()), "gradient")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 
-from modicum.errors import ModicumWarning, SettingError
+from modicum.errors import CrudeControlVariateError, ModicumWarning, NoModeError, SettingError
 from modicum.estimators import LIKELIHOODS
 from modicum.kernels.delayed import DelayedAcceptanceContext, DelayedAcceptanceKernel
 from modicum.kernels.energy_conserving import EnergyConservingKernel
@@ -22,6 +23,8 @@ from modicum.methods.ecs.base import (
     check_tuning,
 )
 from modicum.methods.ecs.checks import (
+    MISLED,
+    UNFIT,
     Case,
     check_pilot_chains,
     look_ahead,
@@ -31,7 +34,8 @@ from modicum.methods.ecs.checks import (
 from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in, explain_burn_in
 from modicum.methods.ecs.pilot import Composition, Study
 from modicum.methods.ecs.tuning import Certainty, Choice, choose
-from modicum.methods.full_data import WholeLogPosterior
+from modicum.methods.mean_anchor import NoMeanError, anchor_at_mean, may_have_mean
+from modicum.methods.whole_posterior import WholeLogPosterior
 from modicum.passes import Anchor
 from modicum.rows.groups import GroupedRows
 from modicum.run import History
@@ -71,7 +75,9 @@ class HMCECS(EnergyConserving):
     step_size
         A fixed step size, in posterior standard deviations; None: tuned during warm-up.
     anchor
-        "mode", or a flat vector of unconstrained parameters to expand about.
+        What control variates are expanded about. "mode"; "mean": that of short chains on a subset,
+        moved by passes over all rows, which is taken by itself where a model of your own has no
+        mode, or one far from the posterior; or a flat vector of unconstrained parameters.
     floor
         Share of weighted draws that is uniform.
     certainty
@@ -83,9 +89,10 @@ class HMCECS(EnergyConserving):
         Bytes of rows that may be held in memory; larger data sets are read as the chains need their
         rows. By default half of the free memory, or 256 MiB for a row store.
     fused
-        True: on a GPU, after warm-up, a chain is one program that does many iterations per launch,
-        in float32; an error where the device, the model or the settings do not allow it. "auto":
-        the same, and the plain way where they do not; `Posterior.tuning["path"]` says which it was.
+        "auto": on a GPU, after warm-up, a chain is one program that does many iterations per
+        launch, in float32, where the model and the settings allow it; else iterations run one by
+        one, as with False. `Posterior.tuning["path"]` says which it was. True: an error where
+        "auto" would fall back.
     bias
         Largest shift of a posterior mean the perturbation may cause, in posterior standard
         deviations, by the pilot study.
@@ -134,6 +141,28 @@ class HMCECS(EnergyConserving):
         check_blocks(self.subsample, self.blocks, "a subsample of {} rows", "rows")
 
     @in_double_precision
+    def decide(self, task: Task) -> tuple[HMCECS, Plan]:
+        """Itself; about the mean of short chains, where a model of one's own has no mode of use."""
+        try:
+            plan = self.plan(task)
+        except NoModeError:
+            if not may_have_mean(task):
+                raise
+            return self.about_mean(task)
+        misled = self.at_mode and any(note.code in MISLED for note in plan.notes)
+        if misled and may_have_mean(task):
+            with suppress(NoMeanError, CrudeControlVariateError):
+                method, elsewhere = self.about_mean(task)
+                if not any(note.code in UNFIT for note in elsewhere.notes):
+                    return method, elsewhere
+        return self, plan
+
+    def about_mean(self, task: Task) -> tuple[HMCECS, Plan]:
+        """The same about the mean of short chains, and its plan."""
+        method = replace(self, anchor="mean")
+        return method, method.plan(task)
+
+    @in_double_precision
     def plan(self, task: Task, study: Study | None = None) -> Plan:
         """Anchor, pilot study (unless there is one), choice of the subsample, its kernel."""
         self.check_task(task)
@@ -146,6 +175,8 @@ class HMCECS(EnergyConserving):
             chosen = Certainty(0, replace(choice, why=choice.why | why), "as in the paper")
         else:
             pilot = study or self.study(task, self.find_anchor(task))
+            if self.at_mean:
+                tuning["anchor"] = anchor_at_mean(task).text
             chosen = self.certainty_for(
                 task,
                 lambda count: self.choose(pilot, certainty=count),

@@ -21,6 +21,7 @@ from modicum.designs import (
     DESIGNS,
     CertaintyRows,
     Drawn,
+    KeptNumbers,
     RowFacts,
     Weighted,
     WeightTables,
@@ -64,6 +65,8 @@ from modicum.methods.weights import (
     design_tables,
     ends_near_the_mode,
     expected_residuals,
+    rows_for_chains,
+    tables_for_chains,
 )
 from modicum.models import LinearPredictorModel
 from modicum.models.arrow import ArrowFactor
@@ -146,8 +149,10 @@ class Study:
             self.folded_prior = folded_prior(task.target, anchor.point)[0]
         self.proxy = self._proxy()
         # One Newton step from t* is where the posterior is: pilot draws about t* itself would
-        # flatter the control variates, whose residuals vanish there.
+        # flatter the control variates, whose residuals vanish there. The mean is in its middle.
         self.centre = anchor.factor.T @ (anchor.A + self._prior_slope())
+        if self.method.at_mean:
+            self.centre = np.zeros_like(self.centre)
         weighing, self.draws = self._pilot_draws()
         self.expansion = self._expansion(weighing)
         if self.expansion.bend is not None:
@@ -266,10 +271,11 @@ class Study:
 
     def _facts(self, draws: np.ndarray, proxy: Proxy, by_draws: bool) -> RowFacts:
         @cache
-        def expected() -> np.ndarray:
+        def expected() -> np.ndarray | KeptNumbers:
             sums = self.task.sums
             expected = expected_residuals(sums, self.control_variate, proxy, draws, by_draws)
             if isinstance(sums.rows, GroupedRows):  # larger groups cost more
+                assert isinstance(expected, np.ndarray)
                 expected = expected / np.sqrt(sums.rows.index.size)
             return expected
 
@@ -469,7 +475,7 @@ class Study:
             context=context,
             flags=schedule(task.tune, task.draws, False, adapt_step=method.step_size is None),
             anchor=self.anchor,
-            rows=place_rows(_members(task.rows), method.memory_limit),
+            rows=self.rows,
             floats_per_iteration=self.floats_per_iteration(parts),
             start_rows=parts.subsample,
             tuning=tuning | {"design": design} | self.expansion.tuning,
@@ -512,6 +518,16 @@ class Study:
             return requested * (2 * fields + 12)
         return requested * (self.task.target.size + fields + 12)
 
+    @cached_property
+    def _placed(self) -> Batch | Rows:
+        """The rows on the device, or where they are."""
+        return place_rows(_members(self.task.rows), self.method.memory_limit)
+
+    @property
+    def rows(self) -> Batch | Rows:
+        """What chains read, by the numbers that the design draws."""
+        return rows_for_chains(self._tables, self._placed)
+
     def context(self, parts: Composition) -> EnergyConservingContext:
         """What the kernel reads."""
         certain, tables = self.certain(parts.certainty), self._tables
@@ -521,7 +537,7 @@ class Study:
             tables = of_groups(self.design, tables, self.task.rows)[1]
         return EnergyConservingContext(
             proxy=self.proxy,
-            design=jax.tree.map(jnp.asarray, tables),
+            design=tables_for_chains(tables, self._placed),
             estimator=jax.tree.map(jnp.asarray, parts.tables),
             constant=jnp.asarray(self.anchor.C + self.folded_prior),
             certain=None if certain is None else self._cached(certain),

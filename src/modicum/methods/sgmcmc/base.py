@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, Literal, NamedTuple, TypeVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -38,8 +37,11 @@ from modicum.methods.sgmcmc.checks import look_ahead, look_back
 from modicum.methods.sgmcmc.coordinates import Placement, place_chains
 from modicum.methods.sgmcmc.design import Designed, certainty_of, design_of
 from modicum.methods.sgmcmc.step_size import gradient_noise, largest_step, step_sizes
+from modicum.methods.weights import rows_for_chains, tables_for_chains
+from modicum.models.base import Batch
 from modicum.passes import LocalEngine, Sums
 from modicum.random import Stream, generator, key
+from modicum.rows import Rows
 from modicum.run import History, PeriodicHook, place_rows
 from modicum.runtime import in_double_precision
 
@@ -187,13 +189,16 @@ class StochasticGradientFamily(Method):
             precision=self.precision,
             own_start=place.own_start,
         )
-        context = self._context(task, place, estimator, drawn, None)
-        noise = cache(lambda: self._noise(task, kernel, context))
+        placed = place_rows(task.rows, self.memory_limit)
+        rows = rows_for_chains(drawn.tables, placed)
+        read = rows if isinstance(rows, Rows) else task.rows
+        context = self._context(task, place, estimator, drawn, None, placed)
+        noise = cache(lambda: self._noise(task, read, kernel, context))
         fresh = estimator.fresh_cost if isinstance(estimator, Taylor) else None
         certain, why = certainty_of(self, task, drawn, fresh, noise)
         if certain is not None:
-            context = self._context(task, place, estimator, drawn, certain)
-            noise = cache(lambda: self._noise(task, kernel, context))
+            context = self._context(task, place, estimator, drawn, certain, placed)
+            noise = cache(lambda: self._noise(task, read, kernel, context))
         chosen: Chosen = {"value": 0 if certain is None else len(certain), "why": why}
         step_size, tuning = self._step_size(place, kernel, noise)
         hook = self._hook(task, kernel, context)
@@ -202,7 +207,7 @@ class StochasticGradientFamily(Method):
             context=context,
             flags=_flags(kernel, step_size, task.tune + task.draws, hook),
             anchor=place.coordinates,
-            rows=place_rows(task.rows, self.memory_limit),
+            rows=rows,
             floats_per_iteration=_floats_per_iteration(task, kernel, estimator),
             tuning=tuning
             | {
@@ -230,6 +235,7 @@ class StochasticGradientFamily(Method):
         estimator: BaseGradientEstimator,
         drawn: Designed,
         certain: CertaintyRows | None,
+        placed: Batch | Rows,
     ) -> StochasticGradientContext:
         tables, always = drawn.tables, None
         if certain is not None:
@@ -242,18 +248,22 @@ class StochasticGradientFamily(Method):
             start=jnp.asarray(place.start, self.precision),
             spread=jnp.asarray(place.spread, self.precision),
             n=jnp.asarray(len(task.rows)),
-            design=jax.tree.map(jnp.asarray, tables),
+            design=tables_for_chains(tables, placed),
             estimator=estimator.arrays(place.anchor, always),
         )
 
     def _noise(
-        self, task: Task, kernel: StochasticGradientKernel, context: StochasticGradientContext
+        self,
+        task: Task,
+        rows: Rows,
+        kernel: StochasticGradientKernel,
+        context: StochasticGradientContext,
     ) -> float:
         """The largest variance of a coordinate of the gradient, at a few points."""
         rng = generator(task.seed, Stream.STEP_SEARCH)
         points = rng.standard_normal((PILOT_POINTS, task.target.size)).astype(self.precision)
         seen = gradient_noise(
-            kernel, context, task.rows, points, 0 * points, key(task.seed, Stream.NOISE_ROWS)
+            kernel, context, rows, points, 0 * points, key(task.seed, Stream.NOISE_ROWS)
         )
         task.ledger.add("pilot", seen.evaluations, "gradient")
         return float(seen.variance.max())

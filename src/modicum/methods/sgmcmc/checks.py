@@ -11,6 +11,7 @@ from modicum.kernels.stochastic_gradient import StochasticGradientKernel
 from modicum.methods.base import Plan, Task
 from modicum.methods.sgmcmc.step_size import gradient_noise
 from modicum.random import Stream, key
+from modicum.rows import Rows
 from modicum.run import History
 
 __all__ = ["NOISE_LIMIT", "look_ahead", "look_back"]
@@ -106,7 +107,7 @@ def _noise_ratio(task: Task, plan: Plan, position: np.ndarray, h: float) -> floa
     seen = gradient_noise(
         kernel,
         plan.context,
-        task.rows,
+        plan.rows if isinstance(plan.rows, Rows) else task.rows,
         points,
         position[:LOOKED_AT, -back],
         key(task.seed, Stream.NOISE_ROWS_AFTER),

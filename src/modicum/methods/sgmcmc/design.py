@@ -15,6 +15,7 @@ from modicum.designs import (
     DESIGNS,
     CertaintyRows,
     Design,
+    KeptNumbers,
     RowFacts,
     Weighted,
     WeightTables,
@@ -72,7 +73,7 @@ def design_of(method: DesignSettings, task: Task, anchor: Anchor | None, order: 
     """The design a method names, and its tables."""
     design = DESIGNS[method.design]()
 
-    def expected() -> np.ndarray:
+    def expected() -> np.ndarray | KeptNumbers:
         assert anchor is not None
         return _expected(task, anchor, order)
 
@@ -162,7 +163,7 @@ def _cheapest(tables: WeightTables, batch: int, fresh: float) -> tuple[int, str]
     which are known up to a factor from the weights; a step costs a fresh row for each of a batch
     and an evaluation per certainty row.
     """
-    n = len(tables.order)
+    n = int(np.sum(tables.size))
     expected = np.maximum(np.asarray(tables.probability) - FLOOR / n, 0.0)
 
     def noise(rest: WeightTables) -> float:
@@ -182,7 +183,7 @@ def _cheapest(tables: WeightTables, batch: int, fresh: float) -> tuple[int, str]
     return count, f"the number at which noise times cost is smallest, {1 - best / none:.0%} less"
 
 
-def _expected(task: Task, anchor: Anchor, order: int) -> np.ndarray:
+def _expected(task: Task, anchor: Anchor, order: int) -> np.ndarray | KeptNumbers:
     """Expected residuals of this order: in size they are like the gradients of a batch."""
     target = task.target
     draws = generator(task.seed, Stream.PILOT_DRAWS).standard_normal((8, target.size))

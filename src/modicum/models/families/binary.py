@@ -8,6 +8,7 @@ from typing import ClassVar
 import jax
 import numpy as np
 
+from modicum.arrays import sigmoid
 from modicum.errors import ModicumWarning
 from modicum.models.base import Batch, Params
 from modicum.models.families.drawing import chances
@@ -28,6 +29,7 @@ class _Binary(LinearPredictorModel):
     """A family of outcomes that are 0 or 1; it says what the chance of a one is."""
 
     link: ClassVar[Link]
+    on_numpy: ClassVar[bool] = True
 
     def pseudo_variance(self, data: Moments) -> float:
         """1 / (p (1 - p)) at the share of ones."""
@@ -73,12 +75,16 @@ class Logistic(_Binary):
 
     def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """f to f''' in eta, with p the chance of a one."""
-        p, q = jax.nn.sigmoid(eta), jax.nn.sigmoid(-eta)  # q = 1 - p without cancellation
-        return y * eta - softplus(eta), y - p, -p * q, -p * q * (q - p)
+        p, q = sigmoid(eta), sigmoid(-eta)  # q = 1 - p without cancellation
+        return self.value(eta, y), y - p, -p * q, -p * q * (q - p)
+
+    def value(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """y eta - log(1 + e^eta)."""
+        return y * eta - softplus(eta)
 
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """Polynomials in s = p (1 - p)."""
-        p, q = jax.nn.sigmoid(eta), jax.nn.sigmoid(-eta)
+        p, q = sigmoid(eta), sigmoid(-eta)
         s = p * q
         return -s * (1 - 6 * s), -s * (q - p) * (1 - 12 * s), -s * (1 - 30 * s + 120 * s**2)
 

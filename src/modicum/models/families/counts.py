@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arrays import namespace
 from modicum.models.base import Batch
 from modicum.models.families.drawing import bounded_exp, draw_counts
 from modicum.models.families.extras import ExtraParameter, LogLink
@@ -36,13 +37,15 @@ class Poisson(LogLink):
     >>> mo.models.Poisson().check(rows)
     """
 
+    on_numpy: ClassVar[bool] = True
+
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """y eta - e^eta - log y!."""
         return y * eta[0] - jnp.exp(eta[0]) - log_factorial(y, eta)
 
     def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """f to f''' in eta: all but the first two are minus the rate."""
-        rate = jnp.exp(eta)
+        rate = namespace(eta).exp(eta)
         return y * eta - rate - log_factorial(y, eta), y - rate, -rate, -rate
 
     def rise(
@@ -55,7 +58,7 @@ class Poisson(LogLink):
 
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """Minus the rate, again and again."""
-        rate = jnp.exp(eta)
+        rate = namespace(eta).exp(eta)
         return -rate, -rate, -rate
 
     def variance(self, eta: jax.Array) -> jax.Array:

@@ -13,9 +13,8 @@ from math import factorial, log, pi, sqrt
 from typing import ClassVar
 
 import jax
-import jax.numpy as jnp
-from jax.scipy.special import erfc
 
+from modicum.arrays import differentiable, erfc, is_numpy, namespace, sigmoid
 from modicum.models.families.special import softplus
 
 __all__ = ["LINKS", "Cloglog", "Link", "Logit", "Probit"]
@@ -56,7 +55,7 @@ class Logit(Link):
 
     def chance(self, eta: jax.Array) -> jax.Array:
         """The sigmoid."""
-        return jax.nn.sigmoid(eta)
+        return sigmoid(eta)
 
     def log_success(self, eta: jax.Array) -> jax.Array:
         """-log(1 + e^-eta)."""
@@ -68,15 +67,15 @@ class Logit(Link):
 
     def success(self, eta: jax.Array, order: int) -> Series:
         """The first is 1 - p."""
-        return (-softplus(-eta), jax.nn.sigmoid(-eta), *self._curves(eta))[: order + 1]
+        return (-softplus(-eta), sigmoid(-eta), *self._curves(eta))[: order + 1]
 
     def failure(self, eta: jax.Array, order: int) -> Series:
         """The first is -p; the others are those of log p."""
-        return (-softplus(eta), -jax.nn.sigmoid(eta), *self._curves(eta))[: order + 1]
+        return (-softplus(eta), -sigmoid(eta), *self._curves(eta))[: order + 1]
 
     def _curves(self, eta: jax.Array) -> Series:
         """Derivatives 2 to 6: polynomials in s = p (1 - p)."""
-        p, q = jax.nn.sigmoid(eta), jax.nn.sigmoid(-eta)
+        p, q = sigmoid(eta), sigmoid(-eta)
         s, skew = p * q, q - p
         return (
             -s,
@@ -99,49 +98,55 @@ def _hazard(x: jax.Array, terms: int) -> Series:
     m' = -m (x + m). Below -TAIL the coefficients of m - |x| are tiny differences of large numbers,
     and come from Laplace's continued fraction m - t = 1 / (t + 2 / (t + 3 / (t + ...))), t = -x.
     """
-    body, tail = _hazard_body(jnp.maximum(x, -TAIL), terms), _hazard_tail(x, terms)
-    return tuple(jnp.where(x < -TAIL, b, a) for a, b in zip(body, tail, strict=True))
+    xp = namespace(x)
+    body, tail = _hazard_body(xp.maximum(x, -TAIL), terms), _hazard_tail(x, terms)
+    return tuple(xp.where(x < -TAIL, b, a) for a, b in zip(body, tail, strict=True))
 
 
 def _hazard_body(x: jax.Array, terms: int) -> Series:
-    c = [jnp.exp(-0.5 * x**2) / (sqrt(pi / 2) * erfc(-x / sqrt(2)))]
+    xp = namespace(x)
+    c = [xp.exp(-0.5 * x**2) / (sqrt(pi / 2) * erfc(-x / sqrt(2)))]
     for j in range(terms - 1):
-        following = x * c[j] + sum((c[i] * c[j - i] for i in range(j + 1)), jnp.zeros_like(x))
+        following = x * c[j] + sum((c[i] * c[j - i] for i in range(j + 1)), xp.zeros_like(x))
         following = following + c[j - 1] if j else following
         c.append(-following / (j + 1))
     return tuple(c)
 
 
 def _hazard_tail(x: jax.Array, terms: int) -> Series:
-    t = jnp.maximum(-x, TAIL)
+    xp = namespace(x)
+    t = xp.maximum(-x, TAIL)
 
     def deeper(excess: Series, level: jax.Array) -> tuple[Series, None]:
         """Taylor coefficients in t of level / (t + excess)."""
         below = [t + excess[0], *(e + (j == 0) for j, e in enumerate(excess[1:]))]
         inverse = [1 / below[0]]
         for j in range(1, terms):
-            total = sum((below[i] * inverse[j - i] for i in range(1, j + 1)), jnp.zeros_like(t))
+            total = sum((below[i] * inverse[j - i] for i in range(1, j + 1)), xp.zeros_like(t))
             inverse.append(-inverse[0] * total)
         return tuple(level * i for i in inverse), None
 
-    levels = jnp.arange(DEPTH, 0, -1, dtype=t.dtype)  # a loop: unrolled, it compiles for long
-    excess, _ = jax.lax.scan(deeper, (jnp.zeros_like(t),) * terms, levels)
+    levels = xp.arange(DEPTH, 0, -1, dtype=t.dtype)
+    excess: Series = (xp.zeros_like(t),) * terms
+    if is_numpy(x):
+        for level in levels:
+            excess, _ = deeper(excess, level)
+    else:  # a loop: unrolled, it compiles for long
+        excess, _ = jax.lax.scan(deeper, excess, levels)
     signed = [e if j % 2 == 0 else -e for j, e in enumerate(excess)]  # d/dx = -d/dt
     signed[0] = signed[0] + t
     return (signed[0], signed[1] - 1, *signed[2:]) if terms > 1 else (signed[0],)
 
 
-@jax.custom_jvp
+@differentiable(slope=lambda x: _hazard(x, 1)[0])
 def log_normal_cdf(x: jax.Array) -> jax.Array:
     """Log Phi(x): its derivative, and those of that, are accurate in both tails."""
-    body, right = jnp.clip(x, -TAIL, 0.0), jnp.maximum(x, 0.0)
-    far = jnp.minimum(x, -TAIL)
-    tail = -0.5 * far**2 - 0.5 * log(2 * pi) - jnp.log(_hazard_tail(far, 1)[0])
-    left = jnp.where(x < -TAIL, tail, jnp.log(0.5 * erfc(-body / sqrt(2))))
-    return jnp.where(x > 0, jnp.log1p(-0.5 * erfc(right / sqrt(2))), left)
-
-
-log_normal_cdf.defjvps(lambda tangent, value, x: tangent * _hazard(x, 1)[0])
+    xp = namespace(x)
+    body, right = xp.clip(x, -TAIL, 0.0), xp.maximum(x, 0.0)
+    far = xp.minimum(x, -TAIL)
+    tail = -0.5 * far**2 - 0.5 * log(2 * pi) - xp.log(_hazard_tail(far, 1)[0])
+    left = xp.where(x < -TAIL, tail, xp.log(0.5 * erfc(-body / sqrt(2))))
+    return xp.where(x > 0, xp.log1p(-0.5 * erfc(right / sqrt(2))), left)
 
 
 class Probit(Link):
@@ -196,35 +201,34 @@ def _log_slope(eta: jax.Array, terms: int) -> Series:
 
     w' = w (1 - r - w), which cancels for small r.
     """
-    r = jnp.minimum(jnp.exp(eta), VANISHED)
-    small, large = jnp.minimum(r, SMALL), jnp.maximum(r, SMALL)
-    c = [large / jnp.expm1(large)]
+    xp = namespace(eta)
+    r = xp.minimum(xp.exp(eta), VANISHED)
+    small, large = xp.minimum(r, SMALL), xp.maximum(r, SMALL)
+    c = [large / xp.expm1(large)]
     for j in range(terms - 1):
         total = sum(
             (c[i] * (large / factorial(j - i) + c[j - i]) for i in range(j + 1)),
-            jnp.zeros_like(r),
+            xp.zeros_like(r),
         )
         c.append((c[j] - total) / (j + 1))
     near = [
         sum(
             (b * k**j / factorial(j) * small**k for k, b in BERNOULLI.items()),
-            jnp.zeros_like(r),
+            xp.zeros_like(r),
         )
         for j in range(terms)
     ]
-    return tuple(jnp.where(r < SMALL, a, b) for a, b in zip(near, c, strict=True))
+    return tuple(xp.where(r < SMALL, a, b) for a, b in zip(near, c, strict=True))
 
 
-@jax.custom_jvp
+@differentiable(slope=lambda eta: _log_slope(eta, 1)[0])
 def log_some(eta: jax.Array) -> jax.Array:
     """log(1 - exp(-e^eta)), the log-chance that a Poisson count of log-rate eta is not 0."""
-    r = jnp.exp(eta)
-    near, far = jnp.clip(r, 1e-14, 1.0), jnp.maximum(r, 0.5)
-    exact = jnp.where(r < log(2), jnp.log(-jnp.expm1(-near)), jnp.log1p(-jnp.exp(-far)))
-    return jnp.where(eta < -30, eta - r / 2, exact)
-
-
-log_some.defjvps(lambda tangent, value, eta: tangent * _log_slope(eta, 1)[0])
+    xp = namespace(eta)
+    r = xp.exp(eta)
+    near, far = xp.clip(r, 1e-14, 1.0), xp.maximum(r, 0.5)
+    exact = xp.where(r < log(2), xp.log(-xp.expm1(-near)), xp.log1p(-xp.exp(-far)))
+    return xp.where(eta < -30, eta - r / 2, exact)
 
 
 class Cloglog(Link):
@@ -234,7 +238,8 @@ class Cloglog(Link):
 
     def chance(self, eta: jax.Array) -> jax.Array:
         """1 - exp(-e^eta)."""
-        return -jnp.expm1(-jnp.exp(eta))
+        xp = namespace(eta)
+        return -xp.expm1(-xp.exp(eta))
 
     def log_success(self, eta: jax.Array) -> jax.Array:
         """log(1 - exp(-e^eta))."""
@@ -242,7 +247,7 @@ class Cloglog(Link):
 
     def log_failure(self, eta: jax.Array) -> jax.Array:
         """-e^eta."""
-        return -jnp.exp(eta)
+        return -namespace(eta).exp(eta)
 
     def success(self, eta: jax.Array, order: int) -> Series:
         """Log p, then w and its derivatives."""
@@ -251,7 +256,7 @@ class Cloglog(Link):
 
     def failure(self, eta: jax.Array, order: int) -> Series:
         """Minus the rate, again and again."""
-        return (-jnp.exp(eta),) * (order + 1)
+        return (-namespace(eta).exp(eta),) * (order + 1)
 
 
 LINKS: dict[str, Link] = {link.name: link for link in (Logit(), Probit(), Cloglog())}

@@ -49,6 +49,7 @@ class Binomial(LinearPredictorModel):
     link: str = "logit"
 
     outcome_fields: ClassVar[tuple[str, ...]] = ("y", "trials")
+    on_numpy: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

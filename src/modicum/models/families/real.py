@@ -6,13 +6,15 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import factorial, inf, log, sqrt
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln
+from scipy import special
 
+from modicum.arrays import is_numpy, namespace
 from modicum.errors import SettingError
 from modicum.models.base import Batch, Params
 from modicum.models.families.drawing import bounded_exp
@@ -36,6 +38,8 @@ class ScaleFamily(LinearPredictorModel):
 
     scale: float | None = None
     scale_prior: float | None = None
+
+    on_numpy: ClassVar[bool] = True  # at a known scale
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,9 +139,10 @@ class Gaussian(ScaleFamily):
         """f to f''' in eta at a known scale; f''' is zero, so order 2 is exact."""
         s = self.known_scale()
         r = (y - eta) / s
-        constant = jnp.full_like(eta, -1 / s**2)
+        xp = namespace(eta)
+        constant = xp.full_like(eta, -1 / s**2)
         f = -0.5 * r**2 - np.log(s) - 0.5 * np.log(2 * np.pi)
-        return f, r / s, constant, jnp.zeros_like(eta)
+        return f, r / s, constant, xp.zeros_like(eta)
 
     def variance(self, eta: jax.Array) -> jax.Array:
         """The square of the scale."""
@@ -153,7 +158,7 @@ class Gaussian(ScaleFamily):
 
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """Zero: the log-density is quadratic."""
-        return jnp.zeros_like(eta), jnp.zeros_like(eta), jnp.zeros_like(eta)
+        return (namespace(eta).zeros_like(eta),) * 3
 
 
 @dataclass(frozen=True, repr=False)
@@ -174,10 +179,11 @@ class StudentT(ScaleFamily):
         if not is_positive(self.df):
             raise SettingError("df (the degrees of freedom) must be a positive number.")
 
-    def log_constant(self) -> jax.Array:
+    def log_constant(self, numpy: bool = False) -> jax.Array:
         """Logarithm of the density's normalising constant at a scale of one."""
-        nu = self.df
-        return gammaln((nu + 1) / 2) - gammaln(nu / 2) - 0.5 * np.log(nu * np.pi)
+        nu, of = self.df, special.gammaln if numpy else gammaln
+        constant: jax.Array = of((nu + 1) / 2) - of(nu / 2) - 0.5 * np.log(nu * np.pi)
+        return constant
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """Student-t log-density."""
@@ -192,7 +198,8 @@ class StudentT(ScaleFamily):
         """f to f''' in eta at a known scale; f'' is positive for |r| > s sqrt(nu)."""
         s, nu = self.known_scale(), self.df
         r, v = y - eta, nu * s**2
-        f = self.log_constant() - np.log(s) - (nu + 1) / 2 * jnp.log1p(r**2 / v)
+        constant = self.log_constant(is_numpy(eta)) - np.log(s)
+        f = constant - (nu + 1) / 2 * namespace(eta).log1p(r**2 / v)
         f1 = (nu + 1) * r / (v + r**2)
         f2 = (nu + 1) * (r**2 - v) / (v + r**2) ** 2
         f3 = 2 * (nu + 1) * r * (r**2 - 3 * v) / (v + r**2) ** 3
@@ -214,5 +221,7 @@ class StudentT(ScaleFamily):
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """The k-th derivative is (nu + 1) (k - 1)! Re (r + i s sqrt(nu))^-k."""
         s, nu = self.known_scale(), self.df
-        inverse = 1 / jax.lax.complex(y - eta, jnp.full_like(eta, s * np.sqrt(nu)))
-        return tuple((nu + 1) * factorial(k - 1) * jnp.real(inverse**k) for k in (4, 5, 6))
+        xp, far = namespace(eta), s * np.sqrt(nu)
+        below = y - eta + 1j * far if xp is np else jax.lax.complex(y - eta, xp.full_like(eta, far))
+        inverse = 1 / below
+        return tuple((nu + 1) * factorial(k - 1) * xp.real(inverse**k) for k in (4, 5, 6))

@@ -11,6 +11,8 @@ from math import log, pi
 import jax
 import jax.numpy as jnp
 
+from modicum.arrays import differentiable, log_gamma_of, namespace, sigmoid
+
 __all__ = ["log1m_exp", "log_factorial", "log_gamma", "log_rising", "softplus", "stirling_rest"]
 
 HALF_LOG_2PI = 0.5 * log(2 * pi)
@@ -18,13 +20,11 @@ FAR = 10.0  # from where seven terms of Stirling's series are exact in double pr
 SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
 
 
-@jax.custom_jvp
+@differentiable(slope=sigmoid)
 def softplus(x: jax.Array) -> jax.Array:
     """log(1 + e^x), half the cost of `jax.nn.softplus` together with its derivative."""
-    return jnp.maximum(x, 0.0) + jnp.log1p(jnp.exp(-jnp.abs(x)))
-
-
-softplus.defjvps(lambda tangent, value, x: tangent * jax.nn.sigmoid(x))
+    xp = namespace(x)
+    return xp.maximum(x, 0.0) + xp.log1p(xp.exp(-xp.abs(x)))
 
 
 def log1m_exp(x: jax.Array) -> jax.Array:
@@ -70,4 +70,4 @@ def log_rising(x: jax.Array, y: jax.Array) -> jax.Array:
 
 def log_factorial(y: jax.Array, eta: jax.Array) -> jax.Array:
     """log y! in the precision of eta: counts in float32 would lose whole units of it."""
-    return jax.scipy.special.gammaln(jnp.asarray(y, eta.dtype) + 1.0)
+    return log_gamma_of(namespace(eta).asarray(y, eta.dtype) + 1.0)

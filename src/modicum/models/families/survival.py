@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arrays import namespace
 from modicum.errors import DataError
 from modicum.models.base import Batch
 from modicum.models.families.drawing import bounded_exp
@@ -69,6 +70,8 @@ class Exponential(_Survival):
     >>> mo.models.Exponential().check(rows)
     """
 
+    on_numpy: ClassVar[bool] = True
+
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """Of an event -eta - y e^-eta, of a censored time the chance to last longer, -y e^-eta."""
         time, event = y
@@ -76,12 +79,12 @@ class Exponential(_Survival):
 
     def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """f to f''' in eta."""
-        event, r = y[..., 1], y[..., 0] * jnp.exp(-eta)
+        event, r = y[..., 1], y[..., 0] * namespace(eta).exp(-eta)
         return -event * eta - r, r - event, -r, r
 
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """Their signs alternate."""
-        r = y[..., 0] * jnp.exp(-eta)
+        r = y[..., 0] * namespace(eta).exp(-eta)
         return -r, r, -r
 
 

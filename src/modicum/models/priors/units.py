@@ -13,6 +13,7 @@ import numpy as np
 
 from modicum.errors import DataError
 from modicum.rows import CodedTerm, Coding, Rows, first_not_finite
+from modicum.runtime import one_blas_thread
 
 __all__ = ["MomentSums", "Moments", "moment_sums", "moments"]
 
@@ -137,7 +138,7 @@ def _parts(rows: Rows) -> Iterator[MomentSums]:
         return
     threads = os.cpu_count() or 1
     waiting: deque[Future[MomentSums]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
+    with one_blas_thread(), ThreadPoolExecutor(threads) as pool:
         for chunk in chunks:
             waiting.append(pool.submit(_of_chunk, rows, chunk, room))
             if len(waiting) >= 2 * threads:

@@ -16,9 +16,10 @@ from modicum.rows.reading import is_tabular, source_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["column_values", "random_rows", "table_sample"]
+__all__ = ["column_values", "counted_rows", "random_rows", "table_sample"]
 
 CHUNK = 1 << 18  # rows that are read at a time
+MOST_COLOURS = 10**9  # from which NumPy draws without replacement
 
 
 def random_rows(number: int, most: int, seed: int) -> np.ndarray:
@@ -27,6 +28,30 @@ def random_rows(number: int, most: int, seed: int) -> np.ndarray:
     if number <= most:
         return rng.permutation(number)
     return rng.choice(number, size=most, replace=False)
+
+
+def counted_rows(rows: Rows, most: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of up to `most` rows, in random order, and what the outcome of each counts for.
+
+    A row that counts k times has k outcomes, whose sum varies less than k times one of them: it
+    comes up k times. Weights that are no whole numbers weigh a single outcome.
+    """
+    ids = random_rows(len(rows), most, seed)
+    if "weight" not in rows.fields:
+        return ids, np.ones(len(ids))
+    weight = np.asarray(rows.take(ids)["weight"], float)
+    if np.any(weight != np.floor(weight)):
+        return ids, weight
+    counts, total = weight.astype(np.int64), int(weight.sum())
+    if total == 0:
+        raise DataError("all of these rows have the weight 0: none of them counts.")
+    rng = generator(seed, Stream.COUNTED_ROWS)
+    if most < total < MOST_COLOURS:
+        counts = rng.multivariate_hypergeometric(counts, most, method="marginals")
+    elif most < total:  # of so many, hardly any would come up twice
+        counts = rng.multinomial(most, weight / total)
+    repeated = rng.permutation(np.repeat(ids, counts))
+    return repeated, np.ones(len(repeated))
 
 
 def column_values(rows: Rows, table: object, name: str, row_ids: np.ndarray) -> np.ndarray:
@@ -43,7 +68,8 @@ def column_values(rows: Rows, table: object, name: str, row_ids: np.ndarray) -> 
     if name in batch and batch[name].ndim == 1:
         return np.asarray(batch[name], float)
     if table is None or not is_tabular(table):
-        known = [*rows.columns, *rows.levels]
+        fields = [field for field in batch if batch[field].ndim == 1]
+        known = [*dict.fromkeys([*rows.columns, *rows.levels, *fields])]
         raise SettingError(f"there is no column {name!r}: {names_like(name, known)}")
     return _of_table(table, name, len(rows), row_ids)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from math import prod
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.prediction import in_pieces
 from modicum.posterior.resampling import equal_places, require_positive_sum
 from modicum.random import Stream, generator
+from modicum.run import within_disk
 
 __all__ = [
     "OutcomeDraws",
@@ -97,12 +99,14 @@ def outcomes(
     model = source.predictor.model
     family = model.family if isinstance(model, IntegratedEffects) else model
     rng = generator(seed, Stream.OUTCOMES)
-    if isinstance(family, LinearPredictorModel):
-        _require_fields(family, rows)
+    if not isinstance(family, LinearPredictorModel):
+        has_classes = type(model).decide is not BaseModel.decide
+        if model.simulates or not has_classes:
+            return _simulated(source, rows, rng)
+        return in_pieces(rows, source.number, lambda batch: _of_classes(rng, source, batch))
+    _require_fields(family, rows)
 
     def draw(batch: Batch) -> np.ndarray:
-        if not isinstance(family, LinearPredictorModel):
-            return _of_classes(rng, model, source.predictor(source.draws, batch))
         eta, spread = source.predictor.predictors(source.draws, batch)
         eta = np.array(eta)  # of JAX's, which cannot be written to
         if source.effects is not None:
@@ -111,12 +115,23 @@ def outcomes(
             eta[..., 0] += spread * rng.standard_normal(spread.shape)
         return family.draw_outcomes(rng, eta, batch)
 
-    return in_pieces(rows, source.number * _width(family), draw)
+    return in_pieces(rows, source.number * (1 + len(family.extras)), draw)
 
 
-def _width(family: BaseModel) -> int:
-    """Numbers per outcome on the way."""
-    return 1 + len(family.extras) if isinstance(family, LinearPredictorModel) else 1
+def _simulated(
+    source: OutcomeDraws, rows: AlignedRows, rng: np.random.Generator
+) -> Iterator[tuple[Batch, np.ndarray]]:
+    """Outcomes of a model of one's own: a key per draw, and of it one per row."""
+    words = rng.integers(0, 2**32, size=(source.number, 2), dtype=np.uint32)
+    first = 0
+
+    def draw(batch: Batch) -> np.ndarray:
+        nonlocal first
+        drawn = source.predictor.simulated(source.draws, batch, words, first)
+        first += drawn.shape[1]
+        return drawn
+
+    return in_pieces(rows, source.number, draw)
 
 
 def _require_fields(family: LinearPredictorModel, rows: AlignedRows) -> None:
@@ -129,13 +144,9 @@ def _require_fields(family: LinearPredictorModel, rows: AlignedRows) -> None:
             )
 
 
-def _of_classes(rng: np.random.Generator, model: BaseModel, expected: np.ndarray) -> np.ndarray:
-    """Classes drawn by their probabilities, of a model that has no other way."""
-    if model.decide(expected) is None:
-        raise SettingError(
-            f"{type(model).__name__} does not say how outcomes are drawn, so that there are no "
-            "predictive draws; post.predict gives expected outcomes."
-        )
+def _of_classes(rng: np.random.Generator, source: OutcomeDraws, batch: Batch) -> np.ndarray:
+    """Classes drawn by their probabilities."""
+    expected = source.predictor(source.draws, batch)
     uniform = rng.random(expected.shape[:2])
     if expected.ndim == 2:
         return 1.0 * (uniform < expected)
@@ -145,23 +156,35 @@ def _of_classes(rng: np.random.Generator, model: BaseModel, expected: np.ndarray
 def outcome_array(
     source: OutcomeDraws, rows: AlignedRows, seed: int, out: str | os.PathLike[str] | None
 ) -> np.ndarray:
-    """All outcomes (draws, rows), in memory or in a .npy file."""
-    shape = (source.number, len(rows))
-    if out is not None:
-        filled: np.ndarray = np.lib.format.open_memmap(out, "w+", np.float64, shape)
-    elif 8 * shape[0] * shape[1] > MOST_BYTES:
-        raise SettingError(
-            f"{shape[0]:,} outcomes of {shape[1]:,} rows would take "
-            f"{8 * shape[0] * shape[1] / 2**30:,.0f} GB; draw fewer, or write them to a file with "
-            "out='outcomes.npy'."
-        )
-    else:
-        filled = np.empty(shape)
-    first = 0
+    """All outcomes (draws, rows, ...), in memory or in a .npy file."""
+    filled, first = None, 0
+    _refuse_many((source.number, len(rows)), out)
     for _, drawn in outcomes(source, rows, seed):
+        if filled is None:
+            filled = _array((source.number, len(rows), *drawn.shape[2:]), out)
         filled[:, first : first + drawn.shape[1]] = drawn
         first += drawn.shape[1]
+    assert filled is not None, "there is a row at least"
     return filled
+
+
+def _array(shape: tuple[int, ...], out: str | os.PathLike[str] | None) -> np.ndarray:
+    if out is None:
+        _refuse_many(shape, out)
+        return np.empty(shape)
+    with within_disk(out):
+        mapped: np.ndarray = np.lib.format.open_memmap(out, "w+", np.float64, shape)
+    return mapped
+
+
+def _refuse_many(shape: tuple[int, ...], out: str | os.PathLike[str] | None) -> None:
+    """Refuse more numbers than memory should hold."""
+    number = prod(shape)
+    if out is None and 8 * number > MOST_BYTES:
+        raise SettingError(
+            f"{shape[0]:,} outcomes of {shape[1]:,} rows would take {8 * number / 2**30:,.0f} GB; "
+            "draw fewer, or write them to a file with out='outcomes.npy'."
+        )
 
 
 def density_array(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from modicum.errors import DataError
+from modicum.errors import DataError, SettingError
 from modicum.models import BaseModel, IntegratedEffects
 from modicum.posterior.alignment import AlignedRows, Batch
 from modicum.posterior.axes import INK, OBSERVED, PREDICTED, new_axes
@@ -158,18 +158,26 @@ class PredictiveCheck:
 def predictive_check(
     source: OutcomeDraws,
     rows: AlignedRows,
+    mass: np.ndarray,
     by: tuple[str, np.ndarray] | None,
     bins: int,
     prob: float,
     seed: int,
     class_names: Sequence[str] = (),
 ) -> PredictiveCheck:
-    """Check rows in memory, in random order, against drawn outcomes; see `Posterior.ppc`."""
+    """Check rows in memory, in random order, against drawn outcomes; see `Posterior.ppc`.
+
+    `mass` is what the outcome of each counts for.
+    """
     model = source.predictor.model
     held = rows.rows
     everything = held.slice(0, len(held))
-    y = np.asarray(everything["y"], float)
-    mass = np.asarray(everything.get("weight", np.ones(len(y))), float)
+    y = np.asarray(everything[model.outcome_field], float)
+    if y.ndim > 1:
+        raise SettingError(
+            f"outcomes of these rows have the shape {y.shape[1:]} each, and a check is of one "
+            "number per row; compare them with post.predictive(...) by hand."
+        )
     if "event" in everything and not np.all(everything["event"] == 1):
         raise DataError(
             "some of these times are censored, and outcomes are drawn to their end, so that the "
@@ -182,7 +190,7 @@ def predictive_check(
         places, at = _bins(values, bins)
         classes = int(y.max()) + 1 if natural == "classes" else None
         counter = _Means(
-            lambda batch, first: places[first : first + len(batch["y"])], len(at), classes
+            lambda batch, first: places[first : first + _length(batch)], len(at), classes
         )
         kind: Kind = "residuals"
     else:
@@ -222,13 +230,27 @@ def _called(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 def _kind(model: BaseModel, source: OutcomeDraws, rows: AlignedRows, y: np.ndarray) -> Kind:
     """What fits these outcomes: decided by what the model predicts, and by the outcomes."""
     family = model.family if isinstance(model, IntegratedEffects) else model
-    first = next(iter(rows.chunks(2)))
-    expected = source.predictor({k: v[:1] for k, v in source.draws.items()}, first)
-    if family.decide(expected) is not None:
+    expected = _expected(source, rows)
+    if expected is not None and family.decide(expected) is not None:
         return "classes" if expected.ndim == 3 else "calibration"
     _, drawn = next(outcomes(source, rows, 0))
+    if family.simulates and expected is not None and expected.ndim == 2:
+        chances = np.all((expected >= 0) & (expected <= 1))
+        if chances and all(np.isin(values, (0, 1)).all() for values in (y, drawn)):
+            return "calibration"
     whole = bool(np.all(y == np.floor(y)) and np.all(drawn == np.floor(drawn)))
     return "counts" if whole and y.min() >= 0 else "ecdf"
+
+
+def _expected(source: OutcomeDraws, rows: AlignedRows) -> np.ndarray | None:
+    """Expected outcomes of two rows by one draw; None where the model has none."""
+    first = next(iter(rows.chunks(2)))
+    try:
+        return source.predictor({k: v[:1] for k, v in source.draws.items()}, first)
+    except SettingError:
+        if source.predictor.model.simulates:  # a model of one's own need not predict
+            return None
+        raise
 
 
 def _edges(kind: Kind, y: np.ndarray) -> np.ndarray:
@@ -376,3 +398,7 @@ def _frame(
         mean = weighted_mean(drawn[None], signs[None])
     columns = {"observed": seen, "predicted": mean, "lower": low, "upper": high}
     return pd.DataFrame(columns, index=pd.Index(index, name="bin"))
+
+
+def _length(batch: Batch) -> int:
+    return len(next(iter(batch.values())))

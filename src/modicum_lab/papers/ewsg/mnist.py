@@ -55,7 +55,7 @@ SIZES: dict[Scale, Size] = {
         only={"mlp": ("sgld", "ewsg"), "cnn": ("ewsg",)},
     ),
     "laptop": Size(None, 1_000, {"mlp": 3, "cnn": 2}, {"mlp": 2, "cnn": 1}, 8),
-    "gpu": Size(None, 10_000, {"mlp": 200, "cnn": 40}, {"mlp": 10, "cnn": 8}, 10),
+    "gpu": Size(None, 10_000, {"mlp": 200, "cnn": 200}, {"mlp": 10, "cnn": 8}, 10),
     "paper": Size(None, 10_000, {"mlp": 200, "cnn": 200}, {"mlp": 100, "cnn": 100}, 50),
 }
 FRICTION = {"mlp": 0.1, "cnn": 1.0}
@@ -329,7 +329,9 @@ def _table(runs: Mapping[str, Mapping[str, Learned]], size: Size, size_note: str
 def _with_error(run: Learned, score: str, unit: int, decimals: int) -> str:
     shown = f"{unit * run.last[score]:.{decimals}f}"
     error = run.error.get(score)
-    return shown if error is None else f"{shown} ± {unit * error:.{decimals}f}"
+    if error is None or not np.isfinite(error):  # where a method has run away
+        return shown
+    return f"{shown} ± {unit * error:.{decimals}f}"
 
 
 def _behind(run: Learned, ewsg: Learned | None) -> str | None:

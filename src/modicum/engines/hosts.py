@@ -1,0 +1,85 @@
+"""Actors of a Ray cluster that run whole calls for the driver, such as chunks of chains.
+
+A call brings all that it needs, so that an actor that takes the place of one that died can do it
+again. Ray has it do so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from modicum.engines.faults import RESTARTS, SILENCE, fault_of, silence_of
+from modicum.engines.library import ray_library
+from modicum.engines.shipping import packed, unpacked
+
+__all__ = ["RayHosts", "fetched", "started_hosts"]
+
+
+class RayHosts:
+    """Actors of one class.
+
+    Attributes
+    ----------
+    accelerators
+        Whether each has one of the cluster's accelerators.
+    """
+
+    def __init__(self, actors: list[Any], accelerators: bool) -> None:
+        self._actors, self.accelerators = actors, accelerators
+
+    def __len__(self) -> int:
+        return len(self._actors)
+
+    def share(self, settings: object, rows: object) -> list[Any]:
+        """Put what all hosts read into the cluster's memory: what `fetched` gets there.
+
+        Rows go as Ray sends them, since they may hold its own handles.
+        """
+        ray = ray_library()
+        return [ray.put(packed(settings)), ray.put(rows)]
+
+    def calls(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
+        """Answers of the first hosts, each of which is called with arguments of its own."""
+        ray = ray_library()
+        pairs = zip(self._actors, arguments, strict=False)
+        asked = [getattr(actor, method).remote(*each) for actor, each in pairs]
+        _, missing = ray.wait(asked, num_returns=len(asked), timeout=SILENCE)
+        if missing:
+            raise silence_of(len(self._actors))
+        try:
+            return list(ray.get(asked))
+        except ray.exceptions.RayError as error:
+            raise fault_of(error) from None
+
+    def close(self) -> None:
+        """Let them go."""
+        ray = ray_library()
+        if ray.is_initialized():
+            for actor in self._actors:
+                ray.kill(actor)
+
+
+def started_hosts(kind: type, most: int) -> RayHosts:
+    """Actors of class `kind`: as many as there are accelerators, or processors where none are."""
+    ray = ray_library()
+    there = ray.cluster_resources()
+    accelerators = int(there.get("GPU", 0))
+    number = max(1, min(most, accelerators or int(there.get("CPU", 1))))
+    while most % number:  # all get as many chains
+        number -= 1
+    # Workers may have all processors, and have little to do while chains run.
+    remote = ray.remote(kind).options(
+        num_cpus=0,
+        num_gpus=int(accelerators > 0),
+        max_restarts=RESTARTS,
+        max_task_retries=-1,
+        scheduling_strategy="SPREAD",
+    )
+    return RayHosts([remote.remote() for _ in range(number)], accelerators > 0)
+
+
+def fetched(shared: list[Any]) -> tuple[Any, Any]:
+    """What `RayHosts.share` put into the cluster's memory: settings, and rows."""
+    ray = ray_library()
+    settings, rows = ray.get(list(shared))
+    return unpacked(settings), rows

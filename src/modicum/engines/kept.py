@@ -1,0 +1,258 @@
+"""Numbers per row that stay with the workers, and the rows in the order of their classes.
+
+Weighted rows are drawn by class and place in it (`modicum.designs.Weighted`): a draw names a place
+in the order of all rows sorted by class, from its key alone. Shards of a million rows are sorted by
+whoever passes over them. The driver holds how many rows of each class every shard has, 256 numbers,
+from which it knows the shard of a place and the place in that shard's order; the worker turns it
+into a row. Sorting is stable and shards come in the order of their rows, so that places stand for
+the same rows as in an order that one machine makes, and sums of weights are added in the same
+order: draws are the same to the last bit.
+
+A worker that takes another's place makes the numbers of a shard again when it is first asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from modicum import designs
+from modicum.designs import CLASSES, Classes, Extent
+from modicum.rows import Rows
+
+__all__ = ["Kept", "NumbersAtWorkers", "Share", "SortedRows", "in_shape", "rows_from"]
+
+TAIL = (
+    20_000  # places at the end of the order, where certainty rows are, that are looked up at once
+)
+
+
+class Kept(NamedTuple):
+    """What a worker needs to make numbers per row: by numbers under which it remembers things."""
+
+    work: tuple[int, Any]  # function and arguments, packed
+    rows: tuple[int, Any]
+    shard: int  # rows of each but the last
+
+
+class Share(NamedTuple):
+    """Part of a pass: whose turn it is, what is asked, and the rows that are done with it."""
+
+    worker: int
+    ask: Callable[[Any], Any]
+    done: int
+
+
+class Workers(Protocol):
+    """What is asked of the workers of a cluster; `RayEngine` is one."""
+
+    def source(self, rows: Rows) -> tuple[int, Any]:
+        """Where workers find the rows."""
+        ...
+
+    def owners(self, rows: Rows, row_ids: np.ndarray) -> np.ndarray:
+        """Numbers of the workers that pass over these rows."""
+        ...
+
+    def each_from(
+        self, owner: np.ndarray, ask: Callable[[Any, np.ndarray], Any]
+    ) -> Iterator[tuple[np.ndarray, Any]]:
+        """Ask each worker once for what is its own: places in `owner`, and the answer for these."""
+        ...
+
+    def sweep(self, shares: Iterable[Share], total: int, description: str) -> Iterator[Any]:
+        """Answers for all shares of a pass in order."""
+        ...
+
+
+class Shards:
+    """Rows in pieces that never divide a block of `designs.weight_tables`."""
+
+    def __init__(self, workers: Workers, rows: Rows, size: int) -> None:
+        self.workers, self.rows, self.size = workers, rows, size
+        self.starts = np.arange(0, len(rows), size)
+        self.stops = np.minimum(self.starts + size, len(rows))
+        self.owners = workers.owners(rows, (self.starts + self.stops) // 2)
+
+    def sweep(self, ask: Callable[[Any, int, int], Any], description: str) -> Iterator[Any]:
+        """Answers of actors about all shards in order, from a first row up to another each."""
+
+        def shares() -> Iterator[Share]:
+            for owner, first, end in zip(self.owners, self.starts, self.stops, strict=True):
+
+                def of_shard(actor: Any, start: int = int(first), stop: int = int(end)) -> Any:
+                    return ask(actor, start, stop)
+
+                yield Share(int(owner), of_shard, int(end))
+
+        return self.workers.sweep(shares(), len(self.rows), description)
+
+
+class NumbersAtWorkers:
+    """A number per row, which is made when something is asked about them (see `KeptNumbers`)."""
+
+    def __init__(
+        self, workers: Workers, work: tuple[int, Any], rows: Rows, description: str
+    ) -> None:
+        self._shards, self._description = Shards(workers, rows, designs.BLOCK), description
+        self._kept = Kept(work, workers.source(rows), self._shards.size)
+        self._extent: Extent | None = None
+
+    def __len__(self) -> int:
+        return len(self._shards.rows)
+
+    def extent(self) -> Extent:
+        """Of all rows: the pass over them, made once."""
+        if self._extent is None:
+            kept = self._kept
+            parts: list[Extent] = list(
+                self._shards.sweep(
+                    lambda actor, *shard: actor.extent.remote(kept, *shard), self._description
+                )
+            )
+            pairs = zip(self._shards.starts, parts, strict=True)
+            bad = next((int(start) + part.bad for start, part in pairs if part.bad >= 0), -1)
+            self._extent = Extent(
+                np.concatenate([part.sums for part in parts]),
+                float(np.min([part.smallest for part in parts])),
+                float(np.max([part.largest for part in parts])),
+                bad,
+            )
+        return self._extent
+
+    def sort(self, classes: Classes) -> tuple[np.ndarray, np.ndarray, OrderAtWorkers]:
+        """Weight and size of each class, and the rows sorted by class, shard by shard."""
+        kept = self._kept
+        mass, sizes = np.zeros(CLASSES), []
+        for part, size in self._shards.sweep(
+            lambda actor, *shard: actor.sort.remote(kept, classes, *shard), self._description
+        ):
+            mass += part
+            sizes.append(size)
+        counts = np.stack(sizes)
+        return mass, counts.sum(axis=0), OrderAtWorkers(self._shards, kept, classes, counts)
+
+
+class OrderAtWorkers:
+    """Row numbers sorted by class, of which workers hold their shards' (see `KeptOrder`).
+
+    Parameters
+    ----------
+    counts
+        Rows of each class in each shard, (shards, classes).
+    """
+
+    def __init__(self, shards: Shards, kept: Kept, classes: Classes, counts: np.ndarray) -> None:
+        self._shards, self._kept, self._classes = shards, kept, classes
+        # Places of the order, class after class and in each shard after shard: where each piece
+        # ends, and where it begins in the order of its shard.
+        self._ends = np.cumsum(counts.T.ravel())
+        self._begins = self._ends - counts.T.ravel()
+        self._within = (np.cumsum(counts, axis=1) - counts).T.ravel()
+        self._tail = np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._shards.rows)
+
+    def __getitem__(self, places: slice | np.ndarray) -> np.ndarray:
+        """Row numbers at these places: int64."""
+        n = len(self)
+        if isinstance(places, slice):
+            first, stop, step = places.indices(n)
+            if stop == n and step == 1 and n - first <= TAIL:  # asked for again and again
+                if len(self._tail) < n - first:
+                    self._tail = self._row_ids(np.arange(max(0, n - TAIL), n))
+                return self._tail[len(self._tail) - (n - first) :]
+            places = np.arange(first, stop, step)
+        flat = self._row_ids(np.asarray(places).ravel())
+        return flat.reshape(np.shape(places))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """All of it, from all workers: as many numbers as there are rows."""
+        del copy
+        every = np.empty(len(self), np.uint32 if len(self) < 2**32 else np.int64)
+        kept, classes = self._kept, self._classes
+        orders = self._shards.sweep(
+            lambda actor, *shard: actor.order.remote(kept, classes, *shard), "design"
+        )
+        number = len(self._shards.starts)
+        for shard, (start, order) in enumerate(zip(self._shards.starts, orders, strict=True)):
+            pieces = slice(shard, None, number)
+            for at, end, within in zip(
+                self._begins[pieces], self._ends[pieces], self._within[pieces], strict=True
+            ):
+                every[at:end] = order[within : within + end - at] + start
+        return every if dtype is None else every.astype(dtype)
+
+    def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
+        """Rows at these places of the order, any shape, each from the worker that sorted it."""
+        flat, rows = places.ravel(), self._shards.rows
+        return in_shape(rows_from(self._asked("take_sorted", flat), len(flat), rows), places.shape)
+
+    def sorted_rows(self) -> Rows:
+        """The rows in this order."""
+        rows = self._shards.rows
+        return Rows._at(rows._description, SortedRows(rows, self), rows.fingerprint())
+
+    def _row_ids(self, places: np.ndarray) -> np.ndarray:
+        row_ids = np.empty(len(places), np.int64)
+        for mine, part in self._asked("sorted_row_ids", places):
+            row_ids[mine] = part
+        return row_ids
+
+    def _asked(self, what: str, places: np.ndarray) -> Iterator[tuple[np.ndarray, Any]]:
+        """Ask each worker once about the places in its shards."""
+        piece = np.searchsorted(self._ends, places, side="right")
+        shard = piece % len(self._shards.starts)
+        within = (places - self._begins[piece] + self._within[piece]).astype(np.uint32)
+        starts = self._shards.starts[shard]
+
+        def ask(actor: Any, mine: np.ndarray) -> Any:
+            method = getattr(actor, what)
+            return method.remote(self._kept, self._classes, starts[mine], within[mine])
+
+        return self._shards.workers.each_from(self._shards.owners[shard], ask)
+
+
+class SortedRows:
+    """The rows of a store in the order of their classes, for chains that draw places."""
+
+    travels = True  # by itself, to whoever runs chains
+
+    def __init__(self, rows: Rows, order: OrderAtWorkers) -> None:
+        self._order = order
+        self.where = rows._backend.where
+        self.folder = rows._backend.folder  # type: ignore[attr-defined]
+
+    def take(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """Rows at places of the order, any shape."""
+        return self._order.take(row_ids)
+
+    def slice(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        """Rows from place `start` up to `stop`."""
+        return self._order.take(np.arange(start, stop))
+
+    def chunks(self, size: int) -> Iterator[dict[str, np.ndarray]]:
+        """All rows in this order, `size` at a time."""
+        n = len(self._order)
+        return (self.slice(start, min(start + size, n)) for start in range(0, n, size))
+
+
+def rows_from(
+    parts: Iterable[tuple[np.ndarray, dict[str, np.ndarray]]], number: int, rows: Rows
+) -> dict[str, np.ndarray]:
+    """Rows that several workers sent, each in its place."""
+    out = {
+        name: np.empty((number, *shape), rows.dtypes[name]) for name, shape in rows.fields.items()
+    }
+    for mine, part in parts:
+        for name, values in part.items():
+            out[name][mine] = values
+    return out
+
+
+def in_shape(fields: dict[str, np.ndarray], shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """Fields of rows, with leading axes of this shape."""
+    return {name: part.reshape(*shape, *part.shape[1:]) for name, part in fields.items()}

@@ -1,0 +1,240 @@
+"""An anchor where no mode is of use: the posterior mean, by short chains on a subset of the rows.
+
+A mode may be missing or mislead: the spike of a mixture, the neck of a funnel in a hierarchy that
+was written by hand, a kink. The mean is there all the same. NUTS runs on a few thousand rows, each
+of which counts as often as it takes to stand for all: the covariance V of its draws is about that
+of the posterior, and their mean m is off by the sampling error of the subset. Passes over all rows
+then move m to where
+
+    E grad log p(m + L z) = 0,    L L' = V,    z standard normal,
+
+which is the mean of the normal distribution of covariance V that is closest to the posterior (by
+the Kullback-Leibler divergence from it). Where the log-posterior is quadratic that is its mean, and
+m + V E grad log p gets there in one step; elsewhere Broyden's method follows. The expectation is
+over a few fixed pairs of z and -z.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.diagnostics import r_hat
+from modicum.errors import ConvergenceError
+from modicum.kernels.adaptation import schedule
+from modicum.kernels.full_data import FullDataContext, FullDataKernel
+from modicum.kernels.moves import NUTSMove
+from modicum.methods.base import Task
+from modicum.methods.dispersed import disperse, dispersed_starts
+from modicum.methods.whole_posterior import WholeLogPosterior
+from modicum.passes import Anchor, Sums
+from modicum.passes.mode import prior_slope
+from modicum.random import Stream, chain_keys, generator
+from modicum.rows import Rows
+from modicum.rows.groups import GroupedRows
+from modicum.run import Chains, capacity_for, run
+from modicum.runtime import in_double_precision
+
+__all__ = ["AtMean", "NoMeanError", "anchor_at_mean", "may_have_mean"]
+
+ROWS, ROWS_EACH = 2_000, 20  # of the subset, and per parameter
+FEWEST = 5  # times as many are all rows, at least: else NUTS on all of them is as good
+CHAINS, TUNE, DRAWS, DEPTH = 4, 300, 200, 8
+STAGE = 90  # of the chains' random numbers
+APART = 1.3  # R-hat from which chains are in different places
+DENSE = 50  # parameters up to which V is more than its diagonal
+PAIRS = 4  # of points at which the gradient of all rows is averaged
+MOST_STEPS = 12  # passes that move the mean
+NEAR, FAR = 0.1, 0.5  # posterior sds of the last step: enough, and too many
+LONGEST = 10.0  # step, in posterior sds of each parameter
+
+
+class NoMeanError(ConvergenceError):
+    """Short chains on a subset, or the passes after them, came to no mean."""
+
+
+@dataclass(frozen=True)
+class AtMean:
+    """An anchor at the mean, and how it was found."""
+
+    anchor: Anchor
+    rows: int  # of the subset
+    passes: int
+
+    @property
+    def text(self) -> str:
+        """How it was found, in words."""
+        return (
+            f"the mean of {CHAINS} short chains on {self.rows:,} rows, moved by {self.passes} "
+            "passes over all rows"
+        )
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Everything as arrays, for a checkpoint."""
+        return self.anchor.to_arrays() | {"found": np.array([self.rows, self.passes])}
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> AtMean:
+        """Undo `to_arrays`."""
+        rows, passes = arrays["found"]
+        return cls(Anchor.from_arrays(arrays), int(rows), int(passes))
+
+
+def may_have_mean(task: Task) -> bool:
+    """Whether a subset says something of all rows, and no more is known of the model."""
+    own = task.target.model.users_functions and task.target.model.has_mode
+    whole = task.sums.rest is None and not isinstance(task.rows, GroupedRows)
+    return own and whole and len(task.rows) >= FEWEST * _subset_size(task)
+
+
+def anchor_at_mean(task: Task) -> AtMean:
+    """Find the mean and what is known there, once per run.
+
+    Raises
+    ------
+    NoMeanError
+        If chains on the subset do not agree, or no mean of all rows was reached.
+    """
+    kept = task.kept.get("mean")
+    if not isinstance(kept, _Kept) or kept.rows is not task.rows:  # a subset has its own mean
+        kept = _Kept(task.rows, _attempt(task))
+        task.kept["mean"] = kept
+    if isinstance(kept.result, NoMeanError):
+        raise kept.result
+    return kept.result
+
+
+class _Kept(NamedTuple):
+    """What was found for these rows."""
+
+    rows: Rows
+    result: AtMean | NoMeanError
+
+
+def _attempt(task: Task) -> AtMean | NoMeanError:
+    try:
+        return task.remember("mean", lambda: _found(task).to_arrays(), AtMean.from_arrays)
+    except NoMeanError as none:
+        return none
+
+
+@in_double_precision
+def _found(task: Task) -> AtMean:
+    draws, rows = _short_chains(task)
+    mean, factor, passes = _moved(task, *_moments(draws))
+    C, A, B = task.sums.hessian(mean, "anchor")
+    if not all(np.all(np.isfinite(part)) for part in (C, A, B)):
+        raise NoMeanError(
+            "a derivative of the log-likelihood is not finite at the mean of short chains; write "
+            "it with smooth functions, or use method='nuts'."
+        )
+    return AtMean(Anchor(mean, C, A, B, factor), rows, passes)
+
+
+def _subset_size(task: Task) -> int:
+    return max(ROWS, ROWS_EACH * task.target.size)
+
+
+def _short_chains(task: Task) -> tuple[np.ndarray, int]:
+    """Draws (chain, draw, d) of NUTS on a subset whose rows stand for all, and its size."""
+    n, size, d = len(task.rows), _subset_size(task), task.target.size
+    picked = np.sort(generator(task.seed, Stream.MEAN_SUBSET).choice(n, size, replace=False))
+    rows = task.rows.subset(picked)
+    sums = Sums(task.target, rows, task.sums.engine, task.ledger)
+    small = replace(
+        task, rows=rows, sums=sums, tune=TUNE, draws=DRAWS, chains=CHAINS, checkpoint=None,
+        anchor=None, few_chains=None,
+    )  # fmt: skip
+    begin, times = disperse(small), n / size
+    whole, chunks = WholeLogPosterior.of(small, None, times)
+    keys = chain_keys(task.seed, CHAINS, STAGE)
+    chains = Chains(
+        FullDataKernel(
+            whole, NUTSMove(DEPTH), first_step=begin.step_size / times**0.5, dense=d <= DENSE
+        ),
+        FullDataContext(
+            point=jnp.asarray(task.start),
+            factor=jnp.ones(()),
+            n=jnp.asarray(size),
+            data=chunks,
+            starts=dispersed_starts(begin, task.start, keys),
+        ),
+        keys,
+        schedule(TUNE, DRAWS, adapt_mass=True),
+        capacity_for(d, TUNE + DRAWS),
+    )
+    history = run(chains, TUNE, DRAWS, progressbar=False)
+    for stats in (history.warmup, history.stats):
+        task.ledger.add("subset", int(stats["rows_touched"].sum()), "gradient")
+    draws = task.start + history.position
+    _check_agreement(draws, size)
+    return draws, size
+
+
+def _check_agreement(draws: np.ndarray, rows: int) -> None:
+    worst = float(np.max(r_hat(draws)))
+    if not worst < APART:  # NaN: chains that did not move
+        raise NoMeanError(
+            f"short chains on {rows:,} rows do not agree on where the posterior is (R-hat "
+            f"{worst:.2f}), so that there is no mean to expand about; use method='nuts'."
+        )
+
+
+class _Normal(NamedTuple):
+    """Mean and factor of a normal distribution."""
+
+    mean: np.ndarray
+    factor: np.ndarray
+
+
+def _moments(draws: np.ndarray) -> _Normal:
+    """Of draws: all of their covariance where they are few parameters, else its diagonal."""
+    flat = draws.reshape(-1, draws.shape[2])
+    count, d = flat.shape
+    variance = flat.var(axis=0)
+    if d > DENSE:
+        return _Normal(flat.mean(axis=0), np.diag(np.sqrt(variance)))
+    share = d / (d + count)  # towards the diagonal, by how few draws there are
+    cov = (1 - share) * np.cov(flat, rowvar=False).reshape(d, d) + share * np.diag(variance)
+    return _Normal(flat.mean(axis=0), np.linalg.cholesky(cov))
+
+
+def _moved(task: Task, mean: np.ndarray, factor: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """Move the mean until the average gradient of all rows is 0; with the passes it took."""
+    d = len(mean)
+    half = generator(task.seed, Stream.MEAN_POINTS).standard_normal((PAIRS, d))
+    z = np.concatenate([half, -half])
+
+    def slope(at: np.ndarray) -> np.ndarray:
+        """L' E grad log p: the step to the mean, in posterior standard deviations."""
+        points = at + z @ factor.T
+        gradients = task.sums.gradients(points, "anchor") + _prior_slopes(task, points)
+        return np.asarray(factor.T @ gradients.mean(axis=0))
+
+    inverse = np.eye(d)  # of minus the derivative of the slope
+    now, passes = slope(mean), 1
+    while passes <= MOST_STEPS:
+        step = inverse @ now
+        step *= min(1.0, LONGEST * d**0.5 / max(float(np.linalg.norm(step)), 1e-300))
+        if not np.all(np.isfinite(step)) or np.abs(step).max() < NEAR:
+            break
+        mean, before = mean + factor @ step, now
+        now, passes = slope(mean), passes + 1
+        turned = before - now
+        across = inverse.T @ step
+        if abs(across @ turned) > 1e-3 * float(step @ step):  # Broyden's update of an inverse
+            inverse = inverse + np.outer(step - inverse @ turned, across) / (across @ turned)
+    away = float(np.abs(inverse @ now).max())
+    if not away < FAR:
+        raise NoMeanError(
+            f"the mean of short chains on a subset is still {away:.1f} posterior sd from that of "
+            f"all rows after {passes} passes; use method='nuts'."
+        )
+    return mean, factor, passes
+
+
+def _prior_slopes(task: Task, points: np.ndarray) -> np.ndarray:
+    return np.stack([prior_slope(task.target, point)[1] for point in points])

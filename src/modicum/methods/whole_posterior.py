@@ -1,0 +1,49 @@
+"""The log-posterior of all rows as a function that kernels can be compiled with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from modicum.methods.base import Task
+from modicum.models import Target
+from modicum.passes.full_likelihood import Resident, Streamed, hold, log_likelihood
+from modicum.runtime import Pytree
+
+__all__ = ["WholeLogPosterior"]
+
+
+@dataclass(frozen=True)
+class WholeLogPosterior:
+    """The log-posterior of all rows as a hashable function of t and the rows' chunks."""
+
+    target: Target
+    source: Resident | Streamed
+    has_rest: bool = False  # whether a quadratic stands for rows that are not here
+    times: float = 1.0  # that every row counts, where rows stand for others
+
+    @classmethod
+    def of(
+        cls, task: Task, limit: int | None, times: float = 1.0
+    ) -> tuple[WholeLogPosterior, Pytree]:
+        """The function of a task, and the data it reads: in memory within `limit` bytes."""
+        source, chunks = hold(task.rows, limit)
+        rest = task.sums.rest
+        if rest is None:
+            return cls(task.target, source, times=times), chunks
+        numbers = tuple(jnp.asarray(part) for part in (rest.point, rest.C, rest.A, rest.B))
+        return cls(task.target, source, True), (chunks, numbers)
+
+    def __call__(self, t: jax.Array, data: Pytree) -> jax.Array:
+        """At `t`, of the rows in `data`."""
+        if not self.has_rest:
+            likelihood = log_likelihood(self.target, self.source, t, data)
+            if self.times != 1:
+                likelihood = self.times * likelihood
+            return likelihood + self.target.log_prior(t)
+        chunks, (point, C, A, B) = data
+        dt = t[: point.shape[0]] - point
+        whole = log_likelihood(self.target, self.source, t, chunks) + self.target.log_prior(t)
+        return whole + C + dt @ (A + B @ dt / 2)

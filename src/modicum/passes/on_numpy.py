@@ -1,0 +1,177 @@
+"""Sums of a chunk by NumPy, for families with formulas for their derivatives: nothing to compile.
+
+A mode takes a handful of passes, and compiling one takes longer than making them. Blocks of rows
+stay in a core's cache; threads of the engine take a chunk each.
+
+What is added up is what `passes.linear` adds up for any family. The Hessian of rows of columns is
+-Z'Z with Z = sqrt(-f'') X where f is concave: half the work of a product of two matrices. Of rows
+with codes, sums by level and by pairs of levels are counts with weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias
+
+import numpy as np
+
+from modicum.arrays import as_either
+from modicum.models import LinearPredictorModel, Target
+from modicum.models.base import Batch
+from modicum.models.matrix import CodedMatrix
+from modicum.passes.engine import of_numpy
+from modicum.rows import CodedTerm
+
+__all__ = ["hessian_by_numpy", "map_by_numpy"]
+
+BLOCK = 2048  # rows of columns that are held beside their weighted copy
+Slopes: TypeAlias = tuple[np.ndarray, np.ndarray]  # f' and f'' of each row, times its weight
+
+
+def map_by_numpy(
+    function: Callable[[Batch], np.ndarray], batch: Batch, present: np.ndarray
+) -> np.ndarray:
+    """One number per row of a chunk, block by block."""
+    with np.errstate(all="ignore"):  # what is not finite is found by whoever looks at the result
+        return np.concatenate([function(block) for block in _blocks(batch, present)])
+
+
+@of_numpy
+def hessian_by_numpy(
+    target: Target, t: np.ndarray, batch: Batch, present: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Log-likelihood, gradient and Hessian at `t` of the rows of a chunk that are present."""
+    model = target.model
+    assert isinstance(model, LinearPredictorModel)
+    with np.errstate(all="ignore"):
+        if target.coding is None:
+            return _of_columns(model, t, batch, present)
+        (whole,) = _blocks(batch, present, len(present))
+        return _of_codes(model, t, whole)
+
+
+def _blocks(
+    batch: Batch, present: np.ndarray, size: int = BLOCK
+) -> Iterator[Mapping[str, np.ndarray]]:
+    """The rows that are present, some at a time; padding comes last."""
+    count = int(np.count_nonzero(present))
+    fields = {name: np.asarray(values)[:count] for name, values in batch.items()}
+    for first in range(0, count, size):
+        yield {name: values[first : first + size] for name, values in fields.items()}
+
+
+def _derivatives(
+    model: LinearPredictorModel, eta: np.ndarray, batch: Mapping[str, np.ndarray]
+) -> tuple[float, Slopes]:
+    """The sum of f, and f' and f'' of each row, at its linear predictor."""
+    if "offset" in batch:
+        eta = eta + batch["offset"]
+    f, f1, f2, _ = map(np.asarray, model.derivatives(as_either(eta), model.outcome(batch)))
+    if "weight" in batch:
+        weight = np.asarray(batch["weight"], np.float64)
+        f, f1, f2 = weight * f, weight * f1, weight * f2
+    return float(np.sum(f)), (f1, f2)
+
+
+# Columns ----------------------------------------------------------------------------------
+
+
+def _of_columns(
+    model: LinearPredictorModel, t: np.ndarray, batch: Batch, present: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    x = np.asarray(batch["x"])
+    columns = x.shape[1]
+    value, gradient, hessian = 0.0, np.zeros(len(t)), np.zeros((len(t), len(t)))
+    room = np.empty((min(BLOCK, len(x)), columns), x.dtype)
+    for block in _blocks(batch, present):
+        x = block["x"]
+        eta = x @ t[:columns] + (t[columns] if model.intercept else 0.0)
+        f, (f1, f2) = _derivatives(model, eta, block)
+        value += f
+        gradient[:columns] += f1 @ x
+        gradient[columns:] += np.sum(f1)
+        hessian += _weighted(x, f2, len(t) - columns, room)
+    return np.asarray(value), gradient, hessian
+
+
+def _weighted(x: np.ndarray, h: np.ndarray, ones: int, room: np.ndarray) -> np.ndarray:
+    """X' diag(h) X in float64, with a last column of ones where there is an intercept.
+
+    Products with float32 rows are formed in float32, as in `passes.products`, and of columns less
+    their means: a year, nearly collinear with the intercept, would lose its digits.
+    """
+    columns, Z = x.shape[1], room[: len(x)]
+    centre = x.mean(axis=0) if ones and x.dtype != np.float64 else None
+    x = x if centre is None else x - centre
+    h = h.astype(x.dtype, copy=False)
+    total = np.empty((columns + ones, columns + ones))
+    if np.all(h <= 0):
+        np.multiply(x, np.sqrt(-h)[:, None], out=Z)
+        total[:columns, :columns] = -(Z.T @ Z)
+    else:
+        np.multiply(x, h[:, None], out=Z)
+        total[:columns, :columns] = Z.T @ x
+    if not ones:
+        return total
+    total[:columns, columns] = total[columns, :columns] = cross = h @ x
+    total[columns, columns] = height = np.sum(h, dtype=np.float64)
+    if centre is not None:
+        c = centre.astype(np.float64)
+        shift = np.outer(cross, c)
+        total[:columns, :columns] += shift + shift.T + height * np.outer(c, c)
+        total[:columns, columns] = total[columns, :columns] = cross + height * c
+    return total
+
+
+# Codes ------------------------------------------------------------------------------------
+
+
+def _of_codes(
+    model: LinearPredictorModel, t: np.ndarray, batch: Mapping[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    matrix = model.matrix(batch)
+    assert isinstance(matrix, CodedMatrix)
+    matrix = matrix.in_double()
+    matrix = matrix.with_ones() if model.intercept else matrix
+    value, (f1, f2) = _derivatives(model, np.asarray(matrix @ t), batch)
+    numbers, places = np.asarray(matrix.numbers()), matrix.dense_places()
+    terms = [_Levels(matrix, term) for term in matrix.coding.terms]
+    gradient, half = np.zeros(len(t)), np.zeros((len(t), len(t)))
+    gradient[places] += f1 @ numbers
+    weighted = numbers * f2[:, None]
+    half[np.ix_(places, places)] += weighted.T @ numbers / 2
+    for j, term in enumerate(terms):
+        gradient[term.columns] += term.sums(f1)
+        for column, place in zip(weighted.T, places, strict=True):
+            half[term.columns, place] += term.sums(column)
+        own = np.arange(term.columns.start, term.columns.stop)
+        half[own, own] += term.sums(term.scaled(f2)) / 2  # a level is never met by another
+        for other in terms[:j]:
+            half[term.columns, other.columns] += term.pair_sums(other, f2)
+    # Every pair of parts of a row was met once, a part with itself by half.
+    return np.asarray(value), gradient, half + half.T
+
+
+class _Levels:
+    """One factor of a chunk: sums of numbers by its level, one for each of its columns."""
+
+    def __init__(self, matrix: CodedMatrix, term: CodedTerm) -> None:
+        self.columns, self._first = term.columns, int(term.reference)
+        self._levels = term.levels
+        self._codes = np.asarray(matrix.codes[term.field]).astype(np.intp)
+        self._scale = None if term.scale is None else np.asarray(matrix.scale(term))
+
+    def scaled(self, numbers: np.ndarray) -> np.ndarray:
+        """Times what stands in the column of each row."""
+        return numbers if self._scale is None else numbers * self._scale
+
+    def sums(self, numbers: np.ndarray) -> np.ndarray:
+        """Sums of numbers, times what stands in the column, by level."""
+        return np.bincount(self._codes, self.scaled(numbers), self._levels)[self._first :]
+
+    def pair_sums(self, other: _Levels, numbers: np.ndarray) -> np.ndarray:
+        """The same by pairs of levels, a line for each of this factor."""
+        places = self._codes * other._levels + other._codes
+        values = other.scaled(self.scaled(numbers))
+        table = np.bincount(places, values, self._levels * other._levels)
+        return table.reshape(self._levels, other._levels)[self._first :, other._first :]

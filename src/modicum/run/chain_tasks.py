@@ -1,0 +1,167 @@
+"""Chains that run elsewhere: some at each host, a chunk of iterations per call.
+
+A call brings the states that the chunk begins with and returns those it ended with, so that a host
+that takes the place of one that died goes on from the last chunk. What a chunk does is a function
+of its states and of the chains' keys: draws are those of chains that run here, on processors of one
+kind. Hosts fetch the rows of the chunk after it meanwhile, as chains here do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from math import gcd
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from modicum.engines.hosts import fetched
+from modicum.errors import DataError
+from modicum.passes import Hosts
+from modicum.run.advance import Progress
+from modicum.run.chains import Chains
+from modicum.run.records import Record
+from modicum.runtime import Pytree, in_double_precision
+
+__all__ = ["ChainHost", "ChainTasks"]
+
+OWN = ("keys", "start_keys", "rows")  # of each host, or sent by themselves
+
+
+class ChainShare(NamedTuple):
+    """What a host builds its chains from: shared settings, and keys of its own."""
+
+    shared: list[Any]
+    keys: np.ndarray
+    start_keys: np.ndarray | None
+
+
+class ChainHost:
+    """An actor that runs some of the chains."""
+
+    def __init__(self) -> None:
+        self._chains: Chains | None = None
+        self._ended = -1  # the iteration after its last
+
+    def process(self) -> int:
+        """Its number on its machine."""
+        return os.getpid()
+
+    def begin(self, share: ChainShare) -> Progress:
+        """Initialise the chains; their states, stacked along a leading axis."""
+        chains = self._built(share)
+        chains.begin()
+        self._ended = 0
+        return jax.tree.unflatten(jax.tree.structure(chains.state[0]), chains.leaves())
+
+    def advance(
+        self, share: ChainShare, leaves: list[np.ndarray], span: tuple[int, int], next_count: int
+    ) -> tuple[Record, list[np.ndarray]]:
+        """Run `count` iterations from `first` on, from these states; the record, and new states."""
+        chains, (first, count) = self._built(share), span
+        if self._ended != first:  # it died, or states were renewed
+            chains.restore(leaves)
+        self._ended = -1
+        record = chains.advance(first, count, next_count)
+        self._ended = first + count
+        return record, chains.leaves()
+
+    def forget(self) -> None:
+        """Take the states that come with the next call."""
+        self._ended = -1
+
+    def _built(self, share: ChainShare) -> Chains:
+        if self._chains is None:
+            settings, rows = fetched(share.shared)
+            self._chains = Chains(
+                **settings, keys=share.keys, start_keys=share.start_keys, rows=rows
+            )
+        return self._chains
+
+
+@dataclass
+class ChainTasks:
+    """All chains of a run, at hosts: what `run` asks of `Chains`.
+
+    Parameters
+    ----------
+    chains
+        As they would run here.
+    hosts
+        Where they run. Chains that are stacked as one stay together, so that some hosts may have
+        nothing to do.
+    """
+
+    chains: Chains
+    hosts: Hosts
+
+    def __post_init__(self) -> None:
+        chains = self.chains
+        assert chains.group is not None
+        number = gcd(len(self.hosts), len(chains.keys) // chains.group)
+        self.keys, self.thin, self.units = chains.keys, chains.thin, chains.units
+        self.capacity, self.settled, self.obstacle = (
+            chains.capacity,
+            chains.settled,
+            chains.obstacle,
+        )
+        names = [f.name for f in fields(Chains) if f.init and f.name not in OWN]
+        settings = {name: getattr(chains, name) for name in names}
+        shared = self.hosts.share(settings, _to_send(chains.rows))
+        size = len(self.keys) // number
+        self._parts = [slice(first, first + size) for first in range(0, len(self.keys), size)]
+        starts = chains.start_keys
+        self._shares = [
+            ChainShare(shared, self.keys[part], None if starts is None else starts[part])
+            for part in self._parts
+        ]
+        self._leaves: list[list[np.ndarray]] = []
+        self._structure: Any = None
+
+    def begin(self) -> None:
+        """Initialise every chain."""
+        states = self.hosts.calls("begin", [(share,) for share in self._shares])
+        self._structure = jax.tree.structure(states[0])
+        self._leaves = [jax.tree.leaves(state) for state in states]
+
+    def advance(self, first: int, count: int, next_count: int = 0) -> Record:
+        """Run iterations `first` to `first + count` (see `Chains.advance`)."""
+        pairs = zip(self._shares, self._leaves, strict=True)
+        arguments = [(share, leaves, (first, count), next_count) for share, leaves in pairs]
+        results = self.hosts.calls("advance", arguments)
+        self._leaves = [leaves for _, leaves in results]
+        records = [record for record, _ in results]
+        return {name: np.concatenate([r[name] for r in records]) for name in records[0]}
+
+    def leaves(self) -> list[np.ndarray]:
+        """The state as plain arrays with a leading axis for chains."""
+        return [np.concatenate(parts) for parts in zip(*self._leaves, strict=True)]
+
+    def restore(self, leaves: Sequence[np.ndarray]) -> None:
+        """Take a state back from `leaves`; its structure is that of a freshly begun one."""
+        self.begin()
+        if [(a.shape, a.dtype) for a in leaves] != [(a.shape, a.dtype) for a in self.leaves()]:
+            raise DataError("the saved state is not that of such a run; start anew.")
+        self._take(leaves)
+
+    @in_double_precision
+    def renew(self, function: Callable[[Pytree], Pytree]) -> None:
+        """Apply `function` to the kernel's states of all chains, stacked along a leading axis."""
+        whole: Progress = jax.tree.unflatten(self._structure, self.leaves())
+        self._take(jax.tree.leaves(whole._replace(state=function(whole.state))))
+
+    def close(self) -> None:
+        """Let the hosts go."""
+        self.chains.close()
+        self.hosts.close()
+
+    def _take(self, leaves: Sequence[np.ndarray]) -> None:
+        self._leaves = [[np.asarray(leaf)[part] for leaf in leaves] for part in self._parts]
+        self.hosts.calls("forget", [()] * len(self._parts))
+
+
+def _to_send(rows: Any) -> Any:
+    """Rows of a device as arrays of the host."""
+    return jax.tree.map(np.asarray, rows) if isinstance(rows, dict) else rows

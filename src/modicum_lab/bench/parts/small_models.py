@@ -1,0 +1,176 @@
+"""NUTS on posteriordb's small models: effective draws per gradient, beside NumPyro's NUTS.
+
+Every model is one NumPyro function, which either library samples: Modicum through
+`mo.from_numpyro`. Both warm up by 1,000 iterations and stop at a target acceptance of .8. Data are
+those of posteriordb, from a checkout's `tests/models/posteriordb.json`. Gradients are counted, so
+that neither the machine nor compilation matters.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import modicum as mo
+from modicum.diagnostics import ess
+from modicum_lab.bench.tables import Table
+
+__all__ = ["run"]
+
+DATA = Path("tests/models/posteriordb.json")
+TUNE, DRAWS, CHAINS = 1_000, 2_000, 4
+Fields = dict[str, np.ndarray]
+
+
+class Case(NamedTuple):
+    """A NumPyro model, and the fields of its rows."""
+
+    model: Callable[..., None]
+    fields: Fields
+
+
+def regression(x: Any, y: Any) -> None:
+    """A normal outcome; priors as wide as those of the database."""
+    import jax.numpy as jnp
+    import numpyro
+    import numpyro.distributions as dist
+
+    beta = numpyro.sample("beta", dist.Normal(jnp.zeros(x.shape[1]), 1e3).to_event(1))
+    sigma = numpyro.sample("sigma", dist.HalfCauchy(2.5))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("obs", dist.Normal(x @ beta, sigma), obs=y)
+
+
+def eight_schools(y: Any, sigma: Any, school: Any) -> None:
+    """Rubin's schools, effects as multiples of their scale."""
+    import jax.numpy as jnp
+    import numpyro
+    import numpyro.distributions as dist
+
+    mu = numpyro.sample("mu", dist.Normal(0.0, 5.0))
+    tau = numpyro.sample("tau", dist.HalfCauchy(5.0))
+    z = numpyro.sample("z", dist.Normal(jnp.zeros(8), 1.0).to_event(1))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("obs", dist.Normal(mu + tau * z[school], sigma), obs=y)
+
+
+def mixture(y: Any) -> None:
+    """Two normals in order."""
+    import jax.numpy as jnp
+    import numpyro
+    import numpyro.distributions as dist
+
+    free = dist.Normal(jnp.zeros(2), 2.0).to_event(1)
+    ordered = dist.TransformedDistribution(free, dist.transforms.OrderedTransform())
+    mu = numpyro.sample("mu", ordered)
+    sigma = numpyro.sample("sigma", dist.HalfNormal(2.0 * jnp.ones(2)).to_event(1))
+    share = numpyro.sample("share", dist.Beta(5.0, 5.0))
+    with numpyro.plate("rows", y.shape[0]):
+        which = dist.Categorical(probs=jnp.stack([share, 1 - share]))
+        numpyro.sample("obs", dist.MixtureSameFamily(which, dist.Normal(mu, sigma)), obs=y)
+
+
+def cases(data: Mapping[str, Any]) -> dict[str, Case]:
+    """Eight posteriors, by their names in the database."""
+
+    def of(name: str) -> dict[str, Any]:
+        shared = data[name]["data"]
+        return dict(data[shared]["data"] if isinstance(shared, str) else shared)
+
+    def columns(values: Mapping[str, Any], *names: str) -> np.ndarray:
+        return np.stack([np.ones(values["N"]), *(np.asarray(values[k], float) for k in names)], 1)
+
+    kids, plants, voters = (of(k) for k in ("kidiq-kidscore_interaction", "mesquite-mesquite",
+                                            "nes2000-nes"))  # fmt: skip
+    schools, humps = (
+        of("eight_schools-eight_schools_noncentered"),
+        of("low_dim_gauss_mix-low_dim_gauss_mix"),
+    )
+    lags, series = of("arK-arK")["K"], np.asarray(of("arK-arK")["y"])
+    before = [series[lags - k - 1 : len(series) - k - 1] for k in range(lags)]
+    score = np.asarray(kids["kid_score"], float)
+    interaction = columns(kids, "mom_hs", "mom_iq")
+    interaction = np.c_[interaction, interaction[:, 1] * interaction[:, 2]]
+    volume = sum(np.log(plants[k]) for k in ("diam1", "diam2", "canopy_height"))
+    weight = np.log(plants["weight"])
+    logs = [np.log(plants[k]) for k in ("diam1", "diam2", "canopy_height", "total_height")]
+    party = columns(voters, "real_ideo", "race_adj", "educ1", "gender", "income")
+
+    def normal(x: np.ndarray, y: Any) -> Case:
+        return Case(regression, {"x": x, "y": np.asarray(y, float)})
+
+    return {
+        "eight_schools-eight_schools_noncentered": Case(
+            eight_schools,
+            {"y": np.asarray(schools["y"], float), "sigma": np.asarray(schools["sigma"], float),
+             "school": np.arange(8)},
+        ),
+        "low_dim_gauss_mix-low_dim_gauss_mix": Case(mixture, {"y": np.asarray(humps["y"])}),
+        "kidiq-kidscore_momiq": normal(columns(kids, "mom_iq"), score),
+        "kidiq-kidscore_interaction": normal(interaction, score),
+        "mesquite-logmesquite_logvolume": normal(np.c_[np.ones(len(weight)), volume], weight),
+        "mesquite-logmesquite": normal(np.c_[np.ones(len(weight)), np.stack(logs, 1)], weight),
+        "arK-arK": normal(np.c_[np.ones(len(before[0])), np.stack(before, 1)], series[lags:]),
+        "nes2000-nes": normal(party, voters["partyid7"]),
+    }  # fmt: skip
+
+
+def least(draws: Mapping[str, np.ndarray]) -> float:
+    """Effective draws of the worst scalar."""
+    return min(float(np.min(ess(v.reshape(*v.shape[:2], -1)))) for v in draws.values())
+
+
+def by_modicum(case: Case, draws: int = DRAWS, seed: int = 1) -> tuple[float, float]:
+    """Effective draws per gradient, and the acceptance rate."""
+    rows = mo.Rows(**case.fields)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        post = mo.sample(
+            mo.from_numpyro(case.model, rows), rows, method="nuts", draws=draws, tune=TUNE,
+            chains=CHAINS, random_seed=seed, progressbar=False,
+        )  # fmt: skip
+    rate = float(post.stats["acceptance_rate"].mean())
+    return least(post.draws) / float(post.stats["n_steps"].sum()), rate
+
+
+def by_numpyro(case: Case, draws: int = DRAWS, seed: int = 1) -> tuple[float, float]:
+    """The same of NumPyro's NUTS by its defaults."""
+    import jax
+    from numpyro.infer import MCMC, NUTS
+
+    with jax.enable_x64(True):
+        chain = MCMC(
+            NUTS(case.model), num_warmup=TUNE, num_samples=draws, num_chains=CHAINS,
+            chain_method="sequential", progress_bar=False,
+        )  # fmt: skip
+        chain.run(
+            jax.random.PRNGKey(seed), extra_fields=("num_steps", "accept_prob"), **case.fields
+        )
+    known = chain.get_samples(group_by_chain=True)
+    extra = chain.get_extra_fields()
+    found = least({name: np.asarray(values) for name, values in known.items()})
+    return found / float(np.sum(extra["num_steps"])), float(np.mean(extra["accept_prob"]))
+
+
+def run(quick: bool = False) -> list[Table]:
+    """Every model by both; the first two if `quick`."""
+    table = Table(
+        "NUTS on small models of posteriordb: effective draws per gradient, the least of all",
+        ["posterior", "rows", "Modicum", "NumPyro", "ratio", "acceptance", "NumPyro's"],
+    )
+    if not DATA.exists():
+        table.note = f"Left out: {DATA} is not here; run it from a checkout."
+        return [table]
+    posteriors = cases(json.loads(DATA.read_text())["posteriors"])
+    names, draws = (list(posteriors)[:2], 200) if quick else (list(posteriors), DRAWS)
+    for name in names:
+        case = posteriors[name]
+        (ours, rate), (theirs, its_rate) = by_modicum(case, draws), by_numpyro(case, draws)
+        rows = len(case.fields["y"])
+        table.rows.append([name, rows, ours, theirs, ours / theirs, rate, its_rate])
+    return [table]

@@ -1,0 +1,186 @@
+"""Numbers per row that workers keep, without a cluster: the same tables, orders and draws.
+
+Workers are objects of this process here; `test_ray.py` has a real cluster do the same.
+"""
+
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+import modicum as mo
+from modicum import designs
+from modicum.designs import (
+    CLASSES,
+    Weighted,
+    certainty_rows,
+    extent_of,
+    sample_on_host,
+    sorted_by_class,
+    weight_tables,
+)
+from modicum.engines.kept import NumbersAtWorkers
+from modicum.engines.ray_engine import RayEngine
+from modicum.engines.worker import Worker
+from modicum.methods.weights import rows_for_chains, tables_for_chains
+from modicum.passes.engine import LocalEngine, chunk_rows
+
+N = 100_003
+SHARD = 16_384  # seven of them, the last shorter, none of whole chunks
+
+
+class WorkersHere:
+    """Three workers that answer at once, and may forget what they kept."""
+
+    def __init__(self, rows, work):
+        self.workers = [Worker(1) for _ in range(3)]
+        for worker in self.workers:
+            worker._rows[0], worker._work = rows, (1, work)
+        self.asked = []
+
+    def source(self, rows):
+        return (0, None)
+
+    def owners(self, rows, row_ids):
+        return np.asarray(row_ids) // 20_000 % 3
+
+    def _ask(self, number, ask):
+        def remote(name):
+            def call(*arguments):
+                self.asked.append((number, name))
+                return getattr(self.workers[number], name)(*arguments)
+
+            return SimpleNamespace(remote=call)
+
+        names = ("extent", "sort", "order", "sorted_row_ids", "take_sorted")
+        return ask(SimpleNamespace(**{name: remote(name) for name in names}))
+
+    def each_from(self, owner, ask):
+        for number in np.unique(owner):
+            mine = np.flatnonzero(owner == number)
+            yield mine, self._ask(int(number), lambda actor, mine=mine: ask(actor, mine))
+
+    def sweep(self, shares, total, description):
+        return (self._ask(share.worker, share.ask) for share in shares)
+
+    def forget(self):
+        for worker in self.workers:
+            worker._kept.clear()
+
+
+def sizes(arguments, batch, present):
+    """From nothing to e^8: some classes have no rows."""
+    return np.exp(arguments * batch["x"][:, 0]) * (batch["x"][:, 1] > -1)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    x = np.random.default_rng(1).normal(size=(N, 2))
+    place = tmp_path_factory.mktemp("rows") / "store"
+    return mo.rows.ingest({"x": x}, place, dtype=None, progressbar=False)
+
+
+@pytest.fixture
+def there(rows, monkeypatch):
+    monkeypatch.setattr(designs, "BLOCK", SHARD)
+    workers = WorkersHere(rows, (sizes, 2.0))
+    assert chunk_rows(rows) % SHARD
+    return workers, weight_tables(NumbersAtWorkers(workers, (1, None), rows, "design"))
+
+
+@pytest.fixture
+def here(rows, monkeypatch):
+    monkeypatch.setattr(designs, "BLOCK", SHARD)
+    return weight_tables(LocalEngine(1, progressbar=False).map_rows(sizes, 2.0, rows))
+
+
+def test_tables_and_order_are_those_of_one_machine(rows, here, there):
+    workers, tables = there
+    for name in ("start", "size", "cumulative", "probability"):
+        np.testing.assert_array_equal(getattr(tables, name), getattr(here, name))
+    assert len(tables.order) == N
+    places = np.random.default_rng(2).integers(0, N, (50, 4))
+    np.testing.assert_array_equal(tables.order[places], here.order[places])
+    np.testing.assert_array_equal(np.asarray(tables.order), here.order)
+    np.testing.assert_array_equal(tables.order[N - 7 :], here.order[N - 7 :])
+    np.testing.assert_array_equal(tables.order[N - 30_000 :: 5], here.order[N - 30_000 :: 5])
+    workers.forget()  # as workers do that take the place of others
+    np.testing.assert_array_equal(tables.order[places], here.order[places])
+
+
+def test_sums_depend_on_blocks_so_that_these_must_be_the_same(rows, here, monkeypatch):
+    """The negative control: other shards, other bits."""
+    monkeypatch.setattr(designs, "BLOCK", SHARD // 2)
+    other = weight_tables(LocalEngine(1, progressbar=False).map_rows(sizes, 2.0, rows))
+    assert (other.probability != here.probability).any()
+    np.testing.assert_allclose(other.probability, here.probability, rtol=1e-12)
+
+
+def test_chains_draw_places_and_get_the_same_rows(rows, here, there):
+    workers, tables = there
+    fed = rows_for_chains(tables, rows)
+    assert rows_for_chains(here, rows) is rows
+    key = jax.random.key(3)
+    with jax.enable_x64(True):
+        ours = tables_for_chains(tables, rows)
+        placed = Weighted().draw(key, 500, ours)
+        drawn = Weighted().draw(key, 500, tables_for_chains(here, rows))
+    assert ours.order is None
+    assert (np.asarray(placed.row_ids) != np.asarray(drawn.row_ids)).any()
+    np.testing.assert_array_equal(placed.probability, drawn.probability)
+    workers.asked.clear()
+    read = fed.take(np.asarray(placed.row_ids).reshape(100, 5))["x"]
+    assert sorted(workers.asked) == [(k, "take_sorted") for k in range(3)]  # one call for each
+    np.testing.assert_array_equal(read, rows.take(np.asarray(drawn.row_ids).reshape(100, 5))["x"])
+    np.testing.assert_array_equal(fed.slice(5, 9)["x"], rows.take(here.order[5:9])["x"])
+    on_device = {"x": rows.slice(0, N)["x"]}  # rows of this process need the whole order
+    np.testing.assert_array_equal(tables_for_chains(tables, on_device).order, here.order)
+
+
+def test_certainty_rows_and_samples_are_the_same(here, there):
+    workers, tables = there
+    for count in (1, 300, 25_000):
+        ours, theirs = (certainty_rows(each, count) for each in (tables, here))
+        np.testing.assert_array_equal(ours.row_ids, theirs.row_ids)
+    workers.asked.clear()
+    for count in (2, 40, 600):
+        certainty_rows(tables, count)
+    assert not workers.asked  # the end of the order is known by now
+    pairs = (sample_on_host(np.random.default_rng(4), 900, each) for each in (tables, here))
+    for a, b in zip(*pairs, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_number_that_is_not_finite_is_found(rows, monkeypatch):
+    monkeypatch.setattr(designs, "BLOCK", SHARD)
+
+    def broken(arguments, batch, present):
+        return np.where(batch["x"][:, 0] == arguments, np.nan, 1.0)
+
+    at = rows.slice(70_001, 70_002)["x"][0, 0]
+    workers = WorkersHere(rows, (broken, at))
+    assert NumbersAtWorkers(workers, (1, None), rows, "design").extent().bad == 70_001
+    whole = LocalEngine(1, progressbar=False).map_rows(broken, at, rows)
+    assert extent_of(whole).bad == 70_001
+    assert extent_of(np.ones(10, np.float32)).bad == -1
+
+
+def test_totals_are_those_of_numpy():
+    """Parts are summed as NumPy sums an array of float32 in float64: draws of old stay."""
+    rng = np.random.default_rng(5)
+    for n in (1, 8_192, 100_003):
+        values = np.exp(3 * rng.normal(size=n)).astype(np.float32)
+        assert np.cumsum(extent_of(values).sums)[-1] == np.sum(values, dtype=np.float64)
+
+
+def test_only_stores_of_more_than_a_shard_are_kept(rows, tmp_path, monkeypatch):
+    engine = RayEngine([None])
+    assert not engine.keeps(rows.subset(np.arange(9)))  # in memory
+    store = mo.rows.ingest(rows.subset(np.arange(100)), tmp_path / "store", progressbar=False)
+    assert not engine.keeps(store)
+    monkeypatch.setattr(designs, "BLOCK", 64)
+    assert engine.keeps(store)
+    mass, size, order = sorted_by_class(np.zeros(5, np.float32), designs.Classes(0, 0.2, -1.7, 1))
+    assert (mass.sum(), size.sum(), len(mass)) == (1.0, 5, CLASSES)
+    np.testing.assert_array_equal(order, np.arange(5))

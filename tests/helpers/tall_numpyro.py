@@ -1,0 +1,223 @@
+"""The ten tall models once more, as NumPyro models of one's own; and NumPyro's NUTS on them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import NUTS
+
+from helpers.compiling import optimised
+
+WARMUP = 200  # iterations of NumPyro's chain on all rows
+SUBSET = 2_000  # rows on which it learns where it starts, and its mass
+
+
+def _normal_vector(name, size):
+    return numpyro.sample(name, dist.Normal(jnp.zeros(size), 2.0).to_event(1))
+
+
+def _in_order(name, size):
+    free = dist.Normal(jnp.zeros(size), 2.0).to_event(1)
+    ordered = dist.TransformedDistribution(free, dist.transforms.OrderedTransform())
+    return numpyro.sample(name, ordered)
+
+
+def negative_binomial(x, y):
+    alpha = numpyro.sample("alpha", dist.Normal(0.0, 2.0))
+    beta = _normal_vector("beta", x.shape[1])
+    concentration = numpyro.sample("concentration", dist.Gamma(2.0, 0.5))
+    with numpyro.plate("rows", x.shape[0]):
+        mean = jnp.exp(alpha + x @ beta)
+        numpyro.sample("y", dist.NegativeBinomial2(mean, concentration), obs=y)
+
+
+def ordinal(x, y):
+    beta = _normal_vector("beta", x.shape[1])
+    cut = _in_order("cut", 3)
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.OrderedLogistic(x @ beta, cut), obs=y)
+
+
+def heteroscedastic(x, y):
+    level, slope, spread, growth = (
+        numpyro.sample(name, dist.Normal(0.0, 5.0))
+        for name in ("level", "slope", "spread", "growth")
+    )
+    with numpyro.plate("rows", x.shape[0]):
+        sd = jnp.exp(spread + growth * x)
+        numpyro.sample("y", dist.Normal(level + slope * x, sd), obs=y)
+
+
+def student_t(x, y):
+    level, slope = (numpyro.sample(name, dist.Normal(0.0, 5.0)) for name in ("level", "slope"))
+    scale = numpyro.sample("scale", dist.Exponential(1.0))
+    df = numpyro.sample("df", dist.Gamma(2.0, 0.1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.StudentT(df, level + slope * x, scale), obs=y)
+
+
+def mixture(y):
+    mean = _in_order("mean", 2)
+    sd = numpyro.sample("sd", dist.Exponential(1.0))
+    share = numpyro.sample("share", dist.Beta(1.0, 1.0))
+    with numpyro.plate("rows", y.shape[0]):
+        which = dist.Categorical(probs=jnp.stack([share, 1 - share]))
+        numpyro.sample("y", dist.MixtureSameFamily(which, dist.Normal(mean, sd)), obs=y)
+
+
+def weibull(x, time, event):
+    alpha = numpyro.sample("alpha", dist.Normal(0.0, 2.0))
+    beta = _normal_vector("beta", x.shape[1])
+    shape = numpyro.sample("shape", dist.Gamma(2.0, 1.0))
+    with numpyro.plate("rows", x.shape[0]):
+        z = jnp.log(time) - alpha - x @ beta
+        hazard = jnp.log(shape) + shape * z - jnp.log(time)  # the log of it
+        numpyro.factor("lifetimes", jnp.where(event, hazard, 0.0) - jnp.exp(shape * z))
+
+
+def quantile(x, y):
+    alpha = numpyro.sample("alpha", dist.Normal(0.0, 2.0))
+    beta = _normal_vector("beta", x.shape[1])
+    scale = numpyro.sample("scale", dist.Exponential(1.0))
+    with numpyro.plate("rows", x.shape[0]):
+        at = alpha + x @ beta
+        numpyro.sample("y", dist.AsymmetricLaplaceQuantile(at, scale, 0.8), obs=y)
+
+
+def zero_inflated(x, y):
+    alpha = numpyro.sample("alpha", dist.Normal(0.0, 2.0))
+    beta = _normal_vector("beta", x.shape[1])
+    gate = numpyro.sample("gate", dist.Beta(1.0, 1.0))
+    with numpyro.plate("rows", x.shape[0]):
+        rate = jnp.exp(alpha + x @ beta)
+        numpyro.sample("y", dist.ZeroInflatedPoisson(gate, rate), obs=y)
+
+
+def horseshoe(x, y):
+    alpha = numpyro.sample("alpha", dist.Normal(0.0, 2.0))
+    tau = numpyro.sample("tau", dist.HalfCauchy(0.1))
+    width = numpyro.sample("width", dist.HalfCauchy(jnp.ones(x.shape[1])).to_event(1))
+    beta = numpyro.sample("beta", dist.Normal(0.0, tau * width).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=alpha + x @ beta), obs=y)
+
+
+def curve(time, y):
+    top = numpyro.sample("top", dist.LogNormal(0.0, 1.0))
+    middle = numpyro.sample("middle", dist.Normal(0.0, 7.0))
+    pace, noise = (numpyro.sample(name, dist.Exponential(1.0)) for name in ("pace", "noise"))
+    with numpyro.plate("rows", y.shape[0]):
+        growth = top * jax.nn.sigmoid((time - middle) / pace)
+        numpyro.sample("y", dist.Normal(growth, noise), obs=y)
+
+
+def _columns(rng, n, count=3):
+    x = rng.standard_normal((n, count))
+    return x, x @ np.linspace(0.6, -0.3, count)
+
+
+def _counts(rng, n):
+    x, eta = _columns(rng, n)
+    return {"x": x, "y": rng.poisson(np.exp(eta) * rng.gamma(2, 0.5, n))}
+
+
+def _grades(rng, n):
+    x, eta = _columns(rng, n)
+    return {"x": x, "y": np.digitize(eta + rng.logistic(size=n), [-1.0, 0.3, 1.5])}
+
+
+def _uneven_noise(rng, n):
+    x = rng.standard_normal(n)
+    return {"x": x, "y": 1 + 0.5 * x + np.exp(-0.3 + 0.4 * x) * rng.standard_normal(n)}
+
+
+def _outliers(rng, n):
+    x = rng.standard_normal(n)
+    return {"x": x, "y": 1 + 0.5 * x + 0.7 * rng.standard_t(5, n)}
+
+
+def _two_humps(rng, n):
+    low = rng.random(n) < 0.3
+    return {"y": np.where(low, -1.5, 1.0) + 0.8 * rng.standard_normal(n)}
+
+
+def _lifetimes(rng, n):
+    x, eta = _columns(rng, n)
+    time, end = np.exp(eta) * rng.weibull(1.5, n), rng.exponential(3.0, n)
+    return {"x": x, "time": np.minimum(time, end), "event": time <= end}
+
+
+def _long_tails(rng, n):
+    x, eta = _columns(rng, n)
+    return {"x": x, "y": eta + rng.standard_t(4, n)}
+
+
+def _many_zeros(rng, n):
+    x, eta = _columns(rng, n)
+    return {"x": x, "y": np.where(rng.random(n) < 0.2, 0, rng.poisson(np.exp(0.5 + eta)))}
+
+
+def _few_effects(rng, n):
+    x = rng.standard_normal((n, 8))
+    return {"x": x, "y": rng.random(n) < 1 / (1 + np.exp(1 - x[:, 0] + 0.5 * x[:, 1]))}
+
+
+def _growth(rng, n):
+    time = rng.uniform(0, 10, n)
+    y = 3 / (1 + np.exp(-(time - 4) / 1.2)) + 0.3 * rng.standard_normal(n)
+    return {"time": time, "y": y}
+
+
+TALL_NUMPYRO = {
+    "negative binomial": (negative_binomial, _counts),
+    "ordinal": (ordinal, _grades),
+    "heteroscedastic": (heteroscedastic, _uneven_noise),
+    "Student-t with df": (student_t, _outliers),
+    "mixture": (mixture, _two_humps),
+    "Weibull, censored": (weibull, _lifetimes),
+    "quantile": (quantile, _long_tails),
+    "zero-inflated": (zero_inflated, _many_zeros),
+    "horseshoe logistic": (horseshoe, _few_effects),
+    "nonlinear curve": (curve, _growth),
+}
+
+
+def tall_numpyro(name, n, seed=1):
+    """The model function of that name, and `n` rows of it, as a dict of fields."""
+    model, simulate = TALL_NUMPYRO[name]
+    return model, simulate(np.random.default_rng(seed), n)
+
+
+def nuts_of_numpyro(model, fields, draws=500, seed=1):
+    """Draws by site, (1, draw, ...), of one chain of NumPyro's NUTS, and gradients per draw.
+
+    It is handed where to start and a mass matrix, both of a chain on a few rows.
+    """
+    n = len(fields["y" if "y" in fields else "time"])
+    few = {name: values[:SUBSET] for name, values in fields.items()}
+    first, _, _ = _run(NUTS(model, dense_mass=True), few, 400, 1, seed)
+    share = SUBSET / n
+    mass = {k: share * m for k, m in first.adapt_state.inverse_mass_matrix.items()}
+    # Regularised as by default, variances of 1e-5 would be drowned.
+    learned = {"inverse_mass_matrix": mass, "regularize_mass_matrix": False}
+    kernel = NUTS(model, dense_mass=True, **learned)
+    _, kept, steps = _run(kernel, fields, WARMUP, draws, seed, first.z)
+    return {name: np.asarray(values)[None] for name, values in kept.items()}, float(steps.mean())
+
+
+def _run(kernel, fields, warmup, draws, seed, start=None):
+    fields = {name: jnp.asarray(values) for name, values in fields.items()}
+    state = kernel.init(jax.random.key(seed), warmup, start, model_args=(), model_kwargs=fields)
+
+    @optimised
+    def run(state, fields):
+        def step(state, _):
+            state = kernel.sample(state, (), fields)
+            kept = kernel.postprocess_fn((), fields)(state.z)
+            return state, (kept, state.num_steps)
+
+        state, _ = jax.lax.scan(step, state, None, warmup)
+        return state, *jax.lax.scan(step, state, None, draws)[1]
+
+    return run(state, fields)

@@ -1,0 +1,184 @@
+"""Sums that need no compiler, against those that are compiled."""
+
+import jax
+import numpy as np
+import pytest
+
+import modicum as mo
+from helpers.coded import crossed, pair
+from helpers.targets import gaussian_rows, logistic_rows, poisson_rows, sums_of
+from modicum.estimators import control_variate
+from modicum.estimators import proxy as proxy_at
+from modicum.methods import weights
+from modicum.methods.pool import _block_values, _values_by_numpy
+from modicum.models import Target
+from modicum.passes import anchor_at, engine
+from modicum.passes.linear import linear_hessian_sum
+from modicum.passes.mode import _prior_hessian, _prior_slope, prior_hessian, prior_slope
+from modicum.passes.on_numpy import hessian_by_numpy
+from modicum.runtime import COMPILED, _blas_threads, in_double_precision, one_blas_thread
+
+M, P = mo.models, mo.priors
+
+
+def weighted(n):
+    return np.random.default_rng(8).integers(0, 4, n).astype(float)
+
+
+def shifted_rows():
+    """float32, with a column like a year: nearly collinear with the intercept."""
+    rng = np.random.default_rng(9)
+    x = np.column_stack([2_000 + rng.normal(size=300), rng.normal(size=300)]).astype(np.float32)
+    return mo.Rows(x=x, y=(rng.random(300) < 0.4).astype(np.float32))
+
+
+def trials_rows():
+    rng = np.random.default_rng(10)
+    trials = rng.integers(1, 9, 150)
+    return mo.Rows(x=rng.normal(size=(150, 2)), y=rng.binomial(trials, 0.4), trials=trials)
+
+
+CASES = {
+    "columns": (M.Logistic(), lambda: logistic_rows(300, weight=weighted(300))),
+    "without an intercept": (M.Logistic(intercept=False), lambda: logistic_rows(300)),
+    "offset": (M.Poisson(), lambda: poisson_rows(300)),
+    "not concave": (M.StudentT(scale=0.3, df=3.0), lambda: gaussian_rows(300)),
+    "two fields": (M.Binomial(), trials_rows),
+    "float32": (M.Logistic(), shifted_rows),
+    "codes": (M.Poisson(), lambda: pair(outcome="count", weight=True).coded),
+    "codes and no numbers": (M.Logistic(), lambda: pair(numbers=0).coded),
+    "codes that overlap": (M.Logistic(intercept=False), lambda: crossed().coded),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request):
+    """Sums with chunks of 128 rows, the last of them short, and a point."""
+    model, rows = CASES[request.param]
+    sums, start = sums_of(model, rows())
+    assert sums.target.likelihood.on_numpy
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "chunk_rows", lambda rows: 128)
+        t = start + 0.1 * np.random.default_rng(7).normal(size=start.shape)
+        t[0] = 1e-4 if request.param == "float32" else t[0]
+        yield request.param, sums, t
+
+
+@in_double_precision
+def compiled_hessian(sums, t):
+    function = jax.tree_util.Partial(linear_hessian_sum, sums.target.likelihood)
+    return sums.engine.map_reduce(function, t, sums.rows)
+
+
+def test_hessians_agree(case):
+    name, sums, t = case
+    ours, theirs = sums.hessian(t, "test"), compiled_hessian(sums, t)
+    rtol = 3e-6 if name == "float32" else 1e-11
+    for mine, yours in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(mine, yours, rtol=rtol, atol=1e-11 * np.abs(yours).max())
+    other = compiled_hessian(sums, t + 1e-3 * np.abs(t).mean())
+    assert not np.allclose(ours[2], other[2], rtol=rtol)  # the negative control
+
+
+@in_double_precision
+def sizes_and_values(sums, t):
+    """Expected residuals by NumPy and compiled, and residuals of some rows at some draws."""
+    variate = control_variate(sums.target, 2)
+    proxy = proxy_at(anchor_at(sums, t), sums.target, 2)
+    centre = np.full((1, len(t)), 0.3)
+    ours = weights.expected_residuals(sums, variate, proxy, centre)
+    posterior = weights._posterior_of_predictors(variate, proxy, centre[0])
+    compiled = (
+        jax.tree_util.Partial(weights._from_leverage, variate)
+        if sums.target.coding is None
+        else jax.tree_util.Partial(weights._from_codes, variate)
+    )
+    arguments = (proxy, centre[0]) if sums.target.coding is None else posterior
+    theirs = sums.engine.map_rows(compiled, arguments, sums.rows)
+    batch = sums.rows.take(np.arange(64)) | {"probability": np.full(64, 0.5)}
+    z = np.random.default_rng(3).normal(size=(16, len(t)))
+    kept = weights.cached_rows(variate, batch, proxy)
+    plain = variate.cache(batch, jax.tree.map(np.asarray, proxy))
+    assert isinstance(plain.rows, np.ndarray)
+    values = _values_by_numpy(sums.target.model, 2, z, plain)
+    return (ours, theirs), (values, np.asarray(_block_values(variate, kept, z, proxy)))
+
+
+def test_residuals_agree(case):
+    name, sums, t = case
+    sizes, values = sizes_and_values(sums, t)
+    rtol = 1e-3 if name == "float32" else 1e-5  # sizes are float32
+    np.testing.assert_allclose(*sizes, rtol=rtol)
+    np.testing.assert_allclose(*values, rtol=1e-6, atol=1e-9 * np.abs(values[1]).max())
+    assert np.ptp(values[0]) > 0
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        M.Logistic(),
+        M.Logistic(prior_scale=(1.0, 2.0, 3.0), intercept_scale=4.0),
+        M.Poisson(priors={"common": P.Normal(0.4, 2.0), "x1": P.Flat(), "intercept": P.Flat()}),
+    ],
+)
+@in_double_precision
+def test_normal_priors_agree(model):
+    target, start = Target.of(model, poisson_rows() if model == M.Poisson else logistic_rows())
+    t = start + np.linspace(-1, 1, len(start))
+    assert target.normal_prior is not None
+    (value, slope), bend = prior_slope(target, t), prior_hessian(target, t)
+    np.testing.assert_allclose(value, _prior_slope(target, t)[0], rtol=1e-12)
+    np.testing.assert_allclose(slope, _prior_slope(target, t)[1], rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(bend, _prior_hessian(target, t), rtol=1e-12, atol=1e-14)
+
+
+def test_other_priors_and_families_are_compiled():
+    rows = gaussian_rows()
+    assert Target.of(M.Gaussian(scale=1.0), rows)[0].normal_prior is not None
+    assert not Target.of(M.Gaussian(), rows)[0].on_numpy  # its scale is sampled
+    heavy = M.Gaussian(scale=1.0, priors={"common": P.StudentT(3, 0, 1)})
+    assert Target.of(heavy, rows)[0].normal_prior is None
+    assert not Target.of(M.AsymmetricLaplace(scale=1.0), rows)[0].on_numpy  # a kink
+
+
+@pytest.mark.parametrize("name", ["columns", "codes"])
+def test_weighted_normal_draws_compile_nothing(name):
+    model, rows = CASES[name]
+    held = rows()
+    before = COMPILED.total
+    post = mo.sample(model, held, method="laplace", draws=50, random_seed=1, progressbar=False)
+    assert COMPILED.total == before
+    assert post.mean("beta").shape == (len(held.columns),)
+    jax.jit(lambda x: x + 1)(1.0)
+    assert COMPILED.total > before  # the negative control: what is compiled is counted
+
+
+def test_products_take_one_thread_while_anybody_asks():
+    switch = _blas_threads()
+    if switch is None:
+        pytest.skip("the library that NumPy multiplies by has no switch")
+    get, put = switch
+    before = get()
+    try:
+        put(2)
+        with one_blas_thread():
+            with one_blas_thread():
+                assert get() == 1
+            assert get() == 1
+        assert get() == 2
+        with pytest.raises(KeyError), one_blas_thread():
+            raise KeyError
+        assert get() == 2
+    finally:
+        put(before)
+
+
+def test_a_chunk_of_any_length(case):
+    _, sums, t = case
+    present = np.r_[np.ones(70, bool), np.zeros(58, bool)]
+    batch = sums.rows.take(np.r_[np.arange(70), np.zeros(58, int)])
+    padded = hessian_by_numpy(sums.target.likelihood, t, batch, present)
+    short = {name: values[:70] for name, values in batch.items()}
+    plain = hessian_by_numpy(sums.target.likelihood, t, short, np.ones(70, bool))
+    for mine, yours in zip(padded, plain, strict=True):
+        np.testing.assert_array_equal(mine, yours)
