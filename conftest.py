@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,8 +27,9 @@ if tuple(map(int, version("jaxlib").split(".")[:2])) in ((0, 8), (0, 9), (0, 10)
 import pytest  # noqa: E402  (JAX is imported where tests run: xdist's controller needs none)
 
 LARGEST_CACHE = 1 << 30  # bytes
-MEMORY_KEPT = 1.1 * (1 << 30)  # bytes of a worker that may still hold compiled code after a file
+MEMORY_KEPT = 1.2 * (1 << 30)  # bytes; with more, a worker frees compiled code after a file
 PEAKS = []  # memory of each worker, in KiB
+_code_kept = False  # whether compiled code of earlier files may be in memory
 
 
 def pytest_configure(config):
@@ -107,17 +109,32 @@ def compiled_code_stays():
         yield
 
 
+@cache
+def _patches(path):
+    """Whether tests of a file replace parts of the library, which compiled code would not show."""
+    text = path.read_text(errors="replace")
+    return "setattr(" in text or "MonkeyPatch" in text
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Begin with files that share what they compile; those that patch the library follow."""
+    items.sort(key=lambda item: _patches(item.path))
+
+
 @pytest.fixture(scope="module", autouse=True)
-def let_compiled_code_go():
-    """The next file uses what this one compiled, unless memory or memory maps run short."""
+def let_compiled_code_go(request):
+    """The next file uses what this one compiled, unless parts are patched or memory runs short."""
+    global _code_kept
+    from modicum import runtime
+
+    patched = _patches(request.path)
+    if patched and _code_kept:
+        runtime.let_compiled_code_go()
     yield
-    from modicum.runtime import MAPS, MOST, share_of_maps
-
-    if _memory() > MEMORY_KEPT or share_of_maps(MAPS, MOST) > 0.3:
-        import jax
-
-        jax.clear_caches()
-        gc.collect()
+    _code_kept = not (patched or _memory() > MEMORY_KEPT or runtime.share_of_maps() > 0.3)
+    if not _code_kept:
+        runtime.let_compiled_code_go()
 
 
 def _memory():

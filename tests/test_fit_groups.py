@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 import modicum as mo
+from modicum.cli.predicting import saved_posterior, with_rows, write_predictions
 from modicum.fit import model_for
 from modicum.models.multilevel import multilevel
 from modicum.posterior.alignment import FitRows, rows_of_fit
@@ -105,8 +106,11 @@ def test_known_and_new_groups_are_predicted(frame: pd.DataFrame, post: mo.Poster
     u = np.random.default_rng(1).normal(size=(400, *at.shape)) * of["group_sd"][..., 0]
     expected = (1 / (1 + np.exp(-(at + u)))).mean()
     assert average[0] == pytest.approx(expected, abs=0.02)
+    unseen = new.iloc[:2].assign(ward=["w00", "w99"])
     with pytest.raises(mo.DataError, match="'w99' in row 1, a group that the rows of the fit"):
-        post.predict(new.iloc[:2].assign(ward=["w00", "w99"]))
+        post.predict(unseen)
+    np.testing.assert_allclose(post.predict(unseen, groups="new").mean, average[:2])
+    assert post.predictive(unseen, draws=3, groups="new").shape == (3, 2)
 
 
 @pytest.mark.slow
@@ -129,10 +133,116 @@ def test_saved_and_loaded(frame: pd.DataFrame, post: mo.Posterior, tmp_path) -> 
     np.testing.assert_allclose(again["mean"], post.effects("ward")["mean"], atol=1e-6)
 
 
+@pytest.mark.slow
+def test_the_command_line_predicts_for_known_and_new_groups(frame, post, tmp_path) -> None:
+    """A folder that `modicum fit` wrote holds the rows that integrated effects are drawn from."""
+    frame.iloc[:6].to_csv(tmp_path / "known.csv", index=False)
+    frame.iloc[:6].assign(ward="w99").to_csv(tmp_path / "unseen.csv", index=False)
+    how, out = post.tuning["groups"]["value"], tmp_path / "out.csv"
+    ordered = frame.sort_values("ward", kind="stable")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        stored = mo.fit(
+            FORMULA, ordered, store=tmp_path / "run" / "rows", groups=how, **SETTINGS,
+            progressbar=False,
+        )  # fmt: skip
+    stored.save(tmp_path / "run" / "posterior")
+    loaded = with_rows(saved_posterior(tmp_path / "run"), tmp_path / "run")
+
+    def predicted(name: str, groups: str | None) -> np.ndarray:
+        as_before = (200, 0.9, "refuse", groups, "utf-8", True)
+        write_predictions(loaded, str(tmp_path / name), out, *as_before)
+        return pd.read_csv(out)["mean"].to_numpy()
+
+    known, new = predicted("known.csv", None), predicted("unseen.csv", "new")
+    np.testing.assert_allclose(known, stored.predict(frame.iloc[:6]).mean, atol=1e-6)
+    np.testing.assert_allclose(new, stored.predict(frame.iloc[:6], groups="new").mean, atol=1e-6)
+    assert np.abs(known - new).max() > 0.05
+    with pytest.raises(mo.DataError, match="'w99' in row 0, a group that the rows of the fit"):
+        predicted("unseen.csv", None)
+    with pytest.raises(mo.SettingError, match="--groups must be known or new, not all"):
+        predicted("known.csv", "all")
+
+
 def test_groups_without_a_common_column(frame: pd.DataFrame) -> None:
     explicit = names("well ~ 1 + (1 | ward)", frame, "explicit")
     assert set(explicit) == {"1|ward", "group_sd"}
     assert set(names("well ~ 1 + (1 | ward)", frame, "integrate")) == {"group_sd"}
+
+
+# What is refused ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def careless(frame: pd.DataFrame) -> pd.DataFrame:
+    """Columns that cannot be groups, or slopes of them."""
+    n = len(frame)
+    return frame.assign(
+        hospital="a",
+        patient=[f"p{i}" for i in range(n)],
+        age=np.arange(n) % 7 / 4,
+        size=frame["ward"].str[1:].astype(float),
+        region=[None if i == 5 else "abc"[i % 3] for i in range(n)],
+        colour=[*"rgb"] * (n // 3),
+    )
+
+
+REFUSED = {
+    "well ~ dose + (1 | hospital)": "'hospital' has a single level",
+    "well ~ dose + (1 | hospital/ward)": "'hospital' has a single level",
+    "well ~ dose + (1 | patient)": "as many levels as there are rows|every row is a group of its",
+    "well ~ dose + (1 | ward:patient)": "as many levels as|every row is a group of its own",
+    "well ~ size + (size | ward)": "'size' does not vary within any level of 'ward'",
+    "well ~ dose + (1 | age)": "'age' holds 0.25, and numbers that are not whole",
+    "well ~ dose + (1 | region)": "'region' holds a missing value in row 5",
+    "well ~ dose + (1 | nosuch)": "'nosuch' of the formula is not in the data",
+    "well ~ dose + (1 | ward": "bracket or quote that is not closed",
+    "well ~ dose + 1 | ward": "stands by itself, in brackets",
+    "well ~ dose + (1 |)": "names no column after",
+    "well ~ dose + (| ward)": "no effects before",
+    "well ~ dose + (0 | ward)": "no effects before",
+    "well ~ dose + (1 | ward + site)": "must name columns after",
+    "well ~ dose + (. | ward)": "'.' before |, which stands for all columns among the common",
+    "well ~ dose + (1 | well)": "the outcome 'well' is known once 'well' is",
+    "dose > 0 ~ 1 + (1 | site:dose)": "the outcome 'dose > 0' is known once 'site:dose' is",
+    "well ~ (dose | ward)": "'dose' varies by 'ward' and is no common column of numbers",
+    "well ~ dose + ward + (1 | ward)": "a term of its own and a group",
+    "well ~ dose + (1 | ward) + (dose | ward)": "an effect twice",
+}
+
+
+@pytest.mark.parametrize("formula", REFUSED)
+@pytest.mark.parametrize("how", ["explicit", "integrate"])
+def test_bad_groups_are_a_sentence(careless: pd.DataFrame, formula: str, how: str) -> None:
+    with pytest.raises(mo.ModicumError, match=REFUSED[formula]):
+        mo.fit(formula, careless, groups=how, progressbar=False)
+
+
+@pytest.mark.parametrize("column", ["hospital", "patient", "age", "region"])
+def test_bad_groups_are_a_sentence_from_a_store(careless, column: str, tmp_path) -> None:
+    careless.to_parquet(tmp_path / "table.parquet")
+    formula = f"well ~ dose + (1 | {column})"
+    with pytest.raises(mo.DataError, match=REFUSED[formula]):
+        mo.fit(formula, tmp_path / "table.parquet", store=tmp_path / "s", progressbar=False)
+
+
+def test_remedies_are_true(careless: pd.DataFrame) -> None:
+    """What the sentence says to do is not refused in turn."""
+    quiet = {"progressbar": False}
+    for how in ("explicit", "integrate"):
+        with pytest.raises(mo.SettingError, match="Softmax has one per class; leave the group"):
+            mo.fit("colour ~ dose + (1 | ward)", careless, "softmax", groups=how, **quiet)
+        priors = {"group_sd": mo.priors.Normal(0, 1)}
+        with pytest.raises(mo.SettingError, match="'group_sd' cannot be normal"):
+            mo.fit(FORMULA, careless, priors=priors, groups=how, **quiet)
+    exponential = {"group_sd": mo.priors.Exponential(1)}
+    with pytest.raises(mo.SettingError, match=r"HalfNormal prior .*; use groups='explicit'"):
+        mo.fit(FORMULA, careless, priors=exponential, groups="integrate", **quiet)
+    rows = read_formula(FORMULA, careless, **quiet).rows
+    assert model_for(rows, "logistic", exponential, "explicit").tuning["groups"]["value"]
+    infinite = careless.assign(age=np.where(np.arange(len(careless)) == 3, np.inf, 1.0))
+    with pytest.raises(mo.DataError, match="'age' holds inf: replace it"):
+        mo.fit("well ~ dose + (1 | age)", infinite, **quiet)
 
 
 # Stores ------------------------------------------------------------------------------------

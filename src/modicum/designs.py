@@ -335,7 +335,14 @@ def weight_tables(expected: np.ndarray | KeptNumbers, floor: float = 0.1) -> Wei
     largest = np.log(share * most + even)
     spacing = max((largest - smallest) / (CLASSES - 1), 1e-12)
     classes = Classes(share, even, smallest, spacing)
-    mass, size, order = _sorted(expected, classes)
+    order: np.ndarray | KeptOrder
+    if isinstance(expected, np.ndarray):
+        kinds, mass = _in_classes(expected, classes)
+        del expected  # as large as the order that is made now
+        size = np.bincount(kinds, minlength=CLASSES)
+        order = _sorted_rows(kinds, size)
+    else:
+        mass, size, order = expected.sort(classes)
     # Classes without rows stay in: tables of one shape share one compiled kernel. They are never
     # drawn, since the sum does not grow there.
     total_mass = np.cumsum(mass)
@@ -378,20 +385,15 @@ def sorted_by_class(
     return mass, np.bincount(kind, minlength=CLASSES), order
 
 
-def _sorted(
-    expected: np.ndarray | KeptNumbers, classes: Classes
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | KeptOrder]:
-    """Weight and size of each class, and row numbers sorted by class."""
-    if not isinstance(expected, np.ndarray):
-        return expected.sort(classes)
+def _in_classes(expected: np.ndarray, classes: Classes) -> tuple[np.ndarray, np.ndarray]:
+    """Class of each row, and weight of each class."""
     kinds = np.empty(len(expected), np.uint8)
     mass = np.zeros(CLASSES)
     for first in range(0, len(expected), BLOCK):
         kind, weight = classes.of(expected[first : first + BLOCK])
         kinds[first : first + BLOCK] = kind
         mass += np.bincount(kind, weights=weight, minlength=CLASSES)
-    size = np.bincount(kinds, minlength=CLASSES)
-    return mass, size, _sorted_rows(kinds, size)
+    return kinds, mass
 
 
 def _sorted_rows(kinds: np.ndarray, size: np.ndarray) -> np.ndarray:

@@ -22,6 +22,7 @@ __all__ = [
     "as_options",
     "is_number",
     "suggestion",
+    "too_few",
     "warn",
     "whole_number",
 ]
@@ -139,6 +140,11 @@ def whole_number(name: str, value: object, least: int = 1) -> int:
     if not whole or int(value) < least:  # type: ignore[call-overload]
         raise SettingError(f"{name} must be a whole number of at least {least}, not {value!r}.")
     return int(value)  # type: ignore[call-overload]
+
+
+def too_few(number: int, noun: str) -> str:
+    """Return "1 draw is too few" or "30 draws are too few"."""
+    return f"{number:,} {noun}{'s are' if number != 1 else ' is'} too few"
 
 
 def suggestion(given: str, known: Iterable[str]) -> str:

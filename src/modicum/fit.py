@@ -94,7 +94,7 @@ def fit(
         Priors by "intercept", "common", the name of a term or of a column; of group terms by
         "group_sd", "group_cor" or the name of the group.
     weights, offset
-        Columns.
+        Names of columns.
     groups
         How effects of groups are held: "explicit", as parameters of their own, or "integrate"d
         out, which allows for any number of groups of one factor. None: by what each would cost.
@@ -108,7 +108,7 @@ def fit(
         float32 or float64; None: float32 where all floating columns are that narrow, else
         float64.
     encoding
-        Of CSV files.
+        Text encoding of CSV files.
     method, draws, tune, chains, superchains, passes, thin, random_seed, progressbar
         As in `mo.sample`.
     checkpoint, parallel, starts, engine
@@ -134,11 +134,11 @@ def fit(
     """
     if isinstance(data, Digest):
         _check_digest(formula, data, (weights, offset, store, dtype), missing)
-        made = TableRows(data.pool.rows, 0)
+        table_rows = TableRows(data.pool.rows, 0)
         has_groups = bool(FormulaEncoding.from_dict(data.schema.origin or {}).groups)
-        asked = model_for(made.rows, family, priors, "explicit" if has_groups else groups)
+        chosen = model_for(table_rows.rows, family, priors, "explicit" if has_groups else groups)
     else:
-        made = read_formula(
+        table_rows = read_formula(
             formula,
             data,
             offset=offset,
@@ -149,10 +149,10 @@ def fit(
             text_encoding=encoding,
             progressbar=progressbar,
         )
-        asked = model_for(made.rows, family, priors, groups)
+        chosen = model_for(table_rows.rows, family, priors, groups)
     post = sample(
-        asked.model,
-        data if isinstance(data, Digest) else made.rows,
+        chosen.model,
+        data if isinstance(data, Digest) else table_rows.rows,
         method=method,
         draws=draws,
         tune=tune,
@@ -167,7 +167,7 @@ def fit(
         starts=starts,
         engine=engine,
     )
-    return replace(with_formula(post, made, asked), table=data)
+    return replace(with_formula(post, table_rows, chosen), table=data)
 
 
 def _check_digest(formula: str, data: Digest, others: tuple[object, ...], missing: object) -> None:
@@ -191,7 +191,7 @@ def _check_digest(formula: str, data: Digest, others: tuple[object, ...], missin
 
 
 class FormulaModel(NamedTuple):
-    """The model that a formula asks for, and what was chosen about it."""
+    """The model of a formula, and how its group effects are treated."""
 
     model: BaseModel
     tuning: dict[str, dict[str, str]]
@@ -203,7 +203,7 @@ def model_for(
     priors: Mapping[str, Any] | None = None,
     groups: HoldEffects | None = None,
 ) -> FormulaModel:
-    """Return the model that a formula asks for, of rows that the formula made.
+    """Return the model of a formula, for rows that were read by it.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ def model_for(
     family, priors, groups
         As in `fit`.
     """
-    assert rows.schema.origin is not None, "rows of a formula know it"
+    assert rows.schema.origin is not None, "rows that were not read by a formula"
     encoding = FormulaEncoding.from_dict(rows.schema.origin)
     if encoding.outcome is None:
         raise SettingError(f"the formula {encoding.formula!r} has no outcome before ~: name one.")
@@ -310,24 +310,24 @@ def _check_outcome(model: LinearPredictorModel, encoding: FormulaEncoding) -> No
             )
 
 
-def with_formula(post: Posterior, made: TableRows, asked: FormulaModel) -> Posterior:
-    """Add to a posterior what the table and the formula were."""
-    assert made.rows.schema.origin is not None
-    encoding = FormulaEncoding.from_dict(made.rows.schema.origin)
+def with_formula(post: Posterior, table_rows: TableRows, chosen: FormulaModel) -> Posterior:
+    """Add to a posterior the formula and the facts of its table."""
+    assert table_rows.rows.schema.origin is not None
+    encoding = FormulaEncoding.from_dict(table_rows.rows.schema.origin)
     outcome = encoding.outcome
     settings: dict[str, object] = {"formula": encoding.formula}
     if outcome is not None and outcome.levels:
         settings["outcome_levels"] = {str(level): i for i, level in enumerate(outcome.levels)}
     doubts = list(post.warnings)
-    if made.dropped:
-        settings["dropped_rows"] = made.dropped
-        total = made.dropped + len(made.rows)
+    if table_rows.dropped:
+        settings["dropped_rows"] = table_rows.dropped
+        total = table_rows.dropped + len(table_rows.rows)
         dropped = ModicumWarning(
             "rows-dropped",
-            f"{made.dropped:,} of {total:,} rows were left out because a value was missing, and "
-            "what is fitted are the others, which may differ from them",
+            f"{table_rows.dropped:,} of {total:,} rows were left out because a value was missing, "
+            "and what is fitted are the others, which may differ from them",
             f"fill the values in, or refuse such rows with {argument('missing', 'refuse')}",
-            dropped=made.dropped,
+            dropped=table_rows.dropped,
             rows=total,
         )
         doubts.append(warn(dropped, stacklevel=4))
@@ -335,5 +335,5 @@ def with_formula(post: Posterior, made: TableRows, asked: FormulaModel) -> Poste
         post,
         warnings=Warnings(doubts),
         settings=post.settings | settings,
-        tuning=asked.tuning | post.tuning,
+        tuning=chosen.tuning | post.tuning,
     )

@@ -13,7 +13,10 @@ from modicum.posterior.alignment import RowsLike
 from modicum.posterior.axes import new_axes, pyplot
 from modicum.posterior.checking.residuals import residual_sizes
 from modicum.posterior.draws import check_interval, require_finite
+from modicum.posterior.effects import terms_of
 from modicum.posterior.labels import scalar_names
+from modicum.posterior.unpooled import unpooled_effects
+from modicum.rows import Rows
 from modicum.rows.checks import names_like
 
 if TYPE_CHECKING:
@@ -59,6 +62,8 @@ METHOD_COLOURS = {
 OTHER = "#555555"
 MOMENTS = 60  # at which errors are drawn
 MOST_NAMED = 60  # levels that are written beside their lines
+MOST_SHRUNK = 400  # levels whose own rows are looked at
+WIDEST = 1.6  # what is drawn of their own estimates, in multiples of the largest posterior mean
 
 
 def colour_of(method: str | Posterior) -> str:
@@ -352,7 +357,8 @@ def caterpillar(
     group
         The grouping factor.
     effect
-        Which effect, where levels have several, as `post.effects` calls it; the first by default.
+        Which effect, where levels have several, as `post.effects` or the formula calls it; the
+        first by default.
     levels
         Levels to draw; all by default.
     prob
@@ -372,6 +378,7 @@ def caterpillar(
     ax.hlines(at, low, high, color=colour_of(post), linewidth=2 if named else 0.6, alpha=0.7)
     ax.plot(table["mean"], at, "o", color=colour_of(post), markersize=4 if named else 1.5)
     ax.axvline(0, color=OTHER, linewidth=0.8)
+    ax.set_ylim(-1, len(table))
     if named:
         ax.set_yticks(at, [str(level) for level in table.index])
     else:
@@ -386,19 +393,23 @@ def shrinkage(
     group: str,
     *,
     effect: str | None = None,
+    levels: Sequence[object] | None = None,
     prob: float = 0.9,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw effects against the rows of their level: those of few rows are pulled to zero.
+    """Draw how far effects are pulled from what each level's own rows say.
 
-    The band is where effects of new levels lie, with probability `prob`.
+    Hollow points are the effects that fit the rows of their level best, all else at its posterior
+    mean; lines lead to the posterior means. The fewer rows a level has, the further. Triangles at
+    the edge are levels whose own estimate lies beyond it, or is not finite since their outcomes
+    are all alike. The band is where effects of new levels lie, with probability `prob`.
 
     Parameters
     ----------
     post
         The posterior of a model with groups, which knows its rows (it was not loaded from a file).
-    group, effect, prob, ax
-        As in `caterpillar`.
+    group, effect, levels, prob, ax
+        As in `caterpillar`; of more than 400 levels, 400 are drawn, from few rows to many.
 
     Returns
     -------
@@ -406,24 +417,57 @@ def shrinkage(
     """
     from scipy.stats import norm
 
-    table = _effect_table(post, group, effect, None, prob)
-    if "rows" not in table:
+    if post.rows is None:
         raise SettingError(
-            "the picture needs how many rows each level has, and this posterior, loaded from a "
-            "file, does not know its rows."
+            "the picture needs the rows of each level, and this posterior, made by hand or loaded "
+            "from a file, does not hold them."
         )
-    entry = f"group_sd[{effect or group}]"
-    sd = _quantiles(post, _chosen(post, entry), [0.5], None).item()
+    table, raw, sd = _unpooled(post, post.rows, group, effect, levels, prob)
+    rows, mean, colour = table["rows"].to_numpy(), table["mean"].to_numpy(), colour_of(post)
     ax = new_axes(ax)
-    low, high = (table.iloc[:, k].to_numpy() for k in (2, 3))
-    ax.vlines(table["rows"], low, high, color=colour_of(post), linewidth=0.8, alpha=0.4)
-    ax.plot(table["rows"], table["mean"], "o", color=colour_of(post), markersize=3)
     wide = float(norm.ppf((1 + prob) / 2)) * sd
-    ax.axhspan(-wide, wide, color=OTHER, alpha=0.12, label=f"{prob:.0%} of new levels")
+    edge = 1.15 * max(wide, WIDEST * np.abs(mean).max())
+    inside = np.clip(raw, -edge, edge)
+    beyond = np.abs(raw) > edge
+    ax.plot(rows, mean, "o", color=colour, markersize=4, label="posterior mean", zorder=3)
+    ax.vlines(rows, mean, inside, color=colour, linewidth=0.8, alpha=0.5)
+    for marker, there, label in (
+        ("o", ~beyond, "of its own rows alone"),
+        ("^", beyond & (raw > 0), None),
+        ("v", beyond & (raw < 0), None),
+    ):
+        (line,) = ax.plot(rows[there], inside[there], marker, color=colour, label=label)
+        line.set(markersize=4, markerfacecolor="white", clip_on=False)
+    ax.axhspan(-wide, wide, color=OTHER, alpha=0.12, label=f"{prob:.0%} of new levels", zorder=0)
     ax.axhline(0, color=OTHER, linewidth=0.8)
-    ax.set(xscale="log", xlabel=f"rows per {group}", ylabel="effect")
-    ax.legend(frameon=False)
+    ax.set(xscale="log", xlabel=f"rows per {group}", ylim=(-edge, edge))
+    ax.set_ylabel(f"effect of {_effect_name(post, group, effect)}")
+    ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
     return ax
+
+
+def _unpooled(
+    post: Posterior,
+    rows: Rows,
+    group: str,
+    effect: str | None,
+    levels: Sequence[object] | None,
+    prob: float,
+) -> tuple[pd.DataFrame, np.ndarray, float]:
+    """Effects of levels that are drawn, what their own rows say, and the effects' sd."""
+    whole = post.effects(group, levels=levels, prob=prob)
+    names = _effect_names(post, group)
+    name = _effect_name(post, group, effect)
+    table = _of_effect(whole, name)
+    places = np.arange(len(table))
+    if len(places) > MOST_SHRUNK:
+        by_rows = table["rows"].to_numpy().argsort(kind="stable")
+        places = by_rows[np.linspace(0, len(places) - 1, MOST_SHRUNK).astype(int)]
+    pooled = whole["mean"].to_numpy().reshape(-1, len(names))[places]
+    sd = _quantiles(post, _chosen(post, f"group_sd[{name}]"), [0.5], None).item()
+    table = table.iloc[places]
+    drawn = (group, name, list(table.index), pooled, sd)
+    return table, unpooled_effects(post, post.fit(), rows, *drawn), sd
 
 
 def _effect_table(
@@ -435,14 +479,31 @@ def _effect_table(
 ) -> pd.DataFrame:
     """One effect of each level."""
     table = post.effects(group, levels=levels, prob=prob)
+    return _of_effect(table, _effect_name(post, group, effect))
+
+
+def _of_effect(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The lines of one effect, where levels have several."""
     if table.index.nlevels == 1:
-        if effect not in (None, group):
-            raise SettingError(f"levels of {group!r} have one effect, and it is not {effect!r}.")
         return table
-    names = list(dict.fromkeys(table.index.get_level_values("effect")))
-    if effect is not None and effect not in names:
+    return table[table.index.get_level_values("effect") == name].droplevel("effect")
+
+
+def _effect_names(post: Posterior, group: str) -> list[str]:
+    """What `post.effects` calls the effects of a level."""
+    return [name for term in terms_of(post.fit().model, group) for name in term.sd_names]
+
+
+def _effect_name(post: Posterior, group: str, effect: str | None) -> str:
+    """What `post.effects` calls an effect, which may be called as in the formula: 1, or a slope."""
+    terms = terms_of(post.fit().model, group)
+    written = {e: n for t in terms for e, n in zip(t.effects, t.sd_names, strict=True)}
+    names = list(written.values())
+    if effect is None:
+        return names[0]
+    if effect not in names and effect not in written:
         raise SettingError(f"there is no effect {effect!r}: {names_like(effect, names)}")
-    return table[table.index.get_level_values("effect") == (effect or names[0])].droplevel("effect")
+    return effect if effect in names else written[effect]
 
 
 def marginal(post: Posterior, name: str, *, bins: int = 40, ax: Axes | None = None) -> Axes:

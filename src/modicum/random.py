@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.errors import whole_number
+
 __all__ = ["IMPL", "Stream", "chain_keys", "fresh_seed", "generator", "key", "typed"]
 
 IMPL = "threefry2x32"
@@ -72,7 +74,7 @@ def generator(seed: int, purpose: Stream) -> np.random.Generator:
     >>> first == generator(1, Stream.CLUSTERS).random()
     False
     """
-    return np.random.default_rng([seed, int(purpose)])
+    return np.random.default_rng([whole_number("random_seed", seed, 0), int(purpose)])
 
 
 def key(seed: int, purpose: Stream) -> jax.Array:

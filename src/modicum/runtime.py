@@ -34,10 +34,12 @@ __all__ = [
     "devices",
     "in_double_precision",
     "jit",
+    "let_compiled_code_go",
     "make_room",
     "on_device",
     "one_blas_thread",
     "refuse_forked",
+    "share_of_maps",
     "uncollected",
 ]
 
@@ -239,7 +241,7 @@ def _are_known(*options: tuple[str, Any]) -> bool:
 # Memory ---------------------------------------------------------------------------------
 
 MAPS, MOST = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
-ROOM = 0.7  # share of the maps that may be in use before a run
+MOST_MAPS = 0.7  # share of the maps that may be in use before a run
 MANY = 100  # functions compiled since the last clearing: some thirty runs of different shapes
 COMPILATION = "/jax/core/compile/backend_compile_duration"
 
@@ -257,29 +259,29 @@ def uncollected() -> Iterator[None]:
 
 
 def make_room(maps: Path = MAPS, most: Path = MOST) -> bool:
-    """Let compiled code go before there is too much of it.
+    """Free compiled code before there is too much of it; return whether it was freed.
 
     Runs of different shapes (folds, groups, another n each) are compiled anew, and what was
     compiled before stays: some 25 MB per run, and hundreds of memory maps, of which a process may
-    have so many before it dies. What is still needed is compiled again.
+    have only so many. What is still needed is compiled again.
     """
-    if COMPILED.since_cleared < MANY and share_of_maps(maps, most) < ROOM:
+    if COMPILED.since_cleared < MANY and share_of_maps(maps, most) < MOST_MAPS:
         return False
-    jax.clear_caches()
-    gc.collect()
-    _give_back()
+    let_compiled_code_go()
     COMPILED.since_cleared = 0
     return True
 
 
-def _give_back() -> None:
-    """Have the system take back what was freed, where the C library would keep it."""
+def let_compiled_code_go() -> None:
+    """Free all compiled code, and return its memory to the system."""
+    jax.clear_caches()
+    gc.collect()
     with contextlib.suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
+        ctypes.CDLL(None).malloc_trim(0)  # else the C library would keep it
 
 
-def share_of_maps(maps: Path, most: Path) -> float:
-    """How much of the system's limit on memory maps is used."""
+def share_of_maps(maps: Path = MAPS, most: Path = MOST) -> float:
+    """Share of the system's limit on memory maps that is used."""
     try:
         limit = int(most.read_text())
         with maps.open("rb") as file:

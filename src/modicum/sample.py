@@ -10,6 +10,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from importlib.metadata import version
 from math import ceil
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -33,6 +34,7 @@ from modicum.models.arrow import ArrowFactor, Factor
 from modicum.models.base import Params
 from modicum.models.prediction import ModelPredictor
 from modicum.passes import ModeRecord, Starts, Sums
+from modicum.passes.engine import Engine
 from modicum.passes.full_likelihood import free_memory
 from modicum.passes.mode import DENSE_LIMIT
 from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
@@ -64,8 +66,8 @@ from modicum.runtime import in_double_precision, jit, refuse_forked
 
 __all__ = ["sample"]
 
-FUSED = 256  # iterations of a call, at most
-CAPTURED = 64 * 2**20  # bytes of arrays in a model's functions from which compiling is slow
+FUSED = 256  # iterations per call, at most
+CAPTURED = 64 * 2**20  # bytes of arrays in a model's functions that make compilation slow
 
 
 @in_double_precision
@@ -163,44 +165,22 @@ def sample(
     """
     refuse_forked()
     _check_arguments(model, rows, parallel)
-    chosen = resolve(DEFAULT if method is None else method)
     of_chains = (tune, parallel, superchains) != (None, None, None) or thin != 1
-    if isinstance(chosen, Auto) and of_chains:
-        chosen = Auto(laplace=False)
-    if isinstance(rows, Digest):
-        _check_digest(chosen, starts)
-    check_layout(chains, superchains)
-    if superchains is not None and not chosen.of_few_rows:
-        raise SettingError(
-            f"{chosen.name} may start chains at several modes, and its chains cannot share starts; "
-            "leave `superchains` out."
-        )
+    chosen = _method_for(method, of_chains, rows, starts)
+    _check_chains(chosen, chains, superchains)
     tune, draws = _lengths(chosen, rows, draws, tune, passes, thin)
     started = time.monotonic()
     seed = _seed(random_seed, checkpoint)
-    passing = engine_for(engine, progressbar)
-    if isinstance(rows, Digest):
-        target, start, units, rest = rows.ready(model)
-        ledger, where = Ledger(rows=len(rows)), Starts()
-    else:
-        units, rest = model.units(rows), None
-        ledger = Ledger(rows=len(units), unit="group" if isinstance(units, GroupedRows) else "row")
-        target, start = Target.of(model, units, ledger)
-        where = _starts(target, units, starts)
-    layout = _layout(chosen, chains, superchains, draws, target.size, checkpoint)
+    problem = _problem(model, rows, starts, engine_for(engine, progressbar))
+    layout = _layout(chosen, chains, superchains, draws, problem.target.size, checkpoint)
     folder = None
     if checkpoint is not None:
-        _check_tracer(target, checkpoint)
+        _check_tracer(problem.target, checkpoint)
         run_length = (draws, tune * thin, layout, thin)
-        folder = Checkpoint(
-            checkpoint, _identity(target, start, where, rows, chosen, *run_length, seed)
-        )
+        folder = Checkpoint(checkpoint, _identity(problem, rows, chosen, *run_length, seed))
     with folder or nullcontext(), stoppable(), within_limits():
-        sums = Sums(target, units, passing, ledger, rest)
-        names = _flat_names(target, units)
         length = (draws * thin, tune * thin, layout.chains)
-        few = FEW if chains == "auto" else None
-        task = Task(target, start, units, sums, names, *length, seed, folder, where, few_chains=few)
+        task = _task(problem, length, seed, folder, FEW if chains == "auto" else None)
         with phase("mode", None, progressbar):
             task = with_fixed_nodes(task)
             chosen, plan = chosen.decide(task)
@@ -209,9 +189,9 @@ def sample(
         if not chosen.of_few_rows:  # though the method that was asked for may be
             task = task.of_few_chains()
             layout = Layout(task.chains)
-        notes = [*_captured(target), *plan.notes]
+        notes = [*_captured(task.target), *plan.notes]
         if isinstance(rows, Digest):
-            notes += _about_digest(rows, plan, target)
+            notes += _about_digest(rows, plan, task.target)
         doubts = [warn(note) for note in notes]
         if plan.history is None:
             load_soon()  # it takes as long as compiling does, and can go on beside it
@@ -224,6 +204,72 @@ def sample(
         with phase("checks", None, progressbar):
             seconds = time.monotonic() - started
             return _posterior(task, rows, chosen, plan, history, doubts, seconds, thin, layout)
+
+
+# What is sampled --------------------------------------------------------------------------
+
+
+class _Problem(NamedTuple):
+    """What is sampled: the target, its sums over rows or groups, and where the search begins."""
+
+    target: Target
+    start: np.ndarray
+    starts: Starts
+    units: Rows
+    sums: Sums
+
+
+def _problem(
+    model: BaseModel,
+    rows: Rows | Digest,
+    starts: int | Sequence[Params] | None,
+    engine: Engine,
+) -> _Problem:
+    if isinstance(rows, Digest):
+        target, start, units, rest = rows.ready(model)
+        ledger = Ledger(rows=len(rows))
+        return _Problem(target, start, Starts(), units, Sums(target, units, engine, ledger, rest))
+    units = model.units(rows)
+    ledger = Ledger(rows=len(units), unit="group" if isinstance(units, GroupedRows) else "row")
+    target, start = Target.of(model, units, ledger)
+    where = _starts(target, units, starts)
+    return _Problem(target, start, where, units, Sums(target, units, engine, ledger, None))
+
+
+def _task(
+    problem: _Problem,
+    length: tuple[int, int, int],
+    seed: int,
+    folder: Checkpoint | None,
+    few_chains: int | None,
+) -> Task:
+    """What a method plans for; `length` is draws, warm-up and chains."""
+    target, start, starts, units, sums = problem
+    names = _flat_names(target, units)
+    return Task(
+        target, start, units, sums, names, *length, seed, folder, starts, few_chains=few_chains
+    )
+
+
+def _method_for(
+    method: str | Method | None, of_chains: bool, rows: Rows | Digest, starts: object
+) -> Method:
+    """The method; with settings that only chains have, the default runs chains."""
+    chosen = resolve(DEFAULT if method is None else method)
+    if isinstance(chosen, Auto) and of_chains:
+        chosen = Auto(laplace=False)
+    if isinstance(rows, Digest):
+        _check_digest(chosen, starts)
+    return chosen
+
+
+def _check_chains(method: Method, chains: ChainCount, superchains: int | None) -> None:
+    check_layout(chains, superchains)
+    if superchains is not None and not method.of_few_rows:
+        raise SettingError(
+            f"{method.name} may start chains at several modes, and its chains cannot share starts; "
+            "leave `superchains` out."
+        )
 
 
 def _check_digest(method: Method, starts: object) -> None:
@@ -241,7 +287,7 @@ def _check_digest(method: Method, starts: object) -> None:
 
 
 def _about_digest(digest: Digest, plan: Plan, target: Target) -> list[ModicumWarning]:
-    """What to say of a digest before chains run; its error is entered in the plan."""
+    """Warnings about a digest before chains run; its error is recorded in the plan."""
     point, factor = plan.anchor.point, plan.anchor.factor
     assert isinstance(factor, np.ndarray)  # digests of more parameters are refused
     error = digest.error_at(target, point, factor)
@@ -325,15 +371,15 @@ def _kind(value: object) -> str:
 
 
 def _starts(target: Target, rows: Rows, starts: int | Sequence[Params] | None) -> Starts:
-    """Where modes are looked for: points of the user's, and how many dispersed ones."""
+    """Where modes are looked for: the user's points, or a number of dispersed ones."""
     model = target.model
     points = tuple(target.ravel(theta) for theta in model.other_starts(rows))
     searchable = model.has_mode and target.size <= DENSE_LIMIT
     if starts is None:
         starts = model.dispersed_starts if searchable else 1
     elif isinstance(starts, Sequence) and not isinstance(starts, str):
-        given = [model.free_point(theta, rows) for theta in starts]
-        points, starts = tuple(target.ravel(theta) for theta in given), 1
+        free = [model.free_point(theta, rows) for theta in starts]
+        points, starts = tuple(target.ravel(theta) for theta in free), 1
     where = Starts(points, whole_number("starts, unless it is a list of points,", starts))
     if where.more_than_first and not searchable:
         raise SettingError(
@@ -344,7 +390,7 @@ def _starts(target: Target, rows: Rows, starts: int | Sequence[Params] | None) -
 
 
 def _captured(target: Target) -> list[ModicumWarning]:
-    """Say so if a model's functions hold large arrays, which are compiled as constants."""
+    """Warn if a model's functions capture large arrays, which are compiled as constants."""
     size = 0 if target.trace is None else target.trace.captured_bytes
     if size < CAPTURED:
         return []
@@ -360,7 +406,7 @@ def _captured(target: Target) -> list[ModicumWarning]:
 
 
 def _seed(random_seed: int | None, checkpoint: str | os.PathLike[str] | None) -> int:
-    """Return the seed asked for, else that of the checkpoint to resume, else a fresh one."""
+    """Return the seed of the argument, else of the checkpoint to resume, else a fresh one."""
     if random_seed is not None:
         whole = isinstance(random_seed, int | np.integer) and not isinstance(random_seed, bool)
         if not whole or not 0 <= random_seed < 2**63:
@@ -373,9 +419,7 @@ def _seed(random_seed: int | None, checkpoint: str | os.PathLike[str] | None) ->
 
 
 def _identity(
-    target: Target,
-    start: np.ndarray,
-    starts: Starts,
+    problem: _Problem,
     rows: Rows | Digest,
     method: Method,
     draws: int,
@@ -384,7 +428,8 @@ def _identity(
     thin: int,
     seed: int,
 ) -> dict[str, str | int]:
-    """What makes a run the one it is: a checkpoint of another is refused."""
+    """What identifies a run: a checkpoint of a different run is refused."""
+    target, start, starts = problem.target, problem.start, problem.starts
     identity: dict[str, str | int] = {
         "rows": rows.fingerprint(),  # first: of other rows, priors in their units differ too
         "model": target.identity,
@@ -419,9 +464,9 @@ def _check_tracer(target: Target, checkpoint: str | os.PathLike[str]) -> None:
 
 def _flat_names(target: Target, rows: Rows) -> tuple[str, ...]:
     """Names of the entries of the flat vector, such as "beta[age]"."""
-    own = target.model.flat_names(rows)
-    if own is not None:
-        return own
+    names = target.model.flat_names(rows)
+    if names is not None:
+        return names
     shapes = target.reported_shapes
     empty = {name: np.zeros((1, 1, *s.shape)) for name, s in shapes.items()}
     labels = tidy_labels(target.model.labels(rows), empty)
@@ -439,7 +484,7 @@ def _chains(
     together = task.chains if how == "stacked" else 1
     recorded, total = ceil(task.target.size / thin), task.tune + task.draws
     both = capacity_for(recorded + plan.floats_per_iteration, total, together)
-    # Rows that are fetched are there for the whole of a call, others for a block of it.
+    # Fetched rows stay in memory for a whole call, others for a block of it.
     fetched = isinstance(plan.rows, Rows)
     capacity = both if fetched else capacity_for(recorded, total, together)
     assert plan.kernel is not None
@@ -458,12 +503,12 @@ def _chains(
 
 
 def _settled_length(plan: Plan, task: Task) -> int:
-    """Iterations that one call may fuse: what their rows have room for, by number and in memory."""
+    """Iterations that one call may fuse, limited by index range and memory for their rows."""
     if plan.settled is None:
         return 0
-    held, each = plan.settled.numbers(task.target.size)
-    room = min(2**31 - 1, free_memory() // 64) // task.chains  # beside what they are made from
-    return int(min(FUSED, (room - held) // each))
+    fixed, per_iteration = plan.settled.numbers(task.target.size)
+    most = min(2**31 - 1, free_memory() // 64) // task.chains  # beside what they are made from
+    return int(min(FUSED, (most - fixed) // per_iteration))
 
 
 def _posterior(
@@ -477,11 +522,7 @@ def _posterior(
     thin: int,
     layout: Layout,
 ) -> Posterior:
-    if plan.start_rows:
-        task.ledger.add("start", task.chains * plan.start_rows, "gradient")
-    for purpose, stats in (("warm-up", history.warmup), ("sampling", history.stats)):
-        if "rows_touched" in stats:
-            task.ledger.add(purpose, _rows_touched(stats), "gradient")
+    _count_rows(task, plan, history)
     outcome = method.finish(task, plan, history)
     draws = _named_draws(task.target, plan.anchor.point, plan.anchor.factor, history.position)
     labels = task.target.model.labels(task.rows)
@@ -499,24 +540,6 @@ def _posterior(
     last = [*outcome.warnings, *_of_quadrature(task, plan.anchor, history.position), *convergence]
     doubts += [warn(doubt, stacklevel=5) for doubt in [*history.notes, *last]]
     method.doubted(plan, doubts)
-    settings: dict[str, str | int | float] = {
-        "method": method.name,
-        "settings": repr(method),
-        "model": task.target.identity,
-        "rows": len(rows),
-        "tune": task.tune,
-        "thin": thin,
-        "warmup_rows": _rows_touched(history.warmup) // task.chains,  # of each chain
-        "seed": task.seed,
-        "complete": history.complete,
-        "seconds": round(seconds, 3),
-        "sampling_seconds": round(history.seconds["sampling"], 3),
-        "modicum": version("modicum"),
-        "jax": jax.__version__,
-        "backend": jax.default_backend(),
-    }
-    if layout.superchains is not None:
-        settings["superchains"] = layout.superchains
     record = plan.anchor.record
     mode = {} if record is None else {"mode": _mode_text(record, rows)}
     return Posterior(
@@ -527,11 +550,51 @@ def _posterior(
         weights=outcome.weights,
         warnings=Warnings(doubts),
         tuning=mode | plan.tuning | _priors_text(task),
-        settings=settings,
+        settings=_settings(task, len(rows), method, history, seconds, thin, layout),
         predictor=ModelPredictor(task.target.model),
         fit_rows=rows.fit_rows if isinstance(rows, Digest) else FitRows.of(rows, held=True),
         rows=rows if isinstance(rows, Rows) else None,
     )
+
+
+def _count_rows(task: Task, plan: Plan, history: History) -> None:
+    """Enter the rows that the chains touched into the ledger."""
+    if plan.start_rows:
+        task.ledger.add("start", task.chains * plan.start_rows, "gradient")
+    for purpose, stats in (("warm-up", history.warmup), ("sampling", history.stats)):
+        if "rows_touched" in stats:
+            task.ledger.add(purpose, _rows_touched(stats), "gradient")
+
+
+def _settings(
+    task: Task,
+    rows: int,
+    method: Method,
+    history: History,
+    seconds: float,
+    thin: int,
+    layout: Layout,
+) -> dict[str, str | int | float]:
+    """What the posterior records of how it was sampled."""
+    settings: dict[str, str | int | float] = {
+        "method": method.name,
+        "settings": repr(method),
+        "model": task.target.identity,
+        "rows": rows,
+        "tune": task.tune,
+        "thin": thin,
+        "warmup_rows": _rows_touched(history.warmup) // task.chains,  # per chain
+        "seed": task.seed,
+        "complete": history.complete,
+        "seconds": round(seconds, 3),
+        "sampling_seconds": round(history.seconds["sampling"], 3),
+        "modicum": version("modicum"),
+        "jax": jax.__version__,
+        "backend": jax.default_backend(),
+    }
+    if layout.superchains is not None:
+        settings["superchains"] = layout.superchains
+    return settings
 
 
 def _of_quadrature(task: Task, anchor: Coordinates, position: np.ndarray) -> list[ModicumWarning]:
@@ -546,7 +609,7 @@ def _of_quadrature(task: Task, anchor: Coordinates, position: np.ndarray) -> lis
 
 
 def _priors_text(task: Task) -> dict[str, dict[str, str]]:
-    """The priors in numbers, for those who want to know what they were."""
+    """The priors with their numbers, as `Posterior.tuning` shows them."""
     text = task.target.model.describe_priors(task.rows)
     return {"priors": text} if text else {}
 

@@ -317,6 +317,36 @@ def test_other_rows_are_refused(digest, arrays):
         digest + 1
 
 
+def codes(call):
+    """Warnings of a call, by their codes."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", mo.ModicumWarning)
+        call()
+    return {warning.message.code for warning in caught}
+
+
+def test_rows_that_would_count_twice_are_said(arrays, digest):
+    first, second = parts_of(arrays)
+    one, other = digest_of(first), digest_of(second, like=digest)
+    with pytest.raises(mo.DataError, match="of the same rows"):
+        one + one
+    assert codes(lambda: digest + one) == {"digest-overlap"}
+    assert codes(lambda: digest.add(rows_of(*(part[:300] for part in arrays)))) == {
+        "digest-overlap"
+    }
+    assert codes(lambda: one + other) == set()  # different rows of one population
+
+
+def test_rows_that_were_never_added_are_said(arrays, digest):
+    """Enough of them for chance: a tenth of all rows is kept, and of these strangers none."""
+    strangers = rows_of(*made_up(400, seed=11))
+    assert codes(lambda: digest.remove(strangers)) == {"digest-unknown-rows"}
+    x, y = arrays
+    for seed in range(5):
+        known = np.random.default_rng(seed).choice(N, 400, replace=False)
+        assert codes(lambda known=known: digest.remove(rows_of(x[known], y[known]))) == set()
+
+
 # Formulas and models of one's own ----------------------------------------------------------
 
 

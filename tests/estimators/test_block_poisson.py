@@ -25,6 +25,8 @@ SETTINGS = [
 # Compiled as a whole: one by one, their operations take much longer.
 combine = jax.jit(BlockPoisson.combine, static_argnums=0)
 describe = jax.jit(BlockPoisson.describe, static_argnums=0)
+pack = jax.jit(BlockPoisson.pack, static_argnums=0)
+unpack = jax.jit(BlockPoisson.unpack, static_argnums=0)
 draw_present = jax.jit(BlockPoisson.present, static_argnums=(0, 2))
 
 
@@ -202,3 +204,17 @@ def test_a_design_draws_its_rows_like_any_other(x64):
     estimator = BlockPoisson(20, batch=5, blocks=4)
     drawn = Uniform().draw(jax.random.key(1), estimator.rows, UniformTables(100))
     assert drawn.row_ids.shape == (4 * most_factors(6.25) * 5,)
+
+
+def test_factors_that_take_part_are_packed_in_order_and_put_back():
+    estimator = BlockPoisson(products=12, batch=2, blocks=3)
+    rng = np.random.default_rng(3)
+    for counts in ([0, 0, 0], [5, 0, 2], rng.poisson(4, 3), [estimator.parts, 1, 1]):
+        present = (np.arange(estimator.parts) < np.array(counts)[:, None]).ravel()
+        values = rng.normal(size=estimator.rows)
+        packed, filled = pack(estimator, {"v": values}, present)
+        kept = values.reshape(-1, 2)[present].ravel()
+        assert int(filled.sum()) == sum(counts)
+        np.testing.assert_array_equal(packed["v"][: len(kept)], kept.astype(packed["v"].dtype))
+        back = np.asarray(unpack(estimator, packed["v"], present))
+        np.testing.assert_array_equal(back, np.where(np.repeat(present, 2), values, 0).astype("f4"))

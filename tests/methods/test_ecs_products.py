@@ -1,5 +1,7 @@
 """Lambda, a, G and K: from theory, and checked against the pilot's own mini-batches."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -89,6 +91,22 @@ def test_skewed_residuals_ask_for_more_than_normal_theory():
     assert choice.products > 90
     assert "mini-batches" in choice.why["products"]
     assert choice.chain_sign >= 0.9993
+
+
+def test_a_row_that_no_mini_batch_of_the_pilot_has_counts_too():
+    """One in a million draws: under a uniform design that is where the largest residuals are."""
+    quiet = pilot(0.1, batch=5, draws=4, rows=500)
+    chance = 1e-6
+    values = np.c_[quiet.values, np.full(4, -1e5)]
+    rare = replace(quiet, values=values, weight=np.r_[quiet.weight * (1 - chance), chance])
+    products = 1000
+    negative = 5 * chance  # of the factors: five rows each
+    below = negative * (1e5 / 5 / products - 1)
+    positive, sign = pilot_sign(rare, 5, products, 0.0)
+    assert positive == pytest.approx((1 + np.exp(-2 * products * negative)) / 2, rel=1e-3)
+    assert sign == pytest.approx(np.exp(-2 * products * below), rel=1e-3)
+    assert pilot_sign(quiet, 5, products, 0.0) == (1.0, 1.0)
+    assert choose_products(rare, 5, steps=3).products > 50 * choose_products(quiet, 5, 3).products
 
 
 def test_the_pilot_sign_agrees_with_theory_for_normal_residuals():

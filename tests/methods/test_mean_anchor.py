@@ -84,6 +84,7 @@ def test_the_default_expands_about_the_mean_where_there_is_no_mode(chosen):
     assert not {"anchor-far", "mode-not-typical"} & {w.code for w in chosen.warnings}
 
 
+@pytest.mark.slow
 def test_an_anchor_that_stays_where_the_subset_put_it_is_noticed(monkeypatch):
     monkeypatch.setattr(mean_anchor, "ROWS", 150)
     with monkeypatch.context() as patch:

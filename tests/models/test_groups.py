@@ -155,7 +155,12 @@ def test_effects_move_as_their_conditional_distribution_does(ratio, x64):
 @pytest.mark.parametrize(
     ("model", "held", "says"),
     [
-        (lambda: M.Logistic(groups="town"), rows, "no group 'town' in the rows; they hold .* g, h"),
+        (lambda: M.Logistic(groups="town"), rows, "'town' is no group of the rows.* hold .* g, h"),
+        (lambda: M.Logistic(groups="y"), rows, "'y' is no group .* it is a field of theirs, and"),
+        (lambda: M.Logistic(groups="(1 | g)"), rows, "is a group term of a formula"),
+        (lambda: M.Logistic(groups={"g": ["1", "a"]}), rows, "must be the name of a field, or"),
+        (lambda: M.Logistic(groups=[0]), rows, "must be the name of a field, or .*, not 0"),
+        (lambda: M.Logistic(groups="g"), lambda: rows(g=np.arange(120) / 8), "holds 0.125, and n"),
         (
             lambda: M.Logistic(groups="g"),
             lambda: rows(g=np.zeros(120, int)),
@@ -169,6 +174,7 @@ def test_effects_move_as_their_conditional_distribution_does(ratio, x64):
         (lambda: M.Logistic(groups="g", priors={"g": P.Normal(0, 1)}), rows, "positive number"),
         (lambda: M.Logistic(groups="g", priors={"group_cor": P.Flat()}), rows, "correlation mat"),
         (lambda: G("g", "a"), rows, "must be a list of names"),
+        (lambda: G("g", ("1", "a"), "no"), rows, "correlated must be True or False, not 'no'"),
     ],
 )
 def test_bad_groups_are_refused_in_a_sentence(model, held, says):

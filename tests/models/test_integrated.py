@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp
+from scipy.stats import norm
 
 import modicum as mo
 from helpers.targets import exact_draws
@@ -21,11 +23,13 @@ from modicum.kernels.base import Proxy
 from modicum.ledger import Ledger
 from modicum.methods import groups as groups_module
 from modicum.methods.groups import doubts_about_groups, quadrature_doubts
-from modicum.models import IntegratedEffects, Target, integrated
+from modicum.models import FAMILIES, IntegratedEffects, Target, integrated
+from modicum.models.priors import OWN
 from modicum.passes import LocalEngine, Sums, anchor_at, scales, with_nodes
 from modicum.passes.effects import draw_effects
 from modicum.passes.sums import _hessian_sum
 from modicum.posterior.effects import _check_acceptance
+from modicum.posterior.unpooled import unpooled_effects
 
 GROUPS = 40
 
@@ -308,6 +312,23 @@ def test_effects_drawn_afterwards(fitted):
         post.effects("g", levels=[777])
 
 
+def test_what_the_rows_of_a_group_say_by_themselves(fitted):
+    post, rows, _, _ = fitted
+    levels = [5, 2, 8]
+    pooled = post.effects("g", levels=levels)["mean"].to_numpy()[:, None]
+    raw = unpooled_effects(post, post.fit(), rows, "g", "g", levels, pooled, 1.0)
+    batch, m = rows.slice(0, len(rows)), post.summary()["mean"]
+    for level, mine in zip(levels, raw, strict=True):
+        own = batch["g"] == level
+        base = m["intercept"] + m["beta[x0]"] * batch["x"][own, 0]
+        y = batch["y"][own]
+        if y.min() == y.max():
+            assert mine == (np.inf if y.min() else -np.inf)
+            continue
+        best = minimize_scalar(lambda u: np.sum(np.logaddexp(0, base + u) - y * (base + u)))  # noqa: B023
+        assert mine == pytest.approx(best.x, abs=1e-3)
+
+
 def test_prediction_for_new_and_known_groups(fitted):
     post, *_ = fitted
     x = np.zeros((2, 1))
@@ -324,6 +345,68 @@ def test_prediction_for_new_and_known_groups(fitted):
     assert abs(known.mean[0] - expected) < 0.05
     with pytest.raises(DataError, match="among the rows of the fit"):
         post.predict({"x": x, "g": np.array([0.0, 777.0])}, groups="known")
+
+
+def over_normal(family, predictors, sd):
+    """The mean of outcomes over a first predictor with this sd, by a fine trapezium rule."""
+    z = np.linspace(-9, 9, 4001)
+    weights = np.exp(-(z**2) / 2)
+    means = jax.vmap(lambda z: jax.vmap(family.mean)(jnp.asarray(predictors).at[:, 0].add(sd * z)))(
+        jnp.asarray(z)
+    )
+    return np.tensordot(weights / weights.sum(), np.asarray(means), 1)
+
+
+QUICKLY = ("probit", "poisson", "ordinal")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICKLY else [pytest.mark.slow])
+        for name in FAMILIES
+        if name != "softmax"
+    ],
+)
+def test_means_over_groups_that_are_not_said(name):
+    """Of one factor integrated out and another held explicitly, in every family."""
+    x = np.array([[0.5, -1.0], [1.0, 0.3], [-0.2, 0.8], [0.1, 0.1]])
+    y = [0.2, 0.4, 0.6, 0.9] if name == "beta" else [1.0, 2.0, 3.0, 2.0]
+    y = [0.0, 1.0, 2.0, 1.0] if name == "ordinal" else y
+    y = [0.0, 1.0, 1.0, 0.0] if name in ("logistic", "probit", "cloglog") else y
+    fields = {"trials": np.full(4, 3.0), "event": np.ones(4)}
+    kept = {k: fields[k] for k in FAMILIES[name]().outcome_fields if k != "y"}
+    rows = mo.Rows(x=x, y=y, columns=["a", "b"], g=[0, 0, 1, 1], codes={"h": [0, 1, 0, 1]}, **kept)
+    family = FAMILIES[name](prior_scale=1.0, groups=[mo.models.GroupTerm("h", ("1", "b"))])
+    model = IntegratedEffects(family, "g", slopes="a", group_sd=1.0).resolved(rows)
+    theta = jax.tree.map(jnp.asarray, model.start(rows))
+    theta["group_log_sd"] = jnp.log(jnp.array([0.7, 0.5]))
+    theta["group_partial"] = jnp.array([0.3])
+    batch = {k: v for k, v in rows.slice(0, 4).items() if k not in ("y", "g")}
+    alone = {k: v for k, v in batch.items() if k != "h"}
+    predictors = model.family.predictor_vector(theta, batch)  # effects of h are 0 at the start
+    u = np.array([[0.4, -0.2], [0.4, -0.2], [-0.6, 0.5], [-0.6, 0.5]])
+    shift = u[:, 0] + x[:, 0] * u[:, 1]
+    T = np.asarray(model.covariance.factor(theta))
+    of_g = np.linalg.norm(np.column_stack([np.ones(4), x[:, 0]]) @ T, axis=1)
+    (factor,) = model.family.resolved_priors.effect_factors(theta[OWN])
+    of_h = np.linalg.norm(np.column_stack([np.ones(4), x[:, 1]]) @ np.asarray(factor), axis=1)
+    known = jnp.asarray(predictors).at[:, 0].add(shift)
+    checks = [
+        (model.expected(theta, batch), predictors, of_g),
+        (model.expected(theta, alone), predictors, np.hypot(of_g, of_h)),
+        (model.expected_given(theta, u, batch), known, 0 * of_g),
+        (model.expected_given(theta, u, alone), known, of_h),
+    ]
+    for mean, at, sd in checks:
+        np.testing.assert_allclose(mean, over_normal(model.family, at, sd), rtol=1e-4)
+    if name == "probit":  # Phi(eta / sqrt(1 + s^2))
+        closed = norm.cdf(known[:, 0] / np.sqrt(1 + of_h**2))
+        np.testing.assert_allclose(checks[3][0], closed, rtol=1e-6)
+        assert np.abs(norm.cdf(known[:, 0]) - closed).max() > 0.01  # of an average h
+    if name == "poisson":
+        closed = np.exp(predictors[:, 0] + (of_g**2 + of_h**2) / 2)
+        np.testing.assert_allclose(checks[1][0], closed, rtol=1e-6)
 
 
 def test_doubts_about_groups(monkeypatch):
@@ -367,9 +450,20 @@ def test_refusals():
         model.units(mo.Rows(x=x, y=y, g=[0.5, 1, 2, 2]))
     with pytest.raises(DataError, match="of its own"):
         model.units(mo.Rows(x=x, y=y, g=np.arange(4)))
+    with pytest.raises(SettingError, match="by their outcome 'y'"):
+        IntegratedEffects(mo.models.Logistic(), "y").units(mo.Rows(x=x, y=y))
+    with pytest.raises(SettingError, match="'x' has several numbers per row"):
+        IntegratedEffects(mo.models.Logistic(), "x").units(mo.Rows(x=x, y=y))
     slope = IntegratedEffects(mo.models.Logistic(), "g", slopes="x0")
-    with pytest.raises(DataError, match="does not vary within"):
+    with pytest.raises(DataError, match="'x0' does not vary within any level of 'g'"):
         slope.units(mo.Rows(x=x, y=y, g=[0, 0, 1, 1]))
+    alone = IntegratedEffects(mo.models.Logistic(), "g", slopes="x0", intercept=False)
+    alone.units(mo.Rows(x=x, y=y, g=[0, 0, 1, 1]))  # there is nothing else to tell it from
+    for slopes in (None, (0,)):
+        with pytest.raises(SettingError, match="slopes must be names of columns of x"):
+            IntegratedEffects(mo.models.Logistic(), "g", slopes=slopes)
+    with pytest.raises(SettingError, match="at most 99 per effect, not 1000"):
+        IntegratedEffects(mo.models.Logistic(), "g", nodes=1000)
     with pytest.raises(SettingError, match="no column of that name"):
         IntegratedEffects(mo.models.Logistic(), "g", slopes="dose").units(
             mo.Rows(x=x, y=y, g=[0, 0, 1, 1])

@@ -9,8 +9,10 @@ from helpers.coded import crossed, pair
 from helpers.targets import gaussian_rows, logistic_rows, poisson_rows, sums_of
 from modicum.estimators import control_variate
 from modicum.estimators import proxy as proxy_at
+from modicum.estimators.by_numpy import NumPyRows
 from modicum.methods import weights
-from modicum.methods.pool import _block_values, _values_by_numpy
+from modicum.methods.ecs.tuning import residuals
+from modicum.methods.pool import _block_values
 from modicum.models import Target
 from modicum.passes import anchor_at, engine
 from modicum.passes.linear import linear_hessian_sum
@@ -98,18 +100,23 @@ def sizes_and_values(sums, t):
     batch = sums.rows.take(np.arange(64)) | {"probability": np.full(64, 0.5)}
     z = np.random.default_rng(3).normal(size=(16, len(t)))
     kept = weights.cached_rows(variate, batch, proxy)
-    plain = variate.cache(batch, jax.tree.map(np.asarray, proxy))
-    assert isinstance(plain.rows, np.ndarray)
-    values = _values_by_numpy(sums.target.model, 2, z, plain)
-    return (ours, theirs), (values, np.asarray(_block_values(variate, kept, z, proxy)))
+    plain = NumPyRows(variate, batch, proxy)
+    values = (plain.values(z), np.asarray(_block_values(variate, kept, z, proxy)))
+    share = np.linspace(0.1, 1.0, 64)
+    slopes = (
+        residuals._slopes_by_numpy(plain, z, share, share),
+        np.asarray(residuals._slopes(variate, batch, proxy, z, share, share)),
+    )
+    return (ours, theirs), values, slopes
 
 
 def test_residuals_agree(case):
     name, sums, t = case
-    sizes, values = sizes_and_values(sums, t)
+    sizes, values, slopes = sizes_and_values(sums, t)
     rtol = 1e-3 if name == "float32" else 1e-5  # sizes are float32
     np.testing.assert_allclose(*sizes, rtol=rtol)
     np.testing.assert_allclose(*values, rtol=1e-6, atol=1e-9 * np.abs(values[1]).max())
+    np.testing.assert_allclose(*slopes, rtol=1e-6)
     assert np.ptp(values[0]) > 0
 
 

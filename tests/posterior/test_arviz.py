@@ -103,6 +103,18 @@ def test_rows_left_out_are_drawn_by_arviz(post):
     assert plots.plot_khat(post.loo(), backend="matplotlib") is not None
 
 
+def test_counts_are_whole_numbers_to_arviz(tree):
+    """By their type it tells a rootogram from a density."""
+    plots = pytest.importorskip("arviz_plots")
+    rows = mo.Rows(x=np.zeros((40, 1)), y=np.arange(40) % 4)
+    draws = {"beta": np.zeros((1, 50, 1)), "intercept": np.zeros((1, 50))}
+    about = {"predictor": ModelPredictor(mo.models.Poisson()), "rows": rows}
+    counts = mo.Posterior(draws, {}, mo.Ledger(rows=40), **about).to_datatree()
+    assert counts["posterior_predictive/y"].dtype == counts["observed_data/y"].dtype == np.int64
+    assert plots.plot_ppc_rootogram(counts, backend="matplotlib") is not None
+    assert tree["observed_data/y"].dtype == np.float64
+
+
 # Sensitivity -------------------------------------------------------------------------------
 
 
@@ -123,6 +135,17 @@ def test_sensitivities_are_arvizs_of_all_rows(post):
     np.testing.assert_allclose(ours["likelihood"], theirs["likelihood"], atol=2e-3)
     by_pass = post.sensitivity(CONJUGATE.rows)
     np.testing.assert_allclose(by_pass[["prior", "likelihood"]], ours[["prior", "likelihood"]])
+
+
+def test_a_sensitivity_of_one_draw_is_refused(post):
+    one = mo.Posterior(
+        {name: x[:1, :1] for name, x in post.draws.items()},
+        {"lp": post.stats["lp"][:1, :1]},
+        post.ledger,
+        predictor=post.predictor,
+    )
+    with pytest.raises(SettingError, match=r"1 draw is too few .* 100 or more"):
+        one.sensitivity()
 
 
 def test_a_strong_prior_is_seen_and_a_weak_one_is_not():

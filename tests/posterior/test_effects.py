@@ -3,9 +3,11 @@
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.optimize import minimize_scalar
 
 import modicum as mo
 from modicum import plots
+from modicum.posterior.unpooled import unpooled_effects
 from modicum.posterior.variation import intraclass
 
 G = mo.models.GroupTerm
@@ -135,6 +137,47 @@ def test_intraclass_correlations(post, table):
         intraclass(source, mo.models.Logistic(), rows, 0.9)
 
 
+def best_alone(rows, base, z):
+    """The effect on `z` that makes the outcomes of a level's rows most likely, by SciPy."""
+
+    def minus_log_likelihood(u):
+        eta = base + z * u
+        return np.sum(np.logaddexp(0, eta) - rows["well"] * eta)
+
+    return minimize_scalar(minus_log_likelihood, bracket=(-1, 1)).x
+
+
+def test_shrinkage_begins_at_what_own_rows_say(post, table):
+    frame, m = table[0], post.summary()["mean"]
+    pooled = post.effects("ward")["mean"].unstack("effect")
+    hollow = plots.shrinkage(post, "ward", levels=["w04", "w00"]).lines[1].get_ydata()
+    slopes = plots.shrinkage(post, "ward", effect="dose", levels=["w04"]).lines[1].get_ydata()
+    for level, drawn in zip(["w04", "w00"], hollow, strict=True):
+        rows = frame[frame["ward"] == level]
+        base = m["intercept"] + (m["beta[dose]"] + pooled.loc[level, "ward:dose"]) * rows["dose"]
+        assert drawn == pytest.approx(best_alone(rows, base, 1.0), abs=1e-3)
+        away = abs(drawn) - abs(pooled.loc[level, "ward"])
+        assert away > 0 or abs(away) < 0.05  # estimates of many rows hardly move
+    rows = frame[frame["ward"] == "w04"]
+    base = m["intercept"] + m["beta[dose]"] * rows["dose"] + pooled.loc["w04", "ward"]
+    assert slopes[0] == pytest.approx(best_alone(rows, base, rows["dose"]), abs=1e-3)
+
+
+def test_levels_of_like_outcomes_have_no_estimate_of_their_own(post, table):
+    """One whose outcomes are all 1 is a triangle at the edge, and has a posterior mean."""
+    alike = table[0].assign(well=table[0]["well"] | (table[0]["ward"] == "w04"))
+    rows = post.rows
+    y = np.asarray(rows.slice(0, len(rows))["y"]) * 0 + alike["well"].to_numpy()
+    fields = rows.slice(0, len(rows)) | {"y": y}
+    changed = mo.Rows(x=fields["x"], y=y, columns=["dose"], codes={"ward": table[0]["ward"]})
+    pooled = post.effects("ward", levels=["w04", "w05"])["mean"].to_numpy().reshape(2, 2)
+    raw = unpooled_effects(
+        post, post.fit(), changed, "ward", "ward", ["w04", "w05"], pooled, SDS[0]
+    )
+    assert raw[0] == np.inf
+    assert np.isfinite(raw[1])
+
+
 def test_pictures_of_effects(post):
     """What is drawn are the numbers of the table, in order."""
     table = post.effects("ward").xs("ward:dose", level="effect")
@@ -142,6 +185,9 @@ def test_pictures_of_effects(post):
     drawn = ax.lines[0].get_xdata()
     np.testing.assert_allclose(drawn, np.sort(table["mean"]))
     assert [t.get_text() for t in ax.get_yticklabels()] == list(table["mean"].sort_values().index)
+    assert [t.get_text() for t in ax.get_yticklabels()] == [
+        t.get_text() for t in plots.caterpillar(post, "ward", effect="dose").get_yticklabels()
+    ]
     ax = plots.shrinkage(post, "ward")
     np.testing.assert_allclose(ax.lines[0].get_xdata(), post.effects("ward")["rows"][::2])
     with pytest.raises(mo.SettingError, match="there is no effect 'ward:x'"):

@@ -225,3 +225,7 @@ def test_what_cannot_be_asked_is_refused(logistic):
         bare.marginal("dose")
     with pytest.raises(SettingError, match="an odds ratio is one of probabilities"):
         made(mo.models.Gaussian(scale=1.0), ROWS).contrast("dose", comparison="odds ratio")
+    with pytest.raises(SettingError, match="Poisson expects no probabilities"):  # though below 1
+        made(mo.models.Poisson(), ROWS).contrast("dose", comparison="odds ratio")
+    with pytest.raises(SettingError, match="one draw says nothing of uncertainty"):
+        logistic.marginal("dose", draws=1)

@@ -261,6 +261,14 @@ def test_numbers_beside_their_distribution_function(gaussian):
     check.plot()
 
 
+def test_few_draws_and_odd_seeds_are_refused(gaussian):
+    with pytest.raises(SettingError, match="90% need 10 predictive draws or more, and there are 9"):
+        gaussian.ppc(draws=9)
+    for seed in (-1, "a", 1.5):
+        with pytest.raises(SettingError, match="random_seed must be a whole number"):
+            gaussian.predictive(draws=2, random_seed=seed)
+
+
 def test_what_cannot_be_checked_is_refused():
     x = np.ones((4, 1))
     times = mo.Rows(x=x, y=[1.0, 2, 3, 4], event=[1, 0, 1, 1])

@@ -12,7 +12,10 @@ from modicum.errors import ModicumWarning, SettingError
 from modicum.markup import Markup, tag
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior import FitRows
-from modicum.posterior.report.lights import lights, overall
+from modicum.posterior.checking.predictive_check import PredictiveCheck
+from modicum.posterior.report.lights import lights, overall, predictive_light
+from modicum.posterior.report.pictures import _ticks
+from modicum.posterior.report.words import code_for
 from modicum.rows.reading import read_formula
 
 EVIL = '<script>alert("x")</script>'
@@ -102,11 +105,11 @@ def test_the_page_is_whole_and_says_everything(page):
         "What was fitted",
         "Can it be trusted?",
         "Coefficients",
-        "What columns do",
+        "What each column does",
         "Does it look like the data?",
         "What it cost",
         "Priors",
-        "How to do it again",
+        "How to run it again",
         "0.12% of what HMC on all rows",
         "240 rows",
         "random_seed=3",
@@ -149,9 +152,18 @@ def test_a_posterior_without_rows_has_a_shorter_page(post, tmp_path):
     words = Page(text).words
     assert "a & b" in words
     assert "The rows of the fit are not at hand" in words
-    assert "What columns do" not in words
+    assert "What each column does" not in words
     with pytest.raises(SettingError, match="prob is the probability"):
         post.report(tmp_path / "no.html", prob=2)
+
+
+def test_a_posterior_without_rows_takes_a_table(post, page, tmp_path):
+    post.save(tmp_path / "post.npz")
+    loaded = mo.Posterior.load(tmp_path / "post.npz")
+    text = loaded.report(tmp_path / "full.html", data=post.table).read_text()
+    assert text.count("<svg") == page.count("<svg")
+    assert "predictive check" in text
+    assert "predictive check" not in loaded.report(tmp_path / "short.html").read_text()
 
 
 def test_every_class_has_a_picture():
@@ -190,6 +202,39 @@ def test_lights():
     assert found("doubtful", bias=0.2)
     assert found("bad", bias=0.9)
     assert found("doubtful", warnings=[doubt])
+
+
+def test_a_run_that_says_nothing_of_itself_is_not_called_fine():
+    summary = pd.DataFrame({"r_hat": [np.nan], "ess_bulk": [np.nan], "ess_tail": [np.nan]})
+    assert overall(lights(summary, (1, 1), {}, {}, {}, []))[0] == "bad"
+
+
+def test_a_model_that_misses_the_data_is_doubtful(page):
+    table = pd.DataFrame({"observed": [0.5, 2.0, 3.0, 0.1], "lower": 0.0, "upper": 1.0})
+    check = PredictiveCheck("ecdf", table, "", 9, 100, 0.9)
+    (light,) = predictive_light(check)
+    assert (light.level, light.figure) == ("doubtful", "50% outside")
+    fine = PredictiveCheck("ecdf", table[:1], "", 9, 100, 0.9)
+    assert predictive_light(fine)[0].level == "good"
+    assert predictive_light("no rows") == []
+    assert "predictive check" in Page(page).words
+
+
+def test_the_code_to_run_it_again_has_offset_and_weights():
+    settings = {"formula": "n ~ age + offset(log_km)", "method": "hmc", "tune": 9, "seed": 1}
+    fields = {"offset": ("log_km", "log_years"), "weight": ("copies",)}
+    code = code_for(settings, fields, "Poisson", 4, 100)
+    assert """family="poisson", offset='log_years', weights='copies', method="hmc",""" in code
+
+
+def test_ticks_are_round_numbers():
+    for low, high in ((0.0257, 0.262), (-3.0, 997.0), (20.0, 82.0), (1e-6, 3e-6), (0.0, 1.0)):
+        ticks = np.array(_ticks(low, high))
+        assert 2 <= len(ticks) <= 6
+        assert ticks.min() >= low - 1e-9 * (high - low)
+        assert ticks.max() <= high + 1e-9 * (high - low)
+        lead = np.diff(ticks) / 10 ** np.floor(np.log10(np.diff(ticks)) + 1e-9)
+        assert np.isin(lead.round(9), (1, 2, 5)).all()
 
 
 def test_notebooks_show_boxes_without_injection(post):

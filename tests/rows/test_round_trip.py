@@ -101,6 +101,7 @@ def test_slices_and_chunks(pair):
 
 def test_pages_let_go_are_found_again(tmp_path, monkeypatch):
     monkeypatch.setattr("modicum.rows.store.HELD_BYTES", 1 << 12)
+    monkeypatch.setattr("modicum.rows.store.HELD_SCATTERED", 1 << 20)  # 16 rows at a time
     fields = make_fields(np.float32)
     store = ingest(fields, tmp_path / "s", shard_rows=300, progressbar=False)
     kept = list(store.chunks(50))
@@ -112,6 +113,10 @@ def test_pages_let_go_are_found_again(tmp_path, monkeypatch):
     for _ in range(3):
         np.testing.assert_array_equal(store.take(ids)["x"], fields["x"][ids])
     assert set(let_go) == {DONT_NEED}  # scattered rows too
+    let_go.clear()
+    many = np.arange(60).reshape(5, 12)  # pages of one call are let go in it
+    np.testing.assert_array_equal(store.take(many)["x"], fields["x"][many])
+    assert len(let_go) >= 3
 
 
 def test_outside_is_refused(pair):

@@ -203,7 +203,7 @@ def test_tables_that_are_none():
 
 
 def test_too_many_levels(monkeypatch):
-    monkeypatch.setattr("modicum.rows.encoding.MOST_LEVELS", 50)
+    monkeypatch.setattr("modicum.rows.levels.MOST_LEVELS", 50)
     frame = pd.DataFrame({"g": np.arange(60), "y": 0})
     with pytest.raises(DataError, match="column 'g' has more than 50 levels"):
         Rows.from_table(frame, categorical=["g"])

@@ -47,7 +47,13 @@ from modicum.cli.messages import (
     summary_table,
     tell_warnings,
 )
-from modicum.cli.predicting import NEW_LEVELS, saved_posterior, summary_json, write_predictions
+from modicum.cli.predicting import (
+    NEW_LEVELS,
+    saved_posterior,
+    summary_json,
+    with_rows,
+    write_predictions,
+)
 from modicum.fit import model_for, with_formula
 from modicum.methods import DEFAULT
 from modicum.run import Checkpoint
@@ -284,6 +290,13 @@ def predict(
     newlevels: Annotated[
         str, typer.Option(help=f"Levels that the fit did not have: {' or '.join(NEW_LEVELS)}.")
     ] = "refuse",
+    groups: Annotated[
+        str | None,
+        typer.Option(
+            help="Effects of the fit's own groups: known; or the average over all groups there may "
+            "be: new; default: known where DATA has the groups' columns."
+        ),
+    ] = None,
     encoding: opt.Encoding = "utf-8",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
     prob: opt.Prob = 0.9,
@@ -297,7 +310,8 @@ def predict(
     with one_sentence():
         checked_prob(prob)
         require_path(data)
-        post = saved_posterior(run)
-        rows = write_predictions(post, data, out, draws, prob, newlevels, encoding, overwrite)
+        post = with_rows(saved_posterior(run), run)
+        made = (draws, prob, newlevels, groups, encoding, overwrite)
+        rows = write_predictions(post, data, out, *made)
         say = console(quiet)
         say.print(f"Wrote {rows:,} predictions to {escape(str(out))}.", highlight=False)

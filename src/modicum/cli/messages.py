@@ -1,4 +1,4 @@
-"""What the command line says, and how it says what went wrong."""
+"""Messages of the command line: results, warnings and errors."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from modicum.rows import Rows
     from modicum.rows.description import Level
 
-LINES = 60  # a longer table is cut, and the rest left to summary.csv
+LINES = 60  # of a table that is printed; summary.csv has all
 
 
 def described(rows: Rows, source: str) -> str:
-    """Say in a sentence or two what was read."""
+    """Describe in a sentence or two the rows that were read."""
     parts = ", ".join(p for p in ("offset", "weight") if p in rows.fields)
     text = (
         f"Read {len(rows):,} rows from {source}: outcome {rows.outcome or 'y'}, "
@@ -45,7 +45,7 @@ def described(rows: Rows, source: str) -> str:
 
 
 def outcome_levels(rows: Rows) -> tuple[Level, ...]:
-    """Levels of an outcome that was none of numbers, by the numbers they became."""
+    """Levels of an outcome that is not numeric, in the order of their codes."""
     from modicum.rows.formula import FormulaEncoding
 
     origin = rows.schema.origin
@@ -54,7 +54,7 @@ def outcome_levels(rows: Rows) -> tuple[Level, ...]:
 
 
 def done_line(post: Posterior) -> str:
-    """Say what was drawn, how, and how long it took."""
+    """Method, number of draws, seed and time, in one line."""
     s = post.settings
     return (
         f"{s['method']}: {count(post.chains, 'chain')} of {count(post.num_draws, 'draw')} after "
@@ -63,7 +63,7 @@ def done_line(post: Posterior) -> str:
 
 
 def cost_line(post: Posterior) -> str:
-    """Put the ledger in one line."""
+    """The ledger in one line."""
     ledger = post.ledger
     by = ", ".join(f"{k} {n / ledger.rows:,.1f}" for k, n in ledger.by_purpose.items())
     text = (
@@ -76,17 +76,17 @@ def cost_line(post: Posterior) -> str:
 
 
 def summary_table(table: pd.DataFrame, lines: int = LINES) -> Table:
-    """Set a summary as a table, with as many decimals as the standard deviation calls for."""
+    """Format a summary, with as many decimals as the standard deviation warrants."""
     low, high = table.columns[2:4]
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    shown.add_column("", overflow="fold")
+    printed = Table(box=None, pad_edge=False, header_style="bold")
+    printed.add_column("", overflow="fold")
     for name in ("mean", "sd", low, high, "ess", "r_hat"):
-        shown.add_column(name, justify="right", no_wrap=True)
+        printed.add_column(name, justify="right", no_wrap=True)
     for label, line in table.head(lines).iterrows():
         cells = [_decimals(line[c], line["sd"]) for c in ("mean", "sd", low, high)]
-        least = min(line["ess_bulk"], line["ess_tail"])
-        shown.add_row(escape(str(label)), *cells, f"{least:,.0f}", f"{line['r_hat']:.3f}")
-    return shown
+        ess = min(line["ess_bulk"], line["ess_tail"])
+        printed.add_row(escape(str(label)), *cells, f"{ess:,.0f}", f"{line['r_hat']:.3f}")
+    return printed
 
 
 def _decimals(value: float, sd: float) -> str:
@@ -99,7 +99,7 @@ def _decimals(value: float, sd: float) -> str:
 def show(
     post: Posterior, table: pd.DataFrame, out: Path, say: Console, report: bool = False
 ) -> None:
-    """Show what a fit found, what it cost and where it was written."""
+    """Print the results of a fit, its cost and the files that were written."""
     say.print(escape(done_line(post)), highlight=False)
     say.print()
     say.print(summary_table(table))
@@ -115,36 +115,36 @@ def show(
 
 
 def tell_warnings(post: Posterior) -> None:
-    """Repeat every warning on standard error."""
+    """Print every warning on standard error."""
     for text in map(str, post.warnings):
         errors().print(f"[yellow]Warning:[/] {escape(text)}", highlight=False)
 
 
 def count(number: int, noun: str) -> str:
-    """A number of things, in words."""
+    """A number with its noun, in the plural where needed."""
     return f"{number:,} {noun}" + "s" * (number != 1)
 
 
 def console(quiet: bool) -> Console:
-    """Where results are said."""
+    """The console for results."""
     return Console(quiet=quiet, soft_wrap=True)
 
 
 def errors() -> Console:
-    """Where warnings and errors are said."""
+    """The console for warnings and errors."""
     return Console(stderr=True, soft_wrap=True)
 
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Turn the errors a user can mend into one red sentence on standard error."""
+    """Print errors that a user can fix as one red sentence on standard error."""
     try:
         with as_options(), within_limits():
             yield
     except ModicumError as error:
         raise _ended(str(error), error) from None
     except BrokenPipeError:
-        raise  # nobody reads on: `main` ends in silence
+        raise  # the reader has gone: `main` exits silently
     except OSError as error:
         raise _ended(_file_sentence(error), error) from None
     except KeyboardInterrupt:
@@ -161,7 +161,7 @@ def _ended(text: str, error: Exception) -> BaseException:
 
 
 def _file_sentence(error: OSError) -> str:
-    """Name the file and what is wrong with it."""
+    """Say which file it is and what is wrong with it."""
     if error.filename is None or error.strerror is None:
         return f"a file could not be read or written: {error}."
     path = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
@@ -171,8 +171,8 @@ def _file_sentence(error: OSError) -> str:
 _debug = False
 
 
-def debugging(wish: bool | None = None) -> bool:
-    """Whether errors are shown with where they came from; `wish` sets it."""
+def debugging(switch: bool | None = None) -> bool:
+    """Whether errors are shown with their traceback; `switch` sets it."""
     global _debug
-    _debug = _debug if wish is None else wish
+    _debug = _debug if switch is None else switch
     return _debug

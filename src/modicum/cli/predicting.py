@@ -1,15 +1,18 @@
-"""What is asked of a saved posterior: its summary as JSON, and predictions for a table."""
+"""Commands on a saved posterior: its summary as JSON, and predictions for a table."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from modicum.errors import DataError, SettingError
 from modicum.posterior import Posterior
+from modicum.rows import Rows
+from modicum.rows.reading import encode_table
 from modicum.run import require_writable, within_disk
 
 if TYPE_CHECKING:
@@ -17,7 +20,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NEW_LEVELS = ("refuse", "reference")
-WRITTEN = (".parquet", ".csv", ".feather")
+GROUPS = ("known", "new")
+FILE_TYPES = (".parquet", ".csv", ".feather")
 
 
 def saved_posterior(run: Path) -> Posterior:
@@ -26,6 +30,15 @@ def saved_posterior(run: Path) -> Posterior:
     if not path.is_file():
         raise DataError(f"there is no posterior at {path}: check the path, or finish the fit.")
     return Posterior.load(path)
+
+
+def with_rows(post: Posterior, run: Path) -> Posterior:
+    """Give a posterior the rows of its fit, which `fit` keeps beside it, where there are any.
+
+    Effects of groups that were integrated out are drawn from them.
+    """
+    store = run / "rows"
+    return replace(post, rows=Rows.open(store)) if store.is_dir() else post
 
 
 def summary_json(post: Posterior, table: pd.DataFrame) -> str:
@@ -61,15 +74,14 @@ def write_predictions(
     draws: int,
     prob: float,
     newlevels: str,
+    groups: str | None,
     encoding: str,
     overwrite: bool,
 ) -> int:
-    """Predict every row of files and write mean and interval; return how many rows there were."""
-    from modicum.rows.reading import encode_table
-
+    """Predict every row of files, write mean and interval, and return the number of rows."""
     kind = out.suffix.lower()
-    if kind not in WRITTEN:
-        raise SettingError(f"--out must end in {', '.join(WRITTEN)}, and {out} does not.")
+    if kind not in FILE_TYPES:
+        raise SettingError(f"--out must end in {', '.join(FILE_TYPES)}, and {out} does not.")
     if out.is_dir() or (out.exists() and not overwrite):
         raise SettingError(f"{out} is there already: add --overwrite, or name another file.")
     require_writable(out)
@@ -80,17 +92,23 @@ def write_predictions(
             "this posterior is not of a fit with a formula, so that files cannot be encoded for "
             "it: fit again as modicum fit DATA 'y ~ ...', or predict rows in Python."
         )
+    if groups not in (None, *GROUPS):
+        raise SettingError(f"--groups must be {' or '.join(GROUPS)}, not {groups}.")
+    kept = post.fit_rows.encoding
     rows = encode_table(
-        post.fit_rows.encoding,
+        replace(kept, groupings=()) if groups == "new" else kept,
         data,
         outcome=False,
         newlevels="reference" if newlevels == "reference" else "refuse",
         text_encoding=encoding,
     )
-    made = post.predict(rows, draws=draws, prob=prob)
-    columns = {"mean": made.mean, "lower": made.lower, "upper": made.upper}
-    if made.mean.ndim > 1:  # one column per class
-        classes = _classes(post, made.mean.shape[1])
+    effects: Literal["known", "new"] | None = None
+    if groups is not None:
+        effects = "new" if groups == "new" else "known"
+    predicted = post.predict(rows, draws=draws, prob=prob, groups=effects)
+    columns = {"mean": predicted.mean, "lower": predicted.lower, "upper": predicted.upper}
+    if predicted.mean.ndim > 1:  # one column per class
+        classes = _classes(post, predicted.mean.shape[1])
         columns = {
             f"{name}[{label}]": values[:, k]
             for k, label in enumerate(classes)
@@ -99,7 +117,7 @@ def write_predictions(
     import pyarrow as pa
 
     _write(pa.table(columns), out, kind)
-    return len(made)
+    return len(predicted)
 
 
 def _classes(post: Posterior, count: int) -> list[str]:
@@ -110,7 +128,7 @@ def _classes(post: Posterior, count: int) -> list[str]:
 
 
 def _write(table: pa.Table, out: Path, kind: str) -> None:
-    """Write beside the file first: it appears complete, or not at all."""
+    """Write to a temporary file first, so that the file is complete or absent."""
     import pyarrow.csv
     import pyarrow.feather
     import pyarrow.parquet

@@ -99,7 +99,7 @@ def _rows(folder: Folder, download: bool, progressbar: bool) -> tuple[Rows, int]
 
 
 def _tables(folder: Folder, download: bool, progressbar: bool) -> Iterator[pd.DataFrame]:
-    """One table a file: those in the folder, else those of the archive."""
+    """One table per file: those in the folder, else those of the archive."""
     top = data_folder(folder)
     kinds = (".arff", ".arff.xz", ".arff.gz", ".csv", ".csv.xz", ".csv.gz")
     files = sorted(

@@ -29,14 +29,14 @@ class Dataset:
     rows
         The rows to fit.
     model
-        The model they are meant for.
+        A model for these rows.
     description
         What a row is, what the outcome is, what was done to the columns. A data set that is not
         the real one says "stand-in" here.
     source
         The public address of the file.
     test
-        Rows to score predictions with, where the table has such a part.
+        Test rows for predictions, if the table has any.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a data set is made: the file, the arrays that matter of it, the rows made of these.
+    """How a data set is made: the file, the arrays that are read from it, and the rows.
 
     Reading may need pandas; building needs NumPy and SciPy alone.
     """

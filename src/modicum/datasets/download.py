@@ -1,4 +1,4 @@
-"""Downloads that are whole and right, or not there at all."""
+"""Downloads that are complete and verified, or leave no file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from modicum.progress import Progressbar, phase
 __all__ = ["DownloadError", "fetch"]
 
 CHUNK = 1 << 20
-PATIENCE = 30.0  # seconds without a byte
+TIMEOUT = 30.0  # seconds without a byte
 
 
 class DownloadError(Exception):
@@ -30,9 +30,9 @@ def fetch(
 ) -> None:
     """Download `url` to `target`.
 
-    The bytes go to a file beside it, which takes the name only when all of them are there and their
-    checksum is right (where none is known, their number plausible), so that an interrupted or
-    spoilt download leaves nothing behind.
+    The bytes are written to a temporary file beside it, which is renamed when the download is
+    complete and its checksum is right (without a checksum, when its size is plausible). An
+    interrupted or corrupted download leaves no file.
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
@@ -49,7 +49,7 @@ def fetch(
         if digest is not None and checksum != digest:
             raise DownloadError(f"its checksum is {checksum} instead of {digest}")
         os.replace(temporary, target)
-    except (OSError, HTTPException, ValueError) as fault:  # no network, no such file, no room
+    except (OSError, HTTPException, ValueError) as fault:  # no network, no such file, disk full
         raise DownloadError(str(fault) or type(fault).__name__) from fault
     finally:
         with contextlib.suppress(OSError):
@@ -65,16 +65,16 @@ def _copy(
     kind = (digest or "sha256:").split(":")[0]
     sum_ = hashlib.new(kind, usedforsecurity=False)
     request = Request(url, headers={"User-Agent": "modicum"})
-    with urlopen(request, timeout=PATIENCE) as answer:
+    with urlopen(request, timeout=TIMEOUT) as answer:
         length = answer.headers.get("Content-Length")
         total = int(length) if length else None
         done = 0
-        with phase(f"download {title}", total, progressbar, "bytes") as going:
+        with phase(f"download {title}", total, progressbar, "bytes") as bar:
             while chunk := answer.read(CHUNK):
                 file.write(chunk)
                 sum_.update(chunk)
                 done += len(chunk)
-                going.advance(len(chunk))
+                bar.advance(len(chunk))
     if total is not None and done != total:
         raise DownloadError(f"it broke off after {done:,} of {total:,} bytes")
     return f"{kind}:{sum_.hexdigest()}"

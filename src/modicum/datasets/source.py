@@ -1,4 +1,4 @@
-"""Where a data set's file is: in a folder, or at a public address from which it is fetched."""
+"""Where a data set's file is: in a folder, or at a public address for download."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Folder: TypeAlias = str | os.PathLike[str] | None
 
 
 def data_folder(folder: Folder = None) -> Path:
-    """Where data sets are looked for and saved.
+    """Folder in which data sets are looked for and saved.
 
     The argument, else the environment variable ``MODICUM_DATA``, else ``modicum`` in the user's
     cache folder.
@@ -40,20 +40,20 @@ class Source:
     Parameters
     ----------
     name
-        What the data set is called in messages.
+        Name of the data set in messages.
     folder
         Folder of its files inside the data folder; the data folder itself is searched too.
     files
-        Names the file may have, the best first.
+        Names that the file may have, in order of preference.
     url
         Its public address.
     saved
-        The name a download gets.
+        File name of the download.
     digest
         Checksum of the download, as "sha256:..." or "md5:..."; None where none is published.
     sizes
-        Fewest and most bytes the download may have, where it has no checksum: an error page, or
-        half a file, is neither.
+        Least and most bytes of the download, if there is no checksum: this rejects error pages and
+        partial files.
     """
 
     name: str
@@ -71,10 +71,10 @@ class Source:
         return next((place for place in places if place.is_file()), None)
 
     def find(self, folder: Folder = None, download: bool = True, progressbar: bool = True) -> Path:
-        """Return the file, downloaded if it is not there; else say what to put where."""
-        paths = self.look(folder)
-        if paths is not None:
-            return paths
+        """Return the file, downloaded if necessary; the error says which file to put where."""
+        path = self.look(folder)
+        if path is not None:
+            return path
         target = data_folder(folder) / self.folder / self.saved
         reason = "and downloads are off"
         if download:

@@ -1,4 +1,4 @@
-"""Stand-ins: as many rows as wanted, in the likeness of a smaller real table."""
+"""Stand-ins: any number of rows that resemble a smaller real table."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from modicum.rows import Rows
 
 __all__ = ["resampled"]
 
-TOGETHER = 1 << 18
+CHUNK_ROWS = 1 << 18
 
 
 def resampled(real: Rows, model: Logistic, n: int, seed: int) -> Rows:
-    """Draw rows of `real` again, `n` of them, with outcomes of the regression fitted to it."""
+    """Resample `n` rows of `real`, with outcomes simulated from the regression fitted to it."""
     whole_number("n", n)
     beta, intercept = _fitted(real, model)
     everything = real.slice(0, len(real))["x"]
     chance = 1 / (1 + np.exp(-(everything @ beta + intercept)))
     which, outcomes = np.random.default_rng(seed).spawn(2)
     x, y = np.empty((n, everything.shape[1]), real.dtype), np.empty(n, real.dtype)
-    for first in range(0, n, TOGETHER):
-        part = slice(first, min(first + TOGETHER, n))
+    for first in range(0, n, CHUNK_ROWS):
+        part = slice(first, min(first + CHUNK_ROWS, n))
         at = which.integers(0, len(real), size=part.stop - first)
         x[part] = everything[at]
         y[part] = outcomes.random(len(at)) < chance[at]

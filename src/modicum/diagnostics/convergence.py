@@ -1,6 +1,6 @@
 """Effective sample size, R-hat and Monte Carlo error, by ArviZ's rank-normalised estimators.
 
-For thousands of short chains there is nested R-hat, which is our own.
+Nested R-hat, for thousands of short chains, is implemented here.
 
 References
 ----------
@@ -64,8 +64,8 @@ def mcse(x: ArrayLike) -> Any:
 def r_hat(x: ArrayLike) -> Any:
     """Rank-normalised split R-hat; with one chain its two halves are compared.
 
-    ``inf`` where every chain stands still, each at its own place; ``nan`` as in `ess`, and for
-    one chain of fewer than eight draws.
+    ``inf`` where no chain moves and their values differ; ``nan`` as in `ess`, and for one chain of
+    fewer than eight draws.
 
     Examples
     --------
@@ -94,18 +94,18 @@ def _r_hat_of_halves(a: Floats) -> Any:
 def nested_r_hat(x: ArrayLike, superchains: int) -> Any:
     """Nested R-hat of each scalar in an array (chain, draw, *shape), for many short chains.
 
-    Chains lie side by side in `superchains` groups of equal size, and those of a group began at
-    one point. R-hat asks of every chain by itself that it be long; this one averages over the
-    chains of a group, and still sees what their common start has left behind:
+    Consecutive chains form `superchains` groups of equal size, and the chains of a group begin at
+    the same point. R-hat requires every single chain to be long; nested R-hat averages over the
+    chains of a group, and still detects the influence of their common start:
 
         sqrt(1 + B / W),
 
     with B the variance of the groups' means, and W the mean over groups of the variance between
-    their chains' means plus that within chains. The chains of a group must have begun together:
-    from independent starts B says nothing about how far chains are from where they began.
+    their chains' means plus that within chains. The chains of a group must begin at the same point:
+    with independent starts B does not measure the influence of the start.
 
-    ``inf`` where no chain moves; ``nan`` where a value is not finite or all are equal. Chains of a
-    single draw will do.
+    ``inf`` where no chain moves; ``nan`` where a value is not finite or all are equal. Chains may
+    have a single draw.
 
     Examples
     --------
@@ -140,7 +140,7 @@ def nested_r_hat(x: ArrayLike, superchains: int) -> Any:
 
 
 def _each(x: ArrayLike, measure: Callable[[Floats], Any]) -> Any:
-    """Apply `measure` to every scalar that can be measured; the rest stay ``nan``."""
+    """Apply `measure` to every scalar that is finite and not constant; the rest are ``nan``."""
     chains = as_chains(x)
     shape = chains.shape[2:]
     result = np.full(shape, np.nan)
@@ -153,12 +153,12 @@ def _each(x: ArrayLike, measure: Callable[[Floats], Any]) -> Any:
 
 
 def load_soon() -> None:
-    """Import ArviZ in the background, for a run that will ask for diagnostics at its end."""
+    """Import ArviZ in the background, for a run that needs diagnostics at its end."""
     threading.Thread(target=_array_stats, daemon=True).start()
 
 
 def _array_stats() -> Any:
-    # ArviZ takes two seconds to import: only those who ask for a diagnostic wait
+    # imported here, since it takes two seconds
     from arviz_stats.base import array_stats
 
     return array_stats

@@ -1,7 +1,7 @@
 """Kullback-Leibler divergence of draws from a known distribution.
 
-Draws must be independent, such as the last states of many short chains: the papers' way to watch
-a sampler converge.
+Draws must be independent, such as the last states of many short chains: that is how the papers show
+that a sampler converges.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def kl_to_gaussian(
     Parameters
     ----------
     draws
-        Independent realisations, (n, d), or (n, times, d) for one value a time.
+        Independent realisations, (n, d), or (n, times, d) for one value per time.
     mean, cov
-        Of the target.
+        Mean and covariance of the target.
     corrected
         Subtract what n exact draws would give on average, ``about d (d + 3) / (4 n)``, so that the
         value is about zero, of either sign, if all is well.
@@ -81,15 +81,15 @@ def kl_nearest_neighbours(draws: ArrayLike, reference: ArrayLike, k: int = 5) ->
 
     ``d mean(log(nu_k / rho_k)) + log(m / (n - 1))``, where rho_k and nu_k are the distances of a
     draw to its k-th neighbour among the other draws and in the reference (Wang, Kulkarni and Verdú
-    2009, IEEE Transactions on Information Theory). It sees more than two moments, at the price of
-    noise and of a bias that grows with d; useful up to about ten dimensions.
+    2009, IEEE Transactions on Information Theory). It is sensitive to more than two moments, but it
+    is noisy, and its bias grows with d; useful up to about ten dimensions.
 
     Parameters
     ----------
     draws, reference
         Independent draws, (n, d) and (m, d), without ties.
     k
-        Which neighbour; more is smoother and more biased.
+        Which neighbour; a larger k is less noisy and more biased.
 
     Examples
     --------
@@ -107,9 +107,9 @@ def kl_nearest_neighbours(draws: ArrayLike, reference: ArrayLike, k: int = 5) ->
         )
     if not 1 <= k <= min(len(x) - 1, len(y)):
         raise SettingError(f"k must lie between 1 and the number of draws, not {k}.")
-    own = cKDTree(x).query(x, [k + 1])[0][:, 0]  # the nearest of all is the draw itself
-    other = cKDTree(y).query(x, [k])[0][:, 0]
-    if not (own > 0).all() or not (other > 0).all():
+    among_draws = cKDTree(x).query(x, [k + 1])[0][:, 0]  # the nearest of all is the draw itself
+    in_reference = cKDTree(y).query(x, [k])[0][:, 0]
+    if not (among_draws > 0).all() or not (in_reference > 0).all():
         raise SettingError("some draws coincide: leave repeated draws out, or use a larger k.")
-    ratio = np.log(other) - np.log(own)
+    ratio = np.log(in_reference) - np.log(among_draws)
     return float(x.shape[1] * ratio.mean() + np.log(len(y) / (len(x) - 1)))

@@ -1,9 +1,9 @@
-"""How many draws of a chain are worth one independent draw, and what that costs.
+"""Inefficiency factors, and what an independent draw costs.
 
 The inefficiency factor is measured in two ways: by the spectral density at zero of a fitted
-autoregression, as the HMC-ECS paper does, and by batch means, which assume nothing about how a
-chain forgets. Times the row evaluations of a run it is the paper's computational time. Equation
-numbers are those of the HMC-ECS paper.
+autoregression, as in the HMC-ECS paper, and by batch means, which assume nothing about the
+autocorrelation. Multiplied by the row evaluations of a run it is the paper's computational time.
+Equation numbers are those of the HMC-ECS paper.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
     "relative_computational_time",
 ]
 
-MOST_BATCHES = 40  # per chain; more would only shorten the batches, and short batches are biased
+MOST_BATCHES = 40  # per chain; shorter batches would be biased
 Floats = NDArray[np.float64]
 
 
@@ -46,10 +46,10 @@ def as_chains(x: ArrayLike) -> NDArray[np.float64]:
 
 
 def finite_and_moving(x: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Say which of the scalars in (chain, draw, *shape) are finite throughout and ever change.
+    """Return which scalars of an array (chain, draw, *shape) are finite and not constant.
 
-    The spread is compared with the size of the numbers: a constant series whose sums were
-    rounded must not look like one that moves.
+    The range is compared with the magnitude of the numbers, so that rounding errors of a constant
+    series do not count as movement.
     """
     if x.shape[0] * x.shape[1] == 0:
         return np.zeros(x.shape[2:], dtype=bool)
@@ -65,15 +65,15 @@ def finite_and_moving(x: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 
 def inefficiency(x: ArrayLike) -> Any:
-    """Inefficiency factor IF: draws needed for the worth of one independent draw.
+    """Inefficiency factor IF: the number of draws that are worth one independent draw.
 
     ``IF = R / ESS`` with ``ESS = R var(x) / spec0``, the variance with divisor R - 1 and `spec0`
-    from `autoregressive_spectrum`. Several chains are measured one by one and the average is
-    returned. A chain that never moves has ESS 0, so IF ``inf``; fewer than four draws, or values
-    that are not finite, give ``nan``.
+    from `autoregressive_spectrum`. For several chains it is the average of their factors. A chain
+    that never moves has ESS 0, so IF ``inf``; fewer than four draws, or values that are not finite,
+    give ``nan``.
 
     The order of the autoregression is capped near 40, so a small component that decays much more
-    slowly is missed; `batch_means_inefficiency` sees it. Report both.
+    slowly is missed; `batch_means_inefficiency` detects it. Report both.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def inefficiency(x: ArrayLike) -> Any:
     count, draws, shape = chains.shape[0], chains.shape[1], chains.shape[2:]
     if draws < 4:
         return np.full(shape, np.nan) if shape else float("nan")
-    # each chain on its own: (draw, chain * scalars) -> one factor per column
+    # one factor per chain and scalar: columns of (draw, chain * scalars)
     columns = np.moveaxis(chains, 1, 0).reshape(draws, -1)
     moving = finite_and_moving(columns[None])
     factor = np.where(np.isfinite(columns).all(axis=0), np.inf, np.nan)
@@ -104,7 +104,7 @@ def inefficiency(x: ArrayLike) -> Any:
 
 
 def autoregressive_spectrum(x: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """Spectral density at frequency zero, and the order chosen, of each column of (draw, series).
+    """Spectral density at frequency zero of each column of (draw, series), and the chosen order.
 
     This is ``spectrum0.ar`` of the R package CODA, which the HMC-ECS paper uses (section 6.1).
     Yule-Walker equations on autocovariances with divisor R, solved order by order (Levinson);
@@ -142,9 +142,9 @@ def autoregressive_spectrum(x: Floats) -> tuple[Floats, NDArray[np.int64]]:
 def batch_means_variance(x: ArrayLike, batches: int | None = None) -> Any:
     """Long-run variance of each scalar: R times the variance of a mean of R draws.
 
-    A chain is cut into batches of b successive draws, and b times the variance of the batch
-    means, taken over all chains about their common mean, is returned: chains that disagree
-    raise it. Draws left over after the last whole batch are the first of the chain.
+    Chains are cut into batches of b successive draws. The result is b times the variance of the
+    batch means of all chains about their common mean, so that chains that disagree raise it. If b
+    does not divide the length of a chain, its first draws are left out.
 
     Parameters
     ----------
@@ -171,9 +171,9 @@ def batch_means_variance(x: ArrayLike, batches: int | None = None) -> Any:
 def batch_means_inefficiency(x: ArrayLike, batches: int | None = None) -> Any:
     """Inefficiency factor by batch means: long-run variance over plain variance.
 
-    It sees slow components whose share of the variance is too small for the autoregressive
-    estimate (`modicum.diagnostics.inefficiency`), at the price of more noise: with B batches its
-    relative standard error is ``sqrt(2 / B)``.
+    It detects slow components whose share of the variance is too small for the autoregressive
+    estimate (`modicum.diagnostics.inefficiency`), but is noisier: with B batches its relative
+    standard error is ``sqrt(2 / B)``.
 
     Examples
     --------
@@ -184,7 +184,7 @@ def batch_means_inefficiency(x: ArrayLike, batches: int | None = None) -> Any:
     chains = as_chains(x)
     with np.errstate(all="ignore"):
         variance = chains.var(axis=(0, 1), ddof=1) if chains.shape[1] > 1 else np.nan
-        # as in CODA, draws that never move are worth no draw at all
+        # as in CODA, a constant series has ESS 0
         ratio = np.where(
             finite_and_moving(chains), batch_means_variance(chains, batches) / variance, np.inf
         )
@@ -198,13 +198,13 @@ def batch_means_inefficiency(x: ArrayLike, batches: int | None = None) -> Any:
 def computational_time(
     inefficiency: ArrayLike, evaluations: float, mean_sign: ArrayLike = 1.0
 ) -> Any:
-    """Give the computational time ``CT = IF / (2 tau - 1)^2 * evaluations`` (eqs. 3.2, 5.4).
+    """Return the computational time ``CT = IF / (2 tau - 1)^2 * evaluations`` (eqs. 3.2, 5.4).
 
     Parameters
     ----------
     inefficiency
         The inefficiency factor IF. For signed draws it must be that of ``s (psi - I)``, not of
-        psi: signs that change quickly break up the autocorrelation.
+        psi: signs that change quickly reduce the autocorrelation.
     evaluations
         Row evaluations of the run (`modicum.ledger.Ledger.evaluations`).
     mean_sign
@@ -224,7 +224,7 @@ def computational_time(
 
 
 def relative_computational_time(reference: ArrayLike, other: ArrayLike) -> Any:
-    """Give the ratio ``CT(other) / CT(reference)``; above 1, the reference is better.
+    """Return the ratio ``CT(other) / CT(reference)``; above 1, the reference is better.
 
     The HMC-ECS paper's tables 1 and 3 hold this ratio with perturbed HMC-ECS as the reference.
 

@@ -1,4 +1,4 @@
-"""How noisy a likelihood estimate should be: the variance that is cheapest in the end."""
+"""How noisy a likelihood estimate should be: the variance at which sampling costs least."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from modicum.errors import SettingError, is_number
 
 __all__ = ["optimal_variance"]
 
-NODES = 200  # of Gauss and Hermite's rule for the estimate's error
+NODES = 200  # of Gauss-Hermite quadrature over the estimate's error
 
 
 def optimal_variance(correlation: float = 0.0) -> float:
     """Variance of a log-likelihood estimate that minimises the cost of a pseudo-marginal chain.
 
-    The rule of Pitt et al. (2012), and of Quiroz et al. for estimates whose errors at the current
-    and the proposed point are correlated, by which the HMC-ECS paper sets m (sections 4 and 6.3).
-    The estimate's error Z is normal; proposals of the parameters are taken to be perfect, so that
-    the inefficiency is E[(2 - a(Z)) / a(Z)] with a(Z) the chance of leaving Z; rows are inversely
-    proportional to the variance. It says nothing of bias: the perturbed method also needs the error
-    to be the same over the posterior, for which a variance near 1 is the rule.
+    This is the rule of Pitt et al. (2012), and of Quiroz et al. for estimates whose errors at the
+    current and the proposed point are correlated; the HMC-ECS paper sets m by it (sections 4 and
+    6.3). The estimate's error Z is normal. Proposals of the parameters are assumed perfect, so that
+    the inefficiency is E[(2 - a(Z)) / a(Z)] with a(Z) the probability of leaving Z. The number of
+    rows is inversely proportional to the variance. The rule ignores bias: the perturbed method also
+    needs an error that varies little over the posterior, for which the variance should be near 1.
 
     Parameters
     ----------
     correlation
-        Of the two errors; 1 - K / G where K of G blocks are proposed anew.
+        Correlation of the two errors; 1 - K / G where K of G blocks are refreshed.
 
     Examples
     --------
@@ -37,7 +37,7 @@ def optimal_variance(correlation: float = 0.0) -> float:
 
     if not is_number(correlation) or not 0 <= correlation < 1:
         raise SettingError("correlation must be a number from 0 to below 1, such as 0.99.")
-    limit = np.log(2.16**2 / (1 - correlation**2))  # what it tends to as the correlation does to 1
+    limit = np.log(2.16**2 / (1 - correlation**2))  # its limit as the correlation tends to 1
     cost = minimize_scalar(
         lambda log: np.log(_inefficiency(np.exp(log), correlation)) - log,
         bounds=(limit - 3, limit + 1),
@@ -48,7 +48,7 @@ def optimal_variance(correlation: float = 0.0) -> float:
 
 
 def _inefficiency(variance: float, rho: float) -> float:
-    """E[(2 - a(Z)) / a(Z)] for Z ~ N(s^2 / 2, s^2), its law at stationarity.
+    """E[(2 - a(Z)) / a(Z)] for Z ~ N(s^2 / 2, s^2), its distribution at stationarity.
 
     A proposal's error is N(-s^2 (1 - rho) / 2 + rho Z, s^2 (1 - rho^2)) given Z.
     """

@@ -16,7 +16,7 @@ __all__ = ["MeanSquaredError", "mse"]
 
 @dataclass(frozen=True)
 class MeanSquaredError:
-    """Mean squared error, what it is made of, and how well it is known.
+    """Mean squared error, its decomposition, and its Monte Carlo error.
 
     Attributes
     ----------
@@ -25,7 +25,7 @@ class MeanSquaredError:
     bias
         Mean over realisations of average - truth.
     variance
-        Of the averages over realisations.
+        Variance of the averages over realisations.
     error
         Monte Carlo standard error of `value`.
     """
@@ -56,7 +56,7 @@ def mse(
         Test function, applied to `draws` as a whole; by default the draws themselves.
     at
         Number of draws, or numbers of draws, from the beginning, to average over; by default all.
-        Several give a leading axis: the error as the sampler goes on.
+        Several give a leading axis: the error as a function of the number of draws.
     weights
         Sign or importance weight of each draw, (realisation, draw).
 

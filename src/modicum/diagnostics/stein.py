@@ -1,8 +1,9 @@
 """Kernel Stein discrepancy: how far draws are from a density known up to a constant.
 
-It needs no reference draws, only the score (gradient of the log-density) at each draw, and it sees
-bias as well as slow mixing. The kernel is the inverse multiquadric ``(c^2 + |x - y|^2)^beta``, with
-which the discrepancy goes to zero only if the draws converge to the density.
+It needs no reference draws, only the score (gradient of the log-density) at each draw, and it
+detects bias as well as slow mixing. The kernel is the inverse multiquadric
+``(c^2 + |x - y|^2)^beta``, with which the discrepancy tends to zero only if the draws converge to
+the density.
 
 References
 ----------
@@ -23,7 +24,7 @@ __all__ = ["kernel_stein_discrepancy", "squared_stein_discrepancy"]
 
 Floats = NDArray[np.float64]
 Score = Callable[[Floats], Any] | ArrayLike
-BLOCK = 512  # draws compared with as many others at once, near the caches
+BLOCK = 512  # draws compared with as many others at once: blocks that fit the caches
 
 
 def kernel_stein_discrepancy(
@@ -51,7 +52,7 @@ def kernel_stein_discrepancy(
         The unit of length: a number, one number per coordinate, or a matrix L with draws = L z.
         Posterior standard deviations (or a Cholesky factor) make the value independent of units.
     c, beta
-        Of the kernel; beta lies between -1 and 0.
+        Parameters of the kernel; beta lies between -1 and 0.
     weights
         Sign or importance weight of each draw.
 
@@ -81,7 +82,7 @@ def squared_stein_discrepancy(
 
     Pairs of one draw with itself are left out. The rest is linear in the score of either draw, so
     scores may be unbiased *estimates*, provided that those of different draws are independent: a
-    few rows each will do (`Posterior.stein_discrepancy`). Parameters as in
+    few rows per draw are enough (`Posterior.stein_discrepancy`). Parameters as in
     `kernel_stein_discrepancy`.
 
     Examples
@@ -144,8 +145,9 @@ def _sums(z: Floats, s: Floats, w: Floats, c: float, beta: float) -> tuple[float
         twice = 1.0 if rows == columns else 2.0
         total += twice * float(part @ w[columns])
     # at r = 0 the kernel is c^(2 beta) |s|^2 - 2 beta d c^(2 beta - 2)
-    own = c ** (2 * beta) * np.sum(s * s, axis=1) - 2 * beta * z.shape[1] * c ** (2 * beta - 2)
-    return total, float(np.sum(w * w * own))
+    d = z.shape[1]
+    diagonal = c ** (2 * beta) * np.sum(s * s, axis=1) - 2 * beta * d * c ** (2 * beta - 2)
+    return total, float(np.sum(w * w * diagonal))
 
 
 def _blocks(n: int) -> Iterator[tuple[slice, slice]]:

@@ -64,6 +64,8 @@ BLOCK = 4096  # rows of the pool that are expanded at once
 FAR = 3.0  # posterior sds between anchor and mode from which a pass is due
 FEWEST = 2000  # rows that are added and all kept
 CRUDE = 0.1  # posterior sds by which the pool may move a mean
+FEW_SHARED, SHARED = 3, 0.01  # equal rows of two digests, and share of the smaller, that are said
+UNLIKELY = 1e-4  # probability of finding so few removed rows in the pool that it is said
 
 
 class Ready(NamedTuple):
@@ -292,6 +294,11 @@ class Digest:
                 "make both with one model."
             )
         self._require_schema(other.schema, other.pool.rows._description)
+        if self.fit_rows.fingerprint == other.fit_rows.fingerprint:
+            raise DataError(
+                "the two digests are of the same rows, each of which would count twice: add "
+                "digests of different rows."
+            )
         places, anchors = [], list(self.anchors)
         for anchor in other.anchors:  # those that are here already keep their place
             same = [k for k, known in enumerate(anchors) if np.array_equal(known, anchor)]
@@ -307,6 +314,9 @@ class Digest:
             notes=tuple(note for note in self.notes if note in other.notes),
             fit_rows=_merged_rows(self.fit_rows, other.fit_rows),
         )
+        shared, single = self.pool.shared(other.pool)
+        if shared >= max(FEW_SHARED, SHARED * single):
+            warn(_overlap(shared), stacklevel=3)
         return joined.guarded()
 
     def add(self, rows: object) -> Digest:
@@ -347,7 +357,8 @@ class Digest:
         """The digest without these of its rows: their sums are subtracted, their copies deleted.
 
         Rows are known by their values. Whether all of them were among the digest's rows cannot be
-        told from a pool of some; those that cannot have been are refused.
+        told from a pool of some; those that cannot have been are refused, and where fewer of many
+        are found in the pool than chance allows, a warning says so.
         """
         known, model = self.rows_like(rows), self._model()
         if len(known) >= self.number:
@@ -358,11 +369,15 @@ class Digest:
         target, _ = self._target(model)
         engine = LocalEngine(progressbar=False)
         gone = expansion(Sums(target, known, engine, Ledger(rows=len(known))), self.total.point)
+        pool = self.pool.without(known)
+        least, present = self.pool.presence(known)
+        if least < UNLIKELY:
+            warn(_strangers(len(known), present, len(self.pool)), stacklevel=3)
         less = replace(
             self,
             number=self.number - len(known),
             total=self.total - gone,
-            pool=self.pool.without(known),
+            pool=pool,
             units=None if self.units is None else self.units - moment_sums(known),
             notes=(),
             fit_rows=_merged_rows(self.fit_rows, FitRows.of(known)),
@@ -492,6 +507,28 @@ def _left(distance: float) -> ModicumWarning:
         "expanded about, so that the rows it keeps are no longer those that matter",
         "a pass is due: make the digest anew from the rows with mo.digest",
         distance=distance,
+    )
+
+
+def _overlap(shared: int) -> ModicumWarning:
+    return ModicumWarning(
+        "digest-overlap",
+        f"{shared:,} rows that occur once in each of the two digests are equal, and count twice if "
+        "they are the same observations",
+        "add digests of different rows, or remove those of both from one; if equal rows are "
+        "different observations all is well",
+        rows=shared,
+    )
+
+
+def _strangers(removed: int, present: int, pool: int) -> ModicumWarning:
+    return ModicumWarning(
+        "digest-unknown-rows",
+        f"of {removed:,} rows that were removed {present:,} are among the {pool:,} that the digest "
+        "keeps, fewer than there would be if all had been among its data",
+        "remove rows as they were when the digest was made, and only those that were in it",
+        removed=removed,
+        present=present,
     )
 
 

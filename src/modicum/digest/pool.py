@@ -14,8 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
+from scipy.special import bdtr
 
 from modicum.designs import WeightTables
 from modicum.errors import DataError
@@ -122,6 +124,24 @@ class Pool:
             count=(self.count - gone)[left],
             stratum=self.stratum[left],
         )
+
+    def shared(self, other: Pool) -> tuple[int, int]:
+        """Rows that occur once in the data of both and are equal; rows of the smaller pool."""
+        ours, theirs = (p.rows.take(np.flatnonzero(p.count == 1)) for p in (self, other))
+        as_known = partial(hashes, self.rows._description)
+        equal = np.intersect1d(as_known(ours), as_known(theirs))
+        return len(equal), min(len(self), len(other))
+
+    def presence(self, rows: Rows) -> tuple[float, int]:
+        """How likely it is to find so few of `rows` in the pool if all are of the data, at most.
+
+        Every row of the data is kept with probability m_c / n_c at least, which is smallest in
+        some stratum: the number that is found is no smaller than a binomial one with that
+        probability.
+        """
+        present = int(np.sum(RowCounts.of(rows).counted(self.rows) > 0))
+        kept = float(np.min(self.drawn / self.size))
+        return float(bdtr(present, len(rows), kept)), present
 
     def variance(self, values: np.ndarray) -> np.ndarray:
         """Design variance of the estimated sums of `values`, (draws, rows): one per draw.

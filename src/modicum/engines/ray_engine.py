@@ -30,6 +30,7 @@ from modicum.passes.engine import A, ChunkSum, added, chunk_bounds, joined
 from modicum.progress import PATIENCE, Progressbar, phase
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
+from modicum.rows.ordered import OrderedBackend, ordered
 
 __all__ = ["PULSE", "RayEngine"]
 
@@ -89,6 +90,8 @@ class RayEngine:
         """Rows of a store as the workers read them; rows in memory are nearer than that."""
         if not _is_plain_store(rows) or isinstance(rows._backend, FedRows | SortedRows):
             return rows
+        if isinstance(rows._backend, OrderedBackend):
+            return ordered(self.feed(rows._backend.rows), rows._backend.order)
         return Rows._at(rows._description, FedRows(rows, self), rows.fingerprint())
 
     def take(self, rows: Rows, row_ids: np.ndarray) -> dict[str, np.ndarray]:

@@ -106,19 +106,32 @@ class BlockPoisson:
 
     def pack(self, subsample: Pytree, present: jax.Array) -> tuple[Pytree, jax.Array]:
         """Keep only the factors that take part, so that no work is spent on empty slots."""
-        at = jnp.nonzero(present, size=self.packed, fill_value=0)[0]
+        first, end = self._spans(present)
+        at, number = jnp.arange(self.packed), end[-1]
+        # Sums over a few blocks: `jnp.nonzero` would count through all slots, and scatter.
+        block = jnp.sum(at[:, None] >= end, axis=1)
+        slot = jnp.where(at < number, (block * self.parts + at) - first[block], 0)
 
         def gather(rows: jax.Array) -> jax.Array:
             parts = rows.reshape(present.size, self.batch, *rows.shape[1:])
-            return parts[at].reshape(-1, *rows.shape[1:])
+            return parts[slot].reshape(-1, *rows.shape[1:])
 
-        return jax.tree.map(gather, subsample), jnp.arange(self.packed) < present.sum()
+        return jax.tree.map(gather, subsample), at < number
 
     def unpack(self, values: jax.Array, present: jax.Array) -> jax.Array:
         """Undo `pack`; empty slots hold zeros, which are never read."""
-        at = jnp.nonzero(present, size=self.packed, fill_value=present.size)[0]
-        parts = jnp.zeros((present.size, self.batch), values.dtype)
-        return parts.at[at].set(values.reshape(self.packed, self.batch), mode="drop").reshape(-1)
+        first, _ = self._spans(present)
+        at = (first[:, None] + jnp.arange(self.parts)).reshape(-1)
+        at = jnp.minimum(at, self.packed - 1)  # factors that found no room are never accepted
+        parts = values.reshape(self.packed, self.batch)[at]
+        return jnp.where(present[:, None], parts, 0.0).reshape(-1)
+
+    def _spans(self, present: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Where the factors of each block begin and end among those that take part."""
+        counts = present.reshape(-1, self.parts).sum(axis=1)
+        before = jnp.tri(self.blocks, dtype=counts.dtype)  # a block and those before it
+        end = jnp.sum(before * counts, axis=1)
+        return end - counts, end
 
     def _factors(
         self, values: jax.Array, present: jax.Array, tables: BlockPoissonTables

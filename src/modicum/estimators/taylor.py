@@ -18,9 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arrays import as_either, namespace, power
+from modicum.arrays import namespace, power
 from modicum.estimators.coordinates import bent_path, bent_sum
 from modicum.estimators.groups import GroupTaylor, group_proxy
+from modicum.estimators.row_factor import whitened
 from modicum.kernels.base import ControlVariate, Proxy, from_anchor
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.arrow import ArrowFactor, ArrowMatrix, Symmetric
@@ -39,9 +40,13 @@ __all__ = [
     "LinearTaylor",
     "coefficients",
     "control_variate",
+    "direct",
+    "far_apart",
+    "less_polynomial",
     "proxy",
     "remainder",
-    "remainder_by_numpy",
+    "series",
+    "series_value",
 ]
 
 ROUNDING = 1e-9  # of the whitened Hessian
@@ -144,7 +149,8 @@ def _with_exact(
 class LinearRows(NamedTuple):
     """Rows with a linear predictor as they are kept, one entry per row."""
 
-    # whitened: x L; where L is that of an arrow, numbers and codes as they are, which take less
+    # whitened: x L, in float32 if that is how they were (`Proxy.row_factor`); where L is that of an
+    # arrow, numbers and codes as they are, which take less
     rows: jax.Array | Batch
     eta: jax.Array  # at the anchor, offset included
     y: jax.Array
@@ -214,13 +220,25 @@ class LinearTaylor:
         kept = LinearRows(
             rows=self._columns(batch)
             if isinstance(proxy.factor, ArrowFactor)
-            else x @ proxy.factor[read],
+            else self._whitened(x, proxy),
             eta=eta,
             y=y,
             taylor=coefficients(model, eta, y).T,
             scale=xp.asarray(batch.get("weight", 1.0) / batch["probability"]),
         )
-        return jax.tree.map(self._rounded, kept)
+        rounded: LinearRows = jax.tree.map(self._rounded, kept)
+        if proxy.row_factor is None:
+            return rounded
+        assert isinstance(rounded.rows, jax.Array)
+        # No digits are lost that whitening had kept: the products with z read half as many bytes.
+        return rounded._replace(rows=rounded.rows.astype(proxy.row_factor.blocks[0].dtype))
+
+    def _whitened(self, x: ModelMatrix, proxy: Proxy) -> jax.Array:
+        """x L, of the parameters that rows know about."""
+        if proxy.row_factor is not None:
+            return whitened(x.densely(), proxy.row_factor)
+        assert not isinstance(proxy.factor, ArrowFactor)
+        return x @ proxy.factor[: self.target.size]
 
     def _columns(self, batch: Batch) -> Batch:
         """The numbers and codes that columns are made of."""
@@ -235,12 +253,12 @@ class LinearTaylor:
 
     def along(self, cached: LinearRows, z: jax.Array) -> jax.Array:
         """What of eta each row has beyond its eta*: x L z."""
-        z = z.astype(self.precision)
         if isinstance(cached.rows, jax.Array):
-            return cached.rows @ z
+            return (cached.rows @ z.astype(cached.rows.dtype)).astype(self.precision)
         model = self.target.model
         assert isinstance(model, LinearPredictorModel)
         x = model.matrix(cached.rows)
+        z = z.astype(self.precision)
         return (x.with_ones() if model.intercept else x) @ z[: self.target.size]
 
     def values(self, cached: LinearRows, z: jax.Array, proxy: Proxy) -> jax.Array:
@@ -380,14 +398,14 @@ def remainder(
 
     Differentiable in `e` alone: the expansion point and its coefficients do not move.
     """
-    series = _series(e, taylor, order)[0]
-    large = _large(model, e)
+    near = series(e, taylor, order)[0]
+    large = far_apart(model, e)
 
     def mixed() -> jax.Array:
-        return jnp.where(large, _direct(model, order, e, eta, y, taylor)[0], series)
+        return jnp.where(large, direct(model, order, e, eta, y, taylor)[0], near)
 
     # The plain difference costs transcendental functions: computed only if some e needs it.
-    return jax.lax.cond(jnp.any(large), mixed, lambda: series)
+    return jax.lax.cond(jnp.any(large), mixed, lambda: near)
 
 
 @remainder.defjvp
@@ -416,14 +434,14 @@ def _with_slope(
 
     `some` says whether any of truth values is true, and `far` is the difference beyond the series.
     """
-    series = _series(e, taylor, order)
-    large = _large(model, e)
+    near = series(e, taylor, order)
+    large = far_apart(model, e)
 
     def mixed() -> tuple[jax.Array, jax.Array]:
-        direct = (far or _direct)(model, order, e, eta, y, taylor)
-        return jnp.where(large, direct[0], series[0]), jnp.where(large, direct[1], series[1])
+        beyond = (far or direct)(model, order, e, eta, y, taylor)
+        return jnp.where(large, beyond[0], near[0]), jnp.where(large, beyond[1], near[1])
 
-    return jax.lax.cond(some(large), mixed, lambda: series)
+    return jax.lax.cond(some(large), mixed, lambda: near)
 
 
 def _some(large: jax.Array) -> jax.Array:
@@ -431,21 +449,21 @@ def _some(large: jax.Array) -> jax.Array:
     return jnp.max(jnp.where(large, jnp.float32(1), jnp.float32(0))) > 0
 
 
-def _large(model: LinearPredictorModel, e: jax.Array) -> jax.Array:
+def far_apart(model: LinearPredictorModel, e: jax.Array) -> jax.Array:
     """Where the plain difference is more accurate than the seven-term series."""
     unit = model.series_radius() / math.pi
     return namespace(e).abs(e) > unit * (0.1 if e.dtype == np.float64 else 0.3)
 
 
-def _series(e: jax.Array, taylor: Coefficients, order: int) -> tuple[jax.Array, jax.Array]:
+def series(e: jax.Array, taylor: Coefficients, order: int) -> tuple[jax.Array, jax.Array]:
     """Horner sums of the terms above `order`, and of their derivatives."""
-    slope = jnp.zeros_like(e)
+    slope = namespace(e).zeros_like(e)
     for j in reversed(range(order + 1, TERMS)):
         slope = slope * e + j * taylor[j]
-    return _series_value(e, taylor, order), slope * e**order
+    return series_value(e, taylor, order), slope * e**order
 
 
-def _series_value(e: jax.Array, taylor: Coefficients, order: int) -> jax.Array:
+def series_value(e: jax.Array, taylor: Coefficients, order: int) -> jax.Array:
     """Horner sum of the terms above `order`."""
     value = namespace(e).zeros_like(e)
     for j in reversed(range(order + 1, TERMS)):
@@ -453,25 +471,7 @@ def _series_value(e: jax.Array, taylor: Coefficients, order: int) -> jax.Array:
     return value * power(e, order + 1)
 
 
-def remainder_by_numpy(
-    model: LinearPredictorModel,
-    order: int,
-    e: np.ndarray,
-    eta: np.ndarray,
-    y: np.ndarray,
-    taylor: np.ndarray,
-) -> np.ndarray:
-    """What `remainder` is, without a compiler, of e (draws, rows) and numbers of each row."""
-    value = np.asarray(_series_value(as_either(e), as_either(taylor[:, None, :]), order))
-    large = np.asarray(_large(model, as_either(e)))
-    if large.any():
-        rows, far = np.nonzero(large)[1], as_either(e[large])
-        f = model.value(as_either(eta[rows]) + far, as_either(y[rows]))
-        value[large] = _less_polynomial(f, far, as_either(taylor[:, rows]), order)
-    return value
-
-
-def _direct(
+def direct(
     model: LinearPredictorModel,
     order: int,
     e: jax.Array,
@@ -479,14 +479,16 @@ def _direct(
     y: jax.Array,
     taylor: Coefficients,
 ) -> tuple[jax.Array, jax.Array]:
+    """The difference as it is written, and its derivative in `e`: for large e."""
     f, slope, *_ = model.derivatives(eta + e, y)
     for j in range(order + 1):
         slope = slope - (j * taylor[j] * e ** (j - 1) if j else 0.0)
     # A family's NumPy constants may have made them float64.
-    return _less_polynomial(f, e, taylor, order).astype(e.dtype), slope.astype(e.dtype)
+    return less_polynomial(f, e, taylor, order).astype(e.dtype), slope.astype(e.dtype)
 
 
-def _less_polynomial(f: jax.Array, e: jax.Array, taylor: Coefficients, order: int) -> jax.Array:
+def less_polynomial(f: jax.Array, e: jax.Array, taylor: Coefficients, order: int) -> jax.Array:
+    """f(eta + e), which is handed in, less its Taylor polynomial."""
     for j in range(order + 1):
         f = f - taylor[j] * power(e, j)
     return f

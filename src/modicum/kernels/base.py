@@ -34,6 +34,7 @@ __all__ = [
     "Point",
     "Proxy",
     "RowBounds",
+    "RowFactor",
     "RowRequest",
     "Settled",
     "StochasticGradientContext",
@@ -317,6 +318,14 @@ class Move(Protocol):
 # A log-likelihood from a few rows ---------------------------------------------------------
 
 
+class RowFactor(NamedTuple):
+    """L by blocks of columns, for the product x L = (x - c) L + c L (`estimators.row_factor`)."""
+
+    centre: jax.Array  # c
+    shift: jax.Array  # c L
+    blocks: tuple[jax.Array, ...]  # of as many leading lines as are not zero
+
+
 class Proxy(NamedTuple):
     """The anchor in whitened coordinates: sum q = C + a'z + z'Bz/2, of which C is left out."""
 
@@ -330,6 +339,7 @@ class Proxy(NamedTuple):
     warp: Warp | None = None  # entries that a chain moves with a scale
     bend: Bend | None = None  # entries along which rows are expanded in another coordinate
     unit: jax.Array | None = None  # of the variances of groups (`estimators.groups`); None: large
+    row_factor: RowFactor | None = None  # L as rows are multiplied by it; None: as it stands
 
 
 class ControlVariate(Protocol[Cached]):

@@ -60,7 +60,7 @@ class StochasticGradientKernel:
         Rows in a batch.
     precision
         Of the state and the gradients.
-    own_start
+    random_start
         Where a chain with this key starts, in parameters; None: all at the context's `start`.
     """
 
@@ -70,7 +70,7 @@ class StochasticGradientKernel:
     design: Design[Any]
     batch: int
     precision: Literal["float64", "float32"] = "float64"
-    own_start: Callable[[jax.Array], jax.Array] | None = None
+    random_start: Callable[[jax.Array], jax.Array] | None = None
 
     @property
     def batches(self) -> int:
@@ -97,13 +97,13 @@ class StochasticGradientKernel:
     def init(
         self, key: jax.Array, batch: None, context: StochasticGradientContext
     ) -> StochasticGradientState:
-        """Start at the context's point or one of its own, or scattered about it."""
+        """Start at the context's point or a random one, or scattered about it."""
         del batch
         place_key, dynamics_key = jax.random.split(key)
         start = context.start
-        if self.own_start is not None:
-            own_key, place_key = jax.random.split(place_key)
-            start = self.own_start(own_key).astype(start.dtype) - context.point
+        if self.random_start is not None:
+            start_key, place_key = jax.random.split(place_key)
+            start = self.random_start(start_key).astype(start.dtype) - context.point
         away = jax.random.normal(place_key, start.shape, start.dtype)
         z = start + scaled(context.spread, away)
         return StochasticGradientState(

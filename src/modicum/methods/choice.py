@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
-from modicum.errors import CrudeControlVariateError, NoModeError
+from modicum.errors import ConvergenceError, CrudeControlVariateError, NoModeError
 from modicum.estimators import LinearTaylor
 from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.methods.base import Method, Parameters, Plan, Task
@@ -20,7 +20,7 @@ from modicum.methods.ecs.checks import COSTLY, MISLED, UNFIT
 from modicum.methods.ecs.pilot import Study
 from modicum.methods.full_data import NUTS, WIDER
 from modicum.methods.laplace import ENOUGH, FAR, STILL, Laplace, Verdict
-from modicum.methods.mean_anchor import NoMeanError, may_have_mean
+from modicum.methods.mean_anchor import may_have_mean
 from modicum.rows.groups import GroupedRows
 from modicum.runtime import in_double_precision
 
@@ -42,7 +42,9 @@ class Auto(Method):
     Thousands of normal draws at the mode are weighed by a pool of rows. Where the posterior is so
     close to normal that these will do with room to spare (a Pareto k below 0.4, and a pool whose
     noise is far below Monte Carlo error), they are the answer. Else the pilot study of HMC-ECS
-    says how many rows it needs, or why it would not do, and NUTS on all rows is left.
+    says how many rows it needs, or why it would not do. A model of your own without a mode, or with
+    one far from the posterior, is studied about the mean of short chains on a subset. Else NUTS on
+    all rows is left.
     `Posterior.tuning["method"]` has it in one line, with what the alternatives would take.
 
     Parameters
@@ -91,7 +93,7 @@ class Auto(Method):
                 return HMCECS(), subsampled
         if misled and may_have_mean(task):
             about_mean = HMCECS(anchor="mean")
-            with suppress(NoMeanError, CrudeControlVariateError):
+            with suppress(ConvergenceError, CrudeControlVariateError):
                 elsewhere = about_mean.study(task, about_mean.find_anchor(task))
                 subsampled, why, _ = _subsampled(task, about_mean, elsewhere, all_rows)
                 if subsampled is not None:

@@ -21,7 +21,7 @@ R Var_i(s_ij) with R rows drawn: thousands of terms, from which it is known to a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,19 +32,19 @@ import numpy as np
 
 from modicum.designs import sample_on_host
 from modicum.estimators import LinearTaylor
-from modicum.estimators.taylor import LinearRows, remainder, remainder_by_numpy
+from modicum.estimators.by_numpy import NumPyRows, needs_no_compiler
+from modicum.estimators.taylor import remainder
 from modicum.kernels.base import ControlVariate, Proxy
 from modicum.methods.ecs.pilot import Study
 from modicum.methods.weights import cached_rows
 from modicum.models import LinearPredictorModel
 from modicum.models.base import Batch
 from modicum.random import Stream, generator
-from modicum.runtime import Array, in_double_precision, jit, one_blas_thread
+from modicum.runtime import Array, in_double_precision, jit
 
 __all__ = ["Pool", "Weighed"]
 
 BLOCK = 1_024  # rows, and draws, that are evaluated at once: a block of each stays in the caches
-FEW = 256  # the same by NumPy, which goes over such a block a dozen times
 
 
 class Weighed(NamedTuple):
@@ -73,20 +73,19 @@ class Pool:
         self.rows = len(sampled.row_ids)
         self.certain = sampled.certain  # how many of the rows are, the first
         batch = task.rows.take(sampled.row_ids) | {"probability": sampled.expected}
-        model = _needs_no_compiler(study.control_variate)
-        self._block = min(BLOCK if model is None else FEW, self.rows)
-        self._draws = BLOCK if model is None else FEW
-        self._proxy = study.proxy if model is None else jax.tree.map(np.asarray, study.proxy)
+        self._plain: NumPyRows | None = None
+        self._parts: list[Any] = []
+        if needs_no_compiler(study.control_variate):
+            self._plain = NumPyRows(study.control_variate, batch, study.proxy)
+            return
+        self._block = min(BLOCK, self.rows)
         self._parts = [self._cached(batch, first) for first in range(0, self.rows, self._block)]
 
     def _cached(self, batch: Batch, first: int) -> Any:
         """What is kept of one block; the last is filled up with rows that are not counted."""
         places = np.minimum(np.arange(first, first + self._block), self.rows - 1)
         part = {name: values[places] for name, values in batch.items()}
-        control_variate = self.study.control_variate
-        if _needs_no_compiler(control_variate) is not None:
-            return control_variate.cache(part, self._proxy)
-        return cached_rows(control_variate, part, self._proxy)
+        return cached_rows(self.study.control_variate, part, self.study.proxy)
 
     @in_double_precision
     def weigh(self, z: np.ndarray) -> Weighed:
@@ -95,32 +94,31 @@ class Pool:
         study.task.ledger.add("weights", self.rows * len(z), "density")
         total = np.zeros(len(z))
         slopes = np.zeros((self.rows, z.shape[1]))
-        with one_blas_thread(), ThreadPoolExecutor(os.cpu_count()) as threads:
-            for first in range(0, len(z), self._draws):
-                here = slice(first, first + self._draws)
-                for k, values in enumerate(threads.map(self._evaluate(z[here]), self._parts)):
-                    rows = slice(k * self._block, min((k + 1) * self._block, self.rows))
-                    counted = values[:, : rows.stop - rows.start]
-                    total[here] += counted.sum(axis=1)
-                    if self.certain < self.rows:
-                        slopes[rows] += counted.T @ (z[here] - study.centre)
+        in_blocks = self._compiled_blocks if self._plain is None else self._plain.in_blocks
+        for here, rows, values in in_blocks(z):
+            total[here] += values.sum(axis=1)
+            if self.certain < self.rows:
+                slopes[rows] += values.T @ (z[here] - study.centre)
         away = 0.5 * np.sum((z - study.centre) ** 2, axis=1)
         return Weighed(total + self._known(z) + away, self._noise(slopes / len(z)))
 
-    def _evaluate(self, z: np.ndarray) -> Callable[[Any], np.ndarray]:
-        """From a block of rows to residuals over their expected numbers, (draws, rows)."""
-        control_variate = self.study.control_variate
-        model = _needs_no_compiler(control_variate)
-        if model is not None:
-            return partial(_values_by_numpy, model, self.study.method.order, z)
-        missing = self._draws - len(z)
-        filled = np.concatenate([z, np.repeat(z[-1:], missing, axis=0)]) if missing else z
+    def _compiled_blocks(self, z: np.ndarray) -> Iterator[tuple[slice, slice, np.ndarray]]:
+        """Which draws, which rows, and their residuals over expected numbers, (draws, rows)."""
+        evaluate = partial(_block_values, self.study.control_variate)
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            for first in range(0, len(z), BLOCK):
+                here = slice(first, first + BLOCK)
+                draws = len(z[here])
+                padding = np.repeat(z[-1:], BLOCK - draws, axis=0)
+                filled = np.concatenate([z[here], padding])
 
-        @in_double_precision
-        def of_part(cached: Any) -> np.ndarray:
-            return np.asarray(_block_values(control_variate, cached, filled, self._proxy))[: len(z)]
+                @in_double_precision
+                def of_part(cached: Any, filled: np.ndarray = filled) -> np.ndarray:
+                    return np.asarray(evaluate(cached, filled, self.study.proxy))
 
-        return of_part
+                for k, values in enumerate(threads.map(of_part, self._parts)):
+                    rows = slice(k * self._block, min((k + 1) * self._block, self.rows))
+                    yield here, rows, values[:draws, : rows.stop - rows.start]
 
     def _known(self, z: np.ndarray) -> np.ndarray:
         """The part that is no sum over rows of the pool."""
@@ -139,24 +137,6 @@ class Pool:
         L = self.study.anchor.dense_factor
         unit = L / np.maximum(np.sqrt(np.sum(L**2, axis=1, keepdims=True)), 1e-300)
         return float(np.sqrt(len(drawn) * np.max(np.var(drawn @ unit.T, axis=0, ddof=1))))
-
-
-def _needs_no_compiler(control_variate: ControlVariate[Any]) -> LinearPredictorModel | None:
-    """The model, where NumPy evaluates its residuals; else None."""
-    if not isinstance(control_variate, LinearTaylor) or not control_variate.target.on_numpy:
-        return None
-    model = control_variate.target.model
-    assert isinstance(model, LinearPredictorModel)
-    return model
-
-
-def _values_by_numpy(
-    model: LinearPredictorModel, order: int, z: np.ndarray, cached: LinearRows
-) -> np.ndarray:
-    """D of each row at each draw, (draws, rows)."""
-    rows, eta, y, taylor, scale = map(np.asarray, cached)
-    with np.errstate(all="ignore"):
-        return np.asarray(scale * remainder_by_numpy(model, order, z @ rows.T, eta, y, taylor.T))
 
 
 @jit(static=0)

@@ -19,8 +19,9 @@ from modicum.arrays import as_either, namespace, power
 from modicum.designs import Design, KeptNumbers, RowFacts, Tables, WeightTables, extent_of
 from modicum.errors import ConvergenceError
 from modicum.estimators import LinearTaylor
+from modicum.estimators.row_factor import whitened
 from modicum.estimators.taylor import coefficients
-from modicum.kernels.base import ControlVariate, Proxy
+from modicum.kernels.base import ControlVariate, Proxy, RowFactor
 from modicum.methods.base import Task
 from modicum.models import LinearPredictorModel
 from modicum.models.arrow import ArrowFactor, ArrowLayout
@@ -32,6 +33,7 @@ from modicum.passes.engine import of_numpy
 from modicum.passes.faults import describe_row
 from modicum.passes.on_numpy import map_by_numpy
 from modicum.rows import Rows
+from modicum.rows.ordered import ordered
 from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit
 
 __all__ = [
@@ -63,30 +65,26 @@ def design_tables(
     return task.remember(name, lambda: design.tables(facts)._asdict(), read)
 
 
-def _is_kept(tables: Pytree) -> bool:
-    """Whether they are those of a weighted design, sorted by whoever holds the rows."""
-    if not isinstance(tables, WeightTables) or tables.order is None:
-        return False
-    return not isinstance(tables.order, np.ndarray | jax.Array)
-
-
 def tables_for_chains(tables: Pytree, rows: Batch | Rows) -> Pytree:
     """A design's tables as arrays that kernels read, for chains that get `rows_for_chains`.
 
-    Where whoever holds the rows keeps their order, chains draw places in it. Rows that are in this
-    process need the order beside them, and it is gathered.
+    Chains whose rows are fetched draw places in the order of weighted rows, which stays with
+    whoever fetches them. Rows on the device have the order beside them.
     """
-    if _is_kept(tables) and isinstance(rows, Rows):
+    if isinstance(tables, WeightTables) and isinstance(rows, Rows):
         tables = tables._replace(order=None)
     return jax.tree.map(jnp.asarray, tables)
 
 
 def rows_for_chains(tables: Pytree, rows: Batch | Rows) -> Batch | Rows:
     """Rows by the numbers that chains draw from `tables_for_chains`: places, where these are."""
-    if _is_kept(tables) and isinstance(rows, Rows):
-        fed: Rows = tables.order.sorted_rows()
-        return fed
-    return rows
+    if not isinstance(tables, WeightTables) or not isinstance(rows, Rows):
+        return rows
+    if isinstance(tables.order, np.ndarray):
+        return ordered(rows, tables.order)
+    assert tables.order is not None
+    fed: Rows = tables.order.sorted_rows()  # type: ignore[union-attr]
+    return fed
 
 
 @jit(static=0, options=FASTEST_COMPILE)
@@ -193,6 +191,7 @@ class PredictorPosterior(NamedTuple):
     away: np.ndarray  # the posterior's centre, less t*
     factor: np.ndarray  # L, with L L' their covariance
     covariance: np.ndarray
+    row_factor: RowFactor | None  # L as rows are multiplied by it; None: as it stands
 
 
 def _posterior_of_predictors(
@@ -200,7 +199,8 @@ def _posterior_of_predictors(
 ) -> PredictorPosterior:
     size = control_variate.target.size  # what follows are parameters of priors
     L = np.asarray(proxy.factor)[:size]
-    return PredictorPosterior(np.asarray(proxy.point)[:size], L @ centre, L, L @ L.T)
+    rows = jax.tree.map(np.asarray, proxy.row_factor)
+    return PredictorPosterior(np.asarray(proxy.point)[:size], L @ centre, L, L @ L.T, rows)
 
 
 @jit(static=0)
@@ -230,8 +230,11 @@ def _leverage(x: ModelMatrix, posterior: PredictorPosterior) -> jax.Array:
     """Posterior variance of the predictor of each row."""
     if isinstance(x, CodedMatrix):
         return x.quadratic(as_either(posterior.covariance))
-    whitened = x @ as_either(posterior.factor)
-    return np.einsum("ij,ij->i", whitened, whitened)  # of columns, NumPy alone comes here
+    if posterior.row_factor is None:
+        z = x @ as_either(posterior.factor)
+    else:
+        z = whitened(x.densely(), posterior.row_factor)
+    return np.einsum("ij,ij->i", z, z)  # of columns, NumPy alone comes here
 
 
 @of_numpy

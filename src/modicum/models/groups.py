@@ -14,12 +14,14 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError, suggestion
 from modicum.rows import CodedTerm, Coding, Rows
+from modicum.rows.formula.grouping import refuse_fractions
 
 __all__ = [
     "INTERCEPT",
     "GroupTerm",
     "check_groups",
     "common_columns",
+    "constant_slope",
     "effect_columns",
     "grouped",
     "tidy_groups",
@@ -63,6 +65,8 @@ class GroupTerm:
         object.__setattr__(self, "effects", tuple(effects))
         if not isinstance(self.field, str) or not all(isinstance(e, str) for e in effects):
             raise SettingError("a group and its effects are given by their names.")
+        if not isinstance(self.correlated, bool):
+            raise SettingError(f"correlated must be True or False, not {self.correlated!r}.")
         if len(set(effects)) < len(effects):
             raise SettingError(f"the group {self.field!r} has an effect twice: {list(effects)}.")
 
@@ -109,10 +113,13 @@ def tidy_groups(groups: object) -> tuple[GroupTerm, ...]:
     for entry in entries:
         if isinstance(entry, str):
             entry = GroupTerm(entry)
-        elif isinstance(entry, Mapping):  # from a file
+        elif isinstance(entry, Mapping) and "field" in entry:  # from a file
             entry = GroupTerm(**entry)
         if not isinstance(entry, GroupTerm):
-            raise SettingError(f"a group must be a name or a mo.models.GroupTerm, not {entry!r}.")
+            raise SettingError(
+                "a group must be the name of a field, or mo.models.GroupTerm('ward', ('1', 'dose'))"
+                f" with the effects that vary, not {entry!r}."
+            )
         terms.append(entry)
     named = [name for term in terms for name in term.names]
     if len(set(named)) < len(named):
@@ -176,13 +183,8 @@ def _numeric(rows: Rows) -> list[str]:
 def check_groups(groups: Sequence[GroupTerm], rows: Rows) -> None:
     """Refuse groups that the rows do not have, or that no scale can be learned from."""
     for group in groups:
-        if group.field not in rows.levels or group.field not in rows.fields:
-            known = [name for name in rows.levels if name in rows.fields]
-            raise DataError(
-                f"there is no group {group.field!r} in the rows{suggestion(group.field, known)}; "
-                f"they hold the codes of {', '.join(known) or 'none'}: give them as "
-                f"mo.Rows(..., codes={{{group.field!r}: levels}})."
-            )
+        _check_field(group.field, rows)
+        refuse_fractions(group.field, rows.levels[group.field])
         levels = len(rows.levels[group.field])
         if levels < 2:
             raise DataError(
@@ -191,8 +193,9 @@ def check_groups(groups: Sequence[GroupTerm], rows: Rows) -> None:
             )
         if levels >= len(rows):
             raise DataError(
-                f"the group {group.field!r} has as many levels as there are rows, so that its "
-                "effects cannot be told from noise; leave it out, or group by something coarser."
+                f"the group {group.field!r} has as many levels as there are rows, so that each of "
+                "its effects would be known from one row alone; leave it out, or group by "
+                "something coarser."
             )
         slopes = [effect for effect in group.effects if effect != INTERCEPT]
         for effect in slopes:
@@ -203,6 +206,26 @@ def check_groups(groups: Sequence[GroupTerm], rows: Rows) -> None:
                     f"{', '.join(_numeric(rows)[:12]) or 'none'}."
                 )
         _check_slopes(group, slopes, levels, rows)
+
+
+def _check_field(field: str, rows: Rows) -> None:
+    """Refuse the name of a group of which the rows hold no codes."""
+    if field in rows.levels and field in rows.fields:
+        return
+    if "|" in field:
+        raise SettingError(
+            f"{field!r} is a group term of a formula, and a model of rows takes the name of the "
+            "group: groups=['ward'], or mo.models.GroupTerm('ward', ('1', 'dose')); formulas are "
+            "for mo.fit."
+        )
+    known = [name for name in rows.levels if name in rows.fields]
+    there = f"they hold the codes of {', '.join(known)}" if known else "they hold no codes"
+    if field in rows.fields:
+        there = f"it is a field of theirs, and {there}"
+    raise DataError(
+        f"{field!r} is no group of the rows{suggestion(field, known)}, since {there}: give "
+        f"the groups as mo.Rows(..., codes={{{field!r}: levels}})."
+    )
 
 
 def _check_slopes(group: GroupTerm, slopes: list[str], levels: int, rows: Rows) -> None:
@@ -220,7 +243,12 @@ def _check_slopes(group: GroupTerm, slopes: list[str], levels: int, rows: Rows) 
         if varies.all():
             return
     effect = slopes[int(np.argmin(varies))]
-    raise DataError(
-        f"the column {effect!r} does not vary within any level of {group.field!r}, so that its "
+    raise DataError(constant_slope(effect, group.field))
+
+
+def constant_slope(effect: str, field: str) -> str:
+    """The sentence about a slope beside an intercept whose column is constant within groups."""
+    return (
+        f"the column {effect!r} does not vary within any level of {field!r}, so that its "
         f"slopes cannot be told from the levels' own effects; leave {effect!r} out of the group."
     )

@@ -38,8 +38,8 @@ from modicum.models.base import BaseModel, Batch, Labels, Params
 from modicum.models.covariance import Covariance
 from modicum.models.families import Cloglog, Logistic, Probit, Softmax
 from modicum.models.group_batches import FlatGroups, PaddedGroup
-from modicum.models.groups import INTERCEPT, GroupTerm
-from modicum.models.linear import NEW_GROUP_NODES, LinearPredictorModel
+from modicum.models.groups import INTERCEPT, GroupTerm, constant_slope
+from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors import LKJ, OWN, is_positive, moments
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.small_matrices import inverse, lower_factor
@@ -51,6 +51,7 @@ __all__ = ["Integrands", "IntegratedEffects", "Nodes"]
 
 NODES = {1: 9, 2: 7, 3: 5}  # per effect, by the number of effects
 FEWEST_NODES = 5  # with fewer, derivatives at fixed nodes are not those of the integral
+MOST_NODES = 99
 NEWTON_STEPS = 10  # to the centre of a group's integrand
 LONGEST_STEP = 2.0  # of them, in prior standard deviations of an effect
 PER_COMMON = 8  # the first guess of a group's sd is its prior's scale over this
@@ -122,14 +123,19 @@ class IntegratedEffects(BaseModel):
 
     def __post_init__(self) -> None:
         if not isinstance(self.family, LinearPredictorModel) or isinstance(self.family, Softmax):
+            kind = self.family if isinstance(self.family, type) else type(self.family)
             raise SettingError(
                 "groups can be integrated out of families with one linear predictor, such as "
-                f"mo.models.Logistic(), not {type(self.family).__name__}."
+                f"mo.models.Logistic(), not {'a class' if kind is self.family else kind.__name__}."
             )
         if not isinstance(self.group, str):
             raise SettingError(f"group must be the name of a field of the rows, not {self.group!r}")
-        slopes = (self.slopes,) if isinstance(self.slopes, str) else tuple(self.slopes)
-        object.__setattr__(self, "slopes", slopes)
+        slopes = (self.slopes,) if isinstance(self.slopes, str) else self.slopes
+        if not isinstance(slopes, Sequence) or not all(isinstance(name, str) for name in slopes):
+            raise SettingError(
+                f"slopes must be names of columns of x, such as ('dose',), not {self.slopes!r}."
+            )
+        object.__setattr__(self, "slopes", tuple(slopes))
         if not 1 <= self.effects <= 3:
             raise SettingError(
                 f"a group can have one to three effects that are integrated out, not {self.effects}"
@@ -143,8 +149,11 @@ class IntegratedEffects(BaseModel):
             object.__setattr__(self, "group_sd", wide)
         if not is_positive(self.concentration):
             raise SettingError("concentration must be a positive number.")
-        if self.nodes is not None:
-            whole_number("nodes", self.nodes, FEWEST_NODES)
+        if self.nodes is not None and whole_number("nodes", self.nodes, FEWEST_NODES) > MOST_NODES:
+            raise SettingError(
+                f"nodes must be at most {MOST_NODES} per effect, not {self.nodes}: integrals that "
+                "need more are better served by effects that are held explicitly."
+            )
 
     # Shapes -------------------------------------------------------------------------------
 
@@ -202,11 +211,9 @@ class IntegratedEffects(BaseModel):
                 "says nothing of its group's effect; leave the group out."
             )
         for name in self.slopes:
-            if not _varies_within(groups, _column_of_x(rows, name)):
-                raise DataError(
-                    f"'{name}' does not vary within any '{self.group}', so that its slope cannot "
-                    "differ between groups; let it be a common column only."
-                )
+            column = _column_of_x(rows, name)
+            if self.intercept and not _varies_within(groups, column):
+                raise DataError(constant_slope(name, self.group))
         return groups
 
     # The log-likelihood -------------------------------------------------------------------
@@ -505,21 +512,14 @@ class IntegratedEffects(BaseModel):
         effects of new groups add to a predictor is normal, however many they are.
         """
         predictors = self.family.predictor_vector(theta, batch)
-        sd = self.spread_of_new_groups(theta, batch, predictors)
-        xi, w = np.polynomial.hermite_e.hermegauss(NEW_GROUP_NODES)
+        return self.family.mean_over(predictors, self.spread_of_new_groups(theta, batch))
 
-        def at_node(xi: jax.Array) -> jax.Array:
-            return jax.vmap(self.family.mean)(predictors.at[:, 0].add(sd * xi))
-
-        return jnp.tensordot(jnp.asarray(w / w.sum()), jax.lax.map(at_node, jnp.asarray(xi)), 1)
-
-    def spread_of_new_groups(self, theta: Params, batch: Batch, predictors: jax.Array) -> jax.Array:
+    def spread_of_new_groups(self, theta: Params, batch: Batch) -> jax.Array:
         """Standard deviation, in each row, of what effects of new groups add to its predictor.
 
         Those of the group that is integrated out, and of others that the batch does not say.
         """
-        seen = dict(batch) | {"y": predictors[:, 0]}  # of which the length is what counts
-        along = self.effect_columns(seen) @ self.covariance.factor(theta)
+        along = self._columns_of(batch) @ self.covariance.factor(theta)
         variance = jnp.sum(along**2, axis=1)
         absent = self.family.absent_groups(batch)
         if absent:
@@ -528,11 +528,22 @@ class IntegratedEffects(BaseModel):
         return jnp.sqrt(variance)
 
     def expected_given(self, theta: Params, effects: jax.Array, batch: Batch) -> jax.Array:
-        """Mean of the outcome of each row given the effects of its group, (rows, effects)."""
+        """Mean of the outcome of each row given the effects of its group, (rows, effects).
+
+        Over all groups there may be of other factors that the batch does not say.
+        """
         predictors = self.family.predictor_vector(theta, batch)
-        seen = dict(batch) | {"y": predictors[:, 0]}
-        shift = jnp.sum(self.effect_columns(seen) * effects, axis=1)
-        return jax.vmap(self.family.mean)(predictors.at[:, 0].add(shift))
+        shift = jnp.sum(self._columns_of(batch) * effects, axis=1)
+        predictors = predictors.at[:, 0].add(shift)
+        absent = self.family.absent_groups(batch)
+        if not absent:
+            return jax.vmap(self.family.mean)(predictors)
+        sd = self.family.spread_of_new_groups(theta, batch, absent)
+        return self.family.mean_over(predictors, sd)
+
+    def _columns_of(self, batch: Batch) -> jax.Array:
+        """z of each row of a batch without outcomes, of which the length is what counts."""
+        return self.effect_columns(dict(batch) | {"y": next(iter(batch.values()))})
 
     def decide(self, expected: np.ndarray) -> np.ndarray | None:
         """As the family does."""

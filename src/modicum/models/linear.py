@@ -205,8 +205,11 @@ class LinearPredictorModel(CoefficientPriors):
         predictors = self.predictor_vector(theta, batch)
         if not absent:
             return jax.vmap(self.mean)(predictors)
+        return self.mean_over(predictors, self.spread_of_new_groups(theta, batch, absent))
+
+    def mean_over(self, predictors: jax.Array, sd: jax.Array) -> jax.Array:
+        """Mean of the outcome of each row, over a first predictor with this standard deviation."""
         xi, w = np.polynomial.hermite_e.hermegauss(NEW_GROUP_NODES)
-        sd = self.spread_of_new_groups(theta, batch, absent)
 
         def at_node(xi: jax.Array) -> jax.Array:
             return jax.vmap(self.mean)(predictors.at[:, 0].add(sd * xi))

@@ -51,8 +51,9 @@ class DenseMatrix:
 
     def densely(self) -> jax.Array:
         """All columns."""
-        x = jnp.asarray(self.x)
-        return jnp.concatenate([x, jnp.ones_like(x[..., :1])], axis=-1) if self.ones else x
+        xp = namespace(self.x)
+        x: jax.Array = xp.asarray(self.x)
+        return xp.concatenate([x, xp.ones_like(x[..., :1])], axis=-1) if self.ones else x
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,6 +21,7 @@ from modicum.models.groups import INTERCEPT, GroupTerm, common_columns, tidy_gro
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors import LKJ, HalfNormal, Horseshoe, Prior
+from modicum.models.priors.specification import require_support
 from modicum.rows import Rows
 
 __all__ = ["HoldEffects", "Multilevel", "multilevel"]
@@ -74,6 +75,11 @@ def multilevel(
     """
     if how not in (None, "explicit", "integrate"):
         raise SettingError(f"groups must be 'explicit' or 'integrate', not {how!r}.")
+    if isinstance(family, Softmax):
+        raise SettingError(
+            "groups are for families of one linear predictor, and Softmax has one per class; "
+            "leave the group terms out, or compare two classes by family='logistic'."
+        )
     terms = tidy_groups(terms)  # an effect that is there twice is refused
     common = len(common_columns(terms, rows))
     size = common + sum(len(rows.levels[t.field]) * len(t.effects) for t in terms)
@@ -163,13 +169,13 @@ def _obstacle(family: LinearPredictorModel, terms: Sequence[GroupTerm], beside: 
         return f"at most {MOST_EFFECTS} effects per group can be integrated out"
     if len(terms) > 1 and any(term.has_correlations for term in terms):
         return "correlated and uncorrelated effects of one group cannot be integrated out together"
-    if isinstance(family, Softmax):
-        return "effects can be integrated out of families with one linear predictor only"
     by_key = dict(family.prior_table)
     if any(isinstance(prior, Horseshoe) for prior in by_key.values()):
         return "a horseshoe prior cannot stand beside effects that are integrated out"
-    own = [by_key[key] for key in ("group_sd", terms[0].field) if key in by_key]
-    if any(not isinstance(prior, HalfNormal) for prior in own):
+    own = {key: by_key[key] for key in ("group_sd", terms[0].field) if key in by_key}
+    for key, prior in own.items():
+        require_support(key, prior, "positive")
+    if any(not isinstance(prior, HalfNormal) for prior in own.values()):
         return "group_sd must have a HalfNormal prior for effects to be integrated out"
     return None
 

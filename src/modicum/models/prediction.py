@@ -67,13 +67,17 @@ class ModelPredictor:
         mean, variance = self._evaluate(_moments, draws, known)
         return mean, variance
 
-    def predictors(self, draws: Draws, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    def predictors(
+        self, draws: Draws, batch: Batch, effects_known: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Predictors (draws, rows, q + extras), and the spread of what new groups add.
 
-        Groups that the rows do not say, and those that were integrated out, are new.
+        Groups that the rows do not say are new, and so are those that were integrated out, unless
+        their effects are known, which the caller then adds.
         """
         known = self._without_outcome(batch)
-        predictors, spread = self._evaluate(_predictors, draws, known)
+        question = _predictors_given if effects_known else _predictors
+        predictors, spread = self._evaluate(question, draws, known)
         return predictors, spread
 
     def simulated(self, draws: Draws, batch: Batch, words: np.ndarray, first: int) -> np.ndarray:
@@ -191,14 +195,23 @@ def _moments(model: BaseModel, named: Mapping[str, Array], fields: Batch) -> tup
 def _predictors(
     model: BaseModel, named: Mapping[str, Array], fields: Batch
 ) -> tuple[jax.Array, jax.Array]:
-    theta = model.restore(named)
     if isinstance(model, IntegratedEffects):
+        theta = model.restore(named)
         predictors = model.family.predictor_vector(theta, fields)
-        return predictors, model.spread_of_new_groups(theta, fields, predictors)
-    assert isinstance(model, LinearPredictorModel)
-    predictors = model.predictor_vector(theta, fields)
-    absent = model.absent_groups(fields)
-    spread = model.spread_of_new_groups(theta, fields, absent) if absent else jnp.zeros(())
+        return predictors, model.spread_of_new_groups(theta, fields)
+    return _predictors_given(model, named, fields)
+
+
+def _predictors_given(
+    model: BaseModel, named: Mapping[str, Array], fields: Batch
+) -> tuple[jax.Array, jax.Array]:
+    """Predictors without the effects that were integrated out, which are known."""
+    theta = model.restore(named)
+    family = model.family if isinstance(model, IntegratedEffects) else model
+    assert isinstance(family, LinearPredictorModel)
+    predictors = family.predictor_vector(theta, fields)
+    absent = family.absent_groups(fields)
+    spread = family.spread_of_new_groups(theta, fields, absent) if absent else jnp.zeros(())
     return predictors, jnp.broadcast_to(spread, predictors.shape[0])
 
 

@@ -265,17 +265,17 @@ def settle(
     V = None if before is None else before.covariance
     if V is None:
         V = _covariance_like(1 / np.maximum(diagonal(information), LEAST_INFORMATION), at.B)
-    mean, precision = exact.stand_in(t, V, numbers)
+    mean, precision = exact.normal_approximation(t, V, numbers)
     for _ in range(MAX_SETTLING):
         pull = (at.A + slope - precision @ (at.point - mean))[:read]
         V, towards = _normal(information, precision, pull, V, read)
         last = t
         t = np.concatenate([at.point[:read] + towards, t[read:]])
         t = exact.settle(t, V, numbers)
-        mean, precision = exact.stand_in(t, V, numbers, own=False)
+        mean, precision = exact.normal_approximation(t, V, numbers, hyperparameters=False)
         if np.all(np.abs(t - last) < SETTLED * np.sqrt(diagonal(V))):
             break
-    mean, precision = exact.stand_in(t, V, numbers)
+    mean, precision = exact.normal_approximation(t, V, numbers)
     V = _with_variances(V, 1 / diagonal(precision)[read:])
     # The pass was made at `at.point`: the priors' own parameters move, all others stay.
     moved = np.concatenate([at.point[:read], t[read:]])

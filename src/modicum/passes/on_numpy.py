@@ -85,10 +85,11 @@ def _of_columns(
     room = np.empty((min(BLOCK, len(x)), columns), x.dtype)
     for block in _blocks(batch, present):
         x = block["x"]
-        eta = x @ t[:columns] + (t[columns] if model.intercept else 0.0)
+        wide = x.astype(np.float64, copy=False)  # once, for both products
+        eta = wide @ t[:columns] + (t[columns] if model.intercept else 0.0)
         f, (f1, f2) = _derivatives(model, eta, block)
         value += f
-        gradient[:columns] += f1 @ x
+        gradient[:columns] += f1 @ wide
         gradient[columns:] += np.sum(f1)
         hessian += _weighted(x, f2, len(t) - columns, room)
     return np.asarray(value), gradient, hessian

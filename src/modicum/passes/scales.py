@@ -40,7 +40,7 @@ def with_scale_widths(at: Curvature, target: Target) -> Curvature:
     if target.exact_prior is None:
         return at
     terms = [term for term in target.exact_prior[0].terms if isinstance(term, Effects)]
-    places = [int(place) for term in terms for place in term.own]
+    places = [int(place) for term in terms for place in term.hyperparameters]
     if not places:
         return at
     hessian = at.prior_hessian
@@ -87,7 +87,7 @@ def _marginal(at: Curvature, target: Target, points: np.ndarray) -> np.ndarray:
     information, none = -plus(at.B, bent), _none(at)
     logs = exact_log_priors(target, points)
     for k, t in enumerate(points):
-        mean, precision = exact.stand_in(t, none, numbers, own=False)
+        mean, precision = exact.normal_approximation(t, none, numbers, hyperparameters=False)
         pull = (at.A + slope - precision @ (t - mean))[:read]
         square, half_log_det = _integral(information, precision, pull)
         logs[k] += square / 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -146,16 +146,22 @@ class AlignedRows:
 
 
 def aligned(
-    rows: RowsLike, fit: FitRows | None, outcome: bool, newlevels: NewLevels = "refuse"
+    rows: RowsLike,
+    fit: FitRows | None,
+    outcome: bool,
+    newlevels: NewLevels = "refuse",
+    new_groups: bool = False,
 ) -> AlignedRows:
     """Bring `rows` into the layout of the rows of the fit, or refuse them in a sentence.
 
     Columns with names go by name; arrays without names are taken in the fit's order. A table is
-    encoded as the fit's rows were, with its outcome if that is asked for. Where nothing is known
-    of the fit's rows (None), rows are taken as they are.
+    encoded as the fit's rows were, with its outcome if that is asked for, and without its groups
+    where these are new. Where nothing is known of the fit's rows (None), rows are taken as they
+    are.
     """
     if fit is not None and fit.encoding is not None and is_tabular(rows):
-        rows = encode_table(fit.encoding, rows, outcome=outcome, newlevels=newlevels)
+        encoding = replace(fit.encoding, groupings=()) if new_groups else fit.encoding
+        rows = encode_table(encoding, rows, outcome=outcome, newlevels=newlevels)
     elif newlevels != "refuse":
         raise SettingError(
             "newlevels is for tables given to a posterior of mo.fit: these rows are encoded "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Literal
 
@@ -37,6 +37,7 @@ __all__ = [
 
 MOST_DRAWS = 4_000  # of which groups by rows are made
 PRIOR_DRAWS = 1_000
+LARGEST_WHOLE = 2.0**53  # up to which floating numbers tell whole numbers apart
 ROW = "row"  # the dimension of sampled rows
 
 
@@ -82,7 +83,8 @@ def sampled_groups(source: FittedDraws, sample: int, seed: int) -> SampledGroups
     every = max(1, -(-source.chains * source.num_draws // MOST_DRAWS))
     kept = {name: x[:, ::every] for name, x in source.draws.items()}
     groups = SampledGroups(kept, every)
-    groups.log_prior = log_priors(fit.model, kept)
+    with suppress(SettingError):  # priors in units of data that the model has not met
+        groups.log_prior = log_priors(fit.model, kept)
     shapes = {name: x.shape[2:] for name, x in source.draws.items()}
     with suppress(SettingError):  # a flat prior, say, cannot be drawn from
         rng = generator(seed, Stream.PRIOR_DRAWS)
@@ -131,6 +133,7 @@ def add_groups(tree: xr.DataTree, groups: SampledGroups) -> None:
     if groups.row_ids is None:
         return
     rows = {ROW: groups.row_ids}
+    groups = _as_whole_numbers(groups)
     assert groups.observed is not None
     name, each = groups.outcome, groups.observed.shape[1:]
     dims = (ROW, *(f"{name}_dim_{i}" for i in range(len(each))))  # ArviZ's own default names
@@ -147,6 +150,16 @@ def add_groups(tree: xr.DataTree, groups: SampledGroups) -> None:
     if groups.prior_predictive is not None:
         prior = {name: (("chain", "draw", *dims), groups.prior_predictive[None])}
         tree["prior_predictive"] = xr.Dataset(prior, rows)
+
+
+def _as_whole_numbers(groups: SampledGroups) -> SampledGroups:
+    """Outcomes that are whole numbers as integers: ArviZ tells counts by their type."""
+    kinds = ("observed", "posterior_predictive", "prior_predictive")
+    outcomes = {kind: x for kind in kinds if (x := getattr(groups, kind)) is not None}
+    whole = all(np.all((x == np.floor(x)) & (np.abs(x) < LARGEST_WHOLE)) for x in outcomes.values())
+    if not whole:
+        return groups
+    return replace(groups, **{kind: x.astype(np.int64) for kind, x in outcomes.items()})
 
 
 def netcdf_engine() -> Literal["h5netcdf", "netcdf4"]:

@@ -15,12 +15,13 @@ from modicum.errors import (
     DataError,
     ModicumWarning,
     SettingError,
+    argument,
     suggestion,
     warn,
     whole_number,
 )
 from modicum.ledger import Ledger
-from modicum.models import IntegratedEffects, LinearPredictorModel
+from modicum.models import GroupTerm, IntegratedEffects, LinearPredictorModel
 from modicum.passes import LocalEngine, Sums, with_nodes
 from modicum.passes.effects import draw_effects, expected_given
 from modicum.posterior.alignment import AlignedRows, Batch, require_rows_of_fit
@@ -44,6 +45,7 @@ __all__ = [
     "known_effects",
     "known_groups",
     "tabulated",
+    "terms_of",
     "with_groups",
 ]
 
@@ -124,6 +126,14 @@ def group_names(model: object) -> tuple[str, ...]:
     return ()
 
 
+def terms_of(model: object, group: str) -> tuple[GroupTerm, ...]:
+    """The terms that give levels of a factor their effects."""
+    if isinstance(model, IntegratedEffects):
+        return (model.term,) if group == model.group else terms_of(model.family, group)
+    assert isinstance(model, LinearPredictorModel)
+    return tuple(term for term in model.group_terms if term.field == group)
+
+
 def _explicit(
     source: Draws,
     model: LinearPredictorModel,
@@ -133,7 +143,7 @@ def _explicit(
     prob: float,
 ) -> pd.DataFrame:
     """Effects that are among the draws."""
-    terms = [term for term in model.group_terms if term.field == group]
+    terms = terms_of(model, group)
     names = [name for term in terms for name in term.names]
     called = [name for term in terms for name in term.sd_names]
     (entries,) = source.labels[names[0]]
@@ -179,7 +189,10 @@ def _frame(
 def with_groups(
     new: AlignedRows, model: object, asked: Literal["known", "new"] | None
 ) -> tuple[AlignedRows, bool]:
-    """Rows to predict, with their groups if those count, and whether they do."""
+    """Rows to predict, with their groups if those count.
+
+    And whether effects that were integrated out count, since the rows say which group they are in.
+    """
     names = group_names(model)
     if not names and asked is not None:
         raise SettingError("groups says how groups count, and this model has none; leave it out.")
@@ -187,12 +200,12 @@ def with_groups(
     if asked == "known" and absent:
         raise DataError(
             f"the rows do not say which '{absent[0]}' each is in, so that no group is known; "
-            "give that column, or predict for new groups (groups='new')."
+            f"give that column, or predict for new groups by {argument('groups', 'new')}."
         )
     if asked == "new":
         kept = tuple(name for name in new.fields if name not in names)
         return replace(new, fields=kept), False
-    return new, bool(names) and not absent
+    return new, isinstance(model, IntegratedEffects) and model.group in new.fields
 
 
 class KnownEffects(NamedTuple):
@@ -225,7 +238,7 @@ def known_effects(
     if len(unknown):
         raise DataError(
             f"there is no '{model.group}' {unknown[0]:g} among the rows of the fit; predict for "
-            "new groups (groups='new') there."
+            f"new groups by {argument('groups', 'new')} there."
         )
     ids = np.searchsorted(groups.index.values, group_values)
     drawn = np.concatenate(list(effect_draws(fit, groups, ids, draws)), axis=1)
@@ -256,6 +269,8 @@ def _places(names: np.ndarray, group: str, levels: Sequence[Any] | None) -> np.n
     if levels is None:
         return np.arange(len(names))
     place = {str(level): k for k, level in enumerate(names.tolist())}
+    if not len(levels):
+        raise SettingError(f"levels is empty: name levels of {group!r}, or leave it out for all.")
     unknown = [level for level in levels if str(level) not in place]
     if unknown:
         raise DataError(

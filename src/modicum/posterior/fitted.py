@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from modicum.errors import SettingError
+from modicum.errors import SettingError, argument
 from modicum.models import Target
 from modicum.models.base import BaseModel
 from modicum.models.prediction import ModelPredictor, rebuild
@@ -109,17 +109,21 @@ class FittedDraws(Draws):
         if self.rows is None:
             raise SettingError(
                 "predictions for known groups need the rows of the fit where effects were "
-                "integrated out, and a file does not keep them; predict for new groups "
-                "(groups='new')."
+                "integrated out, and a file does not keep them; predict for new groups by "
+                f"{argument('groups', 'new')}."
             )
         return self.rows
 
     def rows_or_own(
-        self, data: RowsLike | None, outcome: bool, newlevels: NewLevels
+        self,
+        data: RowsLike | None,
+        outcome: bool,
+        newlevels: NewLevels,
+        new_groups: bool = False,
     ) -> AlignedRows:
         """Return rows or a table encoded as the fit was; None: the rows of the fit."""
         if data is not None:
-            return aligned(data, self.fit_rows, outcome, newlevels)
+            return aligned(data, self.fit_rows, outcome, newlevels, new_groups)
         if self.rows is None:
             raise SettingError(
                 "this posterior, made by hand or loaded from a file, does not hold its rows; give "

@@ -12,7 +12,13 @@ from modicum.errors import SettingError
 from modicum.models import IntegratedEffects
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior.alignment import RowsLike, aligned
-from modicum.posterior.checking.marginal import Comparison, averages, contrast, marginal
+from modicum.posterior.checking.marginal import (
+    Comparison,
+    averages,
+    contrast,
+    marginal,
+    require_chances,
+)
 from modicum.posterior.checking.predictive import outcome_array, outcome_draws
 from modicum.posterior.draws import check_interval
 from modicum.posterior.effects import effects, known_groups, with_groups
@@ -74,7 +80,7 @@ class OutcomesMixin(FittedDraws):
                 "or its file, which keeps no model of one's own, was loaded without it; use "
                 "Posterior.load(path, model=...), or compute from posterior.draws."
             )
-        new = aligned(rows, self.fit_rows, False, newlevels)
+        new = aligned(rows, self.fit_rows, False, newlevels, groups == "new")
         if isinstance(predictor, ModelPredictor):
             new, known = with_groups(new, predictor.model, groups)
             if known and isinstance(predictor.model, IntegratedEffects):
@@ -155,7 +161,7 @@ class OutcomesMixin(FittedDraws):
         """
         if out is not None:
             require_writable(out)
-        new = self.rows_or_own(data, False, newlevels)
+        new = self.rows_or_own(data, False, newlevels, groups == "new")
         source, new = outcome_draws(self, new, draws, random_seed, groups, prior)
         return outcome_array(source, new, random_seed, out)
 
@@ -257,6 +263,8 @@ class OutcomesMixin(FittedDraws):
             By contrast: `mean`, `sd` and the ends of the interval.
         """
         check_interval(prob)
+        if comparison == "odds ratio":
+            require_chances(self.fit().model)
         rows, expected, weights = averages(
             self, column, data, draws, subsample, random_seed, groups
         )

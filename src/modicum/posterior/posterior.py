@@ -12,6 +12,7 @@ from modicum.errors import DataError, ModicumError, SettingError, is_number, who
 from modicum.models.base import BaseModel
 from modicum.models.own import Model
 from modicum.models.prediction import ModelPredictor
+from modicum.posterior.alignment import RowsLike
 from modicum.posterior.checking.predictive_check import PredictiveCheck
 from modicum.posterior.checks import ChecksMixin
 from modicum.posterior.datatree import (
@@ -172,13 +173,14 @@ class Posterior(OutcomesMixin, ChecksMixin):
         path: str | os.PathLike[str],
         title: str | None = None,
         prob: float = 0.9,
+        data: RowsLike | None = None,
     ) -> Path:
         """Write a page that says what was fitted, whether to trust it, and what it says.
 
         One HTML file that loads nothing: the model, data and priors, diagnostics with traffic
         lights, coefficients, effects, what columns do, calibration, cost against full data,
-        warnings in words, and how to do it again. What needs the rows is left out where the
-        posterior, loaded from a file, does not hold them.
+        warnings in words, and how to run it again. A posterior that was loaded from a file does not
+        hold its rows: what needs them is left out, unless `data` has them.
 
         Parameters
         ----------
@@ -188,6 +190,9 @@ class Posterior(OutcomesMixin, ChecksMixin):
             Its heading; the formula, or the model, by default.
         prob
             Posterior probability of the intervals.
+        data
+            Rows or a table with outcomes, for the predictive check and for what columns do; None:
+            those of the fit.
 
         Returns
         -------
@@ -196,30 +201,35 @@ class Posterior(OutcomesMixin, ChecksMixin):
         """
         check_interval(prob)
         require_writable(path)
-        page = report_page(self._reported(title, prob))
+        page = report_page(self._reported(title, prob, data))
         with within_disk(path):
             Path(path).write_text(page, encoding="utf-8")
         return Path(path)
 
-    def _reported(self, title: str | None, prob: float) -> Reported:
+    def _reported(self, title: str | None, prob: float, data: RowsLike | None) -> Reported:
         predictor = self.restore_predictor()
         model = predictor.model if isinstance(predictor, ModelPredictor) else None
         name = model_name(model)
         check: PredictiveCheck | str = "The rows of the fit are not at hand, so this is not known."
         columns: dict[str, pd.DataFrame | str] = {}
         groups: dict[str, pd.DataFrame] = {}
-        if model is not None and self.rows is not None:
+        if model is not None and (self.rows is not None or data is not None):
             try:
-                check = self.ppc(draws=100, prob=prob)
+                check = self.ppc(data, draws=100, prob=prob)
             except ModicumError as fault:
                 check = str(fault)
-            for column in self._columns_to_report():
+            for column in self._columns_to_report(data):
                 try:
-                    columns[column] = self.marginal(column, draws=100, prob=prob, subsample=1000)
+                    columns[column] = self.marginal(
+                        column, data, draws=100, prob=prob, subsample=1000
+                    )
                 except ModicumError as fault:
                     columns[column] = str(fault)
+        if model is not None and self.rows is not None:
             for group in group_names(model):
                 groups[group] = self.effects(group, prob=prob)
+        encoding = None if self.fit_rows is None else self.fit_rows.encoding
+        fields = {} if encoding is None else encoding.fields
         return Reported(
             title=title or str(self.settings.get("formula", name)),
             summary=self.summary(prob=prob),
@@ -232,24 +242,27 @@ class Posterior(OutcomesMixin, ChecksMixin):
             model=name,
             chains=self.chains,
             draws=self.num_draws,
-            code=code_for(self.settings, name, self.chains, self.num_draws),
+            code=code_for(self.settings, fields, name, self.chains, self.num_draws),
             check=check,
             columns=columns,
             groups=groups,
         )
 
-    def _columns_to_report(self) -> list[str]:
+    def _columns_to_report(self, data: RowsLike | None) -> list[str]:
         """Columns as a user knows them, the first few; groups have a section of their own."""
-        assert self.rows is not None
         encoding = None if self.fit_rows is None else self.fit_rows.encoding
         if encoding is not None:
             grouped = {name for group in encoding.groupings for name in group.columns}
-            names = encoding.needed(outcome=False, fields=()) if self.table is not None else ()
+            known = self.table is not None or data is not None
+            names = encoding.needed(outcome=False, fields=()) if known else ()
             return [name for name in names if name not in grouped][:MOST_COLUMNS]
-        rows = self.rows
-        places = range(len(rows.columns)) if rows.coding is None else rows.coding.dense
-        coded = () if rows.coding is None else rows.coding.fields
-        return [*(rows.columns[k] for k in places), *coded][:MOST_COLUMNS]
+        schema = self.rows.schema if self.fit_rows is None and self.rows is not None else None
+        schema = schema or (None if self.fit_rows is None else self.fit_rows.schema)
+        if schema is None:
+            return []
+        places = range(len(schema.columns)) if schema.coding is None else schema.coding.dense
+        coded = () if schema.coding is None else schema.coding.fields
+        return [*(schema.columns[k] for k in places), *coded][:MOST_COLUMNS]
 
     def _repr_html_(self) -> str:
         return posterior_box(self, repr(self), self.warnings)

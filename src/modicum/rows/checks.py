@@ -1,4 +1,4 @@
-"""Refusing what rows must not hold, block by block, each in one sentence."""
+"""Checks of values, block by block: what rows must not contain is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCK = 1 << 18
 
 
 class RowIndexError(DataError, IndexError):
-    """A row was asked for that is not there."""
+    """A row was requested that does not exist."""
 
 
 def as_dtype(dtype: object, floating: Sequence[DType]) -> DType:
@@ -178,7 +178,7 @@ class WeightCheck:
 
 
 def reads_as_number(value: object) -> bool:
-    """Whether a value, or the text it is given as, is a number."""
+    """Whether a value is a number, or text that reads as one."""
     try:
         float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -192,12 +192,12 @@ def names_like(name: object, names: Iterable[object]) -> str:
     near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.6)
     if near:
         return "did you mean " + " or ".join(map(repr, near)) + "?"
-    shown = ", ".join(map(repr, known[:8])) + (", ..." if len(known) > 8 else "")
-    return f"there are {shown}."
+    more = f" and {len(known) - 8:,} more" if len(known) > 8 else ""
+    return f"there are {', '.join(map(repr, known[:8]))}{more}."
 
 
 def name_list(part: str, names: object) -> list[object]:
-    """Return the names an argument holds; refuse what is no sequence of them."""
+    """Return the names in an argument; refuse anything but a sequence of names."""
     if isinstance(names, str):
         raise SettingError(f"{part} must be a sequence of names: pass [{names!r}].")
     try:

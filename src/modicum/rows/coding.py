@@ -1,4 +1,4 @@
-"""Categorical columns as integer codes: which columns of the model matrix the codes of a row mean.
+"""Categorical columns as integer codes, and the columns of the model matrix they represent.
 
 A row is a short vector of numbers x and a few codes c_k. The model matrix, which
 is never formed, has the columns of x and one for each level of each factor:
@@ -22,7 +22,7 @@ from modicum.rows.entries import mapping, sequence, text, whole
 
 __all__ = ["CODE_TYPES", "CodedTerm", "Coding", "code_type", "treatment"]
 
-# Types that codes are held in.
+# Types of codes.
 CODE_TYPES = {"uint8": np.uint8, "uint16": np.uint16, "uint32": np.uint32}
 
 
@@ -39,7 +39,7 @@ def code_type(levels: int) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class CodedTerm:
-    """Columns of the model matrix of which a row has one, by its code.
+    """Columns of the model matrix, of which each row has one, by its code.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ class Coding:
 
     @cached_property
     def apart(self) -> bool:
-        """Whether no two parts of a row stand in one column.
+        """Whether no two parts of a row share a column.
 
         Terms of one field whose columns begin at different places (splines that overlap) do not.
         """
@@ -155,7 +155,7 @@ class Coding:
         return Coding(tuple(places[place] for place in self.dense), tuple(terms))
 
     def fault(self, batch: Mapping[str, Any]) -> tuple[str, int] | None:
-        """Return field and row of the first code that stands for no column; None if all do."""
+        """Return field and row of the first code that has no column; None if all have one."""
         for term in self.terms:
             codes = np.asarray(batch[term.field])
             if codes.size and int(codes.max()) >= term.levels:
@@ -168,7 +168,7 @@ class Coding:
 
     @classmethod
     def from_dict(cls, saved: object) -> Coding:
-        """Undo `to_dict`; KeyError, TypeError or ValueError for what it did not write."""
+        """Undo `to_dict`; KeyError, TypeError or ValueError for anything else."""
         entries = mapping(saved)
         terms = []
         for term in map(mapping, sequence(entries["terms"])):

@@ -69,7 +69,7 @@ class CsvSource:
         return [widened.get(name, self._schema.field(name).type) for name in columns]
 
     def has_order(self, column: str) -> bool:
-        """Text has no order of its own."""
+        """Text has no order."""
         del column
         return False
 
@@ -97,7 +97,7 @@ class CsvSource:
 
         try:
             schema = self._open(path, None, self._types[path]).schema
-            schema.names  # noqa: B018 - decoded only when they are asked for
+            schema.names  # noqa: B018 - decoded on access
         except (pa.ArrowException, OSError, UnicodeError) as error:
             self._require_encoding(path)
             raise DataError(

@@ -1,4 +1,4 @@
-"""What a data set is made of, without its numbers: fields, columns, levels, and their JSON form."""
+"""The layout of a data set: fields, columns and levels, and their JSON form."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from modicum.rows.entries import mapping, sequence, short, text, text_or_none, w
 Array: TypeAlias = npt.NDArray[Any]
 DType: TypeAlias = np.dtype[Any]
 Level: TypeAlias = str | int | float | bool
-# Types that rows are held in; bytes are for images, which networks read as they are.
+# Types of rows; bytes are for images, which networks read as they are.
 STORED_TYPES = {"float32": np.float32, "float64": np.float64, "uint8": np.uint8}
 # What numbers were before they had the type of the rows, by NumPy's letter for it.
 KINDS = {"i": "integer", "u": "integer", "b": "boolean"}
@@ -49,7 +49,7 @@ class Field:
 
 @dataclass(frozen=True)
 class RowsSchema:
-    """What another data set must match for its rows to mean the same.
+    """The layout that another data set must match for its rows to mean the same.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ class RowsSchema:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, object]) -> RowsSchema:
-        """Undo `to_dict`; what it did not write is a `DataError`."""
+        """Undo `to_dict`; anything else is a `DataError`."""
         try:
             saved = mapping(saved)
             schema = cls(
@@ -198,7 +198,7 @@ class Description:
 
     @cached_property
     def packed_type(self) -> DType:
-        """Type of the entries of packed rows: that of the numbers, or of a whole record."""
+        """Type of the entries of packed rows: the type of the numbers, or of a whole record."""
         if not self._mixed:
             return self.dtype
         # Numbered, since the headers of npy files cannot hold every name.
@@ -227,7 +227,7 @@ class Description:
 
     @property
     def schema(self) -> RowsSchema:
-        """What another data set must match for its rows to mean the same."""
+        """The layout that another data set must match for its rows to mean the same."""
         levels = {name: level_names(values) for name, values in self.levels.items()}
         return RowsSchema(
             columns=self.columns,
@@ -248,7 +248,7 @@ class Description:
         return sum(f.width * self.dtypes[f.name].itemsize for f in self.fields)
 
     def labels(self, f: Field) -> tuple[str, ...]:
-        """What to call each number of a field: columns of x have names, others are numbered."""
+        """Label of each number of a field: columns of x have names, others are numbered."""
         if f.name == "x" and self.coding is not None:
             scales = range(len(self.coding.dense), f.width)
             dense = (self.columns[place] for place in self.coding.dense)
@@ -376,7 +376,7 @@ class Description:
 
 
 def level_key(level: object) -> str:
-    """What tells levels of one column apart: 6 and 6.0 are one, "6" and "6.0" are two."""
+    """Key by which levels of a column are distinct: 6 and 6.0 are equal, "6" and "6.0" are not."""
     if isinstance(level, bool | np.bool_):
         return str(bool(level))
     if isinstance(level, float | np.floating) and float(level).is_integer():
@@ -423,7 +423,7 @@ def _loosely(key: str) -> str:
 
 
 class _Origin(TypedDict):
-    """What rows know of the table they were made of."""
+    """Facts about the table that rows were made from."""
 
     terms: Mapping[str, tuple[str, ...]]
     parts: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""What the entries of a JSON object must be.
+"""Checks of the entries of a JSON object.
 
 Each function returns its argument, or raises a TypeError or ValueError whose words say what was
 found instead.

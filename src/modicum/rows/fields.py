@@ -1,4 +1,4 @@
-"""Fields handed over as arrays, series or data frames: described, checked, held in memory."""
+"""Fields from arrays, series or data frames: described, checked, and kept in memory."""
 
 from __future__ import annotations
 
@@ -22,16 +22,9 @@ from modicum.rows.checks import (
 )
 from modicum.rows.coding import code_type, treatment
 from modicum.rows.description import KINDS, Array, Description, DType, Field, Level
-from modicum.rows.encoding import (
-    MOST_LEVELS,
-    ColumnChoice,
-    Encoder,
-    Roles,
-    distinct,
-    floating,
-    ordered,
-    resolve,
-)
+from modicum.rows.encoding import Encoder, floating
+from modicum.rows.levels import MOST_LEVELS, distinct, ordered
+from modicum.rows.roles import ColumnChoice, Roles, resolve
 from modicum.rows.sources import TableSource, arrow_column, is_series, is_table, library
 
 # Fields of one number per row; an offset may also hold one per class, and what a model of one's own
@@ -123,7 +116,7 @@ class FrameField:
 
 
 def _kind_of(types: Sequence[Any]) -> str | None:
-    """What columns hold, by their types in Arrow: all whole numbers, or all truth values."""
+    """Kind of the columns by their Arrow types: all whole numbers, or all truth values."""
     import pyarrow.types as kinds
 
     for kind, holds in (("integer", kinds.is_integer), ("boolean", kinds.is_boolean)):
@@ -157,7 +150,7 @@ class CodesField:
         if levels is None:
             levels = tuple(occurring) if in_order else ordered(name, occurring)
             if len(levels) < 2:
-                ordered(name, occurring)  # which says what is wrong
+                ordered(name, occurring)  # which raises the error
         if len(levels) > MOST_LEVELS:
             raise DataError(
                 f"the factor {name!r} has {len(levels):,} levels, more than {MOST_LEVELS:,}: group "
@@ -338,7 +331,7 @@ class MemoryBackend:
 
 
 def _factors(codes: object, fields: Mapping[str, object]) -> dict[str, object]:
-    """Return the factors by name; refuse what is no mapping of them."""
+    """Return the factors by name; refuse anything but a mapping."""
     if codes is None:
         return {}
     if is_table(codes):

@@ -57,7 +57,17 @@ class GroupIndex:
     @classmethod
     def of(cls, rows: Rows, field: str) -> GroupIndex:
         """Find the groups of `rows`: a stable sort in memory, offsets alone for a sorted store."""
-        if field not in rows.fields or rows.fields[field] != ():
+        if field == "y":
+            raise SettingError(
+                "the rows cannot be grouped by their outcome 'y', which would leave nothing to "
+                "explain; name another field."
+            )
+        if rows.fields.get(field) not in ((), None):
+            raise SettingError(
+                f"the field {field!r} has several numbers per row, and a group is one number; give "
+                "the groups as a field of their own, Rows(x=..., y=..., group=numbers)."
+            )
+        if field not in rows.fields:
             raise DataError(
                 f"the rows have no field '{field}' with one number per row to group by; make them "
                 f"with Rows(x=..., y=..., {field}=...)."

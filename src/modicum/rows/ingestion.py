@@ -18,11 +18,12 @@ from modicum.progress import Progressbar, phase
 from modicum.rows.checks import as_dtype, block_rows, require_exact, require_finite
 from modicum.rows.csv import CsvSource, TypesWidened
 from modicum.rows.description import Array, Description, Level
-from modicum.rows.encoding import ColumnChoice, read_source
+from modicum.rows.encoding import read_source
 from modicum.rows.fields import FieldSet
 from modicum.rows.fingerprint import RunningFingerprint
 from modicum.rows.lake import LakeSource, is_remote, is_uri, local_path
 from modicum.rows.object_storage import Bucket, holds_store
+from modicum.rows.roles import ColumnChoice
 from modicum.rows.rows import Rows
 from modicum.rows.shard_writing import Directory, Journal, ShardWriter
 from modicum.rows.sorting import sorted_blocks

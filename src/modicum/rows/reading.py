@@ -181,7 +181,7 @@ def encode_table(
 
 
 def is_tabular(value: object) -> bool:
-    """Whether `value` is a table that a formula can be asked of: a frame, files or a dataset."""
+    """Whether `value` is a table for a formula: a frame, files or a dataset."""
     return is_table(value) or is_dataset(value) or isinstance(value, str | os.PathLike)
 
 

@@ -16,17 +16,18 @@ from modicum.markup import box, table, tag
 from modicum.rows.checks import RowIndexError, block_rows, names_like
 from modicum.rows.coding import Coding
 from modicum.rows.description import Array, Description, DType, Level, RowsSchema
-from modicum.rows.encoding import ColumnChoice, read_table, read_table_like
+from modicum.rows.encoding import read_table, read_table_like
 from modicum.rows.fields import FieldSet, MemoryBackend, fill
 from modicum.rows.fingerprint import fingerprint
 from modicum.rows.formula.encoding import FormulaEncoding
 from modicum.rows.formula.memory import encoded
 from modicum.rows.lake import is_remote, local_path
+from modicum.rows.roles import ColumnChoice
 from modicum.rows.sources import TableSource, is_table
 
 
 class Backend(Protocol):
-    """What `Rows` asks of the place where rows live; arguments are already checked."""
+    """Storage of rows, as `Rows` uses it; arguments are checked already."""
 
     where: str
 
@@ -406,7 +407,7 @@ class Rows:
 
     @property
     def coding(self) -> Coding | None:
-        """Which columns the codes of a row stand for; None for rows of numbers only."""
+        """Which columns the codes of a row represent; None for rows of numbers only."""
         return self._description.coding
 
     @property
@@ -419,7 +420,7 @@ class Rows:
 
     @property
     def outcome(self) -> str | None:
-        """Name of the column ``y`` came from, if it had one."""
+        """Name of the outcome's column, if it had one."""
         return self._description.outcome
 
     @property
@@ -436,7 +437,7 @@ class Rows:
 
     @property
     def schema(self) -> RowsSchema:
-        """Columns, fields, outcome and levels: what a later table must match."""
+        """Columns, fields, outcome and levels, which a later table must match."""
         return self._description.schema
 
     @property

@@ -1,4 +1,4 @@
-"""Rows that were made before, as a table: a formula can be asked of them too."""
+"""Existing rows as a table, to which a formula can be applied too."""
 
 from __future__ import annotations
 

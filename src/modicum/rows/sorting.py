@@ -30,8 +30,9 @@ def sorted_blocks(
     run_bytes: int = RUN_BYTES,
 ) -> Iterator[Array]:
     """Return the rows of `blocks` in the order of `field`, with runs kept in `folder` meanwhile."""
-    if field not in {f.name for f in description.fields if f.shape == ()}:
-        names = ", ".join(f.name for f in description.fields if f.shape == ())
+    fields = [f.name for f in description.fields if f.shape == ()]
+    if field not in fields:
+        names = ", ".join(fields)
         raise SettingError(
             f"sort_by names a field with one number per row, and {field!r} is none; there are "
             f"{names or 'none'}."

@@ -1,4 +1,4 @@
-"""What can be read as a table: Arrow, pandas and polars tables, Parquet and Feather files."""
+"""Sources of tables: Arrow, pandas and polars tables, Parquet and Feather files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Source(Protocol):
 
 
 def library(value: object) -> str:
-    """Top-level package that the class of `value` comes from; nothing is imported to find out."""
+    """Top-level package of the class of `value`, without importing it."""
     return type(value).__module__.partition(".")[0]
 
 
@@ -54,7 +54,7 @@ def is_series(value: object) -> bool:
 
 
 class TableSource:
-    """A table in memory; only the columns that are asked for are converted to Arrow."""
+    """A table in memory; columns are converted to Arrow when they are read."""
 
     def __init__(self, table: Any) -> None:  # of a library that need not be installed
         if type(table).__name__ == "LazyFrame":
@@ -100,7 +100,7 @@ def arrow_column(series: Any, name: str) -> pa.Array | pa.ChunkedArray:
         if library(series) == "polars":
             return series.to_arrow()
         return pa.Array.from_pandas(series)
-    except Exception:  # whatever the two libraries raise, the user's question is "which value?"
+    except Exception:  # of either library: say which value it was
         values = series.to_list()
         row = next((i for i, v in enumerate(values) if v is None or not reads_as_number(v)), 0)
         raise DataError(
@@ -212,7 +212,7 @@ class DatasetSource:
 
 
 class Unread:
-    """What is left of a source of whose rows the first have been read before.
+    """The rest of a source whose first rows have been read before.
 
     Attributes
     ----------
@@ -247,7 +247,7 @@ class Unread:
 
 
 class LazySource:
-    """A polars LazyFrame: computed anew, in batches, whenever columns of it are asked for."""
+    """A polars LazyFrame: computed in batches each time its columns are read."""
 
     def __init__(self, frame: Any) -> None:  # of a library that need not be installed
         self._frame = frame
@@ -279,7 +279,7 @@ class LazySource:
 
 
 def _polars(compute: Callable[[], Any]) -> Any:
-    """What polars computes; its errors, which begin with what is wrong, in a sentence."""
+    """Run a polars computation; its errors become one sentence."""
     try:
         return compute()
     except Exception as error:

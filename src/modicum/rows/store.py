@@ -45,7 +45,8 @@ WILL_NEED = getattr(mmap, "MADV_WILLNEED", 0)
 DONT_NEED = getattr(mmap, "MADV_DONTNEED", 0)
 
 # Mapped pages that sweeps, and scattered rows, leave behind in the process at most.
-HELD_BYTES = 1 << 27
+HELD_BYTES, HELD_SCATTERED = 1 << 27, 1 << 28
+AROUND = 1 << 16  # bytes that Linux maps about a row of a file that is in its cache
 
 
 @dataclass(frozen=True)
@@ -316,10 +317,20 @@ class StoreBackend:
         self._held, self._hold = 0, HELD_BYTES // description.row_bytes
 
     def take(self, row_ids: Array) -> dict[str, Array]:
-        """Rows at `row_ids`, any shape."""
+        """Rows at `row_ids`, any shape; of many, some at a time, whose pages are then let go."""
+        most = max(1, HELD_SCATTERED // AROUND)
+        if row_ids.size <= most:
+            return self.description.split(self._scattered_rows(row_ids))
+        flat, description = row_ids.ravel(), self.description
+        block = np.empty((len(flat), *description.packed_shape), description.packed_type)
+        for first in range(0, len(flat), most):
+            block[first : first + most] = self._scattered_rows(flat[first : first + most])
+        return description.split(block.reshape(*row_ids.shape, *description.packed_shape))
+
+    def _scattered_rows(self, row_ids: Array) -> Array:
         self._unmap_scattered(row_ids.size)
         if len(self._scattered) == 1:
-            return self.description.split(self._scattered[0].matrix.take(row_ids, axis=0))
+            return self._scattered[0].matrix.take(row_ids, axis=0)
         description = self.description
         block = np.empty((*row_ids.shape, *description.packed_shape), description.packed_type)
         owner = np.searchsorted(self._starts, row_ids, side="right") - 1
@@ -327,13 +338,13 @@ class StoreBackend:
             mine = owner == shard
             local = row_ids[mine] - self._starts[shard]
             block[mine] = self._scattered[shard].matrix.take(local, axis=0)
-        return self.description.split(block)
+        return block
 
     def _unmap_scattered(self, count: int) -> None:
-        """Let pages of scattered rows go, each of which keeps a page of its own in the process."""
+        """Let pages of scattered rows go, each of which keeps some of its own in the process."""
         with self._lock:
             self._touched += count
-            if self._touched * mmap.PAGESIZE <= HELD_BYTES:
+            if self._touched * AROUND <= HELD_SCATTERED:
                 return
             self._touched = 0
         for mapped in self._scattered:

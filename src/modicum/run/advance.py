@@ -83,7 +83,7 @@ def first_keys(chain_keys: np.ndarray) -> jax.Array:
 
 
 def _read(rows: Batch, request: RowRequest) -> Batch:
-    """Rows by number, with what comes along."""
+    """Rows by number, with the fields that the request carries."""
     fields = {name: field[request.row_ids] for name, field in rows.items()}
     return fields | carried_fields(request)
 
@@ -125,27 +125,18 @@ def _advance(
     block = min(block, capacity)
 
     def keys(b: jax.Array | int) -> tuple[jax.Array, jax.Array]:
-        """Keys of the iterations of block `b`: all at once, since small operations are dear."""
+        """Keys of the iterations of block `b`, all at once: small operations are expensive."""
         return jax.vmap(lambda k: _keys(chain_key, first + b * block + k))(jnp.arange(block))
 
     # Functions that are called in two places are wrapped in `jax.jit`: they are traced once.
     @jax.jit
     def prepared(b: jax.Array | int, rows_keys: jax.Array) -> Pytree:
-        """Rows of block `b`, ready for its iterations: read and prepared all at once."""
-        if batches is not None:
-            fresh = jax.tree.map(
-                lambda field: jax.lax.dynamic_slice_in_dim(field, b * block, block), batches
-            )
-        else:
-            requests = jax.vmap(lambda key: kernel.row_request(key, context))(rows_keys)
-            if requests is None:
-                return None
-            assert rows is not None
-            fresh = _read(rows, requests)
-        # The barrier keeps the compiler from merging this with how the rows came: draws must not
-        # depend, in their last bit, on where the rows live.
-        fresh = jax.lax.optimization_barrier(fresh)
-        return jax.vmap(lambda batch: kernel.prepare(batch, context))(fresh)
+        if batches is None:
+            return _prepared(kernel, context, rows, None, rows_keys)
+        of_block = jax.tree.map(
+            lambda field: jax.lax.dynamic_slice_in_dim(field, b * block, block), batches
+        )
+        return _prepared(kernel, context, rows, of_block, rows_keys)
 
     @jax.jit
     def step(
@@ -187,10 +178,31 @@ def _advance(
     return jax.lax.fori_loop(0, blocks, through_block, (progress, record))
 
 
+def _prepared(
+    kernel: ChainKernel,
+    context: Pytree,
+    rows: Batch | None,
+    batches: Batch | None,
+    rows_keys: jax.Array,
+) -> Pytree:
+    """Rows of a block's iterations, read (unless in `batches`) and prepared all at once."""
+    fresh = batches
+    if fresh is None:
+        requests = jax.vmap(lambda key: kernel.row_request(key, context))(rows_keys)
+        if requests is None:
+            return None
+        assert rows is not None
+        fresh = _read(rows, requests)
+    # The barrier keeps the compiler from merging this with how the rows came: draws must not
+    # depend, in their last bit, on where the rows live.
+    fresh = jax.lax.optimization_barrier(fresh)
+    return jax.vmap(lambda batch: kernel.prepare(batch, context))(fresh)
+
+
 def _row_requests(
     kernel: ChainKernel, context: Pytree, chain_key: Array, iterations: Array
 ) -> RowRequest | None:
-    """Rows that iterations read, with a leading axis for these."""
+    """Rows that iterations read, with a leading axis over iterations."""
     return jax.vmap(lambda i: kernel.row_request(_keys(chain_key, i)[0], context))(iterations)
 
 

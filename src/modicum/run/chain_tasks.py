@@ -102,11 +102,8 @@ class ChainTasks:
         assert chains.group is not None
         number = gcd(len(self.hosts), len(chains.keys) // chains.group)
         self.keys, self.thin, self.units = chains.keys, chains.thin, chains.units
-        self.capacity, self.settled, self.obstacle = (
-            chains.capacity,
-            chains.settled,
-            chains.obstacle,
-        )
+        self.capacity, self.settled = chains.capacity, chains.settled
+        self.obstacle = chains.obstacle
         names = [f.name for f in fields(Chains) if f.init and f.name not in OWN]
         settings = {name: getattr(chains, name) for name in names}
         shared = self.hosts.share(settings, _to_send(chains.rows))

@@ -47,6 +47,7 @@ class EnergyConserving(Method):
     floor: float = 0.1
     certainty: int | Literal["auto"] = "auto"
     precision: Literal["float64", "float32"] = "float64"
+    whitening: Literal["auto", "float64"] = "auto"
     memory_limit: int | None = None
     fused: Fused = "auto"
     of_digests: ClassVar[bool] = True
@@ -77,6 +78,8 @@ class EnergyConserving(Method):
             raise SettingError(f"inner must be 'hmc', 'nuts' or a Move, not {self.inner!r}.")
         if self.precision not in ("float64", "float32"):
             raise SettingError("precision must be 'float64' or 'float32'.")
+        if self.whitening not in ("auto", "float64"):
+            raise SettingError(f"whitening must be 'auto' or 'float64', not {self.whitening!r}.")
         if isinstance(self.anchor, str) and self.anchor not in ANCHORS:
             raise SettingError(f"anchor must be 'mode', 'mean' or a point, not {self.anchor!r}.")
         check_positive({"trajectory": self.trajectory, "step_size": self.step_size})

@@ -9,7 +9,13 @@ from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 
-from modicum.errors import CrudeControlVariateError, ModicumWarning, NoModeError, SettingError
+from modicum.errors import (
+    ConvergenceError,
+    CrudeControlVariateError,
+    ModicumWarning,
+    NoModeError,
+    SettingError,
+)
 from modicum.estimators import LIKELIHOODS
 from modicum.kernels.delayed import DelayedAcceptanceContext, DelayedAcceptanceKernel
 from modicum.kernels.energy_conserving import EnergyConservingKernel
@@ -34,7 +40,7 @@ from modicum.methods.ecs.checks import (
 from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in, explain_burn_in
 from modicum.methods.ecs.pilot import Composition, Study
 from modicum.methods.ecs.tuning import Certainty, Choice, choose
-from modicum.methods.mean_anchor import NoMeanError, anchor_at_mean, may_have_mean
+from modicum.methods.mean_anchor import anchor_at_mean, may_have_mean
 from modicum.methods.whole_posterior import WholeLogPosterior
 from modicum.passes import Anchor
 from modicum.rows.groups import GroupedRows
@@ -85,6 +91,10 @@ class HMCECS(EnergyConserving):
         subsampled. "auto": as many as make an effective draw cheapest, 0 where none would.
     precision
         "float64" or "float32": of the subsample's rows and residuals (sums are float64).
+    whitening
+        Of the product that whitens fresh rows, most of the work where there are hundreds of
+        columns. "auto": from 256 dense columns on by blocks of a triangular factor, and in float32
+        where that is accurate; "float64": as with fewer columns.
     memory_limit
         Bytes of rows that may be held in memory; larger data sets are read as the chains need their
         rows. By default half of the free memory, or 256 MiB for a row store.
@@ -151,7 +161,7 @@ class HMCECS(EnergyConserving):
             return self.about_mean(task)
         misled = self.at_mode and any(note.code in MISLED for note in plan.notes)
         if misled and may_have_mean(task):
-            with suppress(NoMeanError, CrudeControlVariateError):
+            with suppress(ConvergenceError, CrudeControlVariateError):
                 method, elsewhere = self.about_mean(task)
                 if not any(note.code in UNFIT for note in elsewhere.notes):
                     return method, elsewhere

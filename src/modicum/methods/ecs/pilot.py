@@ -37,6 +37,7 @@ from modicum.estimators import (
     proxy,
     variance_unit,
 )
+from modicum.estimators.row_factor import MANY, row_factor, share_of_work
 from modicum.kernels.adaptation import schedule
 from modicum.kernels.base import ControlVariate, Estimator, Move, Proxy, RowDesign
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
@@ -96,6 +97,7 @@ DESIGN_DRAWS, DESIGN_DRAWS_OF_GROUPS = 8, 4  # at which rows are weighted
 DESIGN_DRAWS_AT_KINKS = 64
 SHARED = 0  # seed of whatever all runs share
 MOST_CERTAIN = 20_000  # certainty rows at most, and never more than a quarter of the table
+FACTOR_ROWS = 256  # on which the error of whitening in float32 is measured
 COORDINATE_ROWS = 2_048  # for choosing the coordinates of dispersions
 CHAIN_ROWS, CHAIN_ROWS_LINEAR = 4_096, 2_048  # pilot rows that pilot chains run on
 SCATTER = 0.1  # sd of their starts where the posterior may lie on one side of the mode
@@ -147,7 +149,8 @@ class Study:
         self.folded_prior = 0.0
         if not isinstance(task.rows, GroupedRows):
             self.folded_prior = folded_prior(task.target, anchor.point)[0]
-        self.proxy = self._proxy()
+        self._some_rows: np.ndarray | None = None
+        self.proxy, self.whitening = self._with_row_factor(self._proxy())
         # One Newton step from t* is where the posterior is: pilot draws about t* itself would
         # flatter the control variates, whose residuals vanish there. The mean is in its middle.
         self.centre = anchor.factor.T @ (anchor.A + self._prior_slope())
@@ -187,6 +190,21 @@ class Study:
         """Whether the effects of one factor are too many for dense matrices."""
         return isinstance(self.anchor.factor, ArrowFactor)
 
+    def _with_row_factor(self, proxy: Proxy) -> tuple[Proxy, Tuning]:
+        """The proxy with a factor by which rows of many columns are whitened faster, and why."""
+        form, rows = self.control_variate, self.task.rows
+        if not isinstance(form, LinearTaylor) or form.target.coding is not None:
+            return proxy, {}
+        if form.target.size < MANY or self.method.whitening != "auto":
+            return proxy, {}
+        if self._some_rows is None:
+            at = np.unique(np.linspace(0, len(rows) - 1, FACTOR_ROWS).astype(int))
+            self._some_rows = np.asarray(form.matrix(rows.take(at)).densely())
+        factor, error = row_factor(np.asarray(proxy.factor)[: form.target.size], self._some_rows)
+        why = f"in float32, whitened rows are off by {error:.1g} of their length"
+        chosen: Chosen = {"value": str(factor.blocks[0].dtype), "why": why}
+        return proxy._replace(row_factor=factor), {"whitening": chosen}
+
     def _straight(self, draws: np.ndarray) -> np.ndarray:
         """What control variates take of draws in which effects are relative to their scales."""
         if self.proxy.warp is None and not self._arrow:
@@ -201,7 +219,7 @@ class Study:
         L = self.anchor.factor
         V = L.covariance if isinstance(L, ArrowFactor) else L @ L.T
         exact, numbers = target.exact_prior
-        mean, precision = exact.stand_in(point, V, numbers)
+        mean, precision = exact.normal_approximation(point, V, numbers)
         return np.asarray(folded_prior(target, point)[1] - precision @ (point - mean))
 
     def _pilot_draws(self) -> tuple[np.ndarray, np.ndarray]:
@@ -248,8 +266,13 @@ class Study:
         return draws[rng.choice(candidates, count, p=weights)]
 
     def _has_kinks(self) -> bool:
-        """Whether log-likelihoods of rows have a kink, which only a few draws in 100 may cross."""
+        """Whether log-likelihoods of rows have a kink, which only a few draws in 100 may cross.
+
+        A model of one's own without a mode may have one for this very reason.
+        """
         model = self.task.target.model
+        if self.method.at_mean:
+            return True
         return isinstance(model, LinearPredictorModel) and not model.has_mode
 
     def _expansion(self, draws: np.ndarray) -> Expansion:
@@ -270,7 +293,6 @@ class Study:
         return expansion
 
     def _facts(self, draws: np.ndarray, proxy: Proxy, by_draws: bool) -> RowFacts:
-        @cache
         def expected() -> np.ndarray | KeptNumbers:
             sums = self.task.sums
             expected = expected_residuals(sums, self.control_variate, proxy, draws, by_draws)
@@ -279,7 +301,10 @@ class Study:
                 expected = expected / np.sqrt(sums.rows.index.size)
             return expected
 
-        return RowFacts(len(self.task.rows), PILOT_ROWS, expected, floor=self.method.floor)
+        # Four bytes per row, which only a design of one's own asks for a second time.
+        again = self.design.needs == "expected" and type(self.design) is not Weighted
+        remembered = cache(expected) if again else expected
+        return RowFacts(len(self.task.rows), PILOT_ROWS, remembered, floor=self.method.floor)
 
     def _take_rows(self, rng: np.random.Generator) -> None:
         """Draw the pilot rows, by their weights whatever the design that is studied."""
@@ -349,7 +374,7 @@ class Study:
         square = draws.T @ draws / count
         square = (1 - SHRUNK) * square + SHRUNK * np.eye(size)  # draws may be fewer than parameters
         factor = np.asarray(self.proxy.factor) @ np.linalg.cholesky(square)
-        return self.proxy._replace(factor=jnp.asarray(factor))
+        return self._with_row_factor(self.proxy._replace(factor=jnp.asarray(factor)))[0]
 
     def _draws_of_short_chains(self) -> np.ndarray:
         """Draws from the posterior that the pilot rows imply, where it is far from normal.
@@ -456,7 +481,8 @@ class Study:
     @property
     def fresh(self) -> float:
         """Cost of a fresh row, in evaluations of a row."""
-        return self.control_variate.fresh_cost
+        cost, factor = self.control_variate.fresh_cost, self.proxy.row_factor
+        return cost if factor is None else 1 + (cost - 1) * share_of_work(factor)
 
     def plan(self, parts: Composition, tuning: Tuning, notes: list[ModicumWarning]) -> Plan:
         """Return everything a run needs, given the choice of the subsample."""
@@ -478,7 +504,7 @@ class Study:
             rows=self.rows,
             floats_per_iteration=self.floats_per_iteration(parts),
             start_rows=parts.subsample,
-            tuning=tuning | {"design": design} | self.expansion.tuning,
+            tuning=tuning | {"design": design} | self.expansion.tuning | self.whitening,
             notes=[*self.anchor.notes, *notes, *uneven],
             memo=self,
             settled=settled,
@@ -526,6 +552,8 @@ class Study:
     @property
     def rows(self) -> Batch | Rows:
         """What chains read, by the numbers that the design draws."""
+        if isinstance(self.task.rows, GroupedRows):  # groups are drawn, and their rows are known
+            return self._placed
         return rows_for_chains(self._tables, self._placed)
 
     def context(self, parts: Composition) -> EnergyConservingContext:
@@ -538,8 +566,8 @@ class Study:
         return EnergyConservingContext(
             proxy=self.proxy,
             design=tables_for_chains(tables, self._placed),
-            estimator=jax.tree.map(jnp.asarray, parts.tables),
-            constant=jnp.asarray(self.anchor.C + self.folded_prior),
+            estimator=jax.device_put(parts.tables),  # compiles nothing, as `jnp.asarray` does
+            constant=jax.device_put(np.float64(self.anchor.C + self.folded_prior)),
             certain=None if certain is None else self._cached(certain),
         )
 

@@ -35,7 +35,7 @@ from modicum.ledger import Ledger
 from modicum.methods.base import Chosen, Method, Outcome, Plan, Task, Tuning, check_memory_limit
 from modicum.methods.sgmcmc.checks import look_ahead, look_back
 from modicum.methods.sgmcmc.coordinates import Placement, place_chains
-from modicum.methods.sgmcmc.design import Designed, certainty_of, design_of
+from modicum.methods.sgmcmc.design import TabledDesign, certainty_of, design_of
 from modicum.methods.sgmcmc.step_size import gradient_noise, largest_step, step_sizes
 from modicum.methods.weights import rows_for_chains, tables_for_chains
 from modicum.models.base import Batch
@@ -59,8 +59,8 @@ class Parts(NamedTuple):
     selector: Selector
 
     def check(self) -> None:
-        """Refuse compositions that sample something else than they say."""
-        batches = self.selector.batches(self.integrator)  # refuses what it cannot serve
+        """Refuse compositions that would not sample what they claim to."""
+        batches = self.selector.batches(self.integrator)  # refuses some integrators
         if getattr(self.integrator, "in_parameters", False) and batches > 1:
             self.integrator.noise_match(None, None)  # type: ignore[arg-type]  # says why not
         if self.integrator.needs_raw_gradients and self.estimator.small_gradients:
@@ -78,39 +78,39 @@ class StochasticGradientFamily(Method):
     Parameters
     ----------
     step_size
-        In the coordinates the chain moves in: see `whiten`. A number, a function of the
-        iteration's number such as `mo.Decay`, or None: the largest step whose variances, on the
-        posterior's normal approximation and with the gradient noise of a few pilot batches, are
-        off by no more than `bias`.
+        Step size in the chain's coordinates, see `whiten`: a number, a function of the iteration
+        number such as `mo.Decay`, or None. None takes the largest step whose variances are off by
+        no more than `bias`, computed on the posterior's normal approximation with the gradient
+        noise of a few pilot batches.
     batch
         Rows in a batch, drawn with replacement.
     design
-        "uniform"; "weighted": in proportion to the expected size of a row's gradient, found in one
-        pass; "stratified": in proportion from clusters of like rows.
+        "uniform"; "weighted": with probability proportional to the expected size of a row's
+        gradient, found in one pass; "stratified": proportionally from clusters of similar rows.
     clusters
-        How many clusters, for design="stratified".
+        Number of clusters, for design="stratified".
     certainty
-        Rows that every step reads, those with the largest expected residuals, where gradients have
-        control variates; the others are drawn. "auto": with design="weighted" as many as make noise
-        times cost smallest, otherwise 0.
+        Number of rows that every step reads: those with the largest expected residuals, where
+        gradients have control variates. The others are drawn. "auto": with design="weighted" the
+        number that minimises noise times cost, otherwise 0.
     whiten
         True: chains move in z, t = mode + L z, where the posterior is about standard normal.
-        False: in the parameters themselves, as in the papers; no mode is looked for unless
-        control variates or weighted rows need it. None: True up to 2,000 parameters.
+        False: in the parameters themselves, as in the papers; the mode is computed only if control
+        variates or weighted rows need it. None: True up to 2,000 parameters.
     start
         "mode" (the default where the mode is known): a draw about the mode; "zero"; "model": the
-        model's own start (the default otherwise), another for each chain of a network unless
+        model's start (the default otherwise), different for each chain of a network unless
         whitened; or a flat vector of unconstrained parameters.
     spread
         Scatter of the chains' starts: about the mode in posterior standard deviations (1), else in
         the chain's coordinates (0).
     precision
-        "float64" or "float32": of state and gradients.
+        "float64" or "float32", for state and gradients.
     bias
-        Share by which variances may be off, where step_size is None.
+        Relative error of variances that is allowed, where step_size is None.
     memory_limit
-        Bytes of rows that may be held in memory; larger data sets are read as the chains need their
-        rows. By default half of the free memory, or 256 MiB for a row store.
+        Bytes of rows that may be kept in memory; the rows of larger data sets are read when chains
+        need them. By default half of the free memory, or 256 MiB for a row store.
     """
 
     step_size: float | Callable[[int], float] | None = None
@@ -165,7 +165,7 @@ class StochasticGradientFamily(Method):
         """Integrator, estimator and selector."""
 
     def iterations(self, passes: float, rows: int) -> int:
-        """Gradients of rows are counted as in the EWSG paper: M + 1 batches, n for a snapshot."""
+        """Count gradients of rows as in the EWSG paper: M + 1 batches per step, n per snapshot."""
         parts = self.parts()
         cost = StochasticGradientKernel(*parts, Uniform(), self.batch).cost
         budget = passes * rows
@@ -187,19 +187,19 @@ class StochasticGradientFamily(Method):
         kernel = StochasticGradientKernel(
             *(parts.integrator, estimator, parts.selector, drawn.design, int(self.batch)),
             precision=self.precision,
-            own_start=place.own_start,
+            random_start=place.random_start,
         )
         placed = place_rows(task.rows, self.memory_limit)
         rows = rows_for_chains(drawn.tables, placed)
         read = rows if isinstance(rows, Rows) else task.rows
         context = self._context(task, place, estimator, drawn, None, placed)
         noise = cache(lambda: self._noise(task, read, kernel, context))
-        fresh = estimator.fresh_cost if isinstance(estimator, Taylor) else None
-        certain, why = certainty_of(self, task, drawn, fresh, noise)
+        fresh_cost = estimator.fresh_cost if isinstance(estimator, Taylor) else None
+        certain, why = certainty_of(self, task, drawn, fresh_cost, noise)
         if certain is not None:
             context = self._context(task, place, estimator, drawn, certain, placed)
             noise = cache(lambda: self._noise(task, read, kernel, context))
-        chosen: Chosen = {"value": 0 if certain is None else len(certain), "why": why}
+        certainty: Chosen = {"value": 0 if certain is None else len(certain), "why": why}
         step_size, tuning = self._step_size(place, kernel, noise)
         hook = self._hook(task, kernel, context)
         return Plan(
@@ -212,7 +212,7 @@ class StochasticGradientFamily(Method):
             tuning=tuning
             | {
                 "design": {"value": self.design, "why": drawn.design.description},
-                "certainty": chosen,
+                "certainty": certainty,
             },
             notes=[*place.notes, *look_ahead(self.batch, len(task.rows))],
             hook=hook,
@@ -233,7 +233,7 @@ class StochasticGradientFamily(Method):
         task: Task,
         place: Placement,
         estimator: BaseGradientEstimator,
-        drawn: Designed,
+        drawn: TabledDesign,
         certain: CertaintyRows | None,
         placed: Batch | Rows,
     ) -> StochasticGradientContext:
@@ -259,14 +259,14 @@ class StochasticGradientFamily(Method):
         kernel: StochasticGradientKernel,
         context: StochasticGradientContext,
     ) -> float:
-        """The largest variance of a coordinate of the gradient, at a few points."""
+        """Largest variance of any coordinate of the gradient, at a few points."""
         rng = generator(task.seed, Stream.STEP_SEARCH)
         points = rng.standard_normal((PILOT_POINTS, task.target.size)).astype(self.precision)
-        seen = gradient_noise(
+        noise = gradient_noise(
             kernel, context, rows, points, 0 * points, key(task.seed, Stream.NOISE_ROWS)
         )
-        task.ledger.add("pilot", seen.evaluations, "gradient")
-        return float(seen.variance.max())
+        task.ledger.add("pilot", noise.evaluations, "gradient")
+        return float(noise.variance.max())
 
     def _step_size(
         self,
@@ -298,8 +298,8 @@ class StochasticGradientFamily(Method):
         estimator = kernel.estimator
         if not isinstance(estimator, SnapshotEstimator):
             return None
-        # Without a bar of its own: that of the run is on the screen. Without the run's ledger: each
-        # chain counts the snapshots among the rows it touched.
+        # Without a progress bar, since the run has one; and without the run's ledger, since each
+        # chain counts its snapshots among the rows it touched.
         uncounted = Ledger(rows=len(task.rows))
         sums = Sums(task.target, task.rows, LocalEngine(progressbar=False), uncounted)
 
@@ -333,7 +333,7 @@ def _flags(
 def _floats_per_iteration(
     task: Task, kernel: StochasticGradientKernel, estimator: BaseGradientEstimator
 ) -> int:
-    """How many numbers an iteration holds of the rows it requests."""
+    """Numbers per iteration that the requested rows take in memory."""
     width = sum(int(np.prod(shape)) for shape in task.rows.fields.values()) + 1
     prepared = task.target.size + 12 if estimator.needs_anchor else width
     return kernel.batches * kernel.batch * (width + prepared)
@@ -376,7 +376,7 @@ class StochasticGradient(StochasticGradientFamily):
     summary: ClassVar[str] = "any integrator with any gradient estimator and selector"
 
     def parts(self) -> Parts:
-        """Those that the settings name."""
+        """The parts that the settings name."""
         return Parts(
             _part(self.integrator, INTEGRATORS, Integrator, "integrator"),  # type: ignore[type-abstract]
             _part(self.estimator, ESTIMATORS, BaseGradientEstimator, "estimator"),  # type: ignore[type-abstract]
@@ -384,16 +384,16 @@ class StochasticGradient(StochasticGradientFamily):
         )
 
 
-def _part(setting: object, known: Mapping[str, type[T]], base: type[T], kind: str) -> T:
-    """The part that a setting names, or the setting itself where it is one."""
+def _part(setting: object, registry: Mapping[str, type[T]], base: type[T], kind: str) -> T:
+    """The part that a setting names, or the setting itself if it is a part."""
     if isinstance(setting, base):
         return setting
-    if isinstance(setting, str) and setting in known:
-        return known[setting]()
+    if isinstance(setting, str) and setting in registry:
+        return registry[setting]()
     if isinstance(setting, type) and issubclass(setting, base):
         return setting()
-    names = ", ".join(repr(name) for name in known)
+    names = ", ".join(repr(name) for name in registry)
     raise SettingError(
-        f"there is no {kind} {setting!r}{suggestion(str(setting), known)}; give {names}, or an "
+        f"there is no {kind} {setting!r}{suggestion(str(setting), registry)}; give {names}, or an "
         "object."
     )

@@ -1,4 +1,4 @@
-"""Checks of a stochastic-gradient run, before it and afterwards."""
+"""Checks of a stochastic-gradient run, before it begins and after it ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from modicum.run import History
 __all__ = ["NOISE_LIMIT", "look_ahead", "look_back"]
 
 NOISE_LIMIT = 0.25  # gradient noise over injected noise: variances are then a quarter too large
-LOOKED_AT = 4  # chains at whose last positions it is measured
+NOISE_CHAINS = 4  # chains at whose last positions it is measured
 
 
 def look_ahead(batch: int, rows: int) -> list[ModicumWarning]:
@@ -37,7 +37,7 @@ def look_ahead(batch: int, rows: int) -> list[ModicumWarning]:
 
 
 def look_back(task: Task, plan: Plan, history: History) -> list[ModicumWarning]:
-    """Check the run by where it ended; enter the measurements in `plan.tuning`."""
+    """Check the run at its last positions; record the measurements in `plan.tuning`."""
     stats, position = history.stats, history.position
     h = float(stats["step_size"][0, -1])
     if "acceptance_rate_index" in stats:
@@ -60,7 +60,7 @@ def look_back(task: Task, plan: Plan, history: History) -> list[ModicumWarning]:
     plan.tuning["gradient_noise"] = {
         "value": ratio,
         "why": "variance of the gradient's noise over that of the injected noise, in the worst "
-        f"coordinate, at the last positions of up to {LOOKED_AT} chains",
+        f"coordinate, at the last positions of up to {NOISE_CHAINS} chains",
     }
     if ratio <= NOISE_LIMIT:
         return []
@@ -101,17 +101,17 @@ def _parts(plan: Plan) -> tuple[StochasticGradientKernel, BaseGradientEstimator]
 
 def _noise_ratio(task: Task, plan: Plan, position: np.ndarray, h: float) -> float:
     kernel, estimator = _parts(plan)
-    points = position[:LOOKED_AT, -1]
-    # A snapshot is half a period old on average; draws between two of them stand for that.
+    points = position[:NOISE_CHAINS, -1]
+    # A snapshot is half a period old on average, which the draw before the last represents.
     back = min(position.shape[1], 2) if isinstance(estimator, SnapshotEstimator) else 1
-    seen = gradient_noise(
+    noise = gradient_noise(
         kernel,
         plan.context,
         plan.rows if isinstance(plan.rows, Rows) else task.rows,
         points,
-        position[:LOOKED_AT, -back],
+        position[:NOISE_CHAINS, -back],
         key(task.seed, Stream.NOISE_ROWS_AFTER),
     )
-    task.ledger.add("pilot", seen.evaluations, "gradient")
-    ratio = kernel.integrator.noise_ratio(h, seen.mean, seen.variance, plan.context)
+    task.ledger.add("pilot", noise.evaluations, "gradient")
+    ratio = kernel.integrator.noise_ratio(h, noise.mean, noise.variance, plan.context)
     return float(np.max(ratio))

@@ -1,4 +1,4 @@
-"""Where a stochastic-gradient chain moves and starts: whitened about the mode, or as it is."""
+"""The coordinates of a stochastic-gradient chain, whitened or not, and where it starts."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from modicum.passes import Anchor
 from modicum.passes.mode import DENSE_LIMIT
 from modicum.rows import Rows
 
-__all__ = ["OwnStart", "Placement", "place_chains"]
+__all__ = ["Placement", "RandomStart", "place_chains"]
 
 Start = str | tuple[float, ...] | np.ndarray | None
 
 
 @dataclass(frozen=True)
-class OwnStart:
-    """Another start for each key, as the model draws it: chains of a network begin apart.
+class RandomStart:
+    """A start drawn by the model for each key, so that chains of a network begin apart.
 
-    Part of a kernel, and so of the key by which compiled code is kept: equal where the layout of
-    parameters and rows is, and without a hold on the rows, which are read only while compiling.
+    It is part of a kernel, which is a key of the cache of compiled code. So two are equal if their
+    parameters and rows have the same layout, and the rows, which are read only while compiling, are
+    not kept alive.
     """
 
     target: Target
@@ -36,15 +37,15 @@ class OwnStart:
     rows: ref[Rows] = field(compare=False)
 
     def __call__(self, key: jax.Array) -> jax.Array:
-        """The flat vector of parameters."""
+        """Return the flat vector of parameters."""
         rows = self.rows()
         assert rows is not None
         leaves = jax.tree.leaves(self.target.model.random_start(rows, key))
         return jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
 
 
-class Placed(Protocol):
-    """The settings of a method that say where its chains move and start."""
+class PlacementSettings(Protocol):
+    """The settings of a method that determine coordinates and starts of its chains."""
 
     @property
     def design(self) -> str:
@@ -69,19 +70,19 @@ class Placed(Protocol):
 
 @dataclass(frozen=True)
 class Placement:
-    """Coordinates of a run, and where its chains begin in them."""
+    """Coordinates of a run, and where its chains start in them."""
 
     coordinates: Coordinates
     anchor: Anchor | None  # its factor is that of the coordinates
     whitened: bool
     start: np.ndarray  # in the coordinates
-    spread: np.ndarray  # times a standard normal vector: how chains are scattered about `start`
-    own_start: OwnStart | None = None  # takes the place of `start`
+    spread: np.ndarray  # scatter about `start`: times a standard normal vector
+    random_start: RandomStart | None = None  # instead of `start`
     notes: list[ModicumWarning] = field(default_factory=list)
 
 
-def place_chains(method: Placed, task: Task, control_variates: bool) -> Placement:
-    """Find the mode where it is of use, and place the chains."""
+def place_chains(method: PlacementSettings, task: Task, control_variates: bool) -> Placement:
+    """Compute the mode where it is needed, and place the chains."""
     d = task.target.size
     whiten = d <= DENSE_LIMIT if method.whiten is None else method.whiten
     uses = {
@@ -99,21 +100,21 @@ def place_chains(method: Placed, task: Task, control_variates: bool) -> Placemen
     at_mode = _anchor(task, reasons[0]) if reasons else None
     coordinates, anchor = _coordinates(at_mode, whiten, d)
     start, scatter = _start(method, task, coordinates, at_mode, whiten)
-    own = None if whiten or not _is_models(method.start, at_mode) else _own_start(task)
+    drawn = None if whiten or not _is_models(method.start, at_mode) else _random_start(task)
     notes = [] if at_mode is None else at_mode.notes
-    return Placement(coordinates, anchor, whiten, start, scatter, own, notes)
+    return Placement(coordinates, anchor, whiten, start, scatter, drawn, notes)
 
 
 def _is_models(start: Start, at_mode: Anchor | None) -> bool:
-    """Whether chains start where the model says."""
+    """Whether chains start at the model's start."""
     return at_mode is None if start is None else isinstance(start, str) and start == "model"
 
 
-def _own_start(task: Task) -> OwnStart | None:
-    """Starts apart, where the model has many."""
+def _random_start(task: Task) -> RandomStart | None:
+    """Random starts, if the model draws them."""
     if type(task.target.model).random_start is BaseModel.random_start:
         return None
-    return OwnStart(task.target, tuple(task.rows.fields.items()), ref(task.rows))
+    return RandomStart(task.target, tuple(task.rows.fields.items()), ref(task.rows))
 
 
 def _anchor(task: Task, reason: str) -> Anchor:
@@ -131,12 +132,16 @@ def _coordinates(at_mode: Anchor | None, whiten: bool, d: int) -> tuple[Coordina
         return Parameters(np.zeros(d)), None
     if whiten:
         return at_mode, at_mode
-    # Parameters counted from the mode; the anchor's sums are needed in these coordinates.
+    # Parameters relative to the mode; the anchor's sums are needed in these coordinates.
     return Parameters(at_mode.point, record=at_mode.record), replace(at_mode, factor=np.eye(d))
 
 
 def _start(
-    method: Placed, task: Task, coordinates: Coordinates, at_mode: Anchor | None, whiten: bool
+    method: PlacementSettings,
+    task: Task,
+    coordinates: Coordinates,
+    at_mode: Anchor | None,
+    whiten: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Where chains start, and the factor of their scatter."""
     start = method.start

@@ -1,4 +1,4 @@
-"""Designs of stochastic-gradient methods: uniform, weighted by expected gradients, clusters."""
+"""Designs of stochastic-gradient methods: uniform, weighted by expected gradients, clustered."""
 
 from __future__ import annotations
 
@@ -33,17 +33,18 @@ from modicum.random import Stream, generator
 from modicum.rows import Coding
 from modicum.runtime import Array, Pytree, jit
 
-__all__ = ["Designed", "certainty_of", "design_of"]
+__all__ = ["TabledDesign", "certainty_of", "design_of"]
 
 CLUSTERED_ROWS = 20_000  # rows k-means learns its centres from
-NOISY = 0.25  # gradient noise, in posterior variances, from which on it limits the step
-FIRST, GAIN = 50, 0.9  # certainty rows considered first; cost relative to none that is worth it
+NOISY = 0.25  # gradient noise, in posterior variances, above which it limits the step
+FIRST = 50  # certainty rows considered first
+GAIN = 0.9  # they are used if their cost, relative to none, is below this
 FLOOR = 0.1  # share of weighted draws that is uniform
-UNCLUSTERED = ("weight", "offset", "probability")
+UNCLUSTERED = ("weight", "offset", "probability")  # fields that k-means ignores
 
 
 class DesignSettings(Protocol):
-    """The settings of a method that say how rows are drawn."""
+    """The settings of a method that determine how rows are drawn."""
 
     @property
     def design(self) -> str:
@@ -52,7 +53,7 @@ class DesignSettings(Protocol):
 
     @property
     def clusters(self) -> int:
-        """How many clusters a stratified design has."""
+        """Number of clusters of a stratified design."""
         ...
 
     @property
@@ -61,16 +62,18 @@ class DesignSettings(Protocol):
         ...
 
 
-class Designed(NamedTuple):
-    """A design, its tables, and what they were made from."""
+class TabledDesign(NamedTuple):
+    """A design, its tables, and the facts they were made from."""
 
     design: Design[Any]
     tables: Pytree
     facts: RowFacts
 
 
-def design_of(method: DesignSettings, task: Task, anchor: Anchor | None, order: int) -> Designed:
-    """The design a method names, and its tables."""
+def design_of(
+    method: DesignSettings, task: Task, anchor: Anchor | None, order: int
+) -> TabledDesign:
+    """Return the design that a method names, with its tables."""
     design = DESIGNS[method.design]()
 
     def expected() -> np.ndarray | KeptNumbers:
@@ -81,7 +84,7 @@ def design_of(method: DesignSettings, task: Task, anchor: Anchor | None, order: 
         return _clusters(task, int(method.clusters))
 
     facts = RowFacts(len(task.rows), int(method.batch), expected, clusters, FLOOR)
-    return Designed(design, design_tables(task, design, facts), facts)
+    return TabledDesign(design, design_tables(task, design, facts), facts)
 
 
 class CertaintySettings(Protocol):
@@ -111,24 +114,24 @@ class CertaintySettings(Protocol):
 def certainty_of(
     method: CertaintySettings,
     task: Task,
-    drawn: Designed,
-    fresh: float | None,
+    drawn: TabledDesign,
+    fresh_cost: float | None,
     noise: Callable[[], float],
 ) -> tuple[CertaintyRows | None, str]:
-    """Rows that every step reads, and why so many.
+    """Return the rows that every step reads, and the reason for their number.
 
     Parameters
     ----------
     drawn
         How rows are drawn without certainty rows.
-    fresh
-        What a fresh row costs, in evaluations of a row; None: gradients have no control variates.
+    fresh_cost
+        Cost of a fresh row in row evaluations; None: gradients have no control variates.
     noise
         Variance of the whitened gradient over batches of such draws.
     """
     count, n = method.certainty, len(task.rows)
     if count != "auto" and count > 0:
-        if fresh is None:
+        if fresh_cost is None:
             raise SettingError(
                 "rows can be certain only where gradients have control variates; use "
                 'estimator="taylor", or leave `certainty` out.'
@@ -143,25 +146,25 @@ def certainty_of(
         return certainty_rows(ranked, count, FLOOR), "set by hand"
     if count == 0:
         return None, "set by hand"
-    if fresh is None:
+    if fresh_cost is None:
         return None, "gradients have no control variates"
     if method.design != "weighted":
         return None, f"rows are drawn by design={method.design!r}, not by their expected residuals"
     if method.step_size is not None:
         return None, "step_size is set by hand"
-    seen = noise()
-    if seen < NOISY:
-        return None, f"the gradient noise is small without, {seen:.2g} posterior variances"
-    best, why = _cheapest(drawn.tables, int(method.batch), fresh)
+    variance = noise()
+    if variance < NOISY:
+        return None, f"the gradient noise is small without, {variance:.2g} posterior variances"
+    best, why = _cheapest(drawn.tables, int(method.batch), fresh_cost)
     return (certainty_rows(drawn.tables, best, FLOOR) if best else None), why
 
 
-def _cheapest(tables: WeightTables, batch: int, fresh: float) -> tuple[int, str]:
+def _cheapest(tables: WeightTables, batch: int, fresh_cost: float) -> tuple[int, str]:
     """Choose the number of certainty rows that minimises noise times cost of a step.
 
-    The noise is sum_k e_k^2 / w_k of the rows that are drawn, with e_k the expected residuals,
-    which are known up to a factor from the weights; a step costs a fresh row for each of a batch
-    and an evaluation per certainty row.
+    The noise is sum_k e_k^2 / w_k over the rows that are drawn, with e_k the expected residuals,
+    which the weights give up to a factor. A step costs a fresh row per row of the batch and one
+    evaluation per certainty row.
     """
     n = int(np.sum(tables.size))
     expected = np.maximum(np.asarray(tables.probability) - FLOOR / n, 0.0)
@@ -171,10 +174,12 @@ def _cheapest(tables: WeightTables, batch: int, fresh: float) -> tuple[int, str]
         drawn = size > 0
         return float(np.sum(size[drawn] * expected[drawn] ** 2 / probability[drawn]))
 
-    none = best = batch * (1 + fresh) * noise(tables)
+    none = best = batch * (1 + fresh_cost) * noise(tables)
     count, number = 0, FIRST
     while number <= n // 4:
-        cost = (batch * (1 + fresh) + number) * noise(certainty_rows(tables, number, FLOOR).rest)
+        cost = (batch * (1 + fresh_cost) + number) * noise(
+            certainty_rows(tables, number, FLOOR).rest
+        )
         if cost >= best:
             break
         count, best, number = number, cost, 2 * number
@@ -184,7 +189,7 @@ def _cheapest(tables: WeightTables, batch: int, fresh: float) -> tuple[int, str]
 
 
 def _expected(task: Task, anchor: Anchor, order: int) -> np.ndarray | KeptNumbers:
-    """Expected residuals of this order: in size they are like the gradients of a batch."""
+    """Expected residuals of this order, which are about proportional to gradients."""
     target = task.target
     draws = generator(task.seed, Stream.PILOT_DRAWS).standard_normal((8, target.size))
     return expected_residuals(
@@ -195,7 +200,7 @@ def _expected(task: Task, anchor: Anchor, order: int) -> np.ndarray | KeptNumber
 def _clusters(task: Task, count: int) -> np.ndarray:
     """Cluster of each row, by k-means on the rows' fields (Fu and Zhang 2017).
 
-    Columns are brought to unit scale; one that hardly varies beside the others stays small.
+    Columns are scaled to unit variance, except that one that hardly varies stays small.
     """
     from scipy.cluster.vq import kmeans2  # slow to import, and seldom needed
 
@@ -208,7 +213,7 @@ def _clusters(task: Task, count: int) -> np.ndarray:
     spread = columns.std(axis=0)
     scale = np.maximum(spread, 0.1 * spread.max()) if spread.max() > 0 else np.ones_like(spread)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a cluster may well be left empty
+        warnings.simplefilter("ignore", UserWarning)  # a cluster may be empty
         centres, _ = kmeans2(columns / scale, count, minit="++", rng=rng)
     to_nearest = partial(_nearest, rows.coding)
     nearest = task.sums.engine.map_rows(to_nearest, (centres, scale), rows, "clusters")
@@ -216,12 +221,12 @@ def _clusters(task: Task, count: int) -> np.ndarray:
 
 
 def _columns(batch: Batch) -> jax.Array:
-    kept = [values for name, values in sorted(batch.items()) if name not in UNCLUSTERED]
-    return jnp.concatenate([jnp.reshape(v, (len(v), -1)) for v in kept], axis=1)
+    clustered = [values for name, values in sorted(batch.items()) if name not in UNCLUSTERED]
+    return jnp.concatenate([jnp.reshape(v, (len(v), -1)) for v in clustered], axis=1)
 
 
 def _formed(coding: Coding | None, batch: Batch) -> Batch:
-    """Fields whose codes, where there are some, are columns of x."""
+    """The fields, with codes expanded into columns of x."""
     if coding is None:
         return batch
     others = {name: values for name, values in batch.items() if name not in coding.fields}

@@ -62,12 +62,12 @@ class SGLD(StochasticGradientFamily):
 class SGLDCV(StochasticGradientFamily):
     """SGLD with Taylor control variates about the mode (Baker et al. 2019; HMC-ECS paper, eq. 4.7).
 
-    Rows are weighted by default; design="uniform" is the papers'.
+    Rows are weighted by default; design="uniform" is as in the papers.
 
     Parameters
     ----------
     order
-        Of the control variates: 1 or 2.
+        Order of the control variates: 1 or 2.
 
     Examples
     --------
@@ -143,15 +143,15 @@ class SGHMC(StochasticGradientFamily):
     Parameters
     ----------
     friction
-        gamma, or C: 2 is critical damping in whitened coordinates. In raw parameters it has a unit
-        of its own, and should be chosen.
+        gamma, or C: 2 is critical damping in whitened coordinates. In raw parameters it
+        depends on their units, and should be chosen.
     form
         "underdamped": r <- r - h (g + gamma r) + sqrt(2 gamma h) xi, as in the EWSG paper.
         "friction": gradient at the new position, as in section 6.2 of the HMC-ECS paper.
     noise
         B, an estimate of e Cov(g) / 2 that is left out of the injected noise (form="friction").
     period
-        Steps after which the momentum is drawn anew (form="friction").
+        Steps after which the momentum is refreshed (form="friction").
     in_parameters
         Whether friction and noise refer to the parameters (form="friction").
 
@@ -171,7 +171,7 @@ class SGHMC(StochasticGradientFamily):
     summary: ClassVar[str] = "stochastic-gradient Hamiltonian Monte Carlo"
 
     def integrator(self) -> Integrator:
-        """By the form that was asked for."""
+        """The integrator of the chosen form."""
         if self.form == "friction":
             return Friction(self.friction, self.noise, self.period, self.in_parameters)
         if self.form != "underdamped":
@@ -189,12 +189,12 @@ class SGHMC(StochasticGradientFamily):
 class SGHMCCV(SGHMC):
     """SGHMC with Taylor control variates about the mode (Baker et al. 2019).
 
-    Rows are weighted by default; design="uniform" is the papers'.
+    Rows are weighted by default; design="uniform" is as in the papers.
 
     Parameters
     ----------
     order
-        Of the control variates: 1 or 2.
+        Order of the control variates: 1 or 2.
 
     Examples
     --------
@@ -215,7 +215,7 @@ class SGHMCCV(SGHMC):
 
 @dataclass(frozen=True, kw_only=True)
 class CPSGHMC(SGHMC):
-    """SGHMC with batches from clusters of like rows (Fu and Zhang 2017).
+    """SGHMC with batches from clusters of similar rows (Fu and Zhang 2017).
 
     Rows are clustered once by k-means, and a batch holds its share of every cluster.
 
@@ -228,7 +228,7 @@ class CPSGHMC(SGHMC):
 
     design: str = "stratified"
     name: ClassVar[str] = "cp-sghmc"
-    summary: ClassVar[str] = "SGHMC with batches from clusters of like rows"
+    summary: ClassVar[str] = "SGHMC with batches from clusters of similar rows"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,8 +262,8 @@ class EWSG(StochasticGradientFamily):
 
     def parts(self) -> Parts:
         """Underdamped, minibatch, exponential."""
-        chosen = Exponential(self.index_steps, self.x, self.weights)
-        return Parts(Underdamped(self.friction), Minibatch(), chosen)
+        selector = Exponential(self.index_steps, self.x, self.weights)
+        return Parts(Underdamped(self.friction), Minibatch(), selector)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,8 +316,8 @@ class EWSGLD(StochasticGradientFamily):
 
     def parts(self) -> Parts:
         """Langevin, minibatch, exponential."""
-        chosen = Exponential(self.index_steps, weights=self.weights)
-        return Parts(Langevin(halved=False), Minibatch(), chosen)
+        selector = Exponential(self.index_steps, weights=self.weights)
+        return Parts(Langevin(halved=False), Minibatch(), selector)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""How large steps are, and whether the gradient's noise is small beside the noise that is meant."""
+"""Step sizes, and the noise of stochastic gradients, which limits them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from modicum.runtime import jit
 __all__ = ["Decay", "GradientNoise", "gradient_noise", "largest_step", "step_sizes"]
 
 Moments = tuple[jax.Array, jax.Array, jax.Array]  # count, mean, sum of squares about it
-BATCHES = 32  # batches that the gradient's variance is estimated from, at each point
+BATCHES = 32  # per point, from which the gradient's variance is estimated
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Decay:
     power
         How fast they shrink; between 1/3 and 1.
     delay
-        Iterations until the shrinking sets in.
+        Iterations before they shrink much.
 
     Examples
     --------
@@ -71,20 +71,20 @@ def step_sizes(step_size: float | Callable[[int], float], total: int) -> np.ndar
 
 
 def largest_step(integrator: Integrator, noise: float, bias: float) -> float:
-    """The largest step, up to 1, whose stationary variance is off by no more than `bias`.
+    """Return the largest step, up to 1, whose stationary variance is off by at most `bias`.
 
-    In whitened coordinates the posterior has unit curvature, and there the variance follows from
-    the step alone and the variance `noise` of the gradient.
+    In whitened coordinates the posterior has unit curvature, so the variance follows from the step
+    and the variance `noise` of the gradient.
     """
 
-    def fault(h: float) -> float:
+    def error(h: float) -> float:
         step = integrator.response(h)
         assert step is not None
         return abs(step.variance(1.0, noise) / integrator.temperature - 1)
 
     sizes = np.geomspace(1.0, 1e-12, 1200)  # 2.3 % from one to the next
     for h in sizes:
-        if fault(float(h)) <= bias:
+        if error(float(h)) <= bias:
             return float(h)
     raise SettingError(
         f"no step is small enough for a bias of {bias:g} here; use a larger batch, control "
@@ -98,7 +98,7 @@ class GradientNoise:
 
     mean: np.ndarray
     variance: np.ndarray
-    evaluations: int  # gradients of rows it took
+    evaluations: int  # row gradients that it cost
 
 
 def gradient_noise(
@@ -109,9 +109,9 @@ def gradient_noise(
     references: np.ndarray,
     key: jax.Array,
 ) -> GradientNoise:
-    """Estimate mean and variance of a batch's gradient at `points`, averaged over these.
+    """Estimate mean and variance of a batch's gradient, averaged over `points`.
 
-    A snapshot, where the estimator has one, is taken to be at the point's reference.
+    If the estimator has a snapshot, it is at the reference of each point.
     """
     keys = jax.random.split(key, len(points))
     totals = []

@@ -1,13 +1,13 @@
-"""The distributions that priors are made of: what a user writes, hashable and savable.
+"""The distributions that a user may choose as priors; hashable, and saved with a posterior.
 
 A distribution is a frozen dataclass of plain numbers. Its log-density is a function of arrays
 (`density`), so that the numbers of many columns travel as one array and nothing is compiled anew
 for other numbers.
 
-Real-valued distributions are mixtures of normals over their scale, all but the flat one. Such a
-prior is stood in for, about a coefficient of posterior second moment r^2, by the normal of
-precision w(r) = -(log p)'(r) / r (`precision`): the E step of EM, and what the anchor uses where a
-prior has a kink or no useful mode.
+All distributions on the real line but the flat one are scale mixtures of normals. About a
+coefficient with posterior second moment r^2, such a prior is approximated by the normal of
+precision w(r) = -(log p)'(r) / r (`precision`). This is the E step of EM; the anchor uses it where
+a prior has a kink or no useful mode.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def is_positive(value: object) -> bool:
 class Prior(ABC):
     """A distribution, as a frozen dataclass of numbers.
 
-    Subclasses say what it is for (`support`), its log-density, and how it prints.
+    Subclasses define the support, the log-density, and how it prints.
     """
 
     support: ClassVar[Support] = "real"
-    quadratic: ClassVar[bool] = False  # whether the log-density is a quadratic, of no use exactly
+    quadratic: ClassVar[bool] = False  # whether the log-density is quadratic
     positive: ClassVar[tuple[str, ...]] = ()  # arguments that must be above zero
 
     def __post_init__(self) -> None:
@@ -97,9 +97,9 @@ class Prior(ABC):
 
     @property
     def width(self) -> float:
-        """A third of the distance from the centre beyond which 0.27 % lie: of a normal, its sd.
+        """A third of the distance from the centre beyond which 0.27 % of the mass lies.
 
-        Infinite where nothing is too far.
+        That is the standard deviation of a normal. Infinite if no value is unexpected.
         """
         return float("inf")
 
@@ -109,18 +109,14 @@ class Prior(ABC):
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, str | float]:
-        """As plain JSON values: the distribution's name and its arguments."""
+        """Return plain JSON values: the distribution's name and its arguments."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         return {"distribution": type(self).__name__} | named
 
     def __str__(self) -> str:
         numbers = ", ".join(f"{number:.4g}" for number in self.numbers)
-        return f"{self._called}({numbers})"
-
-    @property
-    def _called(self) -> str:
-        words = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(self).__name__)
-        return words.lower()
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(self).__name__).lower()
+        return f"{name}({numbers})"
 
 
 # On the real line --------------------------------------------------------------------------
@@ -162,7 +158,7 @@ class Normal(Prior):
 
 @dataclass(frozen=True)
 class StudentT(Prior):
-    """Student's t distribution: like a normal near its centre, with tails that let go.
+    """Student's t distribution: like a normal near its centre, with heavier tails.
 
     Examples
     --------
@@ -186,12 +182,12 @@ class StudentT(Prior):
 
     @property
     def centre(self) -> float:
-        """The mean, or where there is none the median."""
+        """The median, which is the mean where there is one."""
         return self.mean
 
     @property
     def width(self) -> float:
-        """That of its quantile."""
+        """A third of the distance to the 0.99865 quantile."""
         from scipy.special import stdtrit
 
         return float(self.scale * stdtrit(self.df, FAR_QUANTILE) / 3)
@@ -231,7 +227,7 @@ class Laplace(Prior):
 
     @property
     def width(self) -> float:
-        """That of its quantile."""
+        """A third of the distance to the 0.99865 quantile."""
         return float(-self.scale * np.log(2 * (1 - FAR_QUANTILE)) / 3)
 
     @staticmethod
@@ -261,16 +257,17 @@ class Horseshoe(Prior):
     Parameters
     ----------
     scale
-        Of tau's half-Cauchy prior: how large coefficients are that are not 0, times their share.
+        Scale of tau's half-Cauchy prior: the typical size of non-zero coefficients times the share
+        of coefficients that are not zero.
     slab
-        c.
+        c, the standard deviation of large coefficients.
     unit
-        In which `scale` and `slab` are given for a column; by default (None) that of the outcome
-        over the column's standard deviation, so that columns need not be alike.
+        Unit of `scale` and `slab` for a column; by default (None) the unit of the outcome over the
+        column's standard deviation, so that columns may have different units.
     resolution
-        In the same unit: the density has a pole at 0, at which no chain of Hamiltonian moves would
-        get past, so that it is convolved with a normal of this sd. By default (None) a tenth of
-        about the standard error that the rows leave a coefficient.
+        In the same unit. The density has a pole at 0, which Hamiltonian dynamics cannot cross, so
+        it is convolved with a normal of this standard deviation. By default (None) about a tenth
+        of a coefficient's standard error.
 
     Examples
     --------
@@ -303,7 +300,7 @@ class Horseshoe(Prior):
 
     @property
     def width(self) -> float:
-        """The slab's: what lies within it is nothing unexpected."""
+        """The width of the slab: no value within it is unexpected."""
         return self.slab * (self.unit or 1.0)
 
     @staticmethod
@@ -321,8 +318,8 @@ class Horseshoe(Prior):
         return f"horseshoe({self.scale:.4g}, {self.slab:.4g})"
 
 
-def _mixed_sd(xp: Any, slab: Any, resolution: Any, tau: Any) -> Any:  # of NumPy, or of JAX
-    """Sd of each component of the mixture: tau lambda~, and the resolution."""
+def _mixed_sd(xp: Any, slab: Any, resolution: Any, tau: Any) -> Any:  # arrays of NumPy or of JAX
+    """Standard deviation of each component of the mixture: of tau lambda~ and the resolution."""
     free = xp.asarray(tau)[..., None] * np.exp(_NODES)
     bound, least = xp.asarray(slab)[..., None], xp.asarray(resolution)[..., None]
     return xp.sqrt((bound * free) ** 2 / (bound**2 + free**2) + least**2)
@@ -330,7 +327,7 @@ def _mixed_sd(xp: Any, slab: Any, resolution: Any, tau: Any) -> Any:  # of NumPy
 
 @dataclass(frozen=True)
 class Flat(Prior):
-    """No prior: a constant on the whole line. The data alone must inform what has it.
+    """No prior: a constant density on the whole line. The data alone must identify the parameter.
 
     Examples
     --------
@@ -353,7 +350,7 @@ class Flat(Prior):
 
 @dataclass(frozen=True)
 class LogNormal(Prior):
-    """A positive number whose logarithm is normal: quadratic in the logarithm, which is sampled.
+    """The log-normal distribution; its log-density is quadratic in the logarithm, which is sampled.
 
     Examples
     --------
@@ -370,13 +367,13 @@ class LogNormal(Prior):
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
-        """That of the logarithm, less the logarithm."""
+        """Log-density of the logarithm, less the logarithm."""
         return Normal.density(jnp.log(value), *numbers) - jnp.log(value)
 
 
 @dataclass(frozen=True)
 class HalfNormal(Prior):
-    """The absolute value of a normal number with mean 0 and the given sd.
+    """The half-normal distribution: the absolute value of a normal with mean 0.
 
     Examples
     --------
@@ -391,14 +388,14 @@ class HalfNormal(Prior):
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
-        """Twice that of the normal."""
+        """Twice the density of the normal."""
         (sd,) = numbers
         return Normal.density(value, jnp.zeros_like(sd), sd) + np.log(2)
 
 
 @dataclass(frozen=True)
 class HalfCauchy(Prior):
-    """The absolute value of a Cauchy number: half of the mass beyond `scale`.
+    """The half-Cauchy distribution: half of its mass lies beyond `scale`.
 
     Examples
     --------
@@ -481,12 +478,12 @@ class LKJ(Prior):
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
-        """Of log det(R), up to the constant of its size."""
+        """Log-density as a function of log det(R), up to a constant."""
         (eta,) = numbers
         return (eta - 1) * value
 
 
-FAR_QUANTILE = 0.99865  # of a normal, three standard deviations out
+FAR_QUANTILE = 0.99865  # three standard deviations above the mean of a normal
 
 DISTRIBUTIONS: dict[str, type[Prior]] = {
     kind.__name__: kind
@@ -504,6 +501,6 @@ def prior_from_dict(saved: Mapping[str, str | float]) -> Prior:
 
 
 def normal_log_density(value: jax.Array, scale: jax.Array) -> jax.Array:
-    """Log-density of independent normals about zero, summed."""
+    """Summed log-density of independent normals with mean 0."""
     z = jnp.asarray(value) / scale
     return jnp.sum(-0.5 * z**2 - jnp.log(scale) - 0.5 * np.log(2 * np.pi))

@@ -1,12 +1,12 @@
-"""Priors that are no quadratic: evaluated exactly in each step, beside the likelihood's quadratic.
+"""Priors that are not quadratic: evaluated exactly in each step, beside the likelihood's quadratic.
 
-A term is the prior of some entries of the flat vector t, and of parameters of its own where it has
-them (the horseshoe's global scale). What is static is the term; its numbers travel as arrays.
+A term is the prior of some entries of the flat vector t, and of its hyperparameters where it has
+them (the horseshoe's global scale). The term is static; its numbers travel as arrays.
 
-The anchor is where the posterior would have its mode if each term were a normal: that of precision
-w(r), r^2 the posterior second moment of the entry (see `distributions`). Parameters of the prior's
-own are at the mode of their marginal posterior, by the same EM. Both follow from a
-point and a covariance, without a pass over the rows.
+The anchor is the mode of the posterior with each term replaced by a normal of precision w(r), where
+r^2 is the posterior second moment of the entry (see `distributions`). Hyperparameters are at the
+mode of their marginal posterior, by the same EM. Both follow from a point and a covariance, without
+a pass over the rows.
 """
 
 from __future__ import annotations
@@ -27,103 +27,104 @@ __all__ = [
     "ExactTerm",
     "Independent",
     "NonCentred",
+    "NormalApproximation",
     "Numbers",
     "SharedScale",
-    "StandIn",
 ]
 
 Numbers: TypeAlias = tuple[jax.Array | np.ndarray, ...]
 
 
-class StandIn(NamedTuple):
-    """A normal prior of some entries of t, in place of one that is none."""
+class NormalApproximation(NamedTuple):
+    """A normal prior of some entries of t that replaces one that is not normal."""
 
-    where: np.ndarray  # flat places; (effects, levels) where levels have the same precision
-    mean: np.ndarray  # of each place
+    where: np.ndarray  # positions in t; (effects, levels) where levels have the same precision
+    mean: np.ndarray  # of each position
     precision: np.ndarray  # a matrix, or a vector where it is diagonal; of the effects of a level
 
 
 class NonCentred(NamedTuple):
-    """Entries that are sampled relative to a scale, the less the more the data say of them."""
+    """Entries that are sampled relative to a scale, less so the more informative the data are."""
 
-    where: np.ndarray  # flat places
-    scale: np.ndarray  # flat place of the log scale of each
-    ratio: np.ndarray  # information of the data times the square of the scale, at the anchor
+    where: np.ndarray  # positions in t
+    scale: np.ndarray  # position of the log scale of each
+    ratio: np.ndarray  # information in the data times the squared scale, at the anchor
 
 
 class ExactTerm(Protocol):
     """The prior of some entries of t. Hashable."""
 
     def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
-        """Log-density at t, that of the term's own parameters included."""
+        """Log-density at t, including that of the hyperparameters."""
         ...
 
     def settle(self, t: np.ndarray, covariance: Covariance, numbers: Numbers) -> np.ndarray:
-        """Return t with the term's own parameters where their marginal mode is about."""
+        """Return t with the hyperparameters near their marginal mode."""
         ...
 
-    def stand_ins(
-        self, t: np.ndarray, covariance: Covariance, numbers: Numbers, own: bool
-    ) -> Sequence[StandIn]:
-        """Return the normals that stand for the term about t, with those of its `own` or not."""
+    def normal_approximations(
+        self, t: np.ndarray, covariance: Covariance, numbers: Numbers, hyperparameters: bool
+    ) -> Sequence[NormalApproximation]:
+        """Return normals that approximate the term about t, of `hyperparameters` too or not."""
         ...
 
     def non_centred(self, t: np.ndarray, information: np.ndarray) -> NonCentred | None:
-        """Return which entries are sampled relative to a scale; None: none.
+        """Return the entries that are sampled relative to a scale, or None.
 
-        `information` is what the data alone say of each entry, all others known.
+        `information` is the data's information about each entry, given all others.
         """
         ...
 
 
 @dataclass(frozen=True)
 class ExactPrior:
-    """All such terms of a model."""
+    """All terms of a model's prior that are not quadratic."""
 
     terms: tuple[ExactTerm, ...]
 
     def log_density(self, t: jax.Array, numbers: tuple[Numbers, ...]) -> jax.Array:
         """Log-density at t."""
-        parts = zip(self.terms, numbers, strict=True)
-        return sum((term.log_density(t, own) for term, own in parts), jnp.zeros(()))
+        pairs = zip(self.terms, numbers, strict=True)
+        return sum((term.log_density(t, of_term) for term, of_term in pairs), jnp.zeros(()))
 
     def settle(
         self, t: np.ndarray, covariance: Covariance, numbers: tuple[Numbers, ...]
     ) -> np.ndarray:
-        """Return t with all parameters of the priors' own settled."""
-        for term, own in zip(self.terms, numbers, strict=True):
-            t = term.settle(t, covariance, own)
+        """Return t with all hyperparameters near their marginal mode."""
+        for term, of_term in zip(self.terms, numbers, strict=True):
+            t = term.settle(t, covariance, of_term)
         return t
 
     def non_centred(self, t: np.ndarray, information: np.ndarray) -> NonCentred | None:
-        """Return all entries that are sampled relative to a scale; None: there are none."""
+        """Return all entries that are sampled relative to a scale, or None."""
         parts = [term.non_centred(t, information) for term in self.terms]
-        held = [part for part in parts if part is not None]
-        if not held:
+        relative = [part for part in parts if part is not None]
+        if not relative:
             return None
-        return NonCentred(*(np.concatenate(each) for each in zip(*held, strict=True)))
+        return NonCentred(*(np.concatenate(each) for each in zip(*relative, strict=True)))
 
-    def stand_in(
+    def normal_approximation(
         self,
         t: np.ndarray,
         covariance: Covariance,
         numbers: tuple[Numbers, ...],
-        own: bool = True,
+        hyperparameters: bool = True,
     ) -> tuple[np.ndarray, Symmetric]:
-        """Mean and precision (d, d) of the normal that stands for all terms about t.
+        """Mean and precision (d, d) of the normal that approximates all terms about t.
 
-        Without the priors' `own` parameters, where these are not asked for. The precision has the
-        form of the covariance.
+        Optionally without the precision of the hyperparameters. The precision has the form of the
+        covariance.
         """
         mean = t.copy()
+        parts = self._approximations(t, covariance, numbers, hyperparameters)
         if isinstance(covariance, ArrowCovariance):
             arrow = ArrowMatrix.zeros(covariance.big, covariance.border)
-            for where, centre, inverse in self._stand_ins(t, covariance, numbers, own):
+            for where, centre, inverse in parts:
                 mean[where] = centre
                 arrow.add_normal(where, inverse)
             return mean, arrow
         precision = np.zeros((len(t), len(t)))
-        for where, centre, inverse in self._stand_ins(t, covariance, numbers, own):
+        for where, centre, inverse in parts:
             mean[where] = centre
             square = np.diag(inverse) if inverse.ndim == 1 else inverse
             if where.ndim == 2:
@@ -131,17 +132,21 @@ class ExactPrior:
             precision[np.ix_(where.ravel(), where.ravel())] += square
         return mean, precision
 
-    def _stand_ins(
+    def _approximations(
         self, t: np.ndarray, covariance: Covariance, numbers: tuple[Numbers, ...], own: bool
-    ) -> list[StandIn]:
+    ) -> list[NormalApproximation]:
         """Those of all terms."""
         pairs = zip(self.terms, numbers, strict=True)
-        return [s for term, of_term in pairs for s in term.stand_ins(t, covariance, of_term, own)]
+        return [
+            part
+            for term, of_term in pairs
+            for part in term.normal_approximations(t, covariance, of_term, own)
+        ]
 
 
 @dataclass(frozen=True)
 class Independent:
-    """Entries with distributions of one kind, each its own; of positive numbers, the logarithm.
+    """Independent entries with distributions of one kind; with `logged`, t has their logarithms.
 
     Numbers: the arguments of the distribution, one array each.
     """
@@ -151,7 +156,7 @@ class Independent:
     logged: bool = False
 
     def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
-        """The sum over entries, in t."""
+        """Sum over entries of the log-density in t."""
         return jnp.sum(self._each(t[np.array(self.where)], *map(jnp.asarray, numbers)))
 
     def _each(self, value: jax.Array, *numbers: jax.Array) -> jax.Array:
@@ -160,15 +165,15 @@ class Independent:
         return self.kind.density(value, *numbers)
 
     def settle(self, t: np.ndarray, covariance: Covariance, numbers: Numbers) -> np.ndarray:
-        """Nothing of its own."""
+        """Return t: there are no hyperparameters."""
         del covariance, numbers
         return t
 
-    def stand_ins(
-        self, t: np.ndarray, covariance: Covariance, numbers: Numbers, own: bool
-    ) -> Sequence[StandIn]:
-        """That of EM; of a logarithm, the tangent quadratic, with some curvature at least."""
-        del own  # it has none
+    def normal_approximations(
+        self, t: np.ndarray, covariance: Covariance, numbers: Numbers, hyperparameters: bool
+    ) -> Sequence[NormalApproximation]:
+        """EM's normal; for logarithms the tangent quadratic, with a minimum curvature."""
+        del hyperparameters  # it has none
         where = np.array(self.where)
         if self.logged:
             return [self._tangent(t, where, numbers)]
@@ -176,20 +181,20 @@ class Independent:
         names = [field.name for field in fields(self.kind)]  # type: ignore[arg-type]
         mean = arrays[names.index("mean")]
         square = (t[where] - mean) ** 2 + diagonal(covariance)[where]
-        return [StandIn(where, mean, self.kind.precision(square, *arrays))]
+        return [NormalApproximation(where, mean, self.kind.precision(square, *arrays))]
 
     def non_centred(self, t: np.ndarray, information: np.ndarray) -> None:
-        """Nothing: these have no scale of their own."""
+        """None: these entries share no scale."""
 
-    def _tangent(self, t: np.ndarray, where: np.ndarray, numbers: Numbers) -> StandIn:
+    def _tangent(self, t: np.ndarray, where: np.ndarray, numbers: Numbers) -> NormalApproximation:
         def total(value: jax.Array) -> jax.Array:
             return jnp.sum(self._each(value, *map(jnp.asarray, numbers)))
 
         at = jnp.asarray(t[where])
         slope = np.asarray(jax.grad(total)(at))
-        bent = -np.diag(np.asarray(jax.hessian(total)(at)))
-        precision = np.maximum(bent, 0.01)
-        return StandIn(where, t[where] + slope / precision, precision)
+        curvature = -np.diag(np.asarray(jax.hessian(total)(at)))
+        precision = np.maximum(curvature, 0.01)
+        return NormalApproximation(where, t[where] + slope / precision, precision)
 
 
 @dataclass(frozen=True)
@@ -203,55 +208,55 @@ class SharedScale:
     tau: int
 
     def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
-        """Given tau, and of tau itself."""
-        scale, *own = map(jnp.asarray, numbers)
+        """Log-density of the coefficients given tau, plus that of log tau."""
+        scale, *rest = map(jnp.asarray, numbers)
         tau = jnp.exp(t[self.tau])
         of_tau = HalfCauchy.density(tau, scale) + t[self.tau]
-        return of_tau + jnp.sum(Horseshoe.density(t[np.array(self.where)], scale, *own, tau))
+        return of_tau + jnp.sum(Horseshoe.density(t[np.array(self.where)], scale, *rest, tau))
 
     def _squares(self, t: np.ndarray, covariance: Covariance) -> np.ndarray:
         where = np.array(self.where)
         return np.asarray(t[where] ** 2 + diagonal(covariance)[where])
 
     def settle(self, t: np.ndarray, covariance: Covariance, numbers: Numbers) -> np.ndarray:
-        """The most probable tau, were each coefficient as large as its second moment says."""
-        own = [np.asarray(number) for number in numbers]
-        grid = np.log(own[0]) + GRID
-        logs = np.asarray(_of_tau(jnp.asarray(grid), self._squares(t, covariance), *own))
+        """The most probable tau if each squared coefficient were its second moment."""
+        arguments = [np.asarray(number) for number in numbers]
+        grid = np.log(arguments[0]) + GRID
+        logs = np.asarray(_of_tau(jnp.asarray(grid), self._squares(t, covariance), *arguments))
         settled = t.copy()
         settled[self.tau] = grid[np.argmax(logs)]
         return settled
 
-    def stand_ins(
-        self, t: np.ndarray, covariance: Covariance, numbers: Numbers, own: bool
-    ) -> Sequence[StandIn]:
-        """Normal coefficients given tau, and a scale for tau from the curvature there."""
+    def normal_approximations(
+        self, t: np.ndarray, covariance: Covariance, numbers: Numbers, hyperparameters: bool
+    ) -> Sequence[NormalApproximation]:
+        """Normal coefficients given tau; for log tau, a normal with the curvature there."""
         arguments = [np.asarray(number) for number in numbers]
         square, where = self._squares(t, covariance), np.array(self.where)
         precision = Horseshoe.precision(square, *arguments, np.exp(t[self.tau]))
-        coefficients = StandIn(where, np.zeros(len(where)), precision)
-        if not own:
+        coefficients = NormalApproximation(where, np.zeros(len(where)), precision)
+        if not hyperparameters:
             return [coefficients]
         near = t[self.tau] + np.array([-0.5, 0.0, 0.5])
         left, at, right = np.asarray(_of_tau(jnp.asarray(near), square, *arguments))
-        bent = np.clip(-(left - 2 * at + right) / 0.25, 0.3, None)
+        curvature = np.clip(-(left - 2 * at + right) / 0.25, 0.3, None)
         place = np.array([self.tau])
-        return [coefficients, StandIn(place, t[place], np.array([bent]))]
+        return [coefficients, NormalApproximation(place, t[place], np.array([curvature]))]
 
     def non_centred(self, t: np.ndarray, information: np.ndarray) -> None:
-        """Nothing: local scales are integrated out."""
+        """None: local scales are integrated out."""
 
 
-GRID = np.linspace(-12.0, 3.0, 151)  # of log tau, about that of its prior's scale
+GRID = np.linspace(-12.0, 3.0, 151)  # log tau less the logarithm of its prior's scale
 
 
 def _of_tau(log_tau: jax.Array, square: np.ndarray, *numbers: np.ndarray) -> jax.Array:
-    """Log-density of each log tau beside coefficients of these squares."""
-    value, own = jnp.sqrt(square), [jnp.asarray(number) for number in numbers]
+    """Joint log-density of each log tau and of coefficients with these squares."""
+    value, arguments = jnp.sqrt(square), [jnp.asarray(number) for number in numbers]
 
     def at_log_tau(log: jax.Array) -> jax.Array:
         tau = jnp.exp(log)
-        each = Horseshoe.density(value, *own, tau)
-        return jnp.sum(each) + HalfCauchy.density(tau, own[0]) + log
+        each = Horseshoe.density(value, *arguments, tau)
+        return jnp.sum(each) + HalfCauchy.density(tau, arguments[0]) + log
 
     return jax.lax.map(at_log_tau, log_tau)

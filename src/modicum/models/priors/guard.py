@@ -1,4 +1,4 @@
-"""A guard: where the data pull a parameter further from its prior than the prior expects."""
+"""Warns where the data pull a parameter further from its prior than the prior expects."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ def prior_warnings(
     posterior_sd: np.ndarray,
     normal: np.ndarray | None = None,
 ) -> list[ModicumWarning]:
-    """Say so where the data pull a parameter further from its prior than the prior expects.
+    """Warn where the data pull a parameter further from its prior than the prior expects.
 
     Under the prior, a posterior mean varies with variance tau^2 - v (prior variance less posterior
-    variance). A mean many such standard deviations from the prior's centre tells that prior and
-    data disagree, also where a tight prior has kept the mean close to itself.
+    variance). A mean many such standard deviations from the prior's centre shows that prior and
+    data disagree, even where a tight prior keeps the mean close to its centre.
 
     Parameters
     ----------
     names
-        Of the parameters.
+        Names of the parameters.
     distance
         Posterior means less prior means, in prior standard deviations.
     posterior_sd
         Posterior standard deviations, in prior standard deviations.
     normal
-        Which priors are normal; the others have widths: of a normal with tails as far out, its
-        standard deviation.
+        Which priors are normal; None: all. For the others `distance` is in widths, see
+        `Prior.width`.
     """
-    learnt = np.maximum(1.0 - posterior_sd**2, 1e-6)
+    variance = np.maximum(1.0 - posterior_sd**2, 1e-6)  # of the mean, under the prior
     if normal is not None:
-        learnt = np.where(normal, learnt, 1.0)  # tails that let go: the distance is what it is
-    score = np.abs(distance) / np.sqrt(learnt)
+        variance = np.where(normal, variance, 1.0)  # heavy tails do not hold the mean back
+    score = np.abs(distance) / np.sqrt(variance)
     worst = int(np.argmax(np.where(np.isfinite(score), score, 0.0)))
     if not score[worst] > FAR:
         return []
     others = int((score > FAR).sum()) - 1
     unit = "standard deviations" if normal is None or normal[worst] else "widths"
-    called = names[worst] + (f" (and of {others} more)" if others else "")
+    label = names[worst] + (f" (and of {others} more)" if others else "")
     return [
         ModicumWarning(
             "prior-far",
-            f"the prior of {called} and the data disagree: the posterior mean lies "
+            f"the prior of {label} and the data disagree: the posterior mean lies "
             f"{abs(distance[worst]):.2g} prior {unit} from the prior's centre, which "
             f"is {score[worst]:.2g} {unit} further than that prior expects, so the "
             "prior holds the estimate back from what the data say",

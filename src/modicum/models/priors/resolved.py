@@ -1,14 +1,14 @@
-"""The priors of a linear-predictor model, each in numbers.
+"""The priors of a linear-predictor model, with all numbers filled in.
 
-A default that is the same number for every table overrides some of them: a coefficient of N(0, 2.5)
-rules out the slope of a column measured in kilometres rather than metres, and an intercept of
-N(0, 10) is where the predictor of the year 0 lies. So by default coefficient j has the scale
-2.5 / sd(x_j), times the unit of the outcome, and the intercept's prior is that of
-a = intercept + mean(x) . beta, the predictor at the mean of the columns: what centring the columns
-would give, as rstanarm, brms and bambi do it. The posterior then does not depend on units.
+A default that is the same number for every table is wrong for some tables: N(0, 2.5) may rule out
+the slope of a column that is measured in kilometres rather than metres, and N(0, 10) on an
+intercept is about the predictor in the year 0. So by default coefficient j has the scale
+2.5 / sd(x_j) times the unit of the outcome, and the intercept's prior is that of
+a = intercept + mean(x) . beta, the predictor at the mean of the columns. That is what centring the
+columns would give, as in rstanarm, brms and bambi. The posterior then does not depend on units.
 
-Normal priors, and flat ones, are part of the likelihood's quadratic wherever there is one
-(`log_folded`); all others are evaluated as they are (`exact`).
+Normal and flat priors are part of the likelihood's quadratic wherever there is one (`log_folded`);
+all others are evaluated exactly (`exact`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from modicum.models.priors.grouped import (
 __all__ = ["OWN", "GroupPrior", "ModelPriors", "is_logged", "shapes_of"]
 
 LOG_SD, PARTIAL = "log_group_sd", "group_partial"
-OWN = "variation"  # the parameters of priors: last among a model's, whatever a family has besides
+OWN = "variation"  # key of the hyperparameters: sorted after every other parameter of a model
 HORSESHOE = "log_horseshoe"
 
 
@@ -70,7 +70,7 @@ class GroupPrior:
     term
         The term.
     levels
-        How many levels the factor has.
+        Number of levels of the factor.
     sds
         Prior of the standard deviation of each effect.
     correlation
@@ -84,16 +84,16 @@ class GroupPrior:
 
     @property
     def size(self) -> int:
-        """How many coefficients are effects of the term."""
+        """Number of coefficients that are effects of the term."""
         return self.levels * len(self.sds)
 
     @property
     def partials(self) -> int:
-        """How many correlations there are."""
+        """Number of correlations."""
         return len(self.term.cor_names)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return plain JSON values."""
         return {
             "term": asdict(self.term),
             "levels": self.levels,
@@ -121,10 +121,9 @@ class ModelPriors:
     intercept
         Prior of intercept + centre . beta; None for a model without an intercept.
     centre
-        Where in x the intercept's prior holds; empty: at 0, so that it is the intercept's own.
+        Point in x at which the intercept's prior holds; empty: at 0.
     extras
-        Priors of the other parameters, by name; of one called log_..., that of what it is the
-        logarithm of.
+        Priors of the other parameters, by name; for a parameter log_s, the prior of s.
     groups
         Priors of effects, which follow the common coefficients in beta, in this order.
     """
@@ -138,7 +137,7 @@ class ModelPriors:
     # To and from a file ----------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return plain JSON values."""
         return {
             "coefficients": [prior.to_dict() for prior in self.coefficients],
             "intercept": None if self.intercept is None else self.intercept.to_dict(),
@@ -171,7 +170,7 @@ class ModelPriors:
         return total + exact[0].log_density(t, exact[1])
 
     def log_effects(self, theta: Mapping[str, Any]) -> jax.Array:
-        """Of that, the density of effects given their spread: a part of the model, not a prior."""
+        """Log-density of effects given their covariance: part of the model rather than a prior."""
         t = jnp.concatenate([jnp.ravel(leaf) for leaf in _leaves(theta).values()])
         total = jnp.zeros(())
         for term, _ in self._effects(_places(shapes_of(theta))):
@@ -179,26 +178,26 @@ class ModelPriors:
         return total
 
     def log_folded(self, theta: Mapping[str, Any]) -> jax.Array:
-        """The part that is a quadratic in the parameters."""
+        """The part that is quadratic in the parameters."""
         beta = jnp.asarray(theta["beta"])
         total = jnp.zeros(())
         normal = [j for j, prior in enumerate(self.coefficients) if isinstance(prior, Normal)]
         if normal:
             priors = [self.coefficients[j] for j in normal]
             mean, sd = np.array([prior.numbers for prior in priors]).T
-            own = beta if len(normal) == beta.shape[-1] else beta[..., np.array(normal)]
-            total = normal_log_density(own - mean if mean.any() else own, jnp.asarray(sd))
+            values = beta if len(normal) == beta.shape[-1] else beta[..., np.array(normal)]
+            total = normal_log_density(values - mean if mean.any() else values, jnp.asarray(sd))
         if self.intercept is not None and self.intercept.quadratic:
             total += self.intercept.log_density(self.centred_intercept(theta))
         for name, prior in self.extras:
-            if isinstance(prior, LogNormal):  # normal in what is sampled
+            if isinstance(prior, LogNormal):  # normal in the logarithm, which is sampled
                 total += Normal(*prior.numbers).log_density(theta[name])
             elif prior.quadratic:
                 total += prior.log_density(theta[name])
         return total
 
     def centred_intercept(self, theta: Mapping[str, Any]) -> jax.Array:
-        """The linear predictor at the centre: what the intercept's prior is about."""
+        """The linear predictor at the centre, to which the intercept's prior applies."""
         intercept = jnp.asarray(theta["intercept"])
         if not self.centre:
             return intercept
@@ -208,19 +207,19 @@ class ModelPriors:
     def exact(
         self, shapes: Mapping[str, tuple[int, ...]]
     ) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
-        """The part that is none, for parameters of these shapes in the order of the flat vector."""
+        """The part that is not quadratic, for leaves of these shapes in the flat vector's order."""
         places = _places(shapes)
         terms: list[tuple[ExactTerm, Numbers]] = []
         columns = places["beta"].reshape(shapes["beta"])
         kinds = [type(p) for p in self.coefficients if not p.quadratic]
         for kind in dict.fromkeys(kinds):
             if kind is not Horseshoe:
-                own = [j for j, p in enumerate(self.coefficients) if type(p) is kind]
-                priors = [self.coefficients[j] for j in own]
-                terms.append(_independent(kind, columns[..., own], priors))
+                mine = [j for j, p in enumerate(self.coefficients) if type(p) is kind]
+                priors = [self.coefficients[j] for j in mine]
+                terms.append(_independent(kind, columns[..., mine], priors))
         for k, like in enumerate(self.horseshoes):
-            own = [j for j, p in enumerate(self.coefficients) if _alike(p, like)]
-            terms.append(self._shared(columns[..., own], own, like, places[_HORSESHOE][k]))
+            mine = [j for j, p in enumerate(self.coefficients) if _alike(p, like)]
+            terms.append(self._shared(columns[..., mine], mine, like, places[_HORSESHOE][k]))
         terms += self._effects(places)
         if self.intercept is not None and not self.intercept.quadratic:
             of_all = [self.intercept] * places["intercept"].size
@@ -230,23 +229,23 @@ class ModelPriors:
                 terms.append(_independent(type(prior), places[name], [prior], is_logged(name)))
         if not terms:
             return None
-        return ExactPrior(tuple(term for term, _ in terms)), tuple(own for _, own in terms)
+        return ExactPrior(tuple(term for term, _ in terms)), tuple(numbers for _, numbers in terms)
 
     def _effects(self, places: Mapping[str, np.ndarray]) -> list[tuple[Effects, Numbers]]:
-        """The terms of groups, one after the other in beta and in what is sampled."""
+        """The terms of groups, in their order in beta and among the hyperparameters."""
         terms: list[tuple[Effects, Numbers]] = []
         first, sd, partial = len(self.coefficients), 0, 0
         for group in self.groups:
             count, correlated = len(group.sds), group.partials
             sds = places[f"{OWN}.{LOG_SD}"][sd : sd + count]
             none = np.arange(0)
-            own = places.get(f"{OWN}.{PARTIAL}", none)[partial : partial + correlated]
+            partials = places.get(f"{OWN}.{PARTIAL}", none)[partial : partial + correlated]
             where = places["beta"][first : first + group.size]
             term = Effects(
                 tuple(map(int, where)),
                 count,
                 tuple(map(int, sds)),
-                tuple(map(int, own)),
+                tuple(map(int, partials)),
                 tuple(type(prior) for prior in group.sds),
             )
             numbers = [number for prior in group.sds for number in prior.numbers]
@@ -259,14 +258,14 @@ class ModelPriors:
     ) -> tuple[ExactTerm, Numbers]:
         each = np.array([self.coefficients[j].numbers[2:] for j in columns])  # unit, resolution
         shared = (np.asarray(like.scale), np.asarray(like.slab))
-        own = tuple(np.broadcast_to(number, where.shape).ravel() for number in each.T)
-        return SharedScale(tuple(map(int, where.ravel())), int(tau)), (*shared, *own)
+        by_column = tuple(np.broadcast_to(number, where.shape).ravel() for number in each.T)
+        return SharedScale(tuple(map(int, where.ravel())), int(tau)), (*shared, *by_column)
 
-    # Parameters of their own -----------------------------------------------------------------
+    # Hyperparameters -------------------------------------------------------------------------
 
     @property
     def horseshoes(self) -> tuple[Horseshoe, ...]:
-        """Those that differ by more than the unit of a column: each has a global scale."""
+        """Horseshoes that differ by more than the unit of a column: each has a global scale."""
         like: list[Horseshoe] = []
         for prior in self.coefficients:
             if isinstance(prior, Horseshoe) and not any(_alike(prior, h) for h in like):
@@ -274,7 +273,7 @@ class ModelPriors:
         return tuple(like)
 
     def start(self) -> dict[str, Any]:
-        """Where the priors' own parameters start."""
+        """Start values of the hyperparameters."""
         own: dict[str, Any] = {}
         if self.horseshoes:
             own[HORSESHOE] = np.log([0.1 * h.scale for h in self.horseshoes])
@@ -286,14 +285,14 @@ class ModelPriors:
         return {OWN: own} if own else {}
 
     def labels(self) -> dict[str, tuple[tuple[str, ...], ...]]:
-        """Names of the entries of the priors' own parameters."""
+        """Names of the entries of the hyperparameters."""
         sds = tuple(name for group in self.groups for name in group.term.sd_names)
         cors = tuple(name for group in self.groups for name in group.term.cor_names)
         named = {"group_sd": sds, "group_cor": cors}
         return {name: (entries,) for name, entries in named.items() if entries}
 
     def report(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Name the priors' own parameters the way draws show them."""
+        """Return the hyperparameters under the names and in the units that draws show."""
         named: dict[str, Any] = {}
         if PARTIAL in own:
             named["group_cor"] = jnp.concatenate(self._by_group(own[PARTIAL], correlations))
@@ -307,7 +306,7 @@ class ModelPriors:
     def _by_group(
         self, values: jax.Array, function: Callable[[jax.Array, int], jax.Array]
     ) -> list[jax.Array]:
-        """Apply a function to the part of each group that has correlations."""
+        """Apply a function to the part of `values` of each group that has correlations."""
         parts, first = [], 0
         for group in self.groups:
             if group.partials:
@@ -317,7 +316,7 @@ class ModelPriors:
         return parts
 
     def effect_factors(self, own: Mapping[str, Any]) -> list[jax.Array]:
-        """Cholesky factor of the covariance of each group's effects."""
+        """Cholesky factor of the covariance of each group term's effects."""
         factors, sd, partial = [], 0, 0
         for group in self.groups:
             count = len(group.sds)
@@ -329,7 +328,7 @@ class ModelPriors:
         return factors
 
     def restore(self, named: dict[str, Any]) -> dict[str, Any]:
-        """Undo `report`: take the priors' own parameters out of `named`."""
+        """Undo `report`: move the hyperparameters out of `named`."""
         own: dict[str, Any] = {}
         if "group_cor" in named:
             below = self._by_group(jnp.asarray(named.pop("group_cor")), partials_of)
@@ -344,12 +343,12 @@ class ModelPriors:
     # What users see --------------------------------------------------------------------------
 
     def distances(self, theta: Mapping[str, Any]) -> dict[str, Any]:
-        """How far parameters lie from their prior's centre, in its widths (of a normal, sds)."""
+        """Distance of parameters from the centre of their prior, in widths (`Prior.width`)."""
         beta = np.asarray(theta["beta"])
         centre = np.array([p.centre for p in self.coefficients])
         width = np.array([p.width for p in self.coefficients])
         beta, effects = np.split(beta, [len(self.coefficients)], axis=-1)
-        zero = np.zeros_like(effects)  # of effects nothing is too far: their scale is sampled
+        zero = np.zeros_like(effects)  # no effect is too far: their scale is sampled
         away: dict[str, Any] = {"beta": np.concatenate([(beta - centre) / width, zero], axis=-1)}
         if self.intercept is not None:
             centred = np.asarray(theta["intercept"])
@@ -370,33 +369,34 @@ class ModelPriors:
         is_normal[: len(self.coefficients)] = [isinstance(p, Normal) for p in self.coefficients]
         marks: dict[str, Any] = {"beta": np.broadcast_to(is_normal, np.shape(theta["beta"]))}
         if self.intercept is not None:
-            own = isinstance(self.intercept, Normal)
-            marks["intercept"] = np.full(np.shape(theta["intercept"]), own)
+            marks["intercept"] = np.full(
+                np.shape(theta["intercept"]), isinstance(self.intercept, Normal)
+            )
         marks |= {name: np.asarray(prior.quadratic) for name, prior in self.extras}
         if OWN in theta:
             marks[OWN] = jax.tree.map(lambda leaf: np.zeros(np.shape(leaf), bool), theta[OWN])
         return marks
 
     def shrunk(self, theta: Mapping[str, Any]) -> dict[str, Any]:
-        """Which parameters have a prior that is meant to decide where data are silent."""
+        """Which parameters have a prior that is meant to dominate where data say little."""
         marks = {
             name: np.zeros(np.shape(leaf), bool) for name, leaf in theta.items() if name != OWN
         }
-        own = np.ones(np.shape(theta["beta"])[-1], bool)  # effects of groups are
-        own[: len(self.coefficients)] = [isinstance(p, Horseshoe) for p in self.coefficients]
-        marks["beta"] = np.broadcast_to(own, np.shape(theta["beta"]))
+        columns = np.ones(np.shape(theta["beta"])[-1], bool)  # group effects, after the others
+        columns[: len(self.coefficients)] = [isinstance(p, Horseshoe) for p in self.coefficients]
+        marks["beta"] = np.broadcast_to(columns, np.shape(theta["beta"]))
         if OWN in theta:
             marks[OWN] = jax.tree.map(lambda leaf: np.ones(np.shape(leaf), bool), theta[OWN])
         return marks
 
     @property
     def has_flat(self) -> bool:
-        """Whether some parameter has no prior, so that the posterior may be none."""
+        """Whether some parameter has no prior, so that the posterior may be improper."""
         priors = (*self.coefficients, self.intercept, *(prior for _, prior in self.extras))
         return any(isinstance(prior, Flat) for prior in priors)
 
     def describe(self, columns: tuple[str, ...]) -> dict[str, str]:
-        """Name each prior, readably; one line for all coefficients where they share it."""
+        """Print each prior; one line for all coefficients where they share it."""
         each = [str(prior) for prior in self.coefficients]
         if len(set(each)) == 1:
             described = {"beta": each[0]}
@@ -422,7 +422,7 @@ _HORSESHOE = f"{OWN}.{HORSESHOE}"
 
 
 def _typical(prior: Prior) -> float:
-    """About how large a positive number of this distribution is."""
+    """A typical value of a distribution on positive numbers."""
     if isinstance(prior, LogNormal):
         return float(np.exp(prior.mean))
     if isinstance(prior, Exponential | Gamma):
@@ -439,7 +439,7 @@ def _alike(prior: Prior, like: Horseshoe) -> bool:
 def _independent(
     kind: type[Prior], where: np.ndarray, priors: list[Prior], logged: bool = False
 ) -> tuple[ExactTerm, Numbers]:
-    """A term of one kind: the last axis of `where` goes with `priors`."""
+    """Make a term of one kind; the last axis of `where` corresponds to `priors`."""
     numbers = [
         np.array([prior.numbers[i] for prior in priors]) for i in range(len(priors[0].numbers))
     ]
@@ -448,18 +448,18 @@ def _independent(
 
 
 def shapes_of(theta: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The shape of each leaf by its path, in the order of the flat vector."""
+    """Return the shape of each leaf by its path, in the order of the flat vector."""
     return {name: np.shape(leaf) for name, leaf in _leaves(theta).items()}
 
 
 def _leaves(theta: Mapping[str, Any]) -> dict[str, Any]:
-    """Every leaf by its path, in the order of the flat vector."""
+    """Return every leaf by its path, in the order of the flat vector."""
     paths = jax.tree_util.tree_flatten_with_path(dict(theta))[0]
     return {".".join(step.key for step in path): leaf for path, leaf in paths}
 
 
 def _places(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Flat places of each leaf."""
+    """Return the positions of each leaf in the flat vector."""
     places, first = {}, 0
     for name, shape in shapes.items():
         places[name] = np.arange(first, first + prod(shape))

@@ -1,4 +1,4 @@
-"""What a user writes as ``priors={"common": ..., "age": ...}``, and which parameters it means."""
+"""The argument ``priors={"common": ..., "age": ...}``: its check, and what its keys refer to."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PriorTable: TypeAlias = tuple[tuple[str, Prior], ...]  # hashable: a key and its
 
 
 def tidy_priors(priors: object) -> PriorTable:
-    """Return priors by key as something hashable; a sentence for what are none.
+    """Return priors by key as hashable pairs; refuse anything else.
 
-    A file has them as plain dictionaries.
+    In files, priors are plain dictionaries.
     """
     if priors is None:
         return ()
@@ -41,39 +41,39 @@ def tidy_priors(priors: object) -> PriorTable:
 
 
 def require_support(key: str, prior: Prior, support: Support) -> None:
-    """Refuse a distribution of positive numbers for a coefficient, and the like."""
+    """Refuse a prior of the wrong support, such as one of positive numbers for a coefficient."""
     if prior.support == support:
         return
-    needed, fitting = {
+    needed, examples = {
         "real": ("a number on the whole line", "Normal or StudentT"),
         "positive": ("a positive number", "HalfNormal, Exponential or LogNormal"),
         "correlation": ("a correlation matrix", "LKJ"),
     }[support]
     raise SettingError(
-        f"the prior of {key!r} cannot be {prior}: it is {needed}; use {fitting}, say."
+        f"the prior of {key!r} cannot be {prior}: it is {needed}; use {examples}, say."
     )
 
 
 def columns_of(key: str, rows: Rows) -> list[int]:
-    """Return the columns that a key means: a column, or those of a term or a categorical column."""
+    """Return the columns that a key refers to: one, or those of a term or categorical column."""
     names = rows.columns
     if key in names:
         return [names.index(key)]
     terms: Mapping[str, Sequence[str]] = getattr(rows.schema, "terms", {})
     if key in terms:
-        own = set(terms[key])
-        return [j for j, name in enumerate(names) if name in own]
+        of_term = set(terms[key])
+        return [j for j, name in enumerate(names) if name in of_term]
     if key in rows.levels:
         return [j for j, name in enumerate(names) if name.startswith(f"{key}[")]
     return []
 
 
 def require_known(key: str, others: Sequence[str], rows: Rows) -> None:
-    """Refuse a key that means nothing, and name what there is."""
+    """Refuse an unknown key, and name those there are."""
     terms: Mapping[str, Sequence[str]] = getattr(rows.schema, "terms", {})
-    known = list(dict.fromkeys([*others, *terms, *rows.levels, *rows.columns]))
-    shown = ", ".join(known[:12]) + (" ..." if len(known) > 12 else "")
+    keys = list(dict.fromkeys([*others, *terms, *rows.levels, *rows.columns]))
+    shown = ", ".join(keys[:12]) + (" ..." if len(keys) > 12 else "")
     raise SettingError(
-        f"there is nothing called {key!r} to give a prior to{suggestion(key, known)}; there is "
+        f"there is nothing called {key!r} to give a prior to{suggestion(key, keys)}; there is "
         f"{shown}."
     )

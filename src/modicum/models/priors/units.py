@@ -17,8 +17,8 @@ from modicum.runtime import one_blas_thread
 
 __all__ = ["MomentSums", "Moments", "moment_sums", "moments"]
 
-TOGETHER = 16_384  # rows whose moments are formed at once: they fit a cache
-FEW = 4  # chunks that are not worth a thread
+CHUNK_ROWS = 16_384  # rows whose moments are formed at once: they fit a cache
+FEW_CHUNKS = 4  # not worth a thread
 CONSTANT = 1e-10  # standard deviation, as a share of the mean, below which a column is constant
 
 
@@ -31,13 +31,13 @@ class Moments:
     x_mean, x_sd
         Of each column; the standard deviation of a constant column is 0.
     y_mean, y_sd
-        Of the outcome less the offset, where there is one number of it per row.
+        Of the outcome less the offset, if the outcome is one number per row.
     log_rate
         Logarithm of outcomes over exposures e^offset; minus infinity where all outcomes are 0.
     log_exposure
         Logarithm of the total exposure.
     weight
-        The number of rows, each as often as its weight says.
+        Sum of the frequency weights.
     """
 
     x_mean: np.ndarray
@@ -51,12 +51,12 @@ class Moments:
 
 @dataclass(frozen=True)
 class MomentSums:
-    """What moments are made of; those of two data sets can be added, and one taken off again.
+    """Sums from which moments follow; those of two data sets can be added and subtracted.
 
     Attributes
     ----------
     weight
-        The number of rows, each as often as its weight says.
+        Sum of the frequency weights.
     mean, squares
         Of each column and, last, of the outcome less the offset: the mean, and the sum of squared
         deviations from it.
@@ -84,7 +84,7 @@ class MomentSums:
         )
 
     def __sub__(self, other: MomentSums) -> MomentSums:
-        """Those of what is left when the rows of `other` are taken away."""
+        """Sums of the rows that remain when those of `other` are removed."""
         left = self.weight - other.weight
         mean = (self.weight * self.mean - other.weight * other.mean) / left
         shift = other.mean - mean
@@ -131,36 +131,36 @@ def moment_sums(rows: Rows) -> MomentSums:
 
 
 def _parts(rows: Rows) -> Iterator[MomentSums]:
-    """Those of each chunk, in order; only a few chunks are in memory at a time."""
-    chunks, room = rows.chunks(TOGETHER), _Room()
-    if len(rows) <= FEW * TOGETHER:
-        yield from (_of_chunk(rows, chunk, room) for chunk in chunks)
+    """Yield the sums of each chunk, in order; only a few chunks are in memory at a time."""
+    chunks, buffer = rows.chunks(CHUNK_ROWS), _Buffer()
+    if len(rows) <= FEW_CHUNKS * CHUNK_ROWS:
+        yield from (_of_chunk(rows, chunk, buffer) for chunk in chunks)
         return
     threads = os.cpu_count() or 1
     waiting: deque[Future[MomentSums]] = deque()
     with one_blas_thread(), ThreadPoolExecutor(threads) as pool:
         for chunk in chunks:
-            waiting.append(pool.submit(_of_chunk, rows, chunk, room))
+            waiting.append(pool.submit(_of_chunk, rows, chunk, buffer))
             if len(waiting) >= 2 * threads:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
 
 
-class _Room(threading.local):
-    """A buffer of each thread, kept: fresh pages for every chunk take as long as all the rest."""
+class _Buffer(threading.local):
+    """One buffer per thread, used again: fresh pages per chunk would double the time."""
 
     def __init__(self) -> None:
-        self._held = np.empty((0, 0))
+        self._array = np.empty((0, 0))
 
     def of(self, shape: tuple[int, int]) -> np.ndarray:
-        """An array of this shape; all have one number of columns."""
-        if len(self._held) < shape[0]:
-            self._held = np.empty(shape)
-        return self._held[: shape[0]]
+        """Return an array of this shape; the number of columns is always the same."""
+        if len(self._array) < shape[0]:
+            self._array = np.empty(shape)
+        return self._array[: shape[0]]
 
 
-def _of_chunk(rows: Rows, chunk: Mapping[str, np.ndarray], room: _Room) -> MomentSums:
+def _of_chunk(rows: Rows, chunk: Mapping[str, np.ndarray], buffer: _Buffer) -> MomentSums:
     y = np.asarray(chunk["y"], np.float64)
     scalar_offset = rows.fields.get("offset") == ()
     offset = np.asarray(chunk["offset"], np.float64) if scalar_offset else np.zeros(len(y))
@@ -169,7 +169,7 @@ def _of_chunk(rows: Rows, chunk: Mapping[str, np.ndarray], room: _Room) -> Momen
         made = _of_codes(rows.coding, chunk, y - offset, weight)
     else:
         width = len(rows.columns)
-        together = room.of((len(y), width + 1))
+        together = buffer.of((len(y), width + 1))
         together[:, :width] = chunk["x"] if rows.coding is None else rows.coding.densely(chunk)
         together[:, width] = y - offset
         made = _of_columns(together, weight)
@@ -180,7 +180,7 @@ def _of_chunk(rows: Rows, chunk: Mapping[str, np.ndarray], room: _Room) -> Momen
 
 
 def _sd(mean: np.ndarray, squares: np.ndarray, weight: float) -> np.ndarray:
-    """Zero where only rounding is left."""
+    """Standard deviations; 0 where there is nothing but rounding error."""
     sd = np.sqrt(squares / max(weight, np.finfo(float).tiny))
     return np.where(sd <= CONSTANT * np.abs(mean), 0.0, sd)
 
@@ -192,7 +192,7 @@ class _Merged:
         self.mean, self.squares, self.weight = mean, squares, weight
 
     def merge(self, mean: np.ndarray, squares: np.ndarray, total: float) -> None:
-        """Take in means and squared deviations of rows of so much weight."""
+        """Add rows with these means and squared deviations, and this total weight."""
         if total == 0:
             return
         with np.errstate(over="ignore", invalid="ignore"):
@@ -209,7 +209,7 @@ def _of_columns(values: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.
     total = float(weight.sum())
     if total == 0:
         return np.zeros(values.shape[1]), np.zeros(values.shape[1]), total
-    with np.errstate(over="ignore", invalid="ignore"):  # told elsewhere, in words
+    with np.errstate(over="ignore", invalid="ignore"):  # `_require_finite` reports it
         mean = weight @ values / total
         values -= mean
         return mean, weight @ np.square(values, out=values), total
@@ -226,12 +226,12 @@ def _of_codes(
     mean, squares = np.zeros(coding.size + 1), np.zeros(coding.size + 1)
     if total == 0:
         return mean, squares, total
-    held = [*coding.dense, coding.size]
+    dense = [*coding.dense, coding.size]
     x = chunk["x"][:, : len(coding.dense)] if coding.dense else np.zeros((len(y), 0))
     values = np.column_stack([np.asarray(x, np.float64), y])
-    with np.errstate(over="ignore", invalid="ignore"):  # told in words elsewhere
-        mean[held] = weight @ values / total
-        squares[held] = weight @ np.square(values - mean[held])
+    with np.errstate(over="ignore", invalid="ignore"):  # `_require_finite` reports it
+        mean[dense] = weight @ values / total
+        squares[dense] = weight @ np.square(values - mean[dense])
         inside = np.zeros(coding.size)  # weight of the rows that have a number in a column
         parts = []
         for term in coding.terms:
@@ -249,7 +249,7 @@ def _of_codes(
 
 
 def _by_level(term: CodedTerm, codes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Sums of numbers by level, one for each column of the term."""
+    """Sums of numbers by level, one per column of the term."""
     return np.bincount(codes, numbers, minlength=term.levels)[int(term.reference) :]
 
 

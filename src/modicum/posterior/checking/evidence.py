@@ -19,7 +19,7 @@ import numpy as np
 from scipy.special import betaln
 
 from modicum.diagnostics import ess
-from modicum.errors import ModicumWarning, SettingError, warn, whole_number
+from modicum.errors import ModicumWarning, SettingError, too_few, warn, whole_number
 from modicum.ledger import Ledger
 from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.prior_draws import partial_exponents
@@ -85,8 +85,8 @@ def _require_enough(target: Target, total: int) -> None:
         )
     if total < max(FEWEST, 4 * target.size):
         raise SettingError(
-            f"{total:,} draws are too few for the covariance of {target.size:,} parameters; "
-            f"{max(FEWEST, 4 * target.size):,} or more are needed: sample more."
+            f"{too_few(total, 'draw')} for the covariance of {target.size:,} "
+            f"parameters; {max(FEWEST, 4 * target.size):,} or more are needed: sample more."
         )
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from modicum.errors import ModicumWarning, SettingError, warn, whole_number
+from modicum.errors import ModicumWarning, SettingError, too_few, warn, whole_number
 from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.passes import LocalEngine, Sums, units_of
@@ -210,8 +210,9 @@ class LeaveOneOut:
         return warn(
             ModicumWarning(
                 "left-out-uncertain",
-                f"{int(bad.sum()):,} of the {len(bad):,} {self.unit}s left out{of} move the "
-                f"posterior too much for its draws to tell what it would be without them (Pareto "
+                f"{int(bad.sum()):,} of the {len(bad):,} {self.unit}s left out{of} "
+                f"{'moves' if bad.sum() == 1 else 'move'} the posterior too much for its draws to "
+                f"tell what it would be without {'it' if bad.sum() == 1 else 'them'} (Pareto "
                 f"k {self.pareto_k[worst]:.2f} in {self.unit} {self.sample.row_ids[worst]}, and "
                 f"up to {self.good_k:.2f} is fine), so elpd is too high or too low by an unknown "
                 "amount",
@@ -282,8 +283,8 @@ def _prepare(subject: Subject, draws: int, engine: LocalEngine) -> _Prepared:
     require_positive_sum(weights, "leaving rows out")
     if there.sum() < FEWEST:
         raise SettingError(
-            f"{int(there.sum())} draws are too few to leave rows out by, since nothing can be "
-            f"said of the tail of their weights; {FEWEST} or more are needed: sample more."
+            f"{too_few(int(there.sum()), 'draw')} to leave rows out by, since nothing "
+            f"can be said of the tail of their weights; {FEWEST} or more are needed: sample more."
         )
     subset = {name: x[there] for name, x in subset.items()}
     target, points = flat_points(fit, rows, subset)

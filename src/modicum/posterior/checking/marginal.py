@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from modicum.errors import SettingError, whole_number
-from modicum.models import IntegratedEffects
+from modicum.models import BaseModel, Beta, Binomial, IntegratedEffects, LinearPredictorModel
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior.alignment import Batch, RowsLike
 from modicum.posterior.checking.population import Population, population
@@ -25,11 +25,12 @@ from modicum.posterior.effects import known_groups, with_groups
 from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.prediction import Predictor
 from modicum.posterior.weighted import weighted_mean, weighted_quantile, weighted_variance
+from modicum.rows.checks import names_like
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Comparison", "Expected", "averages", "contrast", "marginal"]
+__all__ = ["Comparison", "Expected", "averages", "contrast", "marginal", "require_chances"]
 
 Expected = Callable[[Batch], np.ndarray]
 """From a batch of rows to expected outcomes (draws, rows, ...)."""
@@ -107,6 +108,18 @@ def contrast(
     return _table(np.stack(estimates, axis=1), weights, list(others), name, prob, classes)
 
 
+def require_chances(model: BaseModel) -> None:
+    """Refuse odds of what is no probability: of counts and other numbers, however small."""
+    family = model.family if isinstance(model, IntegratedEffects) else model
+    if not isinstance(family, LinearPredictorModel) or isinstance(family, Binomial | Beta):
+        return
+    if type(family).decide is BaseModel.decide:
+        raise SettingError(
+            f"an odds ratio is one of probabilities, and {type(family).__name__} expects no "
+            "probabilities; use 'difference' or 'ratio'."
+        )
+
+
 def averages(
     source: FittedDraws,
     column: str,
@@ -127,6 +140,8 @@ def averages(
     table = source.table if data is None else data
     averaged = population(table, rows, source.fit_rows, subsample, seed)
     subset, weights = thinned(source, draws)
+    if weights.size < 2:
+        raise SettingError("one draw says nothing of uncertainty: use two draws or more.")
     there, known = with_groups(averaged.as_it_is, fit.model, groups)
     predictor: Predictor = ModelPredictor(fit.model)
     if known and isinstance(fit.model, IntegratedEffects):
@@ -204,8 +219,9 @@ def _all(name: str, levels: tuple[Any, ...]) -> list[Any]:
 def _require_levels(name: str, chosen: list[Any], levels: tuple[Any, ...]) -> None:
     unknown = [value for value in chosen if levels and value not in levels]
     if unknown:
-        shown = ", ".join(map(repr, levels[:8])) + (", ..." if len(levels) > 8 else "")
-        raise SettingError(f"{unknown[0]!r} is no level of {name!r}, whose levels are {shown}.")
+        raise SettingError(
+            f"{unknown[0]!r} is no level of {name!r}: {names_like(unknown[0], levels)}"
+        )
 
 
 def _listed(values: Any) -> list[Any]:

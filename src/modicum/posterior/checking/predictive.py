@@ -107,11 +107,12 @@ def outcomes(
     _require_fields(family, rows)
 
     def draw(batch: Batch) -> np.ndarray:
-        eta, spread = source.predictor.predictors(source.draws, batch)
+        known = source.effects is not None
+        eta, spread = source.predictor.predictors(source.draws, batch, known)
         eta = np.array(eta)  # of JAX's, which cannot be written to
         if source.effects is not None:
             eta[..., 0] += effect_shift(source.effects.model, source.effects.of_rows(batch), batch)
-        elif spread.any():
+        if spread.any():
             eta[..., 0] += spread * rng.standard_normal(spread.shape)
         return family.draw_outcomes(rng, eta, batch)
 

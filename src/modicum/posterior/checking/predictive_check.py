@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -170,6 +171,12 @@ def predictive_check(
     `mass` is what the outcome of each counts for.
     """
     model = source.predictor.model
+    fewest = ceil(1 / (1 - prob) - 1e-9)
+    if source.number < fewest:
+        raise SettingError(
+            f"intervals of {prob:.0%} need {fewest} predictive draws or more, and there "
+            f"{'is' if source.number == 1 else 'are'} {source.number}."
+        )
     held = rows.rows
     everything = held.slice(0, len(held))
     y = np.asarray(everything[model.outcome_field], float)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from modicum.errors import SettingError, too_few
 from modicum.models import BaseModel
 from modicum.models.prior_draws import log_priors
 from modicum.posterior.draws import Draws, require_finite
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["sensitivity"]
+
+FEWEST = 100  # draws
 
 
 def sensitivity(source: Draws, model: BaseModel, log_posterior: np.ndarray) -> pd.DataFrame:
@@ -34,6 +37,12 @@ def sensitivity(source: Draws, model: BaseModel, log_posterior: np.ndarray) -> p
     from arviz_stats import psense_summary
 
     require_finite(source.draws, "a sensitivity")
+    if source.chains * source.num_draws < FEWEST:
+        raise SettingError(
+            f"{too_few(source.chains * source.num_draws, 'draw')} to be weighed by prior or "
+            f"likelihood, since nothing can be said of the tail of their weights; {FEWEST} or more "
+            "are needed: sample more."
+        )
     assert not source.weighted, "the caller makes draws count alike"
     log_likelihood = log_posterior - log_priors(model, source.draws)
     prior = log_priors(model, source.draws, effects=False)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from modicum.errors import ModicumWarning, is_number
+from modicum.posterior.checking.predictive_check import PredictiveCheck
 from modicum.posterior.guards import largest_r_hat, smallest_ess
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Light", "lights", "overall"]
+__all__ = ["Light", "lights", "overall", "predictive_light"]
 
 Level = Literal["good", "doubtful", "bad"]
 BAD_R_HAT = 1.05
@@ -46,7 +47,7 @@ def lights(
                 "divergences",
                 f"{int(np.sum(stats['diverging'])):,} draws",
                 _level(share, 0.0, MOST_DIVERGING),
-                "trajectories that left the region where the dynamics hold; none is right",
+                "trajectories that went astray; there should be none",
             )
         )
     bias = tuning.get("bias_bound")
@@ -57,7 +58,7 @@ def lights(
                 "error of subsampling",
                 f"at most {float(bound):.2g} sd",  # type: ignore[arg-type]
                 _level(float(bound), 0.1, 0.3),  # type: ignore[arg-type]
-                "how far a subsample instead of all rows may move a posterior mean, in posterior "
+                "how far using a subsample of the rows may move a posterior mean, in posterior "
                 "standard deviations",
             )
         )
@@ -79,14 +80,18 @@ def _of_summary(summary: pd.DataFrame, chains: int, draws: int) -> list[Light]:
     """R-hat and effective sample sizes, of the worst scalar, by the limits of the warnings."""
     all_lights: list[Light] = []
     known = summary[np.isfinite(summary["r_hat"])]
+    if not len(known):
+        unknown = "too few draws to tell whether the chains have settled"
+        return [Light("R-hat", "not known", "bad", unknown)]
     if len(known):
+        agree = "whether chains agree" if chains > 1 else "whether both halves of the chain agree"
         worst, limit = known["r_hat"].idxmax(), largest_r_hat(chains, draws, len(known))
         all_lights.append(
             Light(
                 "R-hat",
                 f"{known['r_hat'].max():.3f}",
                 _level(float(known["r_hat"].max()), limit, max(limit, BAD_R_HAT)),
-                f"whether chains agree: 1 is agreement (worst of all: {worst})",
+                f"{agree}: 1 means that they do (worst: {worst})",
             )
         )
     for column, title, of in (
@@ -98,9 +103,25 @@ def _of_summary(summary: pd.DataFrame, chains: int, draws: int) -> list[Light]:
             smallest = float(sizes.min())
             enough = smallest_ess(chains * draws)
             level = _level(-smallest, -enough, -enough / 4)
-            meaning = f"independent draws that would tell as much of {of} (worst: {sizes.idxmin()})"
+            meaning = f"so many independent draws give {of} as precise (worst: {sizes.idxmin()})"
             all_lights.append(Light(title, f"{smallest:,.0f}", level, meaning))
     return all_lights
+
+
+def predictive_light(check: PredictiveCheck | str) -> list[Light]:
+    """What drawn outcomes say of the model, where they could be laid beside those observed."""
+    if isinstance(check, str):
+        return []
+    share = 1 - check.prob
+    return [
+        Light(
+            "predictive check",
+            f"{check.outside:.0%} outside",
+            "good" if check.outside <= 3 * share else "doubtful",
+            f"how often the data lie outside the model's {check.prob:.0%} intervals; much more "
+            f"than {share:.0%} means that the model misses something",
+        )
+    ]
 
 
 def _level(value: float, good: float, bad: float) -> Level:
@@ -111,7 +132,7 @@ def overall(all_lights: Sequence[Light]) -> tuple[Level, str]:
     """One light for all, and what it says."""
     levels = {light.level for light in all_lights}
     if "bad" in levels:
-        return "bad", "Do not use these draws before the red lights below are understood."
+        return "bad", "Do not use this fit before the red lights below are understood."
     if "doubtful" in levels:
         return "doubtful", "Usable with care: see the yellow lights and the warnings below."
-    return "good", "Nothing speaks against these draws."
+    return "good", "Found no reason to doubt this fit."

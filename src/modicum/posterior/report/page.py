@@ -13,7 +13,7 @@ from modicum.ledger import Ledger
 from modicum.markup import Markup, table, tag
 from modicum.posterior.alignment import FitRows
 from modicum.posterior.checking.predictive_check import PredictiveCheck
-from modicum.posterior.report.lights import Light, lights, overall
+from modicum.posterior.report.lights import Light, lights, overall, predictive_light
 from modicum.posterior.report.pictures import Band, band_chart, bar_chart, forest
 from modicum.posterior.report.style import CSS
 
@@ -72,18 +72,19 @@ def report_page(report: Reported) -> str:
     traffic_lights = lights(
         report.summary, shape, report.stats, report.tuning, report.settings, report.warnings
     )
+    traffic_lights[-1:-1] = predictive_light(report.check)  # before the warnings
     level, verdict = overall(traffic_lights)
     sections = [
         _section("What was fitted", _fitted(report)),
         _section("Can it be trusted?", _trust(traffic_lights), _warnings(report)),
         _section("Coefficients", _coefficients(report)),
         *[_section(f"Effects of {name}", _effects(frame)) for name, frame in report.groups.items()],
-        _section("What columns do", _columns(report)) if report.columns else None,
+        _section("What each column does", _columns(report)) if report.columns else None,
         _section("Does it look like the data?", _check(report.check)),
         _section("What it cost", _cost(report)),
         _section("Priors", _priors(report)),
-        _section("How it was sampled, and why so", _method(report)),
-        _section("How to do it again", _again(report)),
+        _section("How it was sampled, and why", _method(report)),
+        _section("How to run it again", _again(report)),
     ]
     head = tag(
         "head",
@@ -131,6 +132,7 @@ def _fitted(report: Reported) -> Markup:
         schema = report.fit_rows.schema
         if schema.outcome:
             pairs.append(("outcome", tag("code", schema.outcome)))
+        pairs += _other_fields(report.fit_rows)
         pairs.append(("columns of the model", f"{len(schema.columns):,}"))
         for name, levels in list(schema.levels.items())[:12]:
             shown = ", ".join(str(level) for level in levels[:6])
@@ -142,6 +144,15 @@ def _fitted(report: Reported) -> Markup:
     method = settings.get("method", "draws made elsewhere")
     pairs.append(("method", f"{method}: {report.chains} chains of {report.draws:,} draws"))
     return _facts(pairs)
+
+
+def _other_fields(fit_rows: FitRows) -> list[tuple[str, object]]:
+    """What the model reads of a row beside columns and outcome: an offset, weights, trials."""
+    if fit_rows.encoding is not None:
+        fields = fit_rows.encoding.fields.items()
+        return [(name, tag("code", " + ".join(made_of))) for name, made_of in fields]
+    there = [name for name in ("offset", "weight") if name in fit_rows.schema.fields]
+    return [(name, "a field of the rows") for name in there]
 
 
 def _trust(traffic_lights: Sequence[Light]) -> Markup:
@@ -218,8 +229,8 @@ def _label(level: object) -> str:
 
 def _columns(report: Reported) -> list[Markup]:
     intro = (
-        "Average predictions: one column is set to each value, in rows of the data that stay as "
-        "they are otherwise."
+        "Average predictions: the column is set to each value in turn, in rows of the data that "
+        "are otherwise left as they are."
     )
     parts = [tag("p", intro, class_="note")]
     for name, effect in report.columns.items():
@@ -261,9 +272,10 @@ def _check(check: PredictiveCheck | str) -> list[Markup]:
     else:
         picture = bar_chart(list(frame.index), seen, band, "outcome", "rows")
     expected = 1 - check.prob
+    shown = "Points" if check.kind in ("calibration", "ecdf") else "Bars"
     words = (
-        f"Dots are what was observed, the band what the model expects of {check.rows:,} rows "
-        f"({check.prob:.0%} intervals). {check.outside:.0%} of the bins lie outside, and "
+        f"{shown}: what was observed in {check.rows:,} rows. Blue: what the model expects, with "
+        f"{check.prob:.0%} intervals. {check.outside:.0%} of the bins lie outside theirs; "
         f"{expected:.0%} would by chance."
     )
     return [tag("p", words, class_="note"), tag("figure", picture)]

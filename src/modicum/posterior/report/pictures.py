@@ -77,14 +77,14 @@ class _Frame:
     def drawn(self, marks: Sequence[Markup], across: str, up: str, numbers: bool) -> Markup:
         """The chart: what it shows, between axes with ticks and titles."""
         parts = []
-        for value in np.linspace(*self.y, TICKS):
+        for value in _ticks(*self.y):
             _, y = self.at(self.x[0], value)
             parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"))
             parts.append(tag("text", _short(value), x=LEFT - 5, y=y + 4, text_anchor="end"))
         if numbers:
-            for value in np.linspace(*self.x, TICKS):
+            for value in _ticks(*self.x):
                 x, _ = self.at(value, self.y[0])
-                anchor = "end" if value == self.x[1] else "middle"
+                anchor = "end" if x > WIDTH - RIGHT - 10 else "middle"
                 parts.append(
                     tag("text", _short(value), x=x, y=HEIGHT - BOTTOM + 15, text_anchor=anchor)
                 )
@@ -154,6 +154,14 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
     known = [float(v) for v in values if np.isfinite(v)]
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers from `low` to `high`, a few of them."""
+    step = 10.0 ** np.floor(np.log10((high - low) / TICKS))
+    step *= next(k for k in (1, 2, 5, 10) if (high - low) / (k * step) <= TICKS + 1)
+    first, last = int(np.ceil(low / step - 1e-9)), int(np.floor(high / step + 1e-9))
+    return [float(k * step) for k in range(first, last + 1)]
 
 
 def _short(value: float) -> str:

@@ -34,10 +34,10 @@ dd { margin: 0; overflow-wrap: anywhere; min-width: 0; }
 .figure { font-variant-numeric: tabular-nums; }
 .warnings { margin: 1rem 0 0; padding-left: 1.2rem; } .warnings li { margin: .4rem 0; }
 .forest { display: grid; gap: .15rem; }
-.line { display: grid; grid-template-columns: minmax(0, 14rem) 1fr 3.8rem; gap: .6rem;
+.line { display: grid; grid-template-columns: minmax(0, 14rem) 1fr 4.6rem; gap: .6rem;
   align-items: center; font-size: .875rem; }
 .label { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
-.line .figure { text-align: right; }
+.line .figure { text-align: right; white-space: nowrap; }
 .track { position: relative; height: 1.1rem; display: block; }
 .zero { position: absolute; top: 0; bottom: 0; width: 1px; background: var(--soft); opacity: .6; }
 .bar { position: absolute; top: .42rem; height: .26rem; border-radius: .2rem;
@@ -46,7 +46,7 @@ dd { margin: 0; overflow-wrap: anywhere; min-width: 0; }
   border-radius: 50%; background: var(--blue); }
 .figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(18rem, 1fr)); gap: 1rem; }
 figure { margin: 0; min-width: 0; max-width: 30rem; } figcaption { font-weight: 600; }
-.figures .line { grid-template-columns: minmax(0, 8rem) 1fr 3.8rem; }
+.figures .line { grid-template-columns: minmax(0, 8rem) 1fr 4.6rem; }
 svg { width: 100%; height: auto; display: block; }
 svg text { font-size: 11px; fill: var(--soft); }
 .grid { stroke: var(--edge); } .band { fill: var(--blue); opacity: .25; }
@@ -63,7 +63,7 @@ summary { cursor: pointer; color: var(--blue); margin: .6rem 0 .3rem; }
   main { padding: .6rem; } section { padding: .8rem; }
   dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .5rem; }
   .check { grid-template-columns: 4.2rem 1fr auto; } .check small { grid-column: 1 / -1; }
-  .line { grid-template-columns: minmax(0, 8.5rem) 1fr 3.2rem; gap: .4rem; }
+  .line { grid-template-columns: minmax(0, 8.5rem) 1fr 4.4rem; gap: .4rem; }
   .label { white-space: normal; overflow-wrap: anywhere; line-height: 1.2; }
 }
 @media print { section { break-inside: avoid; } }

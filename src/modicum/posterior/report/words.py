@@ -24,8 +24,17 @@ def model_name(model: BaseModel | None) -> str:
     return type(model).__name__
 
 
-def code_for(settings: Mapping[str, object], model: str, chains: int, draws: int) -> str:
-    """Python that makes the fit again, of the same data; priors and settings are listed apart."""
+def code_for(
+    settings: Mapping[str, object],
+    fields: Mapping[str, tuple[str, ...]],
+    model: str,
+    chains: int,
+    draws: int,
+) -> str:
+    """Python that makes the fit again, of the same data; priors and settings are listed apart.
+
+    `fields` are those that the formula's encoding makes beside the outcome.
+    """
     known = {kind.__name__: name for name, kind in FAMILIES.items()}
     first = model.split(",")[0]
     how = f"draws={draws}, tune={settings.get('tune')}, chains={chains}"
@@ -36,6 +45,10 @@ def code_for(settings: Mapping[str, object], model: str, chains: int, draws: int
     if "formula" in settings:
         formula = str(settings["formula"])
         family = f'family="{known[first]}"' if first in known else "family=..."
+        for argument, field in (("offset", "offset"), ("weights", "weight")):
+            for column in fields.get(field, ()):
+                if f"{field}({column})" not in formula.replace(" ", ""):
+                    family += f", {argument}={column!r}"
         call = f"mo.fit({formula!r}, data, {family}, {method},\n              {how})"
     else:
         model_code = f"mo.models.{first}()" if first in known else "model"

@@ -10,8 +10,9 @@ import numpy as np
 from modicum.errors import DataError
 from modicum.rows.checks import MissingValueError, require_exact
 from modicum.rows.description import Array
-from modicum.rows.encoding import distinct, joined, numbers
+from modicum.rows.encoding import numbers
 from modicum.rows.formula.expressions import LevelArray
+from modicum.rows.levels import distinct, joined
 from modicum.rows.sources import BATCH_ROWS, Source
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ __all__ = ["BatchColumns", "HeldColumns", "complete_rows", "counted", "kind_of"]
 
 
 def kind_of(kind: pa.DataType) -> str:
-    """What a column of an Arrow type is to a formula: "number", "levels", "boolean", or neither."""
+    """Kind of a column by its Arrow type: "number", "levels", "boolean", or None."""
     from pyarrow import types as kinds
 
     if kinds.is_boolean(kind):
@@ -33,7 +34,7 @@ def kind_of(kind: pa.DataType) -> str:
 
 
 class BatchColumns:
-    """The columns of one record batch, each converted when it is asked for.
+    """The columns of one record batch, each converted on first use.
 
     Parameters
     ----------
@@ -67,7 +68,7 @@ class BatchColumns:
         return self._made[name]
 
     def levels(self, name: str) -> LevelArray:
-        """Return a column as levels, whatever it holds."""
+        """Return a column as levels, whatever its type."""
         try:
             values, codes = distinct(joined(self._batch.column(name)), name, 0)
         except DataError:
@@ -120,7 +121,7 @@ class HeldColumns:
 def complete_rows(
     batches: Iterable[pa.RecordBatch], columns: Sequence[str], drop: bool
 ) -> Iterator[tuple[BatchColumns, int]]:
-    """Yield each batch without its incomplete rows, and how many those were.
+    """Yield each batch without its incomplete rows, and the number of these.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The encoding of a table that a formula asks for: learned once, applied to any chunk of rows.
+"""The encoding of a table by a formula: learned once, applied to any chunk of rows.
 
 It holds levels, knots and centres as plain numbers, so that it can be kept in a file, and it is
 applied by an interpreter of its own, so that a file can do no harm.
@@ -49,7 +49,7 @@ class Term:
 
 @dataclass(frozen=True)
 class FormulaEncoding:
-    """How a table becomes rows, as a formula asks and a table taught.
+    """How a table becomes rows, according to a formula and the levels, knots and means learned.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class FormulaEncoding:
     def expressions(
         self, outcome: bool = True, fields: Collection[str] | None = None
     ) -> tuple[Expression, ...]:
-        """Everything that is computed of a row, for these further fields (None: all)."""
+        """Every expression that is computed per row, for these further fields (None: all)."""
         texts = [f.expression for f in self.factors]
         if outcome and self.outcome is not None:
             texts.append(self.outcome.expression)
@@ -289,7 +289,7 @@ class FormulaEncoding:
 
     @classmethod
     def from_dict(cls, saved: object) -> FormulaEncoding:
-        """Undo `to_dict`; what it did not write, or what may not be computed, is a `DataError`."""
+        """Undo `to_dict`; anything else, or an expression that is not allowed, is a `DataError`."""
         try:
             page = mapping(saved)
             encoding = cls(
@@ -315,11 +315,11 @@ class FormulaEncoding:
 
 
 def _among(name: str, fields: Collection[str] | None) -> bool:
-    """Whether a field is asked for; None: all are."""
+    """Whether a field is requested; None: all are."""
     return fields is None or name in fields
 
 
-# The JSON form, and back. What reads it raises KeyError, TypeError or ValueError for anything else.
+# The JSON form, and back. Readers raise KeyError, TypeError or ValueError for anything else.
 
 
 def _factor_entry(factor: Factor) -> dict[str, object]:
@@ -404,7 +404,7 @@ def _levels(saved: object) -> tuple[Level, ...]:
 
 
 def _plain(value: object) -> object:
-    """What a transform remembers, as JSON: keys may be numbers, arrays become lists."""
+    """The state of a transform as JSON: keys may be numbers, arrays become lists."""
     if isinstance(value, Mapping):
         return {"keys": list(value), "values": [_plain(v) for v in value.values()]}
     if isinstance(value, np.ndarray | np.generic):

@@ -54,7 +54,7 @@ class Evaluated:
         return np.prod([np.asarray(v, dtype=np.float64) for v in values], axis=0)
 
     def product_label(self, numbers: Numbers) -> str:
-        """Return what to call it where it is no number."""
+        """Return its name in errors."""
         parts = numbers.parts
         if numbers.window:
             return self._factors[parts[0][0]].label
@@ -76,7 +76,7 @@ class Evaluated:
         return columns
 
     def _window(self, number: int, reduced: bool) -> tuple[Array, Array]:
-        """Where the columns of a row that may differ from 0 begin, and what stands in them."""
+        """First column of each row that may differ from 0, and the values from there on."""
         key = (number, reduced)
         if key not in self._windows:
             factor, values = self._factors[number], self._numbers(number, reduced)
@@ -202,7 +202,7 @@ def level_array(
 def as_type(
     values: list[Array], dtype: DType, labels: Sequence[str], columns: BatchColumns
 ) -> Array:
-    """Columns side by side in the type of the rows; what is no number there is refused."""
+    """Stack columns in the type of the rows; refuse values that are not finite."""
     out = np.empty((len(columns), len(values)), dtype)
     with np.errstate(over="ignore"):
         for j, value in enumerate(values):

@@ -1,9 +1,9 @@
 """Expressions of a formula: a small language with its own interpreter.
 
-An expression may come from a file somebody else made, so none is handed to Python's `eval`: its
-syntax tree is checked against a short list of operations before it is ever evaluated. The list
-holds what works row by row, and a few transforms with a memory (splines, centring), because rows
-arrive in chunks: a mean or a maximum would be that of a chunk.
+An expression may come from an untrusted file, so it is never passed to Python's `eval`: its syntax
+tree is checked against a short list of operations before it is evaluated. The list has functions
+that work row by row, and a few stateful transforms (splines, centring). Rows arrive in chunks, so a
+plain mean or maximum would be that of a chunk.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import numpy as np
 from modicum.errors import DataError, SettingError, suggestion
 from modicum.rows.description import Array, Level, level_places
 
-LONGEST = 10_000  # characters of an expression
+LONGEST = 10_000  # characters per expression
 LARGEST = 1_000  # of a number of knots, degrees of freedom or powers
 BACKTICKS = re.compile(r"`([^`]+)`")
-HELD = re.compile(r"_column_([0-9]+)_")
+PLACEHOLDER = re.compile(r"_column_([0-9]+)_")
 
 NUMPY = (
     *("log", "log10", "log2", "log1p", "exp", "exp2", "expm1", "sqrt", "cbrt", "square", "power"),
@@ -57,7 +57,7 @@ BINARY: dict[type[ast.operator], Callable[..., Any]] = {
     ast.BitAnd: np.logical_and,
     ast.BitOr: np.logical_or,
 }
-COMPARED: dict[type[ast.cmpop], Callable[..., Any]] = {
+COMPARISONS: dict[type[ast.cmpop], Callable[..., Any]] = {
     ast.Lt: np.less,
     ast.LtE: np.less_equal,
     ast.Gt: np.greater,
@@ -66,20 +66,20 @@ COMPARED: dict[type[ast.cmpop], Callable[..., Any]] = {
     ast.NotEq: np.not_equal,
 }
 State: TypeAlias = dict[str | int, object]
-"""What a transform remembers: numbers, and lists and mappings of them."""
+"""State of a transform: numbers, and lists and mappings of them."""
 
 
 class LevelArray(NamedTuple):
-    """A column of text, categories or truth values: its distinct values, and which a row holds."""
+    """A column of text, categories or truth values: its distinct values, and a code per row."""
 
     values: tuple[Level, ...]
     codes: Array
 
 
 class ColumnArray(NamedTuple):
-    """What a transform such as a spline makes of a column: several columns (rows, k).
+    """The result of a transform such as a spline: several columns (rows, k).
 
-    `spans` says that the columns add up to the intercept's, so that the first may be left out.
+    `spans`: the columns span the intercept, so that the first may be left out.
     """
 
     values: Array
@@ -91,7 +91,7 @@ Value: TypeAlias = Array | LevelArray | ColumnArray
 
 
 class Columns(Protocol):
-    """Where an expression finds the columns it names."""
+    """The columns that expressions read."""
 
     def column(self, name: str) -> Array | LevelArray:
         """Return a column: floats, truth values or levels."""
@@ -121,7 +121,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class CategoricalCall:
-    """What ``C(inner, contrasts, levels=[...])`` says."""
+    """The arguments of ``C(inner, contrasts, levels=[...])``."""
 
     inner: Expression
     contrast: Contrast | None
@@ -132,7 +132,7 @@ class CategoricalCall:
 
 @dataclass(frozen=True)
 class Expression:
-    """One expression, checked; columns whose names are no Python names stand in backticks.
+    """A checked expression; columns whose names are not Python names are in backticks.
 
     Examples
     --------
@@ -158,7 +158,7 @@ call functions by name only, as in log(x): compute such a column first.
         return cls(name if plain else f"`{name}`")
 
     @cached_property
-    def _held(self) -> tuple[str, ...]:
+    def _quoted(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(BACKTICKS.findall(self.text)))
 
     @cached_property
@@ -166,7 +166,7 @@ call functions by name only, as in log(x): compute such a column first.
         """The syntax tree."""
         if len(self.text) > LONGEST:
             raise SettingError(f"an expression of the formula is longer than {LONGEST} letters.")
-        code = BACKTICKS.sub(lambda m: f"_column_{self._held.index(m[1])}_", self.text)
+        code = BACKTICKS.sub(lambda m: f"_column_{self._quoted.index(m[1])}_", self.text)
         try:
             return ast.parse(code.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -177,7 +177,7 @@ call functions by name only, as in log(x): compute such a column first.
 
     @property
     def label(self) -> str:
-        """What the expression is called in names of columns."""
+        """The expression's name in names of columns."""
         name = self.bare
         return self.text if name is None else name
 
@@ -199,13 +199,13 @@ call functions by name only, as in log(x): compute such a column first.
 
     @property
     def stateful(self) -> bool:
-        """Whether a transform of it must learn from all rows."""
+        """Whether it contains a transform that must learn from all rows."""
         calls = (n for n in self._walk(self.tree) if isinstance(n, ast.Call))
         return any(_function(call) in STATEFUL for call in calls)
 
     @property
     def local(self) -> int:
-        """How many neighbouring columns hold all that is not 0 in a row; 0: any may.
+        """Number of adjacent columns that contain all non-zero values of a row; 0: unknown.
 
         A B-spline of degree k differs from 0 between k + 2 knots, and so do k + 1 of them anywhere.
         """
@@ -219,7 +219,7 @@ call functions by name only, as in log(x): compute such a column first.
 
     @cached_property
     def categorical(self) -> CategoricalCall | None:
-        """What C(...) says, where the expression is one."""
+        """The arguments of C(...), if the expression is such a call."""
         call = self.tree
         if not isinstance(call, ast.Call) or _function(call) != "C":
             return None
@@ -244,11 +244,11 @@ call functions by name only, as in log(x): compute such a column first.
         columns
             Those rows.
         states
-            What transforms remember, by the text of their call.
+            States of transforms, by the text of their call.
         learning
             Whether the rows are all rows, from which transforms learn.
         """
-        with np.errstate(all="ignore"):  # what is no number is refused by name later
+        with np.errstate(all="ignore"):  # values that are not finite are refused later, by name
             value = _Interpreter(self, columns, states, learning).value(self.tree)
         if isinstance(value, str | None):
             raise SettingError(f"the formula holds {self.text!r}, which is not computed from rows.")
@@ -262,14 +262,14 @@ call functions by name only, as in log(x): compute such a column first.
         return self._source(self.tree)
 
     def _name(self, node: ast.Name) -> str:
-        match = HELD.fullmatch(node.id)
-        if match and int(match[1]) < len(self._held):
-            return self._held[int(match[1])]
+        match = PLACEHOLDER.fullmatch(node.id)
+        if match and int(match[1]) < len(self._quoted):
+            return self._quoted[int(match[1])]
         return node.id
 
     def _source(self, node: ast.AST) -> str:
         """Text of a part of the expression, with its backticks."""
-        return HELD.sub(lambda m: f"`{self._held[int(m[1])]}`", ast.unparse(node))
+        return PLACEHOLDER.sub(lambda m: f"`{self._quoted[int(m[1])]}`", ast.unparse(node))
 
     def _walk(self, node: ast.AST) -> Iterator[ast.AST]:
         """All nodes but the names of functions."""
@@ -282,7 +282,7 @@ call functions by name only, as in log(x): compute such a column first.
             yield from self._walk(child)
 
     def _check(self, node: ast.AST) -> None:
-        """Refuse what the interpreter does not know."""
+        """Refuse operations that the interpreter does not have."""
         passive = ast.Name | ast.List | ast.Tuple | ast.keyword | ast.operator | ast.cmpop
         if isinstance(node, passive | ast.unaryop | ast.Load):
             return
@@ -293,7 +293,9 @@ call functions by name only, as in log(x): compute such a column first.
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd | ast.Invert):
             return
         if isinstance(node, ast.Compare):
-            if all(type(op) in COMPARED or isinstance(op, ast.In | ast.NotIn) for op in node.ops):
+            if all(
+                type(op) in COMPARISONS or isinstance(op, ast.In | ast.NotIn) for op in node.ops
+            ):
                 return
         elif isinstance(node, ast.Call):
             self._check_call(node)
@@ -417,7 +419,7 @@ class _Interpreter:
                 f"the formula computes with {self.expression._source(node)!r}, which is {kind}: "
                 "use a column of numbers."
             )
-        # Whole numbers of any size are Python's, and a tower of powers of them has no end.
+        # As floats: powers of Python's integers could grow without bound.
         return value if isinstance(value, np.ndarray) else float(value)
 
     def _compare(self, node: ast.Compare) -> Array:
@@ -441,7 +443,7 @@ class _Interpreter:
                 raise SettingError(f"{self.expression.text}: write x in [1, 2, 3].")
             hit = np.isin(self._number(left), b)
             return hit if isinstance(op, ast.In) else ~hit
-        return COMPARED[type(op)](self._number(left), self._number(right))
+        return COMPARISONS[type(op)](self._number(left), self._number(right))
 
     def _call(self, call: ast.Call) -> Value:
         name = _function(call)
@@ -461,7 +463,7 @@ class _Interpreter:
             raise SettingError(f"{text} cannot be computed: check its arguments.") from None
 
     def _transform(self, name: str, call: ast.Call) -> Array | ColumnArray:
-        """Apply a transform that learns from all rows when it sees them first."""
+        """Apply a transform, which learns its state from all rows on the first reading."""
         from formulaic.transforms import TRANSFORMS
 
         text = self.expression._source(call)
@@ -477,8 +479,8 @@ class _Interpreter:
         if text not in self.states and not self.learning:
             raise DataError(f"the encoding knows nothing of {text}: it is damaged, fit again.")
         state = self.states.setdefault(text, {})
-        known = dict(state)
-        self._require_range(name, text, data, words, known)
+        before = dict(state)
+        self._require_range(name, text, data, words, before)
         try:
             if self.learning and name == "bs" and not state:
                 state.update(_spline_memory(data, *options, **words))
@@ -487,7 +489,7 @@ class _Interpreter:
         except (TypeError, ValueError, ArithmeticError, KeyError, IndexError, AttributeError) as e:
             reason = (str(e).splitlines() or [type(e).__name__])[0].rstrip(".")
             raise SettingError(f"{text} cannot be computed ({reason}).") from None
-        if not self.learning and _shown(state) != _shown(known):
+        if not self.learning and _keys(state) != _keys(before):
             raise DataError(f"the encoding knows too little of {text}: it is damaged, fit again.")
         return _as_columns(result, len(data))
 
@@ -524,7 +526,7 @@ def _spline_memory(
     upper_bound: float | None = None,
     extrapolation: str = "raise",
 ) -> State:
-    """What formulaic's `bs` learns from a column: the bounds, and quantiles between as knots."""
+    """The state that formulaic's `bs` learns from a column: bounds, and quantiles as knots."""
     if df is not None and knots is not None:
         raise ValueError("You cannot specify both `df` and `knots`.")
     low = float(x.min()) if lower_bound is None else float(lower_bound)
@@ -553,7 +555,7 @@ def _function(call: ast.Call) -> str | None:
 
 
 def _constant(node: ast.AST) -> Level:
-    """Return a text or number that stands in the formula."""
+    """Return a text or number of the formula."""
     negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
     value = node.operand if negative else node  # type: ignore[attr-defined]
     if isinstance(value, ast.Constant) and isinstance(value.value, str | int | float):
@@ -578,7 +580,7 @@ def _plain(options: list[object]) -> bool:
 
 
 def _as_columns(result: object, n: int) -> Array | ColumnArray:
-    """What a transform of formulaic's returns, as arrays."""
+    """Convert the result of a transform of formulaic to arrays."""
     metadata = getattr(result, "__formulaic_metadata__", None)
     spans = bool(metadata is not None and metadata.spans_intercept)
     if isinstance(result, dict):
@@ -596,7 +598,7 @@ def _as_columns(result: object, n: int) -> Array | ColumnArray:
     return ColumnArray(array, tuple(map(str, names)), spans)
 
 
-def _shown(state: State) -> str:
+def _keys(state: State) -> str:
     return ",".join(sorted(map(str, state)))
 
 

@@ -12,19 +12,33 @@ from functools import cached_property
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError, SettingError, argument
 from modicum.rows.coding import code_type
 from modicum.rows.description import Array, Level, level_key, level_places
-from modicum.rows.encoding import RESERVED, ordered
 from modicum.rows.formula.columns import BatchColumns
 from modicum.rows.formula.parsing import GroupTerm
+from modicum.rows.levels import RESERVED, ordered
 
-__all__ = ["Grouping", "GroupingLevels", "grouping_name"]
+__all__ = ["Grouping", "GroupingLevels", "grouping_name", "refuse_fractions"]
 
 
 def grouping_name(columns: Sequence[str]) -> str:
-    """Return what a factor of one column, or of combinations of several, is called."""
+    """Return the name of a factor of one column, or of combinations of several."""
     return ":".join(columns)
+
+
+def refuse_fractions(group: str, levels: Iterable[Level]) -> None:
+    """Refuse levels of a group that are numbers with a fraction: measured, not names."""
+    for level in levels:
+        if not isinstance(level, float | np.floating) or float(level).is_integer():
+            continue
+        if np.isinf(level):
+            raise DataError(f"the group {group!r} holds {level:g}: replace it, or drop such rows.")
+        raise DataError(
+            f"the group {group!r} holds {level:g}, and numbers that are not whole are measured "
+            "rather than names of groups: cut them into classes (pandas.cut), make them text if "
+            "they are names, or let the column be a common term."
+        )
 
 
 @dataclass(frozen=True)
@@ -63,8 +77,8 @@ class Grouping:
             at = int(np.argmax(group_codes < 0))
             raise DataError(
                 f"column {self.field!r} holds {values[codes[at]]!r} in row {columns.row(at)}, a "
-                "group that the rows of the fit did not have: to predict for new groups, leave "
-                "that column out of the table."
+                "group that the rows of the fit did not have: to predict for new groups, use "
+                f"{argument('groups', 'new')}, or leave that column out of the table."
             )
         return group_codes.astype(code_type(len(self.levels)))
 
@@ -101,6 +115,8 @@ class GroupingLevels:
                     f"the group {grouping_name(names)!r} has a single level, so that nothing can "
                     "be said of how its effects vary; leave it out."
                 )
+            if len(names) == 1:  # combinations are texts
+                refuse_fractions(names[0], known.values())
             groupings.append(Grouping(names, ordered(grouping_name(names), known.values())))
         return tuple(groupings)
 

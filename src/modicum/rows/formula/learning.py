@@ -10,7 +10,6 @@ import numpy as np
 from modicum.errors import DataError, SettingError
 from modicum.rows.checks import names_like
 from modicum.rows.description import Array, Level, level_key
-from modicum.rows.encoding import MOST_LEVELS, ordered, refuse_stray_text
 from modicum.rows.formula.columns import BatchColumns, HeldColumns, complete_rows, kind_of
 from modicum.rows.formula.encoding import FormulaEncoding, Outcome, Term
 from modicum.rows.formula.evaluation import level_array
@@ -18,13 +17,14 @@ from modicum.rows.formula.expressions import ColumnArray, Expression, LevelArray
 from modicum.rows.formula.grouping import GroupingLevels
 from modicum.rows.formula.parsing import Formula
 from modicum.rows.formula.structure import Factor, reduced_parts
+from modicum.rows.levels import MOST_LEVELS, ordered, refuse_stray_text
 from modicum.rows.sources import Source
 
 __all__ = ["Learned", "learn"]
 
 
 class Learned(NamedTuple):
-    """What a first reading found.
+    """The result of a first reading.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ def learn(
 
 
 def _kinds(source: Source, needed: Sequence[str]) -> dict[str, str]:
-    """What every column is; refuse one that is not there, or neither numbers nor levels."""
+    """Kind of every column; refuse one that does not exist, or is neither numbers nor levels."""
     for name in needed:
         if name not in source.names:
             raise SettingError(
@@ -170,7 +170,7 @@ class _Reading:
                 yield columns
 
     def read(self) -> None:
-        """Read what is to be learned from."""
+        """Read the columns that are needed for learning."""
         learned = [*self._values, *self._learners]
         learned_from = [name for e in learned for name in e.names]
         names = tuple(dict.fromkeys([*learned_from, *self._groupings.names]))
@@ -209,7 +209,7 @@ class _Reading:
         array = level_array(inner, columns, {})
         counts = np.bincount(array.codes, minlength=len(array.values))
         occurring = [value for value, count in zip(array.values, counts, strict=True) if count]
-        if self._keeps_order(inner):  # that of all categories, whether they occur here or not
+        if self._keeps_order(inner):  # of all categories, even absent ones
             self._occurring.setdefault(expression, set()).update(map(level_key, occurring))
             occurring = list(array.values)
         for value in occurring:
@@ -246,7 +246,7 @@ class _Reading:
         return ordered(expression.label, values.values(), reference)
 
     def factor(self, expression: Expression) -> Factor:
-        """Return what was learned of a factor."""
+        """Return the encoding of a factor."""
         text, label = expression.text, expression.label
         if expression in self._values:
             call = expression.categorical
@@ -262,7 +262,7 @@ class _Reading:
         )
 
     def outcome(self) -> Outcome | None:
-        """Return what was learned of the outcome."""
+        """Return the encoding of the outcome."""
         if self._outcome is None:
             return None
         if self._outcome.stateful:

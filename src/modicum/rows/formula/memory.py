@@ -32,7 +32,7 @@ def encoded(
     drop: bool = False,
     newlevels: NewLevels = "refuse",
 ) -> MemoryBackend:
-    """Encode another table by what was learned from the first.
+    """Encode another table with the levels, knots and means learned from the first.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def rows_type(needed: Sequence[str], source: Source, dtype: object) -> DType:
 def in_memory(
     description: Description, chunks: Iterable[dict[str, Array]], n: int | None
 ) -> MemoryBackend:
-    """Keep chunks as arrays; two copies are held only where the number of rows is not known."""
+    """Collect chunks in arrays; two copies exist only if the number of rows is unknown."""
     if n is None:
         parts = list(chunks)
         arrays = {

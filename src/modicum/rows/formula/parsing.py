@@ -50,7 +50,7 @@ class GroupTerm:
 
 @dataclass(frozen=True)
 class Formula:
-    """A formula taken apart.
+    """A parsed formula.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class Formula:
 
     @property
     def expressions(self) -> tuple[Expression, ...]:
-        """Everything that is computed of a row, the outcome included."""
+        """Every expression that is computed per row, including the outcome."""
         factors = [factor for term in self.terms for factor in term]
         outcome = () if self.outcome is None else (self.outcome,)
         return (*factors, *self.offsets, *(e for _, e in self.fields), *outcome)
@@ -141,6 +141,8 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
             )
         else:
             common.append(f"{sign or '+'} {piece}")
+    if outcome is not None:
+        _refuse_groups_of_outcome(outcome, groups)
     terms, intercept = _terms(" ".join(common), sides[0], columns)
     return Formula(text, outcome, terms, intercept, tuple(offsets), tuple(groups), fields)
 
@@ -204,7 +206,7 @@ def _expression(text: str, method: str) -> Expression:
 
 
 def _group_terms(inside: str) -> list[GroupTerm]:
-    """Group terms of what stands in the brackets; g/h is g, and h within g."""
+    """Group terms of the text in brackets; g/h means g, and h within g."""
     parts = _bars(inside)
     assert parts is not None, "only what has a bar comes here"
     left, correlated, right = parts
@@ -213,6 +215,11 @@ def _group_terms(inside: str) -> list[GroupTerm]:
     if not names or not all(names):
         raise SettingError(f"the group term ({inside.strip()}) names no column after |: add one.")
     columns = [[_column(name, inside) for name in group] for group in groups]
+    if any(piece.strip() == "." for _, piece in _split(left, "+-*:/")):
+        raise SettingError(
+            f"the group term ({inside.strip()}) has '.' before |, which stands for all columns "
+            "among the common terms only: name the slopes that vary."
+        )
     effects, intercept = _terms(left, "", ())
     texts = ("1",) * intercept + tuple(":".join(f.text for f in term) for term in effects)
     if not texts or not left.strip():
@@ -223,6 +230,16 @@ def _group_terms(inside: str) -> list[GroupTerm]:
         outer = (*outer, *group)
         terms.append(GroupTerm(outer, texts, correlated))
     return terms
+
+
+def _refuse_groups_of_outcome(outcome: Expression, groups: Sequence[GroupTerm]) -> None:
+    """Refuse to group rows by what decides their outcome."""
+    for group in groups:
+        if outcome.names and set(outcome.names) <= set(group.group):
+            raise SettingError(
+                f"the outcome {outcome.text!r} is known once {':'.join(group.group)!r} is, so that "
+                f"the group term {group} leaves nothing to explain: group by another column."
+            )
 
 
 def _column(name: str, inside: str) -> str:
@@ -240,7 +257,7 @@ def _require_added(sign: str, piece: str) -> None:
 
 
 def _bracketed(piece: str) -> str | None:
-    """What is inside the brackets around the whole piece, if there are any."""
+    """The text inside the brackets around the whole piece, if there are any."""
     piece = piece.strip()
     if not piece.startswith("(") or not piece.endswith(")"):
         return None
@@ -249,7 +266,7 @@ def _bracketed(piece: str) -> str | None:
 
 
 def _outside_calls(piece: str) -> str:
-    """Return the piece without what functions are called with, where | means or."""
+    """Return the piece without arguments of functions, in which | means or."""
     kept, calls, before = "", 0, ""
     for at, _, letter in _letters(piece):
         if calls:

@@ -17,8 +17,8 @@ from typing import TypeAlias
 from modicum.errors import DataError
 from modicum.rows.coding import CodedTerm, Coding
 from modicum.rows.description import Level, level_names
-from modicum.rows.encoding import code_field
 from modicum.rows.formula.expressions import Contrast
+from modicum.rows.levels import code_field
 
 Scoped: TypeAlias = tuple[int, bool]
 """A factor by its number, and whether it is reduced: without its first column."""
@@ -30,7 +30,7 @@ SPARSE = 2  # times as many columns as may differ from 0 in a row, from where a 
 
 @dataclass(frozen=True)
 class Factor:
-    """What a formula multiplies: a number, several numbers (a spline), or levels.
+    """A factor of a product of a formula: a number, several numbers (a spline), or levels.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class Codes:
 
     @property
     def reference(self) -> bool:
-        """Whether code 0 stands for no cell of its own."""
+        """Whether code 0 has no column."""
         return not self.window and any(reduced for _, reduced in self.parts)
 
     @property
@@ -109,7 +109,7 @@ class Codes:
 
 @dataclass(frozen=True)
 class Layout:
-    """All columns of the model matrix, and what rows hold of them.
+    """All columns of the model matrix, and how rows store them.
 
     Parameters
     ----------
@@ -180,7 +180,7 @@ def _merged(old: Part, part: Part) -> tuple[Part, Part] | None:
 
 
 def lay_out(factors: Sequence[Factor], terms: Sequence[tuple[str, tuple[Part, ...]]]) -> Layout:
-    """Give every column its place: those of a term lie side by side, in the order of terms.
+    """Order the columns: those of a term are adjacent, in the order of terms.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ class _Block:
 
     @property
     def scales(self) -> tuple[Numbers | None, ...]:
-        """What stands in each column that a row has."""
+        """The value in each column that a row has."""
         return self.window or (self.numbers,)
 
 

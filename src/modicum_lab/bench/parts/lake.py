@@ -91,7 +91,8 @@ def _family(first: int) -> list[tuple[int, str, int]]:
 
 
 def _model() -> Any:
-    return mo.models.Logistic()
+    """Priors in numbers: their default units would be a sweep by the driver alone."""
+    return mo.models.Logistic(prior_scale=1.0, intercept_scale=10.0)
 
 
 def sampled(store: str, workers: int) -> dict[str, Any]:
@@ -123,9 +124,8 @@ def passed(store: str, cores: int, repeats: int) -> dict[str, float]:
     rows = Rows.open(store)
     cluster = Ray(workers=cores, object_store=OBJECTS)
     engines: dict[str, EngineChoice] = {"local": Local(threads=cores), "ray": cluster}
-    model = mo.models.Logistic(prior_scale=1.0, intercept_scale=10.0)
     posteriors = {
-        name: LogPosterior(model, rows, engine=engine, progressbar=False)
+        name: LogPosterior(_model(), rows, engine=engine, progressbar=False)
         for name, engine in engines.items()
     }
     at = posteriors["local"].start

@@ -68,9 +68,9 @@ def run(quick: bool = False) -> list[Table]:
          "ratio"],
     )  # fmt: skip
     imports = Table("Imports", ["rows", "processor seconds of modicum", "of glum"])
-    for rows in (20_000,) if quick else (100_000, 1_000_000):
+    for rows in (20_000,) if quick else (100_000, 1_000_000, 10_000_000):
         taken: dict[str, list[list[float]]] = {"fit_draws": [], "fit_point": []}
-        for turn in range(1 if quick else 5):
+        for turn in range(1 if quick else 5 if rows <= 1_000_000 else 2):
             for name in sorted(taken, reverse=bool(turn % 2)):
                 taken[name].append(in_process(__name__, name, rows))
         ours, theirs = ([median(x) for x in zip(*runs, strict=True)] for runs in taken.values())

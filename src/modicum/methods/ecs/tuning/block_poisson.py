@@ -70,12 +70,20 @@ class MiniBatches:
         chosen = rng.choice(len(pilot.weight), (BATCHES, batch), p=pilot.weight)
         thinned = pilot.thinned(SIGN_DRAWS) if len(pilot.mean) > SIGN_DRAWS else pilot
         self.dhat = thinned.values[:, chosen].mean(axis=2)
+        # Of a mini-batch with one given row, the others being average: a uniform design draws the
+        # rows that matter most more rarely than a few thousand mini-batches would show.
+        away = thinned.values - thinned.mean[:, None]
+        self.with_row = thinned.mean[:, None] + away / batch
+        self.weight = batch * thinned.weight  # probability that a mini-batch has it
 
     def sign(self, products: int, centre: float) -> tuple[float, float]:
         """Positive share and mean sign, the averages over the draws."""
         factors = 1 + (self.dhat - centre) / products
-        negative = (factors < 0).mean(axis=1)
-        below = np.maximum(-factors, 0).mean(axis=1)
+        by_row = 1 + (self.with_row - centre) / products
+        negative = np.maximum((factors < 0).mean(axis=1), (by_row < 0) @ self.weight)
+        below = np.maximum(
+            np.maximum(-factors, 0).mean(axis=1), np.maximum(-by_row, 0) @ self.weight
+        )
         positive = (1 + np.exp(-2 * products * negative)) / 2
         return float(positive.mean()), float(np.exp(-2 * products * below).mean())
 

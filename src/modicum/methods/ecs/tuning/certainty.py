@@ -15,6 +15,9 @@ __all__ = ["FIRST", "Certainty", "Costed", "cheapest_certainty"]
 
 FIRST = 50  # rows; twice as many are considered next, as long as that is cheaper
 GAIN = 0.9  # cost relative to none, above which certainty rows are not worth it
+# Cost relative to that of half as many, above which these will do: near its least the cost hardly
+# depends on the number, and every row is to be held and read.
+AGAIN = 0.95
 
 
 class Costed(Protocol):
@@ -60,12 +63,12 @@ def cheapest_certainty(
     count, number = 0, FIRST
     while number <= most and number * (steps + 1) < none.cost:
         choice = choose(number)
-        if choice.cost >= best.cost:
+        if choice.cost >= (AGAIN * best.cost if count else best.cost):
             break
         count, best, number = number, choice, 2 * number
     if not best.cost < GAIN * none.cost:
         return Certainty(0, none, "no number of them would save a tenth of the evaluations")
     ratio = best.cost / none.cost
     share = f"{ratio:.0%}" if ratio > 0.01 else "less than 1%"
-    why = f"the number at which an effective draw takes the fewest evaluations, {share} of those"
-    return Certainty(count, best, f"{why} without")
+    why = f"the number from which on an effective draw takes hardly fewer evaluations, {share} of"
+    return Certainty(count, best, f"{why} those without")

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.estimators import LinearTaylor
+from modicum.estimators.by_numpy import NumPyRows, needs_no_compiler
 from modicum.kernels.base import ControlVariate, Proxy, scaled
 from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
@@ -36,6 +37,10 @@ __all__ = [
 
 BLOCK = 4096  # rows with codes that are whitened at once; slopes take no more
 SLOPE_WORK = 4e7  # numbers in the slopes' covariance products, per draw
+# Rows per column where there are many dense ones. From few rows the largest eigenvalue of a
+# covariance looks larger than it is: (1 + sqrt(columns / rows))^2 times, where gradients point
+# everywhere alike.
+SLOPE_ROWS = 4
 SLOPE_DRAWS = 16
 EXACT, POWERS = 16, 20  # parameters whose covariance is formed; power iterations where it is not
 TOGETHER = 8  # draws at which rows are evaluated by one product
@@ -280,12 +285,16 @@ class Residuals:
             return np.asarray(
                 _slopes_of_groups(form, self.few, proxy, draws, weight[:groups], factor[:groups])
             )
-        products = size**2
-        if isinstance(proxy.factor, ArrowFactor):  # rows are not whitened
-            products = size
-        rows = min(int(np.clip(SLOPE_WORK / products, 64, BLOCK)), len(weight))
+        # rows of an arrow are not whitened
+        products = size if isinstance(proxy.factor, ArrowFactor) else size**2
+        rows = int(np.clip(SLOPE_WORK / products, 64, BLOCK))
+        if proxy.row_factor is not None:
+            rows = SLOPE_ROWS * size
+        rows = min(rows, len(weight))
         at, share = as_drawn(weight, rows, factor * np.sqrt(self.share @ self.values**2))
         some = {name: np.asarray(values)[at] for name, values in self.rows.items()}
+        if needs_no_compiler(form):
+            return _slopes_by_numpy(NumPyRows(form, some, proxy), draws, share, factor[at])
         return np.asarray(_slopes(form, some, proxy, draws, share, factor[at]))
 
 
@@ -402,6 +411,8 @@ def _values_in_blocks(
     Whitened rows of factors with many levels are large: 20,000 rows of 900 columns take 140 MB, and
     as much again while they are computed.
     """
+    if needs_no_compiler(cv):
+        return NumPyRows(cv, batch, proxy).values(pilot)
     rows = len(batch["probability"])
     coded = isinstance(cv, LinearTaylor) and cv.target.coding is not None
     if not coded or rows <= BLOCK:
@@ -448,6 +459,21 @@ def _largest_slopes(
         return jax.lax.fori_loop(0, POWERS, times, first)[1]
 
     return jax.lax.map(largest, pilot)
+
+
+def _slopes_by_numpy(
+    rows: NumPyRows, pilot: np.ndarray, weight: np.ndarray, factor: np.ndarray
+) -> np.ndarray:
+    """The same without a compiler; the covariance has the eigenvalues of a product of few rows."""
+    share = weight / weight.sum()
+    largest = []
+    for z in pilot:
+        gradients = factor[:, None] * rows.gradients(z)
+        Z = (gradients - share @ gradients) * np.sqrt(share)[:, None]
+        square = Z.T @ Z if Z.shape[0] > Z.shape[1] else Z @ Z.T
+        finite = np.all(np.isfinite(square))
+        largest.append(np.linalg.eigvalsh(square)[-1] if finite else np.nan)
+    return np.array(largest)
 
 
 _slopes = jit(static=0, options=FASTEST_COMPILE)(_largest_slopes)

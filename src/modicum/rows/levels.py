@@ -1,0 +1,195 @@
+"""The levels of categorical columns: which there are, their order, and codes for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from modicum.errors import DataError, SettingError
+from modicum.rows.checks import missing, names_like
+from modicum.rows.description import Array, Level, level_places
+from modicum.rows.sources import Source
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "MOST_LEVELS",
+    "RESERVED",
+    "code_field",
+    "collect_levels",
+    "distinct",
+    "joined",
+    "level_codes",
+    "levels_like",
+    "ordered",
+    "refuse_stray_text",
+    "table_column",
+]
+
+# A column with more levels is hardly meant as treatment contrasts, which would not fit in memory.
+MOST_LEVELS = 10_000
+# Names of fields that hold no codes, and the suffix of a factor of such a name.
+RESERVED = ("x", "y", "offset", "weight")
+CODE = " (code)"
+NUMBER = r"[+-]?([0-9]+([.][0-9]*)?|[.][0-9]+)([eE][+-]?[0-9]+)?"
+
+
+def collect_levels(
+    batches: Iterable[pa.RecordBatch], references: Mapping[str, Level | None]
+) -> dict[str, tuple[Level, ...]]:
+    """Levels that occur in each categorical column, the reference first, the others sorted."""
+    # Dictionaries without values: sets that remember the order.
+    occurring: dict[str, dict[Level, None]] = {name: {} for name in references}
+    start = 0
+    for batch in batches:
+        for name, levels in occurring.items():
+            values, codes = distinct(batch.column(name), name, start)
+            levels.update(dict.fromkeys(values[code] for code in np.unique(codes)))
+            if len(levels) > MOST_LEVELS:
+                raise DataError(
+                    f"categorical column {name!r} has more than {MOST_LEVELS} levels by row "
+                    f"{start + batch.num_rows - 1}: group them, or leave the column out."
+                )
+        start += batch.num_rows
+    return {name: ordered(name, levels, references[name]) for name, levels in occurring.items()}
+
+
+def ordered(
+    name: str, occurring: Iterable[Level], reference: Level | None = None
+) -> tuple[Level, ...]:
+    """Levels in order, the reference first; one level alone is refused."""
+    levels = _sorted(name, occurring)
+    if len(levels) < 2:
+        raise DataError(
+            f"categorical column {name!r} holds one level only ({levels[0]!r} from row 0 on): "
+            "leave it out, the intercept already says it."
+            if levels
+            else f"categorical column {name!r} has no rows: at least one is needed."
+        )
+    if reference is None:
+        return tuple(levels)
+    matches = [v for v in levels if v == reference] or [
+        v for v in levels if str(v) == str(reference)
+    ]
+    if not matches:
+        raise SettingError(
+            f"reference level {reference!r} does not occur in column {name!r}: "
+            f"{names_like(reference, levels)}"
+        )
+    return (matches[0], *(v for v in levels if v is not matches[0]))
+
+
+def _sorted(name: str, levels: Iterable[Level]) -> list[Level]:
+    """Levels in order; text that reads as numbers throughout is ordered as numbers.
+
+    A column of hours then has the same reference level from a CSV file, where levels are text,
+    as from a Parquet file, where they are numbers.
+    """
+    values = list(levels)
+    texts = [v for v in values if isinstance(v, str)]
+    if texts and len(texts) < len(values):
+        raise DataError(
+            f"categorical column {name!r} holds text in some files and numbers in others: "
+            "convert it to one kind first."
+        )
+    if texts and all(re.fullmatch(r"[+-]?[0-9]+([.][0-9]*)?", v) for v in texts):
+        return sorted(texts, key=lambda v: (float(v), v))
+    return sorted(values)  # all are texts, or all are numbers
+
+
+def distinct(array: pa.Array, name: str, start: int = 0) -> tuple[list[Level], Array]:
+    """Distinct values and, for each row, which of them it holds."""
+    import pyarrow as pa
+
+    if pa.types.is_string_view(array.type):
+        array = array.cast(pa.large_string())
+    if not pa.types.is_dictionary(array.type):
+        array = array.dictionary_encode()
+    if array.indices.null_count:
+        row = int(np.argmax(array.indices.is_null().to_numpy(zero_copy_only=False)))
+        raise DataError(missing(name, start + row))
+    values, codes = array.dictionary.to_pylist(), array.indices.to_numpy(zero_copy_only=False)
+    for code, value in enumerate(values):
+        unusable = not isinstance(value, str | int | float) or value != value
+        if unusable and (codes == code).any():
+            row = start + int(np.argmax(codes == code))
+            if value is None or value != value:
+                raise DataError(missing(name, row))
+            raise DataError(
+                f"categorical column {name!r} holds a {type(value).__name__} in row {row}: "
+                "convert it to text or to whole numbers first."
+            )
+    return values, codes
+
+
+def joined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return a column of a batch or of a table as one array."""
+    return column.combine_chunks() if hasattr(column, "combine_chunks") else column
+
+
+def level_codes(array: pa.Array, name: str, levels: tuple[Level, ...], start: int) -> Array:
+    """Return the place among `levels` of what each row of `array` holds."""
+    values, codes = distinct(array, name, start)
+    place = {level: i for i, level in enumerate(levels)}
+    places: Array = np.array([place.get(value, -1) for value in values] or [-1])[codes]
+    if len(places) and places.min() < 0:
+        row = int(np.argmax(places < 0))
+        raise DataError(
+            f"categorical column {name!r} holds {values[codes[row]]!r} in row {start + row}, which "
+            "was not there on the first reading: the source changed, read it again."
+        )
+    return places
+
+
+def levels_like(source: Source, name: str, known: Sequence[str]) -> tuple[Level, ...]:
+    """Levels in a known order, each as this table writes it: 6 or "6"."""
+    as_written: dict[str, Level] = {}
+    start = 0
+    for batch in source.batches([name]):
+        values, codes = distinct(batch.column(name), name, start)
+        places = level_places(known, values)
+        for code in np.unique(codes):
+            if places[code] < 0:
+                raise DataError(
+                    f"column {name!r} holds {values[code]!r} in row "
+                    f"{start + int(np.argmax(codes == code))}, which the rows of the fit did not; "
+                    "leave such rows out, or fit again with rows that have them."
+                )
+            as_written[known[places[code]]] = values[code]
+        start += batch.num_rows
+    return tuple(as_written.get(level, level) for level in known)
+
+
+def refuse_stray_text(source: Source, name: str, levels: Iterable[Level], remedy: str) -> None:
+    """Refuse a column of numbers in which a few values are text: it is no column of levels."""
+    texts = [level for level in levels if isinstance(level, str)]
+    stray = [level for level in texts if not re.fullmatch(NUMBER, level.strip())]
+    if not stray or len(stray) == len(texts):
+        return
+    start = 0
+    for batch in source.batches([name]):
+        values, codes = distinct(joined(batch.column(name)).drop_null(), name, start)
+        for code in np.unique(codes):
+            if values[code] in stray:
+                column = joined(batch.column(name)).to_pylist()
+                row = start + column.index(values[code])
+                raise DataError(
+                    f"column {name!r} holds text ({values[code]!r} in row {row}) among numbers: "
+                    f"mend the value, or {remedy}."
+                )
+        start += batch.num_rows
+
+
+def code_field(column: str) -> str:
+    """Return the field that holds the codes of a column; the names of other fields are taken."""
+    return f"{column}{CODE}" if column in RESERVED else column
+
+
+def table_column(field: str, names: Sequence[str]) -> str:
+    """Return the column of a table that a field of codes was made of; undoes `code_field`."""
+    plain = field.removesuffix(CODE)
+    return plain if field not in names and plain in RESERVED else field
