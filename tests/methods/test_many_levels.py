@@ -166,6 +166,7 @@ def wrong(post, truth):
     return bool(np.any(np.abs(mean - truth) > TIMES * error))
 
 
+@pytest.mark.slow
 def test_more_levels_than_a_dense_hessian_holds_are_sampled_right():
     rows = many(2_100, 4, 8)
     truth = exactly(rows)

@@ -293,7 +293,7 @@ class Residuals:
         rows = min(rows, len(weight))
         at, share = as_drawn(weight, rows, factor * np.sqrt(self.share @ self.values**2))
         some = {name: np.asarray(values)[at] for name, values in self.rows.items()}
-        if needs_no_compiler(form):
+        if needs_no_compiler(form) and not isinstance(proxy.factor, ArrowFactor):
             return _slopes_by_numpy(NumPyRows(form, some, proxy), draws, share, factor[at])
         return np.asarray(_slopes(form, some, proxy, draws, share, factor[at]))
 
@@ -411,7 +411,7 @@ def _values_in_blocks(
     Whitened rows of factors with many levels are large: 20,000 rows of 900 columns take 140 MB, and
     as much again while they are computed.
     """
-    if needs_no_compiler(cv):
+    if needs_no_compiler(cv) and not isinstance(proxy.factor, ArrowFactor):
         return NumPyRows(cv, batch, proxy).values(pilot)
     rows = len(batch["probability"])
     coded = isinstance(cv, LinearTaylor) and cv.target.coding is not None
