@@ -308,8 +308,12 @@ def test_the_factor_of_the_most_levels_is_integrated_out() -> None:
     assert (held.how, model.group, model.group_sd) == ("integrate", "plane", (2.0,))
     assert model.family.group_terms == (terms[0],)
     assert dict(model.family.prior_table) == priors
-    with pytest.raises(mo.SettingError, match=r"possible up to 2,000; .*groups='integrate'"):
-        multilevel(mo.models.Logistic(), terms, rows, "explicit")
+    assert multilevel(mo.models.Logistic(), terms, rows, "explicit").how == "explicit"
+    both = {"plane": codes["plane"], "tail": rng.permutation(n) // 2}
+    crossed = mo.Rows(x=rng.normal(size=(n, 1)), y=rng.random(n) < 0.5, codes=both, columns=["a"])
+    wide = [mo.models.GroupTerm("tail"), mo.models.GroupTerm("plane", ("1", "a"))]
+    with pytest.raises(mo.SettingError, match=r"2,000 beside the effects of one .*merge levels"):
+        multilevel(mo.models.Logistic(), wide, crossed, "explicit")
     many = [mo.models.GroupTerm("carrier", tuple("1a")), mo.models.GroupTerm("plane", ("1", "a"))]
     crowded = mo.Rows(
         x=rng.normal(size=(n, 1)),

@@ -146,7 +146,7 @@ class LogPosterior:
     def hessian(self, point: ArrayLike) -> tuple[float, np.ndarray, np.ndarray]:
         """Log posterior, its gradient and its Hessian, (d, d), at `point`."""
         at = curvature(self._sums, self._checked(point, 1), PURPOSE)
-        return at.log_posterior, at.gradient, -at.precision
+        return at.log_posterior, at.gradient, -at.dense_precision
 
     @in_double_precision
     def mode(self, *, within: float = TOLERANCE, random_seed: int = 0) -> Mode:
@@ -179,7 +179,7 @@ class LogPosterior:
         return Mode(
             point=anchor.point,
             named=MappingProxyType(named),
-            factor=anchor.factor,
+            factor=anchor.dense_factor,
             log_posterior=anchor.C + log_prior,
             distance=record.gradient_norm,
             passes=record.passes,

@@ -30,6 +30,7 @@ from modicum.methods import DEFAULT, METHODS, Auto, Method, resolve
 from modicum.methods.base import Coordinates, Plan, Task
 from modicum.methods.groups import quadrature_doubts, with_fixed_nodes
 from modicum.models import BaseModel, Target
+from modicum.models.arrow import ArrowFactor, Factor
 from modicum.models.base import Params
 from modicum.models.prediction import ModelPredictor
 from modicum.passes import ModeRecord, Starts, Sums
@@ -288,6 +289,7 @@ def _check_digest(method: Method, starts: object) -> None:
 def _about_digest(digest: Digest, plan: Plan, target: Target) -> list[ModicumWarning]:
     """Warnings about a digest before chains run; its error is recorded in the plan."""
     point, factor = plan.anchor.point, plan.anchor.factor
+    assert isinstance(factor, np.ndarray)  # digests of more parameters are refused
     error = digest.error_at(target, point, factor)
     plan.tuning["digest_error"] = {
         "value": float(f"{error:.2g}"),
@@ -600,7 +602,9 @@ def _of_quadrature(task: Task, anchor: Coordinates, position: np.ndarray) -> lis
     if not isinstance(task.rows, GroupedRows):
         return []
     z = position.reshape(-1, position.shape[-1])
-    away = z @ anchor.factor.T if anchor.factor.ndim == 2 else z * anchor.factor
+    factor = anchor.factor
+    assert isinstance(factor, np.ndarray)
+    away = z @ factor.T if factor.ndim == 2 else z * factor
     return quadrature_doubts(task.sums, anchor.point + away, task.seed)
 
 
@@ -624,16 +628,20 @@ def _mode_text(record: ModeRecord, rows: Rows | Digest) -> str:
 
 
 def _named_draws(
-    target: Target, point: np.ndarray, factor: np.ndarray, position: np.ndarray
+    target: Target, point: np.ndarray, factor: Factor, position: np.ndarray
 ) -> dict[str, np.ndarray]:
     """From whitened coordinates (chain, draw, d) to named parameters, some chains at a time."""
     chains, draws, size = position.shape
-    point, factor = point.astype(position.dtype), factor.astype(position.dtype)
+    point = point.astype(position.dtype)
+    factor = factor if isinstance(factor, ArrowFactor) else factor.astype(position.dtype)
     together = max(1, 2**22 // (draws * size))
     parts = []
     for first in range(0, chains, together):
         z = position[first : first + together].reshape(-1, size)
-        t = point + (z @ factor.T if factor.ndim == 2 else z * factor)
+        if isinstance(factor, ArrowFactor):
+            t = point + factor.times(z)
+        else:
+            t = point + (z @ factor.T if factor.ndim == 2 else z * factor)
         named = target.named_only(t)
         parts.append(jax.tree.map(np.asarray, _report(target, t)) if named is None else named)
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -173,7 +173,7 @@ class Digest:
         most means move by much less.
         """
         at, target = self._curvature
-        factor, _ = whitening_factor(at.precision)
+        factor, _ = whitening_factor(at.dense_precision)
         return self.error_at(target, at.point + at.newton_step(), factor)
 
     @cached_property
@@ -185,7 +185,7 @@ class Digest:
         """
         at, target = self._curvature
         read = target.likelihood.size
-        factor, _ = whitening_factor(at.precision)
+        factor, _ = whitening_factor(at.dense_precision)
         mode = (at.point + at.newton_step())[:read]
         sd = np.sqrt(np.sum(factor**2, axis=1))[:read]
         return float(np.max(np.abs(mode - self.anchors) / sd))
@@ -338,7 +338,7 @@ class Digest:
         sums = Sums(target, rows, engine, ledger)
         new = expansion(sums, self.total.point)
         at = replace(self, total=self.total + new)._expanded(target, start)
-        factor, _ = whitening_factor(at.precision)
+        factor, _ = whitening_factor(at.dense_precision)
         pool = keep(sums, at.point, factor, factor.T @ at.gradient, size, seed)
         return replace(
             self,

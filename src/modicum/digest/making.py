@@ -139,8 +139,10 @@ def _make(model: BaseModel, rows: Rows, size: int, seed: int, engine: Engine) ->
     sums = Sums(target, rows, engine, ledger)
     anchor = anchor_at_mode(sums, start, seed=seed, within=NEAR)
     read = target.likelihood.size
-    total = Quadratic(anchor.point[:read], anchor.C, anchor.A[:read], anchor.B[:read, :read])
-    pool = keep(sums, anchor.point, anchor.factor, np.zeros(target.size), size, seed)
+    total = Quadratic(
+        anchor.point[:read], anchor.C, anchor.A[:read], anchor.dense_hessian[:read, :read]
+    )
+    pool = keep(sums, anchor.point, anchor.dense_factor, np.zeros(target.size), size, seed)
     return Digest(
         model=model,
         likelihood=identity_of(target, rows),

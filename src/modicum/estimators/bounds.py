@@ -232,11 +232,11 @@ _collapse_codes = jit(static=0, options=SCATTERS)(_collapsed)
 
 def whitened_sums(anchor: Anchor, collapsed: Collapsed) -> BoundSums:
     """The anchor and the collapsed sums in whitened coordinates: all that `BoundedRows` reads."""
-    L = anchor.factor[: len(collapsed.slope)]  # coefficients come first in the flat vector
+    L = anchor.dense_factor[: len(collapsed.slope)]  # coefficients come first in the flat vector
     curvature = L.T @ collapsed.curvature @ L
     return BoundSums(
         point=jnp.asarray(anchor.point),
-        factor=jnp.asarray(anchor.factor),
+        factor=jnp.asarray(anchor.dense_factor),
         constant=jnp.asarray(collapsed.constant),
         weight=jnp.asarray(collapsed.weight),
         value=jnp.asarray(collapsed.value),

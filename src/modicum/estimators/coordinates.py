@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.kernels.base import Bend, Proxy
+from modicum.models.arrow import ArrowFactor
 from modicum.passes import Anchor
 
 __all__ = ["POWERS", "bend", "bent_path", "bent_sum"]
@@ -36,12 +37,12 @@ POWERS = {
 def bend(anchor: Anchor, where: Sequence[int] | np.ndarray, power: np.ndarray) -> Bend:
     """What the entries `where` of t need to be expanded in powers of their exponentials."""
     places = np.asarray(where, int)
-    lines = anchor.B[places]
+    lines = anchor.dense_hessian[places]
     return Bend(
         jnp.asarray(places),
         jnp.asarray(power, jnp.float64),
         jnp.asarray(anchor.A[places]),
-        jnp.asarray(lines @ anchor.factor),
+        jnp.asarray(lines @ anchor.dense_factor),
         jnp.asarray(lines[:, places]),
     )
 
@@ -64,6 +65,7 @@ def bent_sum(z: jax.Array, proxy: Proxy) -> jax.Array:
     known = proxy.bend
     if known is None:
         return jnp.zeros(())
+    assert not isinstance(proxy.factor, ArrowFactor)
     w = proxy.factor[known.where] @ z
     v = _bent(w, known.power)
     c = v - w

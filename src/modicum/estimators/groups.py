@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.kernels.base import Proxy
+from modicum.kernels.base import Proxy, scaled
 from modicum.models import IntegratedEffects, Target
 from modicum.models.base import Batch, Params
 from modicum.models.covariance import entries_of, factor_of_entries
@@ -140,8 +140,8 @@ class GroupTaylor:
     def values(self, cached: FlatCache | PaddedCache, z: jax.Array, proxy: Proxy) -> jax.Array:
         """l_j less its expansion, over the group's probability."""
         if isinstance(cached, FlatCache):
-            return self._along(cached, proxy.factor @ z, proxy)
-        model, away = self.model, proxy.factor @ z
+            return self._along(cached, scaled(proxy.factor, z), proxy)
+        model, away = self.model, scaled(proxy.factor, z)
         theta = self.target.unravel(proxy.point + away)
         moved = self.target.unravel(away)
         e = _linear(model, moved, cached.rows)
@@ -160,10 +160,10 @@ class GroupTaylor:
 
     def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
         """The quadratic in phi - phi*, and the prior."""
-        t = proxy.point + proxy.factor @ z
+        t = proxy.point + scaled(proxy.factor, z)
         phi = partial(expansion_coordinates, self.target, unit=proxy.unit)
         away = phi(t) - phi(proxy.point)
-        assert proxy.B is not None
+        assert isinstance(proxy.B, jax.Array)
         return away @ (proxy.a + 0.5 * proxy.B @ away) + self.target.log_prior(t)
 
     def _expansion(

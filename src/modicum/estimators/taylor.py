@@ -22,8 +22,9 @@ from modicum.arrays import namespace, power
 from modicum.estimators.coordinates import bent_path, bent_sum
 from modicum.estimators.groups import GroupTaylor, group_proxy
 from modicum.estimators.row_factor import whitened
-from modicum.kernels.base import ControlVariate, Proxy
+from modicum.kernels.base import ControlVariate, Proxy, from_anchor
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
+from modicum.models.arrow import ArrowFactor, ArrowMatrix, Symmetric
 from modicum.models.base import Batch
 from modicum.models.matrix import ModelMatrix
 from modicum.models.priors.exact import ExactPrior
@@ -60,11 +61,16 @@ def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
     """
     if isinstance(target.model, IntegratedEffects):
         return group_proxy(anchor, target, order)
-    L = anchor.factor
     gradient = anchor.A if order >= 1 else np.zeros_like(anchor.A)
-    hessian = anchor.B if order >= 2 else np.zeros_like(anchor.B)
     _, folded_gradient, folded_hessian = folded_prior(target, anchor.point)
-    gradient, hessian = gradient + folded_gradient, hessian + folded_hessian
+    gradient = gradient + folded_gradient
+    if isinstance(anchor.factor, ArrowFactor):
+        return _arrow_proxy(anchor, target, order, gradient, folded_hessian)
+    L, hessian = (
+        anchor.factor,
+        anchor.dense_hessian if order >= 2 else np.zeros_like(anchor.dense_hessian),
+    )
+    hessian = hessian + folded_hessian
     whitened = L.T @ hessian @ L
     plain = np.abs(whitened + np.eye(len(L))).max() <= ROUNDING
     return Proxy(
@@ -73,6 +79,24 @@ def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
         jax.device_put(L.T @ gradient),
         None if plain else jax.device_put((whitened + whitened.T) / 2),
         None if target.exact_prior is None else jax.tree.map(jnp.asarray, target.exact_prior[1]),
+        anchor.warp(target),
+    )
+
+
+def _arrow_proxy(
+    anchor: Anchor, target: Target, order: int, gradient: np.ndarray, folded: Symmetric
+) -> Proxy:
+    """The same in t - t*, where effects of one factor are many: A't + t'Bt/2 and normal priors."""
+    assert isinstance(folded, ArrowMatrix)
+    assert isinstance(anchor.B, ArrowMatrix)
+    assert target.exact_prior is not None
+    hessian = anchor.B + folded if order >= 2 else folded
+    return Proxy(
+        jnp.asarray(anchor.point),
+        jax.tree.map(jnp.asarray, anchor.factor),
+        jnp.asarray(gradient),
+        jax.tree.map(jnp.asarray, hessian),
+        jax.tree.map(jnp.asarray, target.exact_prior[1]),
         anchor.warp(target),
     )
 
@@ -89,8 +113,25 @@ def control_variate(target: Target, order: int, precision: str = "float64") -> C
 
 
 def _quadratic(z: jax.Array, proxy: Proxy) -> jax.Array:
+    if isinstance(proxy.B, ArrowMatrix):
+        return _arrow_quadratic(z, proxy.a, proxy.B)
     curved = -z if proxy.B is None else proxy.B @ z
     return z @ (proxy.a + 0.5 * curved)
+
+
+@jax.custom_jvp
+def _arrow_quadratic(s: jax.Array, a: jax.Array, B: ArrowMatrix) -> jax.Array:
+    """a's + s'Bs/2; its gradient in s is a + Bs, which needs no further product with B."""
+    return s @ (a + 0.5 * (B @ s))
+
+
+@_arrow_quadratic.defjvp
+def _arrow_slope(
+    at: tuple[jax.Array, jax.Array, ArrowMatrix], tangents: tuple[jax.Array, Any, Any]
+) -> tuple[jax.Array, jax.Array]:
+    s, a, B = at
+    curved = B @ s
+    return s @ (a + 0.5 * curved), (a + curved) @ tangents[0]
 
 
 def _with_exact(
@@ -99,7 +140,7 @@ def _with_exact(
     """Add the priors that are not part of the quadratic."""
     if prior is None:
         return total
-    return total + prior.log_density(proxy.point + proxy.factor @ z, proxy.prior)
+    return total + prior.log_density(proxy.point + from_anchor(z, proxy), proxy.prior)
 
 
 # A linear predictor -----------------------------------------------------------------------
@@ -108,7 +149,9 @@ def _with_exact(
 class LinearRows(NamedTuple):
     """Rows with a linear predictor as they are kept, one entry per row."""
 
-    rows: jax.Array  # whitened: x L; in float32 if that is how they were (`Proxy.row_factor`)
+    # whitened: x L, in float32 if that is how they were (`Proxy.row_factor`); where L is that of an
+    # arrow, numbers and codes as they are, which take less
+    rows: jax.Array | Batch
     eta: jax.Array  # at the anchor, offset included
     y: jax.Array
     taylor: jax.Array  # coefficients of f at eta, (rows, 7)
@@ -175,15 +218,18 @@ class LinearTaylor:
         read = slice(None, self.target.size)  # parameters of priors come after
         eta = x @ proxy.point[read] + batch.get("offset", 0.0)
         kept = LinearRows(
-            rows=self._whitened(x, proxy),
+            rows=self._columns(batch)
+            if isinstance(proxy.factor, ArrowFactor)
+            else self._whitened(x, proxy),
             eta=eta,
             y=y,
             taylor=coefficients(model, eta, y).T,
             scale=xp.asarray(batch.get("weight", 1.0) / batch["probability"]),
         )
-        rounded = LinearRows(*(values.astype(self.precision) for values in kept))
+        rounded: LinearRows = jax.tree.map(self._rounded, kept)
         if proxy.row_factor is None:
             return rounded
+        assert isinstance(rounded.rows, jax.Array)
         # No digits are lost that whitening had kept: the products with z read half as many bytes.
         return rounded._replace(rows=rounded.rows.astype(proxy.row_factor.blocks[0].dtype))
 
@@ -191,11 +237,33 @@ class LinearTaylor:
         """x L, of the parameters that rows know about."""
         if proxy.row_factor is not None:
             return whitened(x.densely(), proxy.row_factor)
+        assert not isinstance(proxy.factor, ArrowFactor)
         return x @ proxy.factor[: self.target.size]
+
+    def _columns(self, batch: Batch) -> Batch:
+        """The numbers and codes that columns are made of."""
+        assert self.target.coding is not None
+        names = ("x", *self.target.coding.fields)
+        return {name: jnp.asarray(batch[name]) for name in names if name in batch}
+
+    def _rounded(self, values: jax.Array) -> jax.Array:
+        """Numbers in the precision of the cache; codes as they are."""
+        whole = jnp.issubdtype(values.dtype, jnp.integer)
+        return values if whole else values.astype(self.precision)
+
+    def along(self, cached: LinearRows, z: jax.Array) -> jax.Array:
+        """What of eta each row has beyond its eta*: x L z."""
+        if isinstance(cached.rows, jax.Array):
+            return (cached.rows @ z.astype(cached.rows.dtype)).astype(self.precision)
+        model = self.target.model
+        assert isinstance(model, LinearPredictorModel)
+        x = model.matrix(cached.rows)
+        z = z.astype(self.precision)
+        return (x.with_ones() if model.intercept else x) @ z[: self.target.size]
 
     def values(self, cached: LinearRows, z: jax.Array, proxy: Proxy) -> jax.Array:
         """D of each row: one product of the whitened rows with z."""
-        e = (cached.rows @ z.astype(cached.rows.dtype)).astype(self.precision)
+        e = self.along(cached, z)
         d = remainder(self.target.model, self.order, e, cached.eta, cached.y, cached.taylor.T)
         return (cached.scale * d).astype(jnp.float64)
 
@@ -264,7 +332,7 @@ class AutodiffTaylor:
 
         The path from t* to t is straight in the coordinates of expansion.
         """
-        away = proxy.factor @ z
+        away = from_anchor(z, proxy)
 
         def phi(s: jax.Array) -> jax.Array:
             return self.target.log_likelihood(bent_path(s, away, proxy), cached.rows)
@@ -290,7 +358,7 @@ class AutodiffTaylor:
             total = total + bent_sum(z, proxy)
         if isinstance(self.target.model, LinearPredictorModel):
             return _with_exact(total, self.prior, z, proxy)
-        return total + self.target.log_prior(proxy.point + proxy.factor @ z)
+        return total + self.target.log_prior(proxy.point + from_anchor(z, proxy))
 
 
 # The cheapest first; each returns None for models it does not fit.

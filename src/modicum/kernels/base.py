@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 
+from modicum.models.arrow import ArrowFactor, ArrowMatrix
 from modicum.models.base import Batch
 from modicum.runtime import Pytree
 
@@ -41,6 +42,8 @@ __all__ = [
     "Warped",
     "Whitening",
     "carried_fields",
+    "from_anchor",
+    "recorded",
     "scaled",
     "straighten",
     "unwhiten",
@@ -155,13 +158,15 @@ class Whitening(Protocol):
         ...
 
     @property
-    def factor(self) -> jax.Array:
+    def factor(self) -> jax.Array | ArrowFactor:
         """L; a vector where it is diagonal, and a number where it is c times I."""
         ...
 
 
-def scaled(factor: jax.Array, z: jax.Array) -> jax.Array:
+def scaled(factor: jax.Array | ArrowFactor, z: jax.Array) -> jax.Array:
     """L z, for a factor L of any of the forms that `Whitening` allows."""
+    if isinstance(factor, ArrowFactor):
+        return jnp.asarray(factor @ z)
     return factor @ z if factor.ndim == 2 else factor * z
 
 
@@ -189,7 +194,9 @@ class Warp(NamedTuple):
     ratio: jax.Array  # A tau*^2 of each: what data say of it over what the scale says
     scale: jax.Array  # place of the log scale of each term
     shared: jax.Array  # w: (terms, entries); a line of zeros where there is no common coefficient
-    into: jax.Array  # columns of the inverse of L, of the entries and of the common coefficients
+    # columns of the inverse of L, of the entries and of common coefficients; None: L is an arrow's
+    into: jax.Array | None
+    whole: jax.Array | None = None  # places of the common coefficients
 
 
 class Bend(NamedTuple):
@@ -215,23 +222,61 @@ def straighten(z: jax.Array, whitening: Warped) -> tuple[jax.Array, jax.Array]:
     """From what a chain moves in to whitened coordinates of t, and the log of the volume's growth.
 
     All that knows about rows takes the latter, s with t = t* + L s, and need not know the former.
+    Where L is that of an arrow, with many levels in it, its product is formed once, here: s is then
+    t - t* itself.
     """
     warp = whitening.warp
+    if isinstance(whitening.factor, ArrowFactor):
+        return _straighten_arrow(jnp.asarray(whitening.factor @ z), whitening.point, warp)
     if warp is None:
         return z, jnp.zeros(())
+    assert warp.into is not None
     log_scale = whitening.factor[warp.scale] @ z  # less its anchor
+    away = whitening.factor[warp.where] @ z
+    moved, together, growth = _moved(log_scale, away, whitening.point[warp.where], warp)
+    return z + warp.into @ jnp.concatenate([moved, -together]), growth
+
+
+def _straighten_arrow(
+    away: jax.Array, point: jax.Array, warp: Warp | None
+) -> tuple[jax.Array, jax.Array]:
+    """The same from `away`, r - t*: entries of t are moved themselves."""
+    if warp is None:
+        return away, jnp.zeros(())
+    assert warp.whole is not None
+    effects = away[warp.where]
+    moved, together, growth = _moved(away[warp.scale], effects, point[warp.where], warp)
+    return away.at[warp.where].add(moved).at[warp.whole].add(-together), growth
+
+
+def _moved(
+    log_scale: jax.Array, away: jax.Array, point: jax.Array, warp: Warp
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """How entries move with their scales, what of it is common to a term, and the volume's growth.
+
+    `log_scale` is less its anchor; `away` and `point` are r - t* and t* of the entries.
+    """
     here = log_scale[warp.term]
     tighter = jnp.logaddexp(jnp.log(warp.ratio), -2 * here) - jnp.log1p(warp.ratio)
     growth = -0.5 * tighter
-    away = whitening.factor[warp.where] @ z
     common = warp.shared @ away
-    moved = whitening.point[warp.where] * jnp.expm1(2 * growth)
+    moved = point * jnp.expm1(2 * growth)
     moved += (away - common[warp.term]) * jnp.expm1(growth)
     together = common * jnp.expm1(log_scale)
-    s = z + warp.into @ jnp.concatenate([moved + together[warp.term], -together])
     # det(D + (e^x 1 - D 1) w') = det D sum_l w_l e^(x - g_l), with D = diag(e^g)
     beside = warp.shared @ jnp.expm1(here - growth)
-    return s, jnp.sum(growth) + jnp.sum(jnp.log1p(beside))
+    return moved + together[warp.term], together, jnp.sum(growth) + jnp.sum(jnp.log1p(beside))
+
+
+def from_anchor(s: jax.Array, whitening: Whitening) -> jax.Array:
+    """t - t* of what `straighten` returns."""
+    return s if isinstance(whitening.factor, ArrowFactor) else scaled(whitening.factor, s)
+
+
+def recorded(s: jax.Array, whitening: Whitening) -> jax.Array:
+    """Whitened coordinates of what `straighten` returns, for the record."""
+    factor = whitening.factor
+    return jnp.asarray(factor.whitened(s)) if isinstance(factor, ArrowFactor) else s
 
 
 # Moves of the parameters ------------------------------------------------------------------
@@ -285,9 +330,11 @@ class Proxy(NamedTuple):
     """The anchor in whitened coordinates: sum q = C + a'z + z'Bz/2, of which C is left out."""
 
     point: jax.Array  # t*
-    factor: jax.Array  # L
+    factor: jax.Array | ArrowFactor  # L; of an arrow, the sum is one in s = t - t*, not in z
     a: jax.Array
-    B: jax.Array | None  # None: -I, which is what whitening with the prior makes of it
+    B: (
+        jax.Array | ArrowMatrix | None
+    )  # None: -I, which is what whitening with the prior makes of it
     prior: Pytree = None  # numbers of the priors that are no part of the quadratic
     warp: Warp | None = None  # entries that a chain moves with a scale
     bend: Bend | None = None  # entries along which rows are expanded in another coordinate

@@ -15,7 +15,14 @@ import jax
 import jax.numpy as jnp
 
 from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt
-from modicum.kernels.base import Draw, LogPosterior, RowRequest, straighten, unwhiten
+from modicum.kernels.base import (
+    Draw,
+    LogPosterior,
+    RowRequest,
+    from_anchor,
+    recorded,
+    straighten,
+)
 from modicum.kernels.energy_conserving import (
     EnergyConservingContext,
     EnergyConservingKernel,
@@ -79,8 +86,9 @@ class DelayedAcceptanceKernel:
 
     def _exact(self, z: jax.Array, context: DelayedAcceptanceContext) -> jax.Array:
         s, growth = straighten(z, context.surrogate.proxy)
-        exact = self.log_posterior(unwhiten(s, context.surrogate.proxy), context.data)
-        return exact if context.surrogate.proxy.warp is None else exact + growth
+        proxy = context.surrogate.proxy
+        exact = self.log_posterior(proxy.point + from_anchor(s, proxy), context.data)
+        return exact if proxy.warp is None else exact + growth
 
     def init(
         self, key: jax.Array, batch: Pytree, context: DelayedAcceptanceContext
@@ -128,7 +136,7 @@ class DelayedAcceptanceKernel:
         at, growth = straighten(z, context.surrogate.proxy)
         values = kernel.control_variate.values(subsample, at, context.surrogate.proxy)
         draw = {
-            "position": at,
+            "position": recorded(at, context.surrogate.proxy),
             "lp": exact if context.surrogate.proxy.warp is None else exact - growth,
             "step_size": learned.step_size,
             "acceptance_rate_exact": jnp.minimum(1.0, jnp.exp(jnp.minimum(log_ratio, 0.0))),

@@ -23,6 +23,7 @@ from modicum.kernels.base import (
     Proxy,
     RowDesign,
     RowRequest,
+    recorded,
     straighten,
 )
 from modicum.kernels.moves import Density, move_afresh
@@ -173,7 +174,7 @@ class EnergyConservingKernel:
         at, growth = straighten(point.position, context.proxy)
         logdensity = point.logdensity if context.proxy.warp is None else point.logdensity - growth
         draw = {
-            "position": at,
+            "position": recorded(at, context.proxy),
             "lp": logdensity + context.constant,
             "step_size": learned.step_size,
             "acceptance_rate_u": refreshed.acceptance_rate,

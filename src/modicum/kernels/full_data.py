@@ -18,10 +18,13 @@ from modicum.kernels.base import (
     MoveInfo,
     Point,
     Warp,
+    from_anchor,
+    recorded,
     straighten,
     unwhiten,
 )
 from modicum.kernels.moves import at_point
+from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
 from modicum.runtime import Pytree
 
@@ -32,7 +35,7 @@ class FullDataContext(NamedTuple):
     """What the kernel reads."""
 
     point: jax.Array  # t*
-    factor: jax.Array  # L
+    factor: jax.Array | ArrowFactor  # L
     n: jax.Array  # rows there are
     data: Pytree  # the rows, in the form the log-posterior reads
     starts: ModeStarts | None = None  # where there are several modes
@@ -98,7 +101,8 @@ class FullDataKernel:
 
         def density(z: jax.Array) -> jax.Array:
             s, growth = straighten(z, context)
-            return self.log_posterior(unwhiten(s, context), context.data) + growth
+            t = context.point + from_anchor(s, context)
+            return self.log_posterior(t, context.data) + growth
 
         return density
 
@@ -135,7 +139,7 @@ class FullDataKernel:
         adaptation = adapt(learned, flags, point.position, info.acceptance_rate, self.target_accept)
         at, growth = straighten(point.position, context)
         draw = {
-            "position": at,
+            "position": recorded(at, context),
             "lp": point.logdensity if context.warp is None else point.logdensity - growth,
             "step_size": learned.step_size,
             "rows_touched": info.n_steps * context.n,

@@ -15,6 +15,7 @@ from modicum.errors import ModicumWarning, NoModeError, SettingError, is_number
 from modicum.kernels.base import Kernel, Settled
 from modicum.ledger import Ledger
 from modicum.models import Target
+from modicum.models.arrow import Factor
 from modicum.models.base import Batch
 from modicum.passes import NEAR, Anchor, ModeRecord, Starts, Sums, anchor_at_mode
 from modicum.rows import Rows
@@ -155,7 +156,7 @@ class Coordinates(Protocol):
         ...
 
     @property
-    def factor(self) -> np.ndarray:
+    def factor(self) -> Factor:
         """L; a vector where it is diagonal, and a number c where it is c I."""
         ...
 

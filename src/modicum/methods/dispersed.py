@@ -51,7 +51,7 @@ def far_from_normal(task: Task, anchor: Anchor) -> bool:
     """
     d = task.target.size
     z = generator(task.seed, Stream.NORMALITY).standard_normal((DRAWS, d))
-    points = anchor.point + z @ anchor.factor.T
+    points = anchor.point + z @ anchor.dense_factor.T
     values = task.sums.values(points, "start") + task.target.log_priors(points)
     ratios = values + 0.5 * np.sum(z**2, axis=1)
     if not np.all(np.isfinite(ratios)):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -190,7 +191,7 @@ class _FullData(Method):
         spread = anchor.modes is not None and len(anchor.modes) > 1
         context = FullDataContext(
             point=jnp.asarray(anchor.point),
-            factor=jnp.asarray(anchor.factor),
+            factor=jax.tree.map(jnp.asarray, anchor.factor),
             n=jnp.asarray(len(task.rows)),
             data=chunks,
             starts=_starts(anchor, task) if spread else None,
@@ -213,7 +214,8 @@ class _FullData(Method):
         modes = plan.anchor.modes if isinstance(plan.anchor, Anchor) else None
         if modes is None or len(modes) < 2 or task.chains < 2:
             return Outcome(target_accept=self.target_accept)
-        at = plan.anchor.point + history.position @ plan.anchor.factor.T
+        assert isinstance(plan.anchor, Anchor)
+        at = plan.anchor.point + history.position @ plan.anchor.dense_factor.T
         apart = [_apart(modes, task.chains)] if modes.apart(at) else []
         return Outcome(target_accept=self.target_accept, warnings=apart)
 
@@ -252,7 +254,7 @@ def _starts(anchor: Anchor, task: Task) -> ModeStarts:
     """Chains over all modes that are not negligible; each is known by its key."""
     modes = anchor.modes
     assert modes is not None
-    into = np.linalg.inv(anchor.factor)
+    into = np.linalg.inv(anchor.dense_factor)
     return ModeStarts(
         keys=first_keys(chain_keys(task.seed, task.chains)),
         mode=jnp.asarray(modes.chains_at(task.chains)),

@@ -134,7 +134,7 @@ class Pool:
         drawn = slopes[self.certain :]
         if len(drawn) < 2:
             return 0.0
-        L = self.study.anchor.factor
+        L = self.study.anchor.dense_factor
         unit = L / np.maximum(np.sqrt(np.sum(L**2, axis=1, keepdims=True)), 1e-300)
         return float(np.sqrt(len(drawn) * np.max(np.var(drawn @ unit.T, axis=0, ddof=1))))
 

@@ -24,6 +24,7 @@ from modicum.estimators.taylor import coefficients
 from modicum.kernels.base import ControlVariate, Proxy, RowFactor
 from modicum.methods.base import Task
 from modicum.models import LinearPredictorModel
+from modicum.models.arrow import ArrowFactor, ArrowLayout
 from modicum.models.base import Batch
 from modicum.models.matrix import CodedMatrix, ModelMatrix
 from modicum.passes import Sums
@@ -93,7 +94,11 @@ def cached_rows(control_variate: ControlVariate[Any], batch: Batch, proxy: Proxy
 
 
 def expected_residuals(
-    sums: Sums, control_variate: ControlVariate[Any], proxy: Proxy, pilot: np.ndarray
+    sums: Sums,
+    control_variate: ControlVariate[Any],
+    proxy: Proxy,
+    pilot: np.ndarray,
+    by_draws: bool = False,
 ) -> np.ndarray | KeptNumbers:
     """Root mean square over the posterior of every row's residual, by one pass.
 
@@ -107,15 +112,22 @@ def expected_residuals(
         What the residuals are of.
     pilot
         Posterior draws in whitened coordinates, (draws, d); their mean is the posterior's centre.
+        Where the proxy's factor is that of an arrow, they are t - t*.
+    by_draws
+        There: whether the spread of a row's predictor is that of these draws, not the proxy's.
     """
     if isinstance(control_variate, LinearTaylor):
         centre = pilot.mean(axis=0) if len(pilot) else np.zeros(len(proxy.a))
         chunk_map: Callable[..., Array] = partial(_from_leverage, control_variate)
         arguments: Pytree = (proxy, centre)
-        if control_variate.target.coding is not None:
+        if isinstance(proxy.factor, ArrowFactor):
+            assert sums.target.arrow is not None
+            chunk_map = partial(_from_levels, control_variate, sums.target.arrow, by_draws)
+            arguments = (proxy, jnp.asarray(pilot))
+        elif control_variate.target.coding is not None:
             chunk_map = partial(_from_codes, control_variate)
             arguments = _posterior_of_predictors(control_variate, proxy, centre)
-        if control_variate.target.on_numpy:
+        if control_variate.target.on_numpy and not isinstance(proxy.factor, ArrowFactor):
             chunk_map = partial(_by_numpy, control_variate)
             arguments = _posterior_of_predictors(control_variate, proxy, centre)
         sums.enter("design", 1, "gradient", passes=1)
@@ -157,7 +169,9 @@ def _of_block(
     proxy, centre = arguments
     # A probability of one: `scale` is then the frequency weight alone.
     cached = control_variate.cache(dict(batch) | {"probability": jnp.ones(())}, proxy)
-    h = jnp.sum(cached.rows**2, axis=1) + (cached.rows @ centre) ** 2
+    rows = cached.rows
+    assert isinstance(rows, jax.Array)
+    h = jnp.sum(rows**2, axis=1) + (rows @ centre) ** 2
     return cached.scale * _residual_size(control_variate.order, h, cached.taylor.T)
 
 
@@ -236,6 +250,44 @@ def _by_numpy(
         return np.asarray(_of_predictors(control_variate, posterior, block))
 
     return map_by_numpy(sizes, batch, present)
+
+
+@jit(static=(0, 1, 2), options=SCATTERS)
+def _from_levels(
+    control_variate: LinearTaylor,
+    layout: ArrowLayout,
+    by_draws: bool,
+    arguments: tuple[Proxy, jax.Array],
+    batch: Batch,
+    present: jax.Array,
+) -> jax.Array:
+    """The same of rows with one level each of a factor of many.
+
+    A whitened row is its columns in the border times R^-T, less its level's line of G, and a few
+    numbers in the place of its level.
+    """
+    del present
+    proxy, draws = arguments
+    factor, model = proxy.factor, control_variate.target.model
+    assert isinstance(factor, ArrowFactor)
+    assert isinstance(model, LinearPredictorModel)
+    x = control_variate.matrix(batch)
+    size = control_variate.target.size
+    eta = x @ proxy.point[:size] + batch.get("offset", 0.0)
+    if by_draws:
+        h = jnp.mean((x @ draws[:, :size].T) ** 2, axis=-1)
+    else:
+        border = layout.border_matrix(dict(batch)).in_double()
+        border = border.with_ones() if model.intercept else border
+        level, own = jnp.asarray(batch[layout.field]), layout.own_columns(dict(batch))
+        columns = border.columns if isinstance(border, CodedMatrix) else border.densely().shape[-1]
+        across = border @ jnp.asarray(factor.corner)[:columns]
+        across -= jnp.einsum("ic,icb->ib", own, jnp.asarray(factor.cross)[level])
+        inside = jnp.einsum("ic,ick->ik", own, jnp.asarray(factor.blocks)[level])
+        h = jnp.sum(across**2, axis=-1) + jnp.sum(inside**2, axis=-1)
+        h += (x @ draws[:, :size].mean(axis=0)) ** 2
+    taylor = coefficients(model, eta, jnp.asarray(model.outcome(batch), jnp.float64))
+    return jnp.asarray(batch.get("weight", 1.0) * _residual_size(control_variate.order, h, taylor))
 
 
 def _at_draws(

@@ -1,10 +1,10 @@
 """How the effects of groups are held: as parameters of their own, or integrated out.
 
 Explicit effects (`groups=` of a family) are right for crossed factors of up to some thousand
-levels. The rows that a step needs then grow like d^3 / n with the number of parameters d: rows of
-thin groups are far from quadratic in their group's effect. Effects of one factor, that of the most
-levels, can be integrated out instead (`IntegratedEffects`), whatever their number; those of other
-factors are held explicitly beside it.
+levels, and for one factor of more (`models.arrow`). The rows that a step needs then grow like
+d^3 / n with the number of parameters d: rows of thin groups are far from quadratic in their group's
+effect. Effects of one factor, that of the most levels, can be integrated out instead
+(`IntegratedEffects`), whatever their number; those of other factors are held explicitly beside it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from modicum.errors import SettingError, argument
+from modicum.models.arrow import MOST_BORDER, MOST_NUMBERS, arrow_fits
 from modicum.models.base import DENSE_LIMIT, BaseModel
 from modicum.models.families import Softmax
 from modicum.models.groups import INTERCEPT, GroupTerm, common_columns, tidy_groups
@@ -33,6 +34,7 @@ MOST_BESIDE = 1_000  # parameters beside them: every group of a step has its Hes
 # flights needed, 60 for 137 parameters and some 15,000 for 4,042.
 ROWS_NEEDED = 0.08
 MOST_ROWS = 2_000
+GROUPS_NEEDED, NODES = 40, 9  # groups per step, and nodes per effect, where effects are integrated
 
 
 class Multilevel(NamedTuple):
@@ -89,28 +91,70 @@ def multilevel(
     obstacle = _obstacle(family, inner, beside)
     if how == "integrate" and obstacle is not None:
         raise SettingError(f"{obstacle}; use {argument('groups', 'explicit')}.")
-    thin = size > DENSE_LIMIT or needed > MOST_ROWS
+    possible = size <= DENSE_LIMIT or _is_arrow(family, terms, inner, rows, size)
+    thin = not possible or needed > MOST_ROWS
+    if size > DENSE_LIMIT:
+        thin |= _integrating_is_cheaper(rows, common, terms, inner, beside, needed)
     if how == "integrate" or (how is None and thin and obstacle is None):
         why = (
             "set by hand"
             if how
-            else f"holding {size:,} parameters explicitly would need some {needed:,.2g} rows per "
-            "step; of groups, tens do"
+            else f"holding {size:,} parameters explicitly would take some {needed:,.2g} rows per "
+            "step and sums over all levels; of groups, tens do"
         )
         if outer:
             why += f"; effects of {largest!r} are integrated out, all others explicit"
         return Multilevel(_integrated(family, inner, outer), "integrate", why)
-    if size > DENSE_LIMIT:
+    if not possible:
         reason = "" if obstacle is None else f", and {obstacle}"
         remedy = f"integrate effects out by {argument('groups', 'integrate')}"
         if obstacle is not None:
             remedy = "leave the group of the most levels out, or merge levels"
         raise SettingError(
-            f"the model would hold {size:,} parameters explicitly, which is possible up to "
-            f"{DENSE_LIMIT:,}{reason}; {remedy}."
+            f"the model would hold {size:,} parameters explicitly, {beside:,} of them beside the "
+            f"effects of {largest!r}, which is possible up to {DENSE_LIMIT:,} parameters, or up to "
+            f"{MOST_BORDER:,} beside the effects of one factor (and {MOST_NUMBERS:,} products of "
+            f"the two){reason}; {remedy}."
         )
     why = "set by hand" if how else f"{size:,} parameters for {len(rows):,} rows are few"
+    if how is None and thin:
+        why = f"{obstacle}"
     return Multilevel(replace(family, groups=tuple(terms)), "explicit", why)
+
+
+def _is_arrow(
+    family: LinearPredictorModel,
+    terms: Sequence[GroupTerm],
+    inner: Sequence[GroupTerm],
+    rows: Rows,
+    size: int,
+) -> bool:
+    """Whether all effects can be held explicitly though they are many: most are of one factor."""
+    own = sum(len(term.effects) + len(term.cor_names) for term in terms)
+    whole = size + own + family.intercept + len(family.extras)
+    effects = sum(len(term.effects) for term in inner)
+    return arrow_fits(len(rows.levels[inner[0].field]), effects, whole)
+
+
+def _integrating_is_cheaper(
+    rows: Rows,
+    common: int,
+    terms: Sequence[GroupTerm],
+    inner: Sequence[GroupTerm],
+    beside: int,
+    needed: float,
+) -> bool:
+    """Compare operations per gradient of the two ways, for more effects than a dense matrix holds.
+
+    Explicit: the rows a step needs, and four products of the border with all levels. Integrated:
+    the rows of some groups at all nodes, and the Hessian of each group in all that is beside.
+    """
+    levels = len(rows.levels[inner[0].field])
+    effects = sum(len(term.effects) for term in inner)
+    of_row = common + sum(len(term.effects) for term in terms)
+    explicit = needed * of_row + 4 * levels * effects * beside
+    integrated = GROUPS_NEEDED * (len(rows) / levels * NODES**effects * of_row + beside**2)
+    return integrated < explicit
 
 
 def _obstacle(family: LinearPredictorModel, terms: Sequence[GroupTerm], beside: int) -> str | None:

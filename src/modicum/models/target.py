@@ -14,7 +14,8 @@ from jax.tree_util import PyTreeDef
 
 from modicum.errors import DataError, SettingError
 from modicum.ledger import Ledger
-from modicum.models.base import BaseModel, Batch, Params, named_leaves
+from modicum.models.arrow import ArrowLayout, arrow_layout
+from modicum.models.base import DENSE_LIMIT, BaseModel, Batch, Params, named_leaves
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors.distributions import HALF_LOG_2PI
@@ -173,6 +174,19 @@ class Target:
         """What the codes of the rows mean, where the model reads them as columns; else None."""
         return self.model.coding if isinstance(self.model, LinearPredictorModel) else None
 
+    @cached_property
+    def arrow(self) -> ArrowLayout | None:
+        """How matrices in t are held where effects of one factor are too many for dense ones.
+
+        None where dense ones do, and where there is no such factor.
+        """
+        model = self.model
+        if self.size <= DENSE_LIMIT or not isinstance(model, LinearPredictorModel):
+            return None
+        if not model.has_groups or model.coding is None or model.resolved_priors is None:
+            return None
+        return arrow_layout(model.coding, len(model.resolved_priors.coefficients), self.size)
+
     @property
     def size(self) -> int:
         """The number of unconstrained parameters, d."""
@@ -208,20 +222,27 @@ class Target:
         """Log-prior density at each of the flat vectors in `points`."""
         return np.asarray(_log_priors(self, points))
 
-    def prior_distances(self, point: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    def prior_distances(
+        self, point: np.ndarray, places: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray] | None:
         """Distances of `point` from the prior's centre, in prior sds, and their slope in t.
 
         They are linear in t, so that the slope needs no differentiation, and nothing is compiled.
+        With `places`, those of these entries in these entries alone.
         """
-        points = np.concatenate([[point, np.zeros_like(point)], np.eye(len(point))])
+        places = np.arange(len(point)) if places is None else places
+        units = np.zeros((len(places), len(point)))
+        units[np.arange(len(places)), places] = 1
+        points = np.concatenate([[point, np.zeros_like(point)], units])
         leaves = [points[:, list(where)] for where in self.places.values()]
         shaped = [x.reshape(-1, *shape) for x, shape in zip(leaves, self.shapes, strict=True)]
         away = self.model.prior_distances(jax.tree.unflatten(self.structure, shaped))
         if away is None:
             return None
         flat = [np.reshape(leaf, (len(points), -1)) for leaf in jax.tree.leaves(away)]
-        here, at_zero, *units = np.concatenate(flat, axis=1).astype(np.float64)
-        return here, (np.array(units) - at_zero).T
+        every = np.concatenate(flat, axis=1).astype(np.float64)[:, places]
+        here, at_zero, *lines = every
+        return here, (np.array(lines) - at_zero).T
 
     @cached_property
     def normal_prior(self) -> NormalPrior | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +14,7 @@ from scipy.linalg import cho_factor, cho_solve, cholesky, eigh
 from modicum.errors import ConvergenceError, ModicumWarning, NoModeError
 from modicum.kernels.base import Warp
 from modicum.models import LinearPredictorModel, Target
+from modicum.models.arrow import ArrowFactor, ArrowMatrix, Factor, Symmetric, diagonal
 from modicum.models.priors import prior_warnings
 from modicum.passes.improper import require_proper
 from modicum.passes.mode import (
@@ -25,6 +27,7 @@ from modicum.passes.mode import (
     find_mode,
     flat_prior,
     settle,
+    whitening,
     whitening_factor,
 )
 from modicum.passes.mode import quasi_newton_on_subset as near_mode
@@ -33,6 +36,8 @@ from modicum.passes.scales import group_notes, with_scale_widths
 from modicum.passes.sums import Sums
 
 __all__ = ["Anchor", "anchor_at", "anchor_at_mode"]
+
+A = TypeVar("A", ArrowMatrix, ArrowFactor)
 
 # Separation is checked for, at the cost of a pass, if the mode gives a reason to:
 LIKELY = -0.2  # log-likelihood per row above which outcomes are predicted well
@@ -67,8 +72,8 @@ class Anchor:
     point: np.ndarray
     C: float
     A: np.ndarray
-    B: np.ndarray
-    factor: np.ndarray
+    B: Symmetric
+    factor: Factor
     record: ModeRecord | None = None
     notes: list[ModicumWarning] = field(default_factory=list)
     modes: Modes | None = None
@@ -76,15 +81,29 @@ class Anchor:
     @property
     def sd(self) -> np.ndarray:
         """Posterior standard deviations by the Laplace approximation."""
+        if isinstance(self.factor, ArrowFactor):
+            return self.factor.sd
         if self.factor.ndim == 1:
             return self.factor
         return np.asarray(np.sqrt(np.sum(self.factor**2, axis=1)))
+
+    @property
+    def dense_factor(self) -> np.ndarray:
+        """The factor, where matrices are dense."""
+        assert isinstance(self.factor, np.ndarray)
+        return self.factor
+
+    @property
+    def dense_hessian(self) -> np.ndarray:
+        """B, where matrices are dense."""
+        assert isinstance(self.B, np.ndarray)
+        return self.B
 
     def warp(self, target: Target) -> Warp | None:
         """Which entries chains scale: effects of groups that the data say little about."""
         if target.exact_prior is None or self.factor.ndim < 2:
             return None
-        information = np.maximum(-np.diag(self.B), 0.0)
+        information = np.maximum(-diagonal(self.B), 0.0)
         parts = target.exact_prior[0].non_centred(self.point, information)
         if parts is None:
             return None
@@ -97,19 +116,32 @@ class Anchor:
                 whole[k] = place
                 weight = information[parts.where] * (term == k)
                 shared[k] = weight / weight.sum()
-        into = np.linalg.inv(self.factor)[:, np.r_[parts.where, whole]]
-        arrays = (parts.where, term, parts.ratio, scales, shared, into)
-        return Warp(*(jnp.asarray(array) for array in arrays))
+        into = None  # where the factor is that of an arrow, entries of t are moved themselves
+        if not isinstance(self.factor, ArrowFactor):
+            moved = np.r_[parts.where, whole]
+            into = jnp.asarray(np.linalg.inv(self.factor)[:, moved])
+        return Warp(
+            jnp.asarray(parts.where),
+            jnp.asarray(term),
+            jnp.asarray(parts.ratio),
+            jnp.asarray(scales),
+            jnp.asarray(shared),
+            into,
+            jnp.asarray(whole),
+        )
 
     def _whole(self, effects: np.ndarray, of_term: np.ndarray) -> int | None:
         """The common coefficient that all effects of a term together are, if there is one.
 
         Its column is the sum of theirs, and so is its line of the Hessian.
         """
-        total = self.B[:, of_term].sum(axis=1)
+        if isinstance(self.B, ArrowMatrix):
+            total, off = _apart(self.B, of_term)
+        else:
+            total = self.B[:, of_term].sum(axis=1)
+            off = np.abs(self.B - total[:, None]).max(axis=0)
         if not np.any(total):
             return None
-        off = np.abs(self.B - total[:, None]).max(axis=0)
         off[effects] = np.inf
         place = int(np.argmin(off))
         return place if off[place] < SAME * np.abs(total).max() else None
@@ -117,13 +149,14 @@ class Anchor:
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Everything as arrays, for a checkpoint."""
         record = json.dumps(None if self.record is None else asdict(self.record))
-        sums = {"point": self.point, "C": np.asarray(self.C), "A": self.A, "B": self.B}
+        sums = {"point": self.point, "C": np.asarray(self.C), "A": self.A}
+        sums |= _to_arrays("B", self.B) | _to_arrays("factor", self.factor)
         texts = {
             "record": np.array(record),
             "notes": np.array(json.dumps([n.to_dict() for n in self.notes])),
         }
         modes = {} if self.modes is None else self.modes.to_arrays()
-        return sums | {"factor": self.factor} | texts | modes
+        return sums | texts | modes
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Anchor:
@@ -131,7 +164,9 @@ class Anchor:
         record = json.loads(str(arrays["record"]))
         return cls(
             C=float(arrays["C"]),
-            **{name: arrays[name] for name in ("point", "A", "B", "factor")},
+            **{name: arrays[name] for name in ("point", "A")},
+            B=_from_arrays("B", arrays, ArrowMatrix),
+            factor=_from_arrays("factor", arrays, ArrowFactor),
             record=None if record is None else ModeRecord(**record),
             notes=[ModicumWarning.from_dict(n) for n in json.loads(str(arrays["notes"]))],
             modes=Modes.from_arrays(arrays),
@@ -139,7 +174,36 @@ class Anchor:
 
     def whiten(self, t: np.ndarray) -> np.ndarray:
         """Coordinates z of `t`, of shape (..., d)."""
+        if isinstance(self.factor, ArrowFactor):
+            lines = np.reshape(t - self.point, (-1, len(self.point)))
+            return np.stack([self.factor.whitened(line) for line in lines]).reshape(t.shape)
         return np.asarray(np.linalg.solve(self.factor, (t - self.point).T).T)
+
+
+def _to_arrays(name: str, matrix: Symmetric | Factor) -> dict[str, np.ndarray]:
+    """A matrix as arrays with names."""
+    if isinstance(matrix, np.ndarray):
+        return {name: matrix}
+    return {f"{name}.{f.name}": np.asarray(getattr(matrix, f.name)) for f in fields(matrix)}
+
+
+def _from_arrays(name: str, arrays: dict[str, np.ndarray], form: type[A]) -> np.ndarray | A:
+    """Undo `_to_arrays`."""
+    if name in arrays:
+        return arrays[name]
+    return form(**{f.name: arrays[f"{name}.{f.name}"] for f in fields(form)})
+
+
+def _apart(B: ArrowMatrix, of_term: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The sum of some columns, and how far each column of the border is from it."""
+    hot = np.zeros(B.size)
+    hot[of_term] = 1
+    total = np.asarray(B @ hot)
+    off = np.full(B.size, np.inf)
+    of_levels = np.abs(np.asarray(B.cross) - total[B.big][..., None]).max(axis=(0, 1))
+    of_border = np.abs(np.asarray(B.corner) - total[B.border][:, None]).max(axis=0)
+    off[B.border] = np.maximum(of_levels, of_border)
+    return total, off
 
 
 def anchor_at(sums: Sums, t: np.ndarray, purpose: str = "anchor") -> Anchor:
@@ -162,11 +226,12 @@ def anchor_at_mode(
 
     With `starts` other modes are searched for, and the anchor is the heaviest.
 
-    Models of more than 2,000 parameters form no Hessian: their anchor is the point L-BFGS reaches
-    on a subset, with a factor that only sets the scale. Networks of fewer have one, of the
-    absolute curvature there: their modes are many, and may lie on a kink.
+    Models of more than 2,000 parameters form no Hessian, unless all but 2,000 are effects of one
+    factor: their anchor is the point L-BFGS reaches on a subset, with a factor that only sets the
+    scale. Networks of fewer have one, of the absolute curvature there: their modes are many, and
+    may lie on a kink.
     """
-    if sums.target.size > DENSE_LIMIT:
+    if sums.target.size > DENSE_LIMIT and sums.target.arrow is None:
         return _scale_only(sums, start, seed)
     if not sums.target.model.has_mode:
         return _absolute(sums, start, seed)
@@ -189,13 +254,18 @@ def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[M
     Separation explains a dominating or a conflicting prior; a conflicting prior explains data that
     seem uninformative. Only the cause is reported.
     """
-    distances = sums.target.prior_distances(anchor.point)
+    # Of effects nothing is too far: their scale is sampled.
+    if isinstance(anchor.factor, ArrowFactor):
+        factor, places = np.asarray(anchor.factor.corner), np.asarray(anchor.factor.border)
+    else:
+        factor, places = anchor.factor, np.arange(len(anchor.point))
+    distances = sums.target.prior_distances(anchor.point, places)
     if distances is None:
         return anchor.notes
     away, slope = distances
-    spread = np.sqrt(np.sum((slope @ anchor.factor) ** 2, axis=1))  # in prior sds
-    called = tuple(_name(names, i) for i in range(len(away)))
-    causes = prior_warnings(called, away, spread, sums.target.has_normal_prior)
+    spread = np.sqrt(np.sum((slope @ factor) ** 2, axis=1))  # in prior sds
+    called = tuple(_name(names, int(i)) for i in places)
+    causes = prior_warnings(called, away, spread, sums.target.has_normal_prior[places])
     per_row = anchor.C / len(sums.rows)
     doubtful = causes or per_row > LIKELY or np.any(spread > VAGUE)
     # Effects of groups have priors of their own, and a sample of rows need not contain all of them.
@@ -243,7 +313,7 @@ def _from_curvature(
 ) -> Anchor:
     notes: list[ModicumWarning] = []
     at = with_scale_widths(at, sums.target)
-    factor, mended = whitening_factor(at.precision)
+    factor, mended = whitening(at.precision)
     if mended:
         notes.append(
             ModicumWarning(
@@ -254,7 +324,8 @@ def _from_curvature(
         )
     notes.extend(_prior_decides(at, names, sums))
     if sums.target.exact_prior is not None:
-        notes.extend(group_notes(sums.target, at.point, factor @ factor.T, names))
+        V = factor.covariance if isinstance(factor, ArrowFactor) else factor @ factor.T
+        notes.extend(group_notes(sums.target, at.point, V, names))
     return Anchor(at.point, at.C, at.A, at.B, factor, record, notes)
 
 
@@ -315,17 +386,33 @@ def _compared(
     Not compared is what has a flat prior, or one that is meant to decide where data are silent (a
     horseshoe): of that the information is taken off (a Schur complement).
     """
-    prior = -at.prior_hessian
-    left_out = target.not_compared | (np.diag(prior) <= 0)
+    places = np.arange(len(at.point))
+    left_out = target.not_compared | (-diagonal(at.prior_hessian) <= 0)
+    if isinstance(at.B, ArrowMatrix):
+        information, prior, places = _of_border(at)
+        left_out = left_out[places]
+    else:
+        assert isinstance(at.prior_hessian, np.ndarray)
+        information, prior = -at.B, -at.prior_hessian
     if not left_out.any():
-        return -at.B, prior, names, np.arange(len(prior))
+        return information, prior, names, places
     kept = np.flatnonzero(~left_out)
-    kept_names = tuple(_name(names, int(i)) for i in kept)
-    whole = -at.B + np.where(left_out[:, None] & left_out[None, :], prior, 0.0)
+    kept_names = tuple(_name(names, int(i)) for i in places[kept])
+    whole = information + np.where(left_out[:, None] & left_out[None, :], prior, 0.0)
     across, others = whole[np.ix_(kept, left_out)], whole[np.ix_(left_out, left_out)]
     explained = across @ np.linalg.lstsq(others, across.T, rcond=None)[0]
     information = whole[np.ix_(kept, kept)] - explained
-    return (information + information.T) / 2, prior[np.ix_(kept, kept)], kept_names, kept
+    return (information + information.T) / 2, prior[np.ix_(kept, kept)], kept_names, places[kept]
+
+
+def _of_border(at: Curvature) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Information of the data and of the prior about the border, effects of the factor unknown."""
+    B, prior = at.B, at.prior_hessian
+    assert isinstance(B, ArrowMatrix)
+    assert isinstance(prior, ArrowMatrix)
+    levels_known_by_both = replace(B, blocks=B.blocks + prior.blocks)
+    information = (-levels_known_by_both).border_alone()
+    return (information + information.T) / 2, -np.asarray(prior.corner), np.asarray(B.border)
 
 
 def _of_own_model(
@@ -377,7 +464,8 @@ def _name(names: tuple[str, ...], i: int) -> str:
 def _absolute(sums: Sums, start: np.ndarray, seed: int) -> Anchor:
     at = curvature(sums, near_mode(sums, start, seed), "anchor")
     # nowhere wider than the prior: at a saddle the two curvatures may cancel
-    factor, _ = whitening_factor(at.precision, least=float(np.min(-np.diag(at.prior_hessian))))
+    least = float(np.min(-diagonal(at.prior_hessian)))
+    factor, _ = whitening_factor(at.dense_precision, least=least)
     return Anchor(at.point, at.C, at.A, at.B, factor, None, [])
 
 

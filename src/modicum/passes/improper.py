@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from modicum.errors import ConvergenceError
+from modicum.models.arrow import ArrowCholesky, ArrowMatrix, diagonal
 from modicum.passes.mode import Curvature
 from modicum.passes.sums import Sums
 
@@ -22,14 +23,15 @@ LOOKED_AT = 4  # coefficients that the data inform least
 
 def require_proper(sums: Sums, at: Curvature, names: tuple[str, ...]) -> None:
     """Refuse a posterior that flat priors leave improper, judged at its mode."""
-    flat = np.diag(at.prior_hessian) == 0
+    flat = diagonal(at.prior_hessian) == 0
     if not sums.target.model.has_flat_prior or not flat.any():
         return
-    scale = np.sqrt(np.maximum(np.diag(at.precision), np.finfo(float).tiny))
-    values, vectors = np.linalg.eigh(at.precision / np.outer(scale, scale))
+    precision, places = _information(at)
+    scale = np.sqrt(np.maximum(np.diag(precision), np.finfo(float).tiny))
+    values, vectors = np.linalg.eigh(precision / np.outer(scale, scale))
     if values[0] < SINGULAR:
         top = np.argsort(-np.abs(vectors[:, 0]))[:3]
-        along = ", ".join(_name(names, int(i)) for i in top if abs(vectors[i, 0]) > 0.1)
+        along = ", ".join(_name(names, int(places[i])) for i in top if abs(vectors[i, 0]) > 0.1)
         raise ConvergenceError(
             f"the posterior is improper: the data say nothing about some combination of {along}, "
             "which are collinear, and their priors are flat; drop a column, or give them a prior "
@@ -52,15 +54,33 @@ def require_proper(sums: Sums, at: Curvature, names: tuple[str, ...]) -> None:
 
 def _endless(sums: Sums, at: Curvature, flat: np.ndarray, names: tuple[str, ...]) -> str | None:
     """A coefficient along which the likelihood does not fall, if any."""
-    covariance = np.linalg.inv(at.precision)
+    precision, places = _information(at)
+    covariance = np.linalg.inv(precision)
     sd = np.sqrt(np.diag(covariance))
-    ends = np.flatnonzero(flat)
-    ends = ends[np.argsort(-sd[ends] * _sizes(sums)[ends])][:LOOKED_AT]
-    steps = FAR_OUT * (covariance[:, ends] / sd[ends]).T
+    ends = np.flatnonzero(flat[places])
+    ends = ends[np.argsort(-sd[ends] * _sizes(sums)[places][ends])][:LOOKED_AT]
+    steps = FAR_OUT * _columns(at, covariance, places[ends]) / sd[ends][:, None]
     values = sums.values(np.concatenate([at.point + steps, at.point - steps]), "separation")
     least = at.C - values.reshape(2, -1).max(axis=0)
     worst = int(np.argmin(least))
-    return f"the outcome along {_name(names, int(ends[worst]))}" if least[worst] < FALL else None
+    called = _name(names, int(places[ends[worst]]))
+    return f"the outcome along {called}" if least[worst] < FALL else None
+
+
+def _information(at: Curvature) -> tuple[np.ndarray, np.ndarray]:
+    """The precision, of the border alone where effects of a factor are many, and its places."""
+    if isinstance(at.precision, ArrowMatrix):
+        return at.precision.border_alone(), np.asarray(at.precision.border)
+    return at.precision, np.arange(len(at.point))
+
+
+def _columns(at: Curvature, covariance: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Lines of the covariance of all parameters."""
+    if not isinstance(at.precision, ArrowMatrix):
+        return np.asarray(covariance[:, ends].T)
+    factored, hot = ArrowCholesky.mending(at.precision), np.zeros((len(ends), len(at.point)))
+    hot[np.arange(len(ends)), ends] = 1
+    return np.stack([factored.solve(line) for line in hot])
 
 
 def _sizes(sums: Sums) -> np.ndarray:

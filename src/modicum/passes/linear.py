@@ -19,7 +19,7 @@ from modicum.passes.blocks import compiled_pass, sum_in_blocks
 from modicum.passes.products import CodedProducts, Products, products_with
 from modicum.runtime import Array
 
-__all__ = ["assemble", "linear_hessian_sum"]
+__all__ = ["assemble", "linear_hessian_sum", "row_derivatives"]
 
 
 @compiled_pass
@@ -41,7 +41,7 @@ def _block_sum(
     theta = target.unravel(t)
     predictors = model.predictor_vector(theta, batch)
     count = predictors.shape[1] - len(model.extras)  # q
-    f, f1, f2 = _derivatives(model, predictors, model.outcome(batch))
+    f, f1, f2 = row_derivatives(model, predictors, model.outcome(batch))
     weight = jnp.where(present, batch.get("weight", 1.0), 0.0)
     f, f1, f2 = weight * f, weight[:, None] * f1, weight[:, None, None] * f2
 
@@ -68,7 +68,7 @@ def assemble(
     return gradient, hessian
 
 
-def _derivatives(
+def row_derivatives(
     model: LinearPredictorModel, predictors: jax.Array, y: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """f, its gradient and Hessian in the predictors of each row."""

@@ -7,11 +7,23 @@ from functools import cached_property
 from math import ceil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, eigh, solve_triangular
 
 from modicum.errors import ConvergenceError
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
+from modicum.models.arrow import (
+    ArrowCholesky,
+    ArrowCovariance,
+    ArrowLayout,
+    ArrowMatrix,
+    Covariance,
+    Factor,
+    Symmetric,
+    all_finite,
+    diagonal,
+)
 from modicum.models.base import DENSE_LIMIT
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.passes.engine import chunk_rows
@@ -28,6 +40,7 @@ __all__ = [
     "ModeRecord",
     "ascend",
     "find_mode",
+    "whitening",
     "whitening_factor",
 ]
 
@@ -75,10 +88,10 @@ class Curvature:
     point: np.ndarray
     C: float
     A: np.ndarray
-    B: np.ndarray
+    B: Symmetric
     log_prior: float
     prior_gradient: np.ndarray
-    prior_hessian: np.ndarray
+    prior_hessian: Symmetric
 
     @property
     def log_posterior(self) -> float:
@@ -91,15 +104,22 @@ class Curvature:
         return self.A + self.prior_gradient
 
     @property
-    def precision(self) -> np.ndarray:
+    def precision(self) -> Symmetric:
         """Minus the Hessian of the log-posterior."""
-        return -(self.B + self.prior_hessian)
+        return -plus(self.B, self.prior_hessian)
+
+    @property
+    def dense_precision(self) -> np.ndarray:
+        """The same, where matrices are dense."""
+        precision = self.precision
+        assert isinstance(precision, np.ndarray)
+        return precision
 
     @property
     def finite(self) -> bool:
         """Whether the log-posterior and its derivatives are finite."""
-        parts = (self.log_posterior, self.gradient, self.precision)
-        return all(bool(np.all(np.isfinite(part))) for part in parts)
+        parts = (self.log_posterior, self.gradient)
+        return all(bool(np.all(np.isfinite(part))) for part in parts) and all_finite(self.precision)
 
     def newton_step(self, damping: float = 0.0) -> np.ndarray:
         """Step towards the mode; uphill even if the Hessian is not negative definite.
@@ -107,13 +127,16 @@ class Curvature:
         `damping` keeps the step short, in units of the prior, where the data say little: a rare
         level at saturated probabilities would otherwise jump (Levenberg's rule).
         """
-        ridge = damping * self._prior_unit if damping else 0.0
-        return _solve_uphill(self.precision + ridge, self.gradient)
+        ridge = self._prior_unit * damping if damping else None
+        precision = self.precision if ridge is None else plus(self.precision, ridge)
+        return _solve_uphill(precision, self.gradient)
 
     @cached_property
-    def _prior_unit(self) -> np.ndarray:
+    def _prior_unit(self) -> Symmetric:
         """The prior's precision, which a centred intercept makes other than diagonal."""
         precision = -self.prior_hessian
+        if isinstance(precision, ArrowMatrix):
+            return _positive_diagonal(precision)
         try:
             cholesky(precision)
         except (np.linalg.LinAlgError, ValueError):
@@ -133,17 +156,17 @@ class StandInPrior:
 
     target: Target
     mean: np.ndarray
-    precision: np.ndarray
-    covariance: np.ndarray | None = None  # of the posterior, where it was found
+    precision: Symmetric
+    covariance: Covariance | None = None  # of the posterior, where it was found
 
-    def expanded(self, t: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    def expanded(self, t: np.ndarray) -> tuple[float, np.ndarray, Symmetric]:
         """Value, gradient and Hessian at `t`."""
         value, gradient, hessian = folded_prior(self.target, t)
         pull = self.precision @ (t - self.mean)
         return (
             value - 0.5 * float((t - self.mean) @ pull),
             gradient - pull,
-            hessian - self.precision,
+            plus(hessian, -self.precision),
         )
 
 
@@ -152,13 +175,24 @@ def curvature(
 ) -> Curvature:
     """One pass: everything to second order at `t`, with another prior in place of the target's."""
     if prior is not None:
-        return Curvature(t, *sums.hessian(t, purpose), *prior.expanded(t))
+        return Curvature(t, *sums.curvature(t, purpose), *prior.expanded(t))
     exact = (*prior_slope(sums.target, t), prior_hessian(sums.target, t))
     return Curvature(t, *sums.hessian(t, purpose), *exact)
 
 
-def folded_prior(target: Target, t: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+def plus(one: Symmetric, other: Symmetric) -> Symmetric:
+    """The sum of two matrices of one form."""
+    if isinstance(one, ArrowMatrix):
+        assert isinstance(other, ArrowMatrix)
+        return one + other
+    assert isinstance(other, np.ndarray)
+    return one + other
+
+
+def folded_prior(target: Target, t: np.ndarray) -> tuple[float, np.ndarray, Symmetric]:
     """The quadratic part of a log-prior, its gradient and Hessian at `t`; zeros where unknown."""
+    if target.arrow is not None:
+        return _folded_arrow(target, target.arrow, t)
     if target.exact_prior is None and isinstance(target.model, LinearPredictorModel):
         return *prior_slope(target, t), prior_hessian(target, t)  # all of it: compiled already
     return _folded(target, t)
@@ -174,6 +208,31 @@ def _folded(target: Target, t: np.ndarray) -> tuple[float, np.ndarray, np.ndarra
 def _folded_prior(target: Target, t: Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     folded = target.log_folded_prior
     return *jax.value_and_grad(folded)(t), jax.hessian(folded)(t)
+
+
+@in_double_precision
+def _folded_arrow(
+    target: Target, layout: ArrowLayout, t: np.ndarray
+) -> tuple[float, np.ndarray, ArrowMatrix]:
+    """The same where effects of a big factor, which have another prior, are many."""
+    value, gradient, corner = _folded_border(target, layout, t)
+    hessian = ArrowMatrix.zeros(layout.big, layout.border)
+    whole = np.zeros(len(t))
+    whole[layout.border] = np.asarray(gradient)
+    return float(value), whole, replace(hessian, corner=np.asarray(corner))
+
+
+@jit(static=(0, 1))
+def _folded_border(
+    target: Target, layout: ArrowLayout, t: Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    at = jnp.asarray(t)
+
+    def folded(border: jax.Array) -> jax.Array:
+        return target.log_folded_prior(at.at[layout.border].set(border))
+
+    border = at[layout.border]
+    return *jax.value_and_grad(folded)(border), jax.hessian(folded)(border)
 
 
 @in_double_precision
@@ -202,28 +261,67 @@ def settle(
     exact, numbers = target.exact_prior
     _, slope, bent = folded_prior(target, at.point)
     read = target.likelihood.size
-    t, information = at.point.copy(), -(at.B + bent)[:read, :read]
+    t, information = at.point.copy(), -plus(at.B, bent)
     V = None if before is None else before.covariance
     if V is None:
-        V = np.diag(1 / np.maximum(-np.diag(at.B + bent), LEAST_INFORMATION))
+        V = _covariance_like(1 / np.maximum(diagonal(information), LEAST_INFORMATION), at.B)
     mean, precision = exact.normal_approximation(t, V, numbers)
     for _ in range(MAX_SETTLING):
-        V[:read, :read] = _inverse(information + precision[:read, :read])
         pull = (at.A + slope - precision @ (at.point - mean))[:read]
+        V, towards = _normal(information, precision, pull, V, read)
         last = t
-        t = np.concatenate([at.point[:read] + V[:read, :read] @ pull, t[read:]])
+        t = np.concatenate([at.point[:read] + towards, t[read:]])
         t = exact.settle(t, V, numbers)
         mean, precision = exact.normal_approximation(t, V, numbers, hyperparameters=False)
-        if np.all(np.abs(t - last) < SETTLED * np.sqrt(np.diag(V))):
+        if np.all(np.abs(t - last) < SETTLED * np.sqrt(diagonal(V))):
             break
     mean, precision = exact.normal_approximation(t, V, numbers)
-    V[read:, read:] = np.diag(1 / np.diag(precision)[read:])
+    V = _with_variances(V, 1 / diagonal(precision)[read:])
     # The pass was made at `at.point`: the priors' own parameters move, all others stay.
     moved = np.concatenate([at.point[:read], t[read:]])
     prior = StandInPrior(target, mean, precision, V)
     value, gradient, hessian = prior.expanded(moved)
     at = replace(at, point=moved, log_prior=value, prior_gradient=gradient, prior_hessian=hessian)
     return at, prior
+
+
+def _normal(
+    information: Symmetric, precision: Symmetric, pull: np.ndarray, V: Covariance, read: int
+) -> tuple[Covariance, np.ndarray]:
+    """The posterior covariance of the first `read` entries, put into V, and its product with pull.
+
+    Information of the data and precision of the prior add up.
+    """
+    if isinstance(information, ArrowMatrix):
+        assert isinstance(precision, ArrowMatrix)
+        factored = ArrowCholesky.mending((information + precision).leading(read))
+        known = factored.factor().covariance
+        border = np.asarray(information.border)
+        own = diagonal(V)[border[len(known.border) :]]
+        return known.extended(border, own), factored.solve(pull)
+    assert isinstance(precision, np.ndarray)
+    assert isinstance(V, np.ndarray)
+    V[:read, :read] = _inverse(information[:read, :read] + precision[:read, :read])
+    return V, V[:read, :read] @ pull
+
+
+def _covariance_like(variance: np.ndarray, matrix: Symmetric) -> Covariance:
+    """A diagonal covariance, in the form that goes with a matrix."""
+    if isinstance(matrix, ArrowMatrix):
+        places = np.asarray(matrix.big), np.asarray(matrix.border)
+        return ArrowCovariance.of_variances(variance, *places)
+    return np.diag(variance)
+
+
+def _with_variances(V: Covariance, variance: np.ndarray) -> Covariance:
+    """The same with these variances of the last entries, which are independent of all others."""
+    read = len(diagonal(V)) - len(variance)
+    if isinstance(V, ArrowCovariance):
+        held = int(np.searchsorted(V.border, read))
+        first = replace(V, border=V.border[:held], corner=V.corner[:held, :held])
+        return first.extended(V.border, variance)
+    V[read:, read:] = np.diag(variance)
+    return V
 
 
 def _inverse(precision: np.ndarray) -> np.ndarray:
@@ -351,7 +449,11 @@ def flat_prior(target: Target) -> StandInPrior | None:
     """No stand-in yet, where one is needed; None where the prior is what it is."""
     if target.exact_prior is None:
         return None
-    return StandInPrior(target, np.zeros(target.size), np.zeros((target.size, target.size)))
+    if target.arrow is not None:
+        none: Symmetric = ArrowMatrix.zeros(target.arrow.big, target.arrow.border)
+    else:
+        none = np.zeros((target.size, target.size))
+    return StandInPrior(target, np.zeros(target.size), none)
 
 
 def _step(
@@ -397,13 +499,36 @@ def quasi_newton_on_subset(sums: Sums, start: np.ndarray, seed: int = 0) -> np.n
     return _quasi_newton(_subset(sums, seed), start, "mode")
 
 
-def _solve_uphill(precision: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+def _solve_uphill(precision: Symmetric, gradient: np.ndarray) -> np.ndarray:
+    if isinstance(precision, ArrowMatrix):
+        return ArrowCholesky.mending(precision).solve(gradient)
     try:
         return np.asarray(cho_solve(cho_factor(precision), gradient))
     except np.linalg.LinAlgError:
         values, vectors = eigh(precision)
         floor = max(1e-8 * np.abs(values).max(), np.finfo(np.float64).tiny)
         return np.asarray(vectors @ ((vectors.T @ gradient) / np.maximum(np.abs(values), floor)))
+
+
+def _positive_diagonal(matrix: ArrowMatrix) -> ArrowMatrix:
+    """The same matrix; where it is not positive definite, its diagonal, of 0.01 at least."""
+    try:
+        ArrowCholesky.of(matrix)
+    except np.linalg.LinAlgError:
+        positive = ArrowMatrix.zeros(np.asarray(matrix.big), np.asarray(matrix.border))
+        least = np.maximum(np.abs(matrix.diagonal()), 0.01)
+        effects = positive.big.shape[1]
+        blocks = least[positive.big][..., None] * np.eye(effects)
+        return replace(positive, blocks=blocks, corner=np.diag(least[positive.border]))
+    return matrix
+
+
+def whitening(precision: Symmetric) -> tuple[Factor, bool]:
+    """L with L L' the inverse of `precision`, in its form; True if that had to be mended."""
+    if isinstance(precision, ArrowMatrix):
+        factored = ArrowCholesky.mending(precision)
+        return factored.factor(), factored.mended
+    return whitening_factor(precision)
 
 
 def whitening_factor(precision: np.ndarray, least: float = 0.0) -> tuple[np.ndarray, bool]:
@@ -432,7 +557,7 @@ def _not_finite(sums: Sums, at: Curvature) -> str:
     if not np.all(np.isfinite(at.A)):
         fault = first_bad_row(sums, at.point, of_gradient=True)
         return f"the gradient of the log-likelihood {fault} is not finite {where}; {_remedy(own)}."
-    part = "likelihood" if not np.all(np.isfinite(at.B)) else "prior"
+    part = "likelihood" if not all_finite(at.B) else "prior"
     smooth = (
         "a kink such as abs(t) ** 1.5 or sqrt(t) at 0 has none: use a smooth function, or start "
         "elsewhere (`init`)"
@@ -451,10 +576,17 @@ def _remedy(own: bool) -> str:
     return "look at that row, and rescale the columns of x and the offset if they are large"
 
 
+def _is_concave(at: Curvature) -> bool:
+    """Whether the precision is positive definite."""
+    if isinstance(at.precision, ArrowMatrix):
+        return not ArrowCholesky.mending(at.precision).mended
+    return bool(np.linalg.eigvalsh(at.precision)[0] > 0)
+
+
 def _why_not(sums: Sums, at: Curvature, record: ModeRecord) -> str:
     """Why there is no mode where the search stopped, and what to do for a model of this kind."""
     own = sums.target.model.users_functions
-    if np.linalg.eigvalsh(at.precision)[0] <= 0:
+    if not _is_concave(at):
         remedy = (
             "give a tighter prior or another `init`"
             if own

@@ -170,13 +170,13 @@ def _mode_of_all_rows(sums: Sums, point: np.ndarray, within: float) -> Curvature
         at = ascend(sums, point, "other modes", within)
     except ConvergenceError:
         return None
-    concave = bool(np.linalg.eigvalsh(at.precision)[0] > 0)
+    concave = bool(np.linalg.eigvalsh(at.dense_precision)[0] > 0)
     return at if concave and at.gradient_norm < within else None
 
 
 def _apart(at: Curvature, known: Curvature) -> bool:
     """Whether two points are more than a few standard deviations of either apart."""
-    factors = (whitening_factor(curved.precision)[0] for curved in (at, known))
+    factors = (whitening_factor(curved.dense_precision)[0] for curved in (at, known))
     moved = at.point - known.point
     return all(float(np.linalg.norm(np.linalg.solve(L, moved))) > APART for L in factors)
 
@@ -185,7 +185,7 @@ def _weighed(modes: list[Curvature]) -> tuple[list[Curvature], Modes]:
     """Laplace weights; points below 1% are dropped, and points that are not maxima."""
     logs, factors = [], []
     for at in modes:
-        factor, mended = whitening_factor(at.precision)
+        factor, mended = whitening_factor(at.dense_precision)
         half_log_det = float(np.linalg.slogdet(factor)[1])
         logs.append(-np.inf if mended and len(modes) > 1 else at.log_posterior + half_log_det)
         factors.append(factor)
@@ -205,7 +205,7 @@ def _dispersed(
     """Yield `count` - 1 points to start from; where more are asked for, the first are the same."""
     rng, size = generator(seed, Stream.MODE_STARTS), len(init)
     at = first.point
-    factor, _ = whitening_factor(first.precision)
+    factor, _ = whitening_factor(first.dense_precision)
     mirrored = [-at, *_reversed(target, at)]
 
     def of_the_prior() -> np.ndarray:
@@ -260,7 +260,7 @@ class _RowSample:
         """Draw the rows, or take all if there are few, in a shape that is compiled already."""
         n = len(sums.rows)
         size = BLOCK * max(1, -(-4 * sums.target.size // BLOCK))
-        factor, _ = whitening_factor(first.precision)
+        factor, _ = whitening_factor(first.dense_precision)
         if n <= 2 * size and chunk_rows(sums.rows) >= n:
             batch, present = padded_chunk(sums.rows, 0, chunk_rows(sums.rows))
             return cls(sums.target, batch, present, n, n, first.point, factor)

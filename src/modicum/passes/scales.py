@@ -13,8 +13,16 @@ from scipy.linalg import solve_triangular
 
 from modicum.errors import ModicumWarning
 from modicum.models import Target
+from modicum.models.arrow import (
+    ArrowCholesky,
+    ArrowCovariance,
+    ArrowMatrix,
+    Covariance,
+    Symmetric,
+    diagonal,
+)
 from modicum.models.priors.grouped import Effects
-from modicum.passes.mode import Curvature, exact_log_priors, folded_prior
+from modicum.passes.mode import Curvature, exact_log_priors, folded_prior, plus
 
 __all__ = ["group_notes", "scale_doubts", "with_scale_widths"]
 
@@ -35,11 +43,20 @@ def with_scale_widths(at: Curvature, target: Target) -> Curvature:
     places = [int(place) for term in terms for place in term.hyperparameters]
     if not places:
         return at
-    hessian = at.prior_hessian.copy()
+    hessian = at.prior_hessian
     for place in places:
-        square = _mean_square(at, target, place, GRID / np.sqrt(-hessian[place, place]))
-        hessian[place, place] = -1 / min(max(square, 1e-6), WIDEST**2)
+        square = _mean_square(at, target, place, GRID / np.sqrt(-diagonal(hessian)[place]))
+        hessian = _with_entry(hessian, place, -1 / min(max(square, 1e-6), WIDEST**2))
     return replace(at, prior_hessian=hessian)
+
+
+def _with_entry(matrix: Symmetric, place: int, value: float) -> Symmetric:
+    """The same with another number on the diagonal."""
+    if isinstance(matrix, ArrowMatrix):
+        return matrix.with_entry(place, value)
+    changed = matrix.copy()
+    changed[place, place] = value
+    return changed
 
 
 def _mean_square(at: Curvature, target: Target, place: int, grid: np.ndarray) -> float:
@@ -67,19 +84,46 @@ def _marginal(at: Curvature, target: Target, points: np.ndarray) -> np.ndarray:
     exact, numbers = target.exact_prior
     read = target.likelihood.size
     _, slope, bent = folded_prior(target, at.point)
-    none = np.zeros((len(at.point), len(at.point)))
+    information, none = -plus(at.B, bent), _none(at)
     logs = exact_log_priors(target, points)
     for k, t in enumerate(points):
         mean, precision = exact.normal_approximation(t, none, numbers, hyperparameters=False)
-        lower = np.linalg.cholesky(-(at.B + bent)[:read, :read] + precision[:read, :read])
         pull = (at.A + slope - precision @ (t - mean))[:read]
-        logs[k] += 0.5 * float(np.sum(solve_triangular(lower, pull, lower=True) ** 2))
-        logs[k] -= float(np.sum(np.log(np.diag(lower))))
+        square, half_log_det = _integral(information, precision, pull)
+        logs[k] += square / 2
+        logs[k] -= half_log_det
     return logs
 
 
+def _none(at: Curvature) -> Covariance:
+    """No posterior variance, in the form that matrices have here."""
+    if isinstance(at.B, ArrowMatrix):
+        places = np.asarray(at.B.big), np.asarray(at.B.border)
+        return ArrowCovariance.of_variances(np.zeros(len(at.point)), *places)
+    return np.zeros((len(at.point), len(at.point)))
+
+
+def _integral(
+    information: Symmetric, precision: Symmetric, pull: np.ndarray
+) -> tuple[float, float]:
+    """pull' P^-1 pull and log det P / 2, of which the integral of exp(pull'x - x'Px / 2) is made.
+
+    Information of the data and precision of the prior add up to P, that of pull's entries.
+    """
+    read = len(pull)
+    if isinstance(information, ArrowMatrix):
+        assert isinstance(precision, ArrowMatrix)
+        factored = ArrowCholesky.of((information + precision).leading(read))
+        parts = factored.half_solve(pull)
+        return sum(float(np.sum(part**2)) for part in parts), factored.half_log_det
+    assert isinstance(precision, np.ndarray)
+    lower = np.linalg.cholesky(information[:read, :read] + precision[:read, :read])
+    square = float(np.sum(solve_triangular(lower, pull, lower=True) ** 2))
+    return square, float(np.sum(np.log(np.diag(lower))))
+
+
 def group_notes(
-    target: Target, point: np.ndarray, covariance: np.ndarray, names: tuple[str, ...]
+    target: Target, point: np.ndarray, covariance: Covariance, names: tuple[str, ...]
 ) -> list[ModicumWarning]:
     """Doubts about the standard deviations of groups."""
     assert target.exact_prior is not None

@@ -14,7 +14,9 @@ import numpy as np
 
 from modicum.ledger import Kind, Ledger
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
+from modicum.models.arrow import Symmetric
 from modicum.models.base import Batch
+from modicum.passes.arrow import arrow_hessian_sum, as_matrix
 from modicum.passes.blocks import compiled_pass, sum_in_blocks
 from modicum.passes.engine import Engine
 from modicum.passes.groups import group_hessian_sum
@@ -115,6 +117,15 @@ class Sums:
             purpose,
         )
         return self._padded(np.asarray(gradients) + self._rest_slopes(points))
+
+    def curvature(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray, Symmetric]:
+        """C, A and B at `t` as `hessian` has them, B in the form of the target's matrices."""
+        layout = self.target.arrow
+        if layout is None:
+            return self.hessian(t, purpose)
+        of_chunk = partial(arrow_hessian_sum, layout)
+        value, gradient, *parts = self._sweep(of_chunk, t, purpose, "hessian")
+        return float(value), self._padded(gradient), as_matrix(layout, *parts)
 
     def hessian(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray, np.ndarray]:
         """Log-likelihood, gradient and Hessian at `t` (C, A and B)."""

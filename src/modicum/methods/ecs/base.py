@@ -107,10 +107,11 @@ class EnergyConserving(Method):
     def check_task(self, task: Task) -> None:
         """Refuse rows and models that no setting would help."""
         task.check_fields("HMC-ECS")
-        if task.target.size > DENSE_LIMIT:
+        if task.target.size > DENSE_LIMIT and task.target.arrow is None:
+            besides = ", beside the effects of one factor," if task.target.model.has_groups else ""
             raise CrudeControlVariateError(
                 f"HMC-ECS forms the Hessian of all {task.target.size:,} parameters, which is "
-                f"possible up to {DENSE_LIMIT:,}",
+                f"possible up to {DENSE_LIMIT:,}{besides}",
                 "use method='nuts' on all rows",
             )
 

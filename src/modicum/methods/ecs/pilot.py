@@ -47,6 +47,8 @@ from modicum.methods.ecs.base import EnergyConserving
 from modicum.methods.ecs.fusing import fused_kernel
 from modicum.methods.ecs.tuning import (
     FAR,
+    OF_LEVELS,
+    ONE_BY_ONE,
     SIDE_BY_SIDE,
     Expansion,
     Pilot,
@@ -68,6 +70,7 @@ from modicum.methods.weights import (
     tables_for_chains,
 )
 from modicum.models import LinearPredictorModel
+from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
 from modicum.passes import Anchor
 from modicum.passes.faults import first_bad_row
@@ -84,6 +87,8 @@ PILOT_DRAWS, PILOT_ROWS = 256, 8_192
 OTHER_DRAWS, OTHER_ROWS = 128, 5_000  # for models without a linear predictor, whose rows cost more
 CANDIDATES, RESAMPLED = 2_048, 32  # draws, where groups are integrated out
 EXPLICIT_CANDIDATES = 4_096  # where effects are held explicitly
+MOST_NUMBERS = 2**23  # in all candidates: fewer of them, where effects are many
+SPREAD_DRAWS = 64  # by which rows are weighed there, where the posterior is not normal
 PILOT_GROUPS, SLOPE_GROUPS = 512, 64  # groups, where they are integrated out
 DESIGN_DRAWS, DESIGN_DRAWS_OF_GROUPS = 8, 4  # at which rows are weighted
 # Most draws lie on one side of a row's kink, so that eight of them may not cross it and make the
@@ -162,9 +167,11 @@ class Study:
             self.draws_rows, _ = of_groups(self.design, self._tables, task.rows)
         self._few: Batch | None = None
 
-    def _weigh(self, draws: np.ndarray, proxy: Proxy, stage: str = "design") -> None:
+    def _weigh(
+        self, draws: np.ndarray, proxy: Proxy, stage: str = "design", by_draws: bool = False
+    ) -> None:
         """Weigh all rows by the residuals to be expected of them, for every design."""
-        facts = self._facts(draws, proxy)
+        facts = self._facts(draws, proxy, by_draws)
         self._weighted = design_tables(self.task, Weighted(), facts, stage)
         self._tables: Pytree = self._weighted
         if type(self.design) is not Weighted:
@@ -177,6 +184,11 @@ class Study:
             return proxy(anchor, target, order)
         unit = variance_unit(target.likelihood, anchor.point, self.task.rows)
         return group_proxy(anchor, target, order, unit)
+
+    @property
+    def _arrow(self) -> bool:
+        """Whether the effects of one factor are too many for dense matrices."""
+        return isinstance(self.anchor.factor, ArrowFactor)
 
     def _with_row_factor(self, proxy: Proxy) -> tuple[Proxy, Tuning]:
         """The proxy with a factor by which rows of many columns are whitened faster, and why."""
@@ -194,8 +206,8 @@ class Study:
         return proxy._replace(row_factor=factor), {"whitening": chosen}
 
     def _straight(self, draws: np.ndarray) -> np.ndarray:
-        """Whitened coordinates of draws in which effects are relative to their scales."""
-        if self.proxy.warp is None:
+        """What control variates take of draws in which effects are relative to their scales."""
+        if self.proxy.warp is None and not self._arrow:
             return draws
         return np.asarray(straightened(self.proxy, draws))
 
@@ -205,8 +217,9 @@ class Study:
         if target.exact_prior is None:
             return prior_slope(target, point)[1]
         L = self.anchor.factor
+        V = L.covariance if isinstance(L, ArrowFactor) else L @ L.T
         exact, numbers = target.exact_prior
-        mean, precision = exact.normal_approximation(point, L @ L.T, numbers)
+        mean, precision = exact.normal_approximation(point, V, numbers)
         return np.asarray(folded_prior(target, point)[1] - precision @ (point - mean))
 
     def _pilot_draws(self) -> tuple[np.ndarray, np.ndarray]:
@@ -242,6 +255,7 @@ class Study:
 
         None if the effective number of candidates is below `least` (by default `count`).
         """
+        candidates = min(candidates, MOST_NUMBERS // len(self.centre))
         draws = self.centre + rng.standard_normal((candidates, len(self.centre)))
         ratios = proxy_ratios(self.control_variate, self.proxy, self.centre, draws)
         weights = np.exp(ratios - np.max(ratios))
@@ -278,10 +292,10 @@ class Study:
             self.task.ledger.add("pilot", expansion.evaluations, "density")
         return expansion
 
-    def _facts(self, draws: np.ndarray, proxy: Proxy) -> RowFacts:
+    def _facts(self, draws: np.ndarray, proxy: Proxy, by_draws: bool) -> RowFacts:
         def expected() -> np.ndarray | KeptNumbers:
             sums = self.task.sums
-            expected = expected_residuals(sums, self.control_variate, proxy, draws)
+            expected = expected_residuals(sums, self.control_variate, proxy, draws, by_draws)
             if isinstance(sums.rows, GroupedRows):  # larger groups cost more
                 assert isinstance(expected, np.ndarray)
                 expected = expected / np.sqrt(sums.rows.index.size)
@@ -325,15 +339,20 @@ class Study:
                 evaluated = self._evaluated_again(rng)
         if not evaluated.finite:
             bad = np.flatnonzero(~np.isfinite(evaluated.values).all(axis=1))
-            t = self.anchor.point + self.anchor.factor @ evaluated.draws[bad[0]]
+            t = self.anchor.point + self.anchor.factor @ evaluated.whitened[bad[0]]
             raise ConvergenceError(ends_near_the_mode(first_bad_row(self.task.sums, t)))
         return evaluated
 
     def _evaluated_again(self, rng: np.random.Generator) -> Residuals:
         """Residuals at draws of the posterior as it is, of rows that are weighed by these."""
         if isinstance(self.design, Weighted) and self.method.weighted_by_spread:
-            nowhere = np.zeros((1, len(self.centre)))
-            self._weigh(nowhere, self._spread_as(self._straight(self.draws)), stage="design-again")
+            straight = self._straight(self.draws)
+            if self._arrow:
+                every = max(1, len(straight) // SPREAD_DRAWS)
+                self._weigh(straight[::every], self.proxy, "design-again", by_draws=True)
+            else:
+                nowhere = np.zeros((1, len(self.centre)))
+                self._weigh(nowhere, self._spread_as(straight), stage="design-again")
             self._take_rows(rng)
         return self._evaluated()
 
@@ -341,7 +360,9 @@ class Study:
         """Residuals of the pilot rows at the pilot draws."""
         self.task.ledger.add("pilot", len(self._drawn.row_ids) * len(self.draws), "density")
         about = (self.control_variate, self._rows, self.proxy)
-        return evaluate(*about, self._straight(self.draws), log_proxy, self._few, resampled)
+        straight = self._straight(self.draws)
+        whitened = self.draws if self._arrow else None
+        return evaluate(*about, straight, log_proxy, self._few, resampled, whitened)
 
     def _spread_as(self, draws: np.ndarray) -> Proxy:
         """The proxy with a factor that gives standard normal numbers the spread of these draws.
@@ -370,7 +391,7 @@ class Study:
             self.centre,
             key(SHARED, Stream.PILOT_CHAINS),
             SCATTER,
-            SIDE_BY_SIDE,
+            OF_LEVELS if self._arrow else SIDE_BY_SIDE,
         )
         self.task.ledger.add("pilot", chains.evaluations, "gradient")
         return np.asarray(chains.position.reshape(-1, chains.position.shape[2]))
@@ -447,6 +468,7 @@ class Study:
             self.proxy,
             self.centre,
             key(self.task.seed, Stream.PILOT_CHAINS),
+            extent=OF_LEVELS if self._arrow else ONE_BY_ONE,
         )
         self.task.ledger.add("pilot", chains.evaluations, "gradient")
         return chains
@@ -518,6 +540,8 @@ class Study:
         fields = sum(int(np.prod(shape)) for shape in rows.fields.values())
         if isinstance(rows, GroupedRows):
             return requested * rows.largest * (fields + 12)
+        if self._arrow:  # rows are kept as they are
+            return requested * (2 * fields + 12)
         return requested * (self.task.target.size + fields + 12)
 
     @cached_property

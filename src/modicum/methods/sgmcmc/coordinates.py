@@ -150,7 +150,7 @@ def _start(
     if isinstance(start, str) and start == "mode":
         assert at_mode is not None
         spread = 1.0 if method.spread is None else method.spread
-        scatter = np.ones(()) if whiten else at_mode.factor  # a draw about the mode
+        scatter = np.ones(()) if whiten else at_mode.dense_factor  # a draw about the mode
         return np.zeros(task.target.size), spread * scatter
     named = {"zero": np.zeros(task.target.size), "model": task.start}
     point = named[start] if isinstance(start, str) else np.asarray(start, np.float64)
@@ -160,5 +160,7 @@ def _start(
             f"unconstrained parameters ({', '.join(task.names[:3])} ...)."
         )
     away = point - coordinates.point
-    z = np.linalg.solve(coordinates.factor, away) if whiten else away
+    factor = coordinates.factor
+    assert isinstance(factor, np.ndarray)  # effects of groups are refused
+    z = np.linalg.solve(factor, away) if whiten else away
     return z, np.asarray(0.0 if method.spread is None else method.spread)

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.models.arrow import ArrowCovariance, ArrowMatrix, Covariance, Symmetric, diagonal
 from modicum.models.priors.distributions import HalfCauchy, Horseshoe, Prior
 
 __all__ = [
@@ -37,9 +38,9 @@ Numbers: TypeAlias = tuple[jax.Array | np.ndarray, ...]
 class NormalApproximation(NamedTuple):
     """A normal prior of some entries of t that replaces one that is not normal."""
 
-    where: np.ndarray  # positions in t
-    mean: np.ndarray
-    precision: np.ndarray  # a matrix, or a vector where it is diagonal
+    where: np.ndarray  # positions in t; (effects, levels) where levels have the same precision
+    mean: np.ndarray  # of each position
+    precision: np.ndarray  # a matrix, or a vector where it is diagonal; of the effects of a level
 
 
 class NonCentred(NamedTuple):
@@ -57,12 +58,12 @@ class ExactTerm(Protocol):
         """Log-density at t, including that of the hyperparameters."""
         ...
 
-    def settle(self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers) -> np.ndarray:
+    def settle(self, t: np.ndarray, covariance: Covariance, numbers: Numbers) -> np.ndarray:
         """Return t with the hyperparameters near their marginal mode."""
         ...
 
     def normal_approximations(
-        self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers, hyperparameters: bool
+        self, t: np.ndarray, covariance: Covariance, numbers: Numbers, hyperparameters: bool
     ) -> Sequence[NormalApproximation]:
         """Return normals that approximate the term about t, of `hyperparameters` too or not."""
         ...
@@ -87,7 +88,7 @@ class ExactPrior:
         return sum((term.log_density(t, of_term) for term, of_term in pairs), jnp.zeros(()))
 
     def settle(
-        self, t: np.ndarray, covariance: np.ndarray, numbers: tuple[Numbers, ...]
+        self, t: np.ndarray, covariance: Covariance, numbers: tuple[Numbers, ...]
     ) -> np.ndarray:
         """Return t with all hyperparameters near their marginal mode."""
         for term, of_term in zip(self.terms, numbers, strict=True):
@@ -105,23 +106,42 @@ class ExactPrior:
     def normal_approximation(
         self,
         t: np.ndarray,
-        covariance: np.ndarray,
+        covariance: Covariance,
         numbers: tuple[Numbers, ...],
         hyperparameters: bool = True,
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, Symmetric]:
         """Mean and precision (d, d) of the normal that approximates all terms about t.
 
-        Optionally without the precision of the hyperparameters.
+        Optionally without the precision of the hyperparameters. The precision has the form of the
+        covariance.
         """
-        mean, precision = t.copy(), np.zeros((len(t), len(t)))
-        for term, of_term in zip(self.terms, numbers, strict=True):
-            for where, centre, inverse in term.normal_approximations(
-                t, covariance, of_term, hyperparameters
-            ):
+        mean = t.copy()
+        parts = self._approximations(t, covariance, numbers, hyperparameters)
+        if isinstance(covariance, ArrowCovariance):
+            arrow = ArrowMatrix.zeros(covariance.big, covariance.border)
+            for where, centre, inverse in parts:
                 mean[where] = centre
-                square = np.diag(inverse) if inverse.ndim == 1 else inverse
-                precision[np.ix_(where, where)] += square
+                arrow.add_normal(where, inverse)
+            return mean, arrow
+        precision = np.zeros((len(t), len(t)))
+        for where, centre, inverse in parts:
+            mean[where] = centre
+            square = np.diag(inverse) if inverse.ndim == 1 else inverse
+            if where.ndim == 2:
+                square = np.kron(inverse, np.eye(where.shape[1]))
+            precision[np.ix_(where.ravel(), where.ravel())] += square
         return mean, precision
+
+    def _approximations(
+        self, t: np.ndarray, covariance: Covariance, numbers: tuple[Numbers, ...], own: bool
+    ) -> list[NormalApproximation]:
+        """Those of all terms."""
+        pairs = zip(self.terms, numbers, strict=True)
+        return [
+            part
+            for term, of_term in pairs
+            for part in term.normal_approximations(t, covariance, of_term, own)
+        ]
 
 
 @dataclass(frozen=True)
@@ -144,13 +164,13 @@ class Independent:
             return self.kind.density(jnp.exp(value), *numbers) + value
         return self.kind.density(value, *numbers)
 
-    def settle(self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers) -> np.ndarray:
+    def settle(self, t: np.ndarray, covariance: Covariance, numbers: Numbers) -> np.ndarray:
         """Return t: there are no hyperparameters."""
         del covariance, numbers
         return t
 
     def normal_approximations(
-        self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers, hyperparameters: bool
+        self, t: np.ndarray, covariance: Covariance, numbers: Numbers, hyperparameters: bool
     ) -> Sequence[NormalApproximation]:
         """EM's normal; for logarithms the tangent quadratic, with a minimum curvature."""
         del hyperparameters  # it has none
@@ -160,7 +180,7 @@ class Independent:
         arrays = [np.asarray(number) for number in numbers]
         names = [field.name for field in fields(self.kind)]  # type: ignore[arg-type]
         mean = arrays[names.index("mean")]
-        square = (t[where] - mean) ** 2 + np.diag(covariance)[where]
+        square = (t[where] - mean) ** 2 + diagonal(covariance)[where]
         return [NormalApproximation(where, mean, self.kind.precision(square, *arrays))]
 
     def non_centred(self, t: np.ndarray, information: np.ndarray) -> None:
@@ -194,11 +214,11 @@ class SharedScale:
         of_tau = HalfCauchy.density(tau, scale) + t[self.tau]
         return of_tau + jnp.sum(Horseshoe.density(t[np.array(self.where)], scale, *rest, tau))
 
-    def _squares(self, t: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+    def _squares(self, t: np.ndarray, covariance: Covariance) -> np.ndarray:
         where = np.array(self.where)
-        return np.asarray(t[where] ** 2 + np.diag(covariance)[where])
+        return np.asarray(t[where] ** 2 + diagonal(covariance)[where])
 
-    def settle(self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers) -> np.ndarray:
+    def settle(self, t: np.ndarray, covariance: Covariance, numbers: Numbers) -> np.ndarray:
         """The most probable tau if each squared coefficient were its second moment."""
         arguments = [np.asarray(number) for number in numbers]
         grid = np.log(arguments[0]) + GRID
@@ -208,7 +228,7 @@ class SharedScale:
         return settled
 
     def normal_approximations(
-        self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers, hyperparameters: bool
+        self, t: np.ndarray, covariance: Covariance, numbers: Numbers, hyperparameters: bool
     ) -> Sequence[NormalApproximation]:
         """Normal coefficients given tau; for log tau, a normal with the curvature there."""
         arguments = [np.asarray(number) for number in numbers]

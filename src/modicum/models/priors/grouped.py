@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.models.arrow import ArrowCovariance, Covariance, diagonal
 from modicum.models.priors.distributions import HALF_LOG_2PI, Prior
 from modicum.models.priors.exact import NonCentred, NormalApproximation, Numbers
 from modicum.runtime import Array, jit
@@ -74,14 +75,16 @@ class Effects:
 
     # The anchor -------------------------------------------------------------------------------
 
-    def _second_moments(self, t: np.ndarray, covariance: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _second_moments(self, t: np.ndarray, covariance: Covariance) -> tuple[np.ndarray, ...]:
         """Sums over levels of u u' and of the effects' posterior covariances, (count, count)."""
         where = np.array(self.where).reshape(self.count, self.levels)
         u = t[where]
+        if isinstance(covariance, ArrowCovariance):
+            return u @ u.T, covariance.sum_over_levels(where)
         V = covariance[where[:, None, :], where[None, :, :]].sum(axis=-1)
         return u @ u.T, V
 
-    def settle(self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers) -> np.ndarray:
+    def settle(self, t: np.ndarray, covariance: Covariance, numbers: Numbers) -> np.ndarray:
         """The mode of E log p(u, Sigma): of tau alone, tau^2 = S / (L - 1) for a flat prior."""
         uu, V = self._second_moments(t, covariance)
         settled = t.copy()
@@ -91,7 +94,7 @@ class Effects:
         return settled
 
     def normal_approximations(
-        self, t: np.ndarray, covariance: np.ndarray, numbers: Numbers, hyperparameters: bool
+        self, t: np.ndarray, covariance: Covariance, numbers: Numbers, hyperparameters: bool
     ) -> Sequence[NormalApproximation]:
         """Normal effects given Sigma; for Sigma, the information left when u is integrated out."""
         places, where = self.hyperparameters, np.array(self.where)
@@ -100,9 +103,11 @@ class Effects:
             inverse = np.linalg.inv(lower @ lower.T)
         else:
             inverse = np.diag(np.exp(-2 * t[places]))
-        eye = np.eye(self.levels)
-        precision = np.full(len(where), inverse[0, 0]) if self.count == 1 else np.kron(inverse, eye)
+        precision = np.full(len(where), inverse[0, 0])
         effects = NormalApproximation(where, np.zeros(len(where)), precision)
+        if self.count > 1:
+            lines = where.reshape(self.count, self.levels)
+            effects = NormalApproximation(lines, np.zeros(lines.shape), inverse)
         if not hyperparameters:
             return [effects]
         uu, V = self._second_moments(t, covariance)
@@ -112,9 +117,9 @@ class Effects:
         precisions = np.maximum(np.diag(curvature) * max(share, LEAST_SHARE), LEAST_PRECISION)
         return [effects, NormalApproximation(places, t[places], precisions)]
 
-    def informed(self, t: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+    def informed(self, t: np.ndarray, covariance: Covariance) -> np.ndarray:
         """lambda of each effect: the share of its information that is the data's, in [0, 1]."""
-        variance = np.diag(covariance)[np.array(self.where)].reshape(self.count, self.levels)
+        variance = diagonal(covariance)[np.array(self.where)].reshape(self.count, self.levels)
         prior = np.exp(2 * t[np.array(self.sds)])[:, None]
         return np.asarray(np.clip(1 - variance / prior, 0.0, 1.0))
 

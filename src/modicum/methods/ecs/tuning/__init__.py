@@ -5,6 +5,8 @@ from modicum.methods.ecs.tuning.certainty import Certainty, cheapest_certainty
 from modicum.methods.ecs.tuning.coordinates import Expansion, choose_coordinates
 from modicum.methods.ecs.tuning.pilot_chains import (
     FAR,
+    OF_LEVELS,
+    ONE_BY_ONE,
     SIDE_BY_SIDE,
     PilotChains,
     proxy_ratios,
@@ -17,6 +19,8 @@ from modicum.methods.ecs.tuning.subsample import Choice, choose, refresh_accepta
 
 __all__ = [
     "FAR",
+    "OF_LEVELS",
+    "ONE_BY_ONE",
     "SIDE_BY_SIDE",
     "Certainty",
     "Choice",

@@ -20,6 +20,7 @@ from modicum.estimators.coordinates import POWERS, bend
 from modicum.kernels.base import Bend, ControlVariate, Proxy
 from modicum.methods.base import Tuning
 from modicum.models import Target
+from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
 from modicum.passes import Anchor
 from modicum.runtime import FASTEST_COMPILE, Array, jit
@@ -74,6 +75,8 @@ def choose_coordinates(
     """
     settings = target.model.expansions()
     if not settings or not isinstance(control_variate, AutodiffTaylor) or control_variate.order < 2:
+        return Expansion(None, {}, 0)
+    if isinstance(anchor.factor, ArrowFactor):  # so many effects take so many rows: none is wide
         return Expansion(None, {}, 0)
     entries = [(name, place) for name in settings for place in target.places[name]]
     sd = np.sqrt(np.sum(anchor.factor**2, axis=1))

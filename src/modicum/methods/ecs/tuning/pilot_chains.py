@@ -20,11 +20,14 @@ import numpy as np
 from modicum.kernels.base import ControlVariate, Proxy, straighten
 from modicum.kernels.moves import follow
 from modicum.methods.ecs.tuning.residuals import reweighted
+from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
 from modicum.runtime import FASTEST_COMPILE, Array, jit
 
 __all__ = [
     "FAR",
+    "OF_LEVELS",
+    "ONE_BY_ONE",
     "SIDE_BY_SIDE",
     "Extent",
     "PilotChains",
@@ -34,6 +37,7 @@ __all__ = [
 ]
 
 TRAJECTORY = 1.2
+TOGETHER = 32  # draws that are evaluated at once, where a factor has many levels
 FAR = 3.0  # posterior sds from the anchor from which the mean of the chains lies elsewhere
 
 
@@ -47,6 +51,7 @@ class Extent(NamedTuple):
 
 
 ONE_BY_ONE, SIDE_BY_SIDE = Extent(8, 60, 20), Extent(16, 64, 16, side_by_side=True)
+OF_LEVELS = Extent(8, 48, 16, side_by_side=True)  # where a factor has many, and a step costs more
 
 
 @dataclass(frozen=True)
@@ -94,12 +99,18 @@ def _log_proxies(cv: ControlVariate[Any], proxy: Proxy, draws: Array) -> jax.Arr
         s, growth = straighten(z, proxy)
         return cv.log_proxy(s, proxy) + growth
 
+    if isinstance(proxy.factor, ArrowFactor):  # all of them at once would be large
+        return jax.lax.map(log_proxy, jnp.asarray(draws), batch_size=TOGETHER)
     return jax.vmap(log_proxy)(jnp.asarray(draws))
 
 
 @jit(options=FASTEST_COMPILE)
 def straightened(proxy: Proxy, draws: Array) -> jax.Array:
     """Whitened coordinates of `draws` in which effects are relative to their scales."""
+    if isinstance(proxy.factor, ArrowFactor):
+        return jax.lax.map(
+            lambda z: straighten(z, proxy)[0], jnp.asarray(draws), batch_size=TOGETHER
+        )
     return jax.vmap(lambda z: straighten(z, proxy)[0])(jnp.asarray(draws))
 
 

@@ -9,6 +9,7 @@ are largest at draws that it makes very unlikely, and those must not dominate.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +18,8 @@ import numpy as np
 
 from modicum.estimators import LinearTaylor
 from modicum.estimators.by_numpy import NumPyRows, needs_no_compiler
-from modicum.kernels.base import ControlVariate, Proxy
+from modicum.kernels.base import ControlVariate, Proxy, scaled
+from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
 from modicum.random import typed
 from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, jit
@@ -231,6 +233,8 @@ class Residuals:
         Log ratio of posterior to normal approximation at each draw, up to a constant.
     share
         Posterior weight of each draw.
+    whitened
+        The draws in whitened coordinates.
     """
 
     control_variate: ControlVariate[Any]
@@ -242,6 +246,7 @@ class Residuals:
     probability: np.ndarray
     log_ratio: np.ndarray
     share: np.ndarray
+    whitened: np.ndarray
 
     @property
     def finite(self) -> bool:
@@ -251,7 +256,8 @@ class Residuals:
     @property
     def distance(self) -> np.ndarray:
         """How far each draw is from the posterior's mean, in standard deviations."""
-        return np.asarray(np.linalg.norm(self.draws - self.share @ self.draws, axis=1))
+        draws = self.whitened
+        return np.asarray(np.linalg.norm(draws - self.share @ draws, axis=1))
 
     def pilot(self, probability: np.ndarray) -> Pilot:
         """The moments under a design that gives the rows this `probability`; zero: never drawn."""
@@ -279,13 +285,15 @@ class Residuals:
             return np.asarray(
                 _slopes_of_groups(form, self.few, proxy, draws, weight[:groups], factor[:groups])
             )
-        rows = int(np.clip(SLOPE_WORK / size**2, 64, BLOCK))
+        # rows of an arrow are not whitened
+        products = size if isinstance(proxy.factor, ArrowFactor) else size**2
+        rows = int(np.clip(SLOPE_WORK / products, 64, BLOCK))
         if proxy.row_factor is not None:
             rows = SLOPE_ROWS * size
         rows = min(rows, len(weight))
         at, share = as_drawn(weight, rows, factor * np.sqrt(self.share @ self.values**2))
         some = {name: np.asarray(values)[at] for name, values in self.rows.items()}
-        if needs_no_compiler(form):
+        if needs_no_compiler(form) and not isinstance(proxy.factor, ArrowFactor):
             return _slopes_by_numpy(NumPyRows(form, some, proxy), draws, share, factor[at])
         return np.asarray(_slopes(form, some, proxy, draws, share, factor[at]))
 
@@ -329,6 +337,7 @@ def evaluate(
     log_proxy: np.ndarray | None = None,
     few: Batch | None = None,
     resampled: bool = False,
+    whitened: np.ndarray | None = None,
 ) -> Residuals:
     """Evaluate the rows in `batch` at all draws.
 
@@ -345,6 +354,8 @@ def evaluate(
         For groups: the first few as a batch, whose rows lie side by side.
     resampled
         Whether the draws were resampled by the proxy already: equal weights.
+    whitened
+        The draws in whitened coordinates, where `draws` are not.
     """
     compute = _values_in_blocks if few is None else _values_of_groups
     values = np.asarray(compute(control_variate, batch, proxy, draws))
@@ -355,7 +366,9 @@ def evaluate(
         if not resampled and np.all(np.isfinite(ratio)):
             share = posterior_share(ratio)
     probability = np.asarray(batch["probability"])
-    return Residuals(control_variate, proxy, draws, batch, few, values, probability, ratio, share)
+    where = draws if whitened is None else whitened
+    about = (control_variate, proxy, draws, batch, few)
+    return Residuals(*about, values, probability, ratio, share, where)
 
 
 def study(
@@ -398,7 +411,7 @@ def _values_in_blocks(
     Whitened rows of factors with many levels are large: 20,000 rows of 900 columns take 140 MB, and
     as much again while they are computed.
     """
-    if needs_no_compiler(cv):
+    if needs_no_compiler(cv) and not isinstance(proxy.factor, ArrowFactor):
         return NumPyRows(cv, batch, proxy).values(pilot)
     rows = len(batch["probability"])
     coded = isinstance(cv, LinearTaylor) and cv.target.coding is not None
@@ -419,8 +432,14 @@ def _largest_slopes(
     cached = cv.cache(rows, proxy)
     share = weight / weight.sum()
 
+    def values(z: jax.Array, at: jax.Array) -> jax.Array:
+        return jnp.asarray(factor * cv.values(cached, at + scaled(proxy.factor, z), proxy))
+
     def largest(z: jax.Array) -> jax.Array:
-        _, slope = jax.linearize(lambda z: factor * cv.values(cached, z, proxy), z)
+        if isinstance(proxy.factor, ArrowFactor):  # draws are t - t*, slopes in whitened z
+            _, slope = jax.linearize(partial(values, at=z), jnp.zeros_like(z))
+        else:
+            _, slope = jax.linearize(lambda z: factor * cv.values(cached, z, proxy), z)
         if z.size <= EXACT:
             jacobian = jax.vmap(slope, out_axes=1)(jnp.eye(z.size))
             centred = jacobian - share @ jacobian

@@ -1,0 +1,541 @@
+"""Arrow matrices: one big block-diagonal corner, and a dense border beside it.
+
+Where a factor has many levels, a row has the effects of one level only: in them the Hessian is
+diagonal, or has a small block per level. All other parameters, b of them, are a dense border:
+
+    P = [ D   C' ]      D: L blocks of c x c;  C: b x L c;  E: b x b
+        [ C   E  ]
+
+With D = K K' and the Schur complement E - C D^-1 C' = R R', the Cholesky factor of P is
+
+    [ K         0 ]
+    [ C K^-T    R ]
+
+so that factoring takes O(L c b^2 + b^3) operations and O(L c b) numbers: linear in the levels.
+What whitens, F with F F' = P^-1, is the transposed inverse of that factor:
+
+    F = [ K^-T   -G    ]      with G = D^-1 C' R^-T
+        [ 0       R^-T ]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.linalg import cholesky, eigh, solve_triangular
+
+from modicum.models.matrix import DenseMatrix, ModelMatrix, model_matrix
+from modicum.rows import CodedTerm, Coding
+from modicum.runtime import Array
+
+__all__ = [
+    "MOST_BORDER",
+    "MOST_NUMBERS",
+    "ArrowCholesky",
+    "ArrowCovariance",
+    "ArrowFactor",
+    "ArrowLayout",
+    "ArrowMatrix",
+    "Covariance",
+    "Factor",
+    "Symmetric",
+    "all_finite",
+    "arrow_fits",
+    "arrow_layout",
+    "diagonal",
+]
+
+MOST_BORDER = 2_000  # parameters beside the big factor's effects: their block is dense
+MOST_NUMBERS = 50_000_000  # in the border of one matrix: 400 MB
+
+
+# Where the parts lie ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ArrowLayout:
+    """Which entries of the flat vector are effects of the big factor, and what the others are.
+
+    Parameters
+    ----------
+    field
+        The field of the rows that holds the codes of the factor.
+    levels
+        How many levels it has.
+    firsts
+        Flat place of the first level of each of its effects; the other levels follow.
+    scales
+        The column of x that each effect multiplies; None: a one.
+    coding
+        The columns of the border alone, numbered from zero.
+    size
+        Entries of the flat vector.
+    """
+
+    field: str
+    levels: int
+    firsts: tuple[int, ...]
+    scales: tuple[int | None, ...]
+    coding: Coding
+    size: int
+
+    @cached_property
+    def big(self) -> np.ndarray:
+        """Flat places of the effects, (levels, effects)."""
+        return np.arange(self.levels)[:, None] + np.array(self.firsts)
+
+    @cached_property
+    def border(self) -> np.ndarray:
+        """Flat places of all else, in order."""
+        inside = np.zeros(self.size, bool)
+        inside[self.big] = True
+        return np.flatnonzero(~inside)
+
+    def border_matrix(self, batch: dict[str, Array]) -> ModelMatrix:
+        """The columns of some rows that are no effects of the factor."""
+        if self.coding.terms:
+            return model_matrix(self.coding, batch)
+        if not self.coding.dense:
+            like = jnp.asarray(batch[self.field])
+            return DenseMatrix(jnp.zeros((*like.shape, 0)))
+        return DenseMatrix(jnp.asarray(batch["x"])[..., np.argsort(self.coding.dense)])
+
+    def own_columns(self, batch: dict[str, Array]) -> jax.Array:
+        """What some rows multiply the effects of their level with, (rows, effects)."""
+        one = jnp.ones(jnp.shape(batch[self.field]))
+        columns = [one if s is None else jnp.asarray(batch["x"])[..., s] for s in self.scales]
+        return jnp.stack(columns, axis=-1)
+
+
+def arrow_layout(coding: Coding, common: int, size: int) -> ArrowLayout | None:
+    """The layout with the factor of the most levels as the big one; None if its border is too big.
+
+    Parameters
+    ----------
+    coding
+        What the codes of rows mean: common columns, then one per effect and level.
+    common
+        How many columns are common.
+    size
+        Entries of the flat vector: columns, and what else there is.
+    """
+    effects = [term for term in coding.terms if term.first >= common]
+    largest = max(effects, key=lambda term: term.width)
+    own = [term for term in effects if term.field == largest.field]
+    if not arrow_fits(largest.width, len(own), size):
+        return None
+    inside = np.zeros(coding.size, bool)
+    for term in own:
+        inside[term.columns] = True
+    place = np.cumsum(~inside) - 1
+    others = tuple(
+        CodedTerm(t.field, int(place[t.first]), t.width, t.reference, t.scale)
+        for t in coding.terms
+        if t not in own
+    )
+    border = Coding(tuple(int(place[j]) for j in coding.dense), others)
+    firsts, scales = tuple(term.first for term in own), tuple(term.scale for term in own)
+    return ArrowLayout(largest.field, largest.width, firsts, scales, border, size)
+
+
+def arrow_fits(levels: int, effects: int, size: int) -> bool:
+    """Whether so many parameters can be held as those of one big factor and a border."""
+    border = size - levels * effects
+    return border <= MOST_BORDER and levels * effects * border <= MOST_NUMBERS
+
+
+# Matrices ---------------------------------------------------------------------------------
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class ArrowMatrix:
+    """A symmetric matrix of that form, of NumPy's or of JAX's arrays.
+
+    Attributes
+    ----------
+    big, border
+        Flat places of the effects, (levels, effects), and of the border.
+    blocks
+        D, (levels, effects, effects).
+    cross
+        C', (levels, effects, border).
+    corner
+        E, (border, border).
+    """
+
+    big: Array
+    border: Array
+    blocks: Array
+    cross: Array
+    corner: Array
+    ndim: ClassVar[int] = 2
+
+    @classmethod
+    def zeros(cls, big: np.ndarray, border: np.ndarray) -> ArrowMatrix:
+        """A matrix of zeros, of which blocks and corner can be written to."""
+        levels, effects = big.shape
+        # A prior has nothing across: its zeros take no memory.
+        cross = np.broadcast_to(0.0, (levels, effects, len(border)))
+        blocks = np.zeros((levels, effects, effects))
+        return cls(big, border, blocks, cross, np.zeros((len(border), len(border))))
+
+    @property
+    def size(self) -> int:
+        """Lines of the matrix."""
+        return int(self.big.size + self.border.size)
+
+    def __add__(self, other: ArrowMatrix) -> ArrowMatrix:
+        return replace(
+            self,
+            blocks=self.blocks + other.blocks,
+            cross=_sum(self.cross, other.cross),
+            corner=self.corner + other.corner,
+        )
+
+    def __sub__(self, other: ArrowMatrix) -> ArrowMatrix:
+        return self + -other
+
+    def __neg__(self) -> ArrowMatrix:
+        return self * -1.0
+
+    def __mul__(self, number: float) -> ArrowMatrix:
+        parts = (number * self.blocks, _times(number, self.cross), number * self.corner)
+        return ArrowMatrix(self.big, self.border, *parts)
+
+    def __matmul__(self, vector: Array) -> Array:
+        """The product with a flat vector."""
+        own, rest = vector[self.big], vector[self.border]
+        cross = self.cross.reshape(-1, self.cross.shape[-1])
+        above = (self.blocks @ own[..., None])[..., 0] + (cross @ rest).reshape(own.shape)
+        return _flat(self, above, own.reshape(-1) @ cross + self.corner @ rest)
+
+    def diagonal(self) -> np.ndarray:
+        """Its diagonal, in the order of the flat vector."""
+        own = np.diagonal(np.asarray(self.blocks), axis1=1, axis2=2)
+        return np.asarray(_flat(self, own, np.diag(np.asarray(self.corner))))
+
+    def leading(self, count: int) -> ArrowMatrix:
+        """Without the entries of the border from the flat place `count` on."""
+        kept = int(np.searchsorted(np.asarray(self.border), count))
+        return replace(
+            self,
+            border=self.border[:kept],
+            cross=self.cross[..., :kept],
+            corner=self.corner[:kept, :kept],
+        )
+
+    def with_entry(self, place: int, value: float) -> ArrowMatrix:
+        """The same with another number on the diagonal, in the border."""
+        corner = np.array(self.corner)
+        at = int(np.flatnonzero(np.asarray(self.border) == place)[0])
+        corner[at, at] = value
+        return replace(self, corner=corner)
+
+    def add_normal(self, where: np.ndarray, precision: np.ndarray) -> None:
+        """Add, in place, the precision of a normal prior of some entries.
+
+        `where` is flat, and `precision` its diagonal or a matrix; or one line of places per effect,
+        and the precision of the effects of any one level.
+        """
+        blocks, corner = np.asarray(self.blocks), np.asarray(self.corner)
+        lines = np.atleast_2d(where)
+        slots = [np.flatnonzero(np.asarray(self.big)[0] == line[0]) for line in lines]
+        if all(map(len, slots)):
+            at = np.concatenate(slots)
+            if where.ndim == 1:
+                blocks[:, at[0], at[0]] += precision
+            else:
+                blocks[:, at[:, None], at] += precision
+            return
+        at = np.searchsorted(np.asarray(self.border), where)
+        if where.ndim == 2:
+            precision, at = np.kron(precision, np.eye(where.shape[1])), at.ravel()
+        corner[np.ix_(at, at)] += np.diag(precision) if precision.ndim == 1 else precision
+
+    def densely(self) -> np.ndarray:
+        """All entries, of a small one."""
+        out = np.zeros((self.size, self.size))
+        for line, block, beside in zip(self.big, self.blocks, self.cross, strict=True):
+            out[np.ix_(line, line)] = block
+            out[np.ix_(line, self.border)] = beside
+            out[np.ix_(self.border, line)] = np.asarray(beside).T
+        out[np.ix_(self.border, self.border)] = self.corner
+        return out
+
+    def border_alone(self) -> np.ndarray:
+        """The Schur complement E - C D^-1 C': what is left of the border, the rest unknown."""
+        cross = np.asarray(self.cross)
+        solved = np.linalg.solve(np.asarray(self.blocks), cross)
+        width = cross.shape[-1]
+        return np.asarray(self.corner - cross.reshape(-1, width).T @ solved.reshape(-1, width))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class ArrowFactor:
+    """F = [K^-T, -G; 0, R^-T], which whitens: F F' is the inverse of an arrow matrix.
+
+    Attributes
+    ----------
+    big, border
+        As in `ArrowMatrix`.
+    blocks
+        K^-T, (levels, effects, effects).
+    cross
+        G, (levels, effects, border).
+    corner
+        R^-T, (border, border).
+    """
+
+    big: Array
+    border: Array
+    blocks: Array
+    cross: Array
+    corner: Array
+    ndim: ClassVar[int] = 2
+
+    def __matmul__(self, z: Array) -> Array:
+        """F z."""
+        own, rest = z[self.big], z[self.border]
+        cross = self.cross.reshape(-1, self.cross.shape[-1])
+        above = (self.blocks @ own[..., None])[..., 0] - (cross @ rest).reshape(own.shape)
+        return _flat(self, above, self.corner @ rest)
+
+    @property
+    def T(self) -> TransposedFactor:  # noqa: N802 - as arrays call it
+        """F', which maps a gradient to whitened coordinates."""
+        return TransposedFactor(self)
+
+    def times(self, z: np.ndarray) -> np.ndarray:
+        """F z of each line of z, (lines, size)."""
+        own, rest = z[:, self.big], z[:, self.border]
+        blocks, cross = np.asarray(self.blocks), np.asarray(self.cross)
+        above = np.einsum("lij,klj->kli", blocks, own)
+        above -= (rest @ cross.reshape(-1, cross.shape[-1]).T).reshape(own.shape)
+        out = np.empty_like(z)
+        out[:, self.big], out[:, self.border] = above, rest @ np.asarray(self.corner).T
+        return out
+
+    def whitened(self, away: Array) -> Array:
+        """F^-1 of a flat vector."""
+        own, right = away[self.big], away[self.border]
+        if isinstance(away, np.ndarray):
+            rest = solve_triangular(self.corner, right)
+            numpy: bool = True
+        else:
+            rest, numpy = jax.scipy.linalg.solve_triangular(self.corner, right), False
+        cross = self.cross.reshape(-1, self.cross.shape[-1])
+        above = own + (cross @ rest).reshape(own.shape)
+        if self.blocks.shape[-1] == 1:
+            return _flat(self, above / self.blocks[..., 0], rest)
+        solve = np.linalg.solve if numpy else jnp.linalg.solve
+        return _flat(self, solve(self.blocks, above[..., None])[..., 0], rest)
+
+    @cached_property
+    def covariance(self) -> ArrowCovariance:
+        """Blocks of F F'."""
+        blocks, cross, corner = (np.asarray(p) for p in (self.blocks, self.cross, self.corner))
+        of_levels = blocks @ blocks.swapaxes(1, 2) + cross @ cross.swapaxes(1, 2)
+        return ArrowCovariance(
+            np.asarray(self.big), np.asarray(self.border), of_levels, corner @ corner.T
+        )
+
+    @property
+    def sd(self) -> np.ndarray:
+        """Root of the diagonal of F F'."""
+        return np.asarray(np.sqrt(self.covariance.diagonal()))
+
+
+@dataclass(frozen=True, eq=False)
+class TransposedFactor:
+    """F' of an `ArrowFactor`."""
+
+    factor: ArrowFactor
+
+    def __matmul__(self, gradient: Array) -> Array:
+        held = self.factor
+        own, rest = gradient[held.big], gradient[held.border]
+        above = (held.blocks.swapaxes(1, 2) @ own[..., None])[..., 0]
+        cross = held.cross.reshape(-1, held.cross.shape[-1])
+        return _flat(held, above, held.corner.T @ rest - own.reshape(-1) @ cross)
+
+
+@dataclass(frozen=True, eq=False)
+class ArrowCovariance:
+    """Of a covariance matrix the blocks of levels, and that of the border; no more is formed."""
+
+    big: np.ndarray
+    border: np.ndarray
+    blocks: np.ndarray
+    corner: np.ndarray
+
+    @classmethod
+    def of_variances(cls, variance: np.ndarray, big: np.ndarray, border: np.ndarray) -> Covariance:
+        """A diagonal one."""
+        blocks = variance[big][..., None] * np.eye(big.shape[1])
+        return cls(big, border, blocks, np.diag(variance[border]))
+
+    def diagonal(self) -> np.ndarray:
+        """Variances, in the order of the flat vector."""
+        own = np.diagonal(self.blocks, axis1=1, axis2=2)
+        return np.asarray(_flat(self, own, np.diag(self.corner)))
+
+    def extended(self, border: np.ndarray, variance: np.ndarray) -> ArrowCovariance:
+        """With more entries in the border, the last of it, of these variances."""
+        held = len(self.border)
+        corner = np.diag(np.concatenate([np.zeros(held), variance]))
+        corner[:held, :held] = self.corner
+        return replace(self, border=border, corner=corner)
+
+    def sum_over_levels(self, where: np.ndarray) -> np.ndarray:
+        """Sum over the levels of the covariances of their effects; `where` (effects, levels)."""
+        slots = [np.flatnonzero(self.big[0] == line[0]) for line in where]
+        if all(map(len, slots)):
+            at = np.concatenate(slots)
+            return np.asarray(self.blocks[:, at[:, None], at].sum(axis=0))
+        at = np.searchsorted(self.border, where)
+        return np.asarray(self.corner[at[:, None, :], at[None, :, :]].sum(axis=-1))
+
+
+Symmetric: TypeAlias = np.ndarray | ArrowMatrix
+Factor: TypeAlias = np.ndarray | ArrowFactor
+Covariance: TypeAlias = np.ndarray | ArrowCovariance
+
+
+def diagonal(matrix: Symmetric | Covariance) -> np.ndarray:
+    """The diagonal of a matrix of any of these forms."""
+    return np.diag(matrix) if isinstance(matrix, np.ndarray) else matrix.diagonal()
+
+
+def all_finite(matrix: Symmetric) -> bool:
+    """Whether all entries are finite numbers."""
+    if isinstance(matrix, ArrowMatrix):
+        parts = [np.asarray(part) for part in (matrix.blocks, matrix.cross, matrix.corner)]
+    else:
+        parts = [matrix]
+    return all(bool(np.all(np.isfinite(part))) for part in parts)
+
+
+# Factoring --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ArrowCholesky:
+    """The Cholesky factor of a positive definite arrow matrix.
+
+    Attributes
+    ----------
+    inverse
+        K^-1 of each level, (levels, effects, effects).
+    half
+        K^-1 C' of each level, (levels, effects, border).
+    lower
+        R.
+    mended
+        Whether the matrix had to be made positive definite.
+    """
+
+    big: np.ndarray
+    border: np.ndarray
+    inverse: np.ndarray
+    half: np.ndarray
+    lower: np.ndarray
+    mended: bool = False
+
+    @classmethod
+    def of(cls, matrix: ArrowMatrix) -> ArrowCholesky:
+        """Factor; raises LinAlgError where the matrix is not positive definite."""
+        if not np.all(np.isfinite(matrix.blocks)):
+            raise np.linalg.LinAlgError("the matrix is not finite")
+        inverse = np.linalg.inv(np.linalg.cholesky(np.asarray(matrix.blocks)))
+        half = inverse @ matrix.cross
+        flat = half.reshape(-1, half.shape[-1])
+        lower = cholesky(matrix.corner - flat.T @ flat, lower=True)
+        return cls(np.asarray(matrix.big), np.asarray(matrix.border), inverse, half, lower)
+
+    @classmethod
+    def mending(cls, matrix: ArrowMatrix, least: float = 0.0) -> ArrowCholesky:
+        """Factor what has the absolute curvature where the matrix is not positive definite."""
+        try:
+            return cls.of(matrix)
+        except np.linalg.LinAlgError:
+            values, vectors = np.linalg.eigh(np.asarray(matrix.blocks))
+            blocks = (vectors * _raised(values, least)[:, None, :]) @ vectors.swapaxes(1, 2)
+            inverse = np.linalg.inv(np.linalg.cholesky(blocks))
+            half = inverse @ matrix.cross
+            flat = half.reshape(-1, half.shape[-1])
+            values, vectors = eigh(matrix.corner - flat.T @ flat)
+            lower = cholesky((vectors * _raised(values, least)) @ vectors.T, lower=True)
+            places = (np.asarray(matrix.big), np.asarray(matrix.border))
+            return cls(*places, inverse, half, lower, True)
+
+    @property
+    def half_log_det(self) -> float:
+        """Half the logarithm of the determinant."""
+        of_blocks = -np.log(np.diagonal(self.inverse, axis1=1, axis2=2)).sum()
+        return float(of_blocks + np.log(np.diag(self.lower)).sum())
+
+    def half_solve(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The inverse of the factor times a flat vector: parts of the levels, and of the border."""
+        own = (self.inverse @ vector[self.big][..., None])[..., 0]
+        across = own.reshape(-1) @ self.half.reshape(-1, self.half.shape[-1])
+        return own, solve_triangular(self.lower, vector[self.border] - across, lower=True)
+
+    def solve(self, vector: np.ndarray) -> np.ndarray:
+        """P^-1 times a flat vector."""
+        own, rest = self.half_solve(vector)
+        rest = solve_triangular(self.lower, rest, lower=True, trans=1)
+        across = (self.half.reshape(-1, self.half.shape[-1]) @ rest).reshape(own.shape)
+        above = (self.inverse.swapaxes(1, 2) @ (own - across)[..., None])[..., 0]
+        return np.asarray(_flat(self, above, rest))
+
+    def factor(self) -> ArrowFactor:
+        """What whitens."""
+        flat = self.half.reshape(-1, self.half.shape[-1])
+        between = solve_triangular(self.lower, flat.T, lower=True).T.reshape(self.half.shape)
+        blocks = self.inverse.swapaxes(1, 2)
+        corner = solve_triangular(self.lower, np.eye(len(self.lower)), lower=True).T
+        return ArrowFactor(self.big, self.border, blocks, blocks @ between, corner)
+
+
+def _raised(values: np.ndarray, least: float) -> np.ndarray:
+    """Absolute eigenvalues, none of which is nearly zero."""
+    size = np.abs(values)
+    return np.asarray(np.maximum(size, max(least, 1e-8 * float(size.max()))))
+
+
+# Assembling -------------------------------------------------------------------------------
+
+
+def _flat(
+    held: ArrowMatrix | ArrowFactor | ArrowCovariance | ArrowCholesky, own: Array, rest: Array
+) -> Array:
+    """A flat vector from its parts."""
+    size = held.big.size + held.border.size
+    if isinstance(own, np.ndarray) and isinstance(rest, np.ndarray):
+        out = np.empty(size)
+        out[held.big], out[held.border] = own, rest
+        return out
+    empty = jnp.zeros(size, jnp.result_type(own, rest))
+    return empty.at[held.big].set(own).at[held.border].set(rest)
+
+
+def _is_nothing(cross: Array) -> bool:
+    """Whether these are zeros that take no memory."""
+    return isinstance(cross, np.ndarray) and not any(cross.strides) and cross.size > 1
+
+
+def _sum(one: Array, other: Array) -> Array:
+    if _is_nothing(other):
+        return one
+    return other if _is_nothing(one) else one + other
+
+
+def _times(number: float, cross: Array) -> Array:
+    return cross if _is_nothing(cross) else number * cross

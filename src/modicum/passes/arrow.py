@@ -1,0 +1,142 @@
+"""Gradient and Hessian of a chunk where the effects of one factor are too many for a dense Hessian.
+
+A row has the effects of one level of that factor: sums over its rows are added up by level. What is
+formed is the block of each level, its products with the border, and the border's own block
+(`models.arrow`): O(L c b) numbers for L levels of c effects beside b other parameters.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.models import LinearPredictorModel, Target
+from modicum.models.arrow import ArrowLayout, ArrowMatrix
+from modicum.models.base import Batch
+from modicum.models.matrix import CodedMatrix, ModelMatrix
+from modicum.passes.blocks import BLOCK
+from modicum.passes.linear import row_derivatives
+from modicum.passes.products import products_with
+from modicum.runtime import SCATTERS, Array, jit
+
+__all__ = ["arrow_hessian_sum", "as_matrix"]
+
+
+@jit(static=(0, 1), options=SCATTERS)
+def arrow_hessian_sum(
+    layout: ArrowLayout, target: Target, t: Array, batch: Batch, present: Array
+) -> tuple[jax.Array, ...]:
+    """Log-likelihood and gradient of a chunk at `t`; D, C' and E of its Hessian."""
+    model = target.model
+    assert isinstance(model, LinearPredictorModel)
+    predictors = model.predictor_vector(target.unravel(t), batch)
+    f, f1, f2 = row_derivatives(model, predictors, model.outcome(batch))
+    weight = jnp.where(present, batch.get("weight", 1.0), 0.0)
+    f, f1, f2 = weight * f, weight[:, None] * f1, weight[:, None, None] * f2
+    f1, f2, h = f1.astype(jnp.float64), f2.astype(jnp.float64), f2[:, 0, 0].astype(jnp.float64)
+
+    matrix = _with_ones(layout.border_matrix(dict(batch)), model)
+    level = jnp.asarray(batch[layout.field]).astype(jnp.int32)
+    own = layout.own_columns(dict(batch)).astype(jnp.float64)
+    shape = (layout.levels, len(layout.firsts))
+    gradient = _by_level(shape, level, f1[:, :1] * own)
+    products = products_with(matrix, model.intercept, h)
+    along = jnp.concatenate([products.transposed(f1[:, 0]), f1[:, 1:].sum(0)])
+    blocks = _by_level((*shape, shape[1]), level, h[:, None, None] * own[:, :, None] * own[:, None])
+
+    cross = _cross(matrix, level, h[:, None] * own, shape)
+    beside = [_by_level(shape, level, extra[:, None] * own)[..., None] for extra in f2[:, 0, 1:].T]
+    cross = jnp.concatenate([cross, *beside], axis=-1)
+    corner = _corner(products.weighted(h), [products.transposed(e) for e in f2[:, 0, 1:].T], f2)
+    return f.sum(), _flat(layout, gradient, along), blocks, cross, corner
+
+
+def as_matrix(
+    layout: ArrowLayout, blocks: np.ndarray, cross: np.ndarray, corner: np.ndarray
+) -> ArrowMatrix:
+    """The Hessian in all of t: zeros for the parameters of priors, which are the last."""
+    others = len(layout.border) - len(corner)
+    return ArrowMatrix(
+        layout.big,
+        layout.border,
+        (blocks + blocks.swapaxes(1, 2)) / 2,
+        np.pad(cross, ((0, 0), (0, 0), (0, others))),
+        np.pad((corner + corner.T) / 2, ((0, others), (0, others))),
+    )
+
+
+def _with_ones(matrix: ModelMatrix, model: LinearPredictorModel) -> ModelMatrix:
+    """An intercept is one more column, the last."""
+    return matrix.with_ones() if model.intercept else matrix
+
+
+def _flat(layout: ArrowLayout, own: jax.Array, rest: jax.Array) -> jax.Array:
+    """The gradient in the order of t."""
+    flat = jnp.zeros(own.size + rest.size)
+    return flat.at[layout.big].set(own).at[layout.border[: rest.size]].set(rest)
+
+
+def _by_level(shape: tuple[int, ...], level: jax.Array, values: jax.Array) -> jax.Array:
+    """Sums over the rows of each level."""
+    return jnp.zeros(shape).at[level].add(values, mode="promise_in_bounds")
+
+
+def _corner(ours: jax.Array, beside: list[jax.Array], f2: jax.Array) -> jax.Array:
+    """E: the columns of the border, and a family's other parameters after them."""
+    width, extras = ours.shape[0], len(beside)
+    corner = jnp.zeros((width + extras, width + extras)).at[:width, :width].set(ours)
+    for e, line in enumerate(beside):
+        corner = corner.at[width + e, :width].set(line).at[:width, width + e].set(line)
+    return corner.at[width:, width:].set(f2[:, 1:, 1:].sum(0))
+
+
+def _cross(
+    matrix: ModelMatrix, level: jax.Array, weighted: jax.Array, shape: tuple[int, int]
+) -> jax.Array:
+    """C' in the columns of the border: sums over the rows of a level of h z x'."""
+    levels, effects = shape
+    coded = isinstance(matrix, CodedMatrix)
+    numbers = matrix.numbers() if isinstance(matrix, CodedMatrix) else matrix.densely()
+    places = matrix.dense_places() if isinstance(matrix, CodedMatrix) else None
+    width = matrix.columns if isinstance(matrix, CodedMatrix) else numbers.shape[-1]
+    parts = []
+    for k in range(effects):
+        sums = _sums_of_numbers(levels, level, weighted[:, k], numbers)
+        if coded:
+            assert isinstance(matrix, CodedMatrix)
+            # A column before the others collects all reference levels.
+            flat = jnp.zeros(levels * (1 + width))
+            for term in matrix.coding.terms:
+                value = weighted[:, k] * matrix.scale(term)
+                at = level * (1 + width) + matrix.place(term)
+                flat = flat.at[at].add(value, mode="promise_in_bounds")
+            sums = flat.reshape(levels, 1 + width)[:, 1:].at[:, places].add(sums)
+        parts.append(sums)
+    return jnp.stack(parts, axis=1)
+
+
+def _sums_of_numbers(
+    levels: int, level: jax.Array, weight: jax.Array, numbers: jax.Array
+) -> jax.Array:
+    """Sums of weight x over the rows of each level, (levels, columns).
+
+    Some rows at a time: in float64 a whole chunk of them would be large.
+    """
+    rows, columns = numbers.shape
+    start = jnp.zeros((levels, columns))
+    if rows <= BLOCK or rows % BLOCK:
+        weighted = weight[:, None] * numbers.astype(jnp.float64)
+        return start.at[level].add(weighted, mode="promise_in_bounds")
+
+    def add(
+        sums: jax.Array, block: tuple[jax.Array, jax.Array, jax.Array]
+    ) -> tuple[jax.Array, None]:
+        at, w, x = block
+        weighted = w[:, None] * x.astype(jnp.float64)
+        return sums.at[at].add(weighted, mode="promise_in_bounds"), None
+
+    cut = (rows // BLOCK, BLOCK)
+    blocks = (level.reshape(cut), weight.reshape(cut), numbers.reshape(*cut, columns))
+    sums, _ = jax.lax.scan(add, start, blocks)
+    return sums
