@@ -296,6 +296,17 @@ def test_integrated_from_a_store(tmp_path) -> None:
         mo.fit(term, frame, method="hmc-ecs-signed", **run)
 
 
+@pytest.mark.parametrize(("levels", "how"), [(100, "explicit"), (1_000, "integrate")])
+def test_many_levels_of_some_rows_are_integrated_out(levels: int, how: str) -> None:
+    rng, n = np.random.default_rng(9), 100 * levels
+    codes = {"g": np.arange(n) % levels, "h": rng.integers(0, 12, n)}
+    rows = mo.Rows(x=rng.normal(size=(n, 1)), y=rng.random(n) < 0.5, codes=codes)
+    terms = [mo.models.GroupTerm("g"), mo.models.GroupTerm("h")]
+    held = multilevel(mo.models.Logistic(), terms, rows)
+    assert held.how == how
+    assert ("explicitly would take" in held.why) == (how == "integrate")
+
+
 def test_the_factor_of_the_most_levels_is_integrated_out() -> None:
     rng, n = np.random.default_rng(8), 6_000
     codes = {"plane": rng.integers(0, 1_900, n), "carrier": rng.integers(0, 120, n)}

@@ -35,6 +35,8 @@ MOST_BESIDE = 1_000  # parameters beside them: every group of a step has its Hes
 ROWS_NEEDED = 0.08
 MOST_ROWS = 2_000
 GROUPS_NEEDED, NODES = 40, 9  # groups per step, and nodes per effect, where effects are integrated
+FRESH = 1 / 80  # share of a step's rows that are whitened per gradient: a block of 20 in four
+MANY = 500  # parameters from which whitening a row, d^2 operations, may decide
 
 
 class Multilevel(NamedTuple):
@@ -93,7 +95,7 @@ def multilevel(
         raise SettingError(f"{obstacle}; use {argument('groups', 'explicit')}.")
     possible = size <= DENSE_LIMIT or _is_arrow(family, terms, inner, rows, size)
     thin = not possible or needed > MOST_ROWS
-    if size > DENSE_LIMIT:
+    if size > MANY:
         thin |= _integrating_is_cheaper(rows, common, terms, inner, beside, needed)
     if how == "integrate" or (how is None and thin and obstacle is None):
         why = (
@@ -144,15 +146,20 @@ def _integrating_is_cheaper(
     beside: int,
     needed: float,
 ) -> bool:
-    """Compare operations per gradient of the two ways, for more effects than a dense matrix holds.
+    """Compare operations per gradient of the two ways.
 
-    Explicit: the rows a step needs, and four products of the border with all levels. Integrated:
-    the rows of some groups at all nodes, and the Hessian of each group in all that is beside.
+    Explicit: the rows a step needs, whitened and with all parameters; or of more effects than a
+    dense matrix holds, their few columns and four products of the border with all levels.
+    Integrated: the rows of some groups at all nodes, and the Hessian of each group in all that is
+    beside.
     """
     levels = len(rows.levels[inner[0].field])
     effects = sum(len(term.effects) for term in inner)
     of_row = common + sum(len(term.effects) for term in terms)
-    explicit = needed * of_row + 4 * levels * effects * beside
+    size = beside + levels * effects
+    explicit = needed * (size + FRESH * size**2)
+    if size > DENSE_LIMIT:
+        explicit = needed * of_row + 4 * levels * effects * beside
     integrated = GROUPS_NEEDED * (len(rows) / levels * NODES**effects * of_row + beside**2)
     return integrated < explicit
 
