@@ -13,7 +13,7 @@ import modicum as mo
 from helpers.targets import logistic_rows, quick, same_draws
 from modicum import designs
 from modicum.engines import cluster, ray_engine
-from modicum.engines.kept import OrderAtWorkers
+from modicum.engines.sharded_weights import OrderAtWorkers
 from modicum.passes import LocalEngine
 
 ray = pytest.importorskip("ray")

@@ -22,8 +22,8 @@ from modicum import designs
 from modicum.designs import KeptNumbers
 from modicum.engines.faults import SILENCE, fault_of, silence_of
 from modicum.engines.hosts import RayHosts, started_hosts
-from modicum.engines.kept import NumbersAtWorkers, Share, SortedRows, in_shape, rows_from
 from modicum.engines.library import ray_library
+from modicum.engines.sharded_weights import NumbersAtWorkers, Share, SortedRows, in_shape, rows_from
 from modicum.engines.shipping import packed
 from modicum.errors import ModicumError
 from modicum.passes.engine import A, ChunkSum, added, chunk_bounds, joined

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from modicum.designs import Classes, Extent, extent_of, sorted_by_class
-from modicum.engines.kept import Kept
 from modicum.engines.library import ray_library
+from modicum.engines.sharded_weights import Kept
 from modicum.engines.shipping import unpacked
 from modicum.errors import DataError
 from modicum.passes.engine import chunk_results, chunk_rows

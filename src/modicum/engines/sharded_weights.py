@@ -24,9 +24,8 @@ from modicum.rows import Rows
 
 __all__ = ["Kept", "NumbersAtWorkers", "Share", "SortedRows", "in_shape", "rows_from"]
 
-TAIL = (
-    20_000  # places at the end of the order, where certainty rows are, that are looked up at once
-)
+# Places at the end of the order, where certainty rows are, that are looked up at once.
+TAIL = 20_000
 
 
 class Kept(NamedTuple):

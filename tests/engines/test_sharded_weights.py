@@ -20,8 +20,8 @@ from modicum.designs import (
     sorted_by_class,
     weight_tables,
 )
-from modicum.engines.kept import NumbersAtWorkers
 from modicum.engines.ray_engine import RayEngine
+from modicum.engines.sharded_weights import NumbersAtWorkers
 from modicum.engines.worker import Worker
 from modicum.methods.weights import rows_for_chains, tables_for_chains
 from modicum.passes.engine import LocalEngine, chunk_rows
