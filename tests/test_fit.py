@@ -67,6 +67,20 @@ def test_a_frame_gives_the_posterior_of_arrays(frame: pd.DataFrame, post: mo.Pos
     assert post.settings["formula"] == FORMULA
 
 
+@pytest.mark.parametrize("share", [0.5, 0.2])
+def test_an_intercept_alone_is_the_logit_of_the_share(share: float) -> None:
+    n, draws = 4_000, 1_000
+    table = pd.DataFrame({"late": np.arange(n) < share * n})
+    post = mo.fit("late ~ 1", table, draws=draws, random_seed=1, progressbar=False)
+    assert set(post.draws) == {"intercept"}
+    sd = 1 / np.sqrt(n * share * (1 - share))
+    error = 5 * sd / np.sqrt(post.draws["intercept"].size)
+    known = np.log(share / (1 - share))
+    assert abs(post.mean("intercept") - known) < error
+    assert abs(post.mean("intercept") - known - sd / 2) > error  # so half an sd off is seen
+    assert post.predict(table.iloc[:3]).mean == pytest.approx(share, abs=0.01)
+
+
 def test_the_mode_is_statsmodels(frame: pd.DataFrame) -> None:
     sm = pytest.importorskip("statsmodels.api")
     formulaic = pytest.importorskip("formulaic")

@@ -167,6 +167,8 @@ def test_outcomes_are_expressions() -> None:
         ("y ~ (1 | g", "not closed"),
         ("y x", "must have one ~"),
         ("y ~ ", "no terms"),
+        ("y ~ x + ", "ends with +"),
+        ("y ~ x + (1 | g) -", "ends with -"),
         ("y ~ 2:x", "leave it out"),
         ("y ~ lag(x)", "calls lag"),
         ("y ~ I(a and b)", "write & for and"),

@@ -272,7 +272,7 @@ def _traced(what: Question, model: BaseModel, draws: Draws, fields: Batch) -> tu
     try:
         expression = jax.make_jaxpr(lambda draw, fields: what(model, draw, fields))(first, fields)
     except KeyError as missing:
-        held = ", ".join(sorted(fields))
+        held = ", ".join(sorted(fields)) or "outcomes alone"
         raise SettingError(
             f"prediction needs the field {missing}, but the rows hold {held}."
         ) from missing

@@ -235,7 +235,8 @@ class Target:
         units[np.arange(len(places)), places] = 1
         points = np.concatenate([[point, np.zeros_like(point)], units])
         leaves = [points[:, list(where)] for where in self.places.values()]
-        shaped = [x.reshape(-1, *shape) for x, shape in zip(leaves, self.shapes, strict=True)]
+        # not -1: there may be no columns at all
+        shaped = [x.reshape(len(x), *shape) for x, shape in zip(leaves, self.shapes, strict=True)]
         away = self.model.prior_distances(jax.tree.unflatten(self.structure, shaped))
         if away is None:
             return None

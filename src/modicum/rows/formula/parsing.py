@@ -116,6 +116,11 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
         )
     if not sides[1].strip():
         raise SettingError(f"the formula {text!r} has no terms after ~: name some, or write 1.")
+    if sides[1].rstrip()[-1] in "+-":
+        raise SettingError(
+            f"the formula {text!r} ends with {sides[1].rstrip()[-1]}: write the term that is "
+            "missing there, or leave the sign out."
+        )
     outcome, fields = _left(sides[0])
     offsets: list[Expression] = []
     groups: list[GroupTerm] = []
