@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -103,7 +104,8 @@ def _begun(rows, folder):
 
     target, start = Target.of(MODEL, rows)
     lengths = {"draws": DRAWS, "tune": TUNE, "layout": Layout(2), "thin": 1}
-    identity = _identity(target, start, Starts(), rows, resolve("hmc"), **lengths, seed=5)
+    problem = SimpleNamespace(target=target, start=start, starts=Starts())
+    identity = _identity(problem, rows, resolve("hmc"), **lengths, seed=5)
     module.Checkpoint(folder, identity).close()
 
 

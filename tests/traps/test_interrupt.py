@@ -16,7 +16,7 @@ import pytest
 
 import modicum as mo
 from helpers.targets import gaussian_rows, quick
-from modicum.run import runner
+from modicum.run import Chains
 from modicum.run.checkpoint import Checkpoint
 from modicum.run.interrupt import stoppable
 
@@ -201,7 +201,7 @@ def test_an_interrupt_before_the_chains_run_is_raised(monkeypatch):
         time.sleep(1)
 
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(runner.Chains, "begin", interrupted)
+    monkeypatch.setattr(Chains, "begin", interrupted)
     with pytest.raises(KeyboardInterrupt):
         quick(MODEL, gaussian_rows(150))
     assert signal.getsignal(signal.SIGINT) is before

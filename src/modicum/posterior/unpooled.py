@@ -9,26 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from modicum.models import IntegratedEffects, LinearPredictorModel
 from modicum.models.base import Batch
 from modicum.models.groups import effect_columns
+from modicum.models.level_modes import level_modes
 from modicum.posterior.draws import Draws
 from modicum.posterior.effects import group_levels, terms_of
 from modicum.posterior.fitted import Fit
 from modicum.posterior.weighted import weighted_mean
 from modicum.rows import Rows
-from modicum.runtime import Array, in_double_precision, jit
+from modicum.runtime import in_double_precision
 
 __all__ = ["unpooled_effects"]
 
 CHUNK = 65_536
-STEPS = 40  # of Newton's method
-LONGEST = 5.0  # step, in standard deviations of the effects or of what the rows say of one
-SETTLED = 1e-3  # the last step of a level that has an estimate, in the same unit
 
 
 @in_double_precision
@@ -79,7 +75,7 @@ def unpooled_effects(
         predictors[:, 0] -= z[:, k] * pooled[which, k]
     frequency = np.asarray(batch.get("weight", np.ones(len(which))))
     seen = (predictors, np.asarray(family.outcome(batch)), z[:, k], frequency, which)
-    return np.asarray(_maximised(family.without_priors(), *seen, pooled[:, k], sd))
+    return np.asarray(level_modes(family.without_priors(), *seen, pooled[:, k], sd))
 
 
 def _codes(model: object, rows: Rows, group: str, levels: Sequence[object]) -> np.ndarray:
@@ -103,38 +99,3 @@ def _rows_of(rows: Rows, group: str, codes: np.ndarray) -> tuple[Batch, np.ndarr
         parts.append({name: np.asarray(values)[there] for name, values in chunk.items()})
     batch = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return batch, order[np.searchsorted(codes[order], batch[group])]
-
-
-@jit(static=0)
-def _maximised(
-    family: LinearPredictorModel,
-    predictors: Array,
-    y: Array,
-    z: Array,
-    frequency: Array,
-    which: Array,
-    start: Array,
-    sd: float,
-) -> jax.Array:
-    """Newton's method for each level by itself."""
-
-    def density(shift: jax.Array, predictors: jax.Array, y: jax.Array) -> jax.Array:
-        return family.log_density(predictors.at[0].add(shift), y)
-
-    slope = jax.vmap(jax.grad(density))
-    bend = jax.vmap(jax.grad(jax.grad(density)))
-
-    def step(_: int, held: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        u = held[0]
-        shift = z * u[which]
-        along = jax.ops.segment_sum(frequency * z * slope(shift, predictors, y), which, len(start))
-        curved = frequency * z**2 * bend(shift, predictors, y)
-        information = jnp.maximum(-jax.ops.segment_sum(curved, which, len(start)), 1e-12 / sd**2)
-        unit = jnp.minimum(sd, 1 / jnp.sqrt(information))
-        longest = LONGEST * jnp.maximum(sd, 1 / jnp.sqrt(information))
-        move = jnp.clip(along / information, -longest, longest)
-        return u + move, jnp.abs(move) / unit
-
-    first = (jnp.asarray(start), jnp.zeros(len(start)))
-    u, moved = jax.lax.fori_loop(0, STEPS, step, first)
-    return jnp.where(moved < SETTLED, u, jnp.sign(u) * jnp.inf)
