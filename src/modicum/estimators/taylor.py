@@ -229,7 +229,7 @@ class LinearTaylor:
         rounded: LinearRows = jax.tree.map(self._rounded, kept)
         if proxy.row_factor is None:
             return rounded
-        assert isinstance(rounded.rows, jax.Array)
+        assert isinstance(rounded.rows, jax.Array | np.ndarray)  # of an arrow they are columns
         # No digits are lost that whitening had kept: the products with z read half as many bytes.
         return rounded._replace(rows=rounded.rows.astype(proxy.row_factor.blocks[0].dtype))
 
