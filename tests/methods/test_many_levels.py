@@ -167,6 +167,7 @@ def wrong(post, truth):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")  # so few draws
 def test_more_levels_than_a_dense_hessian_holds_are_sampled_right():
     rows = many(2_100, 4, 8)
     truth = exactly(rows)
@@ -177,6 +178,7 @@ def test_more_levels_than_a_dense_hessian_holds_are_sampled_right():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")  # so few draws
 def test_ten_thousand_levels_beside_500_columns_take_memory_linear_in_the_levels():
     """A dense Hessian of 10,502 parameters alone would take 880 MB, and there would be several.
 

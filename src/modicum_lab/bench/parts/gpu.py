@@ -57,7 +57,7 @@ class Kind(NamedTuple):
 
 
 METHODS = {
-    "perturbed": Kind(HMCECS),
+    "perturbed": Kind(partial(HMCECS, fused=False)),
     "fused": Kind(partial(HMCECS, fused="auto")),
     "signed": Kind(SignedHMCECS),
     "sghmc-cv": Kind(SGHMCCV, 10),

@@ -84,7 +84,7 @@ def test_figure_3_says_what_is_smaller_than_in_the_paper():
     said = mnist._size_note("laptop")
     assert "200 passes" in said
     assert "CNN: passes 2, realisations 1" in said
-    assert "CNN: passes 40, realisations 8, channels (32, 64)" in mnist._size_note("gpu")
+    assert "CNN: passes 200, realisations 8, channels (32, 64)" in mnist._size_note("gpu")
 
 
 def test_figure_3_orders_methods_and_says_how_sure_it_is():
