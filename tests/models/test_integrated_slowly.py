@@ -143,9 +143,12 @@ def off_uniform(shares):
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
 @pytest.mark.parametrize("part", range(SMALL_SCALES.parts))
 def test_small_scales_by_simulation(part, pooled):
-    """A scale of about .05, whose posterior reaches zero, where log tau is far from normal."""
-    shares, _ = pooled(SMALL_SCALES, part)
-    assert max(off_uniform(each) for each in shares) < 1
+    """A scale of about .05, whose posterior reaches zero, where log tau is far from normal.
+
+    All parts are judged together, once: truths of some of them are uneven by chance.
+    """
+    shares, complete = pooled(SMALL_SCALES, part)
+    assert not complete or max(off_uniform(each) for each in shares) < 1
 
 
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
@@ -165,8 +168,8 @@ def off_coverage(shares):
 @pytest.mark.parametrize("part", range(THIN_GROUPS.parts))
 def test_intervals_of_thin_groups_cover(part, pooled):
     """Groups of two to five rows, over 200 simulations."""
-    shares, _ = pooled(THIN_GROUPS, part)
-    assert np.all(np.abs(off_coverage(shares)) < 1)
+    shares, complete = pooled(THIN_GROUPS, part)
+    assert not complete or np.all(np.abs(off_coverage(shares)) < 1)
 
 
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
