@@ -18,10 +18,11 @@ import jax
 import numpy as np
 
 from modicum.engines.hosts import fetched
-from modicum.errors import DataError
+from modicum.models.base import Batch
 from modicum.passes import Hosts
+from modicum.rows import Rows
 from modicum.run.advance import Progress
-from modicum.run.chains import Chains
+from modicum.run.chains import Chains, refuse_other_state
 from modicum.run.records import Record
 from modicum.runtime import Pytree, in_double_precision
 
@@ -115,7 +116,7 @@ class ChainTasks:
             for part in self._parts
         ]
         self._leaves: list[list[np.ndarray]] = []
-        self._structure: Any = None
+        self._structure: jax.tree_util.PyTreeDef | None = None
 
     def begin(self) -> None:
         """Initialise every chain."""
@@ -139,13 +140,13 @@ class ChainTasks:
     def restore(self, leaves: Sequence[np.ndarray]) -> None:
         """Take a state back from `leaves`; its structure is that of a freshly begun one."""
         self.begin()
-        if [(a.shape, a.dtype) for a in leaves] != [(a.shape, a.dtype) for a in self.leaves()]:
-            raise DataError("the saved state is not that of such a run; start anew.")
+        refuse_other_state(leaves, self.leaves())
         self._take(leaves)
 
     @in_double_precision
     def renew(self, function: Callable[[Pytree], Pytree]) -> None:
         """Apply `function` to the kernel's states of all chains, stacked along a leading axis."""
+        assert self._structure is not None, "chains have not begun"
         whole: Progress = jax.tree.unflatten(self._structure, self.leaves())
         self._take(jax.tree.leaves(whole._replace(state=function(whole.state))))
 
@@ -159,6 +160,6 @@ class ChainTasks:
         self.hosts.calls("forget", [()] * len(self._parts))
 
 
-def _to_send(rows: Any) -> Any:
+def _to_send(rows: Batch | Rows | None) -> Batch | Rows | None:
     """Rows of a device as arrays of the host."""
     return jax.tree.map(np.asarray, rows) if isinstance(rows, dict) else rows

@@ -363,8 +363,7 @@ class Chains:
         """Take a state back from `leaves`; its structure is that of a freshly begun one."""
         if not self.state:
             self.begin()
-        if [(a.shape, a.dtype) for a in leaves] != [(a.shape, a.dtype) for a in self.leaves()]:
-            raise DataError("the saved state is not that of such a run; start anew.")
+        refuse_other_state(leaves, self.leaves())
         self._take(leaves)
 
     @in_double_precision
@@ -386,6 +385,12 @@ class Chains:
             )
             for part in self._parts
         ]
+
+
+def refuse_other_state(saved: Sequence[np.ndarray], begun: Sequence[np.ndarray]) -> None:
+    """Refuse saved arrays that are not of the shapes and types of a state that has just begun."""
+    if [(a.shape, a.dtype) for a in saved] != [(a.shape, a.dtype) for a in begun]:
+        raise DataError("the saved state is not that of such a run; start anew.")
 
 
 def default_parallel(chains: int = 1) -> Parallel:
