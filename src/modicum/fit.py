@@ -15,6 +15,7 @@ from modicum.models import FAMILIES, BaseModel, GroupTerm, LinearPredictorModel
 from modicum.models.base import Params
 from modicum.models.groups import INTERCEPT
 from modicum.models.multilevel import HoldEffects, multilevel
+from modicum.models.priors.distributions import Prior
 from modicum.posterior import Posterior, Warnings
 from modicum.progress import Progressbar
 from modicum.rows import Rows
@@ -43,7 +44,7 @@ def fit(
     data: Table,
     family: str | type[LinearPredictorModel] | LinearPredictorModel = "logistic",
     *,
-    priors: Mapping[str, Any] | None = None,
+    priors: Mapping[str, Prior] | None = None,
     weights: str | None = None,
     offset: str | None = None,
     groups: HoldEffects | None = None,
@@ -200,7 +201,7 @@ class FormulaModel(NamedTuple):
 def model_for(
     rows: Rows,
     family: str | type[LinearPredictorModel] | LinearPredictorModel,
-    priors: Mapping[str, Any] | None = None,
+    priors: Mapping[str, Prior] | None = None,
     groups: HoldEffects | None = None,
 ) -> FormulaModel:
     """Return the model of a formula, for rows that were read by it.

@@ -58,7 +58,7 @@ def effects(
     fit: Fit,
     rows: Rows | None,
     group: str,
-    levels: Sequence[Any] | None,
+    levels: Sequence[object] | None,
     draws: int,
     prob: float,
 ) -> pd.DataFrame:
@@ -139,7 +139,7 @@ def _explicit(
     model: LinearPredictorModel,
     rows: Rows | None,
     group: str,
-    levels: Sequence[Any] | None,
+    levels: Sequence[object] | None,
     prob: float,
 ) -> pd.DataFrame:
     """Effects that are among the draws."""
@@ -264,7 +264,7 @@ def group_levels(groups: GroupedRows) -> np.ndarray:
     return values if names is None else np.asarray(names, object)[values]
 
 
-def _places(names: np.ndarray, group: str, levels: Sequence[Any] | None) -> np.ndarray:
+def _places(names: np.ndarray, group: str, levels: Sequence[object] | None) -> np.ndarray:
     """Where the levels asked for are; a sentence for one that the fit did not have."""
     if levels is None:
         return np.arange(len(names))

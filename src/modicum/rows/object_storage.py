@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -33,6 +33,9 @@ from modicum.rows.store import (
     no_store,
     parsed_json,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["Bucket", "RemoteBackend", "holds_store"]
 
@@ -87,11 +90,11 @@ class Bucket:
         info = self._tried(name, lambda: self._system.get_file_info(f"{self._path}/{name}"))
         return int(info.size) if info.is_file else None
 
-    def open(self, name: str) -> Any:
+    def open(self, name: str) -> pa.NativeFile:
         """A file for reading, from several threads at once by `read_at`."""
         return self._tried(name, lambda: self._system.open_input_file(f"{self._path}/{name}"))
 
-    def read(self, file: Any, name: str, start: int, count: int) -> bytes:
+    def read(self, file: pa.NativeFile, name: str, start: int, count: int) -> bytes:
         """Bytes of an open file."""
 
         def once() -> bytes:
