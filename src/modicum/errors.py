@@ -147,9 +147,9 @@ def too_few(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s are' if number != 1 else ' is'} too few"
 
 
-def suggestion(given: str, known: Iterable[str]) -> str:
-    """Return " (did you mean 'x'?)" if `given` looks like a misspelling of something known."""
-    close = get_close_matches(given.lower(), list(known), n=1)
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean 'x'?)" if `name` looks like a misspelling of something known."""
+    close = get_close_matches(name.lower(), list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -1,4 +1,4 @@
-"""What the workers of a Ray cluster are asked, and what becomes of an answer that does not come.
+"""Work for the workers of a Ray cluster, and what is done when an answer does not come.
 
 Tasks are a function of rows and workers alone, and whoever does one gives the same answer, to the
 last bit. So a task whose worker is silent or dead goes to the next, and the first answer counts.
@@ -196,7 +196,7 @@ class RayEngine:
         return next((worker for worker in turns if worker not in self._silent), None)
 
     def _answer(self, call: Call) -> Any:  # of whatever was asked
-        """The first answer of those that were asked; what befell them all, in a sentence."""
+        """The first answer of those that were asked; where all fail, why, in a sentence."""
         ray, heard = ray_library(), time.monotonic()
         while True:
             fault: ModicumError | None = None

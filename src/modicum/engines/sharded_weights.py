@@ -23,7 +23,7 @@ from modicum.engines.shipping import Parcel, Reference
 from modicum.rows import Rows, weight_classes
 from modicum.rows.weight_classes import CLASSES, Classes, Extent
 
-__all__ = ["Actor", "Kept", "NumbersAtWorkers", "Share", "in_shape", "rows_from"]
+__all__ = ["Actor", "NumberRecipe", "NumbersAtWorkers", "Share", "in_shape", "rows_from"]
 
 # Places at the end of the order, where certainty rows are, that are looked up at once.
 TAIL = 20_000
@@ -54,8 +54,8 @@ class Actor(Protocol):
     take_sorted: RemoteMethod
 
 
-class Kept(NamedTuple):
-    """What a worker needs to make numbers per row."""
+class NumberRecipe(NamedTuple):
+    """How a worker makes a number per row of a shard."""
 
     work: Parcel  # function and arguments
     rows: Parcel
@@ -122,7 +122,7 @@ class NumbersAtWorkers:
 
     def __init__(self, workers: Workers, work: Parcel, rows: Rows, description: str) -> None:
         self._shards, self._description = Shards(workers, rows, weight_classes.BLOCK), description
-        self._kept = Kept(work, workers.source(rows), self._shards.size)
+        self._recipe = NumberRecipe(work, workers.source(rows), self._shards.size)
         self._extent: Extent | None = None
 
     def __len__(self) -> int:
@@ -131,10 +131,10 @@ class NumbersAtWorkers:
     def extent(self) -> Extent:
         """Of all rows: the pass over them, made once."""
         if self._extent is None:
-            kept = self._kept
+            recipe = self._recipe
             parts: list[Extent] = list(
                 self._shards.sweep(
-                    lambda actor, *shard: actor.extent.remote(kept, *shard), self._description
+                    lambda actor, *shard: actor.extent.remote(recipe, *shard), self._description
                 )
             )
             pairs = zip(self._shards.starts, parts, strict=True)
@@ -149,15 +149,15 @@ class NumbersAtWorkers:
 
     def sort(self, classes: Classes) -> tuple[np.ndarray, np.ndarray, OrderAtWorkers]:
         """Weight and size of each class, and the rows sorted by class, shard by shard."""
-        kept = self._kept
+        recipe = self._recipe
         mass, sizes = np.zeros(CLASSES), []
         for part, size in self._shards.sweep(
-            lambda actor, *shard: actor.sort.remote(kept, classes, *shard), self._description
+            lambda actor, *shard: actor.sort.remote(recipe, classes, *shard), self._description
         ):
             mass += part
             sizes.append(size)
         counts = np.stack(sizes)
-        return mass, counts.sum(axis=0), OrderAtWorkers(self._shards, kept, classes, counts)
+        return mass, counts.sum(axis=0), OrderAtWorkers(self._shards, recipe, classes, counts)
 
 
 class OrderAtWorkers:
@@ -169,8 +169,10 @@ class OrderAtWorkers:
         Rows of each class in each shard, (shards, classes).
     """
 
-    def __init__(self, shards: Shards, kept: Kept, classes: Classes, counts: np.ndarray) -> None:
-        self._shards, self._kept, self._classes = shards, kept, classes
+    def __init__(
+        self, shards: Shards, recipe: NumberRecipe, classes: Classes, counts: np.ndarray
+    ) -> None:
+        self._shards, self._recipe, self._classes = shards, recipe, classes
         # Places of the order, class after class and in each shard after shard: where each piece
         # ends, and where it begins in the order of its shard.
         self._ends = np.cumsum(counts.T.ravel())
@@ -198,9 +200,9 @@ class OrderAtWorkers:
         """All of it, from all workers: as many numbers as there are rows."""
         del copy
         every = np.empty(len(self), np.uint32 if len(self) < 2**32 else np.int64)
-        kept, classes = self._kept, self._classes
+        recipe, classes = self._recipe, self._classes
         orders = self._shards.sweep(
-            lambda actor, *shard: actor.order.remote(kept, classes, *shard), "design"
+            lambda actor, *shard: actor.order.remote(recipe, classes, *shard), "design"
         )
         number = len(self._shards.starts)
         for shard, (start, order) in enumerate(zip(self._shards.starts, orders, strict=True)):
@@ -233,7 +235,7 @@ class OrderAtWorkers:
 
         def ask(actor: Actor, mine: np.ndarray) -> Reference:
             method: RemoteMethod = getattr(actor, what)
-            return method.remote(self._kept, self._classes, starts[mine], within[mine])
+            return method.remote(self._recipe, self._classes, starts[mine], within[mine])
 
         return self._shards.workers.each_from(self._shards.owners[shard], ask)
 

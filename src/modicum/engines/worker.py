@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 
 from modicum.engines.library import ray_library
-from modicum.engines.sharded_weights import Kept
+from modicum.engines.sharded_weights import NumberRecipe
 from modicum.engines.shipping import Parcel, Reference, unpacked
 from modicum.errors import DataError
 from modicum.passes.engine import ChunkSum, chunk_results, chunk_rows
@@ -59,61 +59,61 @@ class Worker:
 
     # Numbers per row that are kept -----------------------------------------------------------
 
-    def extent(self, kept: Kept, start: int, stop: int) -> Extent:
+    def extent(self, recipe: NumberRecipe, start: int, stop: int) -> Extent:
         """Make the numbers of a shard, keep them, and say what their classes depend on."""
-        numbers = self._numbers(kept, start, stop)
-        self._shards_of(kept)[start] = numbers
+        numbers = self._numbers(recipe, start, stop)
+        self._shards_of(recipe)[start] = numbers
         return extent_of(numbers)
 
     def sort(
-        self, kept: Kept, classes: Classes, start: int, stop: int
+        self, recipe: NumberRecipe, classes: Classes, start: int, stop: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Sort a shard by class, keep the order in place of the numbers: weight, size of each."""
-        mass, size, order = sorted_by_class(self._numbers(kept, start, stop), classes)
-        self._shards_of(kept)[start] = order
+        mass, size, order = sorted_by_class(self._numbers(recipe, start, stop), classes)
+        self._shards_of(recipe)[start] = order
         return mass, size
 
     def sorted_row_ids(
-        self, kept: Kept, classes: Classes, shards: np.ndarray, places: np.ndarray
+        self, recipe: NumberRecipe, classes: Classes, shards: np.ndarray, places: np.ndarray
     ) -> np.ndarray:
         """Row numbers at places in the orders of shards (which begin at these rows)."""
         row_ids = np.empty(len(places), np.int64)
-        n = len(self._opened(*kept.rows))
+        n = len(self._opened(*recipe.rows))
         for start in np.unique(shards):
             here = shards == start
-            order = self.order(kept, classes, int(start), min(int(start) + kept.shard, n))
+            order = self.order(recipe, classes, int(start), min(int(start) + recipe.shard, n))
             row_ids[here] = order[places[here]] + start
         return row_ids
 
     def take_sorted(
-        self, kept: Kept, classes: Classes, shards: np.ndarray, places: np.ndarray
+        self, recipe: NumberRecipe, classes: Classes, shards: np.ndarray, places: np.ndarray
     ) -> dict[str, np.ndarray]:
         """Rows at places in the orders of shards."""
-        return self.take(kept.rows, self.sorted_row_ids(kept, classes, shards, places))
+        return self.take(recipe.rows, self.sorted_row_ids(recipe, classes, shards, places))
 
-    def order(self, kept: Kept, classes: Classes, start: int, stop: int) -> np.ndarray:
+    def order(self, recipe: NumberRecipe, classes: Classes, start: int, stop: int) -> np.ndarray:
         """Places of a shard's rows, sorted by class; made anew where another had made it."""
-        held = self._shards_of(kept).get(start)
+        held = self._shards_of(recipe).get(start)
         if held is None or held.dtype != np.uint32:
-            self.sort(kept, classes, start, stop)
-        return self._shards_of(kept)[start]
+            self.sort(recipe, classes, start, stop)
+        return self._shards_of(recipe)[start]
 
-    def _shards_of(self, kept: Kept) -> dict[int, np.ndarray]:
+    def _shards_of(self, recipe: NumberRecipe) -> dict[int, np.ndarray]:
         """By their first rows: float32 numbers per row, or their order, uint32."""
-        number, _ = kept.work
+        number, _ = recipe.work
         if number not in self._kept:
             while len(self._kept) >= HELD:
                 self._kept.pop(next(iter(self._kept)))
             self._kept[number] = {}
         return self._kept[number]
 
-    def _numbers(self, kept: Kept, start: int, stop: int) -> np.ndarray:
+    def _numbers(self, recipe: NumberRecipe, start: int, stop: int) -> np.ndarray:
         """Numbers of the rows of a shard: of all chunks that it has part of, as in any pass."""
-        held = self._shards_of(kept).get(start)
+        held = self._shards_of(recipe).get(start)
         if held is not None and held.dtype == np.float32:
             return held
-        rows = self._opened(*kept.rows)
-        function, arguments = self._unpacked(*kept.work)
+        rows = self._opened(*recipe.rows)
+        function, arguments = self._unpacked(*recipe.work)
         size = chunk_rows(rows)
         chunks = range(start // size, (stop - 1) // size + 1)
         results = chunk_results(function, arguments, rows, chunks, "float32", self._threads)

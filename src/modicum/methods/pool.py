@@ -100,7 +100,7 @@ class Pool:
             if self.certain < self.rows:
                 slopes[rows] += values.T @ (z[here] - study.centre)
         away = 0.5 * np.sum((z - study.centre) ** 2, axis=1)
-        return Weighed(total + self._known(z) + away, self._noise(slopes / len(z)))
+        return Weighed(total + self._log_proxy(z) + away, self._noise(slopes / len(z)))
 
     def _compiled_blocks(self, z: np.ndarray) -> Iterator[tuple[slice, slice, np.ndarray]]:
         """Which draws, which rows, and their residuals over expected numbers, (draws, rows)."""
@@ -120,7 +120,7 @@ class Pool:
                     rows = slice(k * self._block, min((k + 1) * self._block, self.rows))
                     yield here, rows, values[:draws, : rows.stop - rows.start]
 
-    def _known(self, z: np.ndarray) -> np.ndarray:
+    def _log_proxy(self, z: np.ndarray) -> np.ndarray:
         """The part that is no sum over rows of the pool."""
         study, proxy = self.study, self.study.proxy
         linear = isinstance(study.task.target.model, LinearPredictorModel)

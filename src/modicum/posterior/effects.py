@@ -187,22 +187,22 @@ def _frame(
 
 
 def with_groups(
-    new: AlignedRows, model: object, asked: Literal["known", "new"] | None
+    new: AlignedRows, model: object, groups: Literal["known", "new"] | None
 ) -> tuple[AlignedRows, bool]:
     """Rows to predict, with their groups if those count.
 
     And whether effects that were integrated out count, since the rows say which group they are in.
     """
     names = group_names(model)
-    if not names and asked is not None:
+    if not names and groups is not None:
         raise SettingError("groups says how groups count, and this model has none; leave it out.")
     absent = [name for name in names if name not in new.fields]
-    if asked == "known" and absent:
+    if groups == "known" and absent:
         raise DataError(
             f"the rows do not say which '{absent[0]}' each is in, so that no group is known; "
             f"give that column, or predict for new groups by {argument('groups', 'new')}."
         )
-    if asked == "new":
+    if groups == "new":
         kept = tuple(name for name in new.fields if name not in names)
         return replace(new, fields=kept), False
     return new, isinstance(model, IntegratedEffects) and model.group in new.fields

@@ -2,8 +2,7 @@
 
 All footers are read first, so that types are settled before the first row is: a column that is
 whole numbers in one file and fractions in another is fractions, and a file without a column that is
-asked for is refused rather than read as missing values. Reading goes on where a broken connection
-left it.
+asked for is refused rather than read as missing values. Reading resumes where a connection broke.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ __all__ = [
 
 T = TypeVar("T")
 FOOTERS = 16  # read at the same time
-ATTEMPTS, FIRST_PAUSE = 4, 0.5  # at reading on after a failure; seconds, doubled each time
+ATTEMPTS, FIRST_PAUSE = 4, 0.5  # to resume after a failure; seconds between, doubled each time
 FORMATS = {
     ".parquet": "parquet", ".pq": "parquet",
     ".arrow": "ipc", ".feather": "ipc", ".ipc": "ipc",
@@ -46,7 +45,7 @@ FORMATS = {
 
 
 class LakeError(DataError):
-    """A file could not be read to its end, and may be another time."""
+    """A file could not be read to its end, though it might be another time."""
 
 
 def is_uri(value: object) -> bool:
@@ -67,7 +66,7 @@ def local_path(place: str | os.PathLike[str]) -> Path:
 
 
 def tried_again(call: Callable[[], T]) -> T:
-    """What a call returns, tried again after failures of which the next attempt may be free."""
+    """What a call returns; a failure that may pass is tried again."""
     import pyarrow as pa
 
     for attempt in range(ATTEMPTS - 1):
@@ -147,7 +146,7 @@ class LakeSource(DatasetSource):
     def _of_file(
         self, fragment: Fragment, columns: Sequence[str], first: int
     ) -> Iterator[pa.RecordBatch]:
-        """Record batches of one file from a row on, read on after a failure."""
+        """Record batches of one file from a row on; reading resumes after a failure."""
         import pyarrow as pa
 
         done, attempt = first, 0

@@ -162,8 +162,8 @@ class Bucket:
     def staged(self, overwrite: bool) -> Iterator[None]:
         """Prepare for a store that may be written here; shards are made on a disk, one at a time.
 
-        Shards of an unfinished store stay, to be gone on with; others that belong to no store are
-        removed when the store is complete.
+        Shards of an unfinished store stay, for the next call to continue; others that belong to no
+        store are removed when the store is complete.
         """
         names = self.refuse_existing(overwrite)
         numbers = [int(name[5:-4]) for name in names if SHARD_NAME.fullmatch(name)]
