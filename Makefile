@@ -27,10 +27,12 @@ help:
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml
+$(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Modicum needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(STAMP): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[test,bench,lint]'
 	touch $@
 
@@ -76,7 +78,7 @@ bench: $(STAMP)
 parts: $(STAMP)
 	$(BIN)/python -m modicum_lab.bench.parts $(if $(QUICK),--quick)
 
-docs: $(STAMP)
+docs: | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[docs]'
 	$(BIN)/sphinx-build -W --keep-going -b html docs site
 

@@ -305,9 +305,11 @@ def _check_outcome(model: LinearPredictorModel, encoding: FormulaEncoding) -> No
         )
     for extra in getattr(model, "outcome_fields", ("y",)):
         if extra != "y" and extra not in encoding.fields:
+            meaning = model.field_meaning.get(extra)
             raise SettingError(
                 f"{name} needs the field {extra!r} beside the outcome: write "
-                f"'{outcome.expression} | {extra}(COLUMN) ~ ...'."
+                f"'{outcome.expression} | {extra}(COLUMN) ~ ...'"
+                + (f", where {meaning}." if meaning else ".")
             )
 
 

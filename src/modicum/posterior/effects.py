@@ -67,7 +67,8 @@ def effects(
     whole_number("draws", draws)
     model = fit.model
     _require_group(model, group, levels)
-    _require_rows_of_effects(fit, rows)
+    if rows is not None:
+        require_rows_of_fit(rows, fit.rows, None, "a table of effects")
     family = model.family if isinstance(model, IntegratedEffects) else model
     assert isinstance(family, LinearPredictorModel)
     if any(term.field == group for term in family.group_terms):
@@ -75,7 +76,7 @@ def effects(
     if rows is None:
         raise SettingError(
             "effects that were integrated out are drawn from the rows of the fit, which a file "
-            "does not keep; give them as `rows`."
+            "does not keep; give them, or their table, as rows=..."
         )
     assert isinstance(model, IntegratedEffects)
     groups = model.units(rows)
@@ -104,17 +105,6 @@ def _require_group(model: object, group: str, levels: object) -> None:
             f"{'a name' if isinstance(levels, str) else type(levels).__name__}; the rows of the "
             "fit, where they are needed, are rows=..."
         )
-
-
-def _require_rows_of_effects(fit: Fit, rows: object) -> None:
-    """Refuse rows that are not those of the fit."""
-    if rows is not None:
-        if not isinstance(rows, Rows):
-            raise SettingError(
-                f"rows must be the mo.Rows of the fit, not {type(rows).__name__}; a fit that was "
-                "not loaded from a file knows them."
-            )
-        require_rows_of_fit(rows, fit.rows, None, "a table of effects")
 
 
 def group_names(model: object) -> tuple[str, ...]:

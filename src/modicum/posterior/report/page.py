@@ -14,17 +14,34 @@ from modicum.markup import Markup, table, tag
 from modicum.posterior.alignment import FitRows
 from modicum.posterior.checking.predictive_check import PredictiveCheck
 from modicum.posterior.report.lights import Light, lights, overall, predictive_light
-from modicum.posterior.report.pictures import Band, band_chart, bar_chart, forest
+from modicum.posterior.report.pictures import Band, band_chart, bar_chart, forest, shrinkage_chart
 from modicum.posterior.report.style import CSS
+from modicum.posterior.unpooled import Shrinkage
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Reported", "report_page"]
+__all__ = ["GroupEffects", "Reported", "report_page"]
 
 MOST_LINES = 60  # of a table or a picture
 WORDS = {"good": "fine", "doubtful": "look", "bad": "wrong"}
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+@dataclass
+class GroupEffects:
+    """Effects of a group's levels.
+
+    Attributes
+    ----------
+    table
+        As `Posterior.effects` tabulates them.
+    shrinkage
+        How far each effect is pulled from what the levels' own rows say, where that is known.
+    """
+
+    table: pd.DataFrame
+    shrinkage: Mapping[str, Shrinkage] = field(default_factory=dict)
 
 
 @dataclass
@@ -46,7 +63,9 @@ class Reported:
     columns
         Average predictions by column, or why there are none.
     groups
-        Effects of groups.
+        Effects of groups, or why they are not known.
+    prob
+        Posterior probability of the intervals.
     """
 
     title: str
@@ -63,7 +82,8 @@ class Reported:
     code: str
     check: PredictiveCheck | str
     columns: Mapping[str, pd.DataFrame | str] = field(default_factory=dict)
-    groups: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    groups: Mapping[str, GroupEffects | str] = field(default_factory=dict)
+    prob: float = 0.9
 
 
 def report_page(report: Reported) -> str:
@@ -78,7 +98,10 @@ def report_page(report: Reported) -> str:
         _section("What was fitted", _fitted(report)),
         _section("Can it be trusted?", _trust(traffic_lights), _warnings(report)),
         _section("Coefficients", _coefficients(report)),
-        *[_section(f"Effects of {name}", _effects(frame)) for name, frame in report.groups.items()],
+        *[
+            _section(f"Effects of {name}", _effects(effects, name, report.prob))
+            for name, effects in report.groups.items()
+        ],
         _section("What each column does", _columns(report)) if report.columns else None,
         _section("Does it look like the data?", _check(report.check)),
         _section("What it cost", _cost(report)),
@@ -201,11 +224,13 @@ def _coefficients(report: Reported) -> list[Markup]:
     return [*parts, tag("details", tag("summary", "the same as a table"), body)]
 
 
-def _effects(frame: pd.DataFrame) -> list[Markup]:
-    """Effects in order; the largest and smallest of many."""
+def _effects(effects: GroupEffects | str, group: str, prob: float) -> list[Markup]:
+    """Effects in order, the largest and smallest of many; and how far they are pulled."""
     import pandas as pd
 
-    ordered = frame.sort_values("mean", ascending=False)
+    if isinstance(effects, str):
+        return [tag("p", effects, class_="note")]
+    ordered = effects.table.sort_values("mean", ascending=False)
     parts = []
     if len(ordered) > MOST_LINES:
         half = MOST_LINES // 2
@@ -217,6 +242,17 @@ def _effects(frame: pd.DataFrame) -> list[Markup]:
     low, high = ordered.columns[2], ordered.columns[3]
     labels = [_label(level) for level in ordered.index]
     parts.append(forest(labels, Band.of(ordered, low, "mean", high)))
+    pictures = [
+        tag("figure", tag("figcaption", name), shrinkage_chart(drawn, group, prob))
+        for name, drawn in effects.shrinkage.items()
+    ]
+    if pictures:
+        words = (
+            "Filled: the effects above. Hollow: what the rows of each level say by themselves "
+            "(triangles: beyond the edge). The fewer rows a level has, the more it borrows from "
+            f"the others. Grey: where {prob:.0%} of levels that are not in the data would lie."
+        )
+        parts += [tag("p", words, class_="note"), tag("div", pictures, class_="figures")]
     return parts
 
 
