@@ -16,6 +16,7 @@ __all__ = [
     "DataError",
     "ModicumError",
     "ModicumWarning",
+    "NoNoiseError",
     "ResourceError",
     "SettingError",
     "argument",
@@ -46,6 +47,10 @@ class ConvergenceError(ModicumError, RuntimeError):
 
 class NoModeError(ConvergenceError):
     """A posterior of which all is finite has no mode that could be found: a kink, a funnel."""
+
+
+class NoNoiseError(ConvergenceError):
+    """The columns give the outcome to the last digit: the scale of its noise has no posterior."""
 
 
 class CrudeControlVariateError(SettingError):

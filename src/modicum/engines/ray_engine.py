@@ -18,19 +18,17 @@ from uuid import uuid4
 
 import numpy as np
 
-from modicum import designs
-from modicum.designs import KeptNumbers
 from modicum.engines.faults import SILENCE, fault_of, silence_of
 from modicum.engines.hosts import RayHosts, started_hosts
 from modicum.engines.library import ray_library
-from modicum.engines.sharded_weights import NumbersAtWorkers, Share, SortedRows, in_shape, rows_from
+from modicum.engines.sharded_weights import NumbersAtWorkers, Share, in_shape, rows_from
 from modicum.engines.shipping import packed
 from modicum.errors import ModicumError
 from modicum.passes.engine import A, ChunkSum, added, chunk_bounds, joined
 from modicum.progress import PATIENCE, Progressbar, phase
-from modicum.rows import Rows
+from modicum.rows import Rows, weight_classes
 from modicum.rows.groups import GroupedRows
-from modicum.rows.ordered import OrderedBackend, ordered
+from modicum.rows.weight_classes import ArrayOrder, KeptNumbers, OrderedBackend, ordered
 
 __all__ = ["PULSE", "RayEngine"]
 
@@ -76,7 +74,7 @@ class RayEngine:
 
     def keeps(self, rows: Rows) -> bool:
         """Whether workers keep numbers of these rows: of a store of more rows than one shard."""
-        return _is_plain_store(rows) and len(rows) > designs.BLOCK
+        return _is_plain_store(rows) and len(rows) > weight_classes.BLOCK
 
     def keep_rows(
         self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
@@ -88,10 +86,14 @@ class RayEngine:
 
     def feed(self, rows: Rows) -> Rows:
         """Rows of a store as the workers read them; rows in memory are nearer than that."""
-        if not _is_plain_store(rows) or isinstance(rows._backend, FedRows | SortedRows):
+        backend = rows._backend
+        if not _is_plain_store(rows) or isinstance(backend, FedRows):
             return rows
-        if isinstance(rows._backend, OrderedBackend):
-            return ordered(self.feed(rows._backend.rows), rows._backend.order)
+        if isinstance(backend, OrderedBackend):
+            order = backend.order  # one that is no array is the workers' own
+            if isinstance(order, ArrayOrder):
+                return ordered(self.feed(order.rows), order.row_ids)
+            return rows
         return Rows._at(rows._description, FedRows(rows, self), rows.fingerprint())
 
     def take(self, rows: Rows, row_ids: np.ndarray) -> dict[str, np.ndarray]:

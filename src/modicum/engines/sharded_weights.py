@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from modicum import designs
-from modicum.designs import CLASSES, Classes, Extent
-from modicum.rows import Rows
+from modicum.rows import Rows, weight_classes
+from modicum.rows.weight_classes import CLASSES, Classes, Extent
 
-__all__ = ["Kept", "NumbersAtWorkers", "Share", "SortedRows", "in_shape", "rows_from"]
+__all__ = ["Kept", "NumbersAtWorkers", "Share", "in_shape", "rows_from"]
 
 # Places at the end of the order, where certainty rows are, that are looked up at once.
 TAIL = 20_000
@@ -67,7 +67,7 @@ class Workers(Protocol):
 
 
 class Shards:
-    """Rows in pieces that never divide a block of `designs.weight_tables`."""
+    """Rows in pieces that never divide a block of `rows.weight_classes`."""
 
     def __init__(self, workers: Workers, rows: Rows, size: int) -> None:
         self.workers, self.rows, self.size = workers, rows, size
@@ -95,7 +95,7 @@ class NumbersAtWorkers:
     def __init__(
         self, workers: Workers, work: tuple[int, Any], rows: Rows, description: str
     ) -> None:
-        self._shards, self._description = Shards(workers, rows, designs.BLOCK), description
+        self._shards, self._description = Shards(workers, rows, weight_classes.BLOCK), description
         self._kept = Kept(work, workers.source(rows), self._shards.size)
         self._extent: Extent | None = None
 
@@ -168,7 +168,7 @@ class OrderAtWorkers:
         flat = self._row_ids(np.asarray(places).ravel())
         return flat.reshape(np.shape(places))
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         """All of it, from all workers: as many numbers as there are rows."""
         del copy
         every = np.empty(len(self), np.uint32 if len(self) < 2**32 else np.int64)
@@ -190,11 +190,6 @@ class OrderAtWorkers:
         flat, rows = places.ravel(), self._shards.rows
         return in_shape(rows_from(self._asked("take_sorted", flat), len(flat), rows), places.shape)
 
-    def sorted_rows(self) -> Rows:
-        """The rows in this order."""
-        rows = self._shards.rows
-        return Rows._at(rows._description, SortedRows(rows, self), rows.fingerprint())
-
     def _row_ids(self, places: np.ndarray) -> np.ndarray:
         row_ids = np.empty(len(places), np.int64)
         for mine, part in self._asked("sorted_row_ids", places):
@@ -213,30 +208,6 @@ class OrderAtWorkers:
             return method.remote(self._kept, self._classes, starts[mine], within[mine])
 
         return self._shards.workers.each_from(self._shards.owners[shard], ask)
-
-
-class SortedRows:
-    """The rows of a store in the order of their classes, for chains that draw places."""
-
-    travels = True  # by itself, to whoever runs chains
-
-    def __init__(self, rows: Rows, order: OrderAtWorkers) -> None:
-        self._order = order
-        self.where = rows._backend.where
-        self.folder = rows._backend.folder  # type: ignore[attr-defined]
-
-    def take(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """Rows at places of the order, any shape."""
-        return self._order.take(row_ids)
-
-    def slice(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """Rows from place `start` up to `stop`."""
-        return self._order.take(np.arange(start, stop))
-
-    def chunks(self, size: int) -> Iterator[dict[str, np.ndarray]]:
-        """All rows in this order, `size` at a time."""
-        n = len(self._order)
-        return (self.slice(start, min(start + size, n)) for start in range(0, n, size))
 
 
 def rows_from(

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from modicum.designs import Classes, Extent, extent_of, sorted_by_class
 from modicum.engines.library import ray_library
 from modicum.engines.sharded_weights import Kept
 from modicum.engines.shipping import unpacked
 from modicum.errors import DataError
 from modicum.passes.engine import chunk_results, chunk_rows
 from modicum.rows import Rows
+from modicum.rows.weight_classes import Classes, Extent, extent_of, sorted_by_class
 
 __all__ = ["Worker"]
 

@@ -481,17 +481,7 @@ def direct(
 ) -> tuple[jax.Array, jax.Array]:
     """The difference as it is written, and its derivative in `e`: for large e."""
     f, slope, *_ = model.derivatives(eta + e, y)
-    for j in range(order + 1):
-        slope = slope - (j * taylor[j] * e ** (j - 1) if j else 0.0)
-    # A family's NumPy constants may have made them float64.
-    return less_polynomial(f, e, taylor, order).astype(e.dtype), slope.astype(e.dtype)
-
-
-def less_polynomial(f: jax.Array, e: jax.Array, taylor: Coefficients, order: int) -> jax.Array:
-    """f(eta + e), which is handed in, less its Taylor polynomial."""
-    for j in range(order + 1):
-        f = f - taylor[j] * power(e, j)
-    return f
+    return _beyond_polynomial(f - taylor[0], slope, e, taylor, order)
 
 
 def _by_rise(
@@ -503,8 +493,21 @@ def _by_rise(
     taylor: Coefficients,
 ) -> tuple[jax.Array, jax.Array]:
     """The same by the family's own difference, which programs of an accelerator can compute."""
-    rise, slope = model.rise(eta, e, y, taylor[0])
+    return _beyond_polynomial(*model.rise(eta, e, y, taylor[0]), e, taylor, order)
+
+
+def _beyond_polynomial(
+    rise: jax.Array, slope: jax.Array, e: jax.Array, taylor: Coefficients, order: int
+) -> tuple[jax.Array, jax.Array]:
+    """The remainder and its derivative from f(eta + e) - f(eta) and f'(eta + e)."""
     for j in range(1, order + 1):
-        rise = rise - taylor[j] * e**j
-        slope = slope - j * taylor[j] * e ** (j - 1)
-    return rise.astype(e.dtype), slope.astype(e.dtype)
+        slope = slope - j * taylor[j] * power(e, j - 1)
+    # A family's NumPy constants may have made them float64.
+    return less_polynomial(rise, e, taylor, order).astype(e.dtype), slope.astype(e.dtype)
+
+
+def less_polynomial(rise: jax.Array, e: jax.Array, taylor: Coefficients, order: int) -> jax.Array:
+    """f(eta + e) - f(eta), which is handed in, less the other terms of the Taylor polynomial."""
+    for j in range(1, order + 1):
+        rise = rise - taylor[j] * power(e, j)
+    return rise

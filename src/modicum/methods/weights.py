@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import as_either, namespace, power
-from modicum.designs import Design, KeptNumbers, RowFacts, Tables, WeightTables, extent_of
+from modicum.designs import Design, RowFacts, Tables, WeightTables
 from modicum.errors import ConvergenceError
 from modicum.estimators import LinearTaylor
 from modicum.estimators.row_factor import whitened
@@ -33,7 +33,7 @@ from modicum.passes.engine import of_numpy
 from modicum.passes.faults import describe_row
 from modicum.passes.on_numpy import map_by_numpy
 from modicum.rows import Rows
-from modicum.rows.ordered import ordered
+from modicum.rows.weight_classes import KeptNumbers, extent_of, ordered
 from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit
 
 __all__ = [
@@ -80,11 +80,9 @@ def rows_for_chains(tables: Pytree, rows: Batch | Rows) -> Batch | Rows:
     """Rows by the numbers that chains draw from `tables_for_chains`: places, where these are."""
     if not isinstance(tables, WeightTables) or not isinstance(rows, Rows):
         return rows
-    if isinstance(tables.order, np.ndarray):
-        return ordered(rows, tables.order)
     assert tables.order is not None
-    fed: Rows = tables.order.sorted_rows()  # type: ignore[union-attr]
-    return fed
+    assert not isinstance(tables.order, jax.Array)
+    return ordered(rows, tables.order)
 
 
 @jit(static=0, options=FASTEST_COMPILE)

@@ -21,11 +21,11 @@ import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
-from modicum.designs import KeptNumbers
 from modicum.passes.blocks import BLOCK
 from modicum.progress import Progressbar, pass_progress
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
+from modicum.rows.weight_classes import KeptNumbers
 from modicum.runtime import Pytree, in_double_precision, on_device, one_blas_thread
 
 __all__ = [

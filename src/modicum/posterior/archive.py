@@ -96,13 +96,21 @@ def read(
             return make(decoded, page)
     except _VersionError as error:
         raise DataError(f"{path} {error}") from None
-    except (FileNotFoundError, PermissionError, IsADirectoryError):
-        raise
+    except FileNotFoundError:
+        raise NoFileError(f"there is no file at {path}: check the path.") from None
+    except (PermissionError, IsADirectoryError) as error:
+        raise DataError(
+            f"{path} cannot be read ({error.strerror}): give a file that you may read."
+        ) from None
     except Exception as error:  # any other means that `write` did not write this
         reason = str(error).rstrip(".") or type(error).__name__
         raise DataError(
             f"{path} is not {kind.thing} saved by Modicum, or it is damaged ({reason})."
         ) from error
+
+
+class NoFileError(DataError, FileNotFoundError):
+    """There is no file at a path from which something was to be loaded."""
 
 
 class _VersionError(Exception):

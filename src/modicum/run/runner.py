@@ -20,6 +20,7 @@ from modicum.run.monitor import Monitor
 __all__ = ["History", "PeriodicHook", "RunningChains", "capacity_for", "run"]
 
 CHUNK_SECONDS = 0.7  # about how often progress moves and checkpoints are written
+SHORTEST = 256  # iterations that a compiled call can hold at least, where memory has room
 Record = dict[str, np.ndarray]
 
 
@@ -158,11 +159,14 @@ def _joined(parts: list[Record]) -> Record:
 def capacity_for(numbers: int, total: int, stacked: int = 1) -> int:
     """Iterations one compiled call can hold: about 32 MB at `numbers` float64 per iteration.
 
-    `stacked` chains that run as one share that, or on an accelerator a gigabyte.
+    `stacked` chains that run as one share that, or on an accelerator a gigabyte. A power of two
+    where there is room, so that runs of other lengths find the loop compiled; not on an
+    accelerator, where all of it is copied.
     """
-    room = 2**22 if stacked == 1 or jax.default_backend() == "cpu" else 2**27
-    room //= stacked
-    return int(max(1, min(total, 8192, room // max(1, numbers))))
+    on_cpu = jax.default_backend() == "cpu"
+    room = (2**22 if stacked == 1 or on_cpu else 2**27) // stacked
+    length = max(SHORTEST, 2 ** max(0, total - 1).bit_length()) if on_cpu else total
+    return int(max(1, min(length, 8192, room // max(1, numbers))))
 
 
 def run(

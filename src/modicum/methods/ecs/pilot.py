@@ -21,7 +21,6 @@ from modicum.designs import (
     DESIGNS,
     CertaintyRows,
     Drawn,
-    KeptNumbers,
     RowFacts,
     Weighted,
     WeightTables,
@@ -78,6 +77,7 @@ from modicum.passes.mode import folded_prior, prior_slope
 from modicum.random import Stream, generator, key
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
+from modicum.rows.weight_classes import KeptNumbers
 from modicum.run import place_rows
 from modicum.runtime import Pytree
 
