@@ -13,8 +13,8 @@ from helpers.targets import gaussian_rows
 from modicum.designs import Drawn
 from modicum.random import chain_keys
 from modicum.run import Chains, capacity_for, run
-from modicum.run.runner import SHORTEST
 from modicum.run import advance as compiled
+from modicum.run.runner import SHORTEST
 
 ROWS, BATCH, LENGTH = 97, 6, 25
 
