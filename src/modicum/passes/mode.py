@@ -51,6 +51,7 @@ MAX_STEPS = 60
 FEWEST_GROUPS = 500  # of a subset: fewer say little about differences between groups
 MAX_SETTLING = 100
 SETTLED = 3e-3  # posterior standard deviations: nothing depends on where exactly priors settle
+FIRST_ROWS, NO_NOISE = 65_536, 1e-6  # where outcomes are looked at, and noise that is none, in sds
 LEAST_INFORMATION = 1e-4  # about an entry, where a stand-in prior starts from that of the data
 
 
@@ -583,6 +584,21 @@ def _is_concave(at: Curvature) -> bool:
     return bool(np.linalg.eigvalsh(at.precision)[0] > 0)
 
 
+def _without_noise(sums: Sums, at: Curvature) -> str | None:
+    """That columns give the outcome to the last digit, if the search ran off to no noise at all."""
+    log_scale = sums.target.unravel(jnp.asarray(at.point)).get("log_scale")
+    if sums.target.model.users_functions or log_scale is None or "y" not in sums.rows.fields:
+        return None
+    y = np.asarray(sums.rows.slice(0, min(len(sums.rows), FIRST_ROWS))["y"], float)
+    if not float(log_scale) < np.log(NO_NOISE * np.std(y) + np.finfo(float).tiny):
+        return None
+    return (
+        f"no mode was found: the columns give the outcome '{sums.rows.outcome or 'y'}' without "
+        "noise, so that the scale of its noise has no posterior; look for a column that is the "
+        "outcome in disguise, or set the scale, as in mo.models.Gaussian(scale=...)."
+    )
+
+
 def _why_not(sums: Sums, at: Curvature, record: ModeRecord) -> str:
     """Why there is no mode where the search stopped, and what to do for a model of this kind."""
     own = sums.target.model.users_functions
@@ -602,6 +618,9 @@ def _why_not(sums: Sums, at: Curvature, record: ModeRecord) -> str:
             f"rises from there ({point_text(sums.target, at.point)}), so that the log-posterior "
             "has a kink there (abs, max, a jump) or too few digits; write it with smooth functions."
         )
+    noiseless = _without_noise(sums, at)
+    if noiseless is not None:
+        return noiseless
     remedy = (
         "write the parameters in units in which they are of order 1, give a tighter prior, or "
         "another `init`"
