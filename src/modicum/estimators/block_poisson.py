@@ -136,7 +136,7 @@ class BlockPoisson:
     def _factors(
         self, values: jax.Array, present: jax.Array, tables: BlockPoissonTables
     ) -> jax.Array:
-        """f = (dhat - a) / lambda of each factor, and one where there is none."""
+        """f = (dhat - a) / lambda with a + lambda the centre; one where there is no factor."""
         dhat = values.reshape(present.size, self.batch).mean(axis=1)
         return jnp.where(present, 1 + (dhat - tables.centre) / self.products, 1.0)
 
