@@ -33,6 +33,21 @@ if TYPE_CHECKING:
 
 __all__ = ["FormulaModel", "Table", "family_named", "fit", "model_for"]
 
+# What other libraries call families that are there.
+CALLED_ELSEWHERE = {
+    "bernoulli": "logistic",
+    "logit": "logistic",
+    "normal": "gaussian",
+    "linear": "gaussian",
+    "t": "student-t",
+    "categorical": "softmax",
+    "multinomial": "softmax",
+    "cumulative": "ordinal",
+    "negbinomial": "negative-binomial",
+    "quantile": "asymmetric-laplace",
+    "zip": "zero-inflated-poisson",
+}
+
 Table: TypeAlias = (
     "pd.DataFrame | pl.DataFrame | pa.Table | dataset.Dataset | str | os.PathLike[str] | Rows"
     " | Digest"
@@ -239,9 +254,10 @@ def family_named(name: str) -> type[LinearPredictorModel]:
     """Return a family by its name."""
     tidy = name.lower().replace("_", "-")
     if tidy not in FAMILIES:
+        likely = CALLED_ELSEWHERE.get(tidy)
+        hint = suggestion(name, FAMILIES) if likely is None else f" (did you mean {likely!r}?)"
         raise SettingError(
-            f"there is no family {name!r}{suggestion(name, FAMILIES)}; "
-            f"the families are {', '.join(FAMILIES)}."
+            f"there is no family {name!r}{hint}; the families are {', '.join(FAMILIES)}."
         )
     return FAMILIES[tidy]
 

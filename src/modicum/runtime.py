@@ -40,6 +40,7 @@ __all__ = [
     "one_blas_thread",
     "refuse_forked",
     "share_of_maps",
+    "to_device",
     "uncollected",
 ]
 
@@ -80,6 +81,17 @@ def on_device(number: int) -> contextlib.AbstractContextManager[object]:
     if len(every) == 1:
         return contextlib.nullcontext()
     return jax.default_device(every[number % len(every)])
+
+
+def to_device(tree: Pytree) -> Pytree:
+    """Copies of a tree's NumPy arrays as JAX's.
+
+    `jnp.asarray` compiles a function for every shape that is new, a fiftieth of a second each. The
+    array may have NumPy's memory on a CPU, hence the copy.
+    """
+    return jax.tree.map(
+        lambda leaf: jax.device_put(leaf.copy() if isinstance(leaf, np.ndarray) else leaf), tree
+    )
 
 
 # Threads --------------------------------------------------------------------------------

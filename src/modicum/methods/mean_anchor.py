@@ -36,7 +36,7 @@ from modicum.random import Stream, chain_keys, generator
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
 from modicum.run import Chains, capacity_for, run
-from modicum.runtime import in_double_precision
+from modicum.runtime import in_double_precision, to_device
 
 __all__ = ["AtMean", "NoMeanError", "anchor_at_mean", "may_have_mean"]
 
@@ -156,7 +156,7 @@ def _short_chains(task: Task) -> tuple[np.ndarray, Task]:
             whole, NUTSMove(DEPTH), first_step=begin.step_size / times**0.5, dense=d <= DENSE
         ),
         FullDataContext(
-            point=jnp.asarray(task.start),
+            point=to_device(task.start),
             factor=jnp.ones(()),
             n=jnp.asarray(size),
             data=chunks,

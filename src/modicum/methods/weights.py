@@ -34,7 +34,7 @@ from modicum.passes.faults import describe_row
 from modicum.passes.on_numpy import map_by_numpy
 from modicum.rows import Rows
 from modicum.rows.weight_classes import KeptNumbers, extent_of, ordered
-from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit
+from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit, to_device
 
 __all__ = [
     "cached_rows",
@@ -73,7 +73,7 @@ def tables_for_chains(tables: Pytree, rows: Batch | Rows) -> Pytree:
     """
     if isinstance(tables, WeightTables) and isinstance(rows, Rows):
         tables = tables._replace(order=None)
-    return jax.tree.map(jnp.asarray, tables)
+    return to_device(tables)
 
 
 def rows_for_chains(tables: Pytree, rows: Batch | Rows) -> Batch | Rows:

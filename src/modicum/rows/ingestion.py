@@ -35,6 +35,7 @@ from modicum.rows.sources import (
     SpooledSource,
     TableSource,
     Unread,
+    frame_of_columns,
     is_dataset,
     is_table,
     library,
@@ -337,6 +338,8 @@ def table_source(
         return LazySource(source)
     if is_table(source):
         return TableSource(source)
+    if isinstance(source, Mapping):
+        return TableSource(frame_of_columns(source))
     if is_dataset(source):
         return DatasetSource(source)
     if isinstance(source, list | tuple) and source and all(map(_is_place, source)):

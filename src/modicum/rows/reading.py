@@ -31,7 +31,7 @@ from modicum.rows.ingestion import (
 from modicum.rows.lake import LakeSource, cache_folder
 from modicum.rows.rows import Rows
 from modicum.rows.rows_source import RowsSource
-from modicum.rows.sources import Source, Unread, is_dataset, is_table
+from modicum.rows.sources import Source, Unread, is_columns, is_dataset, is_table
 from modicum.rows.store import DESCRIPTION
 
 __all__ = [
@@ -109,6 +109,7 @@ def read_formula(
     >>> rows.columns
     ('carrier[DL]', 'carrier[UA]', 'np.log(dist)')
     """
+    _require_text(formula, data, offset=offset, weights=weight)
     if missing not in ("refuse", "drop"):
         raise SettingError(f"missing must be 'refuse' or 'drop', not {missing!r}.")
     if store is not None:
@@ -134,6 +135,22 @@ def read_formula(
         except MissingValueError as fault:
             remedy = f"fill it in, or leave such rows out by {argument('missing', 'drop')}"
             raise MissingValueError(fault.column, fault.row, remedy) from None
+
+
+def _require_text(formula: object, data: object, **columns: object) -> None:
+    """Refuse a formula that is none, such as the table, and arrays where columns are named."""
+    if not isinstance(formula, str):
+        swapped = isinstance(data, str) and "~" in data
+        raise SettingError(
+            f"the formula must be text such as 'y ~ a + b', not {type(formula).__name__}"
+            + ("; it comes first, and the table after it." if swapped else ".")
+        )
+    for name, column in columns.items():
+        if column is not None and not isinstance(column, str):
+            raise SettingError(
+                f"{name} must be the name of a column, not {type(column).__name__}: make the "
+                "numbers a column of the table, and name that."
+            )
 
 
 def _in_cache(
@@ -181,8 +198,11 @@ def encode_table(
 
 
 def is_tabular(value: object) -> bool:
-    """Whether `value` is a table for a formula: a frame, files or a dataset."""
-    return is_table(value) or is_dataset(value) or isinstance(value, str | os.PathLike)
+    """Whether `value` is a table for a formula: a frame, columns, files, a dataset, or a list."""
+    if isinstance(value, list | tuple):
+        return len(value) > 0 and all(map(is_tabular, value))
+    single = is_table(value) or is_dataset(value) or is_columns(value)
+    return single or isinstance(value, str | os.PathLike)
 
 
 def source_of(table: object) -> Source:

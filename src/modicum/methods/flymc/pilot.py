@@ -19,7 +19,7 @@ from modicum.methods.base import Task, Tuning
 from modicum.models.base import Batch
 from modicum.passes import Anchor
 from modicum.random import Stream, generator
-from modicum.runtime import Array, jit
+from modicum.runtime import Array, jit, to_device
 
 __all__ = ["FlyStudy"]
 
@@ -65,7 +65,7 @@ class _PassResults(NamedTuple):
     def from_arrays(cls, arrays: dict[str, np.ndarray]) -> _PassResults:
         return cls(
             Collapsed(*(arrays[name] for name in Collapsed._fields)),
-            Candidates(*(jnp.asarray(arrays[name]) for name in Candidates._fields)),
+            Candidates(*(to_device(arrays[name]) for name in Candidates._fields)),
             float(arrays["bright"]),
             float(arrays["most"]),
         )

@@ -19,7 +19,9 @@ from modicum.errors import SettingError
 from modicum.models.base import Batch, Params
 from modicum.models.families.drawing import bounded_exp
 from modicum.models.linear import LinearPredictorModel
+from modicum.models.outcomes import refuse_constant
 from modicum.models.priors import Moments, Normal, is_positive
+from modicum.rows import Rows
 from modicum.runtime import Array
 
 __all__ = ["Gaussian", "ScaleFamily", "StudentT"]
@@ -114,6 +116,11 @@ class ScaleFamily(LinearPredictorModel):
     @abstractmethod
     def draw_noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Draw noise of a scale of one."""
+
+    def check_variation(self, rows: Rows) -> None:
+        """Refuse, where the scale is estimated, an outcome that never varies."""
+        if self.scale is None and self.intercept:
+            refuse_constant(self, rows)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Any real number will do."""

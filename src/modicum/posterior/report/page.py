@@ -231,7 +231,9 @@ def _effects(effects: GroupEffects | str, group: str, prob: float) -> list[Marku
     if isinstance(effects, str):
         return [tag("p", effects, class_="note")]
     ordered = effects.table.sort_values("mean", ascending=False)
-    parts = []
+    low, high = ordered.columns[2], ordered.columns[3]
+    unit = f"What each level adds to the predictor: mean and interval from {low} to {high}."
+    parts = [tag("p", unit, class_="note")]
     if len(ordered) > MOST_LINES:
         half = MOST_LINES // 2
         parts.append(
@@ -239,7 +241,6 @@ def _effects(effects: GroupEffects | str, group: str, prob: float) -> list[Marku
                 class_="note")
         )  # fmt: skip
         ordered = pd.concat([ordered.head(half), ordered.tail(half)])
-    low, high = ordered.columns[2], ordered.columns[3]
     labels = [_label(level) for level in ordered.index]
     parts.append(forest(labels, Band.of(ordered, low, "mean", high)))
     pictures = [

@@ -182,7 +182,7 @@ def shrinkage_chart(drawn: Shrinkage, group: str, prob: float) -> Markup:
 
 def _powers(low: float, high: float) -> list[tuple[float, str]]:
     """Round numbers along an axis of logarithms, whose ends are `low` and `high`."""
-    steps = (1,) if high - low > 2 else (1, 2, 5) if high - low > 0.7 else tuple(range(1, 10))
+    steps = (1,) if high - low > 2 else (1, 3) if high - low > 1 else (1, 2, 3, 5, 7)
     decades = range(int(np.floor(low)), int(np.ceil(high)) + 1)
     values = [step * 10.0**power for power in decades for step in steps]
     return [(float(np.log10(v)), _short(v)) for v in values if low <= np.log10(v) <= high]

@@ -149,6 +149,12 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
     if outcome is not None:
         _refuse_groups_of_outcome(outcome, groups)
     terms, intercept = _terms(" ".join(common), sides[0], columns)
+    factors = {factor.tidy for term in terms for factor in term}
+    if outcome is not None and outcome.tidy in factors:
+        raise SettingError(
+            f"the outcome {outcome.text!r} is a term of {text!r} as well, which leaves nothing to "
+            "explain: leave it out after ~."
+        )
     return Formula(text, outcome, terms, intercept, tuple(offsets), tuple(groups), fields)
 
 
