@@ -30,6 +30,7 @@ from modicum.models.matrix import ModelMatrix
 from modicum.models.priors.exact import ExactPrior
 from modicum.passes import Anchor
 from modicum.passes.mode import folded_prior
+from modicum.runtime import to_device
 
 __all__ = [
     "CONTROL_VARIATES",
@@ -74,11 +75,11 @@ def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
     whitened = L.T @ hessian @ L
     plain = np.abs(whitened + np.eye(len(L))).max() <= ROUNDING
     return Proxy(
-        jax.device_put(anchor.point),  # which compiles nothing
-        jax.device_put(L),
-        jax.device_put(L.T @ gradient),
-        None if plain else jax.device_put((whitened + whitened.T) / 2),
-        None if target.exact_prior is None else jax.tree.map(jnp.asarray, target.exact_prior[1]),
+        to_device(anchor.point),
+        to_device(L),
+        to_device(L.T @ gradient),
+        None if plain else to_device((whitened + whitened.T) / 2),
+        None if target.exact_prior is None else to_device(target.exact_prior[1]),
         anchor.warp(target),
     )
 
@@ -92,11 +93,11 @@ def _arrow_proxy(
     assert target.exact_prior is not None
     hessian = anchor.B + folded if order >= 2 else folded
     return Proxy(
-        jnp.asarray(anchor.point),
-        jax.tree.map(jnp.asarray, anchor.factor),
-        jnp.asarray(gradient),
-        jax.tree.map(jnp.asarray, hessian),
-        jax.tree.map(jnp.asarray, target.exact_prior[1]),
+        to_device(anchor.point),
+        to_device(anchor.factor),
+        to_device(gradient),
+        to_device(hessian),
+        to_device(target.exact_prior[1]),
         anchor.warp(target),
     )
 
@@ -127,7 +128,7 @@ def _arrow_quadratic(s: jax.Array, a: jax.Array, B: ArrowMatrix) -> jax.Array:
 
 @_arrow_quadratic.defjvp
 def _arrow_slope(
-    at: tuple[jax.Array, jax.Array, ArrowMatrix], tangents: tuple[jax.Array, Any, Any]
+    at: tuple[jax.Array, jax.Array, ArrowMatrix], tangents: tuple[jax.Array, object, object]
 ) -> tuple[jax.Array, jax.Array]:
     s, a, B = at
     curved = B @ s

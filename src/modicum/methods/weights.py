@@ -34,7 +34,7 @@ from modicum.passes.faults import describe_row
 from modicum.passes.on_numpy import map_by_numpy
 from modicum.rows import Rows
 from modicum.rows.weight_classes import KeptNumbers, extent_of, ordered
-from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit
+from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit, to_device
 
 __all__ = [
     "cached_rows",
@@ -73,7 +73,7 @@ def tables_for_chains(tables: Pytree, rows: Batch | Rows) -> Pytree:
     """
     if isinstance(tables, WeightTables) and isinstance(rows, Rows):
         tables = tables._replace(order=None)
-    return jax.tree.map(jnp.asarray, tables)
+    return to_device(tables)
 
 
 def rows_for_chains(tables: Pytree, rows: Batch | Rows) -> Batch | Rows:
@@ -86,7 +86,7 @@ def rows_for_chains(tables: Pytree, rows: Batch | Rows) -> Batch | Rows:
 
 
 @jit(static=0, options=FASTEST_COMPILE)
-def cached_rows(control_variate: ControlVariate[Any], batch: Batch, proxy: Proxy) -> Any:
+def cached_rows(control_variate: ControlVariate[Any], batch: Batch, proxy: Proxy) -> Pytree:
     """What a control variate keeps of the rows in `batch`, which have their `probability`."""
     return control_variate.cache(batch, proxy)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 
 from modicum.methods.base import Task
 from modicum.models import Target
 from modicum.passes.full_likelihood import Resident, Streamed, hold, log_likelihood
-from modicum.runtime import Pytree
+from modicum.runtime import Pytree, to_device
 
 __all__ = ["WholeLogPosterior"]
 
@@ -33,7 +32,7 @@ class WholeLogPosterior:
         rest = task.sums.rest
         if rest is None:
             return cls(task.target, source, False, times), chunks
-        numbers = tuple(jnp.asarray(part) for part in (rest.point, rest.C, rest.A, rest.B))
+        numbers = to_device((rest.point, rest.C, rest.A, rest.B))
         return cls(task.target, source, True, times), (chunks, numbers)
 
     def __call__(self, t: jax.Array, data: Pytree) -> jax.Array:
