@@ -9,6 +9,7 @@ PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 PAGES   := tests/test_readme.py
 DOCS    := $(PAGES) src/modicum
 LAB     := src/modicum_lab
+LINTED  := src tests conftest.py docs/conf.py
 # Workers and the processes that tests start read each other's bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -69,13 +70,13 @@ coverage: $(STAMP)
 	$(PYTEST) --cov=modicum --cov-report=term:skip-covered tests src/modicum
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests conftest.py
-	$(BIN)/ruff format --check src tests conftest.py
+	$(BIN)/ruff check $(LINTED)
+	$(BIN)/ruff format --check $(LINTED)
 	$(BIN)/mypy
 
 format: $(STAMP)
-	$(BIN)/ruff check --fix src tests conftest.py
-	$(BIN)/ruff format src tests conftest.py
+	$(BIN)/ruff check --fix $(LINTED)
+	$(BIN)/ruff format $(LINTED)
 
 bench: $(STAMP)
 	$(BIN)/modicum bench $(if $(QUICK),--quick)

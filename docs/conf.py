@@ -40,12 +40,10 @@ except mo.DataError:
 # (pages that are written by programs begin at headings of the third level)
 suppress_warnings = ["mystnb.unknown_mime_type", "myst.header"]
 
-# Long equations are broken into lines rather than cut off on a phone.
-mathjax4_config = {"output": {"displayOverflow": "linebreak"}}
-
 # Docstrings write `names` as Markdown does, and equations as plain text.
 default_role = "code"
 add_module_names = False
+toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"

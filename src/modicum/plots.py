@@ -100,18 +100,18 @@ def forest(
     matplotlib.axes.Axes
     """
     check_interval(prob)
-    chosen = _chosen(post, names)
-    written = list(chosen) if labels is None else list(labels)
-    if len(written) != len(chosen):
-        raise SettingError(f"there are {len(written)} labels for {len(chosen)} scalars.")
+    scalars = _scalars(post, names)
+    written = list(scalars) if labels is None else list(labels)
+    if len(written) != len(scalars):
+        raise SettingError(f"there are {len(written)} labels for {len(scalars)} scalars.")
     levels = [(1 - prob) / 2, 0.5, (1 + prob) / 2]
-    low, middle, high = _quantiles(post, chosen, levels, transform)
-    ax = new_axes(ax, (6.0, 1.0 + 0.22 * len(chosen)))
-    at = np.arange(len(chosen))
+    low, middle, high = _quantiles(post, scalars, levels, transform)
+    ax = new_axes(ax, (6.0, 1.0 + 0.22 * len(scalars)))
+    at = np.arange(len(scalars))
     ax.hlines(at, low, high, color=colour_of(post), linewidth=2)
     ax.plot(middle, at, "o", color=colour_of(post), markersize=4)
     ax.set_yticks(at, written)
-    ax.set_ylim(len(chosen) - 0.5, -0.5)  # the first on top
+    ax.set_ylim(len(scalars) - 0.5, -0.5)  # the first on top
     ax.set_xlabel(f"median and {prob:.0%} interval")
     ax.grid(axis="x", alpha=0.3)
     return ax
@@ -485,7 +485,7 @@ def marginal(post: Posterior, name: str, *, bins: int = 40, ax: Axes | None = No
     -------
     matplotlib.axes.Axes
     """
-    (parameter, index), *more = _chosen(post, name).values()
+    (parameter, index), *more = _scalars(post, name).values()
     if more:
         raise SettingError(f"{name!r} has {len(more) + 1} entries: name one of them.")
     whole_number("bins", bins)
@@ -508,7 +508,7 @@ def marginal(post: Posterior, name: str, *, bins: int = 40, ax: Axes | None = No
     return ax
 
 
-def _chosen(post: Posterior, names: Sequence[str] | str | None) -> dict[str, tuple[str, int]]:
+def _scalars(post: Posterior, names: Sequence[str] | str | None) -> dict[str, tuple[str, int]]:
     """Find scalars by name: where each lies, as (parameter, flat index)."""
     known = {
         scalar: (parameter, i)
@@ -533,13 +533,13 @@ def _flat(post: Posterior, parameter: str) -> np.ndarray:
 
 def _quantiles(
     post: Posterior,
-    chosen: dict[str, tuple[str, int]],
+    scalars: dict[str, tuple[str, int]],
     levels: Sequence[float],
     transform: Callable[[np.ndarray], np.ndarray] | None,
 ) -> np.ndarray:
     """Quantiles (level, scalar); an increasing transform of a quantile is the quantile of it."""
     by_parameter = {
-        p: post.quantile(p, levels).reshape(len(levels), -1) for p, _ in set(chosen.values())
+        p: post.quantile(p, levels).reshape(len(levels), -1) for p, _ in set(scalars.values())
     }
-    ends = np.stack([by_parameter[p][:, i] for p, i in chosen.values()], axis=1)
+    ends = np.stack([by_parameter[p][:, i] for p, i in scalars.values()], axis=1)
     return ends if transform is None else np.asarray(transform(ends))

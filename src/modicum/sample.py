@@ -163,6 +163,10 @@ def sample(
     """
     refuse_forked()
     _check_arguments(model, rows, parallel)
+    if checkpoint is not None and not isinstance(checkpoint, str | os.PathLike):
+        raise SettingError(
+            f"checkpoint must be the path of a folder, not {type(checkpoint).__name__}."
+        )
     of_chains = (tune, parallel, superchains) != (None, None, None) or thin != 1
     chosen = _method_for(method, of_chains, rows, starts)
     _check_chains(chosen, chains, superchains)
@@ -230,6 +234,7 @@ def _problem(
     units = model.units(rows)
     ledger = Ledger(rows=len(units), unit="group" if isinstance(units, GroupedRows) else "row")
     target, start = Target.of(model, units, ledger)
+    model.check_variation(rows)
     where = _starts(target, units, starts)
     return _Problem(target, start, where, units, Sums(target, units, engine, ledger, None))
 

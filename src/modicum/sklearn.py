@@ -33,6 +33,7 @@ from modicum.models.base import BaseModel
 from modicum.models.families import PoissonRates
 from modicum.models.families.real import ScaleFamily
 from modicum.models.prediction import ModelPredictor
+from modicum.models.priors.distributions import Prior
 from modicum.posterior import Posterior
 from modicum.posterior.alignment import aligned
 from modicum.posterior.draws import thinned
@@ -62,7 +63,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         *,
         prior_scale: float | tuple[float, ...] | None = None,
         fit_intercept: bool = True,
-        priors: Mapping[str, Any] | None = None,
+        priors: Mapping[str, Prior] | None = None,
         method: str | Method | None = "auto",
         draws: int = 1000,
         tune: int | None = None,
@@ -245,7 +246,7 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         *,
         prior_scale: float | tuple[float, ...] | None = None,
         fit_intercept: bool = True,
-        priors: Mapping[str, Any] | None = None,
+        priors: Mapping[str, Prior] | None = None,
         method: str | Method | None = "auto",
         draws: int = 1000,
         tune: int | None = None,
@@ -368,7 +369,7 @@ class LinearRegression(Regressor):
         *,
         prior_scale: float | tuple[float, ...] | None = None,
         fit_intercept: bool = True,
-        priors: Mapping[str, Any] | None = None,
+        priors: Mapping[str, Prior] | None = None,
         method: str | Method | None = "auto",
         draws: int = 1000,
         tune: int | None = None,

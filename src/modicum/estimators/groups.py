@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -276,7 +276,7 @@ def _likelihoods_slope(
     model: IntegratedEffects,
     typical: int,
     at: tuple[Moving, PaddedCache],
-    tangents: tuple[Moving, Any],
+    tangents: tuple[Moving, object],
 ) -> tuple[jax.Array, jax.Array]:
     value, by_row, by_factor, by_extra, by_node = _with_slopes(model, typical, *at)
     e, T, extras, nodes = tangents[0]
@@ -447,7 +447,8 @@ _converted = jit(static=0)(in_expansion_coordinates)
 def group_proxy(anchor: Anchor, target: Target, order: int, unit: jax.Array | None = None) -> Proxy:
     """The anchor's sums in phi, with variances in this unit (see `variance_unit`)."""
     point = to_device(anchor.point)
-    A, B = _converted(target.likelihood, point, *to_device((anchor.A, anchor.B)), unit)
+    A, B = to_device((anchor.A, anchor.B))
+    A, B = _converted(target.likelihood, point, A, B, unit)
     return Proxy(
         point,
         to_device(anchor.factor),

@@ -128,7 +128,7 @@ def _arrow_quadratic(s: jax.Array, a: jax.Array, B: ArrowMatrix) -> jax.Array:
 
 @_arrow_quadratic.defjvp
 def _arrow_slope(
-    at: tuple[jax.Array, jax.Array, ArrowMatrix], tangents: tuple[jax.Array, Any, Any]
+    at: tuple[jax.Array, jax.Array, ArrowMatrix], tangents: tuple[jax.Array, object, object]
 ) -> tuple[jax.Array, jax.Array]:
     s, a, B = at
     curved = B @ s

@@ -86,7 +86,7 @@ def rows_for_chains(tables: Pytree, rows: Batch | Rows) -> Batch | Rows:
 
 
 @jit(static=0, options=FASTEST_COMPILE)
-def cached_rows(control_variate: ControlVariate[Any], batch: Batch, proxy: Proxy) -> Any:
+def cached_rows(control_variate: ControlVariate[Any], batch: Batch, proxy: Proxy) -> Pytree:
     """What a control variate keeps of the rows in `batch`, which have their `probability`."""
     return control_variate.cache(batch, proxy)
 

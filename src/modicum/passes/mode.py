@@ -409,10 +409,10 @@ def _require_noise(sums: Sums, at: Curvature, record: ModeRecord) -> None:
     size = float(np.sqrt(np.mean(y**2))) or 1.0
     if scale < size * (ROUNDED if record.converged else NO_NOISE):
         raise NoNoiseError(
-            "the columns give the outcome without noise: the search for a mode drove the scale of "
-            f"the noise to {scale:.2g}, at outcomes of size {size:.2g}, so that this scale has no "
-            "posterior; look for a column that is the outcome in disguise, or give the scale "
-            f"({type(model).__name__}(scale=...))."
+            f"the columns give the outcome '{sums.rows.outcome or 'y'}' without noise: the search "
+            f"for a mode drove the scale of the noise to {scale:.2g}, at outcomes of size "
+            f"{size:.2g}, so that this scale has no posterior; look for a column that is the "
+            f"outcome in disguise, or give the scale ({type(model).__name__}(scale=...))."
         )
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from modicum.errors import DataError
+from modicum.errors import AbsentFileError, DataError
 from modicum.run import require_writable, within_disk
 
 __all__ = ["Format", "Json", "read", "write"]
@@ -97,20 +97,16 @@ def read(
     except _VersionError as error:
         raise DataError(f"{path} {error}") from None
     except FileNotFoundError:
-        raise NoFileError(f"there is no file at {path}: check the path.") from None
-    except (PermissionError, IsADirectoryError) as error:
-        raise DataError(
-            f"{path} cannot be read ({error.strerror}): give a file that you may read."
-        ) from None
+        raise AbsentFileError(f"there is no file at {path}: check the path.") from None
+    except IsADirectoryError:
+        raise DataError(f"{path} is a folder: name {kind.thing}, which is one file.") from None
+    except PermissionError:
+        raise DataError(f"{path} may not be read: ask for the permission.") from None
     except Exception as error:  # any other means that `write` did not write this
         reason = str(error).rstrip(".") or type(error).__name__
         raise DataError(
             f"{path} is not {kind.thing} saved by Modicum, or it is damaged ({reason})."
         ) from error
-
-
-class NoFileError(DataError, FileNotFoundError):
-    """There is no file at a path from which something was to be loaded."""
 
 
 class _VersionError(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -169,7 +169,7 @@ class OutcomesMixin(FittedDraws):
         self,
         column: str,
         data: RowsLike | None = None,
-        at: Sequence[Any] | None = None,
+        at: Sequence[object] | None = None,
         slope: bool = False,
         draws: int = 200,
         prob: float = 0.9,
@@ -232,7 +232,7 @@ class OutcomesMixin(FittedDraws):
     def contrast(
         self,
         column: str,
-        between: Sequence[Any] | None = None,
+        between: Sequence[object] | None = None,
         data: RowsLike | None = None,
         comparison: Comparison = "difference",
         draws: int = 200,
@@ -275,7 +275,7 @@ class OutcomesMixin(FittedDraws):
     def effects(
         self,
         group: str,
-        levels: Sequence[Any] | None = None,
+        levels: Sequence[object] | None = None,
         rows: RowsLike | None = None,
         draws: int = 200,
         prob: float = 0.9,

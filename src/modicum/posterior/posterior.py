@@ -216,7 +216,10 @@ class Posterior(OutcomesMixin, ChecksMixin):
         predictor = self.restore_predictor()
         model = predictor.model if isinstance(predictor, ModelPredictor) else None
         name = model_name(model)
-        check: PredictiveCheck | str = "The rows of the fit are not at hand, so this is not known."
+        check: PredictiveCheck | str = (
+            "The rows of the fit are not at hand, so this is not known, nor what each column does; "
+            "post.report(path, data=...) takes the rows, or their table."
+        )
         columns: dict[str, pd.DataFrame | str] = {}
         if model is not None and (self.rows is not None or data is not None):
             try:

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from modicum.progress import Progressbar, logger, phase
 from modicum.run.checkpoint import Checkpoint
 from modicum.run.interrupt import Stop, stoppable
 from modicum.run.monitor import Monitor
+from modicum.runtime import Pytree
 
 __all__ = ["History", "PeriodicHook", "RunningChains", "capacity_for", "run"]
 
@@ -83,7 +84,7 @@ class RunningChains(Protocol):
         """The state as plain arrays with a leading axis for chains."""
         ...
 
-    def renew(self, function: Callable[[Any], Any]) -> None:
+    def renew(self, function: Callable[[Pytree], Pytree]) -> None:
         """Apply `function` to the kernel's states of all chains."""
         ...
 
@@ -109,7 +110,7 @@ class PeriodicHook:
     """
 
     every: int
-    renew: Callable[[Any], Any]
+    renew: Callable[[Pytree], Pytree]
 
     def due(self, iteration: int) -> bool:
         """Whether it is to be done before this iteration."""

@@ -1,4 +1,4 @@
-"""The report's page: its sections, one after the other, and its style. Nothing is loaded."""
+"""The report as one HTML page, which loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ class GroupEffects:
 
 @dataclass
 class Reported:
-    """What a report is about, computed.
+    """What a report shows, computed beforehand.
 
     Attributes
     ----------
     title, summary, stats, tuning, settings, warnings, ledger, fit_rows
         Of the posterior.
     model
-        The model's name and, where it is one of the families, theirs.
+        The model's name.
     chains, draws
         How many.
     code
-        How to do it again.
+        Code that repeats the fit.
     check
         Calibration, or why there is none.
     columns
-        What columns do, or why that is not said.
+        Average predictions by column, or why there are none.
     groups
         Effects of groups, or why they are not known.
     prob
@@ -127,7 +127,7 @@ def _section(title: str, *parts: object) -> Markup:
 
 
 def _light(level: str) -> Markup:
-    """A light that is told apart by its word too."""
+    """A light that its word tells apart too, not its colour alone."""
     return tag("span", WORDS[level], class_=f"light {level}")
 
 
@@ -231,7 +231,9 @@ def _effects(effects: GroupEffects | str, group: str, prob: float) -> list[Marku
     if isinstance(effects, str):
         return [tag("p", effects, class_="note")]
     ordered = effects.table.sort_values("mean", ascending=False)
-    parts = []
+    low, high = ordered.columns[2], ordered.columns[3]
+    unit = f"What each level adds to the predictor: mean and interval from {low} to {high}."
+    parts = [tag("p", unit, class_="note")]
     if len(ordered) > MOST_LINES:
         half = MOST_LINES // 2
         parts.append(
@@ -239,7 +241,6 @@ def _effects(effects: GroupEffects | str, group: str, prob: float) -> list[Marku
                 class_="note")
         )  # fmt: skip
         ordered = pd.concat([ordered.head(half), ordered.tail(half)])
-    low, high = ordered.columns[2], ordered.columns[3]
     labels = [_label(level) for level in ordered.index]
     parts.append(forest(labels, Band.of(ordered, low, "mean", high)))
     pictures = [

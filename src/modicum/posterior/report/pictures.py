@@ -34,7 +34,7 @@ class Band(NamedTuple):
 
 
 def forest(labels: Sequence[object], band: Band) -> Markup:
-    """Intervals one below the other, with zero where it is in sight."""
+    """Intervals one below the other, and a line at zero."""
     low, middle, high = band
     finite = np.isfinite(low) & np.isfinite(high)
     if not finite.any():
@@ -110,7 +110,7 @@ def band_chart(
     up: str,
     observed: np.ndarray | None = None,
 ) -> Markup:
-    """A line with a band about it, and points that were observed."""
+    """A line with a band around it, and points for what was observed."""
     low, middle, high = band
     every = [*low, *high, *middle, *([] if observed is None else observed)]
     frame = _Frame(list(x), every)
@@ -133,7 +133,7 @@ def bar_chart(
     across: str,
     up: str,
 ) -> Markup:
-    """Bars of what was observed, with what was expected upon them."""
+    """Bars for what was observed, and on them intervals for what was expected."""
     at = np.arange(len(labels), dtype=float)
     frame = _Frame([-0.6, len(labels) - 0.4], [0.0, *observed, *band.high])
     marks = []
@@ -182,7 +182,7 @@ def shrinkage_chart(drawn: Shrinkage, group: str, prob: float) -> Markup:
 
 def _powers(low: float, high: float) -> list[tuple[float, str]]:
     """Round numbers along an axis of logarithms, whose ends are `low` and `high`."""
-    steps = (1,) if high - low > 2 else (1, 2, 5) if high - low > 0.7 else tuple(range(1, 10))
+    steps = (1,) if high - low > 2 else (1, 3) if high - low > 1 else (1, 2, 3, 5, 7)
     decades = range(int(np.floor(low)), int(np.ceil(high)) + 1)
     values = [step * 10.0**power for power in decades for step in steps]
     return [(float(np.log10(v)), _short(v)) for v in values if low <= np.log10(v) <= high]

@@ -115,6 +115,12 @@ def _kinds(source: Source, needed: Sequence[str]) -> dict[str, str]:
             )
     kinds = {n: kind_of(k) for n, k in zip(needed, source.types(needed), strict=True)}
     for name, kind in kinds.items():
+        if kind == "null":
+            raise DataError(
+                f"column {name!r} holds no value in any row: fill it in, or leave it out."
+                if any(len(batch) for batch in source.batches([name]))
+                else "there are no rows in the data: at least one is needed."
+            )
         if kind not in ("number", "levels", "boolean"):
             raise DataError(
                 f"column {name!r} holds values of type {kind}: convert it to numbers or to text "
