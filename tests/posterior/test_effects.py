@@ -1,5 +1,7 @@
 """Effects that are among the draws: tabulated, predicted with, and averaged over for new groups."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -64,7 +66,26 @@ def test_levels_and_groups_that_are_not_there_are_named(post, table):
     with pytest.raises(mo.SettingError, match="must be a list of levels of 'ward', not a name"):
         post.effects("ward", "w03")
     with pytest.raises(mo.SettingError, match=r"rows must be the mo\.Rows of the fit"):
-        post.effects("ward", rows=table[0])
+        post.effects("ward", rows=3)
+
+
+def test_the_rows_of_the_fit_may_be_their_table(post, table):
+    pd.testing.assert_frame_equal(post.effects("ward", rows=table[0]), post.effects("ward"))
+    with pytest.raises(mo.DataError, match="not the rows the posterior was sampled with"):
+        post.effects("ward", rows=table[0].assign(dose=0.0))
+
+
+def test_levels_that_are_numbers_stay_numbers(post):
+    levels = range(25)
+    schema = replace(post.fit_rows.schema, levels={"ward": tuple(levels)})
+    texts = {name: (tuple(map(str, levels)),) for name in ("1|ward", "dose|ward")}
+    numbered = replace(
+        post, labels=post.labels | texts, fit_rows=replace(post.fit_rows, schema=schema), rows=None
+    )
+    numbers, names = numbered.effects("ward"), post.effects("ward").drop(columns="rows")
+    assert numbers.index.levels[0].dtype.kind == "i"
+    np.testing.assert_array_equal(numbers.loc[3], names.loc["w03"])
+    assert list(numbered.effects("ward", levels=[3]).index.levels[0]) == [3]
 
 
 def test_known_groups_are_predicted_by_their_effects(post):

@@ -11,7 +11,7 @@ import numpy as np
 from modicum.errors import SettingError
 from modicum.models import IntegratedEffects
 from modicum.models.prediction import ModelPredictor
-from modicum.posterior.alignment import RowsLike, aligned
+from modicum.posterior.alignment import RowsLike, aligned, rows_of_fit
 from modicum.posterior.checking.marginal import (
     Comparison,
     averages,
@@ -28,6 +28,7 @@ from modicum.posterior.score import Score, score
 from modicum.posterior.variation import intraclass
 from modicum.rows import Rows
 from modicum.rows.formula import NewLevels
+from modicum.rows.reading import is_tabular
 from modicum.run import require_writable
 
 if TYPE_CHECKING:
@@ -276,7 +277,7 @@ class OutcomesMixin(FittedDraws):
         self,
         group: str,
         levels: Sequence[Any] | None = None,
-        rows: Rows | None = None,
+        rows: RowsLike | None = None,
         draws: int = 200,
         prob: float = 0.9,
     ) -> pd.DataFrame:
@@ -292,8 +293,8 @@ class OutcomesMixin(FittedDraws):
         levels
             Groups to tabulate, by their values; None: all.
         rows
-            The rows the posterior was sampled with; needed for integrated effects where it was
-            loaded from a file.
+            The rows the posterior was sampled with, or their table; needed for integrated effects
+            where it was loaded from a file.
         draws
             Posterior draws to use for integrated effects, evenly spaced; explicit ones use all.
         prob
@@ -317,10 +318,9 @@ class OutcomesMixin(FittedDraws):
         >>> list(post.effects("clinic", levels=[3, 4]).columns)
         ['mean', 'sd', '5%', '95%', 'rows']
         """
-        known = self.rows if rows is None else rows
-        return effects(self, self.fit(), known, group, levels, draws, prob)
+        return effects(self, self.fit(), self._rows_given(rows), group, levels, draws, prob)
 
-    def icc(self, rows: Rows | None = None, prob: float = 0.9) -> pd.DataFrame:
+    def icc(self, rows: RowsLike | None = None, prob: float = 0.9) -> pd.DataFrame:
         """Tabulate intraclass correlations: how much of the variation is between groups.
 
         On the scale of the predictor, given the common columns: the variance of a group's effects
@@ -331,8 +331,8 @@ class OutcomesMixin(FittedDraws):
         Parameters
         ----------
         rows
-            The rows the posterior was sampled with; needed for slopes and counts where it was
-            loaded from a file.
+            The rows the posterior was sampled with, or their table; needed for slopes and counts
+            where it was loaded from a file.
         prob
             Posterior probability of the equal-tailed interval.
 
@@ -353,4 +353,12 @@ class OutcomesMixin(FittedDraws):
         >>> bool(0.3 < post.icc().loc["ward", "mean"] < 0.7)
         True
         """
-        return intraclass(self, self.fit().model, self.rows if rows is None else rows, prob)
+        return intraclass(self, self.fit().model, self._rows_given(rows), prob)
+
+    def _rows_given(self, rows: RowsLike | None) -> Rows | None:
+        """The rows of the fit: its own, or those that are given, made of their table by it."""
+        if rows is None:
+            return self.rows
+        fit = self.fit_rows
+        encoded = fit is not None and fit.encoding is not None and is_tabular(rows)
+        return rows_of_fit(rows, fit, "a table of effects") if encoded else rows  # type: ignore[return-value]
