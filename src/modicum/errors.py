@@ -11,13 +11,16 @@ from difflib import get_close_matches
 from typing import Any, Self
 
 __all__ = [
+    "AbsentFileError",
     "ConvergenceError",
     "CrudeControlVariateError",
     "DataError",
     "ModicumError",
     "ModicumWarning",
+    "NoNoiseError",
     "ResourceError",
     "SettingError",
+    "UnknownNameError",
     "argument",
     "as_options",
     "is_number",
@@ -36,8 +39,19 @@ class DataError(ModicumError, ValueError):
     """The rows cannot be used as they are (NaN, text, wrong lengths, a damaged store)."""
 
 
+class AbsentFileError(DataError, FileNotFoundError):
+    """There is no such file; it may be caught as Python's own error, too."""
+
+
 class SettingError(ModicumError, ValueError):
     """An argument is not one Modicum can work with (a misspelt method, a negative size)."""
+
+
+class UnknownNameError(SettingError, KeyError):
+    """Nothing has this name; it may be caught as Python's own error, too."""
+
+    def __str__(self) -> str:  # that of KeyError shows quotes
+        return str(self.args[0])
 
 
 class ConvergenceError(ModicumError, RuntimeError):
@@ -46,6 +60,10 @@ class ConvergenceError(ModicumError, RuntimeError):
 
 class NoModeError(ConvergenceError):
     """A posterior of which all is finite has no mode that could be found: a kink, a funnel."""
+
+
+class NoNoiseError(ConvergenceError):
+    """The columns give the outcome to the last digit: the scale of its noise has no posterior."""
 
 
 class CrudeControlVariateError(SettingError):
@@ -147,9 +165,9 @@ def too_few(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s are' if number != 1 else ' is'} too few"
 
 
-def suggestion(given: str, known: Iterable[str]) -> str:
-    """Return " (did you mean 'x'?)" if `given` looks like a misspelling of something known."""
-    close = get_close_matches(given.lower(), list(known), n=1)
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean 'x'?)" if `name` looks like a misspelling of something known."""
+    close = get_close_matches(name.lower(), list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -15,6 +15,7 @@ from modicum.models import FAMILIES, BaseModel, GroupTerm, LinearPredictorModel
 from modicum.models.base import Params
 from modicum.models.groups import INTERCEPT
 from modicum.models.multilevel import HoldEffects, multilevel
+from modicum.models.priors.distributions import Prior
 from modicum.posterior import Posterior, Warnings
 from modicum.progress import Progressbar
 from modicum.rows import Rows
@@ -32,6 +33,21 @@ if TYPE_CHECKING:
 
 __all__ = ["FormulaModel", "Table", "family_named", "fit", "model_for"]
 
+# What other libraries call families that are there.
+CALLED_ELSEWHERE = {
+    "bernoulli": "logistic",
+    "logit": "logistic",
+    "normal": "gaussian",
+    "linear": "gaussian",
+    "t": "student-t",
+    "categorical": "softmax",
+    "multinomial": "softmax",
+    "cumulative": "ordinal",
+    "negbinomial": "negative-binomial",
+    "quantile": "asymmetric-laplace",
+    "zip": "zero-inflated-poisson",
+}
+
 Table: TypeAlias = (
     "pd.DataFrame | pl.DataFrame | pa.Table | dataset.Dataset | str | os.PathLike[str] | Rows"
     " | Digest"
@@ -43,7 +59,7 @@ def fit(
     data: Table,
     family: str | type[LinearPredictorModel] | LinearPredictorModel = "logistic",
     *,
-    priors: Mapping[str, Any] | None = None,
+    priors: Mapping[str, Prior] | None = None,
     weights: str | None = None,
     offset: str | None = None,
     groups: HoldEffects | None = None,
@@ -200,7 +216,7 @@ class FormulaModel(NamedTuple):
 def model_for(
     rows: Rows,
     family: str | type[LinearPredictorModel] | LinearPredictorModel,
-    priors: Mapping[str, Any] | None = None,
+    priors: Mapping[str, Prior] | None = None,
     groups: HoldEffects | None = None,
 ) -> FormulaModel:
     """Return the model of a formula, for rows that were read by it.
@@ -238,9 +254,10 @@ def family_named(name: str) -> type[LinearPredictorModel]:
     """Return a family by its name."""
     tidy = name.lower().replace("_", "-")
     if tidy not in FAMILIES:
+        likely = CALLED_ELSEWHERE.get(tidy)
+        hint = suggestion(name, FAMILIES) if likely is None else f" (did you mean {likely!r}?)"
         raise SettingError(
-            f"there is no family {name!r}{suggestion(name, FAMILIES)}; "
-            f"the families are {', '.join(FAMILIES)}."
+            f"there is no family {name!r}{hint}; the families are {', '.join(FAMILIES)}."
         )
     return FAMILIES[tidy]
 
@@ -304,9 +321,11 @@ def _check_outcome(model: LinearPredictorModel, encoding: FormulaEncoding) -> No
         )
     for extra in getattr(model, "outcome_fields", ("y",)):
         if extra != "y" and extra not in encoding.fields:
+            meaning = model.field_meaning.get(extra)
             raise SettingError(
                 f"{name} needs the field {extra!r} beside the outcome: write "
-                f"'{outcome.expression} | {extra}(COLUMN) ~ ...'."
+                f"'{outcome.expression} | {extra}(COLUMN) ~ ...'"
+                + (f", where {meaning}." if meaning else ".")
             )
 
 

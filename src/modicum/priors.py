@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 
-def default(rows: Rows, family: str | LinearPredictorModel) -> dict[str, str]:
+def default(rows: Rows, family: str | LinearPredictorModel = "logistic") -> dict[str, str]:
     """Say which priors would be used for `rows`, by one pass over them.
 
     Parameters

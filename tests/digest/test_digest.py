@@ -4,6 +4,7 @@ import json
 import warnings
 import zipfile
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,9 @@ import modicum as mo
 from helpers.compiling import optimised_chains
 from helpers.targets import disagreements, flat_draws, sums_of
 from modicum.designs import weight_tables
+from modicum.digest.keeping import expansion
 from modicum.digest.pool import Pool, RowCounts, choose
+from modicum.methods.whole_posterior import WholeLogPosterior
 from modicum.passes.mode import whitening_factor
 
 N, SIZE = 2500, 600
@@ -414,6 +417,29 @@ def test_a_saved_digest_is_the_same(tmp_path, digest):
     assert path.stat().st_size < 1.3 * digest.nbytes + 20_000
 
 
+@pytest.mark.usefixtures("x64")
+def test_rows_that_stand_for_others_do_so_beside_the_sums_too(digest):
+    ready = digest.ready(MODEL)
+    t = ready.start + 0.1
+
+    def log_posterior(times, rest):
+        task = SimpleNamespace(
+            rows=ready.rows, target=ready.target, sums=SimpleNamespace(rest=rest)
+        )
+        whole, data = WholeLogPosterior.of(task, None, times)
+        return float(whole(t, data))
+
+    likelihood = log_posterior(1.0, None) - float(ready.target.log_prior(t))
+    twice = log_posterior(2.0, ready.rest) - log_posterior(1.0, ready.rest)
+    assert twice == pytest.approx(likelihood, rel=1e-9)
+
+
+def test_a_file_that_is_not_there_is_a_sentence(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no file at .*nowhere: check") as fault:
+        mo.Digest.load(tmp_path / "nowhere")
+    assert isinstance(fault.value, mo.DataError)
+
+
 def test_hostile_files_are_refused(tmp_path, digest):
     path = tmp_path / "made.digest"
     digest.save(path)
@@ -483,3 +509,40 @@ def test_claims_from_a_digest_are_those_of_all_rows():
     assert np.abs((mean - right.mean) / right.sd).max() < 0.05 + 0.05  # the second: Monte Carlo
     assert np.abs(sd / right.sd - 1).max() < 0.07
     assert made.error < 0.05
+
+
+@pytest.mark.parametrize("size", [10_000, 300])
+def test_rows_leave_the_anchor_they_came_to(size):
+    """Removed from a sum of digests, rows take their own expansion with them, not another's."""
+    halves = [made_up(1000, seed=1, shift=2.0), made_up(1000, seed=2, shift=4.0)]
+    parts = [digest_of(rows_of(*half), size) for half in halves]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        both = parts[0] + parts[1]
+        for gone, left in ((0, 1), (1, 0)):
+            less = both.remove(rows_of(*halves[gone]))
+            assert len(less) == 1000
+            assert len(less.anchors) == 1
+            assert wrong(less, rows_of(*halves[left])) < (1e-6 if size > 1000 else 0.1)
+        # expanded about the other's anchor, what is left of them moves the posterior
+        about_first = sums_about(both.anchors[0], rows_of(*halves[1]))
+        apart = replace(less, total=both.total - about_first)
+        assert wrong(apart, rows_of(*halves[0])) > 1
+
+
+@pytest.mark.parametrize("size", [10_000, 400])
+def test_rows_of_several_anchors_leave_at_once(size):
+    halves = [made_up(1000, seed=1, shift=3.0), made_up(1000, seed=2, shift=3.5)]
+    parts = [digest_of(rows_of(*half), size) for half in halves]
+    gone, left = ([np.concatenate([h[k][part] for h in halves]) for k in range(2)]
+                  for part in (slice(0, 300), slice(300, None)))  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        less = (parts[0] + parts[1]).remove(rows_of(*gone))
+    assert len(less) == 1400
+    assert wrong(less, rows_of(*left)) < (1e-6 if size > 1000 else 0.2)
+
+
+def sums_about(point, rows):
+    sums, _ = sums_of(MODEL, rows)
+    return expansion(sums, point)

@@ -33,6 +33,7 @@ from modicum.digest.likelihood import (
     with_known_data,
 )
 from modicum.digest.pool import Pool
+from modicum.digest.removing import removed_sums
 from modicum.digest.storage import Contents, load, save
 from modicum.errors import DataError, ModicumWarning, SettingError, warn
 from modicum.estimators import control_variate
@@ -368,20 +369,26 @@ class Digest:
             )
         target, _ = self._target(model)
         engine = LocalEngine(progressbar=False)
-        gone = expansion(Sums(target, known, engine, Ledger(rows=len(known))), self.total.point)
-        pool = self.pool.without(known)
+        gone = removed_sums(target, known, self.pool, self.anchors, engine)
+        pool, used = self.pool.without(known).parts_used()
         least, present = self.pool.presence(known)
         if least < UNLIKELY:
             warn(_strangers(len(known), present, len(self.pool)), stacklevel=3)
         less = replace(
             self,
             number=self.number - len(known),
-            total=self.total - gone,
+            total=self.total - gone.sums,
+            anchors=self.anchors[used],
             pool=pool,
             units=None if self.units is None else self.units - moment_sums(known),
             notes=(),
             fit_rows=_merged_rows(self.fit_rows, FitRows.of(known)),
         )
+        at, _ = less._curvature
+        mode = (at.point + at.newton_step())[: len(self.total.point)]
+        error = gone.error(mode, whitening_factor(at.dense_precision)[0])
+        if error > CRUDE:
+            warn(_mixed_up(error), stacklevel=3)
         return less.guarded()
 
     def guarded(self) -> Digest:
@@ -507,6 +514,17 @@ def _left(distance: float) -> ModicumWarning:
         "expanded about, so that the rows it keeps are no longer those that matter",
         "a pass is due: make the digest anew from the rows with mo.digest",
         distance=distance,
+    )
+
+
+def _mixed_up(error: float) -> ModicumWarning:
+    return ModicumWarning(
+        "digest-crude",
+        "the digest is the sum of several that were expanded about points of their own, and the "
+        "rows it keeps do not tell well which of them the removed rows came from, which leaves "
+        f"posterior means uncertain by up to {error:.2g} posterior sd",
+        "remove rows from the digest that holds them before it is added to others",
+        error=error,
     )
 
 

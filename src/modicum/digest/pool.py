@@ -125,6 +125,12 @@ class Pool:
             stratum=self.stratum[left],
         )
 
+    def parts_used(self) -> tuple[Pool, np.ndarray]:
+        """The pool with its parts numbered anew, and which of them still have rows."""
+        used = np.unique(self.part[self.stratum])
+        place = np.minimum(np.searchsorted(used, self.part), len(used) - 1)
+        return replace(self, part=place.astype(self.part.dtype)), used
+
     def shared(self, other: Pool) -> tuple[int, int]:
         """Rows that occur once in the data of both and are equal; rows of the smaller pool."""
         ours, theirs = (p.rows.take(np.flatnonzero(p.count == 1)) for p in (self, other))

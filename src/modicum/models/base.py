@@ -71,6 +71,12 @@ class BaseModel(ABC):
         """Return names of the unconstrained numbers; None where those of reported ones serve."""
         return None
 
+    def check_variation(self, rows: Rows) -> None:  # noqa: B027 - most models ask for none
+        """Refuse rows that vary too little for the model's parameters to have a posterior.
+
+        Asked of all rows of a fit, and never of a part of them.
+        """
+
     def check(self, rows: Rows) -> None:  # noqa: B027 - a model without demands need not override
         """Refuse rows the model cannot describe, with a `DataError` that says why."""
 

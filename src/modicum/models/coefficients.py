@@ -291,6 +291,12 @@ class CoefficientPriors(BaseModel):
         names = [rows.columns[j] for j in common_columns(self.group_terms, rows)]
         return HalfNormal(float(self._data_scales(data)[names.index(effect)]))
 
+    def prior_keys(self, terms: Sequence[GroupTerm]) -> list[str]:
+        """What priors are given to by name, besides columns and their terms."""
+        keys = ["common", *(["intercept"] if self.intercept else []), *map(extra_key, self.extras)]
+        keys += ["group_sd", "group_cor"] if terms else []
+        return keys + [term.field for term in terms]
+
     def _coefficient_priors(self, rows: Rows, data: Moments | None) -> tuple[Prior, ...]:
         """Each column's: the default, that of all, its term's or its own; the last wins."""
         places = common_columns(self.group_terms, rows)
@@ -304,13 +310,7 @@ class CoefficientPriors(BaseModel):
             priors = [Normal(0.0, float(scale)) for scale in scales]
         else:
             priors = [Normal(0.0, float(scale)) for scale in self._data_scales(_known(data))]
-        others = [
-            "common",
-            *(["intercept"] if self.intercept else []),
-            *map(extra_key, self.extras),
-        ]
-        others += ["group_sd", "group_cor"] if self.groups else []
-        others += [term.field for term in self.group_terms]
+        others = self.prior_keys(self.group_terms)
         named = {key: columns_of(key, rows) for key in by_key if key not in others}
         for key in sorted(named, key=lambda key: key in rows.columns):  # a column's own comes last
             if not named[key]:

@@ -501,6 +501,10 @@ class IntegratedEffects(BaseModel):
         }
         return tuple(name for key in sorted(self.start(rows)) for name in known.get(key, [key]))
 
+    def check_variation(self, rows: Rows) -> None:
+        """As the family does."""
+        self.family.check_variation(rows)
+
     def check(self, rows: Rows) -> None:
         """Refuse what the family refuses; `units` has looked at the groups."""
         self.family.check(_members(rows))

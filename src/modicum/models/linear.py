@@ -26,7 +26,7 @@ from modicum.models.groups import (
     common_columns,
 )
 from modicum.models.matrix import ModelMatrix, model_matrix
-from modicum.models.outcomes import check_codes, check_outcomes
+from modicum.models.outcomes import check_codes, check_outcomes, refuse_mistaken_fields
 from modicum.models.priors import (
     OWN,
 )
@@ -69,6 +69,7 @@ class LinearPredictorModel(CoefficientPriors):
     """
 
     outcome_fields: ClassVar[tuple[str, ...]] = ("y",)  # what is seen of a row
+    field_meaning: ClassVar[dict[str, str]] = {}  # "COLUMN is ...", of a field
     # Whether `derivatives` and `higher_derivatives` take NumPy's arrays too (`modicum.arrays`), so
     # that sums over all rows need no compiler.
     on_numpy: ClassVar[bool] = False
@@ -314,6 +315,7 @@ class LinearPredictorModel(CoefficientPriors):
     def check(self, rows: Rows) -> None:
         """Refuse rows without x and y, scales of the wrong length, outcomes out of support."""
         self.require(rows, *(("x",) if rows.coding is None else ()), *self.outcome_fields)
+        refuse_mistaken_fields(self, rows)
         if "x" in rows.fields and len(rows.fields["x"]) != 1:
             raise DataError("the field 'x' must be a matrix: a vector of numbers per row.")
         for name in self.outcome_fields:

@@ -21,7 +21,7 @@ from modicum.models.groups import INTERCEPT, GroupTerm, common_columns, tidy_gro
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors import LKJ, HalfNormal, Horseshoe, Prior
-from modicum.models.priors.specification import require_support
+from modicum.models.priors.specification import columns_of, require_known, require_support
 from modicum.rows import Rows
 
 __all__ = ["HoldEffects", "Multilevel", "multilevel"]
@@ -106,6 +106,10 @@ def multilevel(
         )
         if outer:
             why += f"; effects of {largest!r} are integrated out, all others explicit"
+        keys = family.prior_keys(terms)
+        for key, _ in family.prior_table:
+            if key not in keys and not columns_of(key, rows):
+                require_known(key, keys, rows)
         return Multilevel(_integrated(family, inner, outer), "integrate", why)
     if not possible:
         reason = "" if obstacle is None else f", and {obstacle}"

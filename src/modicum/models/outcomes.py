@@ -18,6 +18,8 @@ __all__ = [
     "class_names",
     "count_classes",
     "largest_class",
+    "refuse_constant",
+    "refuse_mistaken_fields",
 ]
 
 Fault = Callable[[np.ndarray], tuple[np.ndarray, str]]
@@ -89,6 +91,44 @@ def check_outcomes(
         if others is not None:
             others(chunk, start)
         start += len(y)
+
+
+# What others call the fields that families read.
+MISTAKEN = {
+    "weights": "name it 'weight'",
+    "sample_weight": "name it 'weight'",
+    "offsets": "name it 'offset'",
+    "exposure": "give its logarithm as 'offset'",
+    "exposures": "give its logarithm as 'offset'",
+}
+
+
+def refuse_mistaken_fields(model: BaseModel, rows: Rows) -> None:
+    """Refuse a field that would be ignored, and that its name says was not meant to be."""
+    factors = () if rows.coding is None else rows.coding.fields
+    for name, remedy in MISTAKEN.items():
+        if name in rows.fields and name not in factors:
+            raise DataError(
+                f"the rows hold a field {name!r}, which {type(model).__name__} does not read: "
+                f"{remedy}, or leave it out."
+            )
+
+
+def refuse_constant(model: BaseModel, rows: Rows) -> None:
+    """Refuse an outcome that never varies, where the scale of its noise is to be estimated."""
+    if len(rows) < 2 or "offset" in rows.fields:
+        return
+    first = None
+    for chunk in rows.chunks(CHUNK):
+        y = np.asarray(chunk["y"])
+        first = y[0] if first is None else first
+        if np.any(y != first):
+            return
+    raise DataError(
+        f"the outcome '{rows.outcome or 'y'}' is {first:g} in every row, so that there is no noise "
+        f"whose size {type(model).__name__} could estimate, nor anything to explain: check the "
+        "outcome."
+    )
 
 
 def check_codes(rows: Rows) -> None:

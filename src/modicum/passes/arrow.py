@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.models import LinearPredictorModel, Target
-from modicum.models.arrow import ArrowLayout, ArrowMatrix
+from modicum.models.arrow import ArrowLayout, ArrowMatrix, flat_vector
 from modicum.models.base import Batch
 from modicum.models.matrix import CodedMatrix, ModelMatrix
 from modicum.passes.blocks import BLOCK
@@ -49,7 +49,8 @@ def arrow_hessian_sum(
     beside = [_by_level(shape, level, extra[:, None] * own)[..., None] for extra in f2[:, 0, 1:].T]
     cross = jnp.concatenate([cross, *beside], axis=-1)
     corner = _corner(products.weighted(h), [products.transposed(e) for e in f2[:, 0, 1:].T], f2)
-    return f.sum(), _flat(layout, gradient, along), blocks, cross, corner
+    in_order = flat_vector(layout.big, layout.border[: along.size], gradient, along)
+    return f.sum(), jnp.asarray(in_order), blocks, cross, corner
 
 
 def as_matrix(
@@ -69,12 +70,6 @@ def as_matrix(
 def _with_ones(matrix: ModelMatrix, model: LinearPredictorModel) -> ModelMatrix:
     """An intercept is one more column, the last."""
     return matrix.with_ones() if model.intercept else matrix
-
-
-def _flat(layout: ArrowLayout, own: jax.Array, rest: jax.Array) -> jax.Array:
-    """The gradient in the order of t."""
-    flat = jnp.zeros(own.size + rest.size)
-    return flat.at[layout.big].set(own).at[layout.border[: rest.size]].set(rest)
 
 
 def _by_level(shape: tuple[int, ...], level: jax.Array, values: jax.Array) -> jax.Array:

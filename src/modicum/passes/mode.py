@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, eigh, solve_triangular
 
-from modicum.errors import ConvergenceError
+from modicum.errors import ConvergenceError, NoNoiseError
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.arrow import (
     ArrowCholesky,
@@ -25,6 +25,7 @@ from modicum.models.arrow import (
     diagonal,
 )
 from modicum.models.base import DENSE_LIMIT
+from modicum.models.families.real import ScaleFamily
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.passes.engine import chunk_rows
 from modicum.passes.faults import first_bad_row, point_text
@@ -51,6 +52,10 @@ MAX_STEPS = 60
 FEWEST_GROUPS = 500  # of a subset: fewer say little about differences between groups
 MAX_SETTLING = 100
 SETTLED = 3e-3  # posterior standard deviations: nothing depends on where exactly priors settle
+# Share of the outcome's size below which the scale of noise is that of rounding, at a mode; and
+# where the search for one ended without.
+ROUNDED, NO_NOISE = 1e-11, 1e-6
+FIRST_ROWS = 10_000  # that say how large outcomes are
 LEAST_INFORMATION = 1e-4  # about an entry, where a stand-in prior starts from that of the data
 
 
@@ -384,9 +389,31 @@ def find_mode(
         converged=at.gradient_norm < within,
         subset=len(subset.rows),
     )
+    _require_noise(sums, at, record)
     if not record.converged:
         raise ConvergenceError(_why_not(sums, at, record))
     return at, record
+
+
+def _require_noise(sums: Sums, at: Curvature, record: ModeRecord) -> None:
+    """Refuse outcomes that the columns give to the last digit, where the scale of noise is free.
+
+    The log-likelihood then rises as the scale falls, until residuals are those of rounding, which
+    may or may not have a mode.
+    """
+    model = sums.target.model
+    if not isinstance(model, ScaleFamily) or model.scale is not None:
+        return
+    scale = float(np.exp(sums.target.unravel(at.point)["log_scale"]))
+    y = np.asarray(sums.rows.slice(0, min(len(sums.rows), FIRST_ROWS))["y"], float)
+    size = float(np.sqrt(np.mean(y**2))) or 1.0
+    if scale < size * (ROUNDED if record.converged else NO_NOISE):
+        raise NoNoiseError(
+            f"the columns give the outcome '{sums.rows.outcome or 'y'}' without noise: the search "
+            f"for a mode drove the scale of the noise to {scale:.2g}, at outcomes of size "
+            f"{size:.2g}, so that this scale has no posterior; look for a column that is the "
+            f"outcome in disguise, or give the scale ({type(model).__name__}(scale=...))."
+        )
 
 
 def _subset(sums: Sums, seed: int) -> Sums:

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from modicum.errors import DataError
+from modicum.errors import AbsentFileError, DataError
 from modicum.run import require_writable, within_disk
 
 __all__ = ["Format", "Json", "read", "write"]
@@ -96,8 +96,12 @@ def read(
             return make(decoded, page)
     except _VersionError as error:
         raise DataError(f"{path} {error}") from None
-    except (FileNotFoundError, PermissionError, IsADirectoryError):
-        raise
+    except FileNotFoundError:
+        raise AbsentFileError(f"there is no file at {path}: check the path.") from None
+    except IsADirectoryError:
+        raise DataError(f"{path} is a folder: name {kind.thing}, which is one file.") from None
+    except PermissionError:
+        raise DataError(f"{path} may not be read: ask for the permission.") from None
     except Exception as error:  # any other means that `write` did not write this
         reason = str(error).rstrip(".") or type(error).__name__
         raise DataError(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from modicum.errors import SettingError, is_number
+from modicum.errors import SettingError, UnknownNameError, is_number, suggestion
 from modicum.ledger import Ledger
 from modicum.posterior.labels import tidy_labels
 from modicum.posterior.weighted import (
@@ -74,7 +74,10 @@ class Draws:
         try:
             return self.draws[name]
         except KeyError:
-            raise KeyError(f"No parameter {name!r}; there are {list(self.draws)}.") from None
+            raise UnknownNameError(
+                f"there is no parameter {name!r}{suggestion(str(name), self.draws)}; there are "
+                f"{', '.join(self.draws)}."
+            ) from None
 
     @property
     def chains(self) -> int:

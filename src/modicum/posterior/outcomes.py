@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from modicum.errors import SettingError
 from modicum.models import IntegratedEffects
 from modicum.models.prediction import ModelPredictor
-from modicum.posterior.alignment import RowsLike, aligned
+from modicum.posterior.alignment import RowsLike, aligned, rows_of_fit
 from modicum.posterior.checking.marginal import (
     Comparison,
     averages,
@@ -169,7 +169,7 @@ class OutcomesMixin(FittedDraws):
         self,
         column: str,
         data: RowsLike | None = None,
-        at: Sequence[Any] | None = None,
+        at: Sequence[object] | None = None,
         slope: bool = False,
         draws: int = 200,
         prob: float = 0.9,
@@ -232,7 +232,7 @@ class OutcomesMixin(FittedDraws):
     def contrast(
         self,
         column: str,
-        between: Sequence[Any] | None = None,
+        between: Sequence[object] | None = None,
         data: RowsLike | None = None,
         comparison: Comparison = "difference",
         draws: int = 200,
@@ -275,8 +275,8 @@ class OutcomesMixin(FittedDraws):
     def effects(
         self,
         group: str,
-        levels: Sequence[Any] | None = None,
-        rows: Rows | None = None,
+        levels: Sequence[object] | None = None,
+        rows: RowsLike | None = None,
         draws: int = 200,
         prob: float = 0.9,
     ) -> pd.DataFrame:
@@ -292,8 +292,8 @@ class OutcomesMixin(FittedDraws):
         levels
             Groups to tabulate, by their values; None: all.
         rows
-            The rows the posterior was sampled with; needed for integrated effects where it was
-            loaded from a file.
+            The rows the posterior was sampled with, or the table they were made of; needed for
+            integrated effects where it was loaded from a file without them.
         draws
             Posterior draws to use for integrated effects, evenly spaced; explicit ones use all.
         prob
@@ -317,10 +317,14 @@ class OutcomesMixin(FittedDraws):
         >>> list(post.effects("clinic", levels=[3, 4]).columns)
         ['mean', 'sd', '5%', '95%', 'rows']
         """
-        known = self.rows if rows is None else rows
+        known = self._own_or(rows, "a table of effects")
         return effects(self, self.fit(), known, group, levels, draws, prob)
 
-    def icc(self, rows: Rows | None = None, prob: float = 0.9) -> pd.DataFrame:
+    def _own_or(self, rows: RowsLike | None, purpose: str) -> Rows | None:
+        """Return the rows of the fit: those given, or those held."""
+        return self.rows if rows is None else rows_of_fit(rows, self.fit_rows, purpose)
+
+    def icc(self, rows: RowsLike | None = None, prob: float = 0.9) -> pd.DataFrame:
         """Tabulate intraclass correlations: how much of the variation is between groups.
 
         On the scale of the predictor, given the common columns: the variance of a group's effects
@@ -331,8 +335,8 @@ class OutcomesMixin(FittedDraws):
         Parameters
         ----------
         rows
-            The rows the posterior was sampled with; needed for slopes and counts where it was
-            loaded from a file.
+            The rows the posterior was sampled with, or the table they were made of; needed for
+            slopes and counts where it was loaded from a file without them.
         prob
             Posterior probability of the equal-tailed interval.
 
@@ -353,4 +357,5 @@ class OutcomesMixin(FittedDraws):
         >>> bool(0.3 < post.icc().loc["ward", "mean"] < 0.7)
         True
         """
-        return intraclass(self, self.fit().model, self.rows if rows is None else rows, prob)
+        known = self._own_or(rows, "an intraclass correlation")
+        return intraclass(self, self.fit().model, known, prob)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from modicum.diagnostics import ess, ess_tail, mcse, nested_r_hat, r_hat
-from modicum.errors import SettingError
+from modicum.errors import SettingError, UnknownNameError, suggestion
 from modicum.posterior.draws import Draws, check_interval
 from modicum.posterior.labels import scalar_names
 from modicum.posterior.weighted import (
@@ -44,7 +44,10 @@ def summarise(
     chosen = [names] if isinstance(names, str) else list(source.draws if names is None else names)
     ends = ((1 - prob) / 2, (1 + prob) / 2)
     parts = []
-    for name in chosen:
+    for asked in chosen:
+        name = asked if asked in source.draws else str(asked).partition("[")[0]
+        if name not in source.draws:
+            name = asked  # which is refused by its whole name
         x = source[name]
         low, high = source.quantile(name, ends)
         columns = {
@@ -55,7 +58,15 @@ def summarise(
             **diagnose(x, source.weights if source.weighted else None, superchains),
         }
         index = scalar_names(name, x.shape[2:], source.labels)
-        parts.append(pd.DataFrame({k: np.ravel(v) for k, v in columns.items()}, index=index))
+        part = pd.DataFrame({k: np.ravel(v) for k, v in columns.items()}, index=index)
+        if asked != name:  # one of its scalars, by the name that it has in the table
+            if asked not in part.index:
+                raise UnknownNameError(
+                    f"there is no {asked!r}{suggestion(asked, index)}; of {name!r} there are "
+                    f"{', '.join(index[:5])}{' ...' if len(index) > 5 else ''}."
+                )
+            part = part.loc[[asked]]
+        parts.append(part)
     table = pd.concat(parts) if parts else pd.DataFrame()
     if source.weighted and source.weights is not None:
         table.attrs["mean_weight"] = float(source.weights.mean())

@@ -175,7 +175,7 @@ def _level_codes(name: str, value: Any) -> tuple[list[Level], Array, bool]:
 
     if is_table(value) or isinstance(value, str | PathLike | Mapping):
         raise DataError(f"the factor {name!r} must be one level per row, not a table or a text.")
-    if library(value) == "pandas" and hasattr(value, "categories"):  # a bare Categorical
+    if library(value) == "pandas" and not is_series(value):  # an array of pandas' own kinds
         import pandas as pd
 
         value = pd.Series(value)
@@ -241,6 +241,7 @@ class FieldSet:
         for name in (*values, *factors):
             if not isinstance(name, str):
                 raise SettingError(f"field names must be text, not {name!r}.")
+        _refuse_other_order({**values, **factors})
         self._raw: dict[str, RawField] = {
             name: _field(name, value) for name, value in values.items()
         }
@@ -301,6 +302,29 @@ class FieldSet:
             yield description.pack(parts)
         if check:
             check.finish()
+
+
+def _refuse_other_order(values: Mapping[str, Any]) -> None:
+    """Refuse frames or series whose rows have the same labels in another order.
+
+    Rows stand side by side as they come. Labels that differ altogether say nothing; the same ones
+    in another order say that one of the two was sorted or shuffled alone.
+    """
+    indexed = {
+        name: value.index
+        for name, value in values.items()
+        if library(value) == "pandas" and type(value).__name__ in ("DataFrame", "Series")
+    }
+    for name, index in indexed.items():
+        first, base = next(iter(indexed.items()))
+        if index is base or len(index) != len(base) or index.equals(base):
+            continue
+        if sorted(map(str, index)) == sorted(map(str, base)):
+            raise DataError(
+                f"{name!r} has the same index as {first!r} in another order, so that its rows "
+                f"belong to others: put them in one order, as by {name}.loc[{first}.index], or "
+                "take the index away by .to_numpy() if rows match as they stand."
+            )
 
 
 class MemoryBackend:

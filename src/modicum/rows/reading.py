@@ -31,7 +31,7 @@ from modicum.rows.ingestion import (
 from modicum.rows.lake import LakeSource, cache_folder
 from modicum.rows.rows import Rows
 from modicum.rows.rows_source import RowsSource
-from modicum.rows.sources import Source, Unread, is_dataset, is_table
+from modicum.rows.sources import Source, Unread, is_columns, is_dataset, is_table
 from modicum.rows.store import DESCRIPTION
 
 __all__ = [
@@ -109,6 +109,7 @@ def read_formula(
     >>> rows.columns
     ('carrier[DL]', 'carrier[UA]', 'np.log(dist)')
     """
+    _require_text(formula, data, offset=offset, weights=weight)
     if missing not in ("refuse", "drop"):
         raise SettingError(f"missing must be 'refuse' or 'drop', not {missing!r}.")
     if store is not None:
@@ -120,7 +121,7 @@ def read_formula(
     source = _source(data, text_encoding, _levels_alone(parsed.expressions))
     if store is None and isinstance(source, LakeSource) and source.remote:
         settings = (str(formula), offset, weight, missing, str(dtype), version("modicum"))
-        return _kept(source, settings, progressbar, lambda folder: read_formula(
+        return _in_cache(source, settings, progressbar, lambda folder: read_formula(
             formula, source, offset=offset, weight=weight, missing=missing, store=folder,
             overwrite=True, dtype=dtype, progressbar=progressbar,
         ))  # fmt: skip
@@ -136,7 +137,23 @@ def read_formula(
             raise MissingValueError(fault.column, fault.row, remedy) from None
 
 
-def _kept(
+def _require_text(formula: object, data: object, **columns: object) -> None:
+    """Refuse a formula that is none, such as the table, and arrays where columns are named."""
+    if not isinstance(formula, str):
+        swapped = isinstance(data, str) and "~" in data
+        raise SettingError(
+            f"the formula must be text such as 'y ~ a + b', not {type(formula).__name__}"
+            + ("; it comes first, and the table after it." if swapped else ".")
+        )
+    for name, column in columns.items():
+        if column is not None and not isinstance(column, str):
+            raise SettingError(
+                f"{name} must be the name of a column, not {type(column).__name__}: make the "
+                "numbers a column of the table, and name that."
+            )
+
+
+def _in_cache(
     source: LakeSource,
     settings: tuple[object, ...],
     progressbar: Progressbar,
@@ -181,8 +198,11 @@ def encode_table(
 
 
 def is_tabular(value: object) -> bool:
-    """Whether `value` is a table for a formula: a frame, files or a dataset."""
-    return is_table(value) or is_dataset(value) or isinstance(value, str | os.PathLike)
+    """Whether `value` is a table for a formula: a frame, columns, files, a dataset, or a list."""
+    if isinstance(value, list | tuple):
+        return len(value) > 0 and all(map(is_tabular, value))
+    single = is_table(value) or is_dataset(value) or is_columns(value)
+    return single or isinstance(value, str | os.PathLike)
 
 
 def source_of(table: object) -> Source:
@@ -210,8 +230,8 @@ def _read(
     chunks = encoding.chunks(rest, kind, drop=drop)
     if store is not None:
 
-        def ready(done: Callable[[Description], int]) -> PackedBlocks:
-            rest.first = done(description)
+        def ready(count_written: Callable[[Description], int]) -> PackedBlocks:
+            rest.first = count_written(description)
             return PackedBlocks(description, (description.pack(chunk) for chunk in chunks), n)
 
         sort_by = largest_factor(encoding, description.schema.levels)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from modicum.errors import DataError, SettingError
 from modicum.rows.checks import names_like, reads_as_number
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -53,6 +57,38 @@ def is_series(value: object) -> bool:
     return hasattr(value, methods.get(library(value), " ")) and not is_table(value)
 
 
+def is_columns(value: object) -> bool:
+    """Whether `value` is a mapping of names to columns, each of one value per row."""
+    return (
+        isinstance(value, Mapping)
+        and len(value) > 0
+        and all(isinstance(name, str) for name in value)
+        and all(isinstance(v, list | tuple) or getattr(v, "ndim", 0) == 1 for v in value.values())
+        and not any(isinstance(v, list | tuple) and np.ndim(v[:1]) != 1 for v in value.values())
+    )
+
+
+def frame_of_columns(columns: Mapping[str, Any]) -> pd.DataFrame:
+    """Make a frame of columns that stand side by side, whatever index each has."""
+    import pandas as pd
+
+    if not is_columns(columns):
+        raise SettingError(
+            "a mapping is a table if it has a column of one value per row under each name, as in "
+            "{'x': [1.0, 2.0], 'y': [0, 1]}."
+        )
+    lengths = {name: len(column) for name, column in columns.items()}
+    first = next(iter(lengths))
+    for name, length in lengths.items():
+        if length != lengths[first]:
+            raise DataError(
+                f"column {name!r} has {length} rows and {first!r} has {lengths[first]}: all "
+                "columns need the same number of rows."
+            )
+    plain = {k: v.to_pandas() if hasattr(v, "to_pandas") else v for k, v in columns.items()}
+    return pd.DataFrame({k: pd.Series(v).reset_index(drop=True) for k, v in plain.items()})
+
+
 class TableSource:
     """A table in memory; columns are converted to Arrow when they are read."""
 
@@ -62,6 +98,7 @@ class TableSource:
         self._table = table
         raw = table.column_names if library(table) == "pyarrow" else list(table.columns)
         self.names = tuple(str(name) for name in raw)
+        self._twice = {name for name, count in Counter(self.names).items() if count > 1}
         self._keys = dict(zip(self.names, raw, strict=True))
         self.rows: int | None = table.num_rows if library(table) == "pyarrow" else len(table)
 
@@ -81,14 +118,19 @@ class TableSource:
 
     def has_order(self, column: str) -> bool:
         """Whether it is a pandas category, a polars Enum, or an ordered dictionary."""
-        values = self._table[self._keys[column]]
+        values = self._values(column)
         if library(values) == "pyarrow":
             made_by_pandas = _is_dictionary(values.type) and _of_pandas(self._table.schema)
             return made_by_pandas or _ordered_dictionary(values.type)
         return type(values.dtype).__name__ in ("CategoricalDtype", "Enum")
 
+    def _values(self, name: str) -> Any:
+        if name in self._twice:
+            raise DataError(f"column {name!r} occurs more than once: rename one of them.")
+        return self._table[self._keys[name]]
+
     def _column(self, name: str) -> pa.Array | pa.ChunkedArray:
-        values = self._table[self._keys[name]]
+        values = self._values(name)
         return values if library(values) == "pyarrow" else arrow_column(values, name)
 
 
@@ -165,7 +207,9 @@ class FileSource:
                 if fresh.num_rows or not batch.num_rows:
                     yield fresh
 
-    def _of_file(self, path: Path, file: Any, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def _of_file(
+        self, path: Path, file: pq.ParquetFile | pa.RecordBatchFileReader, columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
         try:

@@ -14,14 +14,12 @@ from math import ceil
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from modicum.designs import (
     DESIGNS,
     CertaintyRows,
     Drawn,
-    KeptNumbers,
     RowFacts,
     Weighted,
     WeightTables,
@@ -81,8 +79,9 @@ from modicum.passes.mode import folded_prior, prior_slope
 from modicum.random import Stream, generator, key
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
+from modicum.rows.weight_classes import KeptNumbers
 from modicum.run import place_rows
-from modicum.runtime import Pytree
+from modicum.runtime import Pytree, to_device
 
 __all__ = ["Composition", "Study"]
 
@@ -383,7 +382,7 @@ class Study:
         square = draws.T @ draws / count
         square = (1 - SHRUNK) * square + SHRUNK * np.eye(size)  # draws may be fewer than parameters
         factor = np.asarray(self.proxy.factor) @ np.linalg.cholesky(square)
-        return self._with_row_factor(self.proxy._replace(factor=jnp.asarray(factor)))[0]
+        return self._with_row_factor(self.proxy._replace(factor=to_device(factor)))[0]
 
     def _draws_of_short_chains(self) -> np.ndarray:
         """Draws from the posterior that the pilot rows imply, where it is far from normal.
@@ -620,7 +619,7 @@ class Study:
         return EnergyConservingContext(
             proxy=self.proxy,
             design=tables_for_chains(tables, self._placed),
-            estimator=jax.device_put(parts.tables),  # compiles nothing, as `jnp.asarray` does
+            estimator=to_device(parts.tables),
             constant=jax.device_put(np.float64(self.anchor.C + self.folded_prior)),
             certain=None if certain is None else self._cached(certain),
             coreset=None if parts.coreset is None else self._followed(parts.coreset),

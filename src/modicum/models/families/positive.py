@@ -13,7 +13,9 @@ from modicum.models.base import Batch
 from modicum.models.families.drawing import bounded_exp, draw_log_gammas
 from modicum.models.families.extras import ExtraParameter, LogLink, positive_fault
 from modicum.models.families.special import HALF_LOG_2PI, stirling_rest
+from modicum.models.outcomes import refuse_constant
 from modicum.models.priors import Moments, Normal
+from modicum.rows import Rows
 
 __all__ = ["Gamma", "InverseGaussian"]
 
@@ -49,6 +51,11 @@ class Gamma(ExtraParameter, LogLink):
         del batch
         shape = bounded_exp(eta[..., 1])
         return bounded_exp(eta[..., 0] + draw_log_gammas(rng, shape) - eta[..., 1])
+
+    def check_variation(self, rows: Rows) -> None:
+        """Refuse an outcome that never varies: nothing would bound the shape."""
+        if self.intercept:
+            refuse_constant(self, rows)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Only numbers above 0."""
@@ -96,6 +103,11 @@ class InverseGaussian(ExtraParameter, LogLink):
         w = mu / (2 * shape) * rng.standard_normal(mu.shape) ** 2
         ratio = 1 + w + np.sqrt(w) * np.sqrt(w + 2)  # of the larger root to the mean
         return np.where(rng.random(mu.shape) * (1 + 1 / ratio) < 1, mu / ratio, mu * ratio)
+
+    def check_variation(self, rows: Rows) -> None:
+        """Refuse an outcome that never varies: nothing would bound the shape."""
+        if self.intercept:
+            refuse_constant(self, rows)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Only numbers above 0."""

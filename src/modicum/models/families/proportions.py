@@ -17,6 +17,7 @@ from modicum.models.families.extras import ExtraParameter
 from modicum.models.families.links import LINKS
 from modicum.models.families.special import log_factorial, log_gamma, softplus
 from modicum.models.linear import LinearPredictorModel
+from modicum.models.outcomes import refuse_constant
 from modicum.models.separation import find_separation
 from modicum.rows import Rows
 
@@ -49,6 +50,9 @@ class Binomial(LinearPredictorModel):
     link: str = "logit"
 
     outcome_fields: ClassVar[tuple[str, ...]] = ("y", "trials")
+    field_meaning: ClassVar[dict[str, str]] = {
+        "trials": "COLUMN is the number of trials of each row"
+    }
     on_numpy: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -162,6 +166,11 @@ class Beta(ExtraParameter):
         a, b = (bounded_exp(log_precision - np.logaddexp(0.0, e)) for e in (-mean, mean))
         log_odds = draw_log_gammas(rng, a) - draw_log_gammas(rng, b)
         return np.clip(chances(LINKS["logit"], log_odds), *OPEN)
+
+    def check_variation(self, rows: Rows) -> None:
+        """Refuse an outcome that never varies: nothing would bound the precision."""
+        if self.intercept:
+            refuse_constant(self, rows)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Strictly between 0 and 1."""

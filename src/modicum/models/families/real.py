@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import factorial, inf, log, sqrt
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,10 @@ from modicum.errors import SettingError
 from modicum.models.base import Batch, Params
 from modicum.models.families.drawing import bounded_exp
 from modicum.models.linear import LinearPredictorModel
+from modicum.models.outcomes import refuse_constant
 from modicum.models.priors import Moments, Normal, is_positive
+from modicum.rows import Rows
+from modicum.runtime import Array
 
 __all__ = ["Gaussian", "ScaleFamily", "StudentT"]
 
@@ -76,7 +79,7 @@ class ScaleFamily(LinearPredictorModel):
         """Return the likelihood alone."""
         return replace(super().without_priors(), scale_prior=None)
 
-    def spread(self, eta: jax.Array) -> Any:
+    def spread(self, eta: jax.Array) -> jax.Array | float:
         """Return the scale, known or from the predictors of one row."""
         return self.scale if self.scale is not None else jnp.exp(eta[1])
 
@@ -93,7 +96,7 @@ class ScaleFamily(LinearPredictorModel):
             named["scale"] = jnp.exp(named.pop("log_scale"))
         return named
 
-    def restore(self, named: Mapping[str, Any]) -> Params:
+    def restore(self, named: Mapping[str, Array]) -> Params:
         """Take the logarithm of a reported scale."""
         theta = super().restore(named)
         if "scale" in theta:
@@ -113,6 +116,11 @@ class ScaleFamily(LinearPredictorModel):
     @abstractmethod
     def draw_noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Draw noise of a scale of one."""
+
+    def check_variation(self, rows: Rows) -> None:
+        """Refuse, where the scale is estimated, an outcome that never varies."""
+        if self.scale is None and self.intercept:
+            refuse_constant(self, rows)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Any real number will do."""

@@ -75,10 +75,14 @@ class Grouping:
         group_codes = places[codes]
         if len(group_codes) and group_codes.min() < 0:
             at = int(np.argmax(group_codes < 0))
+            nested = len(self.columns) > 1
+            holder = f"the group {self.field!r}" if nested else f"column {self.field!r}"
+            inner = f"the column {self.columns[-1]!r}" if nested else "that column"
             raise DataError(
-                f"column {self.field!r} holds {values[codes[at]]!r} in row {columns.row(at)}, a "
+                f"{holder} holds {values[codes[at]]!r} in row {columns.row(at)}, a "
                 "group that the rows of the fit did not have: to predict for new groups, use "
-                f"{argument('groups', 'new')}, or leave that column out of the table."
+                f"{argument('groups', 'new')}, or leave {inner} out of the table"
+                + (", which keeps the effects of groups that are known." if nested else ".")
             )
         return group_codes.astype(code_type(len(self.levels)))
 

@@ -121,7 +121,7 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
             f"the formula {text!r} ends with {sides[1].rstrip()[-1]}: write the term that is "
             "missing there, or leave the sign out."
         )
-    outcome, fields = _left(sides[0])
+    outcome, fields = _outcome_side(sides[0])
     offsets: list[Expression] = []
     groups: list[GroupTerm] = []
     common: list[str] = []
@@ -149,10 +149,16 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
     if outcome is not None:
         _refuse_groups_of_outcome(outcome, groups)
     terms, intercept = _terms(" ".join(common), sides[0], columns)
+    factors = {factor.tidy for term in terms for factor in term}
+    if outcome is not None and outcome.tidy in factors:
+        raise SettingError(
+            f"the outcome {outcome.text!r} is a term of {text!r} as well, which leaves nothing to "
+            "explain: leave it out after ~."
+        )
     return Formula(text, outcome, terms, intercept, tuple(offsets), tuple(groups), fields)
 
 
-def _left(text: str) -> tuple[Expression | None, tuple[tuple[str, Expression], ...]]:
+def _outcome_side(text: str) -> tuple[Expression | None, tuple[tuple[str, Expression], ...]]:
     """Outcome and further fields: ``y``, ``late > 15``, ``wins | trials(games)``."""
     if not text.strip():
         return None, ()

@@ -1,0 +1,104 @@
+"""Sums over rows that leave a digest, each about the anchor it was expanded at when it came.
+
+Digests that were added may have anchors of their own. What a row adds to the sums over all rows is
+its expansion about *its* anchor, and that is what must be subtracted: its expansion about another
+differs by terms of third order, which many rows make large. Rows that are among those kept say
+which anchor is theirs. Of the others it is estimated how many came from each: of a digest's rows
+that go, a kept one stands for its multiplier less itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from modicum.digest.keeping import expansion
+from modicum.digest.pool import Pool, hashes
+from modicum.ledger import Ledger
+from modicum.models import Target
+from modicum.passes import Engine, Quadratic, Sums
+from modicum.rows import Rows
+
+__all__ = ["Removed", "removed_sums"]
+
+
+@dataclass(frozen=True)
+class Removed:
+    """Sums over the rows that leave a digest.
+
+    Attributes
+    ----------
+    sums
+        Of all of them.
+    apart
+        How the expansions about each other anchor differ from those about the first, summed over
+        rows whose anchor is not known.
+    uncertain
+        Of each of these: the standard error of the share of such rows that it applies to.
+    """
+
+    sums: Quadratic
+    apart: tuple[Quadratic, ...] = ()
+    uncertain: tuple[float, ...] = ()
+
+    def error(self, point: np.ndarray, factor: np.ndarray) -> float:
+        """How far it may move a posterior mean, in sds, if that is normal about `point`."""
+        moves = (
+            np.max(np.abs(factor[: len(apart.A)].T @ apart.slopes(point))) * share
+            for apart, share in zip(self.apart, self.uncertain, strict=True)
+        )
+        return float(max(moves, default=0.0))
+
+
+def removed_sums(
+    target: Target, rows: Rows, pool: Pool, anchors: np.ndarray, engine: Engine
+) -> Removed:
+    """Add up `rows`, which leave the digest of this pool, each about its own anchor."""
+
+    def about(anchor: np.ndarray, some: Rows) -> Quadratic:
+        return expansion(Sums(target, some, engine, Ledger(rows=len(some))), anchor)
+
+    if len(anchors) == 1:
+        return Removed(about(anchors[0], rows))
+    known, stands_for = _anchors_known(rows, pool)
+    unknown = [about(anchor, rows) for anchor in anchors]
+    total: Quadratic | None = None
+    for part in np.unique(known[known >= 0]):
+        mine = rows.subset(np.flatnonzero(known == part))
+        for k, anchor in enumerate(anchors):
+            here = about(anchor, mine)
+            unknown[k] = unknown[k] - here
+            if k == part:
+                total = here if total is None else total + here
+    if not (known < 0).any():
+        assert total is not None
+        return Removed(total)
+    counts = np.bincount(known[known >= 0], minlength=len(anchors))
+    others = np.bincount(pool.part, weights=pool.size, minlength=len(anchors))
+    share = stands_for if stands_for.sum() > 0 else others
+    share = share / share.sum()
+    for k, rest in enumerate(unknown):
+        part_of_it = Quadratic(rest.point, share[k] * rest.C, share[k] * rest.A, share[k] * rest.B)
+        total = part_of_it if total is None else total + part_of_it
+    assert total is not None
+    smooth = (counts + 1) / (counts.sum() + len(anchors))  # none seen is not none there
+    error = np.sqrt(smooth * (1 - smooth) / (counts.sum() + len(anchors)))
+    return Removed(
+        total, tuple(rest - unknown[0] for rest in unknown[1:]), tuple(map(float, error[1:]))
+    )
+
+
+def _anchors_known(rows: Rows, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
+    """The anchor of each row that the pool keeps, -1 of others; of each, how many others it has."""
+    kept = hashes(pool.rows._description, pool.rows.slice(0, len(pool)))
+    distinct, first = np.unique(kept, return_index=True)
+    part, others = pool.part[pool.stratum][first], np.maximum(pool.multiplier[first] - 1, 0.0)
+    known, stands_for = [], np.zeros(int(pool.part.max()) + 1)
+    for chunk in rows.chunks(1 << 16):
+        hashed = hashes(pool.rows._description, chunk)
+        at = np.minimum(np.searchsorted(distinct, hashed), len(distinct) - 1)
+        here = distinct[at] == hashed
+        known.append(np.where(here, part[at], -1))
+        np.add.at(stands_for, part[at[here]], others[at[here]])
+    return np.concatenate(known), stands_for

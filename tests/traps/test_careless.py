@@ -1,0 +1,214 @@
+"""What users of other libraries try first: each is right, or one sentence that helps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import modicum as mo
+from modicum.rows.reading import read_formula
+
+SHORT = {"draws": 50, "chains": 2, "random_seed": 1, "progressbar": False, "method": "laplace"}
+
+
+@pytest.fixture(scope="module")
+def frame() -> pd.DataFrame:
+    rng, n = np.random.default_rng(2), 200
+    table = pd.DataFrame({"x": rng.normal(size=n), "g": rng.choice(list("abc"), n)})
+    table["y"] = (rng.random(n) < 1 / (1 + np.exp(-table["x"]))).astype(int)
+    return table.assign(w=1 + 2 * table["x"] + rng.normal(size=n))
+
+
+@pytest.fixture(scope="module")
+def post(frame) -> mo.Posterior:
+    return mo.fit("y ~ x + g", frame, **SHORT)
+
+
+# Tables
+
+
+def test_a_mapping_of_columns_is_a_table(frame, post):
+    # whatever index its columns have: they stand side by side
+    columns = {"x": frame["x"].to_numpy(), "y": frame["y"].set_axis(frame.index[::-1])}
+    columns["g"] = list(frame["g"])
+    again = mo.fit("y ~ x + g", columns, **SHORT)
+    np.testing.assert_array_equal(again["beta"], post["beta"])
+    new = {"x": [1.0, 2.0], "g": ["a", "b"]}
+    np.testing.assert_array_equal(post.predict(new).mean, post.predict(pd.DataFrame(new)).mean)
+    assert post.predict({**new, "g": ["b", "b"]}).mean[0] != post.predict(new).mean[0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"x": [1.0, 2.0, 3.0], "y": [0, 1]}, "'y' has 2 rows and 'x' has 3"),
+        ({"x": np.ones((2, 2)), "y": [0, 1]}, "a column of one value per row"),
+        ({"x": 1.0, "y": 1}, "a column of one value per row"),
+        ({}, "a column of one value per row"),
+    ],
+)
+def test_a_mapping_that_is_no_table(columns, words):
+    with pytest.raises(mo.ModicumError, match=words):
+        mo.fit("y ~ x", columns, **SHORT)
+
+
+def test_files_of_a_fit_are_taken_as_a_list_again(frame, tmp_path):
+    halves = [frame.iloc[:100], frame.iloc[100:]]
+    places = [tmp_path / f"{i}.parquet" for i in range(2)]
+    for half, place in zip(halves, places, strict=True):
+        half.to_parquet(place)
+    post = mo.fit("y ~ x + g", places, **SHORT)
+    np.testing.assert_array_equal(post.predict(places).mean, post.predict(frame).mean)
+    np.testing.assert_array_equal(post.predict(halves).mean, post.predict(frame).mean)
+
+
+def test_a_column_that_is_there_twice_is_named(frame):
+    twice = pd.concat([frame, frame[["x"]]], axis=1)
+    arrow = pa.Table.from_arrays([pa.array([1.0, 2.0])] * 3, names=["y", "x", "x"])
+    for table in (twice, arrow):
+        with pytest.raises(mo.DataError, match="column 'x' occurs more than once"):
+            read_formula("y ~ x", table, progressbar=False)
+    assert len(read_formula("y ~ g", twice, progressbar=False).rows) == 200  # it is not read
+
+
+def test_a_column_without_values_is_said_to_have_none(frame, tmp_path):
+    with pytest.raises(mo.DataError, match="'q' holds no value in any row"):
+        mo.fit("y ~ x + q", frame.assign(q=None), **SHORT)
+    (tmp_path / "no.csv").write_text("x,y\n")
+    with pytest.raises(mo.DataError, match="there are no rows in the data"):
+        mo.fit("y ~ x", tmp_path / "no.csv", **SHORT)
+
+
+def test_a_store_that_exists_is_not_replaced_by_an_argument_that_fit_has_not(frame, tmp_path):
+    mo.fit("y ~ x", frame, store=tmp_path / "rows", **SHORT)
+    with pytest.raises(mo.SettingError, match=r"name another folder, or replace it by ingest\("):
+        mo.fit("y ~ x", frame, store=tmp_path / "rows", **SHORT)
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"weights": np.ones(200)}, "weights must be the name of a column, not ndarray"),
+        ({"offset": np.ones(200)}, "offset must be the name of a column, not ndarray"),
+        ({"checkpoint": 3}, "checkpoint must be the path of a folder, not int"),
+        ({"family": "normal"}, "did you mean 'gaussian'"),
+        ({"family": "bernoulli"}, "did you mean 'logistic'"),
+    ],
+)
+def test_arguments_as_other_libraries_have_them(frame, settings, words):
+    with pytest.raises(mo.SettingError, match=words):
+        mo.fit("y ~ x", frame, **(SHORT | settings))
+
+
+def test_the_table_before_the_formula(frame):
+    with pytest.raises(mo.SettingError, match="it comes first, and the table after it"):
+        mo.fit(frame, "y ~ x", **SHORT)
+
+
+@pytest.mark.parametrize("formula", ["w ~ x + w", "w ~ x:w", "np.log(x) ~ np.log( x )"])
+def test_an_outcome_does_not_explain_itself(frame, formula):
+    with pytest.raises(mo.SettingError, match="which leaves nothing to explain"):
+        read_formula(formula, frame, progressbar=False)
+
+
+def test_a_computed_outcome_may_have_its_column_as_a_term(frame):
+    assert read_formula("w > 0 ~ w", frame, progressbar=False).rows.columns == ("w",)
+
+
+def test_names_that_are_not_there_are_errors_of_both_kinds(post, tmp_path):
+    for kind in (mo.SettingError, KeyError):
+        with pytest.raises(kind, match=r"there is no parameter 'bet' .*'beta'"):
+            post.mean("bet")
+        with pytest.raises(kind, match=r"no 'beta\[xx\]' \(did you mean 'beta\[x\]'\?\)"):
+            post.summary("beta[xx]")
+    for kind in (mo.DataError, FileNotFoundError):
+        with pytest.raises(kind, match="there is no file at"):
+            mo.Posterior.load(tmp_path / "none")
+        with pytest.raises(kind, match="there is no file at"):
+            mo.Digest.load(tmp_path / "none")
+    with pytest.raises(mo.DataError, match="is a folder"):
+        mo.Posterior.load(tmp_path)
+
+
+def test_a_summary_of_single_lines(post):
+    table = post.summary(["beta[g[b]]", "intercept"])
+    pd.testing.assert_frame_equal(table, post.summary().loc[["beta[g[b]]", "intercept"]])
+
+
+def test_default_priors_are_those_of_the_default_family(frame):
+    rows = mo.Rows(x=frame[["x"]], y=frame["y"])
+    assert mo.priors.default(rows) == mo.priors.default(rows, "logistic")
+
+
+# Arrays
+
+
+@pytest.mark.parametrize("name", ["weights", "sample_weight", "exposure", "offsets"])
+def test_a_field_that_would_be_ignored_is_refused(frame, name):
+    rows = mo.Rows(x=frame[["x"]], y=frame["y"], **{name: np.full(200, 5.0)})
+    with pytest.raises(mo.DataError, match=f"a field '{name}', which Logistic does not read"):
+        mo.sample(mo.models.Logistic(), rows, **SHORT)
+
+
+def test_a_factor_may_be_called_exposure(frame):
+    rows = mo.Rows(x=frame[["x"]], y=frame["y"], codes={"exposure": frame["g"]})
+    assert mo.sample(mo.models.Logistic(), rows, **SHORT)["beta"].shape[-1] == 3
+
+
+def test_levels_in_arrays_of_pandas_own(frame):
+    texts = frame["g"].astype("string").array
+    rows = mo.Rows(x=frame[["x"]], y=frame["y"], codes={"g": texts})
+    assert rows.levels["g"] == ("a", "b", "c")
+    whole = pd.array(np.arange(200) % 3, dtype="Int64")
+    assert mo.Rows(y=frame["y"], codes={"g": whole}).levels["g"] == (0, 1, 2)
+
+
+def test_an_index_in_another_order_is_no_match(frame):
+    shuffled = frame["y"].sample(frac=1, random_state=1)
+    with pytest.raises(mo.DataError, match="'y' has the same index as 'x' in another order"):
+        mo.Rows(x=frame[["x"]], y=shuffled)
+    with pytest.raises(mo.DataError, match="'g' has the same index as 'x' in another order"):
+        mo.Rows(x=frame[["x"]], y=frame["y"], codes={"g": frame["g"].loc[shuffled.index]})
+    # by another index, as of a frame that was reset, rows match as they stand
+    mo.Rows(x=frame[["x"]], y=frame["y"].set_axis(np.arange(200) + 500))
+    mo.Rows(x=frame[["x"]], y=shuffled.to_numpy())
+
+
+# Outcomes without noise
+
+
+@pytest.mark.parametrize("family", ["gaussian", "student-t", "gamma", "beta", "asymmetric-laplace"])
+def test_an_outcome_that_never_varies(frame, family):
+    with pytest.raises(mo.DataError, match=r"the outcome 'w' is 0\.5 in every row"):
+        mo.fit("w ~ x", frame.assign(w=0.5), family, **(SHORT | {"method": "auto"}))
+
+
+def test_part_of_the_rows_may_have_one_outcome_only():
+    """Rows that are added to a digest, or looked at first, need not vary."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(80, 1))
+    first = mo.Rows(x=x[:60], y=x[:60, 0] + rng.normal(size=60))
+    digest = mo.digest(mo.models.Gaussian(), first, size=60, progressbar=False)
+    assert len(digest.add(mo.Rows(x=x[60:], y=np.zeros(20)))) == 80
+
+
+def test_an_outcome_that_columns_give_away(frame):
+    with pytest.raises(mo.ConvergenceError, match="the columns give the outcome 'w' without noise"):
+        mo.fit("w ~ x", frame.assign(w=1 + 2 * frame["x"]), "gaussian", **SHORT)
+
+
+# Groups
+
+
+@pytest.mark.parametrize("how", ["explicit", "integrate"])
+def test_a_misspelt_prior_of_groups_lists_theirs(frame, how):
+    priors = {"gruop_sd": mo.priors.HalfNormal(1)}
+    with pytest.raises(
+        mo.SettingError, match=r"did you mean 'group_sd'.* there is common, .*group_"
+    ):
+        mo.fit("y ~ x + (1 | g)", frame, groups=how, priors=priors, progressbar=False)
