@@ -17,8 +17,8 @@ from typing import Literal
 
 from modicum.engines.base import EngineChoice
 from modicum.engines.faults import NO_MEMORY, RESTARTS, could_not_finish, first_line
-from modicum.engines.library import ray_library
 from modicum.engines.ray_engine import PULSE, RayEngine
+from modicum.engines.ray_library import ray_library
 from modicum.engines.sharded_weights import Actor
 from modicum.engines.worker import Worker
 from modicum.errors import ResourceError, SettingError, whole_number

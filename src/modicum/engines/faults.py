@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modicum.engines.library import ray_library
+from modicum.engines.ray_library import ray_library
 from modicum.errors import ModicumError, ResourceError, SettingError
 
 __all__ = [

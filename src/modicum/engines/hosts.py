@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from modicum.engines.faults import RESTARTS, SILENCE, fault_of, silence_of
-from modicum.engines.library import ray_library
+from modicum.engines.ray_library import ray_library
 from modicum.engines.shipping import Reference, packed, unpacked
 
 __all__ = ["RayHosts", "fetched", "started_hosts"]

@@ -20,7 +20,7 @@ import numpy as np
 
 from modicum.engines.faults import SILENCE, fault_of, silence_of
 from modicum.engines.hosts import RayHosts, started_hosts
-from modicum.engines.library import ray_library
+from modicum.engines.ray_library import ray_library
 from modicum.engines.sharded_weights import (
     Actor,
     NumbersAtWorkers,

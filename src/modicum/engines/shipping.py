@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
-from modicum.engines.library import ray_library
+from modicum.engines.ray_library import ray_library
 
 __all__ = ["Parcel", "Reference", "packed", "unpacked"]
 

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from modicum.engines.library import ray_library
+from modicum.engines.ray_library import ray_library
 from modicum.engines.sharded_weights import NumberRecipe
 from modicum.engines.shipping import Parcel, Reference, unpacked
 from modicum.errors import DataError

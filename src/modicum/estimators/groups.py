@@ -447,7 +447,8 @@ _converted = jit(static=0)(in_expansion_coordinates)
 def group_proxy(anchor: Anchor, target: Target, order: int, unit: jax.Array | None = None) -> Proxy:
     """The anchor's sums in phi, with variances in this unit (see `variance_unit`)."""
     point = to_device(anchor.point)
-    A, B = _converted(target.likelihood, point, *to_device((anchor.A, anchor.B)), unit)
+    A, B = to_device((anchor.A, anchor.B))
+    A, B = _converted(target.likelihood, point, A, B, unit)
     return Proxy(
         point,
         to_device(anchor.factor),

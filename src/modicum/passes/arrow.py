@@ -91,24 +91,27 @@ def _cross(
 ) -> jax.Array:
     """C' in the columns of the border: sums over the rows of a level of h z x'."""
     levels, effects = shape
-    coded = isinstance(matrix, CodedMatrix)
-    numbers = matrix.numbers() if isinstance(matrix, CodedMatrix) else matrix.densely()
-    places = matrix.dense_places() if isinstance(matrix, CodedMatrix) else None
-    width = matrix.columns if isinstance(matrix, CodedMatrix) else numbers.shape[-1]
-    parts = []
-    for k in range(effects):
-        sums = _sums_of_numbers(levels, level, weighted[:, k], numbers)
-        if coded:
-            assert isinstance(matrix, CodedMatrix)
-            # A column before the others collects all reference levels.
-            flat = jnp.zeros(levels * (1 + width))
-            for term in matrix.coding.terms:
-                value = weighted[:, k] * matrix.scale(term)
-                at = level * (1 + width) + matrix.place(term)
-                flat = flat.at[at].add(value, mode="promise_in_bounds")
-            sums = flat.reshape(levels, 1 + width)[:, 1:].at[:, places].add(sums)
-        parts.append(sums)
-    return jnp.stack(parts, axis=1)
+
+    def sums(weight: jax.Array) -> jax.Array:
+        if isinstance(matrix, CodedMatrix):
+            return _sums_of_codes(levels, level, weight, matrix)
+        return _sums_of_numbers(levels, level, weight, matrix.densely())
+
+    return jnp.stack([sums(weighted[:, k]) for k in range(effects)], axis=1)
+
+
+def _sums_of_codes(
+    levels: int, level: jax.Array, weight: jax.Array, matrix: CodedMatrix
+) -> jax.Array:
+    """Sums of weight x over the rows of each level, (levels, columns), where factors are codes."""
+    numbers = _sums_of_numbers(levels, level, weight, matrix.numbers())
+    # A column before the others collects all reference levels.
+    width = 1 + matrix.columns
+    flat = jnp.zeros(levels * width)
+    for term in matrix.coding.terms:
+        at = level * width + matrix.place(term)
+        flat = flat.at[at].add(weight * matrix.scale(term), mode="promise_in_bounds")
+    return flat.reshape(levels, width)[:, 1:].at[:, matrix.dense_places()].add(numbers)
 
 
 def _sums_of_numbers(
