@@ -30,7 +30,7 @@ sources = sorted(Path(mo.__file__).parent.rglob("*.py"))
 library = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
 kept_results = Path(__file__).resolve().parents[1] / "build" / "notebooks" / library[:12]
 nb_execution_cache_path = str(kept_results)
-nb_execution_timeout = 600
+nb_execution_timeout = 1800  # seconds of a cell, on a busy machine
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 try:  # a table of its own, downloaded: without a network its page is built without results

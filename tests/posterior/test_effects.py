@@ -1,5 +1,7 @@
 """Effects that are among the draws: tabulated, predicted with, and averaged over for new groups."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -105,6 +107,19 @@ def test_reports_show_effects_whether_or_not_the_rows_are_there(post, table, tmp
     assert alone.count("<svg") == 0
     assert "w03, ward:dose" in alone
     assert section(bare, data=table[0].assign(dose=0.5)) == alone  # not the rows of the fit
+
+
+def test_levels_that_are_numbers_stay_numbers(post):
+    levels = range(25)
+    schema = replace(post.fit_rows.schema, levels={"ward": tuple(levels)})
+    texts = {name: (tuple(map(str, levels)),) for name in ("1|ward", "dose|ward")}
+    numbered = replace(
+        post, labels=post.labels | texts, fit_rows=replace(post.fit_rows, schema=schema), rows=None
+    )
+    numbers, names = numbered.effects("ward"), post.effects("ward").drop(columns="rows")
+    assert numbers.index.levels[0].dtype.kind == "i"
+    np.testing.assert_array_equal(numbers.loc[3], names.loc["w03"])
+    assert list(numbered.effects("ward", levels=[3]).index.levels[0]) == [3]
 
 
 def test_known_groups_are_predicted_by_their_effects(post):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,11 @@ TOLERANCE = 1e-6  # whitened gradient norm: distance to the mode in posterior st
 GOAL = 1e-8  # what Newton aims for: at 1e-7 a small coefficient agrees with a GLM to 1.2e-8 only
 NEAR = 0.01  # near enough to expand about and to set a scale; saves a pass or two
 MAX_STEPS = 60
+# Steps on a kink after which the search ends; posterior standard deviations from the mode, as the
+# gradient has it, that are too many there; and what such a step rises by at most: in all, and as a
+# share of the squared gradient norm.
+IDLE_STEPS, FAR = 2, 0.1
+IDLE_RISE, IDLE_SHARE = 1e-3, 1e-6
 FEWEST_GROUPS = 500  # of a subset: fewer say little about differences between groups
 MAX_SETTLING = 100
 SETTLED = 3e-3  # posterior standard deviations: nothing depends on where exactly priors settle
@@ -379,10 +385,11 @@ def find_mode(
     ConvergenceError
         If no mode was reached; an unconverged point is never returned as one.
     """
-    subset = _subset(sums, seed)
-    near = start if subset is sums else _climb(subset, start, purpose, NEAR).point
+    subset, near = _subset(sums, seed), start
+    if subset is not sums:
+        near = _near_mode(subset, start, purpose)
     before = sums.ledger.sweeps
-    at = _climb(sums, near, purpose, within if within > TOLERANCE else GOAL)
+    at, stuck = _climb(sums, near, purpose, within if within > TOLERANCE else GOAL)
     record = ModeRecord(
         passes=sums.ledger.sweeps - before,
         gradient_norm=at.gradient_norm,
@@ -391,8 +398,19 @@ def find_mode(
     )
     _require_noise(sums, at, record)
     if not record.converged:
-        raise ConvergenceError(_why_not(sums, at, record))
+        raise ConvergenceError(_why_not(sums, at, record, stuck))
     return at, record
+
+
+def _near_mode(subset: Sums, start: np.ndarray, purpose: str) -> np.ndarray:
+    """The mode of a subset; where its log-posterior has a kink, that of all rows has one too."""
+    before = subset.ledger.sweeps
+    at, stuck = _climb(subset, start, purpose, NEAR)
+    if stuck and subset.target.model.users_functions and at.gradient_norm > FAR:
+        size, passes = len(subset.rows), subset.ledger.sweeps - before
+        record = ModeRecord(passes, at.gradient_norm, False, size)
+        raise ConvergenceError(_why_not(subset, at, record, stuck))
+    return at.point
 
 
 def _require_noise(sums: Sums, at: Curvature, record: ModeRecord) -> None:
@@ -445,21 +463,32 @@ def _subset_of_groups(sums: Sums, groups: GroupedRows, seed: int) -> Sums:
     return replace(sums, rows=groups.subset(picked))
 
 
-def _climb(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> Curvature:
+class _Ascent(NamedTuple):
+    """Where Newton ended, and whether that is because nothing rises from there."""
+
+    at: Curvature
+    stuck: bool
+
+
+def _climb(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> _Ascent:
     """Newton with damping, after L-BFGS where the log-posterior need not be concave."""
     if not isinstance(sums.target.model, LinearPredictorModel | IntegratedEffects):
         start = _quasi_newton(sums, start, purpose)
-    return ascend(sums, start, purpose, goal)
+    return _ascent(sums, start, purpose, goal)
 
 
 def ascend(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> Curvature:
     """Damped Newton, until the whitened gradient norm is below `goal` or no step rises."""
+    return _ascent(sums, start, purpose, goal).at
+
+
+def _ascent(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> _Ascent:
     prior = flat_prior(sums.target)
     at = curvature(sums, start, purpose, prior)
     if not at.finite:
         kind = EndlessError if at.log_posterior == np.inf else ConvergenceError
         raise kind(_not_finite(sums, at))
-    damping = 0.0
+    damping, idle = 0.0, 0
     for _ in range(MAX_STEPS):
         if prior is not None:
             at, prior = settle(at, sums.target, prior)
@@ -467,9 +496,25 @@ def ascend(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> Curvatur
             break
         better, damping = _step(sums, at, purpose, damping, prior)
         if better is None:  # no ascent left at working precision
-            break
+            return _Ascent(at, True)
+        idle = idle + 1 if _is_idle(at, better) else 0
         at = better
-    return at
+        if idle == IDLE_STEPS and sums.target.model.users_functions:
+            return _Ascent(at, True)
+    return _Ascent(at, False)
+
+
+def _is_idle(at: Curvature, better: Curvature) -> bool:
+    """Whether a step is to either side of a kink.
+
+    A smooth log-posterior would have risen by about half the squared gradient norm. On a kink the
+    gradient stays what it was, and only steps of next to no length rise, by next to nothing.
+    """
+    rise, least = (
+        better.log_posterior - at.log_posterior,
+        min(at.gradient_norm, better.gradient_norm),
+    )
+    return least > FAR and rise < min(IDLE_RISE, IDLE_SHARE * least**2)
 
 
 def flat_prior(target: Target) -> StandInPrior | None:
@@ -610,7 +655,7 @@ def _is_concave(at: Curvature) -> bool:
     return bool(np.linalg.eigvalsh(at.precision)[0] > 0)
 
 
-def _why_not(sums: Sums, at: Curvature, record: ModeRecord) -> str:
+def _why_not(sums: Sums, at: Curvature, record: ModeRecord, stuck: bool) -> str:
     """Why there is no mode where the search stopped, and what to do for a model of this kind."""
     own = sums.target.model.users_functions
     if not _is_concave(at):
@@ -623,7 +668,7 @@ def _why_not(sums: Sums, at: Curvature, record: ModeRecord) -> str:
             "no mode was found: where the search stopped, the log-posterior is not concave "
             f"(its Hessian is not negative definite); {remedy}."
         )
-    if own and _step(sums, at, "mode", 0.0)[0] is None:
+    if own and stuck:
         return (
             "no mode was found: the search stopped where the gradient is not zero and nothing "
             f"rises from there ({point_text(sums.target, at.point)}), so that the log-posterior "

@@ -72,7 +72,8 @@ def effects(
     family = model.family if isinstance(model, IntegratedEffects) else model
     assert isinstance(family, LinearPredictorModel)
     if any(term.field == group for term in family.group_terms):
-        return _explicit(source, family, rows, group, levels, prob)
+        known = () if fit.rows is None else fit.rows.schema.levels.get(group, ())
+        return _explicit(source, family, rows, group, known, levels, prob)
     if rows is None:
         raise SettingError(
             "effects that were integrated out are drawn from the rows of the fit, which a file "
@@ -129,10 +130,11 @@ def _explicit(
     model: LinearPredictorModel,
     rows: Rows | None,
     group: str,
+    known: Sequence[object],
     levels: Sequence[object] | None,
     prob: float,
 ) -> pd.DataFrame:
-    """Effects that are among the draws."""
+    """Effects that are among the draws; `known` are the levels as the rows of the fit had them."""
     terms = terms_of(model, group)
     names = [name for term in terms for name in term.names]
     called = [name for term in terms for name in term.sd_names]
@@ -146,8 +148,10 @@ def _explicit(
             np.bincount(chunk[group], minlength=len(entries)) for chunk in rows.chunks(CHUNK)
         )
         size = np.asarray(counts)[ids]
-    levels_there = np.asarray(entries, object)[ids]
-    return _frame(tabulated(x, weights, prob), group, levels_there, called, size, prob)
+    of_draws = np.asarray(entries, object)  # as texts
+    if tuple(map(str, known)) == tuple(entries):
+        of_draws = np.asarray(known, object)
+    return _frame(tabulated(x, weights, prob), group, of_draws[ids], called, size, prob)
 
 
 def tabulated(x: np.ndarray, weights: np.ndarray, prob: float) -> np.ndarray:
@@ -169,11 +173,17 @@ def _frame(
     import pandas as pd
 
     columns = ["mean", "sd", *(f"{100 * end:g}%" for end in ((1 - prob) / 2, (1 + prob) / 2))]
+    levels = np.asarray(levels.tolist()) if _whole(levels) else levels
     index: Any = pd.Index(levels, name=group)
     if len(effect_names) > 1:
         index = pd.MultiIndex.from_product([levels, effect_names], names=[group, "effect"])
     frame = pd.DataFrame(table.reshape(-1, len(columns)), index=index, columns=columns)
     return frame if size is None else frame.assign(rows=np.repeat(size, len(effect_names)))
+
+
+def _whole(levels: np.ndarray) -> bool:
+    """Whether levels are whole numbers, of which pandas makes an index of numbers."""
+    return all(isinstance(level, int) and not isinstance(level, bool) for level in levels.tolist())
 
 
 def with_groups(
