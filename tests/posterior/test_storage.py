@@ -135,7 +135,7 @@ def test_foreign_and_newer_files(post, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no file at .*missing: check") as fault:
         Posterior.load(tmp_path / "missing")
     assert isinstance(fault.value, DataError)
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="is a folder"):
         Posterior.load(tmp_path)
 
 

@@ -73,6 +73,8 @@ def tables_for_chains(tables: Pytree, rows: Batch | Rows) -> Pytree:
     """
     if isinstance(tables, WeightTables) and isinstance(rows, Rows):
         tables = tables._replace(order=None)
+    elif isinstance(tables, WeightTables) and not isinstance(tables.order, Array | None):
+        tables = tables._replace(order=np.asarray(tables.order))  # gathered from the workers
     return to_device(tables)
 
 
