@@ -6,17 +6,20 @@ STAMP  := .venv/.installed
 # one file share what they sampled, so a file stays with one worker.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) + 1))')
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
-LIBRARY := tests src/modicum
+PAGES   := tests/test_readme.py
+DOCS    := $(PAGES) src/modicum
 LAB     := src/modicum_lab
+LINTED  := src tests conftest.py docs/conf.py
 # Workers and the processes that tests start read each other's bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo test test-unit test-lab test-slow test-lowest coverage lint format bench parts docs clean
+.PHONY: help install demo test test-unit test-docs test-lab test-slow test-lowest coverage lint format bench parts docs clean
 
 help:
 	@echo "make demo         fit real flights data and write a picture"
 	@echo "make test         run the tests of the library"
 	@echo "make test-unit    only those that run no chain (two minutes)"
+	@echo "make test-docs    run the examples of docstrings, README and docs/rows.md"
 	@echo "make test-lab     run the tests of the laboratory: papers, benchmarks, demo"
 	@echo "make test-slow    run the longer statistical checks too"
 	@echo "make test-lowest  run the unit tests on the oldest versions pyproject.toml allows"
@@ -27,10 +30,12 @@ help:
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml
+$(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Modicum needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(STAMP): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[test,bench,lint]'
 	touch $@
 
@@ -38,16 +43,19 @@ demo: $(STAMP)
 	$(BIN)/modicum demo
 
 test: $(STAMP)
-	$(PYTEST) $(LIBRARY)
+	$(PYTEST) tests --ignore=$(PAGES)
 
 test-unit: $(STAMP)
-	$(PYTEST) -m unit $(LIBRARY)
+	$(PYTEST) -m unit tests
+
+test-docs: $(STAMP)
+	$(PYTEST) $(DOCS)
 
 test-lab: $(STAMP)
 	$(PYTEST) $(LAB)
 
 test-slow: $(STAMP)
-	$(PYTEST) -m "slow or not slow" $(LIBRARY) $(LAB)
+	$(PYTEST) -m "slow or not slow" tests src/modicum $(LAB)
 
 test-lowest: pyproject.toml
 	rm -rf .venv-lowest
@@ -59,16 +67,16 @@ test-lowest: pyproject.toml
 	.venv-lowest/bin/python -m pytest -m unit -n $(WORKERS) --dist loadfile tests
 
 coverage: $(STAMP)
-	$(PYTEST) --cov=modicum --cov-report=term:skip-covered $(LIBRARY)
+	$(PYTEST) --cov=modicum --cov-report=term:skip-covered tests src/modicum
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests conftest.py
-	$(BIN)/ruff format --check src tests conftest.py
+	$(BIN)/ruff check $(LINTED)
+	$(BIN)/ruff format --check $(LINTED)
 	$(BIN)/mypy
 
 format: $(STAMP)
-	$(BIN)/ruff check --fix src tests conftest.py
-	$(BIN)/ruff format src tests conftest.py
+	$(BIN)/ruff check --fix $(LINTED)
+	$(BIN)/ruff format $(LINTED)
 
 bench: $(STAMP)
 	$(BIN)/modicum bench $(if $(QUICK),--quick)
@@ -76,7 +84,7 @@ bench: $(STAMP)
 parts: $(STAMP)
 	$(BIN)/python -m modicum_lab.bench.parts $(if $(QUICK),--quick)
 
-docs: $(STAMP)
+docs: | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[docs]'
 	$(BIN)/sphinx-build -W --keep-going -b html docs site
 

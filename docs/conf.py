@@ -1,7 +1,9 @@
 """How Sphinx builds these pages: `make docs`."""
 
+import hashlib
 import re
 from importlib import metadata
+from pathlib import Path
 
 import modicum as mo
 
@@ -20,11 +22,15 @@ extensions = [
 exclude_patterns = ["_build"]
 
 # Markdown, and notebooks written in it: those in tutorials/ are run when the pages are built, and
-# their results kept until their code changes.
+# their results kept until their code changes, or the library's.
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "cache"
-nb_execution_timeout = 600
+sources = sorted(Path(mo.__file__).parent.rglob("*.py"))
+library = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+kept_results = Path(__file__).resolve().parents[1] / "build" / "notebooks" / library[:12]
+nb_execution_cache_path = str(kept_results)
+nb_execution_timeout = 1800  # seconds of a cell, on a busy machine
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 try:  # a table of its own, downloaded: without a network its page is built without results
@@ -37,6 +43,7 @@ suppress_warnings = ["mystnb.unknown_mime_type", "myst.header"]
 # Docstrings write `names` as Markdown does, and equations as plain text.
 default_role = "code"
 add_module_names = False
+toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -53,12 +60,14 @@ html_title = "Modicum"
 html_theme_options = {
     "show_toc_level": 2,
     "navigation_with_keys": False,
-    "header_links_before_dropdown": 5,
+    "header_links_before_dropdown": 6,
+    "navbar_align": "left",
+    "navbar_persistent": ["search-button"],
     "secondary_sidebar_items": ["page-toc"],
 }
 html_static_path = ["_static"]
 html_css_files = ["modicum.css"]
-html_sidebars = {"index": []}
+html_sidebars = {"index": [], "quickstart": []}
 
 
 def as_plain_text(app, what, name, obj, options, lines):

@@ -26,6 +26,7 @@ ORDER = (  # from the top down; packages of one line may use each other
     ("sklearn",),
     ("fit",),
     ("sample", "log_posterior", "plots", "priors"),
+    ("results",),
     ("digest",),
     ("methods",),
     ("posterior",),

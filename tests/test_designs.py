@@ -15,8 +15,6 @@ from helpers import toy
 from helpers.interrupted import planned
 from modicum import SettingError
 from modicum.designs import (
-    BLOCK,
-    CLASSES,
     DESIGNS,
     Design,
     Drawn,
@@ -27,6 +25,7 @@ from modicum.designs import (
     draw_on_host,
     weight_tables,
 )
+from modicum.rows.weight_classes import BLOCK, CLASSES
 
 pytestmark = pytest.mark.usefixtures("x64")
 RNG = np.random.default_rng(1)
@@ -146,7 +145,7 @@ def test_rows_without_weight_are_never_drawn_without_a_floor():
 def test_blocks_of_rows_are_joined_seamlessly(monkeypatch):
     weights = RNG.lognormal(0, 2, 1000)
     whole = weight_tables(weights)
-    monkeypatch.setattr("modicum.designs.BLOCK", 64)
+    monkeypatch.setattr("modicum.rows.weight_classes.BLOCK", 64)
     pieces = weight_tables(weights)
     for by_pieces, at_once in zip(pieces, whole, strict=True):
         np.testing.assert_allclose(by_pieces, at_once, rtol=1e-12)

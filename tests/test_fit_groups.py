@@ -129,8 +129,14 @@ def test_saved_and_loaded(frame: pd.DataFrame, post: mo.Posterior, tmp_path) -> 
     with pytest.raises(mo.SettingError, match="a file does not keep"):
         loaded.effects("ward")
     rows = read_formula(FORMULA, frame, progressbar=False).rows
-    again = loaded.effects("ward", rows=rows)
-    np.testing.assert_allclose(again["mean"], post.effects("ward")["mean"], atol=1e-6)
+    for given in (rows, frame):
+        again = loaded.effects("ward", rows=given)
+        np.testing.assert_allclose(again["mean"], post.effects("ward")["mean"], atol=1e-6)
+    held = mo.Posterior.load(tmp_path / "post", data=frame)
+    np.testing.assert_allclose(held.predict(new).mean, post.predict(new).mean, atol=1e-6)
+    page = loaded.report(tmp_path / "report.html", data=frame).read_text()
+    assert page == held.report(tmp_path / "held.html").read_text()
+    assert page.count('class="mean"') == 12  # of the picture of how far they are pulled
 
 
 @pytest.mark.slow

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import inspect
 import io
 import re
 from pathlib import Path
 
 import pytest
 
+import modicum as mo
+
 ROOT = Path(__file__).parent.parent
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 QUICK = [ROOT / "README.md", ROOT / "docs" / "rows.md"]
 PAGES = sorted({*(ROOT / "docs").glob("*.md")} - {*QUICK})
 NOTEBOOKS = sorted(  # these also run when the pages are built, which shows what they print
@@ -50,6 +55,26 @@ def test_quick_page(page, tmp_path, monkeypatch):
     run_page(page, tmp_path, monkeypatch)
 
 
+PUBLIC = ("modicum", *(f"modicum.{part}" for part in
+          ("datasets", "diagnostics", "models", "plots", "priors", "sklearn")))  # fmt: skip
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_the_reference_has_every_public_name(module):
+    """Those that users import, and those that CONTRIBUTING tells people to subclass."""
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.rst"))
+    documented = set(re.findall(r"^\.\. (?:auto|py:)\w+:: (?:\w+\.)*(\w+)$", pages, re.M))
+    names = {
+        name
+        for name in importlib.import_module(module).__all__
+        if not name.startswith("__") and not inspect.ismodule(getattr(mo, name, None))
+    }
+    assert names - documented == set()
+    inherited = set(re.findall(r"subclass(?:es|ed|) (?:of )?\n?`(\w+)`", CONTRIBUTING))
+    assert {"BaseModel", "Prior", "Method", "EveryRow", "Bound"} <= inherited <= documented
+    assert "Target" in documented
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_page(page, tmp_path, monkeypatch):
@@ -61,8 +86,6 @@ def test_page(page, tmp_path, monkeypatch):
 def test_notebook(page, tmp_path, monkeypatch):
     """The cells of a tutorial, as building the pages runs them."""
     import matplotlib as mpl
-
-    import modicum as mo
 
     mpl.use("Agg")
     monkeypatch.chdir(tmp_path)

@@ -40,7 +40,7 @@ def namespace(x: object) -> ModuleType:
     return np if is_numpy(x) else jnp
 
 
-def as_either(x: np.ndarray) -> jax.Array:
+def as_either(x: np.ndarray | jax.Array) -> jax.Array:
     """An array for a formula of either kind, which is typed as one of JAX's."""
     return x  # type: ignore[return-value]
 

@@ -20,18 +20,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arrays import as_either
 from modicum.errors import SettingError
+from modicum.rows.weight_classes import (
+    CLASSES,
+    Classes,
+    KeptNumbers,
+    KeptOrder,
+    classes_of_rows,
+    extent_of,
+    order_of_classes,
+)
 from modicum.runtime import Array
 
 __all__ = [
     "DESIGNS",
     "CertaintyRows",
-    "Classes",
     "Design",
     "Drawn",
-    "Extent",
-    "KeptNumbers",
-    "KeptOrder",
     "RowFacts",
     "Sampled",
     "StrataTables",
@@ -42,9 +48,7 @@ __all__ = [
     "Weighted",
     "certainty_rows",
     "draw_on_host",
-    "extent_of",
     "sample_on_host",
-    "sorted_by_class",
     "strata_tables",
     "weight_tables",
 ]
@@ -178,70 +182,6 @@ class Uniform(Design[UniformTables]):
 
 # Weighted ---------------------------------------------------------------------------------
 
-CLASSES = 256
-BLOCK = 1 << 20  # rows sorted at a time, so that temporaries stay small: a shard of kept numbers
-PART = 8_192  # rows whose expected residuals are added at a time
-
-
-class Classes(NamedTuple):
-    """How a row's expected residual becomes a weight, and the weight a class."""
-
-    share: float  # weight = share * expected + even
-    even: float
-    smallest: float  # log weight of the first class
-    spacing: float  # from one class to the next
-
-    def of(self, expected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Class and weight of each row."""
-        weight = self.share * expected.astype(np.float64) + self.even
-        with np.errstate(divide="ignore"):
-            place = np.maximum(np.log(weight), self.smallest) - self.smallest
-        return np.minimum(np.rint(place / self.spacing), CLASSES - 1).astype(np.uint8), weight
-
-
-class Extent(NamedTuple):
-    """What the classes of some expected residuals depend on."""
-
-    sums: np.ndarray  # of every PART rows
-    smallest: float
-    largest: float
-    bad: int  # place of the first that is not finite; -1: none
-
-
-class KeptOrder(Protocol):
-    """Numbers of rows sorted by class, which whoever holds the rows keeps.
-
-    `np.asarray` gathers them all.
-    """
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, places: Any, /) -> np.ndarray:
-        """Row numbers at some places of the order: an array of these, or a slice."""
-        ...
-
-    def sorted_rows(self) -> Any:
-        """The rows in this order, as a `Rows` that chains are fed from: row k is at place k."""
-        ...
-
-
-class KeptNumbers(Protocol):
-    """A float32 number from 0 per row, which whoever holds the rows keeps."""
-
-    def __len__(self) -> int: ...
-
-    def extent(self) -> Extent:
-        """Of all rows."""
-        ...
-
-    def sort(self, classes: Classes) -> tuple[np.ndarray, np.ndarray, KeptOrder]:
-        """Weight and size of each class, and the rows sorted by class.
-
-        Weights are added up as for numbers that are here: by `sorted_by_class` of every BLOCK
-        rows, block after block.
-        """
-        ...
-
 
 class WeightTables(NamedTuple):
     """Rows sorted by class, and one entry per class."""
@@ -309,8 +249,8 @@ def _look_up(uniform: Array, tables: WeightTables, xp: ModuleType) -> Drawn:
     kind = xp.searchsorted(tables.cumulative, which, side="right")
     size = tables.size[kind]
     place = tables.start[kind] + xp.minimum((within * size).astype(size.dtype), size - 1)
-    row_ids: Any = place if tables.order is None else tables.order[place]
-    return Drawn(row_ids.astype(size.dtype), tables.probability[kind])
+    row_ids = place if tables.order is None else tables.order[place]
+    return Drawn(as_either(row_ids).astype(size.dtype), tables.probability[kind])
 
 
 def weight_tables(expected: np.ndarray | KeptNumbers, floor: float = 0.1) -> WeightTables:
@@ -337,10 +277,10 @@ def weight_tables(expected: np.ndarray | KeptNumbers, floor: float = 0.1) -> Wei
     classes = Classes(share, even, smallest, spacing)
     order: np.ndarray | KeptOrder
     if isinstance(expected, np.ndarray):
-        kinds, mass = _in_classes(expected, classes)
+        kinds, mass = classes_of_rows(expected, classes)
         del expected  # as large as the order that is made now
         size = np.bincount(kinds, minlength=CLASSES)
-        order = _sorted_rows(kinds, size)
+        order = order_of_classes(kinds, size)
     else:
         mass, size, order = expected.sort(classes)
     # Classes without rows stay in: tables of one shape share one compiled kernel. They are never
@@ -353,63 +293,6 @@ def weight_tables(expected: np.ndarray | KeptNumbers, floor: float = 0.1) -> Wei
         cumulative=total_mass / total_mass[-1],
         probability=mass / total_mass[-1] / np.maximum(size, 1),
     )
-
-
-def extent_of(expected: np.ndarray | KeptNumbers) -> Extent:
-    """Sums, smallest and largest of expected residuals.
-
-    Sums of parts are added one after another, so that the total is the same wherever rows are:
-    parts never lie in two blocks.
-    """
-    if not isinstance(expected, np.ndarray):
-        return expected.extent()
-    if expected.dtype == np.float32:
-        whole = len(expected) // PART * PART
-        parts = expected[:whole].reshape(-1, PART).sum(axis=1, dtype=np.float64)
-        sums = np.append(parts, np.sum(expected[whole:], dtype=np.float64))
-    else:  # of groups, which are never kept elsewhere
-        sums = np.atleast_1d(np.sum(expected, dtype=np.float64))
-    bad = -1
-    if not np.isfinite(sums).all():
-        bad = int(np.argmin(np.isfinite(expected)))
-    return Extent(sums, float(expected.min()), float(expected.max()), bad)
-
-
-def sorted_by_class(
-    expected: np.ndarray, classes: Classes
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weight and size of each class, and places of rows sorted by class, of up to BLOCK rows."""
-    kind, weight = classes.of(expected)
-    mass = np.bincount(kind, weights=weight, minlength=CLASSES)
-    order = np.argsort(kind, kind="stable").astype(np.uint32)
-    return mass, np.bincount(kind, minlength=CLASSES), order
-
-
-def _in_classes(expected: np.ndarray, classes: Classes) -> tuple[np.ndarray, np.ndarray]:
-    """Class of each row, and weight of each class."""
-    kinds = np.empty(len(expected), np.uint8)
-    mass = np.zeros(CLASSES)
-    for first in range(0, len(expected), BLOCK):
-        kind, weight = classes.of(expected[first : first + BLOCK])
-        kinds[first : first + BLOCK] = kind
-        mass += np.bincount(kind, weights=weight, minlength=CLASSES)
-    return kinds, mass
-
-
-def _sorted_rows(kinds: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Row numbers sorted by class: a counting sort in blocks."""
-    order = np.empty(len(kinds), np.uint32 if len(kinds) < 2**32 else np.int64)
-    place = np.cumsum(size) - size
-    for first in range(0, len(kinds), BLOCK):
-        block = kinds[first : first + BLOCK]
-        inside = np.argsort(block, kind="stable")
-        counts = np.bincount(block, minlength=len(size))
-        cut = np.cumsum(counts)
-        for kind in np.flatnonzero(counts):
-            row_ids = inside[cut[kind] - counts[kind] : cut[kind]] + first
-            order[place[kind] : place[kind] + counts[kind]] = row_ids
-        place = place + counts
-    return order
 
 
 # Certainty rows ---------------------------------------------------------------------------

@@ -17,6 +17,7 @@ __all__ = [
     "DataError",
     "ModicumError",
     "ModicumWarning",
+    "NoNoiseError",
     "ResourceError",
     "SettingError",
     "UnknownNameError",
@@ -59,6 +60,10 @@ class ConvergenceError(ModicumError, RuntimeError):
 
 class NoModeError(ConvergenceError):
     """A posterior of which all is finite has no mode that could be found: a kink, a funnel."""
+
+
+class NoNoiseError(ConvergenceError):
+    """The columns give the outcome to the last digit: the scale of its noise has no posterior."""
 
 
 class CrudeControlVariateError(SettingError):
@@ -160,9 +165,9 @@ def too_few(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s are' if number != 1 else ' is'} too few"
 
 
-def suggestion(given: str, known: Iterable[str]) -> str:
-    """Return " (did you mean 'x'?)" if `given` looks like a misspelling of something known."""
-    close = get_close_matches(given.lower(), list(known), n=1)
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean 'x'?)" if `name` looks like a misspelling of something known."""
+    close = get_close_matches(name.lower(), list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

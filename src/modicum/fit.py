@@ -15,6 +15,7 @@ from modicum.models import FAMILIES, BaseModel, GroupTerm, LinearPredictorModel
 from modicum.models.base import Params
 from modicum.models.groups import INTERCEPT
 from modicum.models.multilevel import HoldEffects, multilevel
+from modicum.models.priors.distributions import Prior
 from modicum.posterior import Posterior, Warnings
 from modicum.progress import Progressbar
 from modicum.rows import Rows
@@ -58,7 +59,7 @@ def fit(
     data: Table,
     family: str | type[LinearPredictorModel] | LinearPredictorModel = "logistic",
     *,
-    priors: Mapping[str, Any] | None = None,
+    priors: Mapping[str, Prior] | None = None,
     weights: str | None = None,
     offset: str | None = None,
     groups: HoldEffects | None = None,
@@ -215,7 +216,7 @@ class FormulaModel(NamedTuple):
 def model_for(
     rows: Rows,
     family: str | type[LinearPredictorModel] | LinearPredictorModel,
-    priors: Mapping[str, Any] | None = None,
+    priors: Mapping[str, Prior] | None = None,
     groups: HoldEffects | None = None,
 ) -> FormulaModel:
     """Return the model of a formula, for rows that were read by it.
@@ -320,9 +321,11 @@ def _check_outcome(model: LinearPredictorModel, encoding: FormulaEncoding) -> No
         )
     for extra in getattr(model, "outcome_fields", ("y",)):
         if extra != "y" and extra not in encoding.fields:
+            meaning = model.field_meaning.get(extra)
             raise SettingError(
                 f"{name} needs the field {extra!r} beside the outcome: write "
-                f"'{outcome.expression} | {extra}(COLUMN) ~ ...'."
+                f"'{outcome.expression} | {extra}(COLUMN) ~ ...'"
+                + (f", where {meaning}." if meaning else ".")
             )
 
 

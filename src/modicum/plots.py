@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from modicum.errors import SettingError, whole_number
-from modicum.posterior import Posterior
+from modicum.posterior import Posterior, unpooled
 from modicum.posterior.alignment import RowsLike
 from modicum.posterior.axes import new_axes, pyplot
 from modicum.posterior.checking.residuals import residual_sizes
 from modicum.posterior.draws import check_interval, require_finite
 from modicum.posterior.effects import terms_of
 from modicum.posterior.labels import scalar_names
-from modicum.posterior.unpooled import unpooled_effects
-from modicum.rows import Rows
 from modicum.rows.checks import names_like
 
 if TYPE_CHECKING:
@@ -62,8 +60,6 @@ METHOD_COLOURS = {
 OTHER = "#555555"
 MOMENTS = 60  # at which errors are drawn
 MOST_NAMED = 60  # levels that are written beside their lines
-MOST_SHRUNK = 400  # levels whose own rows are looked at
-WIDEST = 1.6  # what is drawn of their own estimates, in multiples of the largest posterior mean
 
 
 def colour_of(method: str | Posterior) -> str:
@@ -104,18 +100,18 @@ def forest(
     matplotlib.axes.Axes
     """
     check_interval(prob)
-    chosen = _chosen(post, names)
-    written = list(chosen) if labels is None else list(labels)
-    if len(written) != len(chosen):
-        raise SettingError(f"there are {len(written)} labels for {len(chosen)} scalars.")
+    scalars = _scalars(post, names)
+    written = list(scalars) if labels is None else list(labels)
+    if len(written) != len(scalars):
+        raise SettingError(f"there are {len(written)} labels for {len(scalars)} scalars.")
     levels = [(1 - prob) / 2, 0.5, (1 + prob) / 2]
-    low, middle, high = _quantiles(post, chosen, levels, transform)
-    ax = new_axes(ax, (6.0, 1.0 + 0.22 * len(chosen)))
-    at = np.arange(len(chosen))
+    low, middle, high = _quantiles(post, scalars, levels, transform)
+    ax = new_axes(ax, (6.0, 1.0 + 0.22 * len(scalars)))
+    at = np.arange(len(scalars))
     ax.hlines(at, low, high, color=colour_of(post), linewidth=2)
     ax.plot(middle, at, "o", color=colour_of(post), markersize=4)
     ax.set_yticks(at, written)
-    ax.set_ylim(len(chosen) - 0.5, -0.5)  # the first on top
+    ax.set_ylim(len(scalars) - 0.5, -0.5)  # the first on top
     ax.set_xlabel(f"median and {prob:.0%} interval")
     ax.grid(axis="x", alpha=0.3)
     return ax
@@ -407,7 +403,8 @@ def shrinkage(
     Parameters
     ----------
     post
-        The posterior of a model with groups, which knows its rows (it was not loaded from a file).
+        The posterior of a model with groups, which knows its rows (one from a file was loaded
+        with them).
     group, effect, levels, prob, ax
         As in `caterpillar`; of more than 400 levels, 400 are drawn, from few rows to many.
 
@@ -415,18 +412,18 @@ def shrinkage(
     -------
     matplotlib.axes.Axes
     """
-    from scipy.stats import norm
-
     if post.rows is None:
         raise SettingError(
             "the picture needs the rows of each level, and this posterior, made by hand or loaded "
-            "from a file, does not hold them."
+            "from a file, does not hold them; load it with them: Posterior.load(path, data=...)."
         )
-    table, raw, sd = _unpooled(post, post.rows, group, effect, levels, prob)
-    rows, mean, colour = table["rows"].to_numpy(), table["mean"].to_numpy(), colour_of(post)
+    effects = post.effects(group, levels=levels, prob=prob)
+    name = _effect_name(post, group, effect)
+    drawn = unpooled.shrinkage(post, post.fit(), post.rows, group, name, effects)
+    raw, (wide, edge) = drawn.unpooled, drawn.limits(prob)
+    rows, mean = (drawn.table[column].to_numpy() for column in ("rows", "mean"))
+    colour = colour_of(post)
     ax = new_axes(ax)
-    wide = float(norm.ppf((1 + prob) / 2)) * sd
-    edge = 1.15 * max(wide, WIDEST * np.abs(mean).max())
     inside = np.clip(raw, -edge, edge)
     beyond = np.abs(raw) > edge
     ax.plot(rows, mean, "o", color=colour, markersize=4, label="posterior mean", zorder=3)
@@ -441,33 +438,9 @@ def shrinkage(
     ax.axhspan(-wide, wide, color=OTHER, alpha=0.12, label=f"{prob:.0%} of new levels", zorder=0)
     ax.axhline(0, color=OTHER, linewidth=0.8)
     ax.set(xscale="log", xlabel=f"rows per {group}", ylim=(-edge, edge))
-    ax.set_ylabel(f"effect of {_effect_name(post, group, effect)}")
+    ax.set_ylabel(f"effect of {name}")
     ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
     return ax
-
-
-def _unpooled(
-    post: Posterior,
-    rows: Rows,
-    group: str,
-    effect: str | None,
-    levels: Sequence[object] | None,
-    prob: float,
-) -> tuple[pd.DataFrame, np.ndarray, float]:
-    """Effects of levels that are drawn, what their own rows say, and the effects' sd."""
-    whole = post.effects(group, levels=levels, prob=prob)
-    names = _effect_names(post, group)
-    name = _effect_name(post, group, effect)
-    table = _of_effect(whole, name)
-    places = np.arange(len(table))
-    if len(places) > MOST_SHRUNK:
-        by_rows = table["rows"].to_numpy().argsort(kind="stable")
-        places = by_rows[np.linspace(0, len(places) - 1, MOST_SHRUNK).astype(int)]
-    pooled = whole["mean"].to_numpy().reshape(-1, len(names))[places]
-    sd = _quantiles(post, _chosen(post, f"group_sd[{name}]"), [0.5], None).item()
-    table = table.iloc[places]
-    drawn = (group, name, list(table.index), pooled, sd)
-    return table, unpooled_effects(post, post.fit(), rows, *drawn), sd
 
 
 def _effect_table(
@@ -479,19 +452,7 @@ def _effect_table(
 ) -> pd.DataFrame:
     """One effect of each level."""
     table = post.effects(group, levels=levels, prob=prob)
-    return _of_effect(table, _effect_name(post, group, effect))
-
-
-def _of_effect(table: pd.DataFrame, name: str) -> pd.DataFrame:
-    """The lines of one effect, where levels have several."""
-    if table.index.nlevels == 1:
-        return table
-    return table[table.index.get_level_values("effect") == name].droplevel("effect")
-
-
-def _effect_names(post: Posterior, group: str) -> list[str]:
-    """What `post.effects` calls the effects of a level."""
-    return [name for term in terms_of(post.fit().model, group) for name in term.sd_names]
+    return unpooled.one_effect(table, _effect_name(post, group, effect))
 
 
 def _effect_name(post: Posterior, group: str, effect: str | None) -> str:
@@ -524,7 +485,7 @@ def marginal(post: Posterior, name: str, *, bins: int = 40, ax: Axes | None = No
     -------
     matplotlib.axes.Axes
     """
-    (parameter, index), *more = _chosen(post, name).values()
+    (parameter, index), *more = _scalars(post, name).values()
     if more:
         raise SettingError(f"{name!r} has {len(more) + 1} entries: name one of them.")
     whole_number("bins", bins)
@@ -547,7 +508,7 @@ def marginal(post: Posterior, name: str, *, bins: int = 40, ax: Axes | None = No
     return ax
 
 
-def _chosen(post: Posterior, names: Sequence[str] | str | None) -> dict[str, tuple[str, int]]:
+def _scalars(post: Posterior, names: Sequence[str] | str | None) -> dict[str, tuple[str, int]]:
     """Find scalars by name: where each lies, as (parameter, flat index)."""
     known = {
         scalar: (parameter, i)
@@ -572,13 +533,13 @@ def _flat(post: Posterior, parameter: str) -> np.ndarray:
 
 def _quantiles(
     post: Posterior,
-    chosen: dict[str, tuple[str, int]],
+    scalars: dict[str, tuple[str, int]],
     levels: Sequence[float],
     transform: Callable[[np.ndarray], np.ndarray] | None,
 ) -> np.ndarray:
     """Quantiles (level, scalar); an increasing transform of a quantile is the quantile of it."""
     by_parameter = {
-        p: post.quantile(p, levels).reshape(len(levels), -1) for p, _ in set(chosen.values())
+        p: post.quantile(p, levels).reshape(len(levels), -1) for p, _ in set(scalars.values())
     }
-    ends = np.stack([by_parameter[p][:, i] for p, i in chosen.values()], axis=1)
+    ends = np.stack([by_parameter[p][:, i] for p, i in scalars.values()], axis=1)
     return ends if transform is None else np.asarray(transform(ends))

@@ -11,7 +11,6 @@ from __future__ import annotations
 from enum import IntEnum, unique
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import whole_number
@@ -80,7 +79,7 @@ def generator(seed: int, purpose: Stream) -> np.random.Generator:
 def key(seed: int, purpose: Stream) -> jax.Array:
     """The stream of `purpose` in a run with this seed, as a key for the device."""
     words = np.random.SeedSequence([seed, int(purpose)]).generate_state(2)
-    return typed(jnp.asarray(words))
+    return typed(jax.device_put(words))  # which compiles nothing
 
 
 def chain_keys(seed: int, chains: int, *stage: int) -> np.ndarray:

@@ -40,6 +40,7 @@ __all__ = [
     "one_blas_thread",
     "refuse_forked",
     "share_of_maps",
+    "to_device",
     "uncollected",
 ]
 
@@ -80,6 +81,17 @@ def on_device(number: int) -> contextlib.AbstractContextManager[object]:
     if len(every) == 1:
         return contextlib.nullcontext()
     return jax.default_device(every[number % len(every)])
+
+
+def to_device(tree: Pytree) -> Pytree:
+    """Copies of a tree's NumPy arrays as JAX's.
+
+    `jnp.asarray` compiles a function for every shape that is new, a fiftieth of a second each. The
+    array may have NumPy's memory on a CPU, hence the copy.
+    """
+    return jax.tree.map(
+        lambda leaf: jax.device_put(leaf.copy() if isinstance(leaf, np.ndarray) else leaf), tree
+    )
 
 
 # Threads --------------------------------------------------------------------------------
@@ -144,15 +156,21 @@ one_blas_thread = _OneBLASThread()
 
 # Compilation ----------------------------------------------------------------------------
 
+CompilerOption: TypeAlias = tuple[str, str | bool | int]
+CompilerOptions: TypeAlias = dict[str, str | bool | int]
+
 # The CPU compiler's newer code generator and its last level of optimisation take more than half of
 # its time, and the loops made here run no faster for them.
-FAST_COMPILE = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
+FAST_COMPILE: CompilerOptions = {
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_backend_optimization_level": 1,
+}
 # Sums over codes are scattered, which the older code generator does one by one.
-SCATTERS = {"xla_backend_optimization_level": 1}
+SCATTERS: CompilerOptions = {"xla_backend_optimization_level": 1}
 # For what is run once: slow code.
-FASTEST_COMPILE = FAST_COMPILE | {"xla_backend_optimization_level": 0}
+FASTEST_COMPILE: CompilerOptions = FAST_COMPILE | {"xla_backend_optimization_level": 0}
 # Loops whose length the device decides stay on it, as part of one graph.
-GPU_GRAPHS = {
+GPU_GRAPHS: CompilerOptions = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CONDITIONAL,WHILE,"
     "DYNAMIC_SLICE_FUSION",
     "xla_gpu_graph_min_graph_size": 1,
@@ -174,8 +192,8 @@ class Compiled(Protocol[P, R]):
 def jit(
     *,
     static: int | tuple[int, ...] = (),
-    options: dict[str, Any] = FAST_COMPILE,
-    on_gpu: dict[str, Any] | None = None,
+    options: CompilerOptions = FAST_COMPILE,
+    on_gpu: CompilerOptions | None = None,
 ) -> Callable[[Callable[P, R]], Compiled[P, R]]:
     """Compile the decorated function as `jax.jit` does, with `options` on a CPU or `on_gpu`.
 
@@ -214,14 +232,14 @@ def jit(
     return decorate
 
 
-def _not_in_flags(options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+def _not_in_flags(options: CompilerOptions) -> tuple[CompilerOption, ...]:
     """The options that XLA_FLAGS does not set: what somebody chose there is what they get."""
     flags = {flag.split("=")[0].lstrip("-") for flag in os.environ.get("XLA_FLAGS", "").split()}
     return tuple((name, value) for name, value in options.items() if name not in flags)
 
 
 @cache
-def _usable(options: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+def _usable(options: tuple[CompilerOption, ...]) -> dict[str, Any]:
     """The options as an argument of `jax.jit`, without those that the compiler does not know."""
     if not options:
         return {}
@@ -230,7 +248,7 @@ def _usable(options: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
     return {"compiler_options": dict(options)}
 
 
-def _are_known(*options: tuple[str, Any]) -> bool:
+def _are_known(*options: CompilerOption) -> bool:
     try:
         jax.jit(lambda: 0, compiler_options=dict(options))()
     except Exception:  # what is raised depends on the version

@@ -27,20 +27,19 @@ from modicum.errors import (
 )
 from modicum.ledger import Ledger
 from modicum.methods import DEFAULT, METHODS, Auto, Method, resolve
-from modicum.methods.base import Coordinates, Plan, Task
-from modicum.methods.groups import quadrature_doubts, with_fixed_nodes
+from modicum.methods.base import Plan, Task
+from modicum.methods.groups import with_fixed_nodes
 from modicum.models import BaseModel, Target
-from modicum.models.arrow import ArrowFactor, Factor
 from modicum.models.base import Params
-from modicum.models.prediction import ModelPredictor
-from modicum.passes import ModeRecord, Starts, Sums
+from modicum.passes import Starts, Sums
 from modicum.passes.engine import Engine
 from modicum.passes.full_likelihood import free_memory
 from modicum.passes.mode import DENSE_LIMIT
-from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
+from modicum.posterior import Posterior
 from modicum.posterior.labels import scalar_names, tidy_labels
 from modicum.progress import Progressbar, phase, say
 from modicum.random import chain_keys, fresh_seed
+from modicum.results import posterior_of
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
 from modicum.run import (
@@ -50,7 +49,6 @@ from modicum.run import (
     Chains,
     ChainTasks,
     Checkpoint,
-    History,
     Layout,
     Parallel,
     auto_layout,
@@ -62,7 +60,7 @@ from modicum.run import (
     within_limits,
 )
 from modicum.run.layout import FEW
-from modicum.runtime import in_double_precision, jit, refuse_forked
+from modicum.runtime import in_double_precision, refuse_forked
 
 __all__ = ["sample"]
 
@@ -207,7 +205,7 @@ def sample(
             task, history = replace(task, tune=0), plan.history.every(thin)
         with phase("checks", None, progressbar):
             seconds = time.monotonic() - started
-            return _posterior(task, rows, chosen, plan, history, doubts, seconds, thin, layout)
+            return posterior_of(task, rows, chosen, plan, history, doubts, seconds, thin, layout)
 
 
 # What is sampled --------------------------------------------------------------------------
@@ -514,145 +512,3 @@ def _settled_length(plan: Plan, task: Task) -> int:
     fixed, per_iteration = plan.settled.numbers(task.target.size)
     most = min(2**31 - 1, free_memory() // 64) // task.chains  # beside what they are made from
     return int(min(FUSED, (most - fixed) // per_iteration))
-
-
-def _posterior(
-    task: Task,
-    rows: Rows | Digest,
-    method: Method,
-    plan: Plan,
-    history: History,
-    doubts: list[ModicumWarning],
-    seconds: float,
-    thin: int,
-    layout: Layout,
-) -> Posterior:
-    _count_rows(task, plan, history)
-    outcome = method.finish(task, plan, history)
-    draws = _named_draws(task.target, plan.anchor.point, plan.anchor.factor, history.position)
-    labels = task.target.model.labels(task.rows)
-    apart = any(doubt.code == "modes-apart" for doubt in outcome.warnings)
-    convergence = convergence_warnings(
-        draws,
-        history.stats,
-        outcome.weights,
-        labels,
-        outcome.target_accept,
-        apart,
-        layout.superchains,
-        mixing=not outcome.independent,
-    )
-    last = [*outcome.warnings, *_of_quadrature(task, plan.anchor, history.position), *convergence]
-    doubts += [warn(doubt, stacklevel=5) for doubt in [*history.notes, *last]]
-    method.doubted(plan, doubts)
-    record = plan.anchor.record
-    mode = {} if record is None else {"mode": _mode_text(record, rows)}
-    return Posterior(
-        draws=draws,
-        stats=history.stats,
-        ledger=task.ledger,
-        labels=labels,
-        weights=outcome.weights,
-        warnings=Warnings(doubts),
-        tuning=mode | plan.tuning | _priors_text(task),
-        settings=_settings(task, len(rows), method, history, seconds, thin, layout),
-        predictor=ModelPredictor(task.target.model),
-        fit_rows=rows.fit_rows if isinstance(rows, Digest) else FitRows.of(rows, held=True),
-        rows=rows if isinstance(rows, Rows) else None,
-    )
-
-
-def _count_rows(task: Task, plan: Plan, history: History) -> None:
-    """Enter the rows that the chains touched into the ledger."""
-    if plan.start_rows:
-        task.ledger.add("start", task.chains * plan.start_rows, "gradient")
-    for purpose, stats in (("warm-up", history.warmup), ("sampling", history.stats)):
-        if "rows_touched" in stats:
-            task.ledger.add(purpose, _rows_touched(stats), "gradient")
-
-
-def _settings(
-    task: Task,
-    rows: int,
-    method: Method,
-    history: History,
-    seconds: float,
-    thin: int,
-    layout: Layout,
-) -> dict[str, str | int | float]:
-    """What the posterior records of how it was sampled."""
-    settings: dict[str, str | int | float] = {
-        "method": method.name,
-        "settings": repr(method),
-        "model": task.target.identity,
-        "rows": rows,
-        "tune": task.tune,
-        "thin": thin,
-        "warmup_rows": _rows_touched(history.warmup) // task.chains,  # per chain
-        "seed": task.seed,
-        "complete": history.complete,
-        "seconds": round(seconds, 3),
-        "sampling_seconds": round(history.seconds["sampling"], 3),
-        "modicum": version("modicum"),
-        "jax": jax.__version__,
-        "backend": jax.default_backend(),
-    }
-    if layout.superchains is not None:
-        settings["superchains"] = layout.superchains
-    return settings
-
-
-def _of_quadrature(task: Task, anchor: Coordinates, position: np.ndarray) -> list[ModicumWarning]:
-    """Doubts about the integrals over effects, at some of the draws."""
-    if not isinstance(task.rows, GroupedRows):
-        return []
-    z = position.reshape(-1, position.shape[-1])
-    factor = anchor.factor
-    assert isinstance(factor, np.ndarray)
-    away = z @ factor.T if factor.ndim == 2 else z * factor
-    return quadrature_doubts(task.sums, anchor.point + away, task.seed)
-
-
-def _priors_text(task: Task) -> dict[str, dict[str, str]]:
-    """The priors with their numbers, as `Posterior.tuning` shows them."""
-    text = task.target.model.describe_priors(task.rows)
-    return {"priors": text} if text else {}
-
-
-def _rows_touched(stats: dict[str, np.ndarray]) -> int:
-    return int(stats["rows_touched"].sum()) if "rows_touched" in stats else 0
-
-
-def _mode_text(record: ModeRecord, rows: Rows | Digest) -> str:
-    if isinstance(rows, Digest):
-        return f"found on the {len(rows.pool):,} rows of the digest"
-    return (
-        f"found in {record.passes} passes from a subset of {record.subset:,} rows; whitened "
-        f"gradient norm {record.gradient_norm:.1e}"
-    )
-
-
-def _named_draws(
-    target: Target, point: np.ndarray, factor: Factor, position: np.ndarray
-) -> dict[str, np.ndarray]:
-    """From whitened coordinates (chain, draw, d) to named parameters, some chains at a time."""
-    chains, draws, size = position.shape
-    point = point.astype(position.dtype)
-    factor = factor if isinstance(factor, ArrowFactor) else factor.astype(position.dtype)
-    together = max(1, 2**22 // (draws * size))
-    parts = []
-    for first in range(0, chains, together):
-        z = position[first : first + together].reshape(-1, size)
-        if isinstance(factor, ArrowFactor):
-            t = point + factor.times(z)
-        else:
-            t = point + (z @ factor.T if factor.ndim == 2 else z * factor)
-        named = target.named_only(t)
-        parts.append(jax.tree.map(np.asarray, _report(target, t)) if named is None else named)
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return {name: x.reshape(chains, draws, *x.shape[1:]) for name, x in joined.items()}
-
-
-@jit(static=0)
-def _report(target: Target, t: jax.Array) -> dict[str, jax.Array]:
-    return jax.vmap(target.report)(t)

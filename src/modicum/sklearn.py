@@ -20,7 +20,7 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from modicum.errors import ConvergenceError, DataError, ModicumWarning, SettingError, warn
+from modicum.errors import DataError, ModicumWarning, NoNoiseError, SettingError, warn
 from modicum.fit import family_named
 from modicum.methods import Method
 from modicum.models import (
@@ -31,7 +31,9 @@ from modicum.models import (
 )
 from modicum.models.base import BaseModel
 from modicum.models.families import PoissonRates
+from modicum.models.families.real import ScaleFamily
 from modicum.models.prediction import ModelPredictor
+from modicum.models.priors.distributions import Prior
 from modicum.posterior import Posterior
 from modicum.posterior.alignment import aligned
 from modicum.posterior.draws import thinned
@@ -50,7 +52,7 @@ Features: TypeAlias = Any  # arrays, sparse matrices, data frames
 TOGETHER = 2**22  # numbers of a sparse matrix that are made dense at a time
 PREDICTION_DRAWS = 1000
 NO_NOISE = 1e-6  # of the outcome's standard deviation
-FIRST_ROWS = 10_000  # on which noise is looked for
+FIRST_ROWS = 10_000  # that say how large outcomes are
 
 
 class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -61,7 +63,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         *,
         prior_scale: float | tuple[float, ...] | None = None,
         fit_intercept: bool = True,
-        priors: Mapping[str, Any] | None = None,
+        priors: Mapping[str, Prior] | None = None,
         method: str | Method | None = "auto",
         draws: int = 1000,
         tune: int | None = None,
@@ -244,7 +246,7 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         *,
         prior_scale: float | tuple[float, ...] | None = None,
         fit_intercept: bool = True,
-        priors: Mapping[str, Any] | None = None,
+        priors: Mapping[str, Prior] | None = None,
         method: str | Method | None = "auto",
         draws: int = 1000,
         tune: int | None = None,
@@ -289,11 +291,8 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         rows = self._rows(X, y.astype(float), sample_weight)
         try:
             self.posterior_ = self._sample(family, rows)
-        except ConvergenceError:
-            quiet = _without_noise(family, rows)
-            if quiet is None:
-                raise
-            self.posterior_ = self._sample(quiet, rows)
+        except NoNoiseError:
+            self.posterior_ = self._sample(_without_noise(family, rows), rows)
         self.coef_ = np.asarray(self.posterior_.mean("beta"))
         has = "intercept" in self.posterior_.draws
         self.intercept_ = float(self.posterior_.mean("intercept")) if has else 0.0
@@ -313,20 +312,11 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         return _predictive_moments(self.posterior_, rows)
 
 
-def _without_noise(family: LinearPredictorModel, rows: Rows) -> Gaussian | None:
-    """The family with a small scale, where columns give the outcome to the last digit; else None.
-
-    The likelihood then rises without end as the scale of the noise goes to 0: there is no mode.
-    """
-    if not isinstance(family, Gaussian) or family.scale is not None or rows.coding is not None:
-        return None
-    batch = rows.slice(0, min(len(rows), FIRST_ROWS))
-    x, y = np.asarray(batch["x"], float), np.asarray(batch["y"], float)
-    x = np.c_[x, np.ones(len(x))]
-    gap = y - x @ np.linalg.lstsq(x, y)[0]
-    size = float(np.std(y))
-    if not np.std(gap) < NO_NOISE * size:
-        return None
+def _without_noise(family: LinearPredictorModel, rows: Rows) -> LinearPredictorModel:
+    """The family with a small scale, where columns give the outcome to the last digit."""
+    assert isinstance(family, ScaleFamily), "no other has noise of a scale"
+    y = np.asarray(rows.slice(0, min(len(rows), FIRST_ROWS))["y"], float)
+    size = float(np.std(y)) or abs(float(y[0])) or 1.0
     warn(
         ModicumWarning(
             "no-noise",
@@ -379,7 +369,7 @@ class LinearRegression(Regressor):
         *,
         prior_scale: float | tuple[float, ...] | None = None,
         fit_intercept: bool = True,
-        priors: Mapping[str, Any] | None = None,
+        priors: Mapping[str, Prior] | None = None,
         method: str | Method | None = "auto",
         draws: int = 1000,
         tune: int | None = None,

@@ -9,7 +9,7 @@ __all__ = ["shown", "table_lines"]
 
 
 def shown(value: object, figures: int = 4) -> str:
-    """Return a cell as a reader wants it: a few figures are enough.
+    """Return a cell as text, with as many figures as a reader wants.
 
     Examples
     --------

@@ -4,6 +4,7 @@ import json
 import warnings
 import zipfile
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from helpers.targets import disagreements, flat_draws, sums_of
 from modicum.designs import weight_tables
 from modicum.digest.keeping import expansion
 from modicum.digest.pool import Pool, RowCounts, choose
+from modicum.methods.whole_posterior import WholeLogPosterior
 from modicum.passes.mode import whitening_factor
 
 N, SIZE = 2500, 600
@@ -413,6 +415,29 @@ def test_a_saved_digest_is_the_same(tmp_path, digest):
     np.testing.assert_array_equal(ours.rest.B, theirs.rest.B)
     assert ours.rows.fingerprint() == theirs.rows.fingerprint()
     assert path.stat().st_size < 1.3 * digest.nbytes + 20_000
+
+
+@pytest.mark.usefixtures("x64")
+def test_rows_that_stand_for_others_do_so_beside_the_sums_too(digest):
+    ready = digest.ready(MODEL)
+    t = ready.start + 0.1
+
+    def log_posterior(times, rest):
+        task = SimpleNamespace(
+            rows=ready.rows, target=ready.target, sums=SimpleNamespace(rest=rest)
+        )
+        whole, data = WholeLogPosterior.of(task, None, times)
+        return float(whole(t, data))
+
+    likelihood = log_posterior(1.0, None) - float(ready.target.log_prior(t))
+    twice = log_posterior(2.0, ready.rest) - log_posterior(1.0, ready.rest)
+    assert twice == pytest.approx(likelihood, rel=1e-9)
+
+
+def test_a_file_that_is_not_there_is_a_sentence(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no file at .*nowhere: check") as fault:
+        mo.Digest.load(tmp_path / "nowhere")
+    assert isinstance(fault.value, mo.DataError)
 
 
 def test_hostile_files_are_refused(tmp_path, digest):

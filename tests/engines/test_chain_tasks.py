@@ -12,8 +12,8 @@ import pytest
 
 import modicum as mo
 from helpers.targets import logistic_rows, quick, same_draws
-from modicum import designs
 from modicum.passes import LocalEngine
+from modicum.rows import weight_classes
 from modicum.run import ChainHost, chain_tasks
 
 MODEL = mo.models.Logistic()
@@ -110,7 +110,7 @@ def store(tmp_path_factory):
 def fetched(monkeypatch):
     """Chains fetch their rows, 200 iterations at a time, and workers keep weights."""
     monkeypatch.setattr("modicum.run.fetching.SMALL_STORE", 0)
-    monkeypatch.setattr(designs, "BLOCK", 16_384)
+    monkeypatch.setattr(weight_classes, "BLOCK", 16_384)
     monkeypatch.setattr(sys.modules["modicum.sample"], "capacity_for", lambda *_: 200)
 
 

@@ -11,10 +11,10 @@ import pytest
 
 import modicum as mo
 from helpers.targets import logistic_rows, quick, same_draws
-from modicum import designs
 from modicum.engines import cluster, ray_engine
 from modicum.engines.sharded_weights import OrderAtWorkers
 from modicum.passes import LocalEngine
+from modicum.rows import weight_classes
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -73,7 +73,7 @@ def test_draws_are_those_of_one_machine_with_any_number_of_workers(rows, engine,
 
 def test_weights_stay_with_workers_and_draws_are_the_same(engine, tmp_path, monkeypatch):
     """Chains draw places, workers know the rows at them, and one is killed on the way."""
-    monkeypatch.setattr(designs, "BLOCK", 16_384)  # a shard: ten of them
+    monkeypatch.setattr(weight_classes, "BLOCK", 16_384)  # a shard: ten of them
     monkeypatch.setattr("modicum.run.fetching.SMALL_STORE", 0)
     store = mo.rows.ingest(logistic_rows(N), tmp_path / "store", dtype=None, progressbar=False)
     assert engine.connect(False).keeps(store)

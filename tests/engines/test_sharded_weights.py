@@ -10,21 +10,14 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from modicum import designs
-from modicum.designs import (
-    CLASSES,
-    Weighted,
-    certainty_rows,
-    extent_of,
-    sample_on_host,
-    sorted_by_class,
-    weight_tables,
-)
+from modicum.designs import Weighted, certainty_rows, sample_on_host, weight_tables
 from modicum.engines.ray_engine import RayEngine
 from modicum.engines.sharded_weights import NumbersAtWorkers
 from modicum.engines.worker import Worker
 from modicum.methods.weights import rows_for_chains, tables_for_chains
 from modicum.passes.engine import LocalEngine, chunk_rows
+from modicum.rows import weight_classes
+from modicum.rows.weight_classes import CLASSES, Classes, extent_of, sorted_by_class
 
 N = 100_003
 SHARD = 16_384  # seven of them, the last shorter, none of whole chunks
@@ -83,7 +76,7 @@ def rows(tmp_path_factory):
 
 @pytest.fixture
 def there(rows, monkeypatch):
-    monkeypatch.setattr(designs, "BLOCK", SHARD)
+    monkeypatch.setattr(weight_classes, "BLOCK", SHARD)
     workers = WorkersHere(rows, (sizes, 2.0))
     assert chunk_rows(rows) % SHARD
     return workers, weight_tables(NumbersAtWorkers(workers, (1, None), rows, "design"))
@@ -91,7 +84,7 @@ def there(rows, monkeypatch):
 
 @pytest.fixture
 def here(rows, monkeypatch):
-    monkeypatch.setattr(designs, "BLOCK", SHARD)
+    monkeypatch.setattr(weight_classes, "BLOCK", SHARD)
     return weight_tables(LocalEngine(1, progressbar=False).map_rows(sizes, 2.0, rows))
 
 
@@ -111,7 +104,7 @@ def test_tables_and_order_are_those_of_one_machine(rows, here, there):
 
 def test_sums_depend_on_blocks_so_that_these_must_be_the_same(rows, here, monkeypatch):
     """The negative control: other shards, other bits."""
-    monkeypatch.setattr(designs, "BLOCK", SHARD // 2)
+    monkeypatch.setattr(weight_classes, "BLOCK", SHARD // 2)
     other = weight_tables(LocalEngine(1, progressbar=False).map_rows(sizes, 2.0, rows))
     assert (other.probability != here.probability).any()
     np.testing.assert_allclose(other.probability, here.probability, rtol=1e-12)
@@ -155,7 +148,7 @@ def test_certainty_rows_and_samples_are_the_same(here, there):
 
 
 def test_a_number_that_is_not_finite_is_found(rows, monkeypatch):
-    monkeypatch.setattr(designs, "BLOCK", SHARD)
+    monkeypatch.setattr(weight_classes, "BLOCK", SHARD)
 
     def broken(arguments, batch, present):
         return np.where(batch["x"][:, 0] == arguments, np.nan, 1.0)
@@ -181,8 +174,8 @@ def test_only_stores_of_more_than_a_shard_are_kept(rows, tmp_path, monkeypatch):
     assert not engine.keeps(rows.subset(np.arange(9)))  # in memory
     store = mo.rows.ingest(rows.subset(np.arange(100)), tmp_path / "store", progressbar=False)
     assert not engine.keeps(store)
-    monkeypatch.setattr(designs, "BLOCK", 64)
+    monkeypatch.setattr(weight_classes, "BLOCK", 64)
     assert engine.keeps(store)
-    mass, size, order = sorted_by_class(np.zeros(5, np.float32), designs.Classes(0, 0.2, -1.7, 1))
+    mass, size, order = sorted_by_class(np.zeros(5, np.float32), Classes(0, 0.2, -1.7, 1))
     assert (mass.sum(), size.sum(), len(mass)) == (1.0, 5, CLASSES)
     np.testing.assert_array_equal(order, np.arange(5))

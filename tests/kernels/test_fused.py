@@ -153,6 +153,8 @@ def test_the_front_door_takes_it(monkeypatch):
     # what runs on a GPU, interpreted: after warm-up the draws are those of the plain path
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
     monkeypatch.setattr("modicum.kernels.fused.FusedKernel", partial(FusedKernel, interpret=True))
+    # From JAX 0.11 on a program is only lowered where there is a GPU.
+    monkeypatch.setattr("modicum.methods.ecs.fusing._is_known", lambda form: True)
     length = {"draws": 24, "tune": 30, "chains": 4, "random_seed": 2, "progressbar": False}
     posts = {}
     for setting in (False, "auto"):

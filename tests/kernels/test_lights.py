@@ -11,7 +11,7 @@ import pytest
 from helpers.targets import TIMES
 from modicum.kernels.flymc import (
     Bright,
-    Seen,
+    Lights,
     explicit,
     first_lit,
     implicit,
@@ -110,11 +110,11 @@ def one_update(update, key, proposals, capacity, lights, rate):
     draw_key, light_key = jax.random.split(key)
     tried = skip_through(draw_key, rate, jnp.asarray(N), proposals)
     both = overlap(bright, tried.number, N)
-    seen = Seen(
+    before = Lights(
         bright, log_odds[bright], tried.number, log_odds[tried.number], both, tried.complete,
         jnp.asarray(rate), jnp.asarray(N),
     )  # fmt: skip
-    change = update(light_key, seen)
+    change = update(light_key, before)
     after, count = merge(
         Bright(bright, None), change.stay, Bright(tried.number, None), change.join, both, N
     )

@@ -57,10 +57,32 @@ def test_there_is_room_to_spare_unless_weights_hardly_differ():
 
 def test_no_clock_decides(post, monkeypatch):
     monkeypatch.setattr(cost, "_seconds_per_gradient", lambda task: 1e-30)
-    monkeypatch.setattr(cost, "LEAST_COMPILING", 1e9)
+    monkeypatch.setattr(cost, "COMPILING", 1e9)
     again = mo.sample(M.Logistic(), ROWS, draws=500, method="auto", **RUN)
     np.testing.assert_array_equal(again.draws["beta"], post.draws["beta"])
     assert again.tuning["method"] != post.tuning["method"]  # seconds are told, and no more
+
+
+def test_seconds_are_those_of_rows_steps_and_iterations_and_not_of_calls(monkeypatch):
+    task = task_of(M.Logistic(), logistic_rows(60))
+    monkeypatch.setattr(cost, "_seconds_per_gradient", lambda task: 1e-6)
+    monkeypatch.setattr(cost, "_chains_at_once", lambda chains: chains)
+    work = cost.Work(rows=3e6, iterations=1_000, steps=7_000, chains=2)
+    (seconds,) = cost.seconds_for(task, work)
+    own = 1_000 * cost.ITERATION + 7_000 * cost.STEP
+    assert seconds == pytest.approx(cost._seconds_of_compiling(task) + (own + 3.0) / 2)
+    # as if all that is compiled took a millisecond to call, and one evaluation so much more
+    evaluation = {"more": 0.0}
+
+    def quickest(evaluate):
+        evaluate()
+        evaluation["calls"] = evaluation.get("calls", 0) + 1
+        return 1e-3 + (evaluation["more"] if evaluation["calls"] % 2 == 0 else 0.0)
+
+    monkeypatch.setattr(cost, "_quickest", quickest)
+    assert cost.seconds_per_row(task, task.start) == cost.LEAST
+    evaluation["more"] = 6e-5
+    assert cost.seconds_per_row(task, task.start) == pytest.approx(1e-6)
 
 
 @pytest.mark.parametrize("setting", [{"tune": 20}, {"thin": 2}, {"parallel": "stacked"}])
@@ -110,7 +132,7 @@ def test_all_rows_are_taken_where_subsampling_is_refused_or_dearer(monkeypatch):
     assert "too few for subsampling" in plan.tuning["method"]
     task = task_of(M.Logistic(), ROWS)
     assert mo.Auto(laplace=False).decide(task)[0].name == "hmc-ecs"
-    all_rows = cost.Work.of_chains(task, 40.0)  # as if a pass took as long as 40 rows
+    all_rows = cost.Work.of_chains(task, 40.0, 1.0)  # as if a pass took as long as 40 rows
     monkeypatch.setattr(cost.Work, "of_chains", lambda *_: all_rows)
     study, _, _ = choice._study(task)
     cheap = cost.Work(all_rows.gradients - 1)

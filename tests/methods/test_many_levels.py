@@ -1,6 +1,7 @@
 """Effects of a factor with more levels than a dense Hessian holds: an arrow in its place."""
 
 import resource
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -91,18 +92,22 @@ def _parts(matrix, F: ArrowFactor):
 def density(target, anchor, t, cut=1.0):
     """Log density and its gradient in r = t* + L z at one r: proxy, residuals, volume's growth."""
     batch = crossed()[1].take(np.arange(64)) | {"probability": np.full(64, 0.1)}
-    form, cv = proxy(anchor, target, 2), control_variate(target, 2)
+    form = proxy(anchor, target, 2)
     if isinstance(form.factor, ArrowFactor):
         form = form._replace(B=form.B * cut)
+    value, slope = _density(control_variate(target, 2), anchor.whiten(t), form, batch)
+    L = np.column_stack([anchor.factor @ unit for unit in np.eye(len(t))])
+    return float(value), np.linalg.solve(L.T, slope)
 
+
+@partial(jax.jit, static_argnums=0)
+def _density(cv, z, form, batch):
     def log(z):
         s, growth = straighten(z, form)
         residuals = cv.values(cv.cache(batch, form), s, form)
         return cv.log_proxy(s, form) + jnp.sum(residuals) + growth
 
-    value, slope = jax.value_and_grad(log)(jnp.asarray(anchor.whiten(t)))
-    L = np.column_stack([anchor.factor @ unit for unit in np.eye(len(t))])
-    return float(value), np.linalg.solve(L.T, slope)
+    return jax.value_and_grad(log)(z)
 
 
 def test_the_density_and_its_gradient_are_those_of_dense_matrices(both):

@@ -2,6 +2,7 @@
 
 import re
 from itertools import product
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 import statsmodels.api as sm
 
 import modicum as mo
+from helpers.interrupted import task_of
 from helpers.ported import RUBIN, eight_schools
 from helpers.targets import (
     Conjugate,
@@ -21,9 +23,10 @@ from helpers.targets import (
     quick,
     sums_of,
 )
+from modicum.errors import NoModeError
 from modicum.passes import NEAR, Anchor, anchor_at, anchor_at_mode, find_mode
 from modicum.passes.anchor import whitening_factor
-from modicum.passes.mode import TOLERANCE, prior_slope
+from modicum.passes.mode import TOLERANCE, _is_idle, prior_slope
 
 M = mo.models
 
@@ -379,3 +382,39 @@ def test_near_the_mode_takes_fewer_passes_and_says_how_near():
     # the norm that is told is the distance, in posterior standard deviations
     away = np.linalg.cholesky(at.precision).T @ (close.point - at.point)
     assert np.linalg.norm(away) == pytest.approx(fewer.gradient_norm, rel=0.01)
+
+
+def own_quantile(rows):
+    """A quantile regression of one's own: the mode is on a kink."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((rows, 2))
+    y = x @ [1.0, -0.5] + rng.standard_t(4, rows)
+
+    def log_likelihood(theta, batch):
+        r = batch["y"] - batch["x"] @ theta["beta"] - theta["a"]
+        return -r * (0.9 - (r < 0))
+
+    def log_prior(theta):
+        return -0.5 * jnp.sum(theta["beta"] ** 2) - 0.5 * theta["a"] ** 2
+
+    model = mo.Model(log_prior, log_likelihood, {"beta": np.zeros(2), "a": 0.0})
+    return task_of(model, mo.Rows(x=x, y=y))
+
+
+@pytest.mark.parametrize(("rows", "most"), [(3_000, 250), (41_000, 2)])
+def test_a_kink_ends_the_search_for_a_mode_soon_and_on_a_subset(rows, most):
+    task = own_quantile(rows)
+    with pytest.raises(NoModeError, match="has a kink there"):
+        task.anchor_at_mode()
+    assert 0 < task.ledger.sweeps <= most
+
+
+def test_only_steps_that_hardly_rise_far_from_a_mode_are_idle():
+    def is_idle(norm, rise, then):
+        at = SimpleNamespace(log_posterior=-1e3, gradient_norm=norm)
+        return _is_idle(at, SimpleNamespace(log_posterior=-1e3 + rise, gradient_norm=then))
+
+    assert is_idle(40.0, 1e-8, 45.0)
+    assert not is_idle(40.0, 1e-8, 0.01)  # it got there
+    assert not is_idle(40.0, 0.5, 45.0)
+    assert not is_idle(0.05, 1e-8, 0.04)

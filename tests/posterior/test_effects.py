@@ -65,14 +65,48 @@ def test_levels_and_groups_that_are_not_there_are_named(post, table):
         post.effects("ward", table[0])
     with pytest.raises(mo.SettingError, match="must be a list of levels of 'ward', not a name"):
         post.effects("ward", "w03")
-    with pytest.raises(mo.SettingError, match=r"rows must be the mo\.Rows of the fit"):
+    with pytest.raises(mo.SettingError, match=r"needs the rows the posterior was sampled with"):
         post.effects("ward", rows=3)
+    with pytest.raises(mo.DataError, match="these are not the rows the posterior was sampled with"):
+        post.effects("ward", rows=table[0].iloc[1:])
 
 
-def test_the_rows_of_the_fit_may_be_their_table(post, table):
-    pd.testing.assert_frame_equal(post.effects("ward", rows=table[0]), post.effects("ward"))
-    with pytest.raises(mo.DataError, match="not the rows the posterior was sampled with"):
-        post.effects("ward", rows=table[0].assign(dose=0.0))
+def test_a_loaded_posterior_has_its_effects_and_takes_its_rows(post, table, tmp_path):
+    frame = table[0]
+    post.save(tmp_path / "post")
+    bare = mo.Posterior.load(tmp_path / "post")
+    effects = post.effects("ward")
+    pd.testing.assert_frame_equal(bare.effects("ward"), effects.drop(columns="rows"))
+    pd.testing.assert_frame_equal(bare.effects("ward", rows=frame), effects)
+    with pytest.raises(mo.SettingError, match=r"Posterior\.load\(path, data=\.\.\.\)"):
+        plots.shrinkage(bare, "ward")
+    again = mo.Posterior.load(tmp_path / "post", data=frame)
+    assert again.table is frame
+    pd.testing.assert_frame_equal(again.effects("ward"), effects)
+    pd.testing.assert_frame_equal(again.icc(), post.icc())
+    np.testing.assert_array_equal(again.ppc(draws=20).table, post.ppc(draws=20).table)
+    with pytest.raises(mo.DataError, match="these are not the rows"):
+        mo.Posterior.load(tmp_path / "post", data=frame.assign(dose=frame["dose"] + 1))
+    with pytest.raises(mo.SettingError, match="sampled with 2,000 rows, but 1,999 were given"):
+        mo.Posterior.load(tmp_path / "post", data=frame.iloc[1:])
+
+
+def test_reports_show_effects_whether_or_not_the_rows_are_there(post, table, tmp_path):
+    post.save(tmp_path / "post")
+    bare = mo.Posterior.load(tmp_path / "post")
+
+    def section(source, **settings):
+        page = source.report(tmp_path / "report.html", **settings).read_text()
+        return page.split("<h2>Effects of ward</h2>")[1].split("</section>")[0]
+
+    whole = section(post)
+    assert whole.count("<svg") == 2  # how far intercepts and slopes are pulled
+    assert whole.count('class="mean"') == 2 * 25
+    assert section(bare, data=table[0]) == whole
+    alone = section(bare)
+    assert alone.count("<svg") == 0
+    assert "w03, ward:dose" in alone
+    assert section(bare, data=table[0].assign(dose=0.5)) == alone  # not the rows of the fit
 
 
 def test_levels_that_are_numbers_stay_numbers(post):

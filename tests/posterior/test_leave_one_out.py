@@ -230,6 +230,8 @@ def test_what_cannot_be_left_out_is_refused(post):
         signed.loo()
     with pytest.raises(DataError, match="not the rows"):
         post.loo(gaussian_rows(N, 3, seed=9))
+    with pytest.raises(DataError, match="Fits to other columns have rows of their own"):
+        mo.compare({"a": post, "b": post}, gaussian_rows(N, 3, seed=9))
     with pytest.raises(SettingError, match="200 rows, but 100"):
         post.loo(gaussian_rows(100))
     with pytest.raises(SettingError, match="draws must be a whole number of at least 100"):

@@ -220,6 +220,8 @@ def test_what_cannot_be_asked_is_refused(logistic):
         logistic.contrast("dose", [1, 2], comparison="odds")
     with pytest.raises(SettingError, match="slopes are known"):
         logistic.marginal("dose", slope=True, at=[99.0])
+    with pytest.raises(SettingError, match="slopes are known at numbers, not at 'high'"):
+        logistic.marginal("dose", slope=True, at="high")
     bare = mo.Posterior(logistic.draws, {}, logistic.ledger, predictor=logistic.predictor)
     with pytest.raises(SettingError, match="needs rows to average over"):
         bare.marginal("dose")

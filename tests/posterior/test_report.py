@@ -14,7 +14,7 @@ from modicum.models.prediction import ModelPredictor
 from modicum.posterior import FitRows
 from modicum.posterior.checking.predictive_check import PredictiveCheck
 from modicum.posterior.report.lights import lights, overall, predictive_light
-from modicum.posterior.report.pictures import _ticks
+from modicum.posterior.report.pictures import _powers, _ticks
 from modicum.posterior.report.words import code_for
 from modicum.rows.reading import read_formula
 
@@ -164,6 +164,25 @@ def test_a_posterior_without_rows_takes_a_table(post, page, tmp_path):
     assert text.count("<svg") == page.count("<svg")
     assert "predictive check" in text
     assert "predictive check" not in loaded.report(tmp_path / "short.html").read_text()
+
+
+def test_effects_that_a_file_does_not_keep_are_named(post, tmp_path):
+    rows = mo.Rows(x=np.zeros((12, 1)), y=np.arange(12) % 2, codes={"ward": np.arange(12) // 4})
+    model = mo.models.IntegratedEffects(mo.models.Logistic(), "ward").resolved(rows)
+    draws = {name: RNG.normal(size=(2, 50, *s)) for name, s in (("beta", (1,)), ("intercept", ()))}
+    draws["group_sd"] = np.exp(RNG.normal(size=(2, 50, 1)))
+    bare = mo.Posterior(draws, {}, mo.Ledger(rows=12), predictor=ModelPredictor(model))
+    words = Page(bare.report(tmp_path / "a.html").read_text()).words
+    assert "Effects of ward These effects were integrated out and are drawn from the rows" in words
+    assert "post.report(path, data=...) takes the rows" in words
+
+
+def test_rows_per_level_have_round_ticks():
+    for low, high in ((0.0, 4.3), (1.2, 2.7), (2.02, 2.4), (3.0, 3.0 + 1e-9)):
+        places = [place for place, _ in _powers(low, high)]
+        assert all(low <= place <= high for place in places)
+        assert places or high - low < 0.1
+    assert [text for _, text in _powers(0.0, 4.3)] == ["1", "10", "100", "1,000", "10,000"]
 
 
 def test_every_class_has_a_picture():

@@ -132,8 +132,11 @@ def test_foreign_and_newer_files(post, tmp_path):
             archive.writestr(storage.PAGE, json.dumps(page))
         with pytest.raises(DataError, match=sentence):
             Posterior.load(tmp_path / "new")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"there is no file at .*missing: check") as fault:
         Posterior.load(tmp_path / "missing")
+    assert isinstance(fault.value, DataError)
+    with pytest.raises(DataError, match="cannot be read"):
+        Posterior.load(tmp_path)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])

@@ -14,6 +14,7 @@ from modicum.designs import Drawn
 from modicum.random import chain_keys
 from modicum.run import Chains, capacity_for, run
 from modicum.run import advance as compiled
+from modicum.run.runner import SHORTEST
 
 ROWS, BATCH, LENGTH = 97, 6, 25
 
@@ -230,5 +231,10 @@ def test_keys_of_chains_and_seeds_all_differ():
 @pytest.mark.parametrize(("size", "total"), [(1, 10), (5, 10**6), (10**9, 100)])
 def test_capacity_is_bounded_by_memory_and_need(size, total):
     capacity = capacity_for(size, total)
-    assert 1 <= capacity <= total
+    assert 1 <= capacity <= max(2 * total, SHORTEST)
     assert capacity * size <= 2**22 or capacity == 1
+
+
+def test_runs_of_like_lengths_share_their_compiled_loop():
+    assert len({capacity_for(3, total) for total in range(513, 1025)}) == 1
+    assert capacity_for(3, 512) < capacity_for(3, 513)

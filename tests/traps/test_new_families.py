@@ -1,6 +1,7 @@
 """What the families of counts, shares, times, orders and quantiles refuse, and say."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import modicum as mo
@@ -49,6 +50,21 @@ def test_a_field_that_is_missing_is_named(name, field):
         Target.of(family(name), mo.Rows(**fields))
     with pytest.raises(mo.DataError, match=f"'{field}' must hold one number per row"):
         Target.of(family(name), mo.Rows(**fields, **{field: np.ones((30, 2))}))
+
+
+@pytest.mark.parametrize(
+    ("family", "formula", "words"),
+    [
+        ("weibull", "days ~ dose", "write 'days | event(COLUMN) ~ ...', where COLUMN is 1 for"),
+        ("exponential", "days ~ dose", "if none was, give a column of ones."),
+        ("binomial", "days ~ dose", "where COLUMN is the number of trials of each row."),
+    ],
+)
+def test_a_formula_without_the_field_says_what_belongs_there(family, formula, words):
+    frame = pd.DataFrame({"days": [1.0, 2.0, 3.0, 4.0], "dose": [0.0, 1.0, 0.5, 0.2]})
+    with pytest.raises(mo.SettingError) as caught:
+        mo.fit(formula, frame, family=family, progressbar=False)
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(

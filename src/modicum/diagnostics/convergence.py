@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from modicum.diagnostics.inefficiency import as_chains, finite_and_moving
+from modicum.diagnostics.inefficiency import PerScalar, as_chains, finite_and_moving
 from modicum.errors import SettingError, whole_number
 
 __all__ = ["ess", "ess_tail", "mcse", "nested_r_hat", "r_hat"]
@@ -29,7 +29,7 @@ __all__ = ["ess", "ess_tail", "mcse", "nested_r_hat", "r_hat"]
 Floats = NDArray[np.float64]
 
 
-def ess(x: ArrayLike) -> Any:
+def ess(x: ArrayLike) -> PerScalar:
     """Bulk effective sample size of each scalar in an array (chain, draw, *shape).
 
     ``nan`` where there are fewer than four draws, where a value is not finite and where the
@@ -44,13 +44,13 @@ def ess(x: ArrayLike) -> Any:
     return _each(x, lambda a: _array_stats().ess(a, method="bulk"))
 
 
-def ess_tail(x: ArrayLike, prob: float = 0.9) -> Any:
+def ess_tail(x: ArrayLike, prob: float = 0.9) -> PerScalar:
     """Effective sample size for the two ends of the central interval of probability `prob`."""
     tail = (1 - prob) / 2
     return _each(x, lambda a: _array_stats().ess(a, method="tail", prob=(tail, 1 - tail)))
 
 
-def mcse(x: ArrayLike) -> Any:
+def mcse(x: ArrayLike) -> PerScalar:
     """Monte Carlo standard error of the mean."""
 
     def standardised(a: Floats) -> Any:
@@ -61,7 +61,7 @@ def mcse(x: ArrayLike) -> Any:
     return _each(x, standardised)
 
 
-def r_hat(x: ArrayLike) -> Any:
+def r_hat(x: ArrayLike) -> PerScalar:
     """Rank-normalised split R-hat; with one chain its two halves are compared.
 
     ``inf`` where no chain moves and their values differ; ``nan`` as in `ess`, and for one chain of
@@ -91,7 +91,7 @@ def _r_hat_of_halves(a: Floats) -> Any:
     return np.fmax(*values)
 
 
-def nested_r_hat(x: ArrayLike, superchains: int) -> Any:
+def nested_r_hat(x: ArrayLike, superchains: int) -> PerScalar:
     """Nested R-hat of each scalar in an array (chain, draw, *shape), for many short chains.
 
     Consecutive chains form `superchains` groups of equal size, and the chains of a group begin at
@@ -139,7 +139,7 @@ def nested_r_hat(x: ArrayLike, superchains: int) -> Any:
     return result if shape else float(result)
 
 
-def _each(x: ArrayLike, measure: Callable[[Floats], Any]) -> Any:
+def _each(x: ArrayLike, measure: Callable[[Floats], Any]) -> PerScalar:
     """Apply `measure` to every scalar that is finite and not constant; the rest are ``nan``."""
     chains = as_chains(x)
     shape = chains.shape[2:]

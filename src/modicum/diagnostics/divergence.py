@@ -6,11 +6,10 @@ that a sampler converges.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from modicum.diagnostics.inefficiency import PerScalar
 from modicum.errors import SettingError
 
 __all__ = ["kl_nearest_neighbours", "kl_to_gaussian"]
@@ -20,7 +19,7 @@ Floats = NDArray[np.float64]
 
 def kl_to_gaussian(
     draws: ArrayLike, mean: ArrayLike, cov: ArrayLike, *, corrected: bool = False
-) -> Any:
+) -> PerScalar:
     """KL(fitted || target) between the normal fitted to draws and the target N(mean, cov).
 
     ``(tr(P S) - d - log det(P S) + (m - mean)' P (m - mean)) / 2`` with P the inverse of `cov`,

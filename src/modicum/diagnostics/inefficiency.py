@@ -9,7 +9,7 @@ Equation numbers are those of the HMC-ECS paper.
 from __future__ import annotations
 
 from math import floor, isqrt, log10
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from modicum.errors import SettingError
 
 __all__ = [
+    "PerScalar",
     "as_chains",
     "autoregressive_spectrum",
     "batch_means_inefficiency",
@@ -29,6 +30,7 @@ __all__ = [
 
 MOST_BATCHES = 40  # per chain; shorter batches would be biased
 Floats = NDArray[np.float64]
+PerScalar: TypeAlias = Any  # a float for draws of one scalar, an array for draws of several
 
 
 def as_chains(x: ArrayLike) -> NDArray[np.float64]:
@@ -64,7 +66,7 @@ def finite_and_moving(x: NDArray[np.float64]) -> NDArray[np.bool_]:
 # By an autoregression -------------------------------------------------------------------
 
 
-def inefficiency(x: ArrayLike) -> Any:
+def inefficiency(x: ArrayLike) -> PerScalar:
     """Inefficiency factor IF: the number of draws that are worth one independent draw.
 
     ``IF = R / ESS`` with ``ESS = R var(x) / spec0``, the variance with divisor R - 1 and `spec0`
@@ -139,7 +141,7 @@ def autoregressive_spectrum(x: Floats) -> tuple[Floats, NDArray[np.int64]]:
 # By batch means -------------------------------------------------------------------------
 
 
-def batch_means_variance(x: ArrayLike, batches: int | None = None) -> Any:
+def batch_means_variance(x: ArrayLike, batches: int | None = None) -> PerScalar:
     """Long-run variance of each scalar: R times the variance of a mean of R draws.
 
     Chains are cut into batches of b successive draws. The result is b times the variance of the
@@ -168,7 +170,7 @@ def batch_means_variance(x: ArrayLike, batches: int | None = None) -> Any:
     return variance if shape else float(variance)
 
 
-def batch_means_inefficiency(x: ArrayLike, batches: int | None = None) -> Any:
+def batch_means_inefficiency(x: ArrayLike, batches: int | None = None) -> PerScalar:
     """Inefficiency factor by batch means: long-run variance over plain variance.
 
     It detects slow components whose share of the variance is too small for the autoregressive
@@ -197,7 +199,7 @@ def batch_means_inefficiency(x: ArrayLike, batches: int | None = None) -> Any:
 
 def computational_time(
     inefficiency: ArrayLike, evaluations: float, mean_sign: ArrayLike = 1.0
-) -> Any:
+) -> PerScalar:
     """Return the computational time ``CT = IF / (2 tau - 1)^2 * evaluations`` (eqs. 3.2, 5.4).
 
     Parameters
@@ -223,7 +225,7 @@ def computational_time(
     return time if time.shape else float(time)
 
 
-def relative_computational_time(reference: ArrayLike, other: ArrayLike) -> Any:
+def relative_computational_time(reference: ArrayLike, other: ArrayLike) -> PerScalar:
     """Return the ratio ``CT(other) / CT(reference)``; above 1, the reference is better.
 
     The HMC-ECS paper's tables 1 and 3 hold this ratio with perturbed HMC-ECS as the reference.

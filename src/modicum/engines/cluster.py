@@ -12,12 +12,14 @@ import os
 import socket
 import warnings
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from types import ModuleType
+from typing import Literal
 
 from modicum.engines.base import EngineChoice
 from modicum.engines.faults import NO_MEMORY, RESTARTS, could_not_finish, first_line
-from modicum.engines.library import ray_library
 from modicum.engines.ray_engine import PULSE, RayEngine
+from modicum.engines.ray_library import ray_library
+from modicum.engines.sharded_weights import Actor
 from modicum.engines.worker import Worker
 from modicum.errors import ResourceError, SettingError, whole_number
 from modicum.progress import Progressbar
@@ -63,7 +65,7 @@ class Ray(EngineChoice):
     cpus: int = 1
     object_store: int | None = None
     chains: Literal["driver", "tasks"] = "driver"
-    _actors: list[Any] = field(default_factory=list, repr=False, init=False)
+    _actors: list[Actor] = field(default_factory=list, repr=False, init=False)
     _started: bool = field(default=False, repr=False, init=False)
 
     def __post_init__(self) -> None:
@@ -95,7 +97,7 @@ class Ray(EngineChoice):
                 ray.shutdown()
         self._actors, self._started = [], False
 
-    def _start(self, ray: Any) -> None:
+    def _start(self, ray: ModuleType) -> None:
         if not ray.is_initialized():
             self._initialise(ray)
         wanted = self.workers
@@ -123,14 +125,14 @@ class Ray(EngineChoice):
                 raise could_not_finish(NO_MEMORY) from None
             raise _no_worker(error) from None
 
-    def _initialise(self, ray: Any) -> None:
+    def _initialise(self, ray: ModuleType) -> None:
         with warnings.catch_warnings():
             # JAX warns of every fork; Ray's children become other programs at once.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             self._connect(ray)
         self._started = True
 
-    def _connect(self, ray: Any) -> None:
+    def _connect(self, ray: ModuleType) -> None:
         quiet = {"logging_level": "error", "log_to_driver": False}
         if self.address is None:
             cores = max(os.cpu_count() or 1, (self.workers or 0) * self.cpus)

@@ -1,8 +1,8 @@
-"""What befalls the workers of a cluster, in sentences."""
+"""What can go wrong with the workers of a cluster, in sentences."""
 
 from __future__ import annotations
 
-from modicum.engines.library import ray_library
+from modicum.engines.ray_library import ray_library
 from modicum.errors import ModicumError, ResourceError, SettingError
 
 __all__ = [
@@ -30,7 +30,7 @@ def silence_of(workers: int) -> ResourceError:
 
 
 def fault_of(error: Exception) -> ModicumError:
-    """What befell a worker, in a sentence; what is none of ours is raised as it is."""
+    """What happened to a worker, in a sentence; an error of the model's own is raised as it is."""
     ray = ray_library()
     if isinstance(error, ray.exceptions.RayTaskError):
         cause = error.cause

@@ -6,11 +6,12 @@ again. Ray has it do so.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from modicum.engines.faults import RESTARTS, SILENCE, fault_of, silence_of
-from modicum.engines.library import ray_library
-from modicum.engines.shipping import packed, unpacked
+from modicum.engines.ray_library import ray_library
+from modicum.engines.shipping import Reference, packed, unpacked
 
 __all__ = ["RayHosts", "fetched", "started_hosts"]
 
@@ -24,13 +25,13 @@ class RayHosts:
         Whether each has one of the cluster's accelerators.
     """
 
-    def __init__(self, actors: list[Any], accelerators: bool) -> None:
+    def __init__(self, actors: list[object], accelerators: bool) -> None:
         self._actors, self.accelerators = actors, accelerators
 
     def __len__(self) -> int:
         return len(self._actors)
 
-    def share(self, settings: object, rows: object) -> list[Any]:
+    def share(self, settings: object, rows: object) -> list[Reference]:
         """Put what all hosts read into the cluster's memory: what `fetched` gets there.
 
         Rows go as Ray sends them, since they may hold its own handles.
@@ -38,7 +39,7 @@ class RayHosts:
         ray = ray_library()
         return [ray.put(packed(settings)), ray.put(rows)]
 
-    def calls(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
+    def calls(self, method: str, arguments: Sequence[tuple[object, ...]]) -> list[Any]:
         """Answers of the first hosts, each of which is called with arguments of its own."""
         ray = ray_library()
         pairs = zip(self._actors, arguments, strict=False)
@@ -78,7 +79,7 @@ def started_hosts(kind: type, most: int) -> RayHosts:
     return RayHosts([remote.remote() for _ in range(number)], accelerators > 0)
 
 
-def fetched(shared: list[Any]) -> tuple[Any, Any]:
+def fetched(shared: list[Reference]) -> tuple[Any, Any]:
     """What `RayHosts.share` put into the cluster's memory: settings, and rows."""
     ray = ray_library()
     settings, rows = ray.get(list(shared))

@@ -1,4 +1,4 @@
-"""What the workers of a Ray cluster are asked, and what becomes of an answer that does not come.
+"""Work for the workers of a Ray cluster, and what is done when an answer does not come.
 
 Tasks are a function of rows and workers alone, and whoever does one gives the same answer, to the
 last bit. So a task whose worker is silent or dead goes to the next, and the first answer counts.
@@ -18,19 +18,24 @@ from uuid import uuid4
 
 import numpy as np
 
-from modicum import designs
-from modicum.designs import KeptNumbers
 from modicum.engines.faults import SILENCE, fault_of, silence_of
 from modicum.engines.hosts import RayHosts, started_hosts
-from modicum.engines.library import ray_library
-from modicum.engines.sharded_weights import NumbersAtWorkers, Share, SortedRows, in_shape, rows_from
-from modicum.engines.shipping import packed
+from modicum.engines.ray_library import ray_library
+from modicum.engines.sharded_weights import (
+    Actor,
+    NumbersAtWorkers,
+    Share,
+    in_shape,
+    rows_from,
+)
+from modicum.engines.shipping import Parcel, Reference, packed
 from modicum.errors import ModicumError
 from modicum.passes.engine import A, ChunkSum, added, chunk_bounds, joined
 from modicum.progress import PATIENCE, Progressbar, phase
-from modicum.rows import Rows
+from modicum.rows import Rows, weight_classes
 from modicum.rows.groups import GroupedRows
-from modicum.rows.ordered import OrderedBackend, ordered
+from modicum.rows.weight_classes import ArrayOrder, KeptNumbers, OrderedBackend, ordered
+from modicum.runtime import Pytree
 
 __all__ = ["PULSE", "RayEngine"]
 
@@ -44,27 +49,27 @@ PULSE = "pulse"  # a thread of each worker that answers while others compute
 class Call:
     """Something asked of a worker, and of others where that one is silent."""
 
-    ask: Callable[[Any], Any]  # of an actor; returns a reference to the answer
+    ask: Callable[[Actor], Reference]
     worker: int
-    answers: list[Any] = field(default_factory=list)
+    answers: list[Reference] = field(default_factory=list)
 
 
 class RayEngine:
     """Add up chunks by the workers of a cluster, in the order of the chunks."""
 
     def __init__(
-        self, actors: list[Any], progressbar: Progressbar = True, chain_tasks: bool = False
+        self, actors: list[Actor], progressbar: Progressbar = True, chain_tasks: bool = False
     ) -> None:
         self._actors, self.progressbar, self._chain_tasks = actors, progressbar, chain_tasks
-        self._rows: weakref.WeakKeyDictionary[Rows, tuple[int, Any]] = weakref.WeakKeyDictionary()
+        self._rows: weakref.WeakKeyDictionary[Rows, Parcel] = weakref.WeakKeyDictionary()
         self._silent: set[int] = set()
 
-    def __reduce__(self) -> tuple[type[RayEngine], tuple[list[Any], bool]]:
+    def __reduce__(self) -> tuple[type[RayEngine], tuple[list[Actor], bool]]:
         return RayEngine, (self._actors, False)
 
     def map_reduce(
         self, chunk_sum: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
-    ) -> Any:
+    ) -> Pytree:
         """Return the sum of `chunk_sum` over all chunks, in float64 (see `Engine`)."""
         return added(self._parts(chunk_sum, arguments, rows, description, "float64"))
 
@@ -76,7 +81,7 @@ class RayEngine:
 
     def keeps(self, rows: Rows) -> bool:
         """Whether workers keep numbers of these rows: of a store of more rows than one shard."""
-        return _is_plain_store(rows) and len(rows) > designs.BLOCK
+        return _is_plain_store(rows) and len(rows) > weight_classes.BLOCK
 
     def keep_rows(
         self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
@@ -88,17 +93,21 @@ class RayEngine:
 
     def feed(self, rows: Rows) -> Rows:
         """Rows of a store as the workers read them; rows in memory are nearer than that."""
-        if not _is_plain_store(rows) or isinstance(rows._backend, FedRows | SortedRows):
+        backend = rows._backend
+        if not _is_plain_store(rows) or isinstance(backend, FedRows):
             return rows
-        if isinstance(rows._backend, OrderedBackend):
-            return ordered(self.feed(rows._backend.rows), rows._backend.order)
+        if isinstance(backend, OrderedBackend):
+            order = backend.order  # one that is no array is the workers' own
+            if isinstance(order, ArrayOrder):
+                return ordered(self.feed(order.rows), order.row_ids)
+            return rows
         return Rows._at(rows._description, FedRows(rows, self), rows.fingerprint())
 
     def take(self, rows: Rows, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Rows at `row_ids`, any shape, each from the worker whose chunks it is in."""
         flat, source = row_ids.ravel(), self.source(rows)
 
-        def ask(actor: Any, mine: np.ndarray) -> Any:
+        def ask(actor: Actor, mine: np.ndarray) -> Reference:
             return actor.take.remote(source, flat[mine])
 
         taken = rows_from(self.each_from(self.owners(rows, flat), ask), len(flat), rows)
@@ -111,14 +120,14 @@ class RayEngine:
         return (np.searchsorted(starts, row_ids, side="right") - 1) % workers
 
     def each_from(
-        self, owner: np.ndarray, ask: Callable[[Any, np.ndarray], Any]
+        self, owner: np.ndarray, ask: Callable[[Actor, np.ndarray], Reference]
     ) -> Iterator[tuple[np.ndarray, Any]]:
         """Ask each worker once for what is its own: places in `owner`, and the answer for these."""
         calls = []
         for number in np.unique(owner):
             mine = np.flatnonzero(owner == number)
 
-            def about(actor: Any, mine: np.ndarray = mine) -> Any:
+            def about(actor: Actor, mine: np.ndarray = mine) -> Reference:
                 return ask(actor, mine)
 
             calls.append((mine, self._asked(int(number), about)))
@@ -134,7 +143,7 @@ class RayEngine:
         def tasks() -> Iterator[Share]:
             for turn, numbers in enumerate(_tasks(len(bounds), len(self._actors))):
 
-                def ask(actor: Any, numbers: list[int] = numbers) -> Any:
+                def ask(actor: Actor, numbers: list[int] = numbers) -> Reference:
                     return actor.results.remote(work, source, numbers, dtype)
 
                 yield Share(turn, ask, bounds[numbers[-1]][1])
@@ -166,15 +175,15 @@ class RayEngine:
             while waiting:
                 yield next_answer()
 
-    def parcel(self, work: object) -> tuple[int, Any]:
-        """Something that workers unpack once, and remember by its number."""
-        return _number(), [ray_library().put(packed(work))]
+    def parcel(self, content: object) -> Parcel:
+        """Put something into the cluster's memory, for all workers."""
+        return Parcel(_number(), [ray_library().put(packed(content))])
 
     def hosts(self, kind: type, most: int) -> RayHosts | None:
         """Up to `most` actors that run chains; None where these run here."""
         return started_hosts(kind, most) if self._chain_tasks else None
 
-    def _asked(self, turn: int, ask: Callable[[Any], Any]) -> Call:
+    def _asked(self, turn: int, ask: Callable[[Actor], Reference]) -> Call:
         """Ask the worker whose turn it is, or the next that is not silent."""
         worker = self._next_worker(turn)
         worker = turn % len(self._actors) if worker is None else worker
@@ -186,8 +195,8 @@ class RayEngine:
         turns = ((turn + k) % workers for k in range(workers))
         return next((worker for worker in turns if worker not in self._silent), None)
 
-    def _answer(self, call: Call) -> Any:
-        """The first answer of those that were asked; what befell them all, in a sentence."""
+    def _answer(self, call: Call) -> Any:  # of whatever was asked
+        """The first answer of those that were asked; where all fail, why, in a sentence."""
         ray, heard = ray_library(), time.monotonic()
         while True:
             fault: ModicumError | None = None
@@ -219,17 +228,16 @@ class RayEngine:
         answered, _ = ray_library().wait([pulse], timeout=REPLY)
         return bool(answered)
 
-    def source(self, rows: Rows) -> tuple[int, Any]:
+    def source(self, rows: Rows) -> Parcel:
         """Where workers find the rows: in the folder of a store, or in the cluster's memory."""
         if rows not in self._rows:
             folder = getattr(rows._backend, "folder", None)
             plain = type(rows) is Rows and folder is not None
             if plain:  # one number, whoever asks
-                place: Any = str(folder)
                 number = _number(f"{folder} {rows.fingerprint()}")
+                self._rows[rows] = Parcel(number, str(folder))
             else:
-                place, number = [ray_library().put(packed(rows))], _number()
-            self._rows[rows] = (number, place)
+                self._rows[rows] = self.parcel(rows)
         return self._rows[rows]
 
 

@@ -14,25 +14,51 @@ A worker that takes another's place makes the numbers of a shard again when it i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from modicum import designs
-from modicum.designs import CLASSES, Classes, Extent
-from modicum.rows import Rows
+from modicum.engines.shipping import Parcel, Reference
+from modicum.rows import Rows, weight_classes
+from modicum.rows.weight_classes import CLASSES, Classes, Extent
 
-__all__ = ["Kept", "NumbersAtWorkers", "Share", "SortedRows", "in_shape", "rows_from"]
+__all__ = ["Actor", "NumberRecipe", "NumbersAtWorkers", "Share", "in_shape", "rows_from"]
 
 # Places at the end of the order, where certainty rows are, that are looked up at once.
 TAIL = 20_000
 
 
-class Kept(NamedTuple):
-    """What a worker needs to make numbers per row: by numbers under which it remembers things."""
+class RemoteMethod(Protocol):
+    """A method of an actor, which is called where the actor is."""
 
-    work: tuple[int, Any]  # function and arguments, packed
-    rows: tuple[int, Any]
+    def remote(self, *arguments: object) -> Reference:
+        """Ask for the answer; return at once."""
+        ...
+
+    def options(self, *, concurrency_group: str) -> RemoteMethod:
+        """The same, by another thread of the actor."""
+        ...
+
+
+class Actor(Protocol):
+    """A `modicum.engines.worker.Worker` somewhere in the cluster."""
+
+    ready: RemoteMethod
+    results: RemoteMethod
+    take: RemoteMethod
+    extent: RemoteMethod
+    sort: RemoteMethod
+    order: RemoteMethod
+    sorted_row_ids: RemoteMethod
+    take_sorted: RemoteMethod
+
+
+class NumberRecipe(NamedTuple):
+    """How a worker makes a number per row of a shard."""
+
+    work: Parcel  # function and arguments
+    rows: Parcel
     shard: int  # rows of each but the last
 
 
@@ -40,14 +66,14 @@ class Share(NamedTuple):
     """Part of a pass: whose turn it is, what is asked, and the rows that are done with it."""
 
     worker: int
-    ask: Callable[[Any], Any]
+    ask: Callable[[Actor], Reference]
     done: int
 
 
 class Workers(Protocol):
     """What is asked of the workers of a cluster; `RayEngine` is one."""
 
-    def source(self, rows: Rows) -> tuple[int, Any]:
+    def source(self, rows: Rows) -> Parcel:
         """Where workers find the rows."""
         ...
 
@@ -56,7 +82,7 @@ class Workers(Protocol):
         ...
 
     def each_from(
-        self, owner: np.ndarray, ask: Callable[[Any, np.ndarray], Any]
+        self, owner: np.ndarray, ask: Callable[[Actor, np.ndarray], Reference]
     ) -> Iterator[tuple[np.ndarray, Any]]:
         """Ask each worker once for what is its own: places in `owner`, and the answer for these."""
         ...
@@ -67,7 +93,7 @@ class Workers(Protocol):
 
 
 class Shards:
-    """Rows in pieces that never divide a block of `designs.weight_tables`."""
+    """Rows in pieces that never divide a block of `rows.weight_classes`."""
 
     def __init__(self, workers: Workers, rows: Rows, size: int) -> None:
         self.workers, self.rows, self.size = workers, rows, size
@@ -75,13 +101,15 @@ class Shards:
         self.stops = np.minimum(self.starts + size, len(rows))
         self.owners = workers.owners(rows, (self.starts + self.stops) // 2)
 
-    def sweep(self, ask: Callable[[Any, int, int], Any], description: str) -> Iterator[Any]:
+    def sweep(self, ask: Callable[[Actor, int, int], Reference], description: str) -> Iterator[Any]:
         """Answers of actors about all shards in order, from a first row up to another each."""
 
         def shares() -> Iterator[Share]:
             for owner, first, end in zip(self.owners, self.starts, self.stops, strict=True):
 
-                def of_shard(actor: Any, start: int = int(first), stop: int = int(end)) -> Any:
+                def of_shard(
+                    actor: Actor, start: int = int(first), stop: int = int(end)
+                ) -> Reference:
                     return ask(actor, start, stop)
 
                 yield Share(int(owner), of_shard, int(end))
@@ -92,11 +120,9 @@ class Shards:
 class NumbersAtWorkers:
     """A number per row, which is made when something is asked about them (see `KeptNumbers`)."""
 
-    def __init__(
-        self, workers: Workers, work: tuple[int, Any], rows: Rows, description: str
-    ) -> None:
-        self._shards, self._description = Shards(workers, rows, designs.BLOCK), description
-        self._kept = Kept(work, workers.source(rows), self._shards.size)
+    def __init__(self, workers: Workers, work: Parcel, rows: Rows, description: str) -> None:
+        self._shards, self._description = Shards(workers, rows, weight_classes.BLOCK), description
+        self._recipe = NumberRecipe(work, workers.source(rows), self._shards.size)
         self._extent: Extent | None = None
 
     def __len__(self) -> int:
@@ -105,10 +131,10 @@ class NumbersAtWorkers:
     def extent(self) -> Extent:
         """Of all rows: the pass over them, made once."""
         if self._extent is None:
-            kept = self._kept
+            recipe = self._recipe
             parts: list[Extent] = list(
                 self._shards.sweep(
-                    lambda actor, *shard: actor.extent.remote(kept, *shard), self._description
+                    lambda actor, *shard: actor.extent.remote(recipe, *shard), self._description
                 )
             )
             pairs = zip(self._shards.starts, parts, strict=True)
@@ -123,15 +149,15 @@ class NumbersAtWorkers:
 
     def sort(self, classes: Classes) -> tuple[np.ndarray, np.ndarray, OrderAtWorkers]:
         """Weight and size of each class, and the rows sorted by class, shard by shard."""
-        kept = self._kept
+        recipe = self._recipe
         mass, sizes = np.zeros(CLASSES), []
         for part, size in self._shards.sweep(
-            lambda actor, *shard: actor.sort.remote(kept, classes, *shard), self._description
+            lambda actor, *shard: actor.sort.remote(recipe, classes, *shard), self._description
         ):
             mass += part
             sizes.append(size)
         counts = np.stack(sizes)
-        return mass, counts.sum(axis=0), OrderAtWorkers(self._shards, kept, classes, counts)
+        return mass, counts.sum(axis=0), OrderAtWorkers(self._shards, recipe, classes, counts)
 
 
 class OrderAtWorkers:
@@ -143,8 +169,10 @@ class OrderAtWorkers:
         Rows of each class in each shard, (shards, classes).
     """
 
-    def __init__(self, shards: Shards, kept: Kept, classes: Classes, counts: np.ndarray) -> None:
-        self._shards, self._kept, self._classes = shards, kept, classes
+    def __init__(
+        self, shards: Shards, recipe: NumberRecipe, classes: Classes, counts: np.ndarray
+    ) -> None:
+        self._shards, self._recipe, self._classes = shards, recipe, classes
         # Places of the order, class after class and in each shard after shard: where each piece
         # ends, and where it begins in the order of its shard.
         self._ends = np.cumsum(counts.T.ravel())
@@ -168,13 +196,13 @@ class OrderAtWorkers:
         flat = self._row_ids(np.asarray(places).ravel())
         return flat.reshape(np.shape(places))
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         """All of it, from all workers: as many numbers as there are rows."""
         del copy
         every = np.empty(len(self), np.uint32 if len(self) < 2**32 else np.int64)
-        kept, classes = self._kept, self._classes
+        recipe, classes = self._recipe, self._classes
         orders = self._shards.sweep(
-            lambda actor, *shard: actor.order.remote(kept, classes, *shard), "design"
+            lambda actor, *shard: actor.order.remote(recipe, classes, *shard), "design"
         )
         number = len(self._shards.starts)
         for shard, (start, order) in enumerate(zip(self._shards.starts, orders, strict=True)):
@@ -190,53 +218,26 @@ class OrderAtWorkers:
         flat, rows = places.ravel(), self._shards.rows
         return in_shape(rows_from(self._asked("take_sorted", flat), len(flat), rows), places.shape)
 
-    def sorted_rows(self) -> Rows:
-        """The rows in this order."""
-        rows = self._shards.rows
-        return Rows._at(rows._description, SortedRows(rows, self), rows.fingerprint())
-
     def _row_ids(self, places: np.ndarray) -> np.ndarray:
         row_ids = np.empty(len(places), np.int64)
         for mine, part in self._asked("sorted_row_ids", places):
             row_ids[mine] = part
         return row_ids
 
-    def _asked(self, what: str, places: np.ndarray) -> Iterator[tuple[np.ndarray, Any]]:
+    def _asked(
+        self, what: Literal["sorted_row_ids", "take_sorted"], places: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, Any]]:
         """Ask each worker once about the places in its shards."""
         piece = np.searchsorted(self._ends, places, side="right")
         shard = piece % len(self._shards.starts)
         within = (places - self._begins[piece] + self._within[piece]).astype(np.uint32)
         starts = self._shards.starts[shard]
 
-        def ask(actor: Any, mine: np.ndarray) -> Any:
-            method = getattr(actor, what)
-            return method.remote(self._kept, self._classes, starts[mine], within[mine])
+        def ask(actor: Actor, mine: np.ndarray) -> Reference:
+            method: RemoteMethod = getattr(actor, what)
+            return method.remote(self._recipe, self._classes, starts[mine], within[mine])
 
         return self._shards.workers.each_from(self._shards.owners[shard], ask)
-
-
-class SortedRows:
-    """The rows of a store in the order of their classes, for chains that draw places."""
-
-    travels = True  # by itself, to whoever runs chains
-
-    def __init__(self, rows: Rows, order: OrderAtWorkers) -> None:
-        self._order = order
-        self.where = rows._backend.where
-        self.folder = rows._backend.folder  # type: ignore[attr-defined]
-
-    def take(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """Rows at places of the order, any shape."""
-        return self._order.take(row_ids)
-
-    def slice(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """Rows from place `start` up to `stop`."""
-        return self._order.take(np.arange(start, stop))
-
-    def chunks(self, size: int) -> Iterator[dict[str, np.ndarray]]:
-        """All rows in this order, `size` at a time."""
-        n = len(self._order)
-        return (self.slice(start, min(start + size, n)) for start in range(0, n, size))
 
 
 def rows_from(

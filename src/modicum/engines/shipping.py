@@ -12,14 +12,23 @@ import pickle
 import sys
 from importlib import import_module
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
-from modicum.engines.library import ray_library
+from modicum.engines.ray_library import ray_library
 
-__all__ = ["packed", "unpacked"]
+__all__ = ["Parcel", "Reference", "packed", "unpacked"]
+
+Reference: TypeAlias = object  # ray.ObjectRef: to an answer, or to what lies in the cluster
+
+
+class Parcel(NamedTuple):
+    """Something that a worker unpacks once, and remembers by its number."""
+
+    number: int
+    content: str | list[Reference]  # the folder of a store; else what `packed` made, in a list
 
 
 def packed(value: object) -> bytes:
@@ -27,7 +36,7 @@ def packed(value: object) -> bytes:
     pickler: Any = ray_library("ray.cloudpickle").Pickler
 
     class Pickler(pickler):  # type: ignore[misc]
-        def reducer_override(self, thing: Any) -> Any:
+        def reducer_override(self, thing: Any) -> Any:  # as pickle has it
             if isinstance(thing, jax.Array) and not isinstance(thing, jax.core.Tracer):
                 return np.asarray, (np.asarray(thing),)
             name = _own_name(thing)
@@ -55,5 +64,5 @@ def _own_name(thing: object) -> str | None:
     return next((name for name, value in held.items() if value is thing), None)
 
 
-def _named(module: str, name: str) -> Any:
+def _named(module: str, name: str) -> object:
     return getattr(import_module(module), name)

@@ -22,8 +22,8 @@ __all__ = ["BlockPoisson", "BlockPoissonTables", "most_factors", "poisson_chance
 
 UNLIKELY = 1e-6  # probability of a Poisson count beyond the capacity
 # Along the chain there are lambda + d - centre factors on average; this leaves room for a larger d
-# in the tails of the posterior.
-ROOM = 1.25
+# in the tails of the posterior, and less is needed where the centre follows d.
+ROOM, ROOM_FOLLOWING = 1.25, 1.05
 
 
 def most_factors(mean: float) -> int:
@@ -46,7 +46,7 @@ def poisson_chance(counts: np.ndarray, mean: float) -> np.ndarray:
 class BlockPoissonTables(NamedTuple):
     """What the estimator needs to know about the data."""
 
-    centre: float | jax.Array  # the difference l - sum q to be expected over the posterior
+    centre: float | jax.Array  # the difference l - sum q to be expected, less a coreset's
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,10 @@ class BlockPoisson:
     Only the multiset of factors matters, so that a block of the subsample holds the factors of
     several of the paper's products together: a Poisson(lambda / blocks) number of them. Each is a
     part of `batch` rows. The soft lower bound is a = centre - lambda, which minimises the variance
-    where `centre`, which the tables hold, is the expected difference l - sum q.
+    where `centre`, which the tables hold, is the difference l - sum q. The estimate is unbiased
+    with any bound that does not depend on u, so that it may follow that difference through the
+    parameters. It has to: where l - sum q falls below a constant bound, all factors are negative,
+    |Lhat| grows with the distance, and chains that get there stay.
 
     Parameters
     ----------
@@ -66,6 +69,8 @@ class BlockPoisson:
         Rows per factor.
     blocks
         Blocks of the subsample.
+    room
+        Expected factors that there is room for, in units of lambda.
 
     Examples
     --------
@@ -81,11 +86,12 @@ class BlockPoisson:
     products: int
     batch: int
     blocks: int
+    room: float = ROOM
 
     @property
     def parts(self) -> int:
         """Factors that a block has room for."""
-        return most_factors(ROOM * self.products / self.blocks)
+        return most_factors(self.room * self.products / self.blocks)
 
     @property
     def rows(self) -> int:
@@ -95,7 +101,7 @@ class BlockPoisson:
     @property
     def packed(self) -> int:
         """Factors there is room for when only those that take part are kept."""
-        return min(most_factors(ROOM * self.products), self.blocks * self.parts)
+        return min(most_factors(self.room * self.products), self.blocks * self.parts)
 
     def present(self, key: jax.Array, blocks: int) -> jax.Array:
         """A Poisson number of factors per block, given that they fit."""
@@ -133,10 +139,14 @@ class BlockPoisson:
         end = jnp.sum(before * counts, axis=1)
         return end - counts, end
 
+    def about(self, tables: BlockPoissonTables, difference: jax.Array) -> BlockPoissonTables:
+        """The bound moves with the expected difference."""
+        return tables._replace(centre=tables.centre + difference)
+
     def _factors(
         self, values: jax.Array, present: jax.Array, tables: BlockPoissonTables
     ) -> jax.Array:
-        """f = (dhat - a) / lambda of each factor, and one where there is none."""
+        """f = (dhat - a) / lambda with a + lambda the centre; one where there is no factor."""
         dhat = values.reshape(present.size, self.batch).mean(axis=1)
         return jnp.where(present, 1 + (dhat - tables.centre) / self.products, 1.0)
 

@@ -27,7 +27,7 @@ from modicum.models.families import Logistic, Softmax, StudentT
 from modicum.models.families.softmax import with_reference
 from modicum.passes import Anchor, Sums
 from modicum.passes.linear import assemble
-from modicum.runtime import SCATTERS, Array, jit
+from modicum.runtime import SCATTERS, Array, jit, to_device
 
 __all__ = [
     "BOUNDS",
@@ -235,13 +235,13 @@ def whitened_sums(anchor: Anchor, collapsed: Collapsed) -> BoundSums:
     L = anchor.dense_factor[: len(collapsed.slope)]  # coefficients come first in the flat vector
     curvature = L.T @ collapsed.curvature @ L
     return BoundSums(
-        point=jnp.asarray(anchor.point),
-        factor=jnp.asarray(anchor.dense_factor),
-        constant=jnp.asarray(collapsed.constant),
-        weight=jnp.asarray(collapsed.weight),
-        value=jnp.asarray(collapsed.value),
-        slope=jnp.asarray(L.T @ collapsed.slope),
-        curvature=jnp.asarray((curvature + curvature.T) / 2),
+        point=to_device(anchor.point),
+        factor=to_device(anchor.dense_factor),
+        constant=to_device(collapsed.constant),
+        weight=to_device(collapsed.weight),
+        value=to_device(collapsed.value),
+        slope=to_device(L.T @ collapsed.slope),
+        curvature=to_device((curvature + curvature.T) / 2),
     )
 
 

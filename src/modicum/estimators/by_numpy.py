@@ -104,7 +104,9 @@ class NumPyRows:
             if large.any():
                 at, far = np.nonzero(large)[1], as_either(e[large])
                 f = self._model.value(as_either(eta[at]) + far, as_either(y[at]))
-                values[large] = less_polynomial(f, far, as_either(taylor.T[:, at]), self._order)
+                taylor_there = as_either(taylor.T[:, at])
+                rise = f - taylor_there[0]
+                values[large] = less_polynomial(rise, far, taylor_there, self._order)
             return np.asarray(scale * values, np.float64)
 
     def _slope(

@@ -21,6 +21,7 @@ import numpy as np
 from modicum.kernels.base import Bend, Proxy
 from modicum.models.arrow import ArrowFactor
 from modicum.passes import Anchor
+from modicum.runtime import to_device
 
 __all__ = ["POWERS", "bend", "bent_path", "bent_sum"]
 
@@ -39,11 +40,11 @@ def bend(anchor: Anchor, where: Sequence[int] | np.ndarray, power: np.ndarray) -
     places = np.asarray(where, int)
     lines = anchor.dense_hessian[places]
     return Bend(
-        jnp.asarray(places),
-        jnp.asarray(power, jnp.float64),
-        jnp.asarray(anchor.A[places]),
-        jnp.asarray(lines @ anchor.dense_factor),
-        jnp.asarray(lines[:, places]),
+        to_device(places),
+        to_device(np.asarray(power, np.float64)),
+        to_device(anchor.A[places]),
+        to_device(lines @ anchor.dense_factor),
+        to_device(lines[:, places]),
     )
 
 

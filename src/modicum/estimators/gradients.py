@@ -106,7 +106,7 @@ class BaseGradientEstimator(ABC):
         """Estimate the gradient of U at z from one prepared batch."""
 
 
-def _known(target: Target | None) -> Target:
+def _bound_target(target: Target | None) -> Target:
     assert target is not None, "`bind` comes first"
     return target
 
@@ -120,7 +120,7 @@ class Minibatch(BaseGradientEstimator):
     ) -> jax.Array:
         """One reverse sweep over the rows of the batch."""
         del memory
-        return minibatch_gradient(_known(self.target), z, batch, context)
+        return minibatch_gradient(_bound_target(self.target), z, batch, context)
 
 
 def minibatch_gradient(
@@ -172,7 +172,7 @@ class Taylor(BaseGradientEstimator):
     @property
     def control_variate(self) -> ControlVariate[Any]:
         """Residuals of rows about the anchor."""
-        return control_variate(_known(self.target), self.order, self.precision)
+        return control_variate(_bound_target(self.target), self.order, self.precision)
 
     @property
     def fresh_cost(self) -> float:
@@ -182,7 +182,7 @@ class Taylor(BaseGradientEstimator):
     def arrays(self, anchor: Anchor | None, certain: Batch | None = None) -> TaylorTables:
         """The anchor in the chain's coordinates, and the certainty rows."""
         assert anchor is not None
-        target = _known(self.target)
+        target = _bound_target(self.target)
         if anchor.factor.ndim < 2:
             raise SettingError("control variates need the anchor's factor as a matrix.")
         about = proxy(anchor, target, self.order)
@@ -270,14 +270,14 @@ class SVRG(SnapshotEstimator):
         z = jnp.asarray(z)
         points = _points(z, context)
         slopes = jnp.asarray(sums.gradients(np.asarray(points), "snapshot"))
-        gradient = _full_gradients(_known(self.target), slopes, points, context)
+        gradient = _full_gradients(_bound_target(self.target), slopes, points, context)
         return Snapshot(z, gradient.astype(z.dtype))
 
     def gradient(
         self, z: jax.Array, batch: Batch, memory: Snapshot, context: StochasticGradientContext
     ) -> jax.Array:
         """Two gradients of the batch."""
-        target = _known(self.target)
+        target = _bound_target(self.target)
         here = minibatch_gradient(target, z, batch, context)
         there = minibatch_gradient(target, memory.z, batch, context)
         return here - there + memory.gradient

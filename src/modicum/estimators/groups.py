@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ from modicum.models.integrated import Integrands, Nodes
 from modicum.passes import Anchor
 from modicum.passes.groups import curvature_sum
 from modicum.rows.groups import GroupedRows
-from modicum.runtime import SCATTERS, jit
+from modicum.runtime import SCATTERS, jit, to_device
 
 __all__ = [
     "FlatCache",
@@ -276,7 +276,7 @@ def _likelihoods_slope(
     model: IntegratedEffects,
     typical: int,
     at: tuple[Moving, PaddedCache],
-    tangents: tuple[Moving, Any],
+    tangents: tuple[Moving, object],
 ) -> tuple[jax.Array, jax.Array]:
     value, by_row, by_factor, by_extra, by_node = _with_slopes(model, typical, *at)
     e, T, extras, nodes = tangents[0]
@@ -446,12 +446,12 @@ _converted = jit(static=0)(in_expansion_coordinates)
 
 def group_proxy(anchor: Anchor, target: Target, order: int, unit: jax.Array | None = None) -> Proxy:
     """The anchor's sums in phi, with variances in this unit (see `variance_unit`)."""
-    point = jnp.asarray(anchor.point)
-    sums = jnp.asarray(anchor.A), jnp.asarray(anchor.B)
-    A, B = _converted(target.likelihood, point, *sums, unit)
+    point = to_device(anchor.point)
+    A, B = to_device((anchor.A, anchor.B))
+    A, B = _converted(target.likelihood, point, A, B, unit)
     return Proxy(
         point,
-        jnp.asarray(anchor.factor),
+        to_device(anchor.factor),
         A if order >= 1 else jnp.zeros_like(A),
         (B + B.T) / 2 if order >= 2 else jnp.zeros_like(B),
         warp=anchor.warp(target),
@@ -473,7 +473,8 @@ def variance_unit(target: Target, point: np.ndarray, groups: GroupedRows) -> jax
     batch = groups.take(some)
     information = np.asarray(_information(target, jnp.asarray(point), batch))
     usual = np.median(information, axis=0)
-    return jnp.asarray(0.5 / np.maximum(usual, 1e-8))
+    unit: jax.Array = to_device(0.5 / np.maximum(usual, 1e-8))
+    return unit
 
 
 @jit(static=0, options=SCATTERS)

@@ -63,6 +63,11 @@ class EveryRow(ABC):
         del present
         return values
 
+    def about(self, tables: Pytree, difference: jax.Array) -> Pytree:
+        """Nothing is expected of D."""
+        del difference
+        return tables
+
     def describe(self, values: jax.Array, present: jax.Array, tables: object) -> Draw:
         """dhat and its estimated variance."""
         estimate = self.combine(values, present, tables)

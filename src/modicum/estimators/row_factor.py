@@ -17,12 +17,11 @@ anyway.
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import namespace
 from modicum.kernels.base import RowFactor
-from modicum.runtime import Array
+from modicum.runtime import Array, to_device
 
 __all__ = ["MANY", "relative_error", "row_factor", "share_of_work", "whitened"]
 
@@ -66,9 +65,9 @@ def _in_blocks(factor: np.ndarray, centre: np.ndarray, kind: str) -> RowFactor:
         spans = [(start, start + width) for start in range(0, columns, width)]
         parts = [factor[: min(end, lines), start:end] for start, end in spans]
     return RowFactor(
-        jnp.asarray(centre),
-        jnp.asarray(centre @ factor),
-        tuple(jnp.asarray(part.astype(kind)) for part in parts),
+        to_device(centre),
+        to_device(centre @ factor),
+        tuple(to_device(part.astype(kind)) for part in parts),
     )
 
 

@@ -30,6 +30,7 @@ from modicum.models.matrix import ModelMatrix
 from modicum.models.priors.exact import ExactPrior
 from modicum.passes import Anchor
 from modicum.passes.mode import folded_prior
+from modicum.runtime import to_device
 
 __all__ = [
     "CONTROL_VARIATES",
@@ -74,11 +75,11 @@ def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
     whitened = L.T @ hessian @ L
     plain = np.abs(whitened + np.eye(len(L))).max() <= ROUNDING
     return Proxy(
-        jax.device_put(anchor.point),  # which compiles nothing
-        jax.device_put(L),
-        jax.device_put(L.T @ gradient),
-        None if plain else jax.device_put((whitened + whitened.T) / 2),
-        None if target.exact_prior is None else jax.tree.map(jnp.asarray, target.exact_prior[1]),
+        to_device(anchor.point),
+        to_device(L),
+        to_device(L.T @ gradient),
+        None if plain else to_device((whitened + whitened.T) / 2),
+        None if target.exact_prior is None else to_device(target.exact_prior[1]),
         anchor.warp(target),
     )
 
@@ -92,11 +93,11 @@ def _arrow_proxy(
     assert target.exact_prior is not None
     hessian = anchor.B + folded if order >= 2 else folded
     return Proxy(
-        jnp.asarray(anchor.point),
-        jax.tree.map(jnp.asarray, anchor.factor),
-        jnp.asarray(gradient),
-        jax.tree.map(jnp.asarray, hessian),
-        jax.tree.map(jnp.asarray, target.exact_prior[1]),
+        to_device(anchor.point),
+        to_device(anchor.factor),
+        to_device(gradient),
+        to_device(hessian),
+        to_device(target.exact_prior[1]),
         anchor.warp(target),
     )
 
@@ -127,7 +128,7 @@ def _arrow_quadratic(s: jax.Array, a: jax.Array, B: ArrowMatrix) -> jax.Array:
 
 @_arrow_quadratic.defjvp
 def _arrow_slope(
-    at: tuple[jax.Array, jax.Array, ArrowMatrix], tangents: tuple[jax.Array, Any, Any]
+    at: tuple[jax.Array, jax.Array, ArrowMatrix], tangents: tuple[jax.Array, object, object]
 ) -> tuple[jax.Array, jax.Array]:
     s, a, B = at
     curved = B @ s
@@ -481,17 +482,7 @@ def direct(
 ) -> tuple[jax.Array, jax.Array]:
     """The difference as it is written, and its derivative in `e`: for large e."""
     f, slope, *_ = model.derivatives(eta + e, y)
-    for j in range(order + 1):
-        slope = slope - (j * taylor[j] * e ** (j - 1) if j else 0.0)
-    # A family's NumPy constants may have made them float64.
-    return less_polynomial(f, e, taylor, order).astype(e.dtype), slope.astype(e.dtype)
-
-
-def less_polynomial(f: jax.Array, e: jax.Array, taylor: Coefficients, order: int) -> jax.Array:
-    """f(eta + e), which is handed in, less its Taylor polynomial."""
-    for j in range(order + 1):
-        f = f - taylor[j] * power(e, j)
-    return f
+    return _beyond_polynomial(f - taylor[0], slope, e, taylor, order)
 
 
 def _by_rise(
@@ -503,8 +494,21 @@ def _by_rise(
     taylor: Coefficients,
 ) -> tuple[jax.Array, jax.Array]:
     """The same by the family's own difference, which programs of an accelerator can compute."""
-    rise, slope = model.rise(eta, e, y, taylor[0])
+    return _beyond_polynomial(*model.rise(eta, e, y, taylor[0]), e, taylor, order)
+
+
+def _beyond_polynomial(
+    rise: jax.Array, slope: jax.Array, e: jax.Array, taylor: Coefficients, order: int
+) -> tuple[jax.Array, jax.Array]:
+    """The remainder and its derivative from f(eta + e) - f(eta) and f'(eta + e)."""
     for j in range(1, order + 1):
-        rise = rise - taylor[j] * e**j
-        slope = slope - j * taylor[j] * e ** (j - 1)
-    return rise.astype(e.dtype), slope.astype(e.dtype)
+        slope = slope - j * taylor[j] * power(e, j - 1)
+    # A family's NumPy constants may have made them float64.
+    return less_polynomial(rise, e, taylor, order).astype(e.dtype), slope.astype(e.dtype)
+
+
+def less_polynomial(rise: jax.Array, e: jax.Array, taylor: Coefficients, order: int) -> jax.Array:
+    """f(eta + e) - f(eta), which is handed in, less the other terms of the Taylor polynomial."""
+    for j in range(1, order + 1):
+        rise = rise - taylor[j] * power(e, j)
+    return rise

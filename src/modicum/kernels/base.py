@@ -56,7 +56,7 @@ LogPosterior: TypeAlias = Callable[[jax.Array, Pytree], jax.Array]  # of t and a
 State = TypeVar("State")
 Context = TypeVar("Context", contravariant=True)
 Cached = TypeVar("Cached")
-Tables = TypeVar("Tables", contravariant=True)
+Tables = TypeVar("Tables")
 Memory = TypeVar("Memory")
 
 
@@ -402,6 +402,10 @@ class Estimator(Protocol[Tables]):
 
     def describe(self, values: jax.Array, present: jax.Array, tables: Tables) -> Draw:
         """Return what to record of the estimate, one number per name."""
+        ...
+
+    def about(self, tables: Tables, difference: jax.Array) -> Tables:
+        """Tables where D is expected to exceed what they expect by `difference`."""
         ...
 
 

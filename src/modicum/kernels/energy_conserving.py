@@ -48,6 +48,9 @@ class EnergyConservingContext(NamedTuple):
     estimator: Pytree  # the estimator's tables
     constant: jax.Array  # added to the log-density to undo what it omits
     certain: Pytree = None  # cached rows that every evaluation reads; None: there are none
+    # Cached rows whose residuals sum to nearly l - sum q over the rows that are drawn: what the
+    # estimator expects. None: the same everywhere.
+    coreset: Pytree = None
 
 
 class EnergyConservingState(NamedTuple):
@@ -131,13 +134,20 @@ class EnergyConservingKernel:
         def density(z: jax.Array) -> tuple[jax.Array, jax.Array]:
             s, growth = straighten(z, proxy)
             values = cv.values(subsample, s, proxy)
-            estimate = self.estimator.combine(values, present, context.estimator)
+            estimate = self.estimator.combine(values, present, self._expected(s, context))
             log = cv.log_proxy(s, proxy) + estimate.log
             if context.certain is not None:
                 log += jnp.sum(cv.values(context.certain, s, proxy))
             return (log if proxy.warp is None else log + growth), values
 
         return density
+
+    def _expected(self, s: jax.Array, context: EnergyConservingContext) -> Pytree:
+        """The estimator's tables at these parameters: a function of them alone, not of u."""
+        if context.coreset is None:
+            return context.estimator
+        following = self.control_variate.values(context.coreset, s, context.proxy)
+        return self.estimator.about(context.estimator, jnp.sum(following))
 
     def init(
         self, key: jax.Array, batch: Pytree, context: EnergyConservingContext
@@ -179,8 +189,9 @@ class EnergyConservingKernel:
             "step_size": learned.step_size,
             "acceptance_rate_u": refreshed.acceptance_rate,
             "rows_touched": refreshed.rows
-            + (self.rows_present(present) + certain_rows(context)) * evaluations,
-            **self.estimator.describe(values, filled, context.estimator),
+            + (self.rows_present(present) + certain_rows(context)) * evaluations
+            + 2 * _count(context.coreset),  # for the refresh, and for the record
+            **self.estimator.describe(values, filled, self._expected(at, context)),
             **info._asdict(),
         }
         values = self.estimator.unpack(values, present)
@@ -203,11 +214,12 @@ class EnergyConservingKernel:
         """
         at, _ = straighten(state.z, context.proxy)
         fresh_values = self.control_variate.values(fresh, at, context.proxy)
+        tables = self._expected(at, context)
         which, log_uniform, present_key = refresh_chances(key, self.refreshes, self.blocks)
         fresh_present = self.estimator.present(present_key, self.refreshes)
 
         def log_of(values: jax.Array, present: jax.Array) -> jax.Array:
-            return self.estimator.combine(values, present, context.estimator).log
+            return self.estimator.combine(values, present, tables).log
 
         def propose(k: jax.Array, carry: Pytree) -> Pytree:
             held, log_now, accepted = carry
@@ -252,7 +264,12 @@ def refresh_chances(
 
 def certain_rows(context: EnergyConservingContext) -> int:
     """How many rows every evaluation reads."""
-    leaves = jax.tree.leaves(context.certain)
+    return _count(context.certain) + _count(context.coreset)
+
+
+def _count(cached: Pytree) -> int:
+    """How many rows are cached."""
+    leaves = jax.tree.leaves(cached)
     return leaves[0].shape[0] if leaves else 0
 
 

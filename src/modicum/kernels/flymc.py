@@ -30,11 +30,11 @@ __all__ = [
     "FlyContext",
     "FlyKernel",
     "FlyState",
+    "Lights",
     "Overlap",
     "PreparedCandidates",
     "PreparedProposals",
     "Proposed",
-    "Seen",
     "explicit",
     "first_lit",
     "implicit",
@@ -206,7 +206,7 @@ class FlyKernel:
         """
         n, bright, tried = context.n, state.bright, batch.rows
         both = overlap(bright.number, tried.number, n)
-        seen = Seen(
+        lights = Lights(
             bright.number,
             self.bounded.log_ratio(bright.rows, state.z, context.bound),
             tried.number,
@@ -216,7 +216,7 @@ class FlyKernel:
             context.rate,
             n,
         )
-        change = UPDATES[self.update](key, seen)
+        change = UPDATES[self.update](key, lights)
         after, count = merge(bright, change.stay, tried, change.join, both, n)
         refused = count > self.capacity
         accepted = change.possible & ~refused
@@ -230,7 +230,7 @@ class FlyKernel:
 # invariant, and both see the lights as they were before the update (section 3.2).
 
 
-class Seen(NamedTuple):
+class Lights(NamedTuple):
     """What an update reads: bright rows and proposed rows, by number, with log r of each."""
 
     bright: jax.Array  # ascending, n where there is no row
@@ -252,7 +252,7 @@ class Change(NamedTuple):
     touched: jax.Array  # rows whose likelihood had to be known
 
 
-def implicit(key: jax.Array, seen: Seen) -> Change:
+def implicit(key: jax.Array, lights: Lights) -> Change:
     """Every bright row goes dark with probability min(1, q/r), dark rows tried light up with r/q.
 
     Arrays have room for only so many proposals, and dropping the rest would break detailed balance.
@@ -261,30 +261,29 @@ def implicit(key: jax.Array, seen: Seen) -> Change:
     the others tried here. Both directions are then equally likely.
     """
     dark_key, bright_key, back_key = jax.random.split(key, 3)
-    n, log_q = seen.n, jnp.log(seen.rate)
-    lit, real = seen.bright < n, seen.tried < n
-    held = seen.both.is_bright
-    goes_dark = lit & (_log_uniform(dark_key, lit) < log_q - seen.log_r_bright)
-    goes_bright = real & ~held & (_log_uniform(bright_key, real) < seen.log_r_tried - log_q)
-    not_again = jax.random.uniform(back_key, real.shape, jnp.float32) >= seen.rate
-    way_back = (
-        jnp.sum(real) - jnp.sum(goes_bright & not_again) + jnp.sum(goes_dark & ~seen.both.is_tried)
-    )
-    possible = seen.complete & (way_back <= real.shape[0])
+    n, log_q = lights.n, jnp.log(lights.rate)
+    lit, real = lights.bright < n, lights.tried < n
+    held = lights.both.is_bright
+    goes_dark = lit & (_log_uniform(dark_key, lit) < log_q - lights.log_r_bright)
+    goes_bright = real & ~held & (_log_uniform(bright_key, real) < lights.log_r_tried - log_q)
+    not_again = jax.random.uniform(back_key, real.shape, jnp.float32) >= lights.rate
+    unseen = goes_dark & ~lights.both.is_tried
+    way_back = jnp.sum(real) - jnp.sum(goes_bright & not_again) + jnp.sum(unseen)
+    possible = lights.complete & (way_back <= real.shape[0])
     return Change(lit & ~goes_dark, goes_bright, possible, jnp.sum(lit) + jnp.sum(real & ~held))
 
 
-def explicit(key: jax.Array, seen: Seen) -> Change:
+def explicit(key: jax.Array, lights: Lights) -> Change:
     """The lights of the rows tried are drawn anew, on with probability r / (1 + r).
 
     This is valid for any rows chosen independently of the lights, so it does not matter whether all
     that were drawn are here.
     """
-    lit, real = seen.bright < seen.n, seen.tried < seen.n
-    on = real & (_log_uniform(key, real) < jax.nn.log_sigmoid(seen.log_r_tried))
-    still_on = on[jnp.minimum(seen.both.place_in_tried, len(on) - 1)]
-    stay = lit & (~seen.both.is_tried | still_on)
-    return Change(stay, on & ~seen.both.is_bright, jnp.asarray(True), jnp.sum(real))
+    lit, real = lights.bright < lights.n, lights.tried < lights.n
+    on = real & (_log_uniform(key, real) < jax.nn.log_sigmoid(lights.log_r_tried))
+    still_on = on[jnp.minimum(lights.both.place_in_tried, len(on) - 1)]
+    stay = lit & (~lights.both.is_tried | still_on)
+    return Change(stay, on & ~lights.both.is_bright, jnp.asarray(True), jnp.sum(real))
 
 
 def _log_uniform(key: jax.Array, like: jax.Array) -> jax.Array:

@@ -6,9 +6,12 @@ seed and rows give the same draws on any machine. Times are reported only.
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
+
+import numpy as np
 
 from modicum.errors import ConvergenceError, CrudeControlVariateError, NoModeError
 from modicum.estimators import LinearTaylor
@@ -73,16 +76,17 @@ class Auto(Method):
     def decide(self, task: Task) -> tuple[Method, Plan]:
         """Take the cheapest that is right."""
         nuts, few = NUTS(), task.of_few_chains()
-        all_rows = Work.of_chains(few, len(task.rows) * nuts.gradients(task.target.size))
+        steps = nuts.gradients(task.target.size)
+        all_rows = Work.of_chains(few, len(task.rows) * steps, steps)
         study, reason, misled = _study(task)
         verdict: str | None = None
         if study is not None and self.laplace and _may_be_normal(task, study):
-            method = Laplace(weighted=False)
+            method, started = Laplace(weighted=False), time.perf_counter()
             pool, proposals = method.weighed(study, ENOUGH)
             if _enough(proposals.verdict):
-                work = Work.of_densities(pool.rows * proposals.z.shape[0] * proposals.z.shape[1])
                 plan = method.of(pool, proposals)
-                plan.tuning["method"] = _line(task, "weighted normal draws", work, all_rows)
+                took, (others,) = _seconds_since(task, started), seconds_for(task, all_rows)
+                plan.tuning["method"] = _line("weighted normal draws", took, others)
                 return method, plan
             verdict = f"not taken: {proposals.verdict.numbers(pool.rows)}"
         if study is not None:
@@ -101,7 +105,7 @@ class Auto(Method):
                 reason += f", and about the mean {why}"
         plan = nuts.plan(few)
         if isinstance(plan.anchor, Parameters):  # scales are learned, by longer trajectories
-            all_rows = Work(WIDER * all_rows.gradients)
+            all_rows = all_rows.longer(WIDER)
         (seconds,) = seconds_for(task, all_rows)
         plan.tuning["method"] = f"NUTS on all rows, since {reason}; about {duration(seconds)}."
         return nuts, plan
@@ -158,7 +162,8 @@ def _subsampled(
     assert isinstance(certain, dict)
     rows = kernel.subsample + int(certain["value"] or 0)
     each = 1 if isinstance(study.control_variate, LinearTaylor) else RESIDUAL
-    work = Work.of_chains(task, rows * (study.steps + 1) * each)
+    steps = study.steps + 1
+    work = Work.of_chains(task, rows * steps * each, steps)
     if work.gradients > all_rows.gradients:
         return (
             None,
@@ -166,11 +171,23 @@ def _subsampled(
             "trajectories, which costs more",
             False,
         )
-    plan.tuning["method"] = _line(task, f"HMC-ECS, m = {kernel.subsample:,}", work, all_rows)
+    seconds = seconds_for(task, work, all_rows)
+    plan.tuning["method"] = _line(f"HMC-ECS, m = {kernel.subsample:,}", *seconds)
     return plan, "", False
 
 
-def _line(task: Task, taken: str, work: Work, all_rows: Work) -> str:
+def _seconds_since(task: Task, started: float) -> float:
+    """Seconds that normal draws took; a resumed run is told what they took at first."""
+
+    def compute() -> dict[str, np.ndarray]:
+        return {"seconds": np.array(time.perf_counter() - started)}
+
+    return task.remember("weighing", compute, lambda arrays: float(arrays["seconds"]))
+
+
+def _line(taken: str, seconds: float, all_rows: float) -> str:
     """What is taken and what it takes; what all rows would take."""
-    seconds, others = (duration(s) for s in seconds_for(task, work, all_rows))
-    return f"{taken}: about {seconds}; NUTS on all rows would take about {others}."
+    return (
+        f"{taken}: about {duration(seconds)}; NUTS on all rows would take about "
+        f"{duration(all_rows)}."
+    )

@@ -1,31 +1,46 @@
-"""A rough estimate of how long a run will take, before it starts."""
+"""A rough estimate of how long a run will take, before it starts.
+
+What is counted is the same on every machine; seconds are those of the machine. A gradient of a
+user's own function is timed as it was compiled, less what it takes to call anything compiled: the
+loop of a chain is compiled as a whole, and calls nothing. On the few rows of a small table that
+call would be all there is to time.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
 
 from modicum.errors import ModicumWarning
 from modicum.methods.base import Task
-from modicum.models import LinearPredictorModel
-from modicum.passes.engine import chunk_rows, padded_chunk
+from modicum.models import LinearPredictorModel, Target
+from modicum.models.base import Batch
+from modicum.passes.blocks import compiled_pass
+from modicum.passes.engine import chunk_bounds, chunk_rows, padded_chunk
 from modicum.passes.full_likelihood import free_memory
 from modicum.passes.sums import chunk_gradient
+from modicum.runtime import Array, in_double_precision
 
 __all__ = ["Work", "duration", "seconds_for", "seconds_per_row", "slow_run"]
 
 PATIENCE = 120.0  # seconds from which a run is called slow
 QUICK = 3e10  # row evaluations times parameters that are not worth a measurement
-# What counts as so many gradients of rows:
-OVERHEAD = 2_000  # an iteration that evaluates none
-DENSITY = 1 / 3  # a log-likelihood
+OVERHEAD = 2_000  # gradients of rows that an iteration which evaluates none counts as
 LINK = 40  # operations of a link function
-LEAST_COMPILING = 1.0  # seconds, where what was compiled so far came from a cache
-USUAL = 1e-7  # seconds per gradient, where nothing was measured
+# What is not measured, in seconds on a usual machine:
+ITERATION = 5e-5  # of a chain that evaluates nothing
+STEP = 5e-5  # of a trajectory, besides the rows that it evaluates
+OPERATION = 1e-9  # of a gradient
+LEAST = 1e-9  # a gradient of one row
+COMPILING, CACHED = 8.0, 1.5  # the step of a chain; where compiled code is at hand
+AT_HAND = 0.2  # seconds of compiling by which a model of one's own shows that none is
+MANY = 50_000  # rows from which a pass says what one of them takes
+REPEATS, LONG = 7, 0.1  # evaluations that are timed at most, and seconds after which they end
 
 
 def slow_run(
@@ -47,7 +62,7 @@ def slow_run(
         What would be quicker.
     """
     total = evaluations * (task.tune + task.draws) * task.chains
-    if total * task.target.size < QUICK:
+    if total * task.target.size < QUICK and not task.target.model.users_functions:
         return []
     seconds = total / _chains_at_once(task.chains) * seconds_per_row(task, point)
     if seconds < PATIENCE:
@@ -69,6 +84,7 @@ def _chains_at_once(chains: int) -> int:
     return min(chains, os.cpu_count() or 1) if on_cpu else chains
 
 
+@in_double_precision
 def seconds_per_row(task: Task, point: np.ndarray) -> float:
     """Time the gradient of one row, by the first chunk of rows; it is in no account.
 
@@ -81,14 +97,34 @@ def seconds_per_row(task: Task, point: np.ndarray) -> float:
     t = np.asarray(point, np.float64)[: target.size]
     chunk = jax.device_put(padded_chunk(rows, 0, size))
 
-    def evaluate() -> None:
-        batch, present = chunk if resident else padded_chunk(rows, 0, size)
-        jax.block_until_ready(chunk_gradient(target, t, batch, present))
+    def seconds(function: Callable[[Target, Array, Batch, Array], tuple[Array, ...]]) -> float:
+        def evaluate() -> None:
+            batch, present = chunk if resident else padded_chunk(rows, 0, size)
+            jax.block_until_ready(function(target, t, batch, present))
 
+        return _quickest(evaluate)
+
+    here = int(np.sum(chunk[1]))
+    calling = seconds(_nothing) if resident else 0.0  # chains on rows elsewhere call as well
+    return max((seconds(chunk_gradient) - calling) / here, LEAST)
+
+
+@compiled_pass
+def _nothing(target: Target, t: Array, batch: Batch, present: Array) -> tuple[Array, ...]:
+    """What a gradient takes and returns, without the gradient."""
+    del target, batch
+    return t[0] * present[0], t * 2.0
+
+
+def _quickest(evaluate: Callable[[], None]) -> float:
+    """Seconds of the quickest evaluation of a few: others have a share in what a machine does."""
     evaluate()  # compiles
-    started = time.perf_counter()
-    evaluate()
-    return (time.perf_counter() - started) / int(np.sum(chunk[1]))
+    taken: list[float] = []
+    while len(taken) < REPEATS and sum(taken) < LONG:
+        started = time.perf_counter()
+        evaluate()
+        taken.append(time.perf_counter() - started)
+    return min(taken)
 
 
 # What methods would cost, to choose among them ---------------------------------------------
@@ -96,66 +132,86 @@ def seconds_per_row(task: Task, point: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Work:
-    """What a run takes, counted: the same on every machine, so that a choice by it is as well.
+    """What chains take, counted: the same on every machine, so that a choice by it is as well.
 
     Attributes
     ----------
-    gradients
+    rows
         Gradients of single rows, or what takes as long.
-    compiles
-        Whether the step of a chain has to be compiled.
+    iterations
+        Of all chains together.
+    steps
+        Of all their trajectories.
+    chains
+        How many they are.
     """
 
-    gradients: float
-    compiles: bool = True
+    rows: float
+    iterations: float = 0.0
+    steps: float = 0.0
+    chains: int = 1
 
     @classmethod
-    def of_chains(cls, task: Task, evaluations: float) -> Work:
-        """Chains whose iterations evaluate so many rows."""
-        return cls((task.tune + task.draws) * task.chains * (OVERHEAD + evaluations))
+    def of_chains(cls, task: Task, rows: float, steps: float) -> Work:
+        """Chains whose iterations evaluate so many rows, in a trajectory of so many steps."""
+        iterations = (task.tune + task.draws) * task.chains
+        return cls(iterations * rows, iterations, iterations * steps, task.chains)
 
-    @classmethod
-    def of_densities(cls, evaluations: float) -> Work:
-        """So many log-likelihoods of rows, in blocks."""
-        return cls(evaluations * DENSITY, compiles=False)
+    @property
+    def gradients(self) -> float:
+        """All of it as gradients of rows, by which methods are compared."""
+        return OVERHEAD * self.iterations + self.rows
+
+    def longer(self, times: float) -> Work:
+        """The same with trajectories that are so many times as long."""
+        return replace(self, rows=times * self.rows, steps=times * self.steps)
 
 
 def seconds_for(task: Task, *works: Work) -> list[float]:
-    """About how long runs will take here, by what this one has taken so far.
+    """About how long chains will take here.
 
     A resumed run is told what was measured when it began.
     """
 
     def compute() -> dict[str, np.ndarray]:
-        compiling = max(task.sums.clock.compiling, LEAST_COMPILING)
-        return {"pace": np.array([_seconds_per_gradient(task), compiling])}
+        return {"pace": np.array([_seconds_per_gradient(task), _seconds_of_compiling(task)])}
 
     def read(arrays: dict[str, np.ndarray]) -> tuple[float, float]:
         each, compiling = arrays["pace"]
         return float(each), float(compiling)
 
     each, compiling = task.remember("pace", compute, read)
-    together = _chains_at_once(task.chains)
-    return [
-        work.gradients * each / (together if work.compiles else 1) + compiling * work.compiles
-        for work in works
-    ]
+
+    def seconds(work: Work) -> float:
+        one_by_one = ITERATION * work.iterations + STEP * work.steps + each * work.rows
+        return compiling + one_by_one / _chains_at_once(work.chains)
+
+    return [seconds(work) for work in works]
+
+
+def _seconds_of_compiling(task: Task) -> float:
+    """Of the step of a chain, by what was compiled so far: it has the model's functions in it."""
+    so_far = task.sums.clock.compiling
+    own = task.target.model.users_functions
+    return CACHED if own and so_far < AT_HAND else COMPILING + so_far
 
 
 def _seconds_per_gradient(task: Task) -> float:
-    """Of one row on one core, by the passes that found the mode."""
-    measured, cores = task.sums.clock.per_row, os.cpu_count() or 1
-    if "gradient" in measured:
-        return measured["gradient"] * cores
-    if "hessian" not in measured:  # a resumed run, or a mode that came with the task
-        return USUAL
-    target = task.target
-    if not isinstance(target.model, LinearPredictorModel):
-        return measured["hessian"] * cores / (1 + target.size)
-    # Two products with a vector, against one of matrices, which does twice as much per second.
+    """Of one row on one core."""
+    target, rows = task.target, task.rows
+    linear = isinstance(target.model, LinearPredictorModel)
+    if target.model.users_functions and not linear:
+        return seconds_per_row(task, task.start)  # compiled already, by the search for a mode
     coding = target.coding
     d = target.size if coding is None else len(coding.dense) + len(coding.terms)
-    return measured["hessian"] * cores * (4 * d + LINK) / (d**2 + 4 * d + LINK)
+    measured = task.sums.clock.per_row.get("hessian")
+    if measured is None or len(rows) < MANY:  # a pass over few rows is all calls
+        return OPERATION * (4 * d + LINK)
+    measured *= min(os.cpu_count() or 1, len(chunk_bounds(rows)))
+    if not linear:
+        return measured / (1 + target.size)
+    # Two products with a vector, against one of matrices, which does twice as much per second.
+    return measured * (4 * d + LINK) / (d**2 + 4 * d + LINK)
 
 
 def duration(seconds: float) -> str:
@@ -163,11 +219,11 @@ def duration(seconds: float) -> str:
 
     Examples
     --------
-    >>> [duration(seconds) for seconds in (0.2, 4.4, 200, 9000, 400_000)]
-    ['0.2 s', '4 s', '3 minutes', '2 hours', '5 days']
+    >>> [duration(seconds) for seconds in (0.2, 4.4, 36, 200, 9000, 400_000)]
+    ['0.2 s', '4 s', '40 s', '3 minutes', '2 hours', '5 days']
     """
-    if seconds < 90:
-        return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1g} s"
+    if seconds < 90:  # to one digit: no more is known
+        return f"{float(f'{seconds:.1g}'):g} s"
     if seconds < 5400:
         return f"{round(seconds / 60)} minutes"
     return f"{seconds / 3600:.0f} hours" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"

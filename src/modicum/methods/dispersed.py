@@ -19,6 +19,7 @@ from modicum.passes import Anchor
 from modicum.passes.mode import prior_slope
 from modicum.random import Stream, generator
 from modicum.run import first_keys
+from modicum.runtime import to_device
 
 __all__ = ["Dispersed", "disperse", "dispersed_starts", "far_from_normal"]
 
@@ -77,7 +78,7 @@ def dispersed_starts(begin: Dispersed, origin: np.ndarray, keys: np.ndarray) -> 
     return ModeStarts(
         keys=first_keys(keys),
         mode=jnp.arange(len(begin.points)),
-        centre=jnp.asarray(begin.points - origin),
+        centre=to_device(begin.points - origin),
         spread=None,
     )
 

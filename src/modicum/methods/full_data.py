@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -40,7 +39,7 @@ from modicum.passes import Anchor, Modes
 from modicum.passes.full_likelihood import Resident
 from modicum.random import chain_keys
 from modicum.run import History, first_keys
-from modicum.runtime import in_double_precision
+from modicum.runtime import in_double_precision, to_device
 
 __all__ = ["HMC", "NUTS", "WIDER"]
 
@@ -122,8 +121,8 @@ class _FullData(Method):
         whole, chunks = WholeLogPosterior.of(task, self.memory_limit)
         kernel = FullDataKernel(whole, self.move(), self.target_accept, dense=self._dense(task))
         context = FullDataContext(
-            point=jnp.asarray(mean.anchor.point),
-            factor=jnp.asarray(mean.anchor.factor),
+            point=to_device(mean.anchor.point),
+            factor=to_device(mean.anchor.factor),
             n=jnp.asarray(len(task.rows)),
             data=chunks,
         )
@@ -156,7 +155,7 @@ class _FullData(Method):
             dense=self._dense(task),
         )
         context = FullDataContext(
-            point=jnp.asarray(task.start),
+            point=to_device(task.start),
             factor=jnp.ones(()),
             n=jnp.asarray(len(task.rows)),
             data=chunks,
@@ -190,8 +189,8 @@ class _FullData(Method):
         )
         spread = anchor.modes is not None and len(anchor.modes) > 1
         context = FullDataContext(
-            point=jnp.asarray(anchor.point),
-            factor=jax.tree.map(jnp.asarray, anchor.factor),
+            point=to_device(anchor.point),
+            factor=to_device(anchor.factor),
             n=jnp.asarray(len(task.rows)),
             data=chunks,
             starts=_starts(anchor, task) if spread else None,
@@ -257,9 +256,9 @@ def _starts(anchor: Anchor, task: Task) -> ModeStarts:
     into = np.linalg.inv(anchor.dense_factor)
     return ModeStarts(
         keys=first_keys(chain_keys(task.seed, task.chains)),
-        mode=jnp.asarray(modes.chains_at(task.chains)),
-        centre=jnp.asarray((modes.points - anchor.point) @ into.T),
-        spread=jnp.asarray(into @ modes.factors),
+        mode=to_device(modes.chains_at(task.chains)),
+        centre=to_device((modes.points - anchor.point) @ into.T),
+        spread=to_device(into @ modes.factors),
     )
 
 

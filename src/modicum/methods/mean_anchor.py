@@ -36,7 +36,7 @@ from modicum.random import Stream, chain_keys, generator
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
 from modicum.run import Chains, capacity_for, run
-from modicum.runtime import in_double_precision
+from modicum.runtime import in_double_precision, to_device
 
 __all__ = ["AtMean", "NoMeanError", "anchor_at_mean", "may_have_mean"]
 
@@ -99,16 +99,16 @@ def anchor_at_mean(task: Task) -> AtMean:
         If chains on the subset do not agree, or no mean of all rows was reached.
     """
     kept = task.kept.get("mean")
-    if not isinstance(kept, _Kept) or kept.rows is not task.rows:  # a subset has its own mean
-        kept = _Kept(task.rows, _attempt(task))
+    if not isinstance(kept, _MeanOfRows) or kept.rows is not task.rows:  # a subset has its own mean
+        kept = _MeanOfRows(task.rows, _attempt(task))
         task.kept["mean"] = kept
     if isinstance(kept.result, NoMeanError):
         raise kept.result
     return kept.result
 
 
-class _Kept(NamedTuple):
-    """What was found for these rows."""
+class _MeanOfRows(NamedTuple):
+    """The anchor at the mean of these rows' posterior, or why there is none."""
 
     rows: Rows
     result: AtMean | NoMeanError
@@ -116,13 +116,13 @@ class _Kept(NamedTuple):
 
 def _attempt(task: Task) -> AtMean | NoMeanError:
     try:
-        return task.remember("mean", lambda: _found(task).to_arrays(), AtMean.from_arrays)
-    except NoMeanError as none:
-        return none
+        return task.remember("mean", lambda: _anchor_at_mean(task).to_arrays(), AtMean.from_arrays)
+    except NoMeanError as fault:
+        return fault
 
 
 @in_double_precision
-def _found(task: Task) -> AtMean:
+def _anchor_at_mean(task: Task) -> AtMean:
     draws, small = _short_chains(task)
     mean, factor, passes = _moved(task, small, draws, _moments(draws))
     C, A, B = task.sums.hessian(mean, "anchor")
@@ -156,7 +156,7 @@ def _short_chains(task: Task) -> tuple[np.ndarray, Task]:
             whole, NUTSMove(DEPTH), first_step=begin.step_size / times**0.5, dense=d <= DENSE
         ),
         FullDataContext(
-            point=jnp.asarray(task.start),
+            point=to_device(task.start),
             factor=jnp.ones(()),
             n=jnp.asarray(size),
             data=chunks,

@@ -40,7 +40,7 @@ from modicum.methods.weights import cached_rows
 from modicum.models import LinearPredictorModel
 from modicum.models.base import Batch
 from modicum.random import Stream, generator
-from modicum.runtime import Array, in_double_precision, jit
+from modicum.runtime import Array, Pytree, in_double_precision, jit
 
 __all__ = ["Pool", "Weighed"]
 
@@ -74,14 +74,14 @@ class Pool:
         self.certain = sampled.certain  # how many of the rows are, the first
         batch = task.rows.take(sampled.row_ids) | {"probability": sampled.expected}
         self._plain: NumPyRows | None = None
-        self._parts: list[Any] = []
+        self._parts: list[Pytree] = []
         if needs_no_compiler(study.control_variate):
             self._plain = NumPyRows(study.control_variate, batch, study.proxy)
             return
         self._block = min(BLOCK, self.rows)
         self._parts = [self._cached(batch, first) for first in range(0, self.rows, self._block)]
 
-    def _cached(self, batch: Batch, first: int) -> Any:
+    def _cached(self, batch: Batch, first: int) -> Pytree:
         """What is kept of one block; the last is filled up with rows that are not counted."""
         places = np.minimum(np.arange(first, first + self._block), self.rows - 1)
         part = {name: values[places] for name, values in batch.items()}
@@ -100,7 +100,7 @@ class Pool:
             if self.certain < self.rows:
                 slopes[rows] += values.T @ (z[here] - study.centre)
         away = 0.5 * np.sum((z - study.centre) ** 2, axis=1)
-        return Weighed(total + self._known(z) + away, self._noise(slopes / len(z)))
+        return Weighed(total + self._log_proxy(z) + away, self._noise(slopes / len(z)))
 
     def _compiled_blocks(self, z: np.ndarray) -> Iterator[tuple[slice, slice, np.ndarray]]:
         """Which draws, which rows, and their residuals over expected numbers, (draws, rows)."""
@@ -113,14 +113,14 @@ class Pool:
                 filled = np.concatenate([z[here], padding])
 
                 @in_double_precision
-                def of_part(cached: Any, filled: np.ndarray = filled) -> np.ndarray:
+                def of_part(cached: Pytree, filled: np.ndarray = filled) -> np.ndarray:
                     return np.asarray(evaluate(cached, filled, self.study.proxy))
 
                 for k, values in enumerate(threads.map(of_part, self._parts)):
                     rows = slice(k * self._block, min((k + 1) * self._block, self.rows))
                     yield here, rows, values[:draws, : rows.stop - rows.start]
 
-    def _known(self, z: np.ndarray) -> np.ndarray:
+    def _log_proxy(self, z: np.ndarray) -> np.ndarray:
         """The part that is no sum over rows of the pool."""
         study, proxy = self.study, self.study.proxy
         linear = isinstance(study.task.target.model, LinearPredictorModel)
@@ -141,7 +141,7 @@ class Pool:
 
 @jit(static=0)
 def _block_values(
-    control_variate: ControlVariate[Any], cached: Any, z: Array, proxy: Proxy
+    control_variate: ControlVariate[Any], cached: Pytree, z: Array, proxy: Proxy
 ) -> jax.Array:
     """D of each row at each draw, (draws, rows)."""
     z = jnp.asarray(z)

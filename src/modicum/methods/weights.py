@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import as_either, namespace, power
-from modicum.designs import Design, KeptNumbers, RowFacts, Tables, WeightTables, extent_of
+from modicum.designs import Design, RowFacts, Tables, WeightTables
 from modicum.errors import ConvergenceError
 from modicum.estimators import LinearTaylor
 from modicum.estimators.row_factor import whitened
@@ -33,8 +33,8 @@ from modicum.passes.engine import of_numpy
 from modicum.passes.faults import describe_row
 from modicum.passes.on_numpy import map_by_numpy
 from modicum.rows import Rows
-from modicum.rows.ordered import ordered
-from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit
+from modicum.rows.weight_classes import KeptNumbers, extent_of, ordered
+from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit, to_device
 
 __all__ = [
     "cached_rows",
@@ -73,22 +73,20 @@ def tables_for_chains(tables: Pytree, rows: Batch | Rows) -> Pytree:
     """
     if isinstance(tables, WeightTables) and isinstance(rows, Rows):
         tables = tables._replace(order=None)
-    return jax.tree.map(jnp.asarray, tables)
+    return to_device(tables)
 
 
 def rows_for_chains(tables: Pytree, rows: Batch | Rows) -> Batch | Rows:
     """Rows by the numbers that chains draw from `tables_for_chains`: places, where these are."""
     if not isinstance(tables, WeightTables) or not isinstance(rows, Rows):
         return rows
-    if isinstance(tables.order, np.ndarray):
-        return ordered(rows, tables.order)
     assert tables.order is not None
-    fed: Rows = tables.order.sorted_rows()  # type: ignore[union-attr]
-    return fed
+    assert not isinstance(tables.order, jax.Array)
+    return ordered(rows, tables.order)
 
 
 @jit(static=0, options=FASTEST_COMPILE)
-def cached_rows(control_variate: ControlVariate[Any], batch: Batch, proxy: Proxy) -> Any:
+def cached_rows(control_variate: ControlVariate[Any], batch: Batch, proxy: Proxy) -> Pytree:
     """What a control variate keeps of the rows in `batch`, which have their `probability`."""
     return control_variate.cache(batch, proxy)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 
 from modicum.methods.base import Task
 from modicum.models import Target
 from modicum.passes.full_likelihood import Resident, Streamed, hold, log_likelihood
-from modicum.runtime import Pytree
+from modicum.runtime import Pytree, to_device
 
 __all__ = ["WholeLogPosterior"]
 
@@ -22,7 +21,7 @@ class WholeLogPosterior:
     target: Target
     source: Resident | Streamed
     has_rest: bool = False  # whether a quadratic stands for rows that are not here
-    times: float = 1.0  # that every row counts, where rows stand for others
+    times: float = 1.0  # that every row which is here counts, where rows stand for others
 
     @classmethod
     def of(
@@ -32,18 +31,19 @@ class WholeLogPosterior:
         source, chunks = hold(task.rows, limit)
         rest = task.sums.rest
         if rest is None:
-            return cls(task.target, source, times=times), chunks
-        numbers = tuple(jnp.asarray(part) for part in (rest.point, rest.C, rest.A, rest.B))
-        return cls(task.target, source, True), (chunks, numbers)
+            return cls(task.target, source, False, times), chunks
+        numbers = to_device((rest.point, rest.C, rest.A, rest.B))
+        return cls(task.target, source, True, times), (chunks, numbers)
 
     def __call__(self, t: jax.Array, data: Pytree) -> jax.Array:
         """At `t`, of the rows in `data`."""
-        if not self.has_rest:
-            likelihood = log_likelihood(self.target, self.source, t, data)
-            if self.times != 1:
-                likelihood = self.times * likelihood
-            return likelihood + self.target.log_prior(t)
-        chunks, (point, C, A, B) = data
+        chunks, rest = data if self.has_rest else (data, None)
+        likelihood = log_likelihood(self.target, self.source, t, chunks)
+        if self.times != 1:
+            likelihood = self.times * likelihood
+        whole = likelihood + self.target.log_prior(t)
+        if rest is None:
+            return whole
+        point, C, A, B = rest
         dt = t[: point.shape[0]] - point
-        whole = log_likelihood(self.target, self.source, t, chunks) + self.target.log_prior(t)
         return whole + C + dt @ (A + B @ dt / 2)

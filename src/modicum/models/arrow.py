@@ -48,6 +48,7 @@ __all__ = [
     "arrow_fits",
     "arrow_layout",
     "diagonal",
+    "flat_vector",
 ]
 
 MOST_BORDER = 2_000  # parameters beside the big factor's effects: their block is dense
@@ -152,21 +153,20 @@ def arrow_fits(levels: int, effects: int, size: int) -> bool:
 # Matrices ---------------------------------------------------------------------------------
 
 
-@jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class ArrowMatrix:
-    """A symmetric matrix of that form, of NumPy's or of JAX's arrays.
+class Arrow:
+    """The parts of a matrix of that form, of NumPy's or of JAX's arrays.
 
     Attributes
     ----------
     big, border
         Flat places of the effects, (levels, effects), and of the border.
     blocks
-        D, (levels, effects, effects).
+        One per level, (levels, effects, effects).
     cross
-        C', (levels, effects, border).
+        Between the levels and the border, (levels, effects, border).
     corner
-        E, (border, border).
+        Of the border, (border, border).
     """
 
     big: Array
@@ -175,6 +175,16 @@ class ArrowMatrix:
     cross: Array
     corner: Array
     ndim: ClassVar[int] = 2
+
+    def flat(self, own: Array, rest: Array) -> Array:
+        """A flat vector from its parts: those of the levels, and of the border."""
+        return flat_vector(self.big, self.border, own, rest)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class ArrowMatrix(Arrow):
+    """A symmetric matrix: `blocks` are D, `cross` is C' and `corner` is E."""
 
     @classmethod
     def zeros(cls, big: np.ndarray, border: np.ndarray) -> ArrowMatrix:
@@ -211,14 +221,14 @@ class ArrowMatrix:
     def __matmul__(self, vector: Array) -> Array:
         """The product with a flat vector."""
         own, rest = vector[self.big], vector[self.border]
-        cross = self.cross.reshape(-1, self.cross.shape[-1])
+        cross = _lines(self.cross)
         above = (self.blocks @ own[..., None])[..., 0] + (cross @ rest).reshape(own.shape)
-        return _flat(self, above, own.reshape(-1) @ cross + self.corner @ rest)
+        return self.flat(above, own.reshape(-1) @ cross + self.corner @ rest)
 
     def diagonal(self) -> np.ndarray:
         """Its diagonal, in the order of the flat vector."""
         own = np.diagonal(np.asarray(self.blocks), axis1=1, axis2=2)
-        return np.asarray(_flat(self, own, np.diag(np.asarray(self.corner))))
+        return np.asarray(self.flat(own, np.diag(np.asarray(self.corner))))
 
     def leading(self, count: int) -> ArrowMatrix:
         """Without the entries of the border from the flat place `count` on."""
@@ -272,40 +282,23 @@ class ArrowMatrix:
         """The Schur complement E - C D^-1 C': what is left of the border, the rest unknown."""
         cross = np.asarray(self.cross)
         solved = np.linalg.solve(np.asarray(self.blocks), cross)
-        width = cross.shape[-1]
-        return np.asarray(self.corner - cross.reshape(-1, width).T @ solved.reshape(-1, width))
+        return np.asarray(self.corner - _lines(cross).T @ _lines(solved))
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class ArrowFactor:
+class ArrowFactor(Arrow):
     """F = [K^-T, -G; 0, R^-T], which whitens: F F' is the inverse of an arrow matrix.
 
-    Attributes
-    ----------
-    big, border
-        As in `ArrowMatrix`.
-    blocks
-        K^-T, (levels, effects, effects).
-    cross
-        G, (levels, effects, border).
-    corner
-        R^-T, (border, border).
+    `blocks` are K^-T, `cross` is G and `corner` is R^-T.
     """
-
-    big: Array
-    border: Array
-    blocks: Array
-    cross: Array
-    corner: Array
-    ndim: ClassVar[int] = 2
 
     def __matmul__(self, z: Array) -> Array:
         """F z."""
         own, rest = z[self.big], z[self.border]
-        cross = self.cross.reshape(-1, self.cross.shape[-1])
+        cross = _lines(self.cross)
         above = (self.blocks @ own[..., None])[..., 0] - (cross @ rest).reshape(own.shape)
-        return _flat(self, above, self.corner @ rest)
+        return self.flat(above, self.corner @ rest)
 
     @property
     def T(self) -> TransposedFactor:  # noqa: N802 - as arrays call it
@@ -317,7 +310,7 @@ class ArrowFactor:
         own, rest = z[:, self.big], z[:, self.border]
         blocks, cross = np.asarray(self.blocks), np.asarray(self.cross)
         above = np.einsum("lij,klj->kli", blocks, own)
-        above -= (rest @ cross.reshape(-1, cross.shape[-1]).T).reshape(own.shape)
+        above -= (rest @ _lines(cross).T).reshape(own.shape)
         out = np.empty_like(z)
         out[:, self.big], out[:, self.border] = above, rest @ np.asarray(self.corner).T
         return out
@@ -330,12 +323,12 @@ class ArrowFactor:
             numpy: bool = True
         else:
             rest, numpy = jax.scipy.linalg.solve_triangular(self.corner, right), False
-        cross = self.cross.reshape(-1, self.cross.shape[-1])
+        cross = _lines(self.cross)
         above = own + (cross @ rest).reshape(own.shape)
         if self.blocks.shape[-1] == 1:
-            return _flat(self, above / self.blocks[..., 0], rest)
+            return self.flat(above / self.blocks[..., 0], rest)
         solve = np.linalg.solve if numpy else jnp.linalg.solve
-        return _flat(self, solve(self.blocks, above[..., None])[..., 0], rest)
+        return self.flat(solve(self.blocks, above[..., None])[..., 0], rest)
 
     @cached_property
     def covariance(self) -> ArrowCovariance:
@@ -362,8 +355,8 @@ class TransposedFactor:
         held = self.factor
         own, rest = gradient[held.big], gradient[held.border]
         above = (held.blocks.swapaxes(1, 2) @ own[..., None])[..., 0]
-        cross = held.cross.reshape(-1, held.cross.shape[-1])
-        return _flat(held, above, held.corner.T @ rest - own.reshape(-1) @ cross)
+        cross = _lines(held.cross)
+        return held.flat(above, held.corner.T @ rest - own.reshape(-1) @ cross)
 
 
 @dataclass(frozen=True, eq=False)
@@ -384,7 +377,7 @@ class ArrowCovariance:
     def diagonal(self) -> np.ndarray:
         """Variances, in the order of the flat vector."""
         own = np.diagonal(self.blocks, axis1=1, axis2=2)
-        return np.asarray(_flat(self, own, np.diag(self.corner)))
+        return np.asarray(flat_vector(self.big, self.border, own, np.diag(self.corner)))
 
     def extended(self, border: np.ndarray, variance: np.ndarray) -> ArrowCovariance:
         """With more entries in the border, the last of it, of these variances."""
@@ -455,7 +448,7 @@ class ArrowCholesky:
             raise np.linalg.LinAlgError("the matrix is not finite")
         inverse = np.linalg.inv(np.linalg.cholesky(np.asarray(matrix.blocks)))
         half = inverse @ matrix.cross
-        flat = half.reshape(-1, half.shape[-1])
+        flat = _lines(half)
         lower = cholesky(matrix.corner - flat.T @ flat, lower=True)
         return cls(np.asarray(matrix.big), np.asarray(matrix.border), inverse, half, lower)
 
@@ -469,7 +462,7 @@ class ArrowCholesky:
             blocks = (vectors * _raised(values, least)[:, None, :]) @ vectors.swapaxes(1, 2)
             inverse = np.linalg.inv(np.linalg.cholesky(blocks))
             half = inverse @ matrix.cross
-            flat = half.reshape(-1, half.shape[-1])
+            flat = _lines(half)
             values, vectors = eigh(matrix.corner - flat.T @ flat)
             lower = cholesky((vectors * _raised(values, least)) @ vectors.T, lower=True)
             places = (np.asarray(matrix.big), np.asarray(matrix.border))
@@ -484,20 +477,20 @@ class ArrowCholesky:
     def half_solve(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The inverse of the factor times a flat vector: parts of the levels, and of the border."""
         own = (self.inverse @ vector[self.big][..., None])[..., 0]
-        across = own.reshape(-1) @ self.half.reshape(-1, self.half.shape[-1])
+        across = own.reshape(-1) @ _lines(self.half)
         return own, solve_triangular(self.lower, vector[self.border] - across, lower=True)
 
     def solve(self, vector: np.ndarray) -> np.ndarray:
         """P^-1 times a flat vector."""
         own, rest = self.half_solve(vector)
         rest = solve_triangular(self.lower, rest, lower=True, trans=1)
-        across = (self.half.reshape(-1, self.half.shape[-1]) @ rest).reshape(own.shape)
+        across = (_lines(self.half) @ rest).reshape(own.shape)
         above = (self.inverse.swapaxes(1, 2) @ (own - across)[..., None])[..., 0]
-        return np.asarray(_flat(self, above, rest))
+        return np.asarray(flat_vector(self.big, self.border, above, rest))
 
     def factor(self) -> ArrowFactor:
         """What whitens."""
-        flat = self.half.reshape(-1, self.half.shape[-1])
+        flat = _lines(self.half)
         between = solve_triangular(self.lower, flat.T, lower=True).T.reshape(self.half.shape)
         blocks = self.inverse.swapaxes(1, 2)
         corner = solve_triangular(self.lower, np.eye(len(self.lower)), lower=True).T
@@ -513,29 +506,32 @@ def _raised(values: np.ndarray, least: float) -> np.ndarray:
 # Assembling -------------------------------------------------------------------------------
 
 
-def _flat(
-    held: ArrowMatrix | ArrowFactor | ArrowCovariance | ArrowCholesky, own: Array, rest: Array
-) -> Array:
-    """A flat vector from its parts."""
-    size = held.big.size + held.border.size
+def flat_vector(big: Array, border: Array, own: Array, rest: Array) -> Array:
+    """A flat vector with `own` at the places `big`, and `rest` at the places `border`."""
+    size = own.size + rest.size
     if isinstance(own, np.ndarray) and isinstance(rest, np.ndarray):
         out = np.empty(size)
-        out[held.big], out[held.border] = own, rest
+        out[big], out[border] = own, rest
         return out
-    empty = jnp.zeros(size, jnp.result_type(own, rest))
-    return empty.at[held.big].set(own).at[held.border].set(rest)
+    zeros = jnp.zeros(size, jnp.result_type(own, rest))
+    return zeros.at[big].set(own).at[border].set(rest)
 
 
-def _is_nothing(cross: Array) -> bool:
-    """Whether these are zeros that take no memory."""
+def _lines(cross: Array) -> Array:
+    """What lies between levels and border as a matrix, one line per level and effect."""
+    return cross.reshape(-1, cross.shape[-1])
+
+
+def _takes_no_memory(cross: Array) -> bool:
+    """Whether this is one zero, broadcast."""
     return isinstance(cross, np.ndarray) and not any(cross.strides) and cross.size > 1
 
 
 def _sum(one: Array, other: Array) -> Array:
-    if _is_nothing(other):
+    if _takes_no_memory(other):
         return one
-    return other if _is_nothing(one) else one + other
+    return other if _takes_no_memory(one) else one + other
 
 
 def _times(number: float, cross: Array) -> Array:
-    return cross if _is_nothing(cross) else number * cross
+    return cross if _takes_no_memory(cross) else number * cross

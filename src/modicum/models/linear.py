@@ -69,6 +69,7 @@ class LinearPredictorModel(CoefficientPriors):
     """
 
     outcome_fields: ClassVar[tuple[str, ...]] = ("y",)  # what is seen of a row
+    field_meaning: ClassVar[dict[str, str]] = {}  # "COLUMN is ...", of a field
     # Whether `derivatives` and `higher_derivatives` take NumPy's arrays too (`modicum.arrays`), so
     # that sums over all rows need no compiler.
     on_numpy: ClassVar[bool] = False

@@ -18,7 +18,7 @@ from modicum.models.layout import ParameterLayout
 from modicum.models.tracing import uncompiled
 from modicum.random import IMPL
 from modicum.rows import Rows
-from modicum.runtime import Array, in_double_precision
+from modicum.runtime import FASTEST_COMPILE, Array, in_double_precision, jit
 
 __all__ = ["Model", "as_handed_over"]
 
@@ -460,6 +460,7 @@ class _ProbedParameters(dict[str, jax.Array]):
         super().__init__()
         self.shapes: dict[str, Shape] = {}
         self._known, self._constraints = shapes, constraints
+        self._middles: dict[str, np.ndarray] = {}
         for name in (*shapes, *constraints):
             self[name] = self.__missing__(name)
 
@@ -470,11 +471,15 @@ class _ProbedParameters(dict[str, jax.Array]):
 
     @in_double_precision
     def _middle(self, name: str) -> np.ndarray:
-        constraint = self._constraints.get(name, real)
-        point = {name: np.empty(self.shapes[name])}
-        (shape,) = ParameterLayout.of(point, {name: constraint}).free_shapes()
-        with jax.ensure_compile_time_eval():  # it is asked for while functions are traced
-            return np.asarray(constraint.constrain(jnp.zeros(shape)))
+        if name not in self._middles:
+            constraint = self._constraints.get(name, real)
+            point = {name: np.empty(self.shapes[name])}
+            (shape,) = ParameterLayout.of(point, {name: constraint}).free_shapes()
+            free = np.zeros(shape)
+            # One program, ready before it is called: functions may be being traced meanwhile.
+            constrain = jit(options=FASTEST_COMPILE)(constraint.constrain).lower(free).compile()
+            self._middles[name] = np.asarray(constrain(free))
+        return self._middles[name]
 
     def middle(self) -> dict[str, np.ndarray]:
         """The middle of what is allowed of each."""

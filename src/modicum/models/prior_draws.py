@@ -61,12 +61,12 @@ def log_priors(
     flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in draws.items()}
     chains, number = next(iter(draws.values())).shape[:2]
     family = model.family if isinstance(model, IntegratedEffects) else model
-    known = family.resolved_priors if isinstance(family, LinearPredictorModel) else None
+    priors = family.resolved_priors if isinstance(family, LinearPredictorModel) else None
 
     def log_prior(named: Params) -> jax.Array:
         theta = model.restore(named)
         total = model.log_prior(theta)
-        return total if effects or known is None else total - known.log_effects(theta)
+        return total if effects or priors is None else total - priors.log_effects(theta)
 
     values = jax.jit(jax.vmap(log_prior))(flat)
     return np.broadcast_to(np.asarray(values), chains * number).reshape(chains, number)
@@ -79,14 +79,14 @@ def prior_draws(
     """Draws ``name -> (number, *shape)`` of a model whose reported parameters have these shapes."""
     q = shapes["intercept"] if "intercept" in shapes else shapes.get("beta", (0,))[:-1]
     if isinstance(model, IntegratedEffects) and model.scales is not None:
-        theta = _of_family(_known(model.family, shapes), q, number, rng)
+        theta = _of_family(_priors_of(model.family, shapes), q, number, rng)
         sds = [_drawn(HalfNormal(scale), rng, (number,)) for scale in model.scales]
         theta["group_log_sd"] = np.log(np.stack(sds, axis=1))
         if model.covariance.pairs:
             exponents = partial_exponents(model.effects, model.concentration)
             theta["group_partial"] = _partials(exponents, rng, number)
     elif isinstance(model, LinearPredictorModel):
-        theta = _of_family(_known(model, shapes), q, number, rng)
+        theta = _of_family(_priors_of(model, shapes), q, number, rng)
     else:
         words = rng.integers(0, 2**32, size=(number, 2), dtype=np.uint32)
         theta = jax.jit(jax.vmap(lambda w: model.simulate_prior(typed(w))))(words)
@@ -94,7 +94,7 @@ def prior_draws(
     return {name: np.asarray(named[name]) for name in shapes if name in named}
 
 
-def _known(model: LinearPredictorModel, shapes: Mapping[str, tuple[int, ...]]) -> ModelPriors:
+def _priors_of(model: LinearPredictorModel, shapes: Mapping[str, tuple[int, ...]]) -> ModelPriors:
     """The priors in numbers: as a run found them, or as scales were given."""
     if model.resolved_priors is not None:
         return model.resolved_priors
@@ -111,29 +111,29 @@ def _known(model: LinearPredictorModel, shapes: Mapping[str, tuple[int, ...]]) -
 
 
 def _of_family(
-    known: ModelPriors, q: tuple[int, ...], number: int, rng: np.random.Generator
+    priors: ModelPriors, q: tuple[int, ...], number: int, rng: np.random.Generator
 ) -> dict[str, Params]:
-    columns = [_drawn(prior, rng, (number, *q)) for prior in known.coefficients]
+    columns = [_drawn(prior, rng, (number, *q)) for prior in priors.coefficients]
     beta = np.stack(columns, axis=-1) if columns else np.zeros((number, *q, 0))
     theta: dict[str, Params] = {}
-    if known.intercept is not None:
-        at_centre = _drawn(known.intercept, rng, (number, *q))
-        theta["intercept"] = at_centre - (beta @ np.array(known.centre) if known.centre else 0.0)
-    for name, prior in known.extras:
+    if priors.intercept is not None:
+        at_centre = _drawn(priors.intercept, rng, (number, *q))
+        theta["intercept"] = at_centre - (beta @ np.array(priors.centre) if priors.centre else 0.0)
+    for name, prior in priors.extras:
         value = _drawn(prior, rng, (number,))
         positive = is_logged(name) and prior.support == "positive"
         theta[name] = np.log(value) if positive else value
-    effects, own = _effects(known, number, rng)
+    effects, own = _effects(priors, number, rng)
     theta["beta"] = np.concatenate([beta, *effects], axis=-1)
     return theta | ({OWN: own} if own else {})
 
 
 def _effects(
-    known: ModelPriors, number: int, rng: np.random.Generator
+    priors: ModelPriors, number: int, rng: np.random.Generator
 ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
     """Effects of groups, and the standard deviations and correlations they were drawn with."""
     effects, log_sds, partials = [], [], []
-    for group in known.groups:
+    for group in priors.groups:
         count = len(group.sds)
         log_sd = np.log(np.stack([_drawn(p, rng, (number,)) for p in group.sds], axis=1))
         own = log_sd

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -304,7 +303,7 @@ def _direction(sides: _Sides, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray 
         row[at, k] -= design[others]
         ahead.append(row[:, :q].reshape(len(row), q * width))
     g = np.concatenate(ahead)
-    bounds: list[Any] = [(-1, 1)] * (q * width)
+    bounds: list[tuple[float, float | None]] = [(-1, 1)] * (q * width)
     # The largest smallest margin: positive where the rows are completely separated.
     margin = linprog(
         np.r_[np.zeros(q * width), -1.0],

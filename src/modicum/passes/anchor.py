@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TypeVar
 
-import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, eigh
 
@@ -34,6 +33,7 @@ from modicum.passes.mode import quasi_newton_on_subset as near_mode
 from modicum.passes.modes import Modes, Starts, find_modes
 from modicum.passes.scales import group_notes, with_scale_widths
 from modicum.passes.sums import Sums
+from modicum.runtime import to_device
 
 __all__ = ["Anchor", "anchor_at", "anchor_at_mode"]
 
@@ -119,15 +119,15 @@ class Anchor:
         into = None  # where the factor is that of an arrow, entries of t are moved themselves
         if not isinstance(self.factor, ArrowFactor):
             moved = np.r_[parts.where, whole]
-            into = jnp.asarray(np.linalg.inv(self.factor)[:, moved])
+            into = to_device(np.linalg.inv(self.factor)[:, moved])
         return Warp(
-            jnp.asarray(parts.where),
-            jnp.asarray(term),
-            jnp.asarray(parts.ratio),
-            jnp.asarray(scales),
-            jnp.asarray(shared),
+            to_device(parts.where),
+            to_device(term),
+            to_device(parts.ratio),
+            to_device(scales),
+            to_device(shared),
             into,
-            jnp.asarray(whole),
+            to_device(whole),
         )
 
     def _whole(self, effects: np.ndarray, of_term: np.ndarray) -> int | None:

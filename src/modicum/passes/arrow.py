@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.models import LinearPredictorModel, Target
-from modicum.models.arrow import ArrowLayout, ArrowMatrix
+from modicum.models.arrow import ArrowLayout, ArrowMatrix, flat_vector
 from modicum.models.base import Batch
 from modicum.models.matrix import CodedMatrix, ModelMatrix
 from modicum.passes.blocks import BLOCK
@@ -49,7 +49,8 @@ def arrow_hessian_sum(
     beside = [_by_level(shape, level, extra[:, None] * own)[..., None] for extra in f2[:, 0, 1:].T]
     cross = jnp.concatenate([cross, *beside], axis=-1)
     corner = _corner(products.weighted(h), [products.transposed(e) for e in f2[:, 0, 1:].T], f2)
-    return f.sum(), _flat(layout, gradient, along), blocks, cross, corner
+    in_order = flat_vector(layout.big, layout.border[: along.size], gradient, along)
+    return f.sum(), jnp.asarray(in_order), blocks, cross, corner
 
 
 def as_matrix(
@@ -71,12 +72,6 @@ def _with_ones(matrix: ModelMatrix, model: LinearPredictorModel) -> ModelMatrix:
     return matrix.with_ones() if model.intercept else matrix
 
 
-def _flat(layout: ArrowLayout, own: jax.Array, rest: jax.Array) -> jax.Array:
-    """The gradient in the order of t."""
-    flat = jnp.zeros(own.size + rest.size)
-    return flat.at[layout.big].set(own).at[layout.border[: rest.size]].set(rest)
-
-
 def _by_level(shape: tuple[int, ...], level: jax.Array, values: jax.Array) -> jax.Array:
     """Sums over the rows of each level."""
     return jnp.zeros(shape).at[level].add(values, mode="promise_in_bounds")
@@ -96,24 +91,27 @@ def _cross(
 ) -> jax.Array:
     """C' in the columns of the border: sums over the rows of a level of h z x'."""
     levels, effects = shape
-    coded = isinstance(matrix, CodedMatrix)
-    numbers = matrix.numbers() if isinstance(matrix, CodedMatrix) else matrix.densely()
-    places = matrix.dense_places() if isinstance(matrix, CodedMatrix) else None
-    width = matrix.columns if isinstance(matrix, CodedMatrix) else numbers.shape[-1]
-    parts = []
-    for k in range(effects):
-        sums = _sums_of_numbers(levels, level, weighted[:, k], numbers)
-        if coded:
-            assert isinstance(matrix, CodedMatrix)
-            # A column before the others collects all reference levels.
-            flat = jnp.zeros(levels * (1 + width))
-            for term in matrix.coding.terms:
-                value = weighted[:, k] * matrix.scale(term)
-                at = level * (1 + width) + matrix.place(term)
-                flat = flat.at[at].add(value, mode="promise_in_bounds")
-            sums = flat.reshape(levels, 1 + width)[:, 1:].at[:, places].add(sums)
-        parts.append(sums)
-    return jnp.stack(parts, axis=1)
+
+    def sums(weight: jax.Array) -> jax.Array:
+        if isinstance(matrix, CodedMatrix):
+            return _sums_of_codes(levels, level, weight, matrix)
+        return _sums_of_numbers(levels, level, weight, matrix.densely())
+
+    return jnp.stack([sums(weighted[:, k]) for k in range(effects)], axis=1)
+
+
+def _sums_of_codes(
+    levels: int, level: jax.Array, weight: jax.Array, matrix: CodedMatrix
+) -> jax.Array:
+    """Sums of weight x over the rows of each level, (levels, columns), where factors are codes."""
+    numbers = _sums_of_numbers(levels, level, weight, matrix.numbers())
+    # A column before the others collects all reference levels.
+    width = 1 + matrix.columns
+    flat = jnp.zeros(levels * width)
+    for term in matrix.coding.terms:
+        at = level * width + matrix.place(term)
+        flat = flat.at[at].add(weight * matrix.scale(term), mode="promise_in_bounds")
+    return flat.reshape(levels, width)[:, 1:].at[:, matrix.dense_places()].add(numbers)
 
 
 def _sums_of_numbers(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
@@ -21,11 +21,11 @@ import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
-from modicum.designs import KeptNumbers
 from modicum.passes.blocks import BLOCK
 from modicum.progress import Progressbar, pass_progress
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
+from modicum.rows.weight_classes import KeptNumbers
 from modicum.runtime import Pytree, in_double_precision, on_device, one_blas_thread
 
 __all__ = [
@@ -101,11 +101,11 @@ class Hosts(Protocol):
 
     def __len__(self) -> int: ...
 
-    def share(self, settings: object, rows: object) -> list[Any]:
+    def share(self, settings: object, rows: object) -> list[object]:
         """Have what all of them read at hand there."""
         ...
 
-    def calls(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
+    def calls(self, method: str, arguments: Sequence[tuple[object, ...]]) -> list[Any]:
         """Answers of the first hosts, each of which is called with arguments of its own."""
         ...
 

@@ -21,7 +21,7 @@ from modicum.passes.engine import chunk_bounds, chunk_rows, padded_chunk
 from modicum.passes.sums import value_and_slope
 from modicum.rows import Rows
 from modicum.rows.description import DType
-from modicum.runtime import Pytree
+from modicum.runtime import Pytree, to_device
 
 __all__ = ["Resident", "Streamed", "free_memory", "free_on_host", "hold", "log_likelihood"]
 
@@ -103,7 +103,7 @@ def hold(rows: Rows, limit: int | None = None) -> tuple[Source, Pytree]:
         batch, present[i] = padded_chunk(rows, i, size)
         for name, values in batch.items():
             filled[name][i] = values
-    return Resident(), jax.tree.map(jnp.asarray, (filled, present))
+    return Resident(), to_device((filled, present))
 
 
 def free_memory() -> int:

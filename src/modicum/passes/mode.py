@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, eigh, solve_triangular
 
-from modicum.errors import ConvergenceError
+from modicum.errors import ConvergenceError, NoNoiseError
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.arrow import (
     ArrowCholesky,
@@ -25,6 +26,7 @@ from modicum.models.arrow import (
     diagonal,
 )
 from modicum.models.base import DENSE_LIMIT
+from modicum.models.families.real import ScaleFamily
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.passes.engine import chunk_rows
 from modicum.passes.faults import first_bad_row, point_text
@@ -48,10 +50,18 @@ TOLERANCE = 1e-6  # whitened gradient norm: distance to the mode in posterior st
 GOAL = 1e-8  # what Newton aims for: at 1e-7 a small coefficient agrees with a GLM to 1.2e-8 only
 NEAR = 0.01  # near enough to expand about and to set a scale; saves a pass or two
 MAX_STEPS = 60
+# Steps on a kink after which the search ends; posterior standard deviations from the mode, as the
+# gradient has it, that are too many there; and what such a step rises by at most: in all, and as a
+# share of the squared gradient norm.
+IDLE_STEPS, FAR = 2, 0.1
+IDLE_RISE, IDLE_SHARE = 1e-3, 1e-6
 FEWEST_GROUPS = 500  # of a subset: fewer say little about differences between groups
 MAX_SETTLING = 100
 SETTLED = 3e-3  # posterior standard deviations: nothing depends on where exactly priors settle
-FIRST_ROWS, NO_NOISE = 65_536, 1e-6  # where outcomes are looked at, and noise that is none, in sds
+# Share of the outcome's size below which the scale of noise is that of rounding, at a mode; and
+# where the search for one ended without.
+ROUNDED, NO_NOISE = 1e-11, 1e-6
+FIRST_ROWS = 10_000  # that say how large outcomes are
 LEAST_INFORMATION = 1e-4  # about an entry, where a stand-in prior starts from that of the data
 
 
@@ -375,19 +385,53 @@ def find_mode(
     ConvergenceError
         If no mode was reached; an unconverged point is never returned as one.
     """
-    subset = _subset(sums, seed)
-    near = start if subset is sums else _climb(subset, start, purpose, NEAR).point
+    subset, near = _subset(sums, seed), start
+    if subset is not sums:
+        near = _near_mode(subset, start, purpose)
     before = sums.ledger.sweeps
-    at = _climb(sums, near, purpose, within if within > TOLERANCE else GOAL)
+    at, stuck = _climb(sums, near, purpose, within if within > TOLERANCE else GOAL)
     record = ModeRecord(
         passes=sums.ledger.sweeps - before,
         gradient_norm=at.gradient_norm,
         converged=at.gradient_norm < within,
         subset=len(subset.rows),
     )
+    _require_noise(sums, at, record)
     if not record.converged:
-        raise ConvergenceError(_why_not(sums, at, record))
+        raise ConvergenceError(_why_not(sums, at, record, stuck))
     return at, record
+
+
+def _near_mode(subset: Sums, start: np.ndarray, purpose: str) -> np.ndarray:
+    """The mode of a subset; where its log-posterior has a kink, that of all rows has one too."""
+    before = subset.ledger.sweeps
+    at, stuck = _climb(subset, start, purpose, NEAR)
+    if stuck and subset.target.model.users_functions and at.gradient_norm > FAR:
+        size, passes = len(subset.rows), subset.ledger.sweeps - before
+        record = ModeRecord(passes, at.gradient_norm, False, size)
+        raise ConvergenceError(_why_not(subset, at, record, stuck))
+    return at.point
+
+
+def _require_noise(sums: Sums, at: Curvature, record: ModeRecord) -> None:
+    """Refuse outcomes that the columns give to the last digit, where the scale of noise is free.
+
+    The log-likelihood then rises as the scale falls, until residuals are those of rounding, which
+    may or may not have a mode.
+    """
+    model = sums.target.model
+    if not isinstance(model, ScaleFamily) or model.scale is not None:
+        return
+    scale = float(np.exp(sums.target.unravel(at.point)["log_scale"]))
+    y = np.asarray(sums.rows.slice(0, min(len(sums.rows), FIRST_ROWS))["y"], float)
+    size = float(np.sqrt(np.mean(y**2))) or 1.0
+    if scale < size * (ROUNDED if record.converged else NO_NOISE):
+        raise NoNoiseError(
+            f"the columns give the outcome '{sums.rows.outcome or 'y'}' without noise: the search "
+            f"for a mode drove the scale of the noise to {scale:.2g}, at outcomes of size "
+            f"{size:.2g}, so that this scale has no posterior; look for a column that is the "
+            f"outcome in disguise, or give the scale ({type(model).__name__}(scale=...))."
+        )
 
 
 def _subset(sums: Sums, seed: int) -> Sums:
@@ -419,21 +463,32 @@ def _subset_of_groups(sums: Sums, groups: GroupedRows, seed: int) -> Sums:
     return replace(sums, rows=groups.subset(picked))
 
 
-def _climb(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> Curvature:
+class _Ascent(NamedTuple):
+    """Where Newton ended, and whether that is because nothing rises from there."""
+
+    at: Curvature
+    stuck: bool
+
+
+def _climb(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> _Ascent:
     """Newton with damping, after L-BFGS where the log-posterior need not be concave."""
     if not isinstance(sums.target.model, LinearPredictorModel | IntegratedEffects):
         start = _quasi_newton(sums, start, purpose)
-    return ascend(sums, start, purpose, goal)
+    return _ascent(sums, start, purpose, goal)
 
 
 def ascend(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> Curvature:
     """Damped Newton, until the whitened gradient norm is below `goal` or no step rises."""
+    return _ascent(sums, start, purpose, goal).at
+
+
+def _ascent(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> _Ascent:
     prior = flat_prior(sums.target)
     at = curvature(sums, start, purpose, prior)
     if not at.finite:
         kind = EndlessError if at.log_posterior == np.inf else ConvergenceError
         raise kind(_not_finite(sums, at))
-    damping = 0.0
+    damping, idle = 0.0, 0
     for _ in range(MAX_STEPS):
         if prior is not None:
             at, prior = settle(at, sums.target, prior)
@@ -441,9 +496,25 @@ def ascend(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> Curvatur
             break
         better, damping = _step(sums, at, purpose, damping, prior)
         if better is None:  # no ascent left at working precision
-            break
+            return _Ascent(at, True)
+        idle = idle + 1 if _is_idle(at, better) else 0
         at = better
-    return at
+        if idle == IDLE_STEPS and sums.target.model.users_functions:
+            return _Ascent(at, True)
+    return _Ascent(at, False)
+
+
+def _is_idle(at: Curvature, better: Curvature) -> bool:
+    """Whether a step is to either side of a kink.
+
+    A smooth log-posterior would have risen by about half the squared gradient norm. On a kink the
+    gradient stays what it was, and only steps of next to no length rise, by next to nothing.
+    """
+    rise, least = (
+        better.log_posterior - at.log_posterior,
+        min(at.gradient_norm, better.gradient_norm),
+    )
+    return least > FAR and rise < min(IDLE_RISE, IDLE_SHARE * least**2)
 
 
 def flat_prior(target: Target) -> StandInPrior | None:
@@ -584,22 +655,7 @@ def _is_concave(at: Curvature) -> bool:
     return bool(np.linalg.eigvalsh(at.precision)[0] > 0)
 
 
-def _without_noise(sums: Sums, at: Curvature) -> str | None:
-    """That columns give the outcome to the last digit, if the search ran off to no noise at all."""
-    log_scale = sums.target.unravel(jnp.asarray(at.point)).get("log_scale")
-    if sums.target.model.users_functions or log_scale is None or "y" not in sums.rows.fields:
-        return None
-    y = np.asarray(sums.rows.slice(0, min(len(sums.rows), FIRST_ROWS))["y"], float)
-    if not float(log_scale) < np.log(NO_NOISE * np.std(y) + np.finfo(float).tiny):
-        return None
-    return (
-        f"no mode was found: the columns give the outcome '{sums.rows.outcome or 'y'}' without "
-        "noise, so that the scale of its noise has no posterior; look for a column that is the "
-        "outcome in disguise, or set the scale, as in mo.models.Gaussian(scale=...)."
-    )
-
-
-def _why_not(sums: Sums, at: Curvature, record: ModeRecord) -> str:
+def _why_not(sums: Sums, at: Curvature, record: ModeRecord, stuck: bool) -> str:
     """Why there is no mode where the search stopped, and what to do for a model of this kind."""
     own = sums.target.model.users_functions
     if not _is_concave(at):
@@ -612,15 +668,12 @@ def _why_not(sums: Sums, at: Curvature, record: ModeRecord) -> str:
             "no mode was found: where the search stopped, the log-posterior is not concave "
             f"(its Hessian is not negative definite); {remedy}."
         )
-    if own and _step(sums, at, "mode", 0.0)[0] is None:
+    if own and stuck:
         return (
             "no mode was found: the search stopped where the gradient is not zero and nothing "
             f"rises from there ({point_text(sums.target, at.point)}), so that the log-posterior "
             "has a kink there (abs, max, a jump) or too few digits; write it with smooth functions."
         )
-    noiseless = _without_noise(sums, at)
-    if noiseless is not None:
-        return noiseless
     remedy = (
         "write the parameters in units in which they are of order 1, give a tighter prior, or "
         "another `init`"

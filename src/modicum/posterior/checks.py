@@ -337,9 +337,9 @@ class ChecksMixin(FittedDraws):
         shape, number = self.weights.shape, self.weights.size
         at = equal_places(self.weights.reshape(-1), number, number, random_seed, "resampling")
 
-        def taken(x: np.ndarray) -> np.ndarray:
+        def resampled(x: np.ndarray) -> np.ndarray:
             return np.asarray(x.reshape(-1, *x.shape[2:])[at].reshape(*shape, *x.shape[2:]))
 
-        draws = {name: taken(x) for name, x in self.draws.items()}
-        stats = {name: taken(x) for name, x in self.stats.items()}
+        draws = {name: resampled(x) for name, x in self.draws.items()}
+        stats = {name: resampled(x) for name, x in self.stats.items()}
         return replace(self, draws=draws, stats=stats, weights=None)

@@ -122,10 +122,20 @@ def _subjects(posteriors: object, data: object) -> dict[str, Subject]:
         if not isinstance(post, Posterior):
             raise SettingError(f"{name!r} is no posterior but {type(post).__name__}.")
     each = isinstance(data, Mapping) and set(data) == set(posteriors)
-    return {
-        str(name): post.subject(data[name] if each else data, "a comparison")  # type: ignore[index]
-        for name, post in posteriors.items()
-    }
+    subjects: dict[str, Subject] = {}
+    for name, post in posteriors.items():
+        own = data[name] if each else data  # type: ignore[index]
+        try:
+            subjects[str(name)] = post.subject(own, "a comparison")
+        except DataError as fault:
+            sentence = f"{name!r}: {fault}"
+            if isinstance(own, Rows) and not each:
+                sentence += (
+                    " Fits to other columns have rows of their own: give them by the names of the "
+                    "posteriors, or leave data out where these hold them."
+                )
+            raise DataError(sentence) from None
+    return subjects
 
 
 def _require_same_outcomes(subjects: Mapping[str, Subject]) -> None:

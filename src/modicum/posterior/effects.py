@@ -58,7 +58,7 @@ def effects(
     fit: Fit,
     rows: Rows | None,
     group: str,
-    levels: Sequence[Any] | None,
+    levels: Sequence[object] | None,
     draws: int,
     prob: float,
 ) -> pd.DataFrame:
@@ -67,7 +67,8 @@ def effects(
     whole_number("draws", draws)
     model = fit.model
     _require_group(model, group, levels)
-    _require_rows_of_effects(fit, rows)
+    if rows is not None:
+        require_rows_of_fit(rows, fit.rows, None, "a table of effects")
     family = model.family if isinstance(model, IntegratedEffects) else model
     assert isinstance(family, LinearPredictorModel)
     if any(term.field == group for term in family.group_terms):
@@ -76,7 +77,7 @@ def effects(
     if rows is None:
         raise SettingError(
             "effects that were integrated out are drawn from the rows of the fit, which a file "
-            "does not keep; give them as `rows`."
+            "does not keep; give them, or their table, as rows=..."
         )
     assert isinstance(model, IntegratedEffects)
     groups = model.units(rows)
@@ -107,17 +108,6 @@ def _require_group(model: object, group: str, levels: object) -> None:
         )
 
 
-def _require_rows_of_effects(fit: Fit, rows: object) -> None:
-    """Refuse rows that are not those of the fit."""
-    if rows is not None:
-        if not isinstance(rows, Rows):
-            raise SettingError(
-                f"rows must be the mo.Rows of the fit, not {type(rows).__name__}; a fit that was "
-                "not loaded from a file knows them."
-            )
-        require_rows_of_fit(rows, fit.rows, None, "a table of effects")
-
-
 def group_names(model: object) -> tuple[str, ...]:
     """The factors whose levels have effects."""
     if isinstance(model, IntegratedEffects):
@@ -140,8 +130,8 @@ def _explicit(
     model: LinearPredictorModel,
     rows: Rows | None,
     group: str,
-    known: Sequence[Any],
-    levels: Sequence[Any] | None,
+    known: Sequence[object],
+    levels: Sequence[object] | None,
     prob: float,
 ) -> pd.DataFrame:
     """Effects that are among the draws; `known` are the levels as the rows of the fit had them."""
@@ -197,22 +187,22 @@ def _whole(levels: np.ndarray) -> bool:
 
 
 def with_groups(
-    new: AlignedRows, model: object, asked: Literal["known", "new"] | None
+    new: AlignedRows, model: object, groups: Literal["known", "new"] | None
 ) -> tuple[AlignedRows, bool]:
     """Rows to predict, with their groups if those count.
 
     And whether effects that were integrated out count, since the rows say which group they are in.
     """
     names = group_names(model)
-    if not names and asked is not None:
+    if not names and groups is not None:
         raise SettingError("groups says how groups count, and this model has none; leave it out.")
     absent = [name for name in names if name not in new.fields]
-    if asked == "known" and absent:
+    if groups == "known" and absent:
         raise DataError(
             f"the rows do not say which '{absent[0]}' each is in, so that no group is known; "
             f"give that column, or predict for new groups by {argument('groups', 'new')}."
         )
-    if asked == "new":
+    if groups == "new":
         kept = tuple(name for name in new.fields if name not in names)
         return replace(new, fields=kept), False
     return new, isinstance(model, IntegratedEffects) and model.group in new.fields
@@ -274,7 +264,7 @@ def group_levels(groups: GroupedRows) -> np.ndarray:
     return values if names is None else np.asarray(names, object)[values]
 
 
-def _places(names: np.ndarray, group: str, levels: Sequence[Any] | None) -> np.ndarray:
+def _places(names: np.ndarray, group: str, levels: Sequence[object] | None) -> np.ndarray:
     """Where the levels asked for are; a sentence for one that the fit did not have."""
     if levels is None:
         return np.arange(len(names))

@@ -109,7 +109,8 @@ class FittedDraws(Draws):
         if self.rows is None:
             raise SettingError(
                 "predictions for known groups need the rows of the fit where effects were "
-                "integrated out, and a file does not keep them; predict for new groups by "
+                "integrated out, and a file does not keep them; load it with them, by "
+                "Posterior.load(path, data=...), or predict for new groups by "
                 f"{argument('groups', 'new')}."
             )
         return self.rows

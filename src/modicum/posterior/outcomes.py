@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -28,7 +28,6 @@ from modicum.posterior.score import Score, score
 from modicum.posterior.variation import intraclass
 from modicum.rows import Rows
 from modicum.rows.formula import NewLevels
-from modicum.rows.reading import is_tabular
 from modicum.run import require_writable
 
 if TYPE_CHECKING:
@@ -170,7 +169,7 @@ class OutcomesMixin(FittedDraws):
         self,
         column: str,
         data: RowsLike | None = None,
-        at: Sequence[Any] | None = None,
+        at: Sequence[object] | None = None,
         slope: bool = False,
         draws: int = 200,
         prob: float = 0.9,
@@ -233,7 +232,7 @@ class OutcomesMixin(FittedDraws):
     def contrast(
         self,
         column: str,
-        between: Sequence[Any] | None = None,
+        between: Sequence[object] | None = None,
         data: RowsLike | None = None,
         comparison: Comparison = "difference",
         draws: int = 200,
@@ -276,7 +275,7 @@ class OutcomesMixin(FittedDraws):
     def effects(
         self,
         group: str,
-        levels: Sequence[Any] | None = None,
+        levels: Sequence[object] | None = None,
         rows: RowsLike | None = None,
         draws: int = 200,
         prob: float = 0.9,
@@ -293,8 +292,8 @@ class OutcomesMixin(FittedDraws):
         levels
             Groups to tabulate, by their values; None: all.
         rows
-            The rows the posterior was sampled with, or their table; needed for integrated effects
-            where it was loaded from a file.
+            The rows the posterior was sampled with, or the table they were made of; needed for
+            integrated effects where it was loaded from a file without them.
         draws
             Posterior draws to use for integrated effects, evenly spaced; explicit ones use all.
         prob
@@ -318,7 +317,12 @@ class OutcomesMixin(FittedDraws):
         >>> list(post.effects("clinic", levels=[3, 4]).columns)
         ['mean', 'sd', '5%', '95%', 'rows']
         """
-        return effects(self, self.fit(), self._rows_given(rows), group, levels, draws, prob)
+        known = self._own_or(rows, "a table of effects")
+        return effects(self, self.fit(), known, group, levels, draws, prob)
+
+    def _own_or(self, rows: RowsLike | None, purpose: str) -> Rows | None:
+        """Return the rows of the fit: those given, or those held."""
+        return self.rows if rows is None else rows_of_fit(rows, self.fit_rows, purpose)
 
     def icc(self, rows: RowsLike | None = None, prob: float = 0.9) -> pd.DataFrame:
         """Tabulate intraclass correlations: how much of the variation is between groups.
@@ -331,8 +335,8 @@ class OutcomesMixin(FittedDraws):
         Parameters
         ----------
         rows
-            The rows the posterior was sampled with, or their table; needed for slopes and counts
-            where it was loaded from a file.
+            The rows the posterior was sampled with, or the table they were made of; needed for
+            slopes and counts where it was loaded from a file without them.
         prob
             Posterior probability of the equal-tailed interval.
 
@@ -353,12 +357,5 @@ class OutcomesMixin(FittedDraws):
         >>> bool(0.3 < post.icc().loc["ward", "mean"] < 0.7)
         True
         """
-        return intraclass(self, self.fit().model, self._rows_given(rows), prob)
-
-    def _rows_given(self, rows: RowsLike | None) -> Rows | None:
-        """The rows of the fit: its own, or those that are given, made of their table by it."""
-        if rows is None:
-            return self.rows
-        fit = self.fit_rows
-        encoded = fit is not None and fit.encoding is not None and is_tabular(rows)
-        return rows_of_fit(rows, fit, "a table of effects") if encoded else rows  # type: ignore[return-value]
+        known = self._own_or(rows, "an intraclass correlation")
+        return intraclass(self, self.fit().model, known, prob)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modicum.errors import DataError, ModicumError, SettingError, is_number, whole_number
+from modicum.models import IntegratedEffects
 from modicum.models.base import BaseModel
 from modicum.models.own import Model
 from modicum.models.prediction import ModelPredictor
-from modicum.posterior.alignment import RowsLike
+from modicum.posterior.alignment import RowsLike, require_rows_of_fit, rows_of_fit
 from modicum.posterior.checking.predictive_check import PredictiveCheck
 from modicum.posterior.checks import ChecksMixin
 from modicum.posterior.datatree import (
@@ -23,12 +24,14 @@ from modicum.posterior.datatree import (
     weight_name,
 )
 from modicum.posterior.draws import check_interval
-from modicum.posterior.effects import group_names
+from modicum.posterior.effects import group_names, terms_of
 from modicum.posterior.outcomes import OutcomesMixin
-from modicum.posterior.report import Reported, report_page
+from modicum.posterior.report import GroupEffects, Reported, report_page
 from modicum.posterior.report.words import code_for, model_name, posterior_box
 from modicum.posterior.storage import Contents, load, save
 from modicum.posterior.summary import Statistic, learning_curve, summarise
+from modicum.posterior.unpooled import Shrinkage, shrinkage
+from modicum.rows import Rows
 from modicum.run import require_writable, within_disk
 
 if TYPE_CHECKING:
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["Posterior"]
 
 MOST_COLUMNS = 8  # whose effects a report shows
+MOST_ROWS_PER_LEVEL = 2_000_000  # beyond which a report does not fit levels by themselves
 
 
 @dataclass(repr=False, eq=False)
@@ -71,9 +75,10 @@ class Posterior(OutcomesMixin, ChecksMixin):
         Names, levels, reference levels and fingerprint of the rows of the fit, which other rows
         are compared with; ``None``: rows are taken as they are.
     rows
-        The rows of the fit themselves, which checks and effects are computed from; not saved.
+        The rows of the fit themselves, which checks and effects are computed from; not saved, but
+        `load` takes them.
     table
-        The table that `mo.fit` made them of; not saved.
+        The table that `mo.fit` made them of; not saved either.
 
     Examples
     --------
@@ -179,8 +184,8 @@ class Posterior(OutcomesMixin, ChecksMixin):
 
         One HTML file that loads nothing: the model, data and priors, diagnostics with traffic
         lights, coefficients, effects, what columns do, calibration, cost against full data,
-        warnings in words, and how to run it again. A posterior that was loaded from a file does not
-        hold its rows: what needs them is left out, unless `data` has them.
+        warnings in words, and how to run it again. A posterior that was loaded from a file without
+        its rows lacks what needs them, and says so, unless `data` has them.
 
         Parameters
         ----------
@@ -191,8 +196,9 @@ class Posterior(OutcomesMixin, ChecksMixin):
         prob
             Posterior probability of the intervals.
         data
-            Rows or a table with outcomes, for the predictive check and for what columns do; None:
-            those of the fit.
+            Rows or a table with outcomes, for the predictive check and for what columns do, and
+            for effects that were integrated out, if they are those of the fit; None: those of the
+            fit.
 
         Returns
         -------
@@ -210,9 +216,11 @@ class Posterior(OutcomesMixin, ChecksMixin):
         predictor = self.restore_predictor()
         model = predictor.model if isinstance(predictor, ModelPredictor) else None
         name = model_name(model)
-        check: PredictiveCheck | str = "The rows of the fit are not at hand, so this is not known."
+        check: PredictiveCheck | str = (
+            "The rows of the fit are not at hand, so this is not known, nor what each column does; "
+            "post.report(path, data=...) takes the rows, or their table."
+        )
         columns: dict[str, pd.DataFrame | str] = {}
-        groups: dict[str, pd.DataFrame] = {}
         if model is not None and (self.rows is not None or data is not None):
             try:
                 check = self.ppc(data, draws=100, prob=prob)
@@ -225,9 +233,6 @@ class Posterior(OutcomesMixin, ChecksMixin):
                     )
                 except ModicumError as fault:
                     columns[column] = str(fault)
-        if model is not None and self.rows is not None:
-            for group in group_names(model):
-                groups[group] = self.effects(group, prob=prob)
         encoding = None if self.fit_rows is None else self.fit_rows.encoding
         fields = {} if encoding is None else encoding.fields
         return Reported(
@@ -245,8 +250,42 @@ class Posterior(OutcomesMixin, ChecksMixin):
             code=code_for(self.settings, fields, name, self.chains, self.num_draws),
             check=check,
             columns=columns,
-            groups=groups,
+            prob=prob,
+            groups={} if model is None else self._groups_to_report(model, prob, data),
         )
+
+    def _groups_to_report(
+        self, model: BaseModel, prob: float, data: RowsLike | None
+    ) -> dict[str, GroupEffects | str]:
+        """Effects of every group, or why they are not known."""
+        groups: dict[str, GroupEffects | str] = {}
+        rows, why = self.rows, "no rows were given"
+        if rows is None and data is not None and group_names(model):
+            try:
+                rows = self.subject(data, "a table of effects").rows
+            except ModicumError as fault:
+                why = str(fault).rstrip(".")
+        for group in group_names(model):
+            if rows is None and isinstance(model, IntegratedEffects) and group == model.group:
+                groups[group] = (
+                    f"These effects were integrated out and are drawn from the rows of the fit, "
+                    f"which a file does not keep ({why}); post.report(path, data=...) takes the "
+                    "rows, or their table."
+                )
+                continue
+            table = self.effects(group, rows=rows, prob=prob)
+            groups[group] = GroupEffects(table, self._shrinkages(model, group, table, rows))
+        return groups
+
+    def _shrinkages(
+        self, model: BaseModel, group: str, table: pd.DataFrame, rows: Rows | None
+    ) -> dict[str, Shrinkage]:
+        """How far each effect of a group is pulled, where there are rows to tell, and not many."""
+        if rows is None or len(rows) > MOST_ROWS_PER_LEVEL:
+            return {}
+        names = [name for term in terms_of(model, group) for name in term.sd_names]
+        fit = self.fit()
+        return {name: shrinkage(self, fit, rows, group, name, table) for name in names}
 
     def _columns_to_report(self, data: RowsLike | None) -> list[str]:
         """Columns as a user knows them, the first few; groups have a section of their own."""
@@ -284,7 +323,12 @@ class Posterior(OutcomesMixin, ChecksMixin):
         save(contents, path)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], model: BaseModel | None = None) -> Posterior:
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        model: BaseModel | None = None,
+        data: RowsLike | None = None,
+    ) -> Posterior:
         """Load what `save` saved; a damaged or foreign file is a `DataError`.
 
         Parameters
@@ -293,6 +337,9 @@ class Posterior(OutcomesMixin, ChecksMixin):
             The file.
         model
             The model, where it is one of your own: a file keeps Modicum's models only.
+        data
+            The rows of the fit, or their table, which a file does not keep: checks, comparisons,
+            reports and effects that were integrated out need them. Others are refused.
         """
         contents = load(path)
         values = dict(vars(contents))
@@ -304,7 +351,18 @@ class Posterior(OutcomesMixin, ChecksMixin):
             ) from fault
         if model is not None:
             post._take_model(model)
+        if data is not None:
+            post._take_rows(data)
         return post
+
+    def _take_rows(self, data: RowsLike) -> None:
+        """Hold rows that the file did not keep, if they are those of the fit."""
+        purpose = "a posterior that holds its rows"
+        rows = rows_of_fit(data, self.fit_rows, purpose)
+        number = self.ledger.rows if self.ledger.unit == "row" else None
+        require_rows_of_fit(rows, self.fit_rows, number, purpose)
+        self.rows = rows
+        self.table = None if isinstance(data, Rows) else data
 
     def _take_model(self, model: BaseModel) -> None:
         """Predict by a model that the file did not keep, if its parameters are those drawn."""

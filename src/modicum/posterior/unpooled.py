@@ -8,6 +8,7 @@ have none that is finite.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -22,9 +23,68 @@ from modicum.posterior.weighted import weighted_mean
 from modicum.rows import Rows
 from modicum.runtime import in_double_precision
 
-__all__ = ["unpooled_effects"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Shrinkage", "one_effect", "shrinkage", "unpooled_effects"]
 
 CHUNK = 65_536
+MOST_LEVELS = 400  # whose own rows are looked at
+WIDEST = 1.6  # what is drawn of their own estimates, in multiples of the largest posterior mean
+
+
+class Shrinkage(NamedTuple):
+    """How far effects are pulled from what the rows of each level say.
+
+    Attributes
+    ----------
+    table
+        One effect of some levels, as `Posterior.effects` tabulates it.
+    unpooled
+        The effects that fit the levels' own rows best; infinite where none does.
+    sd
+        Standard deviation of the effects in the population, the median of its draws.
+    """
+
+    table: pd.DataFrame
+    unpooled: np.ndarray
+    sd: float
+
+    def limits(self, prob: float) -> tuple[float, float]:
+        """Where effects of new levels lie with probability `prob`, and where a picture ends."""
+        from scipy.stats import norm
+
+        wide = float(norm.ppf((1 + prob) / 2)) * self.sd
+        return wide, 1.15 * max(wide, WIDEST * float(np.abs(self.table["mean"]).max()))
+
+
+def shrinkage(
+    source: Draws, fit: Fit, rows: Rows, group: str, effect: str, effects: pd.DataFrame
+) -> Shrinkage:
+    """Lay effects beside what the levels' own rows say; of many levels, from few rows to many.
+
+    `effects` are those of a group, as `Posterior.effects` tabulates them with the rows of each.
+    """
+    names = [name for term in terms_of(fit.model, group) for name in term.sd_names]
+    table = one_effect(effects, effect)
+    places = np.arange(len(table))
+    if len(places) > MOST_LEVELS:
+        by_rows = table["rows"].to_numpy().argsort(kind="stable")
+        places = by_rows[np.linspace(0, len(places) - 1, MOST_LEVELS).astype(int)]
+    pooled = effects["mean"].to_numpy().reshape(-1, len(names))[places]
+    (entries,) = source.labels["group_sd"]
+    assert entries is not None
+    sd = float(source.quantile("group_sd", 0.5)[entries.index(effect)])
+    table = table.iloc[places]
+    drawn = (group, effect, list(table.index), pooled, sd)
+    return Shrinkage(table, unpooled_effects(source, fit, rows, *drawn), sd)
+
+
+def one_effect(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The lines of one effect, where levels have several."""
+    if table.index.nlevels == 1:
+        return table
+    return table[table.index.get_level_values("effect") == name].droplevel("effect")
 
 
 @in_double_precision

@@ -130,6 +130,6 @@ def _needed(rows: Rows | None, why: str) -> Rows:
     if rows is None:
         raise SettingError(
             f"{why}, so that the rows of the fit are needed, which a file does not keep; give "
-            "them as `rows`."
+            "them, or their table, as rows=..."
         )
     return rows

@@ -135,7 +135,7 @@ def ingest(
     while True:
         try:
             return write_store(
-                lambda done: _packed(table, choice, dtype, done),
+                lambda count_written: _packed(table, choice, dtype, count_written),
                 store,
                 overwrite,
                 progressbar,
@@ -177,20 +177,20 @@ def write_store(
 ) -> Rows:
     """Write the rows that `rows` returns, once it is known that they may be written there.
 
-    With an `identity` of what is written, a killed call is gone on with by the next: `rows` is
-    given a function that says, once the rows are described, how many of them are there already.
+    With an `identity` of what is written, the next call continues one that was killed: `rows` gets
+    a function that says, once the rows are described, how many of them are there already.
     """
     identity = None if sort_by is not None else identity
     with _writable(store, overwrite, identity) as folder:
         journals: list[Journal] = []
 
-        def done(description: Description) -> int:
+        def count_written(description: Description) -> int:
             if identity is None:
                 return 0
             journals.append(Journal(folder, description, f"{identity} {shard_rows}"))
             return sum(shard.rows for shard in journals[0].shards)
 
-        ready = rows(done)
+        ready = rows(count_written)
         if sort_by is not None:
             ordered = sorted_blocks(ready.description, ready.blocks, sort_by, folder.local)
             ready = ready._replace(blocks=ordered)
@@ -256,7 +256,7 @@ def _packed(
     source: Source | Rows | Mapping[str, object],
     choice: ColumnChoice,
     dtype: object,
-    done: Callable[[Description], int],
+    count_written: Callable[[Description], int],
 ) -> PackedBlocks:
     if isinstance(source, Rows | Mapping):
         if choice != ColumnChoice():
@@ -274,7 +274,7 @@ def _packed(
     rest = Unread(source)
     encoder, blocks = read_source(source, choice, dtype, rest)
     description = encoder.describe(source.rows or 0)
-    rest.first = done(description)
+    rest.first = count_written(description)
     return PackedBlocks(description, blocks, source.rows)
 
 

@@ -2,8 +2,7 @@
 
 All footers are read first, so that types are settled before the first row is: a column that is
 whole numbers in one file and fractions in another is fractions, and a file without a column that is
-asked for is refused rather than read as missing values. Reading goes on where a broken connection
-left it.
+asked for is refused rather than read as missing values. Reading resumes where a connection broke.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from modicum.errors import DataError, SettingError
 from modicum.rows.checks import names_like
@@ -22,6 +21,8 @@ from modicum.rows.sources import BATCH_ROWS, DatasetSource, line
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyarrow.dataset import Fragment
+    from pyarrow.fs import FileInfo, FileSystem
 
 __all__ = [
     "LakeError",
@@ -36,7 +37,7 @@ __all__ = [
 
 T = TypeVar("T")
 FOOTERS = 16  # read at the same time
-ATTEMPTS, FIRST_PAUSE = 4, 0.5  # at reading on after a failure; seconds, doubled each time
+ATTEMPTS, FIRST_PAUSE = 4, 0.5  # to resume after a failure; seconds between, doubled each time
 FORMATS = {
     ".parquet": "parquet", ".pq": "parquet",
     ".arrow": "ipc", ".feather": "ipc", ".ipc": "ipc",
@@ -44,7 +45,7 @@ FORMATS = {
 
 
 class LakeError(DataError):
-    """A file could not be read to its end, and may be another time."""
+    """A file could not be read to its end, though it might be another time."""
 
 
 def is_uri(value: object) -> bool:
@@ -65,7 +66,7 @@ def local_path(place: str | os.PathLike[str]) -> Path:
 
 
 def tried_again(call: Callable[[], T]) -> T:
-    """What a call returns, tried again after failures of which the next attempt may be free."""
+    """What a call returns; a failure that may pass is tried again."""
     import pyarrow as pa
 
     for attempt in range(ATTEMPTS - 1):
@@ -143,9 +144,9 @@ class LakeSource(DatasetSource):
             first = 0 if count is not None else max(0, first - fragment.count_rows())
 
     def _of_file(
-        self, fragment: Any, columns: Sequence[str], first: int
+        self, fragment: Fragment, columns: Sequence[str], first: int
     ) -> Iterator[pa.RecordBatch]:
-        """Record batches of one file from a row on, read on after a failure."""
+        """Record batches of one file from a row on; reading resumes after a failure."""
         import pyarrow as pa
 
         done, attempt = first, 0
@@ -166,7 +167,7 @@ class LakeSource(DatasetSource):
                     raise _unreadable(fragment.path, error) from None
                 time.sleep(FIRST_PAUSE * 2 ** (attempt - 1))
 
-    def _scanned(self, fragment: Any, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def _scanned(self, fragment: Fragment, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         from pyarrow import dataset
 
         options = {}
@@ -185,7 +186,7 @@ class LakeSource(DatasetSource):
         yield from scan.to_batches()
 
 
-def _listed(places: Sequence[str | os.PathLike[str]]) -> tuple[Any, list[Any], str]:
+def _listed(places: Sequence[str | os.PathLike[str]]) -> tuple[FileSystem, list[FileInfo], str]:
     """The file system, its files in the order of their names, and the folder that holds them."""
     from pyarrow import fs
 
@@ -207,7 +208,7 @@ def _listed(places: Sequence[str | os.PathLike[str]]) -> tuple[Any, list[Any], s
     return systems[0], files, base
 
 
-def file_system(uri: str) -> tuple[Any, str]:
+def file_system(uri: str) -> tuple[FileSystem, str]:
     """The file system that a URI names, and the path there."""
     import pyarrow as pa
     from pyarrow import fs
@@ -224,7 +225,7 @@ def file_system(uri: str) -> tuple[Any, str]:
     return system, path
 
 
-def _files_at(system: Any, path: str) -> tuple[list[Any], str]:
+def _files_at(system: FileSystem, path: str) -> tuple[list[FileInfo], str]:
     """Files at a path: itself, all in a folder, or those that a glob matches; and their folder."""
     from pyarrow import fs
 
@@ -250,7 +251,7 @@ def _hidden(path: str, base: str) -> bool:
     return any(part[0] in "._" for part in parts)
 
 
-def _fragments(system: Any, files: list[str], base: str) -> list[Any]:
+def _fragments(system: FileSystem, files: list[str], base: str) -> list[Fragment]:
     from pyarrow import dataset
 
     kinds = {FORMATS.get(os.path.splitext(file)[1].lower()) for file in files}
@@ -273,7 +274,7 @@ def _fragments(system: Any, files: list[str], base: str) -> list[Any]:
     return [by_path[file] for file in files]
 
 
-def _footer(fragment: Any) -> tuple[Any, int | None]:
+def _footer(fragment: Fragment) -> tuple[pa.Schema, int | None]:
     """Schema of a file, with the columns in the names of its folders, and its rows if it says."""
     import pyarrow as pa
     from pyarrow.dataset import get_partition_keys
@@ -286,7 +287,7 @@ def _footer(fragment: Any) -> tuple[Any, int | None]:
     return schema.with_metadata(physical.metadata), count
 
 
-def _unified(schemas: list[Any], called: str) -> Any:
+def _unified(schemas: list[pa.Schema], called: str) -> pa.Schema:
     """One schema for all files: numbers widen, and what cannot be both is refused."""
     import pyarrow as pa
 

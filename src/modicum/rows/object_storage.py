@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -33,6 +33,9 @@ from modicum.rows.store import (
     no_store,
     parsed_json,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["Bucket", "RemoteBackend", "holds_store"]
 
@@ -87,11 +90,11 @@ class Bucket:
         info = self._tried(name, lambda: self._system.get_file_info(f"{self._path}/{name}"))
         return int(info.size) if info.is_file else None
 
-    def open(self, name: str) -> Any:
+    def open(self, name: str) -> pa.NativeFile:
         """A file for reading, from several threads at once by `read_at`."""
         return self._tried(name, lambda: self._system.open_input_file(f"{self._path}/{name}"))
 
-    def read(self, file: Any, name: str, start: int, count: int) -> bytes:
+    def read(self, file: pa.NativeFile, name: str, start: int, count: int) -> bytes:
         """Bytes of an open file."""
 
         def once() -> bytes:
@@ -159,8 +162,8 @@ class Bucket:
     def staged(self, overwrite: bool) -> Iterator[None]:
         """Prepare for a store that may be written here; shards are made on a disk, one at a time.
 
-        Shards of an unfinished store stay, to be gone on with; others that belong to no store are
-        removed when the store is complete.
+        Shards of an unfinished store stay, for the next call to continue; others that belong to no
+        store are removed when the store is complete.
         """
         names = self.refuse_existing(overwrite)
         numbers = [int(name[5:-4]) for name in names if SHARD_NAME.fullmatch(name)]

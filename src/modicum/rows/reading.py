@@ -121,7 +121,7 @@ def read_formula(
     source = _source(data, text_encoding, _levels_alone(parsed.expressions))
     if store is None and isinstance(source, LakeSource) and source.remote:
         settings = (str(formula), offset, weight, missing, str(dtype), version("modicum"))
-        return _kept(source, settings, progressbar, lambda folder: read_formula(
+        return _in_cache(source, settings, progressbar, lambda folder: read_formula(
             formula, source, offset=offset, weight=weight, missing=missing, store=folder,
             overwrite=True, dtype=dtype, progressbar=progressbar,
         ))  # fmt: skip
@@ -153,7 +153,7 @@ def _require_text(formula: object, data: object, **columns: object) -> None:
             )
 
 
-def _kept(
+def _in_cache(
     source: LakeSource,
     settings: tuple[object, ...],
     progressbar: Progressbar,
@@ -230,8 +230,8 @@ def _read(
     chunks = encoding.chunks(rest, kind, drop=drop)
     if store is not None:
 
-        def ready(done: Callable[[Description], int]) -> PackedBlocks:
-            rest.first = done(description)
+        def ready(count_written: Callable[[Description], int]) -> PackedBlocks:
+            rest.first = count_written(description)
             return PackedBlocks(description, (description.pack(chunk) for chunk in chunks), n)
 
         sort_by = largest_factor(encoding, description.schema.levels)

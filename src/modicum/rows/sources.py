@@ -207,7 +207,9 @@ class FileSource:
                 if fresh.num_rows or not batch.num_rows:
                     yield fresh
 
-    def _of_file(self, path: Path, file: Any, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def _of_file(
+        self, path: Path, file: pq.ParquetFile | pa.RecordBatchFileReader, columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
         try:

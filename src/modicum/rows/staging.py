@@ -1,4 +1,4 @@
-"""A store appears under its name complete, or not at all, and replaces nothing unasked."""
+"""A store appears under its name complete or not at all, and replaces another only if asked."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _LOCKS = importlib.util.find_spec("fcntl") is not None
 
 @contextlib.contextmanager
 def staged(store: Path, overwrite: bool, identity: str | None = None) -> Iterator[Path]:
-    """Give a hidden folder beside `store` to write into; it takes the store's name at the end.
+    """Yield a hidden folder beside `store` to write into; it takes the store's name at the end.
 
     If the block raises, the folder is removed. If the process is killed, the folder stays, and is
-    removed by the next call for the same store; one that writes the same again, by its `identity`,
-    is given it to go on.
+    removed by the next call for the same store; a call that writes the same again, by its
+    `identity`, continues in it.
     """
     called = secrets.token_hex(4) if identity is None else identity[:16]
     folder = store.parent / f".{store.name}.ingest-{called}"
@@ -46,7 +46,7 @@ def staged(store: Path, overwrite: bool, identity: str | None = None) -> Iterato
     except (KeyboardInterrupt, LakeError):
         if identity is None:
             shutil.rmtree(folder, ignore_errors=True)
-        raise  # what is there is gone on with
+        raise  # the next call continues with what is there
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -59,7 +59,7 @@ def staged(store: Path, overwrite: bool, identity: str | None = None) -> Iterato
 
 @contextlib.contextmanager
 def writing(store: Path) -> Iterator[None]:
-    """Say which store the system does not let us write, why, and what helps in that case."""
+    """Turn an error of the system into a sentence: which store, what is wrong, what helps."""
     try:
         yield
     except OSError as error:

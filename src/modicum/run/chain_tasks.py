@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from math import gcd
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -34,7 +34,7 @@ OWN = ("keys", "start_keys", "rows")  # of each host, or sent by themselves
 class ChainShare(NamedTuple):
     """What a host builds its chains from: shared settings, and keys of its own."""
 
-    shared: list[Any]
+    shared: list[object]  # references
     keys: np.ndarray
     start_keys: np.ndarray | None
 

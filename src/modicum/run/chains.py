@@ -33,7 +33,14 @@ from modicum.run.records import (
     room_for,
     unpacked,
 )
-from modicum.runtime import Pytree, devices, in_double_precision, make_room, uncollected
+from modicum.runtime import (
+    Compiled,
+    Pytree,
+    devices,
+    in_double_precision,
+    make_room,
+    uncollected,
+)
 
 __all__ = ["Chains", "Parallel", "default_parallel"]
 
@@ -298,12 +305,12 @@ class Chains:
         return self._stacked and jax.default_backend() != "cpu"
 
     @property
-    def _loop(self) -> Any:
+    def _loop(self) -> Compiled[..., tuple[Pytree, Pytree]]:
         return compiled.advance_together if self._stacked else compiled.advance
 
     def _arguments(
         self, g: int, span: Span, batches: Batches | None, state: Pytree
-    ) -> tuple[Any, ...]:
+    ) -> tuple[Pytree, ...]:
         """What the loop is called with for group `g`."""
         fixed = (self.kernel, self._extent, *self._at_device(g))
         flags = self._flags_of(int(span[0]))
@@ -311,7 +318,7 @@ class Chains:
 
     def _settled_arguments(
         self, g: int, span: Span, batches: Batches | None, state: Pytree
-    ) -> tuple[Any, ...]:
+    ) -> tuple[Pytree, ...]:
         """What the loop without flags is called with for group `g`."""
         fixed = (self.settled, self.settled_length, *self._at_device(g))
         return (*fixed, span, self._of_group(batches, g), state, self._group_keys[g])
@@ -373,7 +380,7 @@ class Chains:
         self._take(jax.tree.leaves(whole._replace(state=function(whole.state))))
 
     @property
-    def _structure(self) -> Any:
+    def _structure(self) -> jax.tree_util.PyTreeDef:
         return jax.tree.structure(self.state[0])
 
     def _take(self, leaves: Sequence[np.ndarray]) -> None:

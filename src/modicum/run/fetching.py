@@ -11,14 +11,13 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from modicum.kernels.base import Kernel, RowRequest, carried_fields
 from modicum.passes.full_likelihood import free_memory
 from modicum.rows import Rows
 from modicum.run import advance as compiled
-from modicum.runtime import Pytree, in_double_precision
+from modicum.runtime import Pytree, in_double_precision, to_device
 
 __all__ = ["Fetcher", "lengthened", "place_rows"]
 
@@ -35,7 +34,8 @@ def place_rows(rows: Rows, limit: int | None = None) -> dict[str, jax.Array] | R
         limit = SMALL_STORE if rows.is_store else free_memory() // 2
     if rows.nbytes > limit:
         return rows
-    return {name: jnp.asarray(values) for name, values in rows.slice(0, len(rows)).items()}
+    placed: dict[str, jax.Array] = to_device(dict(rows.slice(0, len(rows))))
+    return placed
 
 
 @dataclass

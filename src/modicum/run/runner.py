@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -16,10 +16,12 @@ from modicum.progress import Progressbar, logger, phase
 from modicum.run.checkpoint import Checkpoint
 from modicum.run.interrupt import Stop, stoppable
 from modicum.run.monitor import Monitor
+from modicum.runtime import Pytree
 
 __all__ = ["History", "PeriodicHook", "RunningChains", "capacity_for", "run"]
 
 CHUNK_SECONDS = 0.7  # about how often progress moves and checkpoints are written
+SHORTEST = 256  # iterations that a compiled call can hold at least, where memory has room
 Record = dict[str, np.ndarray]
 
 
@@ -82,7 +84,7 @@ class RunningChains(Protocol):
         """The state as plain arrays with a leading axis for chains."""
         ...
 
-    def renew(self, function: Callable[[Any], Any]) -> None:
+    def renew(self, function: Callable[[Pytree], Pytree]) -> None:
         """Apply `function` to the kernel's states of all chains."""
         ...
 
@@ -108,7 +110,7 @@ class PeriodicHook:
     """
 
     every: int
-    renew: Callable[[Any], Any]
+    renew: Callable[[Pytree], Pytree]
 
     def due(self, iteration: int) -> bool:
         """Whether it is to be done before this iteration."""
@@ -158,11 +160,14 @@ def _joined(parts: list[Record]) -> Record:
 def capacity_for(numbers: int, total: int, stacked: int = 1) -> int:
     """Iterations one compiled call can hold: about 32 MB at `numbers` float64 per iteration.
 
-    `stacked` chains that run as one share that, or on an accelerator a gigabyte.
+    `stacked` chains that run as one share that, or on an accelerator a gigabyte. A power of two
+    where there is room, so that runs of other lengths find the loop compiled; not on an
+    accelerator, where all of it is copied.
     """
-    room = 2**22 if stacked == 1 or jax.default_backend() == "cpu" else 2**27
-    room //= stacked
-    return int(max(1, min(total, 8192, room // max(1, numbers))))
+    on_cpu = jax.default_backend() == "cpu"
+    room = (2**22 if stacked == 1 or on_cpu else 2**27) // stacked
+    length = max(SHORTEST, 2 ** max(0, total - 1).bit_length()) if on_cpu else total
+    return int(max(1, min(length, 8192, room // max(1, numbers))))
 
 
 def run(

@@ -64,7 +64,7 @@ def total_bytes() -> int:
 
 
 def free_bytes() -> int:
-    """Memory that could be had: of the accelerator, where there is one, else of the machine."""
+    """Free memory: of the accelerator, where there is one, else of the machine."""
     import jax
 
     statistics = jax.local_devices()[0].memory_stats() or {}

@@ -156,7 +156,7 @@ def _draw_dots(ax: Axes, dots: dict[str, Dot]) -> None:
 
 
 def _key(figure: Figure, names: Sequence[str]) -> None:
-    """Whose colour is whose, below all panels."""
+    """A legend of the contenders, below all panels."""
     from matplotlib.lines import Line2D
 
     dots = [Line2D([], [], linestyle="", marker="o", color=COLOURS[name]) for name in names]

@@ -1,4 +1,4 @@
-"""A call in a fresh interpreter, cold and with memory of its own, and what memory code takes."""
+"""A call in a fresh interpreter, cold and with its own memory, and how much memory code takes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ EVERY = 0.01  # seconds
 def anonymous_memory() -> int:
     """Bytes of this process that no file backs: the file cache is the system's to give and take.
 
-    Where the system does not tell (it is Linux that does), all resident bytes.
+    On systems other than Linux, all resident bytes.
     """
     status = Path("/proc/self/status")
     if status.exists():

@@ -73,7 +73,7 @@ class Results:
     notes: list[str] = field(default_factory=list)
 
     def forget(self, problem: str) -> None:
-        """Drop what is there of a problem that was not finished."""
+        """Drop the measurements of a problem that was not finished."""
         self.problems.pop(problem, None)
         self.references.pop(problem, None)
         self.measured = [m for m in self.measured if m.problem != problem]

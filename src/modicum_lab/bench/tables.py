@@ -34,7 +34,7 @@ class Table:
     note: str = ""
 
     def markdown(self) -> str:
-        """Set as Markdown."""
+        """The table as Markdown."""
         lines = [f"### {self.title}", "", *table_lines(self.columns, self.rows, figures=3)]
         return "\n".join([*lines, *(["", self.note] if self.note else []), ""])
 

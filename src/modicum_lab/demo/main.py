@@ -1,4 +1,4 @@
-"""Fit, tell, draw."""
+"""Fit the flights, say what came out, and draw it."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class Figure:
 
 @dataclass
 class Result:
-    """What came of an experiment.
+    """The result of an experiment.
 
     Attributes
     ----------

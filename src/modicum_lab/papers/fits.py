@@ -141,7 +141,7 @@ class Fit:
     def evaluations(self, training: bool, length: Length | None = None) -> float:
         """Row evaluations of one chain after warm-up, or with warm-up and all preparations.
 
-        Those of a run of another `length` are reckoned from what an iteration and the preparations
+        Those of a run of another `length` are computed from what an iteration and the preparations
         took in this one.
         """
         counts, chains, one = self.post.ledger.by_purpose, self.post.chains, self.contender

@@ -172,7 +172,7 @@ def write_gallery(out: Path, folder: Path) -> Path:
 
 
 def _where(record: dict[str, Any]) -> str:
-    """The machine, as far as the record says it."""
+    """The machine, as far as the record names it."""
     return str(record.get("machine") or f"a {record['versions']['backend'].upper()}")
 
 
@@ -197,7 +197,7 @@ def _gallery_section(at: Path, record: dict[str, Any], folder: Path) -> str:
 
 
 def _copy_smaller(source: Path, target: Path) -> None:
-    """A picture of lines needs no more than 64 colours, and a third of the bytes."""
+    """Reduce to 64 colours, which is enough for lines and takes a third of the bytes."""
     from PIL import Image
 
     with Image.open(source) as picture:

@@ -24,17 +24,17 @@ RECORD = "settings.json"
 
 
 def write_result(
-    one: Experiment, result: Result, out: Path, scale: Scale, seed: int, seconds: float
+    experiment: Experiment, result: Result, out: Path, scale: Scale, seed: int, seconds: float
 ) -> Path:
     """Write the result of an experiment in place of an earlier one; return the folder."""
-    folder = out / one.paper / one.name
+    folder = out / experiment.paper / experiment.name
     shutil.rmtree(folder, ignore_errors=True)  # the tables of an earlier version are not ours
     folder.mkdir(parents=True)
     for table in result.tables:
         _write_table(table, folder)
     for figure in result.figures:
         _write_figure(figure, folder)
-    record = _header(one, scale, seed) | {
+    record = _header(experiment, scale, seed) | {
         "seconds": round(seconds, 1),
         "settings": result.settings,
         "ledger": result.ledger,
@@ -46,13 +46,13 @@ def write_result(
     return folder
 
 
-def write_failure(one: Experiment, out: Path, scale: Scale, seed: int, error: str) -> None:
+def write_failure(experiment: Experiment, out: Path, scale: Scale, seed: int, error: str) -> None:
     """Record why an experiment could not be run; what it found before, if anything, stays."""
-    folder = out / one.paper / one.name
+    folder = out / experiment.paper / experiment.name
     if (folder / RECORD).is_file() and "error" not in json.loads((folder / RECORD).read_text()):
         return
     folder.mkdir(parents=True, exist_ok=True)
-    _write_record(_header(one, scale, seed) | {"error": error}, folder)
+    _write_record(_header(experiment, scale, seed) | {"error": error}, folder)
 
 
 def _write_table(table: Table, folder: Path) -> None:
@@ -74,14 +74,14 @@ def _write_figure(figure: Figure, folder: Path) -> None:
     plt.close(drawn)
 
 
-def _header(one: Experiment, scale: Scale, seed: int) -> dict[str, Any]:
+def _header(experiment: Experiment, scale: Scale, seed: int) -> dict[str, Any]:
     import jax
 
     machine = describe_machine()
     return {
-        "paper": one.paper,
-        "experiment": one.name,
-        "title": one.title,
+        "paper": experiment.paper,
+        "experiment": experiment.name,
+        "title": experiment.title,
         "scale": scale,
         "seed": seed,
         "date": machine["date"][:10],

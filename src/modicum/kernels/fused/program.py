@@ -131,7 +131,7 @@ class Here(NamedTuple):
     estimated: Estimated
 
 
-class Held(NamedTuple):
+class RegisterRows(NamedTuple):
     """Rows in registers."""
 
     columns: Vector  # (rows, width) each
@@ -168,7 +168,7 @@ class Program:
 
     # Rows ---------------------------------------------------------------------------------
 
-    def read(self, memory: Ref, row_ids: jax.Array) -> Held:
+    def read(self, memory: Ref, row_ids: jax.Array) -> RegisterRows:
         """Rows of a pool, by number."""
         columns, start = [], 0
         for width in self.shape.widths:
@@ -180,9 +180,9 @@ class Program:
             return memory[row_ids, jnp.full(row_ids.shape, start + k, jnp.int32)]
 
         taylor = tuple(extra(TAYLOR + j) for j in range(TERMS))
-        return Held(tuple(columns), extra(ETA), extra(OUTCOME), extra(SCALE), taylor)
+        return RegisterRows(tuple(columns), extra(ETA), extra(OUTCOME), extra(SCALE), taylor)
 
-    def values(self, held: Held, z: Vector) -> tuple[jax.Array, jax.Array]:
+    def values(self, held: RegisterRows, z: Vector) -> tuple[jax.Array, jax.Array]:
         """D of each row at z, and its slope in the row's predictor."""
         parts = [
             jnp.sum(x * piece[None, :], axis=1) for x, piece in zip(held.columns, z, strict=True)
@@ -192,7 +192,7 @@ class Program:
         return held.scale * value, held.scale * slope
 
     @staticmethod
-    def back(held: Held, weight: jax.Array) -> Vector:
+    def back(held: RegisterRows, weight: jax.Array) -> Vector:
         """The sum of rows times their weights."""
         return tuple(jnp.sum(x * weight[:, None], axis=0) for x in held.columns)
 
@@ -207,7 +207,7 @@ class Program:
         m = self.shape.subsample
         return estimated.squares / (m * (m - self.shape.ddof))
 
-    def of_held(self, held: Held, z: Vector) -> tuple[Estimated, Vector]:
+    def of_held(self, held: RegisterRows, z: Vector) -> tuple[Estimated, Vector]:
         """The estimate from rows that are all held, and the gradient of its log."""
         m = self.shape.subsample
         D, slope = self.values(held, z)
@@ -300,13 +300,13 @@ class _Chain:
         widths = self.program.shape.widths
         return [pl.ds(sum(widths[:k]), width) for k, width in enumerate(widths)]
 
-    def estimate(self, z: Vector, held: Held | None) -> tuple[Estimated, Vector]:
+    def estimate(self, z: Vector, held: RegisterRows | None) -> tuple[Estimated, Vector]:
         """The estimate at z, and the gradient of its log."""
         if held is not None:
             return self.program.of_held(held, z)
         return self.program.of_tiles(self.memory.pool, self.memory.places, z)
 
-    def evaluate(self, z: Vector, held: Held | None) -> Here:
+    def evaluate(self, z: Vector, held: RegisterRows | None) -> Here:
         """The log-density, its gradient and the estimate at z."""
         program = self.program
         estimated, gradient = self.estimate(z, held)
@@ -359,7 +359,7 @@ class _Chain:
         squares = now.squares + jnp.sum(off * off) - jnp.sum(gone * gone) - m * shift * shift
         return Estimated(now.mean + shift, squares)
 
-    def hold(self, row_ids: jax.Array) -> Held | None:
+    def hold(self, row_ids: jax.Array) -> RegisterRows | None:
         """Read the rows if there is room for all of them; else say where they are."""
         if self.program.shape.tiles == 1:
             return self.program.read(self.memory.pool, row_ids)

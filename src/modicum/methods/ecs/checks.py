@@ -237,19 +237,19 @@ def withdraw_bound(tuning: Tuning, doubts: Sequence[ModicumWarning]) -> None:
 
 
 def look_ahead_signed(
-    case: Case, pilot: Pilot, choice: Products, certain: int, chosen: bool
+    case: Case, pilot: Pilot, choice: Products, always: int, chosen: bool
 ) -> list[ModicumWarning]:
-    """Check the choice of products, beside `certain` certainty rows, before the run.
+    """Check the choice of products, beside rows that are `always` read, before the run.
 
     Raises
     ------
     CrudeControlVariateError
         If the control variates are so crude that no affordable number of products would do.
     """
-    expected = choice.products * choice.batch + certain
+    expected = choice.products * choice.batch + always
     too_many = 4 if expected > MANY else 2
     if chosen and too_many * expected > case.rows:
-        raise _crude(case, expected, FEWEST * choice.batch)
+        raise _crude(case, expected, FEWEST * choice.batch + always)
     doubts = _more_than_all(case, expected, "a subsample")
     deviation = pilot.quantile(np.sqrt(pilot.variance / choice.batch), NEARLY_ALL)
     if choice.products < DEVIATIONS * deviation or choice.chain_sign < LEAST_SIGN:

@@ -14,14 +14,12 @@ from math import ceil
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from modicum.designs import (
     DESIGNS,
     CertaintyRows,
     Drawn,
-    KeptNumbers,
     RowFacts,
     Weighted,
     WeightTables,
@@ -46,16 +44,19 @@ from modicum.methods.base import Chosen, Plan, Task, Tuning
 from modicum.methods.ecs.base import EnergyConserving
 from modicum.methods.ecs.fusing import fused_kernel
 from modicum.methods.ecs.tuning import (
+    DISTANCES,
     FAR,
     OF_LEVELS,
     ONE_BY_ONE,
     SIDE_BY_SIDE,
+    Coreset,
     Expansion,
     Pilot,
     PilotChains,
     Residuals,
     choose_coordinates,
     evaluate,
+    fit_coreset,
     proxy_ratios,
     run_pilot_chains,
     straightened,
@@ -78,8 +79,9 @@ from modicum.passes.mode import folded_prior, prior_slope
 from modicum.random import Stream, generator, key
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
+from modicum.rows.weight_classes import KeptNumbers
 from modicum.run import place_rows
-from modicum.runtime import Pytree
+from modicum.runtime import Pytree, to_device
 
 __all__ = ["Composition", "Study"]
 
@@ -102,6 +104,8 @@ COORDINATE_ROWS = 2_048  # for choosing the coordinates of dispersions
 CHAIN_ROWS, CHAIN_ROWS_LINEAR = 4_096, 2_048  # pilot rows that pilot chains run on
 SCATTER = 0.1  # sd of their starts where the posterior may lie on one side of the mode
 SHRUNK = 0.05  # share of the normal approximation in a covariance estimated from few draws
+MOST_AXES = 64  # along which residuals are looked at far out
+AXES_AT, AXES_ROWS = 4.0, 1_024  # distance and pilot rows by which they are chosen
 NORMAL = 0.5  # sd of log posterior / normal approximation below which no pilot chains are run
 
 
@@ -119,6 +123,8 @@ class Composition:
         What the estimator knows of the data.
     certainty
         Rows beside the subsample that are always evaluated.
+    coreset
+        Rows whose residuals say what the estimator expects, if there are any.
     """
 
     estimator: Estimator[Any]
@@ -127,6 +133,7 @@ class Composition:
     refreshes: int
     tables: Pytree = ()
     certainty: int = 0
+    coreset: Coreset | None = None
 
 
 @dataclass
@@ -137,6 +144,7 @@ class Study:
     task: Task
     anchor: Anchor
     _pilots: dict[int, Pilot] = field(init=False, default_factory=dict)
+    _coresets: dict[int, Coreset] = field(init=False, default_factory=dict)
     _by_proxy: bool = field(
         init=False, default=False
     )  # whether draws come from the proxy's posterior
@@ -328,7 +336,7 @@ class Study:
         rng = generator(seed, Stream.PILOT_ROWS if grouped else Stream.STUDY_ROWS)
         self._take_rows(rng)
         linear = isinstance(self.control_variate, LinearTaylor)
-        log_proxy = None if linear and self._by_proxy else self._log_proxy()
+        log_proxy = None if linear and self._by_proxy else self._log_proxy(self.draws)
         evaluated = self._evaluated(log_proxy, resampled=self._by_proxy)
         if linear and np.std(evaluated.log_ratio) > NORMAL and evaluated.finite:
             draws = self._draws_of_short_chains()
@@ -374,7 +382,7 @@ class Study:
         square = draws.T @ draws / count
         square = (1 - SHRUNK) * square + SHRUNK * np.eye(size)  # draws may be fewer than parameters
         factor = np.asarray(self.proxy.factor) @ np.linalg.cholesky(square)
-        return self._with_row_factor(self.proxy._replace(factor=jnp.asarray(factor)))[0]
+        return self._with_row_factor(self.proxy._replace(factor=to_device(factor)))[0]
 
     def _draws_of_short_chains(self) -> np.ndarray:
         """Draws from the posterior that the pilot rows imply, where it is far from normal.
@@ -405,9 +413,9 @@ class Study:
         expected[self._taken :] *= min(count, others) / max(others, 1)
         return batch | {"probability": expected}
 
-    def _log_proxy(self) -> np.ndarray:
-        """Log ratio of proxy to normal approximation at the pilot draws."""
-        proxy, z = self.proxy, self.draws
+    def _log_proxy(self, z: np.ndarray) -> np.ndarray:
+        """Log ratio of proxy to normal approximation at these whitened points."""
+        proxy = self.proxy
         bent = proxy.warp is not None or proxy.bend is not None
         if bent or proxy.prior is not None or self._has_own_prior():
             return proxy_ratios(self.control_variate, proxy, self.centre, z)
@@ -443,6 +451,51 @@ class Study:
         among = certain.probability(drawn)
         again = self.design.probability_of(Drawn(drawn.row_ids, among), tables)  # type: ignore[arg-type]
         return np.where(among > 0, again, 0.0)
+
+    def coreset_with(self, certainty: int) -> Coreset | None:
+        """Rows that follow l - sum q over all rows but the certainty rows.
+
+        None for groups, whose rows differ in number, and for the effects of a factor that has too
+        many of them: there are too many axes to go out on.
+        """
+        if isinstance(self.task.rows, GroupedRows) or self._arrow:
+            return None
+        if certainty not in self._coresets:
+            far, log_posterior = self._far_out
+            found = fit_coreset(self._residuals, far, log_posterior, self._probability(certainty))
+            self._coresets[certainty] = found
+        return self._coresets[certainty]
+
+    @cached_property
+    def _far_out(self) -> tuple[Residuals, np.ndarray]:
+        """Pilot rows far out along axes, and the log-posterior there, relative to its mean's."""
+        residuals = self._residuals
+        middle = residuals.share @ residuals.whitened
+        axes = self._skewed_axes(middle)
+        points = middle + np.concatenate([t * axes for r in DISTANCES for t in (-r, r)])
+        points = np.concatenate([middle[None], points])
+        far = self._at(points, self._rows)
+        height = far.log_ratio - np.sum((points - self.centre) ** 2, axis=1) / 2
+        good = np.isfinite(far.values).all(axis=1) & np.isfinite(height)
+        good[0] = False  # the mean itself
+        kept = replace(far, values=far.values[good], log_ratio=far.log_ratio[good])
+        return kept, (height - height[0])[good]
+
+    def _skewed_axes(self, middle: np.ndarray) -> np.ndarray:
+        """Unit vectors of the whitened coordinates: where they are many, those that matter most."""
+        axes = np.eye(len(middle))
+        if len(axes) <= MOST_AXES:
+            return axes
+        rows = self._thinned_rows(AXES_ROWS)
+        ends = self._at(middle + np.concatenate([-AXES_AT * axes, AXES_AT * axes]), rows)
+        size = np.abs(ends.values).sum(axis=1).reshape(2, -1).max(axis=0)
+        return np.asarray(axes[np.argsort(-np.nan_to_num(size, nan=np.inf))[:MOST_AXES]])
+
+    def _at(self, points: np.ndarray, rows: Batch) -> Residuals:
+        """Residuals of pilot rows at whitened points."""
+        self.task.ledger.add("pilot", len(rows["probability"]) * len(points), "density")
+        about = (self.control_variate, rows, self.proxy)
+        return evaluate(*about, self._straight(points), self._log_proxy(points), resampled=True)
 
     @property
     def most_certain(self) -> int:
@@ -566,14 +619,21 @@ class Study:
         return EnergyConservingContext(
             proxy=self.proxy,
             design=tables_for_chains(tables, self._placed),
-            estimator=jax.device_put(parts.tables),  # compiles nothing, as `jnp.asarray` does
+            estimator=to_device(parts.tables),
             constant=jax.device_put(np.float64(self.anchor.C + self.folded_prior)),
             certain=None if certain is None else self._cached(certain),
+            coreset=None if parts.coreset is None else self._followed(parts.coreset),
         )
 
     def _cached(self, certain: CertaintyRows) -> Pytree:
         """Read the certainty rows once, and keep what evaluations need."""
         batch = self.task.rows.take(certain.row_ids) | {"probability": np.ones(len(certain))}
+        return cached_rows(self.control_variate, batch, self.proxy)
+
+    def _followed(self, coreset: Coreset) -> Pytree:
+        """What evaluations need of the coreset's rows, with their weights."""
+        batch = {name: np.asarray(values)[coreset.rows] for name, values in self._rows.items()}
+        batch["probability"] = 1 / coreset.weights
         return cached_rows(self.control_variate, batch, self.proxy)
 
 

@@ -20,7 +20,7 @@ from modicum.methods.ecs.checks import Case, look_ahead_signed, look_back_signed
 from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in, explain_burn_in
 from modicum.methods.ecs.perturbed import HMCECS
 from modicum.methods.ecs.pilot import Composition, Study
-from modicum.methods.ecs.tuning import Certainty, Products, choose_products
+from modicum.methods.ecs.tuning import Certainty, Coreset, Products, choose_products
 from modicum.run import History
 from modicum.runtime import in_double_precision
 
@@ -45,7 +45,8 @@ class SignedHMCECS(EnergyConserving):
         cheapest.
     centre
         The difference l - sum q to be expected over the posterior; the soft lower bound of the
-        paper's eq. 5.1 is a = centre - lambda.
+        paper's eq. 5.1 is a = centre - lambda, the same everywhere. None: the bound follows the
+        difference through the parameters, by a few rows that every evaluation reads (a coreset).
     blocks
         Blocks of the subsample, each with an equal share of the products.
     refreshes
@@ -104,24 +105,31 @@ class SignedHMCECS(EnergyConserving):
         case = Case(self, task.target, len(task.rows))
         # No pilot chains: a posterior that lies where the pilot study did not look costs signs, or
         # room for factors, and `look_back_signed` counts both.
-        pilot = study.pilot_with(certain)
-        notes = look_ahead_signed(case, pilot, choice, certain, self.products is None)
-        rows = choice.products * choice.batch + certain
+        pilot, coreset = study.pilot_with(certain), self._coreset(study, certain)
+        always = certain + (0 if coreset is None else len(coreset))
+        notes = look_ahead_signed(case, pilot, choice, always, self.products is None)
+        rows = choice.products * choice.batch + always
         notes += slow_run(
             *(task, study.anchor.point, rows * (study.steps + 1)),
             work=f"{rows:,} rows per step",
             remedy=f"draw less, or {case.all_rows}",
         )
-        estimator = BlockPoisson(choice.products, choice.batch, choice.blocks)
         parts = Composition(
-            estimator,
-            estimator.rows,
+            choice.estimator,
+            choice.estimator.rows,
             choice.blocks,
             choice.refreshes,
             BlockPoissonTables(choice.centre),
             certain,
+            coreset,
         )
-        return study.plan(parts, _explain(chosen) | burn_in_tuning, notes)
+        return study.plan(parts, _explain(chosen, coreset) | burn_in_tuning, notes)
+
+    def _coreset(self, study: Study, certainty: int) -> Coreset | None:
+        """What the lower bound follows: nothing, where it is set by hand or as in the paper."""
+        if self.centre is not None or self.tuning == "paper":
+            return None
+        return study.coreset_with(certainty)
 
     def _own(self, task: Task) -> tuple[Study, Certainty[Products], Tuning]:
         """Let the pilot study at the anchor choose."""
@@ -159,6 +167,7 @@ class SignedHMCECS(EnergyConserving):
             self.centre,
             study.fresh,
             certainty,
+            self._coreset(study, certainty),
         )
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
@@ -173,7 +182,7 @@ class SignedHMCECS(EnergyConserving):
         return Outcome(weights=history.stats["sign"], warnings=doubts)
 
 
-def _explain(certainty: Certainty[Products]) -> Tuning:
+def _explain(certainty: Certainty[Products], coreset: Coreset | None) -> Tuning:
     choice = certainty.choice
     values = {
         "products": choice.products,
@@ -185,9 +194,14 @@ def _explain(certainty: Certainty[Products]) -> Tuning:
     rows = f"{choice.products * choice.batch:,} on average, {choice.batch} for each of the products"
     if certainty.count:
         rows += f", and {certainty.count:,} certainty rows"
+    if coreset is not None:
+        rows += f", and {len(coreset)} rows of the coreset"
     chosen: Tuning = {
         name: {"value": value, "why": choice.why[name]} for name, value in values.items()
     }
     sentences: Tuning = {name: choice.why[name] for name in ("variance", "sign")}
     always: Tuning = {"certainty": {"value": certainty.count, "why": certainty.why}}
+    if coreset is not None:
+        why = "rows with weights whose residuals follow l - sum q, and the lower bound with them"
+        always["coreset"] = {"value": len(coreset), "why": why}
     return {"rows per evaluation": rows} | chosen | sentences | always

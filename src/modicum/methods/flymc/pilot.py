@@ -19,7 +19,7 @@ from modicum.methods.base import Task, Tuning
 from modicum.models.base import Batch
 from modicum.passes import Anchor
 from modicum.random import Stream, generator
-from modicum.runtime import Array, jit
+from modicum.runtime import Array, jit, to_device
 
 __all__ = ["FlyStudy"]
 
@@ -53,8 +53,8 @@ class Lit(Protocol):
         ...
 
 
-class _Found(NamedTuple):
-    """What two passes found, and a checkpoint remembers."""
+class _PassResults(NamedTuple):
+    """The results of two passes, which a checkpoint remembers."""
 
     collapsed: Collapsed
     start: Candidates
@@ -62,10 +62,10 @@ class _Found(NamedTuple):
     most: float
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> _Found:
+    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> _PassResults:
         return cls(
             Collapsed(*(arrays[name] for name in Collapsed._fields)),
-            Candidates(*(jnp.asarray(arrays[name]) for name in Candidates._fields)),
+            Candidates(*(to_device(arrays[name]) for name in Candidates._fields)),
             float(arrays["bright"]),
             float(arrays["most"]),
         )
@@ -85,7 +85,7 @@ class FlyStudy:
     def __post_init__(self) -> None:
         target = self.task.target
         self.bounded = BoundedRows(target, bound_of(target.model), self.method.tuned)
-        pass_results = self.task.remember("bound", self._collapse, _Found.from_arrays)
+        pass_results = self.task.remember("bound", self._collapse, _PassResults.from_arrays)
         self.n = len(self.task.rows)
         self.bright, self.most = pass_results.bright, pass_results.most
         candidates = int(np.sum(np.asarray(pass_results.start.number) < self.n))

@@ -43,7 +43,7 @@ from modicum.passes import LocalEngine, Sums
 from modicum.random import Stream, generator, key
 from modicum.rows import Rows
 from modicum.run import History, PeriodicHook, place_rows
-from modicum.runtime import in_double_precision
+from modicum.runtime import in_double_precision, to_device
 
 __all__ = ["Parts", "StochasticGradient", "StochasticGradientFamily"]
 
@@ -324,9 +324,9 @@ def _flags(
     period = kernel.integrator.period
     never = np.zeros(total, bool)
     return StepFlags(
-        jnp.asarray(step_sizes(step_size, total)),
-        jnp.asarray(never if period is None else number % period == 0),
-        jnp.asarray(never if hook is None else number % hook.every == 0),
+        to_device(step_sizes(step_size, total)),
+        to_device(never if period is None else number % period == 0),
+        to_device(never if hook is None else number % hook.every == 0),
     )
 
 

@@ -15,7 +15,6 @@ from modicum.designs import (
     DESIGNS,
     CertaintyRows,
     Design,
-    KeptNumbers,
     RowFacts,
     Weighted,
     WeightTables,
@@ -31,6 +30,7 @@ from modicum.passes import Anchor
 from modicum.passes.blocks import map_in_blocks
 from modicum.random import Stream, generator
 from modicum.rows import Coding
+from modicum.rows.weight_classes import KeptNumbers
 from modicum.runtime import Array, Pytree, jit
 
 __all__ = ["TabledDesign", "certainty_of", "design_of"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from modicum.models.linear import LinearPredictorModel
 from modicum.models.outcomes import CHUNK
 from modicum.models.priors import Moments, Normal
 from modicum.rows import Rows
+from modicum.runtime import Array
 
 __all__ = ["LOG", "LOGIT", "Coordinate", "ExtraParameter", "LogLink", "positive_fault"]
 
@@ -85,7 +86,7 @@ class ExtraParameter(LinearPredictorModel):
         named[self.extra] = self.coordinate.natural(named.pop(self.extras[0]))
         return named
 
-    def restore(self, named: Mapping[str, Any]) -> Params:
+    def restore(self, named: Mapping[str, Array]) -> Params:
         """Go back to the coordinate."""
         theta = super().restore(named)
         if self.extra in theta:

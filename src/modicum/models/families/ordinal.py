@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from modicum.models.outcomes import class_fault, class_names, count_classes
 from modicum.models.priors import Moments, Normal
 from modicum.models.separation import find_ordinal_separation
 from modicum.rows import Rows
+from modicum.runtime import Array
 
 __all__ = ["Ordinal"]
 
@@ -127,7 +128,7 @@ class Ordinal(LinearPredictorModel):
         named = {"beta": theta["beta"], "cutpoint": cutpoint}
         return self.split_effects(named) | self.report_own(theta)
 
-    def restore(self, named: Mapping[str, Any]) -> Params:
+    def restore(self, named: Mapping[str, Array]) -> Params:
         """Undo `report`."""
         cutpoint = jnp.asarray(named["cutpoint"])
         gaps = jnp.log(jnp.diff(cutpoint))

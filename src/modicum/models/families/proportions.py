@@ -50,6 +50,9 @@ class Binomial(LinearPredictorModel):
     link: str = "logit"
 
     outcome_fields: ClassVar[tuple[str, ...]] = ("y", "trials")
+    field_meaning: ClassVar[dict[str, str]] = {
+        "trials": "COLUMN is the number of trials of each row"
+    }
     on_numpy: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

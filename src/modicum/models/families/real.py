@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import factorial, inf, log, sqrt
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from modicum.models.linear import LinearPredictorModel
 from modicum.models.outcomes import refuse_constant
 from modicum.models.priors import Moments, Normal, is_positive
 from modicum.rows import Rows
+from modicum.runtime import Array
 
 __all__ = ["Gaussian", "ScaleFamily", "StudentT"]
 
@@ -78,7 +79,7 @@ class ScaleFamily(LinearPredictorModel):
         """Return the likelihood alone."""
         return replace(super().without_priors(), scale_prior=None)
 
-    def spread(self, eta: jax.Array) -> Any:
+    def spread(self, eta: jax.Array) -> jax.Array | float:
         """Return the scale, known or from the predictors of one row."""
         return self.scale if self.scale is not None else jnp.exp(eta[1])
 
@@ -95,7 +96,7 @@ class ScaleFamily(LinearPredictorModel):
             named["scale"] = jnp.exp(named.pop("log_scale"))
         return named
 
-    def restore(self, named: Mapping[str, Any]) -> Params:
+    def restore(self, named: Mapping[str, Array]) -> Params:
         """Take the logarithm of a reported scale."""
         theta = super().restore(named)
         if "scale" in theta:

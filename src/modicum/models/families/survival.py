@@ -31,6 +31,10 @@ class _Survival(LogLink):
     """y is a time, and the field `event` says whether it ended: 1 seen, 0 censored."""
 
     outcome_fields: ClassVar[tuple[str, ...]] = ("y", "event")
+    field_meaning: ClassVar[dict[str, str]] = {
+        "event": "COLUMN is 1 for times at which the event was seen and 0 for those cut short "
+        "(censored); if none was, give a column of ones"
+    }
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Only numbers above 0."""

@@ -16,7 +16,8 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from types import ModuleType
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ import numpy as np
 from jax.scipy.special import gammaln, logsumexp
 
 from modicum.errors import SettingError, is_number
+from modicum.runtime import Array
 
 __all__ = [
     "LKJ",
@@ -318,7 +320,7 @@ class Horseshoe(Prior):
         return f"horseshoe({self.scale:.4g}, {self.slab:.4g})"
 
 
-def _mixed_sd(xp: Any, slab: Any, resolution: Any, tau: Any) -> Any:  # arrays of NumPy or of JAX
+def _mixed_sd(xp: ModuleType, slab: Array, resolution: Array, tau: Array) -> jax.Array:
     """Standard deviation of each component of the mixture: of tau lambda~ and the resolution."""
     free = xp.asarray(tau)[..., None] * np.exp(_NODES)
     bound, least = xp.asarray(slab)[..., None], xp.asarray(resolution)[..., None]

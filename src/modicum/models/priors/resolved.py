@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,7 @@ from modicum.models.priors.grouped import (
 __all__ = ["OWN", "GroupPrior", "ModelPriors", "is_logged", "shapes_of"]
 
 LOG_SD, PARTIAL = "log_group_sd", "group_partial"
+Theta: TypeAlias = Mapping[str, Any]  # parameters by name: arrays, and hyperparameters at `OWN`
 OWN = "variation"  # key of the hyperparameters: sorted after every other parameter of a model
 HORSESHOE = "log_horseshoe"
 
@@ -160,7 +161,7 @@ class ModelPriors:
 
     # Log-densities ---------------------------------------------------------------------------
 
-    def log_density(self, theta: Mapping[str, Any]) -> jax.Array:
+    def log_density(self, theta: Theta) -> jax.Array:
         """Log-prior at unconstrained parameters."""
         total = self.log_folded(theta)
         exact = self.exact(shapes_of(theta))
@@ -169,7 +170,7 @@ class ModelPriors:
         t = jnp.concatenate([jnp.ravel(leaf) for leaf in _leaves(theta).values()])
         return total + exact[0].log_density(t, exact[1])
 
-    def log_effects(self, theta: Mapping[str, Any]) -> jax.Array:
+    def log_effects(self, theta: Theta) -> jax.Array:
         """Log-density of effects given their covariance: part of the model rather than a prior."""
         t = jnp.concatenate([jnp.ravel(leaf) for leaf in _leaves(theta).values()])
         total = jnp.zeros(())
@@ -177,7 +178,7 @@ class ModelPriors:
             total = total + term.log_effects(t)
         return total
 
-    def log_folded(self, theta: Mapping[str, Any]) -> jax.Array:
+    def log_folded(self, theta: Theta) -> jax.Array:
         """The part that is quadratic in the parameters."""
         beta = jnp.asarray(theta["beta"])
         total = jnp.zeros(())
@@ -196,7 +197,7 @@ class ModelPriors:
                 total += prior.log_density(theta[name])
         return total
 
-    def centred_intercept(self, theta: Mapping[str, Any]) -> jax.Array:
+    def centred_intercept(self, theta: Theta) -> jax.Array:
         """The linear predictor at the centre, to which the intercept's prior applies."""
         intercept = jnp.asarray(theta["intercept"])
         if not self.centre:
@@ -291,7 +292,7 @@ class ModelPriors:
         named = {"group_sd": sds, "group_cor": cors}
         return {name: (entries,) for name, entries in named.items() if entries}
 
-    def report(self, own: Mapping[str, Any]) -> dict[str, Any]:
+    def report(self, own: Theta) -> dict[str, Any]:
         """Return the hyperparameters under the names and in the units that draws show."""
         named: dict[str, Any] = {}
         if PARTIAL in own:
@@ -315,7 +316,7 @@ class ModelPriors:
                 first += group.partials
         return parts
 
-    def effect_factors(self, own: Mapping[str, Any]) -> list[jax.Array]:
+    def effect_factors(self, own: Theta) -> list[jax.Array]:
         """Cholesky factor of the covariance of each group term's effects."""
         factors, sd, partial = [], 0, 0
         for group in self.groups:
@@ -342,7 +343,7 @@ class ModelPriors:
 
     # What users see --------------------------------------------------------------------------
 
-    def distances(self, theta: Mapping[str, Any]) -> dict[str, Any]:
+    def distances(self, theta: Theta) -> dict[str, Any]:
         """Distance of parameters from the centre of their prior, in widths (`Prior.width`)."""
         beta = np.asarray(theta["beta"])
         centre = np.array([p.centre for p in self.coefficients])
@@ -363,7 +364,7 @@ class ModelPriors:
             away[OWN] = jax.tree.map(np.zeros_like, theta[OWN])
         return away
 
-    def normal(self, theta: Mapping[str, Any]) -> dict[str, Any]:
+    def normal(self, theta: Theta) -> dict[str, Any]:
         """Which parameters have a normal prior, whose width is its standard deviation."""
         is_normal = np.zeros(np.shape(theta["beta"])[-1], bool)
         is_normal[: len(self.coefficients)] = [isinstance(p, Normal) for p in self.coefficients]
@@ -377,7 +378,7 @@ class ModelPriors:
             marks[OWN] = jax.tree.map(lambda leaf: np.zeros(np.shape(leaf), bool), theta[OWN])
         return marks
 
-    def shrunk(self, theta: Mapping[str, Any]) -> dict[str, Any]:
+    def shrunk(self, theta: Theta) -> dict[str, Any]:
         """Which parameters have a prior that is meant to dominate where data say little."""
         marks = {
             name: np.zeros(np.shape(leaf), bool) for name, leaf in theta.items() if name != OWN
@@ -447,12 +448,12 @@ def _independent(
     return Independent(kind, tuple(map(int, where.ravel())), logged), spread
 
 
-def shapes_of(theta: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def shapes_of(theta: Theta) -> dict[str, tuple[int, ...]]:
     """Return the shape of each leaf by its path, in the order of the flat vector."""
     return {name: np.shape(leaf) for name, leaf in _leaves(theta).items()}
 
 
-def _leaves(theta: Mapping[str, Any]) -> dict[str, Any]:
+def _leaves(theta: Theta) -> dict[str, Any]:
     """Return every leaf by its path, in the order of the flat vector."""
     paths = jax.tree_util.tree_flatten_with_path(dict(theta))[0]
     return {".".join(step.key for step in path): leaf for path, leaf in paths}

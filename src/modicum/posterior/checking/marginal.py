@@ -26,6 +26,7 @@ from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.prediction import Predictor
 from modicum.posterior.weighted import weighted_mean, weighted_quantile, weighted_variance
 from modicum.rows.checks import names_like
+from modicum.rows.description import Level
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,7 +47,7 @@ def marginal(
     expected: Expected,
     weights: np.ndarray,
     name: str,
-    at: Sequence[Any] | None,
+    at: Sequence[object] | None,
     slope: bool,
     prob: float,
     classes: Sequence[str],
@@ -61,9 +62,9 @@ def marginal(
             f"{name!r} holds levels, which have no slope; compare them by post.contrast({name!r})."
         )
     if slope:
+        labels: list[Level] = [name] if at is None else at
         points = [None] if at is None else at
         estimates = [_slope(rows, expected, name, values, point) for point in points]
-        labels = [name] if at is None else points
     else:
         labels = at if at is not None else _grid(name, values, levels)
         _require_levels(name, labels, levels)
@@ -78,7 +79,7 @@ def contrast(
     expected: Expected,
     weights: np.ndarray,
     name: str,
-    between: Sequence[Any] | None,
+    between: Sequence[object] | None,
     comparison: Comparison,
     prob: float,
     classes: Sequence[str],
@@ -171,12 +172,14 @@ def _average(batches: Iterator[Batch], expected: Expected) -> np.ndarray:
 
 
 def _slope(
-    rows: Population, expected: Expected, name: str, values: np.ndarray, at: float | None
+    rows: Population, expected: Expected, name: str, values: np.ndarray, at: Level | None
 ) -> np.ndarray:
     """Central differences within the range of the column: splines have no more than that."""
     low, high = float(values.min()), float(values.max())
     if not high > low:
         raise SettingError(f"{name!r} is {low:g} in all rows, so that it has no slope.")
+    if isinstance(at, str):
+        raise SettingError(f"{name!r} holds numbers: slopes are known at numbers, not at {at!r}.")
     step = STEP * (high - low)
     centre = values if at is None else _constant(float(at), len(rows))
     below, above = np.maximum(centre - step, low), np.minimum(centre + step, high)
@@ -196,7 +199,7 @@ def _slope(
     return np.asarray(total / mass)
 
 
-def _grid(name: str, values: np.ndarray, levels: tuple[Any, ...]) -> list[Any]:
+def _grid(name: str, values: np.ndarray, levels: tuple[Level, ...]) -> list[Level]:
     """Levels, a few values, or a grid between the ends of most values."""
     if levels:
         return _all(name, levels)
@@ -207,7 +210,7 @@ def _grid(name: str, values: np.ndarray, levels: tuple[Any, ...]) -> list[Any]:
     return list(np.linspace(low, high, GRID).tolist())
 
 
-def _all(name: str, levels: tuple[Any, ...]) -> list[Any]:
+def _all(name: str, levels: tuple[Level, ...]) -> list[Level]:
     if len(levels) > MOST_LEVELS:
         raise SettingError(
             f"{name!r} has {len(levels):,} levels; name those to look at, the base of a contrast "
@@ -216,7 +219,7 @@ def _all(name: str, levels: tuple[Any, ...]) -> list[Any]:
     return list(levels)
 
 
-def _require_levels(name: str, chosen: list[Any], levels: tuple[Any, ...]) -> None:
+def _require_levels(name: str, chosen: list[Level], levels: tuple[Level, ...]) -> None:
     unknown = [value for value in chosen if levels and value not in levels]
     if unknown:
         raise SettingError(
@@ -224,7 +227,7 @@ def _require_levels(name: str, chosen: list[Any], levels: tuple[Any, ...]) -> No
         )
 
 
-def _listed(values: Any) -> list[Any]:
+def _listed(values: Any) -> list[Level]:
     """The values asked for; one by itself is a list of one."""
     return [values] if isinstance(values, str) or np.ndim(values) == 0 else list(values)
 
@@ -251,7 +254,7 @@ def _compared(base: np.ndarray, other: np.ndarray, comparison: Comparison) -> np
 def _table(
     estimates: np.ndarray,
     weights: np.ndarray,
-    labels: list[Any],
+    labels: list[Level],
     name: str,
     prob: float,
     classes: Sequence[str],

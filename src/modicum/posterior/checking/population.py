@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -38,7 +38,7 @@ class Population(Protocol):
     def values(self, name: str) -> np.ndarray:
         """Of a column, numbers or levels; a sentence where there is none."""
 
-    def levels(self, name: str) -> tuple[Any, ...]:
+    def levels(self, name: str) -> tuple[Level, ...]:
         """Of a column that is a factor, in the fit's order; empty for numbers."""
 
     def setting(self, name: str, values: np.ndarray) -> Iterator[Batch]:
@@ -66,7 +66,7 @@ class TablePopulation:
             raise SettingError(f"the formula reads no column {name!r}: {names_like(name, known)}")
         return np.array(self.table.column(name).to_pylist())
 
-    def levels(self, name: str) -> tuple[Any, ...]:
+    def levels(self, name: str) -> tuple[Level, ...]:
         """Those of a factor that is the column itself, or those that occur."""
         for factor in self.encoding.factors:
             call = Expression(factor.expression)
@@ -158,7 +158,7 @@ class ArrayPopulation:
         levels = np.array(self.factors[name], dtype=object)
         return np.asarray(levels[batch[name].astype(int)])
 
-    def levels(self, name: str) -> tuple[Any, ...]:
+    def levels(self, name: str) -> tuple[Level, ...]:
         """Of a factor."""
         return self.factors.get(name, ())
 

@@ -188,7 +188,8 @@ def predictive_check(
     if "event" in everything and not np.all(everything["event"] == 1):
         raise DataError(
             "some of these times are censored, and outcomes are drawn to their end, so that the "
-            "two cannot be laid side by side; check the rows whose event was seen."
+            "two cannot be laid side by side; rows whose event was seen are shorter than average, "
+            "so leave none out, but compare post.predictive(...) with a Kaplan-Meier curve."
         )
     counter: _Means | _Values
     natural = _kind(model, source, rows, y)

@@ -38,7 +38,7 @@ def lights(
     settings: Mapping[str, object],
     warnings: Sequence[ModicumWarning],
 ) -> list[Light]:
-    """What can be said of a run of so many chains and draws, the most important first."""
+    """The diagnostics of a run of `shape` (chains, draws), the most important first."""
     all_lights = [*_of_summary(summary, *shape)]
     if "diverging" in stats and stats["diverging"].size:
         share = float(np.mean(stats["diverging"]))
@@ -77,23 +77,21 @@ def lights(
 
 
 def _of_summary(summary: pd.DataFrame, chains: int, draws: int) -> list[Light]:
-    """R-hat and effective sample sizes, of the worst scalar, by the limits of the warnings."""
-    all_lights: list[Light] = []
+    """R-hat and effective sample sizes of the worst scalar, by the limits that warnings have."""
     known = summary[np.isfinite(summary["r_hat"])]
     if not len(known):
         unknown = "too few draws to tell whether the chains have settled"
         return [Light("R-hat", "not known", "bad", unknown)]
-    if len(known):
-        agree = "whether chains agree" if chains > 1 else "whether both halves of the chain agree"
-        worst, limit = known["r_hat"].idxmax(), largest_r_hat(chains, draws, len(known))
-        all_lights.append(
-            Light(
-                "R-hat",
-                f"{known['r_hat'].max():.3f}",
-                _level(float(known["r_hat"].max()), limit, max(limit, BAD_R_HAT)),
-                f"{agree}: 1 means that they do (worst: {worst})",
-            )
+    agree = "whether chains agree" if chains > 1 else "whether both halves of the chain agree"
+    worst, limit = known["r_hat"].idxmax(), largest_r_hat(chains, draws, len(known))
+    all_lights = [
+        Light(
+            "R-hat",
+            f"{known['r_hat'].max():.3f}",
+            _level(float(known["r_hat"].max()), limit, max(limit, BAD_R_HAT)),
+            f"{agree}: 1 means that they do (worst: {worst})",
         )
+    ]
     for column, title, of in (
         ("ess_bulk", "effective draws", "means"),
         ("ess_tail", "effective draws in the tails", "intervals"),
@@ -103,13 +101,15 @@ def _of_summary(summary: pd.DataFrame, chains: int, draws: int) -> list[Light]:
             smallest = float(sizes.min())
             enough = smallest_ess(chains * draws)
             level = _level(-smallest, -enough, -enough / 4)
-            meaning = f"so many independent draws give {of} as precise (worst: {sizes.idxmin()})"
+            meaning = (
+                f"as many independent draws would give {of} as precise (worst: {sizes.idxmin()})"
+            )
             all_lights.append(Light(title, f"{smallest:,.0f}", level, meaning))
     return all_lights
 
 
 def predictive_light(check: PredictiveCheck | str) -> list[Light]:
-    """What drawn outcomes say of the model, where they could be laid beside those observed."""
+    """What simulated outcomes say about the model, where there are observed ones."""
     if isinstance(check, str):
         return []
     share = 1 - check.prob

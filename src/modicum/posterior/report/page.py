@@ -1,4 +1,4 @@
-"""The report's page: its sections, one after the other, and its style. Nothing is loaded."""
+"""The report as one HTML page, which loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from modicum.markup import Markup, table, tag
 from modicum.posterior.alignment import FitRows
 from modicum.posterior.checking.predictive_check import PredictiveCheck
 from modicum.posterior.report.lights import Light, lights, overall, predictive_light
-from modicum.posterior.report.pictures import Band, band_chart, bar_chart, forest
+from modicum.posterior.report.pictures import Band, band_chart, bar_chart, forest, shrinkage_chart
 from modicum.posterior.report.style import CSS
+from modicum.posterior.unpooled import Shrinkage
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Reported", "report_page"]
+__all__ = ["GroupEffects", "Reported", "report_page"]
 
 MOST_LINES = 60  # of a table or a picture
 WORDS = {"good": "fine", "doubtful": "look", "bad": "wrong"}
@@ -28,25 +29,43 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 @dataclass
+class GroupEffects:
+    """Effects of a group's levels.
+
+    Attributes
+    ----------
+    table
+        As `Posterior.effects` tabulates them.
+    shrinkage
+        How far each effect is pulled from what the levels' own rows say, where that is known.
+    """
+
+    table: pd.DataFrame
+    shrinkage: Mapping[str, Shrinkage] = field(default_factory=dict)
+
+
+@dataclass
 class Reported:
-    """What a report is about, computed.
+    """What a report shows, computed beforehand.
 
     Attributes
     ----------
     title, summary, stats, tuning, settings, warnings, ledger, fit_rows
         Of the posterior.
     model
-        The model's name and, where it is one of the families, theirs.
+        The model's name.
     chains, draws
         How many.
     code
-        How to do it again.
+        Code that repeats the fit.
     check
         Calibration, or why there is none.
     columns
-        What columns do, or why that is not said.
+        Average predictions by column, or why there are none.
     groups
-        Effects of groups.
+        Effects of groups, or why they are not known.
+    prob
+        Posterior probability of the intervals.
     """
 
     title: str
@@ -63,7 +82,8 @@ class Reported:
     code: str
     check: PredictiveCheck | str
     columns: Mapping[str, pd.DataFrame | str] = field(default_factory=dict)
-    groups: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    groups: Mapping[str, GroupEffects | str] = field(default_factory=dict)
+    prob: float = 0.9
 
 
 def report_page(report: Reported) -> str:
@@ -78,7 +98,10 @@ def report_page(report: Reported) -> str:
         _section("What was fitted", _fitted(report)),
         _section("Can it be trusted?", _trust(traffic_lights), _warnings(report)),
         _section("Coefficients", _coefficients(report)),
-        *[_section(f"Effects of {name}", _effects(frame)) for name, frame in report.groups.items()],
+        *[
+            _section(f"Effects of {name}", _effects(effects, name, report.prob))
+            for name, effects in report.groups.items()
+        ],
         _section("What each column does", _columns(report)) if report.columns else None,
         _section("Does it look like the data?", _check(report.check)),
         _section("What it cost", _cost(report)),
@@ -104,7 +127,7 @@ def _section(title: str, *parts: object) -> Markup:
 
 
 def _light(level: str) -> Markup:
-    """A light that is told apart by its word too."""
+    """A light that its word tells apart too, not its colour alone."""
     return tag("span", WORDS[level], class_=f"light {level}")
 
 
@@ -201,12 +224,16 @@ def _coefficients(report: Reported) -> list[Markup]:
     return [*parts, tag("details", tag("summary", "the same as a table"), body)]
 
 
-def _effects(frame: pd.DataFrame) -> list[Markup]:
-    """Effects in order; the largest and smallest of many."""
+def _effects(effects: GroupEffects | str, group: str, prob: float) -> list[Markup]:
+    """Effects in order, the largest and smallest of many; and how far they are pulled."""
     import pandas as pd
 
-    ordered = frame.sort_values("mean", ascending=False)
-    parts = []
+    if isinstance(effects, str):
+        return [tag("p", effects, class_="note")]
+    ordered = effects.table.sort_values("mean", ascending=False)
+    low, high = ordered.columns[2], ordered.columns[3]
+    unit = f"What each level adds to the predictor: mean and interval from {low} to {high}."
+    parts = [tag("p", unit, class_="note")]
     if len(ordered) > MOST_LINES:
         half = MOST_LINES // 2
         parts.append(
@@ -214,9 +241,19 @@ def _effects(frame: pd.DataFrame) -> list[Markup]:
                 class_="note")
         )  # fmt: skip
         ordered = pd.concat([ordered.head(half), ordered.tail(half)])
-    low, high = ordered.columns[2], ordered.columns[3]
     labels = [_label(level) for level in ordered.index]
     parts.append(forest(labels, Band.of(ordered, low, "mean", high)))
+    pictures = [
+        tag("figure", tag("figcaption", name), shrinkage_chart(drawn, group, prob))
+        for name, drawn in effects.shrinkage.items()
+    ]
+    if pictures:
+        words = (
+            "Filled: the effects above. Hollow: what the rows of each level say by themselves "
+            "(triangles: beyond the edge). The fewer rows a level has, the more it borrows from "
+            f"the others. Grey: where {prob:.0%} of levels that are not in the data would lie."
+        )
+        parts += [tag("p", words, class_="note"), tag("div", pictures, class_="figures")]
     return parts
 
 

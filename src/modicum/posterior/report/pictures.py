@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from modicum.markup import Markup, tag
+from modicum.posterior.unpooled import Shrinkage
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Band", "band_chart", "bar_chart", "forest"]
+__all__ = ["Band", "band_chart", "bar_chart", "forest", "shrinkage_chart"]
 
 WIDTH, HEIGHT = 340, 230  # of a chart on a phone, where it is not scaled down
 LEFT, RIGHT, TOP, BOTTOM = 46, 8, 10, 36
@@ -33,7 +34,7 @@ class Band(NamedTuple):
 
 
 def forest(labels: Sequence[object], band: Band) -> Markup:
-    """Intervals one below the other, with zero where it is in sight."""
+    """Intervals one below the other, and a line at zero."""
     low, middle, high = band
     finite = np.isfinite(low) & np.isfinite(high)
     if not finite.any():
@@ -74,20 +75,22 @@ class _Frame:
     def path(self, xs: Sequence[float], ys: Sequence[float]) -> str:
         return " ".join("{:.1f},{:.1f}".format(*self.at(x, y)) for x, y in zip(xs, ys, strict=True))
 
-    def drawn(self, marks: Sequence[Markup], across: str, up: str, numbers: bool) -> Markup:
+    def x_ticks(self) -> list[tuple[float, str]]:
+        return [(value, _short(value)) for value in _ticks(*self.x)]
+
+    def drawn(
+        self, marks: Sequence[Markup], across: str, up: str, x_ticks: Sequence[tuple[float, str]]
+    ) -> Markup:
         """The chart: what it shows, between axes with ticks and titles."""
         parts = []
         for value in _ticks(*self.y):
             _, y = self.at(self.x[0], value)
             parts.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"))
             parts.append(tag("text", _short(value), x=LEFT - 5, y=y + 4, text_anchor="end"))
-        if numbers:
-            for value in _ticks(*self.x):
-                x, _ = self.at(value, self.y[0])
-                anchor = "end" if x > WIDTH - RIGHT - 10 else "middle"
-                parts.append(
-                    tag("text", _short(value), x=x, y=HEIGHT - BOTTOM + 15, text_anchor=anchor)
-                )
+        for value, text in x_ticks:
+            x, _ = self.at(value, self.y[0])
+            anchor = "end" if x > WIDTH - RIGHT - 10 else "middle"
+            parts.append(tag("text", text, x=x, y=HEIGHT - BOTTOM + 15, text_anchor=anchor))
         middle = (LEFT + WIDTH - RIGHT) / 2
         parts.append(tag("text", across, x=middle, y=HEIGHT - 4, text_anchor="middle"))
         return tag(
@@ -107,7 +110,7 @@ def band_chart(
     up: str,
     observed: np.ndarray | None = None,
 ) -> Markup:
-    """A line with a band about it, and points that were observed."""
+    """A line with a band around it, and points for what was observed."""
     low, middle, high = band
     every = [*low, *high, *middle, *([] if observed is None else observed)]
     frame = _Frame(list(x), every)
@@ -120,7 +123,7 @@ def band_chart(
         places = [frame.at(a, b) for a, b in zip(x, observed, strict=True)]
         dots = places[:: max(1, len(places) // 40)]
         marks += [tag("circle", cx=f"{a:.1f}", cy=f"{b:.1f}", r=3, class_="seen") for a, b in dots]
-    return frame.drawn(marks, across, up, True)
+    return frame.drawn(marks, across, up, frame.x_ticks())
 
 
 def bar_chart(
@@ -130,7 +133,7 @@ def bar_chart(
     across: str,
     up: str,
 ) -> Markup:
-    """Bars of what was observed, with what was expected upon them."""
+    """Bars for what was observed, and on them intervals for what was expected."""
     at = np.arange(len(labels), dtype=float)
     frame = _Frame([-0.6, len(labels) - 0.4], [0.0, *observed, *band.high])
     marks = []
@@ -147,7 +150,42 @@ def bar_chart(
     for k in range(0, len(labels), max(1, len(labels) // 6)):
         x, floor = frame.at(float(k), 0.0)
         marks.append(tag("text", str(labels[k])[:10], x=x, y=floor + 15, text_anchor="middle"))
-    return frame.drawn(marks, across, up, False)
+    return frame.drawn(marks, across, up, [])
+
+
+def shrinkage_chart(drawn: Shrinkage, group: str, prob: float) -> Markup:
+    """Effects by the rows of their level, with lines from what these rows say by themselves."""
+    wide, edge = drawn.limits(prob)
+    sizes = drawn.table["rows"].to_numpy(float)
+    x = np.log10(np.maximum(sizes, 1.0))
+    raw, inside = drawn.unpooled, np.clip(drawn.unpooled, -edge, edge)
+    frame = _Frame(list(x), [-edge, edge])
+    (left, top), (right, bottom) = frame.at(frame.x[0], wide), frame.at(frame.x[1], -wide)
+    band = tag("rect", x=f"{left:.1f}", y=f"{top:.1f}", width=f"{right - left:.1f}",
+               height=f"{bottom - top:.1f}", class_="new")  # fmt: skip
+    pulls, hollow, filled = [], [], []
+    for at, mean, own, end in zip(x, drawn.table["mean"], raw, inside, strict=True):
+        (across, to), (_, start) = frame.at(at, mean), frame.at(at, end)
+        pulls.append(f"M{across:.1f},{start:.1f}V{to:.1f}")
+        filled.append(tag("circle", cx=f"{across:.1f}", cy=f"{to:.1f}", r=2.2, class_="mean"))
+        if abs(own) <= edge:
+            circle = tag("circle", cx=f"{across:.1f}", cy=f"{start:.1f}", r=2.2, class_="own")
+            hollow.append(circle)
+        else:
+            foot = start + (5 if own > 0 else -5)
+            corners = f"{across:.1f},{start:.1f} {across - 3:.1f},{foot:.1f} "
+            corners += f"{across + 3:.1f},{foot:.1f}"
+            hollow.append(tag("polygon", points=corners, class_="own"))
+    marks = [band, tag("path", d="".join(pulls), class_="pull"), *hollow, *filled]
+    return frame.drawn(marks, f"rows per {group}", "effect", _powers(*frame.x))
+
+
+def _powers(low: float, high: float) -> list[tuple[float, str]]:
+    """Round numbers along an axis of logarithms, whose ends are `low` and `high`."""
+    steps = (1,) if high - low > 2 else (1, 3) if high - low > 1 else (1, 2, 3, 5, 7)
+    decades = range(int(np.floor(low)), int(np.ceil(high)) + 1)
+    values = [step * 10.0**power for power in decades for step in steps]
+    return [(float(np.log10(v)), _short(v)) for v in values if low <= np.log10(v) <= high]
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:

@@ -54,6 +54,8 @@ svg text { font-size: 11px; fill: var(--soft); }
 .seen-bar { fill: var(--soft); opacity: .45; }
 .expected { stroke: var(--blue); stroke-width: 3; opacity: .7; }
 .expected-dot { fill: var(--blue); }
+.new { fill: var(--soft); opacity: .15; } .pull { stroke: var(--blue); opacity: .45; }
+.mean { fill: var(--blue); } .own { fill: var(--card); stroke: var(--blue); }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .2rem .7rem .2rem 0; text-align: right; border-bottom: 1px solid var(--edge); }

@@ -1,4 +1,4 @@
-"""What a fit is called, the code that makes it again, and what a notebook shows of it."""
+"""The name of a fit, the code that repeats it, and what a notebook shows of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN = 12  # scalars that a notebook shows
 
 
 def model_name(model: BaseModel | None) -> str:
-    """What the model is called."""
+    """The name of a model."""
     if model is None:
         return "a model that is not known"
     if isinstance(model, IntegratedEffects):
@@ -31,7 +31,7 @@ def code_for(
     chains: int,
     draws: int,
 ) -> str:
-    """Python that makes the fit again, of the same data; priors and settings are listed apart.
+    """Python code that repeats the fit on the same data; priors and settings are listed apart.
 
     `fields` are those that the formula's encoding makes beside the outcome.
     """
@@ -73,7 +73,7 @@ def posterior_box(source: Draws, title: str, warnings: Sequence[ModicumWarning])
 
 
 def _first_names(source: Draws) -> list[str]:
-    """Parameters whose scalars are enough to be shown; small ones before effects of groups."""
+    """Parameters with enough scalars to show; effects of groups come last."""
     ordered = sorted(source.draws, key=lambda name: "|" in name)
     names: list[str] = []
     count = 0

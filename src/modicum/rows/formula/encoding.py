@@ -20,8 +20,9 @@ from modicum.rows.description import Array, Description, DType, Field, Level
 from modicum.rows.entries import mapping, sequence, text, whole
 from modicum.rows.formula.columns import BatchColumns, complete_rows, counted, kind_of
 from modicum.rows.formula.evaluation import Evaluated, NewLevels, as_type, check_weights
-from modicum.rows.formula.expressions import CONTRASTS, Contrast, Expression, State
+from modicum.rows.formula.expressions import CONTRASTS, Contrast, Expression
 from modicum.rows.formula.grouping import Grouping
+from modicum.rows.formula.interpreter import State
 from modicum.rows.formula.parsing import GroupTerm
 from modicum.rows.formula.structure import Factor, Layout, Part, lay_out
 from modicum.rows.sources import Source

@@ -12,12 +12,8 @@ from modicum.rows.checks import WeightCheck, require_finite
 from modicum.rows.coding import code_type
 from modicum.rows.description import Array, DType, Level, level_places
 from modicum.rows.formula.columns import BatchColumns
-from modicum.rows.formula.expressions import (
-    ColumnArray,
-    Expression,
-    LevelArray,
-    State,
-)
+from modicum.rows.formula.expressions import Expression
+from modicum.rows.formula.interpreter import ColumnArray, LevelArray, State, evaluate
 from modicum.rows.formula.structure import Codes, Factor, Numbers
 
 __all__ = ["Evaluated", "NewLevels", "as_type", "check_weights", "level_array"]
@@ -92,7 +88,7 @@ class Evaluated:
         expression = Expression(factor.expression)
         if expression.bare is not None:
             return self._columns.exact(expression.bare, self._dtype)[:, None]
-        value = expression.evaluate(self._columns, self._states)
+        value = evaluate(expression, self._columns, self._states)
         if isinstance(value, ColumnArray):
             columns = value.values
         elif isinstance(value, LevelArray):
@@ -109,7 +105,7 @@ class Evaluated:
         """Return one number per row."""
         if expression.bare is not None:
             return self._columns.exact(expression.bare, self._dtype)
-        value = expression.evaluate(self._columns, self._states)
+        value = evaluate(expression, self._columns, self._states)
         if isinstance(value, LevelArray | ColumnArray):
             raise DataError(f"{expression.label} is not one number per row: give a column that is.")
         return np.broadcast_to(np.asarray(value, dtype=float), len(self._columns))
@@ -190,7 +186,7 @@ def level_array(
     """Return an expression's values as levels: a column as it is, or distinct values."""
     if expression.bare is not None:
         return columns.levels(expression.bare)
-    value = expression.evaluate(columns, states)
+    value = evaluate(expression, columns, states)
     if isinstance(value, LevelArray):
         return value
     if isinstance(value, ColumnArray):

@@ -1,9 +1,9 @@
-"""Expressions of a formula: a small language with its own interpreter.
+"""Expressions of a formula: a small language, whose interpreter is in `interpreter.py`.
 
 An expression may come from an untrusted file, so it is never passed to Python's `eval`: its syntax
-tree is checked against a short list of operations before it is evaluated. The list has functions
-that work row by row, and a few stateful transforms (splines, centring). Rows arrive in chunks, so a
-plain mean or maximum would be that of a chunk.
+tree is checked here against a short list of operations. The list has functions that work row by
+row, and a few stateful transforms (splines, centring). Rows arrive in chunks, so a plain mean or
+maximum would be that of a chunk.
 """
 
 from __future__ import annotations
@@ -11,18 +11,30 @@ from __future__ import annotations
 import ast
 import keyword
 import re
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError, suggestion
-from modicum.rows.description import Array, Level, level_places
+from modicum.errors import SettingError, suggestion
+from modicum.rows.description import Array, Level
+
+__all__ = [
+    "BINARY",
+    "COMPARISONS",
+    "CONTRASTS",
+    "ROW_BY_ROW",
+    "STATEFUL",
+    "CategoricalCall",
+    "Contrast",
+    "Expression",
+    "constant_of",
+    "function_of",
+]
 
 LONGEST = 10_000  # characters per expression
-LARGEST = 1_000  # of a number of knots, degrees of freedom or powers
 BACKTICKS = re.compile(r"`([^`]+)`")
 PLACEHOLDER = re.compile(r"_column_([0-9]+)_")
 
@@ -65,39 +77,6 @@ COMPARISONS: dict[type[ast.cmpop], Callable[..., Any]] = {
     ast.Eq: np.equal,
     ast.NotEq: np.not_equal,
 }
-State: TypeAlias = dict[str | int, object]
-"""State of a transform: numbers, and lists and mappings of them."""
-
-
-class LevelArray(NamedTuple):
-    """A column of text, categories or truth values: its distinct values, and a code per row."""
-
-    values: tuple[Level, ...]
-    codes: Array
-
-
-class ColumnArray(NamedTuple):
-    """The result of a transform such as a spline: several columns (rows, k).
-
-    `spans`: the columns span the intercept, so that the first may be left out.
-    """
-
-    values: Array
-    names: tuple[str, ...]
-    spans: bool
-
-
-Value: TypeAlias = Array | LevelArray | ColumnArray
-
-
-class Columns(Protocol):
-    """The columns that expressions read."""
-
-    def column(self, name: str) -> Array | LevelArray:
-        """Return a column: floats, truth values or levels."""
-
-    def row(self, index: int) -> int:
-        """Return the number that a row of this chunk has in the source."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +163,7 @@ call functions by name only, as in log(x): compute such a column first.
     @property
     def bare(self) -> str | None:
         """The column's name where the expression is a column alone."""
-        return self._name(self.tree) if isinstance(self.tree, ast.Name) else None
+        return self.column_name(self.tree) if isinstance(self.tree, ast.Name) else None
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -192,16 +171,16 @@ call functions by name only, as in log(x): compute such a column first.
         names = []
         for node in self._walk(self.tree):
             if isinstance(node, ast.Name):
-                names.append(self._name(node))
-            elif isinstance(node, ast.Call) and _function(node) == "Q":
-                names.append(str(_constant(node.args[0])))
+                names.append(self.column_name(node))
+            elif isinstance(node, ast.Call) and function_of(node) == "Q":
+                names.append(str(constant_of(node.args[0])))
         return tuple(dict.fromkeys(names))
 
     @property
     def stateful(self) -> bool:
         """Whether it contains a transform that must learn from all rows."""
         calls = (n for n in self._walk(self.tree) if isinstance(n, ast.Call))
-        return any(_function(call) in STATEFUL for call in calls)
+        return any(function_of(call) in STATEFUL for call in calls)
 
     @property
     def local(self) -> int:
@@ -210,20 +189,20 @@ call functions by name only, as in log(x): compute such a column first.
         A B-spline of degree k differs from 0 between k + 2 knots, and so do k + 1 of them anywhere.
         """
         call = self.tree
-        if not isinstance(call, ast.Call) or _function(call) != "bs":
+        if not isinstance(call, ast.Call) or function_of(call) != "bs":
             return 0
         words = {word.arg: word.value for word in call.keywords}
         degree = call.args[3] if len(call.args) > 3 else words.get("degree")
-        value = 3 if degree is None else _constant(degree)
+        value = 3 if degree is None else constant_of(degree)
         return value + 1 if isinstance(value, int) and value >= 0 else 0
 
     @cached_property
     def categorical(self) -> CategoricalCall | None:
         """The arguments of C(...), if the expression is such a call."""
         call = self.tree
-        if not isinstance(call, ast.Call) or _function(call) != "C":
+        if not isinstance(call, ast.Call) or function_of(call) != "C":
             return None
-        inner = Expression(self._source(call.args[0]))
+        inner = Expression(self.source(call.args[0]))
         if inner.stateful:
             raise SettingError(f"{self.text} makes levels of a spline or a scaled column: it "
                                "must be given a column of levels.")  # fmt: skip
@@ -231,43 +210,22 @@ call functions by name only, as in log(x): compute such a column first.
         how = call.args[1] if len(call.args) > 1 else keywords.get("contrasts")
         contrast, reference = self._contrast(how)
         levels = tuple(_constants(keywords["levels"])) if "levels" in keywords else ()
-        spans = _constant(keywords["spans_intercept"]) if "spans_intercept" in keywords else True
+        spans = constant_of(keywords["spans_intercept"]) if "spans_intercept" in keywords else True
         return CategoricalCall(inner, contrast, reference, levels, bool(spans))
-
-    def evaluate(
-        self, columns: Columns, states: MutableMapping[str, State], learning: bool = False
-    ) -> Value:
-        """Return the expression's value for some rows.
-
-        Parameters
-        ----------
-        columns
-            Those rows.
-        states
-            States of transforms, by the text of their call.
-        learning
-            Whether the rows are all rows, from which transforms learn.
-        """
-        with np.errstate(all="ignore"):  # values that are not finite are refused later, by name
-            value = _Interpreter(self, columns, states, learning).value(self.tree)
-        if isinstance(value, str | None):
-            raise SettingError(f"the formula holds {self.text!r}, which is not computed from rows.")
-        if isinstance(value, LevelArray | ColumnArray):
-            return value
-        return np.asarray(value)
 
     @property
     def tidy(self) -> str:
         """The text, with Python's own spacing."""
-        return self._source(self.tree)
+        return self.source(self.tree)
 
-    def _name(self, node: ast.Name) -> str:
+    def column_name(self, node: ast.Name) -> str:
+        """The column that a name stands for: one in backticks has a placeholder."""
         match = PLACEHOLDER.fullmatch(node.id)
         if match and int(match[1]) < len(self._quoted):
             return self._quoted[int(match[1])]
         return node.id
 
-    def _source(self, node: ast.AST) -> str:
+    def source(self, node: ast.AST) -> str:
         """Text of a part of the expression, with its backticks."""
         return PLACEHOLDER.sub(lambda m: f"`{self._quoted[int(m[1])]}`", ast.unparse(node))
 
@@ -277,7 +235,11 @@ call functions by name only, as in log(x): compute such a column first.
         for child in ast.iter_child_nodes(node):
             if isinstance(node, ast.Call) and child is node.func:
                 continue
-            if isinstance(node, ast.Call) and _function(node) == "C" and child is not node.args[0]:
+            if (
+                isinstance(node, ast.Call)
+                and function_of(node) == "C"
+                and child is not node.args[0]
+            ):
                 continue  # contrasts and levels, which `categorical` reads
             yield from self._walk(child)
 
@@ -304,20 +266,20 @@ call functions by name only, as in log(x): compute such a column first.
             isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
         ):
             raise SettingError(
-                f"the formula holds {self._source(node)!r}: write & for and, | for or, ~ for not, "
+                f"the formula holds {self.source(node)!r}: write & for and, | for or, ~ for not, "
                 "with brackets around comparisons."
             )
         raise SettingError(
-            f"the formula holds {self._source(node)[:80]!r}, which is more than a formula may "
+            f"the formula holds {self.source(node)[:80]!r}, which is more than a formula may "
             "compute: compute such a column first."
         )
 
     def _check_call(self, call: ast.Call) -> None:
-        name = _function(call)
+        name = function_of(call)
         known = (*ROW_BY_ROW, *STATEFUL, "C", "I", "Q")
         if name is None:
             raise SettingError(
-                f"the formula holds {self._source(call)[:80]!r}, and formulas call functions by "
+                f"the formula holds {self.source(call)[:80]!r}, and formulas call functions by "
                 "name only, as in log(x): compute such a column first."
             )
         if name not in known:
@@ -354,9 +316,9 @@ call functions by name only, as in log(x): compute such a column first.
             )
         options: dict[str, Level] = {}
         if isinstance(node, ast.Call):
-            options = {str(word.arg): _constant(word.value) for word in node.keywords}
+            options = {str(word.arg): constant_of(word.value) for word in node.keywords}
             if node.args:
-                options["base"] = _constant(node.args[0])
+                options["base"] = constant_of(node.args[0])
         if name == "treatment":
             reference = options.pop("base", options.pop("reference", None))
             if options:
@@ -369,180 +331,7 @@ call functions by name only, as in log(x): compute such a column first.
         return Contrast(name, tuple(options.items())), None
 
 
-class _Interpreter:
-    """Evaluates a checked tree for some rows."""
-
-    def __init__(
-        self,
-        expression: Expression,
-        columns: Columns,
-        states: MutableMapping[str, State],
-        learning: bool,
-    ) -> None:
-        self.expression, self.columns = expression, columns
-        self.states, self.learning = states, learning
-
-    def value(self, node: ast.AST) -> Any:  # numbers, text, arrays: what an expression can be
-        if isinstance(node, ast.Constant):
-            return node.value
-        if isinstance(node, ast.List | ast.Tuple):
-            return [self.value(entry) for entry in node.elts]
-        if isinstance(node, ast.Name):
-            return self.columns.column(self.expression._name(node))
-        if isinstance(node, ast.BinOp):
-            both = self._number(node.left), self._number(node.right)
-            return BINARY[type(node.op)](*both)
-        if isinstance(node, ast.UnaryOp):
-            inner = self._number(node.operand)
-            if isinstance(node.op, ast.Invert):
-                return np.logical_not(inner)
-            return np.negative(inner) if isinstance(node.op, ast.USub) else inner
-        if isinstance(node, ast.Compare):
-            return self._compare(node)
-        assert isinstance(node, ast.Call), "the check lets nothing else through"
-        return self._call(node)
-
-    def _number(self, node: ast.AST) -> Array | float:
-        """Return a number, or an array of floats or truth values."""
-        value = self.value(node)
-        if isinstance(value, LevelArray):
-            truth = set(value.values) <= {True, False} and all(
-                isinstance(v, bool) for v in value.values
-            )
-            if truth:
-                return np.array(value.values, dtype=bool)[value.codes]
-        if isinstance(value, LevelArray | ColumnArray | str | list | None):
-            kind = {LevelArray: "levels", ColumnArray: "several columns"}.get(
-                type(value), "no number"
-            )
-            raise SettingError(
-                f"the formula computes with {self.expression._source(node)!r}, which is {kind}: "
-                "use a column of numbers."
-            )
-        # As floats: powers of Python's integers could grow without bound.
-        return value if isinstance(value, np.ndarray) else float(value)
-
-    def _compare(self, node: ast.Compare) -> Array:
-        result = np.asarray(True)
-        parts = [node.left, *node.comparators]
-        for op, left, right in zip(node.ops, parts[:-1], parts[1:], strict=True):
-            result = np.logical_and(result, self._compare_two(op, left, right))
-        return np.asarray(result)
-
-    def _compare_two(self, op: ast.cmpop, left: ast.AST, right: ast.AST) -> Array:
-        a, b = self.value(left), self.value(right)
-        if isinstance(b, LevelArray) and not isinstance(a, LevelArray):
-            a, b = b, a
-        same = isinstance(op, ast.Eq | ast.NotEq | ast.In | ast.NotIn)
-        if same and isinstance(a, LevelArray) and isinstance(b, str | int | float | list):
-            sought = b if isinstance(b, list) else [b]
-            hit = np.array([p >= 0 for p in level_places(sought, a.values)] or [False])[a.codes]
-            return hit if isinstance(op, ast.Eq | ast.In) else ~hit
-        if isinstance(op, ast.In | ast.NotIn):
-            if not isinstance(b, list) or not all(isinstance(v, int | float) for v in b):
-                raise SettingError(f"{self.expression.text}: write x in [1, 2, 3].")
-            hit = np.isin(self._number(left), b)
-            return hit if isinstance(op, ast.In) else ~hit
-        return COMPARISONS[type(op)](self._number(left), self._number(right))
-
-    def _call(self, call: ast.Call) -> Value:
-        name = _function(call)
-        if name == "I":
-            return self.value(call.args[0])
-        if name == "Q":
-            return self.columns.column(str(_constant(call.args[0])))
-        if name in STATEFUL:
-            return self._transform(name, call)
-        assert name is not None
-        arguments = [self._number(argument) for argument in call.args]
-        words = {str(word.arg): self._number(word.value) for word in call.keywords}
-        try:
-            return ROW_BY_ROW[name](*arguments, **words)
-        except (TypeError, ValueError):
-            text = self.expression._source(call)
-            raise SettingError(f"{text} cannot be computed: check its arguments.") from None
-
-    def _transform(self, name: str, call: ast.Call) -> Array | ColumnArray:
-        """Apply a transform, which learns its state from all rows on the first reading."""
-        from formulaic.transforms import TRANSFORMS
-
-        text = self.expression._source(call)
-        data = np.asarray(self._number(call.args[0]), dtype=float)
-        # Any: what a user wrote, which the transform checks
-        options: list[Any] = [self.value(argument) for argument in call.args[1:]]
-        words: dict[str, Any] = {str(word.arg): self.value(word.value) for word in call.keywords}
-        if any(w.startswith("_") for w in words) or not _plain([*options, *words.values()]):
-            raise SettingError(f"{text} cannot be computed: check its arguments.")
-        sizes = [*options, words.get("df"), words.get("degree")]
-        if any(isinstance(size, int | float) and size > LARGEST for size in sizes):
-            raise SettingError(f"{text} would make more than {LARGEST:,} columns: make fewer.")
-        if text not in self.states and not self.learning:
-            raise DataError(f"the encoding knows nothing of {text}: it is damaged, fit again.")
-        state = self.states.setdefault(text, {})
-        before = dict(state)
-        self._require_range(name, text, data, words, before)
-        try:
-            if self.learning and name == "bs" and not state:
-                state.update(_spline_memory(data, *options, **words))
-                data = data[:1]  # the columns of all rows would be many times their size
-            result = TRANSFORMS[name](data, *options, **words, _state=state)
-        except (TypeError, ValueError, ArithmeticError, KeyError, IndexError, AttributeError) as e:
-            reason = (str(e).splitlines() or [type(e).__name__])[0].rstrip(".")
-            raise SettingError(f"{text} cannot be computed ({reason}).") from None
-        if not self.learning and _keys(state) != _keys(before):
-            raise DataError(f"the encoding knows too little of {text}: it is damaged, fit again.")
-        return _as_columns(result, len(data))
-
-    def _require_range(
-        self, name: str, text: str, data: Array, words: dict[str, object], state: State
-    ) -> None:
-        """Refuse values outside the range of a B-spline that does not say what to do there."""
-        low = state.get("lower_bound", words.get("lower_bound"))
-        high = state.get("upper_bound", words.get("upper_bound"))
-        if name != "bs" or words.get("extrapolation", "raise") != "raise" or len(data) == 0:
-            return
-        outside = np.zeros(len(data), dtype=bool)
-        if isinstance(low, int | float):
-            outside |= data < low
-        if isinstance(high, int | float):
-            outside |= data > high
-        if outside.any():
-            at = int(np.argmax(outside))
-            lower, upper = ("..." if v is None else f"{v:g}" for v in (low, high))
-            raise DataError(
-                f"{text} is a spline from {lower} to {upper}, and row {self.columns.row(at)} has "
-                f'{data[at]:g}: leave such rows out, or fit with extrapolation="clip" or '
-                '"extend" in bs(...).'
-            )
-
-
-def _spline_memory(
-    x: Array,
-    df: int | None = None,
-    knots: list[float] | None = None,
-    degree: int = 3,
-    include_intercept: bool = False,
-    lower_bound: float | None = None,
-    upper_bound: float | None = None,
-    extrapolation: str = "raise",
-) -> State:
-    """The state that formulaic's `bs` learns from a column: bounds, and quantiles as knots."""
-    if df is not None and knots is not None:
-        raise ValueError("You cannot specify both `df` and `knots`.")
-    low = float(x.min()) if lower_bound is None else float(lower_bound)
-    high = float(x.max()) if upper_bound is None else float(upper_bound)
-    inner = list(knots or [])
-    if df:
-        count = df - degree - include_intercept
-        if count < 0:
-            raise ValueError(f"df must be at least {degree + include_intercept}")
-        within = x if extrapolation in ("raise", "extend") else x[(x >= low) & (x <= high)]
-        inner = np.quantile(within, np.linspace(0, 1, count + 2))[1:-1].tolist()
-    padded = np.pad([low, *inner, high], degree, mode="edge").tolist()
-    return {"lower_bound": low, "upper_bound": high, "knots": padded}
-
-
-def _function(call: ast.Call) -> str | None:
+def function_of(call: ast.Call) -> str | None:
     """Name of the function that is called: log, or log of np.log."""
     if isinstance(call.func, ast.Name):
         return call.func.id
@@ -554,7 +343,7 @@ def _function(call: ast.Call) -> str | None:
     return None
 
 
-def _constant(node: ast.AST) -> Level:
+def constant_of(node: ast.AST) -> Level:
     """Return a text or number of the formula."""
     negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
     value = node.operand if negative else node  # type: ignore[attr-defined]
@@ -566,40 +355,7 @@ def _constant(node: ast.AST) -> Level:
 def _constants(node: ast.AST) -> list[Level]:
     if not isinstance(node, ast.List | ast.Tuple):
         raise SettingError(f"levels must be a list such as ['a', 'b'], not {ast.unparse(node)!r}.")
-    return [_constant(entry) for entry in node.elts]
-
-
-def _plain(options: list[object]) -> bool:
-    """Whether the options of a transform are texts and numbers, and short lists of them."""
-    return all(
-        (len(value) <= LARGEST and _plain(value))
-        if isinstance(value, list)
-        else isinstance(value, str | int | float | None)
-        for value in options
-    )
-
-
-def _as_columns(result: object, n: int) -> Array | ColumnArray:
-    """Convert the result of a transform of formulaic to arrays."""
-    metadata = getattr(result, "__formulaic_metadata__", None)
-    spans = bool(metadata is not None and metadata.spans_intercept)
-    if isinstance(result, dict):
-        if not result:
-            return ColumnArray(np.zeros((n, 0)), (), spans)
-        values = np.column_stack(
-            [np.broadcast_to(np.asarray(v, float), n) for v in result.values()]
-        )
-        return ColumnArray(values, tuple(map(str, result)), spans)
-    array = np.asarray(result, dtype=float)
-    if array.ndim == 1:
-        return array
-    column_names = None if metadata is None else metadata.column_names
-    names = column_names or tuple(range(1, array.shape[1] + 1))
-    return ColumnArray(array, tuple(map(str, names)), spans)
-
-
-def _keys(state: State) -> str:
-    return ",".join(sorted(map(str, state)))
+    return [constant_of(entry) for entry in node.elts]
 
 
 def _some(names: tuple[str, ...]) -> str:

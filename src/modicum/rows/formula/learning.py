@@ -13,8 +13,9 @@ from modicum.rows.description import Array, Level, level_key
 from modicum.rows.formula.columns import BatchColumns, HeldColumns, complete_rows, kind_of
 from modicum.rows.formula.encoding import FormulaEncoding, Outcome, Term
 from modicum.rows.formula.evaluation import level_array
-from modicum.rows.formula.expressions import ColumnArray, Expression, LevelArray, State
+from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import GroupingLevels
+from modicum.rows.formula.interpreter import ColumnArray, LevelArray, State, evaluate
 from modicum.rows.formula.parsing import Formula
 from modicum.rows.formula.structure import Factor, reduced_parts
 from modicum.rows.levels import MOST_LEVELS, ordered, refuse_stray_text
@@ -163,7 +164,7 @@ class _Reading:
         if expression.bare is not None:
             return self._kinds[expression.bare] != "number"
         for columns in self._batches(expression.names):
-            value = expression.evaluate(columns, {})
+            value = evaluate(expression, columns, {})
             return isinstance(value, LevelArray) or (
                 isinstance(value, np.ndarray) and value.dtype == bool
             )
@@ -200,7 +201,7 @@ class _Reading:
             raise DataError("there are no (complete) rows in the data: at least one is needed.")
         whole = HeldColumns({name: np.concatenate(held.pop(name)) for name in list(held)})
         for expression in self._learners:
-            evaluated = expression.evaluate(whole, self.states, learning=True)
+            evaluated = evaluate(expression, whole, self.states, learning=True)
             if isinstance(evaluated, LevelArray):
                 raise SettingError(f"{expression.text} compares what it learned: use numbers.")
             if not isinstance(evaluated, ColumnArray):

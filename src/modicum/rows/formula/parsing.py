@@ -121,7 +121,7 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
             f"the formula {text!r} ends with {sides[1].rstrip()[-1]}: write the term that is "
             "missing there, or leave the sign out."
         )
-    outcome, fields = _left(sides[0])
+    outcome, fields = _outcome_side(sides[0])
     offsets: list[Expression] = []
     groups: list[GroupTerm] = []
     common: list[str] = []
@@ -158,7 +158,7 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
     return Formula(text, outcome, terms, intercept, tuple(offsets), tuple(groups), fields)
 
 
-def _left(text: str) -> tuple[Expression | None, tuple[tuple[str, Expression], ...]]:
+def _outcome_side(text: str) -> tuple[Expression | None, tuple[tuple[str, Expression], ...]]:
     """Outcome and further fields: ``y``, ``late > 15``, ``wins | trials(games)``."""
     if not text.strip():
         return None, ()

@@ -111,7 +111,7 @@ PATIENCE = 120.0  # seconds that compiling and warm-up may take, besides four ti
 
 @dataclass
 class Scan:
-    """What came of it: draws (1, draw, d), gradients of each phase, and what the phases took.
+    """The result of a loop: draws (1, draw, d), gradients of each phase, and what the phases took.
 
     Attributes
     ----------

@@ -1,8 +1,8 @@
-"""Certain rows and the choice of m: what they save, and how steady the choice is.
+"""Certainty rows and the choice of m: what they save, and how steady the choice is.
 
-Every table is sampled without certain rows and with as many as are chosen, in one process and in
+Every table is sampled without certainty rows and with as many as are chosen, in one process and in
 turns; a made-up census table stands for those with many rare levels. Rows are chosen again for
-other seeds, and hardly a draw made.
+other seeds, with hardly a draw.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ OBJECTS = 200_000_000  # bytes of Ray's shared memory
 
 
 class FamilyPeak:
-    """The most resident memory of this process and of each that descends from it, in a block.
+    """The most resident memory of this process and of each of its descendants, during a block.
 
     Pages of files that are mapped count: it is what `top` shows. Linux only.
 

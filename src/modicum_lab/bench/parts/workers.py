@@ -1,4 +1,4 @@
-"""What a row costs: read from Parquet, and in a pass by threads and by the workers of a Ray.
+"""What a row costs: read from Parquet, and in a pass by threads and by workers of a Ray cluster.
 
 Five factors and ten numbers per row. From the costs per row and worker follows what 10^9 rows take.
 """

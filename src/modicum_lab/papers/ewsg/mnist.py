@@ -183,10 +183,10 @@ def _learn(
         thin=thin,
         random_seed=seed,
     )
-    seen = {"train": fit.slice(0, size.scored), "test": test.slice(0, size.scored)}
-    curve = post.learning_curve(lambda now: scores(chances(model, now, seen), seen))
+    scored = {"train": fit.slice(0, size.scored), "test": test.slice(0, size.scored)}
+    curve = post.learning_curve(lambda now: scores(chances(model, now, scored), scored))
     last = {name: x[:, -1] for name, x in post.draws.items()}
-    return Learned(curve, _errors(chances(model, last, seen), seen))
+    return Learned(curve, _errors(chances(model, last, scored), scored))
 
 
 Chances = dict[str, np.ndarray]
@@ -195,9 +195,9 @@ Chances = dict[str, np.ndarray]
 PIECE = 200  # images of one realisation that are evaluated together: a convolution is wide
 
 
-def chances(model: BaseModel, now: dict[str, np.ndarray], seen: Mapping[str, Batch]) -> Chances:
+def chances(model: BaseModel, now: dict[str, np.ndarray], scored: Mapping[str, Batch]) -> Chances:
     """What each realisation, name to (chain, *shape), says of the rows that are scored."""
-    return {part: np.asarray(_chances(model, now, rows["x"])) for part, rows in seen.items()}
+    return {part: np.asarray(_chances(model, now, rows["x"])) for part, rows in scored.items()}
 
 
 @partial(jax.jit, static_argnums=0)
@@ -207,18 +207,21 @@ def _chances(model: BaseModel, now: dict[str, Any], images: Any) -> jax.Array:
 
     def of_one(named: dict[str, Any]) -> jax.Array:
         theta = model.restore(named)
-        said = jax.lax.map(lambda piece: model.expected(theta, {"x": piece}), pieces)
-        return said.reshape(len(images), -1)
+        predicted = jax.lax.map(lambda piece: model.expected(theta, {"x": piece}), pieces)
+        return predicted.reshape(len(images), -1)
 
     answers: jax.Array = jax.lax.map(of_one, now)
     return answers
 
 
-def scores(said: Chances, seen: Mapping[str, Batch]) -> dict[str, float]:
+def scores(predicted: Chances, scored: Mapping[str, Batch]) -> dict[str, float]:
     """Of the prediction averaged over realisations; "single": of one by itself, on average."""
-    right = {part: _accuracy(said[part].mean(axis=0), seen[part]) for part in said}
-    density = np.log(_of_outcome(said["test"].mean(axis=0), seen["test"]))
-    return right | {"log_density": float(density.mean()), "single": _singles(said, seen).mean()}
+    right = {part: _accuracy(predicted[part].mean(axis=0), scored[part]) for part in predicted}
+    density = np.log(_of_outcome(predicted["test"].mean(axis=0), scored["test"]))
+    return right | {
+        "log_density": float(density.mean()),
+        "single": _singles(predicted, scored).mean(),
+    }
 
 
 def _of_outcome(chance: np.ndarray, rows: Batch) -> np.ndarray:
@@ -230,21 +233,21 @@ def _accuracy(chance: np.ndarray, rows: Batch) -> float:
     return float(np.mean(chance.argmax(axis=1) == rows["y"]))
 
 
-def _singles(said: Chances, seen: Mapping[str, Batch]) -> np.ndarray:
-    return np.array([_accuracy(one, seen["test"]) for one in said["test"]])
+def _singles(predicted: Chances, scored: Mapping[str, Batch]) -> np.ndarray:
+    return np.array([_accuracy(one, scored["test"]) for one in predicted["test"]])
 
 
-def _errors(said: Chances, seen: Mapping[str, Batch]) -> dict[str, float]:
+def _errors(predicted: Chances, scored: Mapping[str, Batch]) -> dict[str, float]:
     """Standard errors of scores: of averages by leaving out one realisation at a time."""
-    count = len(said["test"])
+    count = len(predicted["test"])
     if count < 3:
         return {}
     without = [
-        scores({part: np.delete(each, k, axis=0) for part, each in said.items()}, seen)
+        scores({part: np.delete(each, k, axis=0) for part, each in predicted.items()}, scored)
         for k in range(count)
     ]
     error = {name: jackknife([each[name] for each in without]) for name in without[0]}
-    return error | {"single": float(np.std(_singles(said, seen), ddof=1) / np.sqrt(count))}
+    return error | {"single": float(np.std(_singles(predicted, scored), ddof=1) / np.sqrt(count))}
 
 
 def jackknife(without: Sequence[float]) -> float:

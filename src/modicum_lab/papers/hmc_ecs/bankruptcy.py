@@ -81,14 +81,14 @@ COVARIATE = "profit_to_assets"  # the nearest to the paper's earnings ratio
 
 
 @lru_cache(maxsize=16)
-def _fit(one: Contender, size: Size, seed: int) -> Fit:
+def _fit(contender: Contender, size: Size, seed: int) -> Fit:
     """A contender's run, shared by both experiments."""
-    return one.run(bankruptcy_rows(size.rows, seed), size.chains, seed)
+    return contender.run(bankruptcy_rows(size.rows, seed), size.chains, seed)
 
 
 def _fits(size: Size, seed: int, schedule: bool) -> dict[str, Fit]:
     problem = size.part_of(BANKRUPTCY)
-    return run_problem(problem, size, lambda one: _fit(one, size, seed), schedule)
+    return run_problem(problem, size, lambda contender: _fit(contender, size, seed), schedule)
 
 
 @experiment("hmc-ecs", "tables-3-4", "Bankruptcy: relative computational time, and efficiencies")

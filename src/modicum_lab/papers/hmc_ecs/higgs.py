@@ -95,15 +95,15 @@ SIZES: dict[Scale, Size] = {  # full HMC is run too: a fortieth of the rows is w
 
 
 @lru_cache(maxsize=16)
-def higgs_fit(one: Contender, size: Size, seed: int) -> Fit:
+def higgs_fit(contender: Contender, size: Size, seed: int) -> Fit:
     """A contender's run, shared by the experiments on HIGGS."""
-    return one.run(higgs_rows(size.rows, seed), size.chains, seed)
+    return contender.run(higgs_rows(size.rows, seed), size.chains, seed)
 
 
 def higgs_fits(size: Size, seed: int, schedule: bool) -> dict[str, Fit]:
     """All contenders on a few rows at a time."""
     problem = size.part_of(HIGGS)
-    return run_problem(problem, size, lambda one: higgs_fit(one, size, seed), schedule)
+    return run_problem(problem, size, lambda contender: higgs_fit(contender, size, seed), schedule)
 
 
 @experiment("hmc-ecs", "tables-1-2", "HIGGS: relative computational time, and efficiencies")

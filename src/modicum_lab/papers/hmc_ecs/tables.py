@@ -276,7 +276,7 @@ def _sampling(fits: Mapping[str, Fit]) -> float:
 
 
 def monte_carlo_error(truth: Fit) -> str:
-    """How large errors of means are that mean nothing."""
+    """How large errors of means may be by chance alone."""
     noise = float(np.sqrt(2 * truth.inefficiency.mean() / truth.draws[..., 0].size))
     return (
         "Errors of means hold the Monte Carlo error of two runs: a standard deviation of "

@@ -6,7 +6,7 @@ import pytest
 import modicum as mo
 from modicum_lab.bench import tall
 from modicum_lab.bench.parts import __main__ as parts
-from modicum_lab.bench.parts import digest, gpu, passes
+from modicum_lab.bench.parts import digest, gpu, numpyro_models, passes
 
 
 def posterior(draws, weights=None):
@@ -101,3 +101,28 @@ def test_a_digest_gives_the_posteriors_of_all_rows():
     assert set(kept.values()) == {"yes", ""}
     assert len([what for what in values if "largest difference" in what]) == 4
     assert values["for comparison: means with no row removed"] > 2 * digest.MEANS
+
+
+def test_models_of_numpyros_documentation_are_those_that_rows_are_simulated_from():
+    pytest.importorskip("numpyro")
+    for name, model in numpyro_models.MODELS.items():
+        x, y = numpyro_models.simulated(name, 500, 3)
+        assert x.shape == (500, 3)
+        assert np.issubdtype(y.dtype, np.integer)
+        taken = mo.from_numpyro(model, mo.Rows(data=x, obs=y), subsample_size=50)
+        assert taken.init["theta"].shape == (3,)
+        assert ("concentration" in taken.init) == (name == "negative binomial")
+
+
+@pytest.mark.slow
+def test_hmcecs_of_numpyro_is_compiled_before_it_is_timed_and_agrees(monkeypatch):
+    pytest.importorskip("numpyro")
+    monkeypatch.setattr(numpyro_models, "TUNE", 100)
+    x, y = numpyro_models.simulated("logistic", 5_000, 3)
+    ours = numpyro_models.by_modicum("logistic", x, y, 200, "hmc-ecs")
+    theirs = numpyro_models.by_numpyro("logistic", x, y, 200, ours.draws)
+    off = np.abs(ours.draws["theta"].mean((0, 1)) - theirs.draws["theta"].mean((0, 1)))
+    sd = ours.draws["theta"].std((0, 1))
+    allowed = 4 * sd * np.sqrt(1 / ours.effective + 1 / theirs.effective)
+    assert np.all(off < allowed)
+    assert not np.all(off + 3 * sd < allowed)  # negative control

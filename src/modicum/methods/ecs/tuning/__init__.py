@@ -3,6 +3,7 @@
 from modicum.methods.ecs.tuning.block_poisson import Products, choose_products
 from modicum.methods.ecs.tuning.certainty import Certainty, cheapest_certainty
 from modicum.methods.ecs.tuning.coordinates import Expansion, choose_coordinates
+from modicum.methods.ecs.tuning.coreset import DISTANCES, Coreset, fit_coreset
 from modicum.methods.ecs.tuning.pilot_chains import (
     FAR,
     OF_LEVELS,
@@ -18,12 +19,14 @@ from modicum.methods.ecs.tuning.sign_theory import NormalFactors
 from modicum.methods.ecs.tuning.subsample import Choice, choose, refresh_acceptance
 
 __all__ = [
+    "DISTANCES",
     "FAR",
     "OF_LEVELS",
     "ONE_BY_ONE",
     "SIDE_BY_SIDE",
     "Certainty",
     "Choice",
+    "Coreset",
     "Expansion",
     "NormalFactors",
     "Pilot",
@@ -35,6 +38,7 @@ __all__ = [
     "choose_coordinates",
     "choose_products",
     "evaluate",
+    "fit_coreset",
     "proxy_ratios",
     "refresh_acceptance",
     "run_pilot_chains",

@@ -7,8 +7,9 @@ from math import ceil
 
 import numpy as np
 
-from modicum.estimators.block_poisson import BlockPoisson
-from modicum.methods.ecs.tuning.residuals import Pilot
+from modicum.estimators.block_poisson import ROOM, ROOM_FOLLOWING, BlockPoisson
+from modicum.methods.ecs.tuning.coreset import Coreset
+from modicum.methods.ecs.tuning.residuals import Pilot, representatives
 from modicum.methods.ecs.tuning.sign_theory import NormalFactors
 from modicum.methods.ecs.tuning.subsample import NOISE, refresh_acceptance
 from modicum.random import Stream, generator
@@ -39,7 +40,8 @@ class Products:
     products, batch, blocks, refreshes
         Lambda, m_b, G and K.
     centre
-        The expected difference l - sum q over the rows that are drawn; a = centre - lambda.
+        The expected difference l - sum q over the rows that are drawn, less that of the coreset if
+        there is one; a = centre - lambda.
     positive
         Share of positive estimates when rows are drawn afresh, by the pilot study.
     chain_sign
@@ -48,6 +50,8 @@ class Products:
         Evaluations of rows per effective draw, in theory.
     why
         A sentence for each.
+    room
+        Expected factors that there is room for, in units of lambda.
     """
 
     products: int
@@ -59,6 +63,12 @@ class Products:
     chain_sign: float
     cost: float = 0.0
     why: dict[str, str] = field(default_factory=dict)
+    room: float = ROOM
+
+    @property
+    def estimator(self) -> BlockPoisson:
+        """The estimator that was chosen."""
+        return BlockPoisson(self.products, self.batch, self.blocks, self.room)
 
 
 class MiniBatches:
@@ -68,6 +78,7 @@ class MiniBatches:
         # the same for every run: what is chosen depends on the pilot alone
         rng = generator(batch, Stream.SIGN_BATCHES)
         chosen = rng.choice(len(pilot.weight), (BATCHES, batch), p=pilot.weight)
+        self.draws = representatives(pilot.share, SIGN_DRAWS)
         thinned = pilot.thinned(SIGN_DRAWS) if len(pilot.mean) > SIGN_DRAWS else pilot
         self.dhat = thinned.values[:, chosen].mean(axis=2)
         # Of a mini-batch with one given row, the others being average: a uniform design draws the
@@ -76,10 +87,14 @@ class MiniBatches:
         self.with_row = thinned.mean[:, None] + away / batch
         self.weight = batch * thinned.weight  # probability that a mini-batch has it
 
-    def sign(self, products: int, centre: float) -> tuple[float, float]:
-        """Positive share and mean sign, the averages over the draws."""
-        factors = 1 + (self.dhat - centre) / products
-        by_row = 1 + (self.with_row - centre) / products
+    def sign(self, products: int, centre: np.ndarray) -> tuple[float, float]:
+        """Positive share and mean sign, the averages over draws; `centre` has one value for each.
+
+        A single value stands for all.
+        """
+        expected = centre[self.draws, None] if centre.ndim else centre
+        factors = 1 + (self.dhat - expected) / products
+        by_row = 1 + (self.with_row - expected) / products
         negative = np.maximum((factors < 0).mean(axis=1), (by_row < 0) @ self.weight)
         below = np.maximum(
             np.maximum(-factors, 0).mean(axis=1), np.maximum(-by_row, 0) @ self.weight
@@ -93,7 +108,33 @@ def pilot_sign(pilot: Pilot, batch: int, products: int, centre: float) -> tuple[
 
     Skewed residuals make more factors negative than normal theory predicts.
     """
-    return MiniBatches(pilot, batch).sign(products, centre)
+    return MiniBatches(pilot, batch).sign(products, np.asarray(centre))
+
+
+class Bound:
+    """What the lower bound a = c - lambda follows: c at the pilot draws, and far out.
+
+    Without a coreset it is the same everywhere, and nothing is known of what is far out.
+    """
+
+    def __init__(self, pilot: Pilot, centre: float | None, coreset: Coreset | None) -> None:
+        self.coreset = coreset
+        self.room = ROOM if coreset is None else ROOM_FOLLOWING
+        following = 0.0 if coreset is None else coreset.at_draws
+        left = pilot.mean - following
+        self.middle = float(pilot.share @ left) if centre is None else centre
+        self.at_draws = np.asarray(self.middle + following)
+        self.miss = float(np.sqrt(pilot.share @ (pilot.mean - self.at_draws) ** 2))
+
+    def products_far_out(self, batch: int, least: int) -> int:
+        """The smallest lambda from `least` on with which no mass is far out."""
+        if self.coreset is None:
+            return least
+        far, centre = self.coreset.far, self.middle + self.coreset.at_points
+        dhat, products = far.mini_batches(batch), least
+        while products < MOST and not far.is_negligible(dhat, products, centre):
+            products = ceil(1.05 * products)
+        return products
 
 
 @dataclass(frozen=True)
@@ -137,6 +178,7 @@ def choose_products(
     centre: float | None = None,
     fresh: float = 1.0,
     certainty: int = 0,
+    coreset: Coreset | None = None,
 ) -> Products:
     """Choose what the user has not set.
 
@@ -156,13 +198,15 @@ def choose_products(
         Cost of a fresh row, in evaluations of a row.
     certainty
         Rows beside the products' that every evaluation reads; they are no part of the pilot's.
+    coreset
+        What the lower bound follows; None: it is the same everywhere.
     """
     by_hand = "set by hand"
-    middle = float(pilot.share @ pilot.mean) if centre is None else centre
-    work = Work(steps, fresh, certainty)
+    bound = Bound(pilot, centre, coreset)
+    work = Work(steps, fresh, certainty + (0 if coreset is None else len(coreset)))
     sizes = SIZES if batch is None else (batch,)
     candidates = [
-        _with_batch(pilot, size, work, middle, products, blocks, refreshes) for size in sizes
+        _with_batch(pilot, size, work, bound, products, blocks, refreshes) for size in sizes
     ]
     if batch is None and products is not None:  # the smallest that this lambda allows
         allowed = [c for c in candidates if c.needed <= products] or candidates[-1:]
@@ -170,14 +214,12 @@ def choose_products(
     else:
         best = min(candidates, key=lambda candidate: candidate.cost)
     estimator, deviation = best.estimator, np.sqrt(pilot.variance / best.estimator.batch)
-    positive, sign = best.mini_batches.sign(estimator.products, middle)
+    positive, sign = best.mini_batches.sign(estimator.products, bound.at_draws)
     why = {
         "batch": "with this many per factor an effective draw takes the fewest evaluations"
         if batch is None
         else _whose(batch),
-        "centre": by_hand
-        if centre is not None
-        else "the mean of l - sum q over the pilot draws; a = centre - lambda",
+        "centre": by_hand if centre is not None else _CENTRE[coreset is None],
         "products": by_hand
         if products is not None
         else f"the smallest lambda {_REASON[best.binding]}",
@@ -199,14 +241,20 @@ def choose_products(
         estimator.batch,
         estimator.blocks,
         best.refreshes,
-        middle,
+        bound.middle,
         positive,
         sign,
         best.cost,
         why,
+        bound.room,
     )
 
 
+_CENTRE = {
+    True: "the mean of l - sum q over the pilot draws; a = centre - lambda",
+    False: "the mean of l - sum q less that of the coreset over the pilot draws; a = centre + "
+    "coreset - lambda",
+}
 _REASON = {
     "floor": f"of at least {FEWEST}",
     "deviation": f"of {DEVIATIONS} standard deviations of a mini-batch's dhat, below which "
@@ -214,6 +262,7 @@ _REASON = {
     "cost": "that minimises computational time",
     "slope": "with gradient noise of a quarter of the posterior variance",
     "sign": f"with an expected mean sign of {SIGN} among the pilot's own mini-batches",
+    "far": "with which chains have no mass far out, where the posterior has none",
 }
 
 
@@ -240,13 +289,13 @@ def _with_batch(
     pilot: Pilot,
     batch: int,
     work: Work,
-    centre: float,
+    bound: Bound,
     products: int | None,
     blocks: int | None,
     refreshes: int | None,
 ) -> _Candidate:
     mini_batches = MiniBatches(pilot, batch)
-    needs = _needs(pilot, batch, centre, mini_batches)
+    needs = _needs(pilot, batch, bound, mini_batches)
     binding = max(needs, key=lambda name: needs[name])
     least = needs[binding] if products is None else products
     noise = pilot.typical_slope / (least * batch)
@@ -254,7 +303,7 @@ def _with_batch(
     options = []
     for G in (blocks,) if blocks is not None else _shares(least, spread, products is not None):
         number = least if products is not None else G * ceil(least / G)
-        estimator = BlockPoisson(number, batch, G)
+        estimator = BlockPoisson(number, batch, G, bound.room)
         accept = max(refresh_acceptance(spread, G), 1e-3)
         for K in range(1, G + 1) if refreshes is None else (refreshes,):
             options.append((work.cost(estimator, K, noise, accept), estimator, K, accept))
@@ -271,20 +320,20 @@ def _shares(products: int, spread: float, fixed: bool) -> list[int]:
     return [G for G in good if refresh_acceptance(spread, G) > EASY] or good[-1:]
 
 
-def _needs(pilot: Pilot, batch: int, centre: float, mini_batches: MiniBatches) -> dict[str, int]:
+def _needs(pilot: Pilot, batch: int, bound: Bound, mini_batches: MiniBatches) -> dict[str, int]:
     """The smallest lambda that each criterion allows."""
     deviation = np.sqrt(pilot.variance / batch)
     typical = pilot.quantile(deviation, 0.9)
     needs = {
         "floor": FEWEST,
         "deviation": ceil(DEVIATIONS * pilot.quantile(deviation, NEARLY_ALL)),
-        "cost": _cheapest(typical, float(np.sqrt(pilot.share @ (pilot.mean - centre) ** 2))),
+        "cost": _cheapest(typical, bound.miss),
         "slope": ceil(pilot.typical_slope / (NOISE * batch)),
     }
     products = max(needs.values())
-    while products < MOST and mini_batches.sign(products, centre)[1] < SIGN:
+    while products < MOST and mini_batches.sign(products, bound.at_draws)[1] < SIGN:
         products = ceil(1.05 * products)
-    return needs | {"sign": products}
+    return needs | {"sign": products, "far": bound.products_far_out(batch, products)}
 
 
 def _cheapest(deviation: float, miss: float) -> int:

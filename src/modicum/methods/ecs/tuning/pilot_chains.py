@@ -22,7 +22,7 @@ from modicum.kernels.moves import follow
 from modicum.methods.ecs.tuning.residuals import reweighted
 from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
-from modicum.runtime import FASTEST_COMPILE, Array, jit
+from modicum.runtime import FASTEST_COMPILE, Array, jit, to_device
 
 __all__ = [
     "FAR",
@@ -149,9 +149,9 @@ def run_pilot_chains(
         steps,
         extent,
         batch,
-        (jnp.asarray(factor), jnp.asarray(weight)),
+        to_device((factor, weight)),
         proxy,
-        jnp.asarray(centre),
+        to_device(centre),
         jnp.asarray(step),
         jnp.asarray(scatter),
         key,

@@ -31,6 +31,7 @@ __all__ = [
     "as_drawn",
     "evaluate",
     "posterior_share",
+    "representatives",
     "reweighted",
     "study",
 ]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from types import ModuleType
 
 from modicum.errors import SettingError
 
 __all__ = ["ray_library"]
 
 
-def ray_library(module: str = "ray") -> Any:
+def ray_library(module: str = "ray") -> ModuleType:
     """Return the package, or say how to get it."""
     try:
         return import_module(module)

@@ -1,0 +1,148 @@
+"""A coreset of the residuals: a few rows with weights that follow l - sum q through the parameters.
+
+The signed method's lower bound a = c - lambda must follow the difference d = l - sum q that it is
+to lie below. If it is constant, d falls below it on the steep side of a skewed direction (a rare
+level of which all outcomes are alike): all factors are negative there, |Lhat| grows with the
+distance however small the likelihood is, and a chain that starts there or leaps there stays. On
+Covertype the chains' density E |Lhat| p was e^6000 times that of the posterior ten standard
+deviations away.
+
+The bound may be any function of the parameters. Here c is a sum of weighted residuals of a few
+rows, by non-negative least squares over pilot draws and points far out along the axes of the
+whitened coordinates. The same points then say whether lambda is large enough there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import nnls
+
+from modicum.methods.ecs.tuning.residuals import Residuals, representatives, reweighted
+from modicum.random import Stream, generator
+
+__all__ = ["DISTANCES", "Coreset", "FarOut", "fit_coreset"]
+
+DISTANCES = (3.0, 5.0, 8.0, 10.0)  # posterior sds from the mean, along each axis
+MOST_ROWS = 32
+CLOSE = 0.05  # of the differences' size, from which on more rows are not needed
+CANDIDATES = 2_048  # pilot rows among which they are chosen
+FITTED_DRAWS = 128
+RELATIVE = 0.2  # far out, errors of this share count like errors of one near the mean
+BATCHES = 1_000  # mini-batches per point
+# Log density, relative to that at the mean, which the chains' density must not exceed where the
+# posterior's does not, and by how much it may exceed that of the posterior elsewhere.
+NEGLIGIBLE, EXCESS = -12.0, 1.0
+
+
+class FarOut(NamedTuple):
+    """Residuals of the rows that are drawn, at points far out."""
+
+    values: np.ndarray  # D of each pilot row, (points, rows)
+    weight: np.ndarray  # share of the design's draws each row stands for
+    log_posterior: np.ndarray  # relative to that at the posterior's mean
+
+    def mini_batches(self, batch: int) -> np.ndarray:
+        """Estimates dhat from mini-batches, (points, mini-batches)."""
+        rng = generator(batch, Stream.SIGN_BATCHES)
+        chosen = rng.choice(len(self.weight), (BATCHES, batch), p=self.weight)
+        return np.stack([values[chosen].mean(axis=1) for values in self.values])
+
+    def is_negligible(self, dhat: np.ndarray, products: int, centre: np.ndarray) -> bool:
+        """Whether chains have next to no mass where the posterior has none.
+
+        They have the density E |Lhat| p = L p exp(2 lambda E f^-), f^- being the negative part of
+        a factor f = 1 + (dhat - c) / lambda.
+        """
+        below = np.maximum(centre[:, None] - products - dhat, 0).mean(axis=1)
+        chains = self.log_posterior + 2 * below
+        return bool(np.all(chains <= np.maximum(self.log_posterior + EXCESS, NEGLIGIBLE)))
+
+
+@dataclass(frozen=True)
+class Coreset:
+    """A few rows with weights whose residuals sum to nearly those of all rows that are drawn.
+
+    Attributes
+    ----------
+    rows
+        Places among the pilot rows.
+    weights
+        What their residuals are multiplied by.
+    at_draws, at_points
+        The sum, at each pilot draw and at each point far out.
+    far
+        The residuals there.
+    """
+
+    rows: np.ndarray
+    weights: np.ndarray
+    at_draws: np.ndarray
+    at_points: np.ndarray
+    far: FarOut
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def fit_coreset(
+    residuals: Residuals, far: Residuals, log_posterior: np.ndarray, probability: np.ndarray
+) -> Coreset:
+    """Choose rows and weights for a design that gives the pilot rows this `probability`.
+
+    Parameters
+    ----------
+    residuals
+        Of the pilot rows at the pilot draws.
+    far, log_posterior
+        Of the same rows at points far out, and the log-posterior there, relative to that at the
+        posterior's mean.
+    probability
+        Zero for rows that are never drawn.
+    """
+    factor, weight = reweighted(residuals.probability, probability)
+    drawn = np.flatnonzero(weight > 0)
+    factor, weight = factor[drawn], weight[drawn]
+    near, away = (part.values[:, drawn] * factor for part in (residuals, far))
+    some = near[representatives(residuals.share, FITTED_DRAWS)]
+    places, shares = _follow(np.concatenate([some, away]) * weight)
+    weights = shares * weight[places] / probability[drawn[places]]  # of d = probability times D
+    at_draws, at_points = ((part * weight)[:, places] @ shares for part in (near, away))
+    # The rest could never be so far below l - sum q that chains had mass there, not even with one
+    # row per mini-batch and lambda at zero.
+    most = log_posterior + 2 * np.maximum(at_points[:, None] - away, 0) @ weight
+    kept = most > NEGLIGIBLE
+    checked = FarOut(away[kept], weight, log_posterior[kept])
+    return Coreset(drawn[places], weights, at_draws, at_points[kept], checked)
+
+
+def _follow(parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Columns, and what to multiply each by, that sum to nearly the sum of all at every point.
+
+    The column that is most like what is left comes next, and all are fitted anew by non-negative
+    least squares: orthogonal matching pursuit. Negative weights would follow as well where they
+    were fitted, and lead anywhere elsewhere.
+    """
+    total = parts.sum(axis=1)
+    importance = 1 / (1 + RELATIVE * np.abs(total))
+    A, y = parts * importance[:, None], total * importance
+    length = np.linalg.norm(A, axis=0)
+    # Some of every kind: the longest columns are those of a few levels only.
+    candidates = np.unique(representatives(length, CANDIDATES))
+    candidates = candidates[length[candidates] > 0]
+    A, length = A[:, candidates], length[candidates]
+    chosen: list[int] = []
+    shares, left = np.zeros(0), y
+    for _ in range(min(MOST_ROWS, A.shape[1])):
+        likeness = left @ A / length
+        likeness[chosen] = 0.0
+        best = int(np.argmax(likeness))
+        if likeness[best] <= 0 or np.linalg.norm(left) <= CLOSE * np.linalg.norm(y):
+            break
+        fitted, _ = nnls(A[:, [*chosen, best]], y)
+        chosen = [place for place, share in zip([*chosen, best], fitted, strict=True) if share > 0]
+        shares = fitted[fitted > 0]
+        left = y - A[:, chosen] @ shares
+    return candidates[chosen], shares

@@ -1,0 +1,188 @@
+"""From a run to its posterior: draws by name, warnings, what the run cost."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import jax
+import numpy as np
+
+from modicum.digest import Digest
+from modicum.errors import ModicumWarning, warn
+from modicum.methods import Method
+from modicum.methods.base import Coordinates, Plan, Task
+from modicum.methods.groups import quadrature_doubts
+from modicum.models import Target
+from modicum.models.arrow import ArrowFactor, Factor
+from modicum.models.prediction import ModelPredictor
+from modicum.passes import ModeRecord
+from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
+from modicum.rows import Rows
+from modicum.rows.groups import GroupedRows
+from modicum.run import History, Layout
+from modicum.runtime import Array, jit
+
+__all__ = ["posterior_of"]
+
+
+def posterior_of(
+    task: Task,
+    rows: Rows | Digest,
+    method: Method,
+    plan: Plan,
+    history: History,
+    doubts: list[ModicumWarning],
+    seconds: float,
+    thin: int,
+    layout: Layout,
+) -> Posterior:
+    """The posterior of a run.
+
+    Parameters
+    ----------
+    task, rows
+        What was sampled, as the method and as the user know it.
+    method, plan, history
+        How, and what became of it.
+    doubts
+        Warnings that were given before chains ran; others are given here.
+    seconds, thin, layout
+        Of the whole run: how long it took, which iterations were kept, and its chains.
+    """
+    _count_rows(task, plan, history)
+    outcome = method.finish(task, plan, history)
+    draws = _named_draws(task.target, plan.anchor.point, plan.anchor.factor, history.position)
+    labels = task.target.model.labels(task.rows)
+    apart = any(doubt.code == "modes-apart" for doubt in outcome.warnings)
+    convergence = convergence_warnings(
+        draws,
+        history.stats,
+        outcome.weights,
+        labels,
+        outcome.target_accept,
+        apart,
+        layout.superchains,
+        mixing=not outcome.independent,
+    )
+    last = [
+        *outcome.warnings,
+        *_quadrature_doubts(task, plan.anchor, history.position),
+        *convergence,
+    ]
+    doubts += [warn(doubt, stacklevel=5) for doubt in [*history.notes, *last]]
+    method.doubted(plan, doubts)
+    record = plan.anchor.record
+    mode = {} if record is None else {"mode": _mode_text(record, rows)}
+    return Posterior(
+        draws=draws,
+        stats=history.stats,
+        ledger=task.ledger,
+        labels=labels,
+        weights=outcome.weights,
+        warnings=Warnings(doubts),
+        tuning=mode | plan.tuning | _priors_text(task),
+        settings=_settings(task, len(rows), method, history, seconds, thin, layout),
+        predictor=ModelPredictor(task.target.model),
+        fit_rows=rows.fit_rows if isinstance(rows, Digest) else FitRows.of(rows, held=True),
+        rows=rows if isinstance(rows, Rows) else None,
+    )
+
+
+def _count_rows(task: Task, plan: Plan, history: History) -> None:
+    """Enter the rows that the chains touched into the ledger."""
+    if plan.start_rows:
+        task.ledger.add("start", task.chains * plan.start_rows, "gradient")
+    for purpose, stats in (("warm-up", history.warmup), ("sampling", history.stats)):
+        if "rows_touched" in stats:
+            task.ledger.add(purpose, _rows_touched(stats), "gradient")
+
+
+def _settings(
+    task: Task,
+    rows: int,
+    method: Method,
+    history: History,
+    seconds: float,
+    thin: int,
+    layout: Layout,
+) -> dict[str, str | int | float]:
+    """What the posterior records of how it was sampled."""
+    settings: dict[str, str | int | float] = {
+        "method": method.name,
+        "settings": repr(method),
+        "model": task.target.identity,
+        "rows": rows,
+        "tune": task.tune,
+        "thin": thin,
+        "warmup_rows": _rows_touched(history.warmup) // task.chains,  # per chain
+        "seed": task.seed,
+        "complete": history.complete,
+        "seconds": round(seconds, 3),
+        "sampling_seconds": round(history.seconds["sampling"], 3),
+        "modicum": version("modicum"),
+        "jax": jax.__version__,
+        "backend": jax.default_backend(),
+    }
+    if layout.superchains is not None:
+        settings["superchains"] = layout.superchains
+    return settings
+
+
+def _quadrature_doubts(
+    task: Task, anchor: Coordinates, position: np.ndarray
+) -> list[ModicumWarning]:
+    """Doubts about the integrals over effects, at some of the draws."""
+    if not isinstance(task.rows, GroupedRows):
+        return []
+    z = position.reshape(-1, position.shape[-1])
+    t = _in_parameters(anchor.point, anchor.factor, z)
+    return quadrature_doubts(task.sums, t, task.seed)
+
+
+def _priors_text(task: Task) -> dict[str, dict[str, str]]:
+    """The priors with their numbers, as `Posterior.tuning` shows them."""
+    text = task.target.model.describe_priors(task.rows)
+    return {"priors": text} if text else {}
+
+
+def _rows_touched(stats: dict[str, np.ndarray]) -> int:
+    return int(stats["rows_touched"].sum()) if "rows_touched" in stats else 0
+
+
+def _mode_text(record: ModeRecord, rows: Rows | Digest) -> str:
+    if isinstance(rows, Digest):
+        return f"found on the {len(rows.pool):,} rows of the digest"
+    return (
+        f"found in {record.passes} passes from a subset of {record.subset:,} rows; whitened "
+        f"gradient norm {record.gradient_norm:.1e}"
+    )
+
+
+def _named_draws(
+    target: Target, point: np.ndarray, factor: Factor, position: np.ndarray
+) -> dict[str, np.ndarray]:
+    """From whitened coordinates (chain, draw, d) to named parameters, some chains at a time."""
+    chains, draws, size = position.shape
+    point = point.astype(position.dtype)
+    factor = factor if isinstance(factor, ArrowFactor) else factor.astype(position.dtype)
+    together = max(1, 2**22 // (draws * size))
+    parts = []
+    for first in range(0, chains, together):
+        z = position[first : first + together].reshape(-1, size)
+        t = _in_parameters(point, factor, z)
+        named = target.named_only(t)
+        parts.append(jax.tree.map(np.asarray, _report(target, t)) if named is None else named)
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {name: x.reshape(chains, draws, *x.shape[1:]) for name, x in joined.items()}
+
+
+def _in_parameters(point: np.ndarray, factor: Factor, z: np.ndarray) -> np.ndarray:
+    """t = t* + L z of each line of z; L may be its diagonal alone."""
+    if isinstance(factor, ArrowFactor):
+        return point + factor.times(z)
+    return point + (z @ factor.T if factor.ndim == 2 else z * factor)
+
+
+@jit(static=0)
+def _report(target: Target, t: Array) -> dict[str, jax.Array]:
+    return jax.vmap(target.report)(t)

@@ -1,0 +1,298 @@
+"""The interpreter of formulas: the value of a checked expression for some rows.
+
+Functions that work row by row are NumPy's. Stateful transforms are formulaic's: they learn from all
+rows on the first reading, and what they learned is kept by the text of their call.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import MutableMapping
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+
+from modicum.errors import DataError, SettingError
+from modicum.rows.description import Array, Level, level_places
+from modicum.rows.formula.expressions import (
+    BINARY,
+    COMPARISONS,
+    ROW_BY_ROW,
+    STATEFUL,
+    Expression,
+    constant_of,
+    function_of,
+)
+
+__all__ = ["ColumnArray", "Columns", "LevelArray", "State", "Value", "evaluate"]
+
+LARGEST = 1_000  # of a number of knots, degrees of freedom or powers
+
+State: TypeAlias = dict[str | int, object]
+"""State of a transform: numbers, and lists and mappings of them."""
+
+
+class LevelArray(NamedTuple):
+    """A column of text, categories or truth values: its distinct values, and a code per row."""
+
+    values: tuple[Level, ...]
+    codes: Array
+
+
+class ColumnArray(NamedTuple):
+    """The result of a transform such as a spline: several columns (rows, k).
+
+    `spans`: the columns span the intercept, so that the first may be left out.
+    """
+
+    values: Array
+    names: tuple[str, ...]
+    spans: bool
+
+
+Value: TypeAlias = Array | LevelArray | ColumnArray
+
+
+class Columns(Protocol):
+    """The columns that expressions read."""
+
+    def column(self, name: str) -> Array | LevelArray:
+        """Return a column: floats, truth values or levels."""
+
+    def row(self, index: int) -> int:
+        """Return the number that a row of this chunk has in the source."""
+
+
+def evaluate(
+    expression: Expression,
+    columns: Columns,
+    states: MutableMapping[str, State],
+    learning: bool = False,
+) -> Value:
+    """Return an expression's value for some rows.
+
+    Parameters
+    ----------
+    expression
+        What is computed.
+    columns
+        Those rows.
+    states
+        States of transforms, by the text of their call.
+    learning
+        Whether the rows are all rows, from which transforms learn.
+    """
+    with np.errstate(all="ignore"):  # values that are not finite are refused later, by name
+        value = _Interpreter(expression, columns, states, learning).value(expression.tree)
+    if isinstance(value, str | None):
+        text = expression.text
+        raise SettingError(f"the formula holds {text!r}, which is not computed from rows.")
+    if isinstance(value, LevelArray | ColumnArray):
+        return value
+    return np.asarray(value)
+
+
+class _Interpreter:
+    """Evaluates a checked tree for some rows."""
+
+    def __init__(
+        self,
+        expression: Expression,
+        columns: Columns,
+        states: MutableMapping[str, State],
+        learning: bool,
+    ) -> None:
+        self.expression, self.columns = expression, columns
+        self.states, self.learning = states, learning
+
+    def value(self, node: ast.AST) -> Any:  # numbers, text, arrays: what an expression can be
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.List | ast.Tuple):
+            return [self.value(entry) for entry in node.elts]
+        if isinstance(node, ast.Name):
+            return self.columns.column(self.expression.column_name(node))
+        if isinstance(node, ast.BinOp):
+            both = self._number(node.left), self._number(node.right)
+            return BINARY[type(node.op)](*both)
+        if isinstance(node, ast.UnaryOp):
+            inner = self._number(node.operand)
+            if isinstance(node.op, ast.Invert):
+                return np.logical_not(inner)
+            return np.negative(inner) if isinstance(node.op, ast.USub) else inner
+        if isinstance(node, ast.Compare):
+            return self._compare(node)
+        assert isinstance(node, ast.Call), "the check lets nothing else through"
+        return self._call(node)
+
+    def _number(self, node: ast.AST) -> Array | float:
+        """Return a number, or an array of floats or truth values."""
+        value = self.value(node)
+        if isinstance(value, LevelArray):
+            truth = set(value.values) <= {True, False} and all(
+                isinstance(v, bool) for v in value.values
+            )
+            if truth:
+                return np.array(value.values, dtype=bool)[value.codes]
+        if isinstance(value, LevelArray | ColumnArray | str | list | None):
+            kind = {LevelArray: "levels", ColumnArray: "several columns"}.get(
+                type(value), "no number"
+            )
+            raise SettingError(
+                f"the formula computes with {self.expression.source(node)!r}, which is {kind}: "
+                "use a column of numbers."
+            )
+        # As floats: powers of Python's integers could grow without bound.
+        return value if isinstance(value, np.ndarray) else float(value)
+
+    def _compare(self, node: ast.Compare) -> Array:
+        result = np.asarray(True)
+        parts = [node.left, *node.comparators]
+        for op, left, right in zip(node.ops, parts[:-1], parts[1:], strict=True):
+            result = np.logical_and(result, self._compare_two(op, left, right))
+        return np.asarray(result)
+
+    def _compare_two(self, op: ast.cmpop, left: ast.AST, right: ast.AST) -> Array:
+        a, b = self.value(left), self.value(right)
+        if isinstance(b, LevelArray) and not isinstance(a, LevelArray):
+            a, b = b, a
+        same = isinstance(op, ast.Eq | ast.NotEq | ast.In | ast.NotIn)
+        if same and isinstance(a, LevelArray) and isinstance(b, str | int | float | list):
+            sought = b if isinstance(b, list) else [b]
+            hit = np.array([p >= 0 for p in level_places(sought, a.values)] or [False])[a.codes]
+            return hit if isinstance(op, ast.Eq | ast.In) else ~hit
+        if isinstance(op, ast.In | ast.NotIn):
+            if not isinstance(b, list) or not all(isinstance(v, int | float) for v in b):
+                raise SettingError(f"{self.expression.text}: write x in [1, 2, 3].")
+            hit = np.isin(self._number(left), b)
+            return hit if isinstance(op, ast.In) else ~hit
+        return COMPARISONS[type(op)](self._number(left), self._number(right))
+
+    def _call(self, call: ast.Call) -> Value:
+        name = function_of(call)
+        if name == "I":
+            return self.value(call.args[0])
+        if name == "Q":
+            return self.columns.column(str(constant_of(call.args[0])))
+        if name in STATEFUL:
+            return self._transform(name, call)
+        assert name is not None
+        arguments = [self._number(argument) for argument in call.args]
+        words = {str(word.arg): self._number(word.value) for word in call.keywords}
+        try:
+            return ROW_BY_ROW[name](*arguments, **words)
+        except (TypeError, ValueError):
+            text = self.expression.source(call)
+            raise SettingError(f"{text} cannot be computed: check its arguments.") from None
+
+    def _transform(self, name: str, call: ast.Call) -> Array | ColumnArray:
+        """Apply a transform, which learns its state from all rows on the first reading."""
+        from formulaic.transforms import TRANSFORMS
+
+        text = self.expression.source(call)
+        data = np.asarray(self._number(call.args[0]), dtype=float)
+        # Any: what a user wrote, which the transform checks
+        options: list[Any] = [self.value(argument) for argument in call.args[1:]]
+        words: dict[str, Any] = {str(word.arg): self.value(word.value) for word in call.keywords}
+        if any(w.startswith("_") for w in words) or not _plain([*options, *words.values()]):
+            raise SettingError(f"{text} cannot be computed: check its arguments.")
+        sizes = [*options, words.get("df"), words.get("degree")]
+        if any(isinstance(size, int | float) and size > LARGEST for size in sizes):
+            raise SettingError(f"{text} would make more than {LARGEST:,} columns: make fewer.")
+        if text not in self.states and not self.learning:
+            raise DataError(f"the encoding knows nothing of {text}: it is damaged, fit again.")
+        state = self.states.setdefault(text, {})
+        before = dict(state)
+        self._require_range(name, text, data, words, before)
+        try:
+            if self.learning and name == "bs" and not state:
+                state.update(_spline_memory(data, *options, **words))
+                data = data[:1]  # the columns of all rows would be many times their size
+            result = TRANSFORMS[name](data, *options, **words, _state=state)
+        except (TypeError, ValueError, ArithmeticError, KeyError, IndexError, AttributeError) as e:
+            reason = (str(e).splitlines() or [type(e).__name__])[0].rstrip(".")
+            raise SettingError(f"{text} cannot be computed ({reason}).") from None
+        if not self.learning and _keys(state) != _keys(before):
+            raise DataError(f"the encoding knows too little of {text}: it is damaged, fit again.")
+        return _as_columns(result, len(data))
+
+    def _require_range(
+        self, name: str, text: str, data: Array, words: dict[str, object], state: State
+    ) -> None:
+        """Refuse values outside the range of a B-spline that does not say what to do there."""
+        low = state.get("lower_bound", words.get("lower_bound"))
+        high = state.get("upper_bound", words.get("upper_bound"))
+        if name != "bs" or words.get("extrapolation", "raise") != "raise" or len(data) == 0:
+            return
+        outside = np.zeros(len(data), dtype=bool)
+        if isinstance(low, int | float):
+            outside |= data < low
+        if isinstance(high, int | float):
+            outside |= data > high
+        if outside.any():
+            at = int(np.argmax(outside))
+            lower, upper = ("..." if v is None else f"{v:g}" for v in (low, high))
+            raise DataError(
+                f"{text} is a spline from {lower} to {upper}, and row {self.columns.row(at)} has "
+                f'{data[at]:g}: leave such rows out, or fit with extrapolation="clip" or '
+                '"extend" in bs(...).'
+            )
+
+
+def _spline_memory(
+    x: Array,
+    df: int | None = None,
+    knots: list[float] | None = None,
+    degree: int = 3,
+    include_intercept: bool = False,
+    lower_bound: float | None = None,
+    upper_bound: float | None = None,
+    extrapolation: str = "raise",
+) -> State:
+    """The state that formulaic's `bs` learns from a column: bounds, and quantiles as knots."""
+    if df is not None and knots is not None:
+        raise ValueError("You cannot specify both `df` and `knots`.")
+    low = float(x.min()) if lower_bound is None else float(lower_bound)
+    high = float(x.max()) if upper_bound is None else float(upper_bound)
+    inner = list(knots or [])
+    if df:
+        count = df - degree - include_intercept
+        if count < 0:
+            raise ValueError(f"df must be at least {degree + include_intercept}")
+        within = x if extrapolation in ("raise", "extend") else x[(x >= low) & (x <= high)]
+        inner = np.quantile(within, np.linspace(0, 1, count + 2))[1:-1].tolist()
+    padded = np.pad([low, *inner, high], degree, mode="edge").tolist()
+    return {"lower_bound": low, "upper_bound": high, "knots": padded}
+
+
+def _plain(options: list[object]) -> bool:
+    """Whether the options of a transform are texts and numbers, and short lists of them."""
+    return all(
+        (len(value) <= LARGEST and _plain(value))
+        if isinstance(value, list)
+        else isinstance(value, str | int | float | None)
+        for value in options
+    )
+
+
+def _as_columns(result: object, n: int) -> Array | ColumnArray:
+    """Convert the result of a transform of formulaic to arrays."""
+    metadata = getattr(result, "__formulaic_metadata__", None)
+    spans = bool(metadata is not None and metadata.spans_intercept)
+    if isinstance(result, dict):
+        if not result:
+            return ColumnArray(np.zeros((n, 0)), (), spans)
+        values = np.column_stack(
+            [np.broadcast_to(np.asarray(v, float), n) for v in result.values()]
+        )
+        return ColumnArray(values, tuple(map(str, result)), spans)
+    array = np.asarray(result, dtype=float)
+    if array.ndim == 1:
+        return array
+    column_names = None if metadata is None else metadata.column_names
+    names = column_names or tuple(range(1, array.shape[1] + 1))
+    return ColumnArray(array, tuple(map(str, names)), spans)
+
+
+def _keys(state: State) -> str:
+    return ",".join(sorted(map(str, state)))

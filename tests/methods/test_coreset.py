@@ -1,0 +1,145 @@
+"""The lower bound of the signed method: it follows l - sum q by a few rows, or chains get lost."""
+
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import modicum as mo
+from helpers.expansion import Expansion
+from helpers.interrupted import planned
+from helpers.targets import logistic_rows
+from modicum.designs import Weighted
+from modicum.estimators import BlockPoisson, BlockPoissonTables, LinearTaylor
+from modicum.kernels.energy_conserving import (
+    EnergyConservingContext,
+    EnergyConservingKernel,
+    certain_rows,
+)
+from modicum.kernels.moves import HMCMove
+from modicum.methods.ecs.tuning.block_poisson import Bound
+from modicum.methods.ecs.tuning.coreset import FarOut
+from modicum.methods.ecs.tuning.residuals import reweighted
+
+Z = np.array([0.7, -1.2, 0.4, 0.9])
+BY_HAND = {"certainty": 0, "batch": 5, "products": 60}
+
+
+def separated_rows(n=4_000, level=300):
+    """Rows of one level have no successes: its coefficient has a long tail, and a steep side."""
+    rng = np.random.default_rng(3)
+    x = np.c_[rng.normal(size=n), np.arange(n) < level]
+    y = (rng.random(n) < 1 / (1 + np.exp(-x[:, 0]))) & (x[:, 1] == 0)
+    return mo.Rows(x=x, y=y * 1.0)
+
+
+@pytest.fixture(scope="module")
+def study():
+    method = mo.SignedHMCECS(**BY_HAND)
+    return planned(mo.models.Logistic(prior_scale=3.0), separated_rows(), method)[0].memo
+
+
+def test_a_few_rows_follow_the_difference(study, x64):
+    coreset, pilot = study.coreset_with(0), study.pilot_with(0)
+    assert 2 <= len(coreset) <= 32
+    assert np.all(coreset.weights > 0)
+    following, constant = (Bound(pilot, None, some) for some in (coreset, None))
+    assert following.miss < 0.1 * constant.miss
+    # of the rows themselves, not of those they were fitted to
+    rng = np.random.default_rng(8)
+    points = rng.standard_normal((50, len(study.centre)))
+    everything = study.control_variate.cache(
+        study.task.rows.slice(0, 4_000) | {"probability": np.ones(4_000)}, study.proxy
+    )
+    values = jax.vmap(lambda z: jnp.sum(study.control_variate.values(everything, z, study.proxy)))
+    difference = np.asarray(values(jnp.asarray(points)))
+    cached = study._followed(coreset)
+    sums = jax.vmap(lambda z: jnp.sum(study.control_variate.values(cached, z, study.proxy)))
+    found = np.asarray(sums(jnp.asarray(points))) + following.middle
+    assert np.abs(found - difference).max() < 0.3 + 0.2 * np.abs(difference).max()
+    assert np.std(found - difference) < 0.2 * np.std(difference)
+
+
+def test_a_constant_bound_has_mass_where_the_posterior_has_none(study):
+    """The same lambda and rows, and the lower bound at the same height near the mean."""
+    coreset, pilot, batch = study.coreset_with(0), study.pilot_with(0), BY_HAND["batch"]
+    far, following = coreset.far, Bound(pilot, None, coreset)
+    products = following.products_far_out(batch, 20)
+    assert products < 100
+    centre = following.middle + coreset.at_points
+    assert far.is_negligible(far.mini_batches(batch), products, centre)
+    everywhere = study._far_out  # with the points that cannot go wrong by the coreset
+    factor, weight = reweighted(everywhere[0].probability, study._probability(0))
+    far = FarOut(everywhere[0].values * factor, weight, everywhere[1])
+    constant = np.full(len(everywhere[1]), Bound(pilot, None, None).middle)
+    for more in (1, 2, 5):
+        assert not far.is_negligible(far.mini_batches(batch), more * products, constant)
+
+
+@pytest.fixture(scope="module")
+def six():
+    with jax.enable_x64(True):
+        return Expansion(mo.models.Logistic(), logistic_rows(6), 2, form=LinearTaylor)
+
+
+@pytest.mark.parametrize(("of_the_subsample", "right"), [(False, True), (True, False)])
+def test_the_estimate_is_unbiased_whatever_the_coreset(six, of_the_subsample, right, x64):
+    """By the kernel's own log-density; but not if the bound depended on the rows drawn."""
+    probability = np.array([0.3, 0.1, 0.15, 0.2, 0.05, 0.2])
+    D = six.values(six.cache(probability, range(6)), Z)
+    estimator = BlockPoisson(4, 1, 1)
+    kernel = EnergyConservingKernel(six.cv, estimator, Weighted(), HMCMove(), estimator.rows, 1, 1)
+    log_proxy = float(six.cv.log_proxy(jnp.asarray(Z), six.proxy))
+
+    @jax.jit
+    def log(coreset, subsample, present):
+        tables = BlockPoissonTables(jnp.asarray(-0.1))
+        context = EnergyConservingContext(six.proxy, (), tables, jnp.zeros(()), coreset=coreset)
+        return kernel.log_density(subsample, present, context)(jnp.asarray(Z))[0]
+
+    def centre_of(rows):
+        return -0.1 + 2 * six.residuals(Z)[rows].sum()
+
+    total = 0.0
+    for number in range(4):
+        mean = 0.0
+        for u in product(range(6), repeat=number):
+            drawn = [*u] + [0] * (estimator.parts - number)
+            rows = [u[0]] if of_the_subsample and number else [1, 4]
+            coreset = six.cache(np.full(len(rows), 0.5), rows)  # each counts twice
+            present = jnp.arange(estimator.parts) < number
+            estimate = float(log(coreset, six.cache(probability[drawn], drawn), present))
+            factors = 1 + (D[list(u)] - centre_of(rows)) / 4
+            mean += probability[list(u)].prod() * np.prod(np.sign(factors)) * np.exp(estimate)
+        each = 1 + (D @ probability - centre_of([1, 4])) / 4
+        expected = np.exp(log_proxy + centre_of([1, 4])) * each**number
+        total += abs(mean - expected)
+    assert bool(total < 1e-8) is right
+    # what the Poisson average of these comes to
+    exact = centre_of([1, 4]) + 4 * (each - 1)
+    assert exact == pytest.approx(six.residuals(Z).sum(), rel=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
+def test_rows_of_the_coreset_are_counted_and_told_of(study):
+    method = mo.SignedHMCECS(**BY_HAND)
+    post = mo.sample(
+        mo.models.Logistic(prior_scale=3.0), separated_rows(), method=method, draws=50,
+        tune=50, chains=2, random_seed=1, progressbar=False,
+    )  # fmt: skip
+    count = len(study.coreset_with(0))
+    assert post.tuning["coreset"]["value"] == count
+    assert f"{count} rows of the coreset" in post.tuning["rows per evaluation"]
+    stats = post.stats
+    rest = stats["rows_touched"] - (stats["factors"] * 5 + count) * (stats["n_steps"] + 1)
+    assert np.all((rest - 2 * count) % 5 == 0)
+    assert np.all(rest >= 2 * count)
+
+
+def test_as_in_the_paper_the_bound_is_constant():
+    plan, _ = planned(mo.models.Logistic(), logistic_rows(3_000), mo.SignedHMCECS(centre=0.0))
+    assert plan.context.coreset is None
+    assert "coreset" not in plan.tuning
+    assert certain_rows(plan.context) == plan.tuning["certainty"]["value"]
