@@ -105,7 +105,7 @@ def test_damaged_description(store):
 def test_overwrite(store):
     before = Rows.open(store)
     kept = before.slice(0, 10)["x"].copy()
-    with pytest.raises(SettingError, match="replace it by ingest"):
+    with pytest.raises(SettingError, match="in ingest, pass overwrite=True to replace it"):
         ingest({"x": np.ones((3, 2))}, store, progressbar=False)
     with pytest.raises(DataError, match="NaN in row 1"):
         ingest({"x": [[1.0], [np.nan]]}, store, overwrite=True, progressbar=False)

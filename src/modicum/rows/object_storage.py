@@ -183,8 +183,8 @@ class Bucket:
                 )
         if DESCRIPTION in names and not overwrite:
             raise SettingError(
-                f"{self.called} exists: open it with Rows.open, name another folder, or replace "
-                f"it by ingest(..., {argument('overwrite', True)})."
+                f"{self.called} exists: open it with Rows.open, name another folder, or, in "
+                f"ingest, pass {argument('overwrite', True)} to replace it."
             )
         return names
 

@@ -80,8 +80,8 @@ def refuse_existing(store: Path, overwrite: bool) -> None:
         ) from None
     if not overwrite:
         raise SettingError(
-            f"{store} exists: open it with Rows.open, name another folder, or replace it by "
-            f"ingest(..., {argument('overwrite', True)})."
+            f"{store} exists: open it with Rows.open, name another folder, or, in ingest, "
+            f"pass {argument('overwrite', True)} to replace it."
         )
     for path in store.iterdir():
         if path.name != DESCRIPTION and not SHARD_NAME.fullmatch(path.name):
