@@ -111,6 +111,18 @@ def test_columns_with_the_names_of_fields_do_not_get_mixed_up():
         rows_of("y ~ g + `g[b]`", clash)
 
 
+def test_columns_may_be_called_by_words_of_python():
+    frame = pd.DataFrame(
+        {"class": [0.0, 1, 0, 1], "from": [1.0, 2, 4, 8], "def": list("abab"), "with": list("uvuv")}
+    )
+    rows = rows_of("class ~ np.log2(from) + def + C(with, levels=['u', 'v'])", frame)
+    assert rows.columns == ("np.log2(`from`)", "def[b]", "C(`with`, levels=['u', 'v'])[v]")
+    assert column(rows, "np.log2(`from`)").tolist() == [0, 1, 2, 3]
+    assert rows.slice(0, 4)["y"].tolist() == [0, 1, 0, 1]
+    with pytest.raises(mo.SettingError, match="no expression"):  # no name, but half a sentence
+        rows_of("class ~ from not", frame)
+
+
 def test_what_a_formula_makes_infinite_is_named_by_row():
     frame = pd.DataFrame({"y": [0.0, 1.0, 1.0], "x": [1.0, 0.0, 2.0]})
     with pytest.raises(mo.DataError, match=r"column 'np.log\(x\)' holds -inf in row 1"):

@@ -6,6 +6,7 @@ terms such as ``(1 | g)``, and the outcome, which may be any expression.
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,13 @@ __all__ = ["Formula", "GroupTerm", "parse"]
 
 FIELD = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*\((.*)\)\s*", re.DOTALL)
 OPEN, CLOSE = "([{", ")]}"
+# Words of Python that no expression has, such as class: columns are often called so.
+STATEMENTS = set(keyword.kwlist) - {
+    *("and", "or", "not", "in", "is", "if", "else", "for", "lambda", "await", "yield"),
+    *("None", "True", "False"),
+}
+ANY_STATEMENT = "|".join(sorted(STATEMENTS))
+QUOTED_OR_STATEMENT = re.compile(rf"`[^`]*`|'[^']*'|\"[^\"]*\"|\b({ANY_STATEMENT})\b")
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,7 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
         raise SettingError(
             f"the formula must be a text such as 'y ~ a + b', not {type(text).__name__}."
         )
+    text = QUOTED_OR_STATEMENT.sub(lambda m: f"`{m[1]}`" if m[1] else m[0], text)
     sides = [part for _, part in _split(text, "~")]
     if len(sides) != 2:
         raise SettingError(
@@ -185,11 +194,13 @@ def _terms(
     import formulaic
     from formulaic.errors import FormulaicError
 
+    # In backticks too formulaic takes these words for Python's; with a space they are names.
+    spaced = re.sub(rf"`({ANY_STATEMENT})`", r"`\1 `", text)
     used = Expression(left).names if left.strip() and "|" not in left else ()
     available = [name for name in columns if name not in used]
     try:
         context = {"__formulaic_variables_available__": available}
-        parsed = formulaic.Formula(text or "1", _context=context)
+        parsed = formulaic.Formula(spaced or "1", _context=context)
         terms = [list(term.factors) for term in parsed]
     except (FormulaicError, AttributeError, SyntaxError, ValueError, TypeError) as error:
         reason = (str(error).strip().splitlines() or ["it is not one"])[0].rstrip(".")
@@ -213,7 +224,9 @@ def _terms(
 
 
 def _expression(text: str, method: str) -> Expression:
-    return Expression.column(text) if method == "lookup" else Expression(text)
+    if method == "lookup":
+        return Expression.column(text[:-1] if text[:-1] in STATEMENTS else text)
+    return Expression(re.sub(rf"`({ANY_STATEMENT}) `", r"`\1`", text))
 
 
 def _group_terms(inside: str) -> list[GroupTerm]:
