@@ -101,8 +101,8 @@ def multilevel(
         why = (
             "set by hand"
             if how
-            else f"holding {size:,} parameters explicitly would take some {needed:,.2g} rows per "
-            "step and sums over all levels; of groups, tens do"
+            else f"holding {size:,} parameters explicitly would take some {_rounded(needed)} rows "
+            "per step and sums over all levels; of groups, tens do"
         )
         if outer:
             why += f"; effects of {largest!r} are integrated out, all others explicit"
@@ -140,6 +140,11 @@ def _is_arrow(
     whole = size + own + family.intercept + len(family.extras)
     effects = sum(len(term.effects) for term in inner)
     return arrow_fits(len(rows.levels[inner[0].field]), effects, whole)
+
+
+def _rounded(number: float) -> str:
+    """A number to two digits, as one would say it: 16,000."""
+    return f"{float(f'{number:.2g}'):,.0f}"
 
 
 def _integrating_is_cheaper(
