@@ -44,14 +44,9 @@ from modicum.models.base import Batch
 from modicum.models.prediction import ModelPredictor, rebuild
 from modicum.models.priors.units import MomentSums, moment_sums
 from modicum.passes import Engine, LocalEngine, Quadratic, Sums
-from modicum.passes.mode import (
-    Curvature,
-    flat_prior,
-    prior_hessian,
-    prior_slope,
-    settle,
-    whitening_factor,
-)
+from modicum.passes.curvature import Curvature, whitening_factor
+from modicum.passes.prior import flat_prior, prior_hessian, prior_slope
+from modicum.passes.settling import settle
 from modicum.posterior import FitRows
 from modicum.rows import Rows, RowsSchema
 from modicum.rows.description import Description

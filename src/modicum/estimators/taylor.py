@@ -29,7 +29,7 @@ from modicum.models.base import Batch
 from modicum.models.matrix import ModelMatrix
 from modicum.models.priors.exact import ExactPrior
 from modicum.passes import Anchor
-from modicum.passes.mode import folded_prior
+from modicum.passes.prior import folded_prior
 from modicum.runtime import to_device
 
 __all__ = [

@@ -23,8 +23,10 @@ from scipy.linalg import cholesky, solve_triangular
 from modicum.errors import ConvergenceError, ModicumWarning
 from modicum.models import Target
 from modicum.passes.blocks import BLOCK
+from modicum.passes.curvature import Curvature, whitening_factor
 from modicum.passes.engine import chunk_rows, padded_chunk
-from modicum.passes.mode import Curvature, ascend, prior_slope, whitening_factor
+from modicum.passes.mode import ascend
+from modicum.passes.prior import prior_slope
 from modicum.passes.sums import Sums, chunk_gradient, chunk_values
 from modicum.random import Stream, generator
 from modicum.runtime import in_double_precision

@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.models import Target
-from modicum.models.base import Batch
-from modicum.passes.mode import DENSE_LIMIT
+from modicum.models.base import DENSE_LIMIT, Batch
 from modicum.passes.sums import Sums
 from modicum.random import Stream, generator
 from modicum.runtime import Array, in_double_precision, jit

@@ -75,7 +75,7 @@ from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
 from modicum.passes import Anchor
 from modicum.passes.faults import first_bad_row
-from modicum.passes.mode import folded_prior, prior_slope
+from modicum.passes.prior import folded_prior, prior_slope
 from modicum.random import Stream, generator, key
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
