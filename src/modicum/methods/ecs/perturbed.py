@@ -37,8 +37,9 @@ from modicum.methods.ecs.checks import (
     look_back,
     withdraw_bound,
 )
+from modicum.methods.ecs.composition import Composition
 from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in, explain_burn_in
-from modicum.methods.ecs.pilot import Composition, Study
+from modicum.methods.ecs.pilot import Study
 from modicum.methods.ecs.tuning import Certainty, Choice, choose
 from modicum.methods.mean_anchor import anchor_at_mean, may_have_mean
 from modicum.methods.whole_posterior import WholeLogPosterior
@@ -196,7 +197,7 @@ class HMCECS(EnergyConserving):
             )
         notes = self._look_ahead(pilot, chosen)
         parts = replace(self.composition(chosen.choice), certainty=chosen.count)
-        plan = pilot.plan(parts, _explain(chosen) | tuning, notes)
+        plan = parts.plan(pilot, _explain(chosen) | tuning, notes)
         return plan if self.exact is None else self._with_all_rows(plan, pilot)
 
     def study(self, task: Task, anchor: Anchor) -> Study:
