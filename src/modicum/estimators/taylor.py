@@ -54,7 +54,7 @@ ROUNDING = 1e-9  # of the whitened Hessian
 
 
 def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
-    """The anchor's sums in whitened coordinates: sum q = C + a'z + z'Bz/2 (below eq. 4.4).
+    """The anchor's sums in whitened coordinates: sum q = C + a'z + z'Bz/2 (eq. 4.4 summed).
 
     The normal priors of linear-predictor models are quadratics too, and are folded in. If all
     priors are, B = -I by the definition of whitening; it is then left out, which saves d^2
@@ -168,7 +168,7 @@ class LinearTaylor:
     target
         The model and its layout.
     order
-        0, 1 or 2 (HMC-ECS paper, section 4.2).
+        0, 1 or 2 (HMC-ECS paper, eq. 4.4; the lower orders in section 6.8).
     precision
         "float64" or "float32": of the cached rows and of the residuals. Sums are float64.
     prior

@@ -135,7 +135,7 @@ class EnergyConservingKernel:
             s, growth = straighten(z, proxy)
             values = cv.values(subsample, s, proxy)
             estimate = self.estimator.combine(values, present, self._expected(s, context))
-            log = cv.log_proxy(s, proxy) + estimate.log
+            log = cv.log_proxy(s, proxy) + estimate.log  # eq. 4.1 within eq. 4.5, or eq. 5.1
             if context.certain is not None:
                 log += jnp.sum(cv.values(context.certain, s, proxy))
             return (log if proxy.warp is None else log + growth), values
@@ -176,7 +176,7 @@ class EnergyConservingKernel:
         packed, filled = self.estimator.pack(subsample, present)
         density = self.log_density(packed, filled, context)
         learned = state.adaptation
-        point, info, evaluations = move_afresh(
+        point, info, evaluations = move_afresh(  # eqs. 3.6 and 3.7 at fixed u
             self.move, move_key, state.z, density, learned.step_size, learned.inverse_mass
         )
         rate, values = info.acceptance_rate, point.by_product
@@ -225,7 +225,7 @@ class EnergyConservingKernel:
             held, log_now, accepted = carry
             swap = partial(self._swap, k, which[k])
             log_then = log_of(*map(swap, held[1:], offered[1:]))
-            accept = log_uniform[k] < log_then - log_now
+            accept = log_uniform[k] < log_then - log_now  # eq. 3.5
             kept = jax.tree.map(partial(swap, accept=accept), held, offered)
             return kept, jnp.where(accept, log_then, log_now), accepted + accept
 

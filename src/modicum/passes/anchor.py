@@ -49,7 +49,7 @@ class Anchor:
     point
         The expansion point t*.
     C, A, B
-        Log-likelihood at t*, its gradient and Hessian (HMC-ECS paper, below eq. 4.4).
+        Log-likelihood at t*, its gradient and Hessian (A and B: HMC-ECS paper, below eq. 4.7).
     factor
         L with t = t* + L z: in z the posterior is about standard normal. L L' is the inverse of
         minus the Hessian of the log-posterior.

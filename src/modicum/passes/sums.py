@@ -85,7 +85,7 @@ class Sums:
     clock: Clock = field(default_factory=Clock, compare=False)
 
     def value(self, t: np.ndarray, purpose: str) -> float:
-        """Log-likelihood at `t`: the C of eq. 4.4 of the HMC-ECS paper."""
+        """Log-likelihood at `t`: the first term of eq. 4.4 of the HMC-ECS paper, summed."""
         (value,) = self._sweep(_value_sum, t, purpose, "density")
         return float(value) + float(self._rest_values(t))
 
