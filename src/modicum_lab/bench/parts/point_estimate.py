@@ -126,8 +126,3 @@ def starts(sizes: Sequence[int], turns: int) -> Table:
         of_first, of_second, of_glum = seconds
         table.rows.append([rows, ess, *seconds, of_first / of_glum, of_second / of_glum])
     return table
-
-
-if __name__ == "__main__":
-    for result in run():
-        print(result.markdown())
