@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr
 
-from modicum.errors import DataError, ModicumError, SettingError
+from modicum.errors import DataError, ModicumError, SettingError, fault_text
 from modicum.models import families, networks
 from modicum.models.base import BaseModel, Batch
 from modicum.models.integrated import IntegratedEffects
@@ -280,10 +280,9 @@ def _traced(what: Question, model: BaseModel, draws: Draws, fields: Batch) -> tu
         raise
     except Exception as fault:
         shapes = ", ".join(f"{name} {x.shape}" for name, x in fields.items())
-        reason = str(fault).splitlines()[0] if str(fault) else "no message"
         raise DataError(
-            f"the model fails on these rows ({type(fault).__name__}: {reason}); check their "
-            f"shapes, which are {shapes}."
+            f"the model fails on these rows ({fault_text(fault)}); check their shapes, which are "
+            f"{shapes}."
         ) from fault
     return max(1, *_sizes(expression.jaxpr)), digest_of(expression)[0]
 

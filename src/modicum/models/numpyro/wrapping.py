@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from modicum.errors import SettingError
+from modicum.errors import SettingError, fault_text
 from modicum.models.base import Batch, Params
 from modicum.models.constraints import Constraint, real
 from modicum.models.numpyro.program import Program, Site, Sites, frames, is_factor, is_observed
@@ -188,12 +188,10 @@ class _Study:
         except Exception as fault:
             with suppress(Exception):  # a plate as long as all rows are
                 return self.program.run(batch, None, choose, as_all=True)
-            message = str(fault).splitlines()
             raise SettingError(
-                f"the NumPyro model fails on a few rows ({type(fault).__name__}: "
-                f"{message[0] if message else 'no message'}); everything that has one entry per "
-                "row must be a field of the rows and an argument of the model, and nothing may be "
-                "as long as all rows."
+                f"the NumPyro model fails on a few rows ({fault_text(fault)}); everything that has "
+                "one entry per row must be a field of the rows and an argument of the model, and "
+                "nothing may be as long as all rows."
             ) from fault
 
     def _plate(self, here: Sites, there: Sites) -> str:

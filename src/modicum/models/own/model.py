@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from modicum.errors import SettingError, suggestion
+from modicum.errors import SettingError, fault_text, suggestion
 from modicum.models.base import BaseModel, Batch, Params, named_leaves
 from modicum.models.constraints import Constraint, Shape, positive
 from modicum.models.layout import ParameterLayout
@@ -20,7 +20,6 @@ from modicum.models.own.parameters import (
     checked_constraints,
     checked_expand,
     checked_shapes,
-    first_line,
     points_of,
 )
 from modicum.models.tracing import uncompiled
@@ -194,7 +193,7 @@ class Model(BaseModel):
             raise SettingError(
                 f"without `init` every parameter is a single number unless `shapes` says otherwise "
                 f"({', '.join(f'{n}: {s}' for n, s in probed.shapes.items()) or 'none is known'}), "
-                f"and the model's functions fail on that ({first_line(fault)}); give "
+                f"and the model's functions fail on that ({fault_text(fault)}); give "
                 'shapes={"beta": 3}, or values to start from as `init`.'
             ) from fault
         if not probed.shapes:
@@ -258,7 +257,7 @@ class Model(BaseModel):
             ) from missing
         except Exception as fault:
             raise SettingError(
-                f"`simulate` fails on a row ({first_line(fault)}); it is a function of (theta, "
+                f"`simulate` fails on a row ({fault_text(fault)}); it is a function of (theta, "
                 "row, key), gets one row at a time and must be written with jax.numpy and "
                 "jax.random."
             ) from fault
@@ -279,7 +278,7 @@ class Model(BaseModel):
             raise
         except Exception as fault:
             raise SettingError(
-                f"`simulate_prior` fails on a JAX key ({first_line(fault)}); write it with "
+                f"`simulate_prior` fails on a JAX key ({fault_text(fault)}); write it with "
                 "jax.numpy and jax.random."
             ) from fault
         drawn = {name: tuple(leaf.shape) for name, leaf in named_leaves(values).items()}
@@ -400,7 +399,7 @@ class Model(BaseModel):
             reported = jax.eval_shape(lambda t: derive(self.layout.constrain(t)), theta)
         except Exception as fault:
             raise SettingError(
-                f"`report` fails on the parameters ({first_line(fault)}); write it with jax.numpy."
+                f"`report` fails on the parameters ({fault_text(fault)}); write it with jax.numpy."
             ) from fault
         if not isinstance(reported, Mapping) or not all(isinstance(name, str) for name in reported):
             raise SettingError("`report` must return a dict of quantities by name.")
@@ -484,4 +483,4 @@ def _why_failed(fault: Exception, init: Params) -> str:
         remedy = "check the shapes they expect"
     if isinstance(init, list):
         remedy += ", and if `init` is meant as several points, pass them as mo.sample(starts=[...])"
-    return f"the model's functions fail on the first rows ({first_line(fault)}); {remedy}."
+    return f"the model's functions fail on the first rows ({fault_text(fault)}); {remedy}."

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from modicum.errors import SettingError
+from modicum.errors import SettingError, fault_text
 from modicum.models.base import Params
 from modicum.models.constraints import Constraint, Shape, real
 from modicum.models.layout import ParameterLayout
@@ -21,7 +21,6 @@ __all__ = [
     "checked_constraints",
     "checked_expand",
     "checked_shapes",
-    "first_line",
     "points_of",
 ]
 
@@ -86,7 +85,7 @@ def points_of(init: Params, log_prior: Callable[[Params], ArrayLike]) -> tuple[P
             init = [jax.tree.map(np.asarray, in_double_precision(init)(key)) for key in keys]
         except Exception as fault:
             raise SettingError(
-                f"`init` is a function that fails on a JAX key ({first_line(fault)}); it must "
+                f"`init` is a function that fails on a JAX key ({fault_text(fault)}); it must "
                 "return parameters to start from."
             ) from fault
         return tuple(init)
@@ -147,9 +146,3 @@ class ProbedParameters(dict[str, jax.Array]):
     def middle(self) -> dict[str, np.ndarray]:
         """The middle of what is allowed of each."""
         return {name: self._middle(name) for name in sorted(self.shapes)}
-
-
-def first_line(fault: Exception) -> str:
-    """What a user's function raised, in one line."""
-    message = str(fault).splitlines()
-    return f"{type(fault).__name__}: {message[0] if message else 'no message'}"
