@@ -112,14 +112,14 @@ class Program:
         What new rows do not hold, such as outcomes, is zeros.
         """
         sites = self.run({**self._zeros(len(next(iter(batch.values())))), **batch}, theta)
-        seen = [site for site in sites.values() if is_observed(site)]
-        if len(seen) != 1 or is_factor(seen[0]):
-            number = "a factor" if len(seen) == 1 else f"{len(seen)} sites"
+        observed = [site for site in sites.values() if is_observed(site)]
+        if len(observed) != 1 or is_factor(observed[0]):
+            number = "a factor" if len(observed) == 1 else f"{len(observed)} sites"
             raise SettingError(
                 f"the model observes {number}, so that what it predicts is not clear; compute it "
                 "from the draws."
             )
-        return seen[0], frames(seen[0])[self.plate] - seen[0]["fn"].event_dim
+        return observed[0], frames(observed[0])[self.plate] - observed[0]["fn"].event_dim
 
     def _zeros(self, count: int) -> Batch:
         """As many rows of zeros."""
@@ -174,8 +174,8 @@ def _all_rows(plate: str, count: int, rows: int | None) -> Any:
         def process_message(self, msg: Site) -> None:
             if msg["type"] == "plate":
                 size = msg["args"][0]
-                held = count if msg["name"] == plate or size == rows else size
-                msg["value"], msg["args"] = jnp.arange(held), (size, held)
+                length = count if msg["name"] == plate or size == rows else size
+                msg["value"], msg["args"] = jnp.arange(length), (size, length)
             if msg["type"] == "subsample":  # which would take what all rows are already
                 msg["kwargs"] = {**msg["kwargs"], "event_dim": None}
 

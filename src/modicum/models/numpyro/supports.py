@@ -26,23 +26,23 @@ __all__ = ["as_constraint"]
 
 def as_constraint(support: Any) -> Constraint:
     """NumPyro's constraint as one of Modicum's; its own bijection where there is no such."""
-    from numpyro.distributions import constraints as known
+    from numpyro.distributions import constraints as supports
 
     base = support
-    while isinstance(base, known.independent):
+    while isinstance(base, supports.independent):
         base = base.base_constraint
-    if base is known.real:
+    if base is supports.real:
         return real
     for theirs, ours in (
-        (known.simplex, simplex),
-        (known.ordered_vector, ordered),
-        (known.corr_cholesky, cholesky_corr),
+        (supports.simplex, simplex),
+        (supports.ordered_vector, ordered),
+        (supports.corr_cholesky, cholesky_corr),
     ):
         if base is theirs:
             return ours
-    if isinstance(base, known.greater_than | known.less_than | known.interval):
+    if isinstance(base, supports.greater_than | supports.less_than | supports.interval):
         ends = getattr(base, "lower_bound", -np.inf), getattr(base, "upper_bound", np.inf)
-        if base is not known.circular and all(np.ndim(end) == 0 for end in ends):
+        if base is not supports.circular and all(np.ndim(end) == 0 for end in ends):
             low, high = (float(end) for end in ends)
             return positive if (low, high) == (0, np.inf) else Interval(low, high)
     return Bijected.of(support)
@@ -68,9 +68,9 @@ class Bijected(Constraint):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Bijected):
             return False
-        one, another = (str(jax.tree.structure(b.transform)) for b in (self, other))
-        ours, theirs = (jax.tree.leaves(b.transform) for b in (self, other))
-        return one == another and all(map(np.array_equal, ours, theirs))
+        structure, other_structure = (str(jax.tree.structure(b.transform)) for b in (self, other))
+        leaves, other_leaves = (jax.tree.leaves(b.transform) for b in (self, other))
+        return structure == other_structure and all(map(np.array_equal, leaves, other_leaves))
 
     def __hash__(self) -> int:
         return hash(type(self.transform))

@@ -220,7 +220,7 @@ class _Study:
 
     def _refuse(self, sites: Sites, plate: str) -> None:
         """Refuse sites that are no part of a prior or of a row's likelihood."""
-        seen = False
+        observes = False
         for name, site in sites.items():
             if site["type"] == "param":
                 raise SettingError(
@@ -230,7 +230,7 @@ class _Study:
             if site["type"] != "sample":
                 continue
             within = plate in frames(site)
-            seen = seen or (within and is_observed(site))
+            observes = observes or (within and is_observed(site))
             if within and not is_observed(site):
                 raise SettingError(
                     f"the plate over the rows holds the latent site '{name}', one value per row, "
@@ -250,7 +250,7 @@ class _Study:
                     f"'{name}' is discrete, and chains move along gradients: sum over its values "
                     "in the likelihood (numpyro.distributions.MixtureGeneral)."
                 )
-        if not seen:
+        if not observes:
             raise SettingError(
                 f"nothing is observed in the plate '{plate}': give the data as fields of the rows."
             )
@@ -276,8 +276,8 @@ class _Study:
                 "an argument that is computed from them, or from their number): compute it from "
                 "all rows beforehand, and pass it as an argument."
             )
-        each = [jax.jit(self.program.log_likelihood)(theta, b)[0] for b in batches]
-        if not _agree(*each):
+        likelihoods = [jax.jit(self.program.log_likelihood)(theta, b)[0] for b in batches]
+        if not _agree(*likelihoods):
             raise SettingError(
                 "the log-likelihood of a row changes with the other rows of its batch (their mean, "
                 "their number, the row before): compute that from all rows beforehand, and make it "

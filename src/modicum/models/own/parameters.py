@@ -70,7 +70,7 @@ def checked_expand(expand: object) -> dict[str, str]:
         raise SettingError(
             'expand must map names of parameters to coordinates, such as {"sigma": "identity"}.'
         )
-    return {str(name): str(what) for name, what in expand.items()}
+    return {str(name): str(coordinate) for name, coordinate in expand.items()}
 
 
 def points_of(init: Params, log_prior: Callable[[Params], ArrayLike]) -> tuple[Params, ...]:

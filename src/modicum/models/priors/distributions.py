@@ -304,8 +304,8 @@ class Horseshoe(Prior):
         _, slab, unit, resolution, tau = numbers
         z = (value / unit)[..., None]
         sd = _mixed_sd(jnp, slab, resolution, tau)
-        each = _LOG_WEIGHTS - 0.5 * (z / sd) ** 2 - jnp.log(sd)
-        return logsumexp(each, axis=-1) - HALF_LOG_2PI - jnp.log(unit)
+        log_terms = _LOG_WEIGHTS - 0.5 * (z / sd) ** 2 - jnp.log(sd)
+        return logsumexp(log_terms, axis=-1) - HALF_LOG_2PI - jnp.log(unit)
 
     @property
     def width(self) -> float:
