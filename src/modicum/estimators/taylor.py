@@ -428,12 +428,12 @@ def _with_slope(
     eta: jax.Array,
     y: jax.Array,
     taylor: Coefficients,
-    some: Callable[[jax.Array], jax.Array] = jnp.any,
+    any_of: Callable[[jax.Array], jax.Array] = jnp.any,
     far: Callable[..., tuple[jax.Array, jax.Array]] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """The remainder, and its derivative in `e`.
 
-    `some` says whether any of truth values is true, and `far` is the difference beyond the series.
+    `any_of` says whether any truth value is true; `far` is the difference beyond the series.
     """
     near = series(e, taylor, order)
     large = far_apart(model, e)
@@ -442,7 +442,7 @@ def _with_slope(
         beyond = (far or direct)(model, order, e, eta, y, taylor)
         return jnp.where(large, beyond[0], near[0]), jnp.where(large, beyond[1], near[1])
 
-    return jax.lax.cond(some(large), mixed, lambda: near)
+    return jax.lax.cond(any_of(large), mixed, lambda: near)
 
 
 def _some(large: jax.Array) -> jax.Array:

@@ -222,19 +222,19 @@ class EnergyConservingKernel:
             return self.estimator.combine(values, present, tables).log
 
         def propose(k: jax.Array, carry: Pytree) -> Pytree:
-            held, log_now, accepted = carry
+            current, log_now, accepted = carry
             swap = partial(self._swap, k, which[k])
-            log_then = log_of(*map(swap, held[1:], offered[1:]))
+            log_then = log_of(*map(swap, current[1:], offered[1:]))
             accept = log_uniform[k] < log_then - log_now  # eq. 3.5
-            kept = jax.tree.map(partial(swap, accept=accept), held, offered)
-            return kept, jnp.where(accept, log_then, log_now), accepted + accept
+            after = jax.tree.map(partial(swap, accept=accept), current, offered)
+            return after, jnp.where(accept, log_then, log_now), accepted + accept
 
         offered = (fresh, fresh_values, fresh_present)
         start = (state.subsample, state.values, state.present)
         carry = (start, log_of(state.values, state.present), jnp.zeros((), int))
         (subsample, _, present), _, accepted = jax.lax.fori_loop(0, self.refreshes, propose, carry)
-        used = self.rows_present(fresh_present)
-        return subsample, present, Refreshed(accepted / self.refreshes, used)
+        fresh_rows = self.rows_present(fresh_present)
+        return subsample, present, Refreshed(accepted / self.refreshes, fresh_rows)
 
     def _swap(
         self,

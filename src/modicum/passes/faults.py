@@ -36,11 +36,11 @@ FIRST_ROWS = 10_000  # that say how large outcomes are
 def describe_row(rows: Rows, row: int) -> str:
     """A row by its number and the values it holds, such as "of row 7 (x = [1, 2], y = 3)"."""
     values = {name: np.asarray(values)[0] for name, values in rows.slice(row, row + 1).items()}
-    shown = ", ".join(
+    text = ", ".join(
         f"{name} = {np.array2string(value, precision=3, threshold=4, edgeitems=2)}"
         for name, value in values.items()
     )
-    return f"of row {row} ({shown})"
+    return f"of row {row} ({text})"
 
 
 def first_bad_row(sums: Sums, t: np.ndarray, of_gradient: bool = False) -> str:
@@ -79,11 +79,11 @@ def _gradient_faults(target: Target, t: jax.Array, batch: Batch, present: jax.Ar
 def point_text(target: Target, t: np.ndarray) -> str:
     """The first parameters of a point, by name."""
     leaves = target.report(jnp.asarray(t))
-    shown = [
+    texts = [
         f"{name} = {np.array2string(np.asarray(leaf), precision=3, threshold=4, edgeitems=2)}"
         for name, leaf in leaves.items()
     ]
-    return ", ".join(shown[:4]) + (", ..." if len(shown) > 4 else "")
+    return ", ".join(texts[:4]) + (", ..." if len(texts) > 4 else "")
 
 
 def why_not_finite(sums: Sums, at: Curvature) -> str:

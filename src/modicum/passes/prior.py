@@ -141,10 +141,10 @@ def flat_prior(target: Target) -> StandInPrior | None:
     return StandInPrior(target, np.zeros(target.size), none)
 
 
-def plus(one: Symmetric, other: Symmetric) -> Symmetric:
+def plus(first: Symmetric, second: Symmetric) -> Symmetric:
     """The sum of two matrices of one form."""
-    if isinstance(one, ArrowMatrix):
-        assert isinstance(other, ArrowMatrix)
-        return one + other
-    assert isinstance(other, np.ndarray)
-    return one + other
+    if isinstance(first, ArrowMatrix):
+        assert isinstance(second, ArrowMatrix)
+        return first + second
+    assert isinstance(second, np.ndarray)
+    return first + second

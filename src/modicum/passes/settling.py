@@ -76,10 +76,10 @@ def _normal(
     if isinstance(information, ArrowMatrix):
         assert isinstance(precision, ArrowMatrix)
         factored = ArrowCholesky.mending((information + precision).leading(read))
-        known = factored.factor().covariance
+        covariance = factored.factor().covariance
         border = np.asarray(information.border)
-        own = diagonal(V)[border[len(known.border) :]]
-        return known.extended(border, own), factored.solve(pull)
+        own = diagonal(V)[border[len(covariance.border) :]]
+        return covariance.extended(border, own), factored.solve(pull)
     assert isinstance(precision, np.ndarray)
     assert isinstance(V, np.ndarray)
     V[:read, :read] = _inverse(information[:read, :read] + precision[:read, :read])
@@ -98,8 +98,8 @@ def _with_variances(V: Covariance, variance: np.ndarray) -> Covariance:
     """The same with these variances of the last entries, which are independent of all others."""
     read = len(diagonal(V)) - len(variance)
     if isinstance(V, ArrowCovariance):
-        held = int(np.searchsorted(V.border, read))
-        first = replace(V, border=V.border[:held], corner=V.corner[:held, :held])
+        kept = int(np.searchsorted(V.border, read))
+        first = replace(V, border=V.border[:kept], corner=V.corner[:kept, :kept])
         return first.extended(V.border, variance)
     V[read:, read:] = np.diag(variance)
     return V

@@ -49,8 +49,8 @@ class Clock:
 
     def took(self, kind: Kind, rows: int, seconds: float) -> None:
         """Learn from a pass."""
-        each = seconds / max(rows, 1)
-        self.per_row[kind] = min(each, self.per_row.get(kind, each))
+        per_row = seconds / max(rows, 1)
+        self.per_row[kind] = min(per_row, self.per_row.get(kind, per_row))
 
 
 TargetSum: TypeAlias = Callable[[Target, np.ndarray, Batch, np.ndarray], tuple[Array, ...]]

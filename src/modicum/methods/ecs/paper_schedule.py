@@ -126,11 +126,11 @@ def explain_burn_in(done: BurnIn, by_hand: Collection[str]) -> tuple[dict[str, s
             f"chosen by the pilot study after the first {STAGES[0]} iterations of burn-in; before "
             f"them, at the mean of a subset, {done.calibrated[0]:,}"
         )
-    shown: Tuning = {
+    tuning: Tuning = {
         "burn-in variance": [float(f"{v:.4g}") for v in done.variance],
         "recalibration": [float(m) for m in done.calibrated],
     }
-    return {name: reason for name, reason in why.items() if name not in by_hand}, shown
+    return {name: reason for name, reason in why.items() if name not in by_hand}, tuning
 
 
 def _stage(study: Study, parts: Composition, task: Task, length: int, number: int) -> History:

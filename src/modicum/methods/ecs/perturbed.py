@@ -252,8 +252,8 @@ class HMCECS(EnergyConserving):
         """What to do about too few rows, where that would help."""
         if self.subsample is None:
             return 'use tuning="auto"' if self.tuning == "paper" else None
-        enough = replace(self, subsample=None).choose(study).subsample
-        helps = 2 * enough <= len(study.task.rows)  # else it would be refused
+        advised = replace(self, subsample=None).choose(study).subsample
+        helps = 2 * advised <= len(study.task.rows)  # else it would be refused
         return "leave `subsample` out to have it chosen" if helps else None
 
     def _with_all_rows(self, plan: Plan, study: Study) -> Plan:

@@ -426,8 +426,8 @@ class Study:
             return None
         if certainty not in self._coresets:
             far, log_posterior = self._far_out
-            found = fit_coreset(self._residuals, far, log_posterior, self._probability(certainty))
-            self._coresets[certainty] = found
+            coreset = fit_coreset(self._residuals, far, log_posterior, self._probability(certainty))
+            self._coresets[certainty] = coreset
         return self._coresets[certainty]
 
     @cached_property
