@@ -33,7 +33,7 @@ from modicum.passes.faults import first_bad_row, point_text
 from modicum.passes.sums import Sums
 from modicum.random import Stream, generator
 from modicum.rows.groups import GroupedRows
-from modicum.runtime import Array, in_double_precision, jit
+from modicum.runtime import Array, in_double_precision, jit, one_blas_thread
 
 __all__ = [
     "DENSE_LIMIT",
@@ -268,6 +268,13 @@ def settle(
     covariance of the posterior under the normal stand-in; then the stand-in and the marginal modes
     of the priors' own parameters, given these. The iteration starts from `before`.
     """
+    with one_blas_thread.for_small(len(at.point)):
+        return _settled(at, target, before)
+
+
+def _settled(
+    at: Curvature, target: Target, before: StandInPrior | None
+) -> tuple[Curvature, StandInPrior]:
     assert target.exact_prior is not None
     exact, numbers = target.exact_prior
     _, slope, bent = folded_prior(target, at.point)
