@@ -566,7 +566,7 @@ class Study:
     def kernel(self, parts: Composition) -> EnergyConservingKernel:
         """Compose the kernel."""
         return EnergyConservingKernel(
-            self._with_room(parts.subsample),
+            self._of_usual_groups(),
             parts.estimator,
             self.draws_rows,
             _move(self.method),
@@ -577,14 +577,12 @@ class Study:
             first_step=self.method.step_size,
         )
 
-    def _with_room(self, subsample: int) -> ControlVariate[Any]:
-        """The control variate with room for the rows that `subsample` groups usually have."""
+    def _of_usual_groups(self) -> ControlVariate[Any]:
+        """The control variate for groups with as many rows as those that are drawn usually have."""
         form = self.control_variate
         if not isinstance(form, GroupTaylor) or self._few is None:
             return form
-        size = self._few["group_rows"]
-        usual = np.mean(size) + 2.5 * np.std(size) / np.sqrt(subsample)
-        return replace(form, typical=8 * ceil(usual / 8))
+        return replace(form, typical=8 * ceil(float(np.mean(self._few["group_rows"])) / 8))
 
     def floats_per_iteration(self, parts: Composition) -> int:
         """Numbers that an iteration holds for the rows it requests."""
