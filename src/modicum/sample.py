@@ -30,11 +30,10 @@ from modicum.methods import DEFAULT, METHODS, Auto, Method, resolve
 from modicum.methods.base import Plan, Task
 from modicum.methods.groups import with_fixed_nodes
 from modicum.models import BaseModel, Target
-from modicum.models.base import Params
+from modicum.models.base import DENSE_LIMIT, Params
 from modicum.passes import Starts, Sums
 from modicum.passes.engine import Engine
 from modicum.passes.full_likelihood import free_memory
-from modicum.passes.mode import DENSE_LIMIT
 from modicum.posterior import Posterior
 from modicum.posterior.labels import scalar_names, tidy_labels
 from modicum.progress import Progressbar, phase, say

@@ -16,8 +16,8 @@ from modicum.methods.pool import _block_values
 from modicum.models import Target
 from modicum.passes import anchor_at, engine
 from modicum.passes.linear import linear_hessian_sum
-from modicum.passes.mode import _prior_hessian, _prior_slope, prior_hessian, prior_slope
 from modicum.passes.on_numpy import hessian_by_numpy
+from modicum.passes.prior import _prior_hessian, _prior_slope, prior_hessian, prior_slope
 from modicum.runtime import COMPILED, _blas_threads, in_double_precision, one_blas_thread
 
 M, P = mo.models, mo.priors

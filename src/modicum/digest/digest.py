@@ -44,14 +44,9 @@ from modicum.models.base import Batch
 from modicum.models.prediction import ModelPredictor, rebuild
 from modicum.models.priors.units import MomentSums, moment_sums
 from modicum.passes import Engine, LocalEngine, Quadratic, Sums
-from modicum.passes.mode import (
-    Curvature,
-    flat_prior,
-    prior_hessian,
-    prior_slope,
-    settle,
-    whitening_factor,
-)
+from modicum.passes.curvature import Curvature, whitening_factor
+from modicum.passes.prior import flat_prior, prior_hessian, prior_slope
+from modicum.passes.settling import settle
 from modicum.posterior import FitRows
 from modicum.rows import Rows, RowsSchema
 from modicum.rows.description import Description
@@ -233,11 +228,11 @@ class Digest:
         part = self.pool.part[self.pool.stratum]
         out = np.empty((len(draws), len(self.pool)))
         for k, anchor in enumerate(self.anchors):
-            mine = np.flatnonzero(part == k)
+            pool_rows = np.flatnonzero(part == k)
             proxy = proxy_at(anchor, np.eye(size))
-            for first in range(0, len(mine), BLOCK):
-                block = mine[first : first + BLOCK]
-                row_ids = np.resize(block, min(BLOCK, len(mine)))  # all of one shape
+            for first in range(0, len(pool_rows), BLOCK):
+                block = pool_rows[first : first + BLOCK]
+                row_ids = np.resize(block, min(BLOCK, len(pool_rows)))  # all of one shape
                 batch = self.pool.rows.take(row_ids) | {"probability": np.ones(len(row_ids))}
                 values = np.asarray(_values(form, batch, proxy, draws - anchor))
                 out[:, block] = values[:, : len(block)]
@@ -279,8 +274,8 @@ class Digest:
         """The target of a model with the units of all rows, and the sums' point in its layout."""
         rows = self.pool.rows
         require_digestible(model, rows)
-        known = with_known_data(model, rows, self.units, self.classes)
-        target, start = Target.of(known, self.pool.weighted())
+        complete_model = with_known_data(model, rows, self.units, self.classes)
+        target, start = Target.of(complete_model, self.pool.weighted())
         refuse_other_likelihood(model, identity_of(target, rows), self.likelihood)
         start[: len(self.total.point)] = self.total.point
         return target, start
@@ -302,7 +297,9 @@ class Digest:
             )
         places, anchors = [], list(self.anchors)
         for anchor in other.anchors:  # those that are here already keep their place
-            same = [k for k, known in enumerate(anchors) if np.array_equal(known, anchor)]
+            same = [
+                k for k, other_anchor in enumerate(anchors) if np.array_equal(other_anchor, anchor)
+            ]
             places.append(same[0] if same else len(anchors))
             anchors += [] if same else [anchor]
         joined = replace(
@@ -322,17 +319,17 @@ class Digest:
 
     def add(self, rows: object) -> Digest:
         """The digest of its rows and these: Modicum rows, or a table encoded as the others were."""
-        known = self.rows_like(rows)
-        size = max(FEWEST, ceil(len(self.pool) * len(known) / self.number))
+        added_rows = self.rows_like(rows)
+        size = max(FEWEST, ceil(len(self.pool) * len(added_rows) / self.number))
         engine = LocalEngine(progressbar=False)
-        return self + self.shard(self._model(), known, size, self.number, engine)
+        return self + self.shard(self._model(), added_rows, size, self.number, engine)
 
     @in_double_precision
     def shard(self, model: BaseModel, rows: Rows, size: int, seed: int, engine: Engine) -> Digest:
         """The digest of other rows at this one's anchor, for the posterior of both together."""
         self._require_schema(rows.schema, rows._description)
-        known = with_known_data(model, rows, self.units, self.classes)
-        target, start = Target.of(known, rows)
+        complete_model = with_known_data(model, rows, self.units, self.classes)
+        target, start = Target.of(complete_model, rows)
         refuse_other_likelihood(model, identity_of(target, rows), self.likelihood)
         start[: len(self.total.point)] = self.total.point
         ledger = Ledger(rows=len(rows))
@@ -361,35 +358,35 @@ class Digest:
         told from a pool of some; those that cannot have been are refused, and where fewer of many
         are found in the pool than chance allows, a warning says so.
         """
-        known, model = self.rows_like(rows), self._model()
-        if len(known) >= self.number:
+        removed_rows, model = self.rows_like(rows), self._model()
+        if len(removed_rows) >= self.number:
             raise DataError(
-                f"{len(known):,} rows cannot be removed from a digest of {self.number:,}: at least "
-                "one must be left."
+                f"{len(removed_rows):,} rows cannot be removed from a digest of {self.number:,}: "
+                "at least one must be left."
             )
         target, _ = self._target(model)
         engine = LocalEngine(progressbar=False)
-        gone = removed_sums(target, known, self.pool, self.anchors, engine)
-        pool, used = self.pool.without(known).parts_used()
-        least, present = self.pool.presence(known)
+        removed = removed_sums(target, removed_rows, self.pool, self.anchors, engine)
+        pool, parts_left = self.pool.without(removed_rows).parts_used()
+        least, present = self.pool.presence(removed_rows)
         if least < UNLIKELY:
-            warn(_strangers(len(known), present, len(self.pool)), stacklevel=3)
-        less = replace(
+            warn(_strangers(len(removed_rows), present, len(self.pool)), stacklevel=3)
+        remaining = replace(
             self,
-            number=self.number - len(known),
-            total=self.total - gone.sums,
-            anchors=self.anchors[used],
+            number=self.number - len(removed_rows),
+            total=self.total - removed.sums,
+            anchors=self.anchors[parts_left],
             pool=pool,
-            units=None if self.units is None else self.units - moment_sums(known),
+            units=None if self.units is None else self.units - moment_sums(removed_rows),
             notes=(),
-            fit_rows=_merged_rows(self.fit_rows, FitRows.of(known)),
+            fit_rows=_merged_rows(self.fit_rows, FitRows.of(removed_rows)),
         )
-        at, _ = less._curvature
+        at, _ = remaining._curvature
         mode = (at.point + at.newton_step())[: len(self.total.point)]
-        error = gone.error(mode, whitening_factor(at.dense_precision)[0])
+        error = removed.error(mode, whitening_factor(at.dense_precision)[0])
         if error > CRUDE:
             warn(_mixed_up(error), stacklevel=3)
-        return less.guarded()
+        return remaining.guarded()
 
     def guarded(self) -> Digest:
         """Itself, with a warning where the mode has left the anchor."""
@@ -482,8 +479,8 @@ class Digest:
         if spec is not None:
             if model is not None:
                 raise SettingError("the file keeps the model of this digest: leave `model` out.")
-            known = rebuild(spec)
-            model = None if known is None else known.model
+            predictor = rebuild(spec)
+            model = None if predictor is None else predictor.model
         digest = cls(
             model=None,
             likelihood=contents.likelihood,

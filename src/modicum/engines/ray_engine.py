@@ -110,8 +110,8 @@ class RayEngine:
         def ask(actor: Actor, mine: np.ndarray) -> Reference:
             return actor.take.remote(source, flat[mine])
 
-        taken = rows_from(self.each_from(self.owners(rows, flat), ask), len(flat), rows)
-        return in_shape(taken, row_ids.shape)
+        batch = rows_from(self.each_from(self.owners(rows, flat), ask), len(flat), rows)
+        return in_shape(batch, row_ids.shape)
 
     def owners(self, rows: Rows, row_ids: np.ndarray) -> np.ndarray:
         """Numbers of the workers that pass over these rows."""

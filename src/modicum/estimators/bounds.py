@@ -383,8 +383,8 @@ class StudentTBound(Bound[StudentT]):
         return ((y - predictors[:, 0]) / self._spread(predictors[:, 1:])) ** 2
 
     def _spread(self, extras: jax.Array) -> float | jax.Array:
-        known = self.model.scale
-        return known if known is not None else jnp.exp(extras[..., 0])
+        scale = self.model.scale
+        return scale if scale is not None else jnp.exp(extras[..., 0])
 
     def tight_at(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
         """The squared residuals there."""
@@ -437,9 +437,9 @@ def bound_of(model: BaseModel) -> Bound[Any]:
         If none is known. A subclass may have changed the likelihood, so it has none either.
     """
     if type(model) not in BOUNDS:
-        known = ", ".join(family.__name__ for family in BOUNDS)
+        names = ", ".join(family.__name__ for family in BOUNDS)
         raise SettingError(
-            f"FlyMC needs a lower bound of each row's likelihood, which is known for {known} and "
+            f"FlyMC needs a lower bound of each row's likelihood, which is known for {names} and "
             f"not for {type(model).__name__}; use method='hmc-ecs', or method='nuts' on all rows."
         )
     return BOUNDS[type(model)](model)

@@ -56,12 +56,13 @@ class NumPyRows:
         assert isinstance(model, LinearPredictorModel)
         self._model, self._order = model, control_variate.order
         self.count = len(batch["probability"])
-        held = jax.tree.map(np.asarray, proxy)
+        on_host = jax.tree.map(np.asarray, proxy)
         fields = {name: np.asarray(values) for name, values in batch.items()}
         with np.errstate(all="ignore"):
             self._blocks = [
                 control_variate.cache(
-                    {name: values[first : first + BLOCK] for name, values in fields.items()}, held
+                    {name: values[first : first + BLOCK] for name, values in fields.items()},
+                    on_host,
                 )
                 for first in range(0, self.count, BLOCK)
             ]
@@ -113,7 +114,7 @@ class NumPyRows:
         self, e: np.ndarray, eta: np.ndarray, y: np.ndarray, taylor: np.ndarray
     ) -> np.ndarray:
         """Derivative in e of the remainder of each row."""
-        held = (as_either(e), as_either(eta), as_either(y), as_either(taylor))
-        near = series(held[0], held[3], self._order)[1]
-        far = direct(self._model, self._order, *held)[1]
-        return np.where(np.asarray(far_apart(self._model, held[0])), far, near)
+        arguments = (as_either(e), as_either(eta), as_either(y), as_either(taylor))
+        near = series(arguments[0], arguments[3], self._order)[1]
+        far = direct(self._model, self._order, *arguments)[1]
+        return np.where(np.asarray(far_apart(self._model, arguments[0])), far, near)

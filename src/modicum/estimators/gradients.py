@@ -210,6 +210,7 @@ class Taylor(BaseGradientEstimator):
             log = cv.log_proxy(z, expansion) + jnp.mean(cv.values(batch, z, expansion))
             return log if certain is None else log + jnp.sum(cv.values(certain, z, expansion))
 
+        # Minus eq. 4.7, and minus the gradient of the log-prior.
         return -jax.grad(log_posterior)(z.astype(np.float64)).astype(z.dtype)
 
 

@@ -497,8 +497,8 @@ def variance_unit(target: Target, point: np.ndarray, groups: GroupedRows) -> jax
     assert groups.nodes is not None
     if model.effects > 1 and model.covariance.correlated:
         return None
-    some = np.linspace(0, len(groups) - 1, min(len(groups), USUAL_GROUPS)).astype(int)
-    batch = groups.take(some)
+    group_ids = np.linspace(0, len(groups) - 1, min(len(groups), USUAL_GROUPS)).astype(int)
+    batch = groups.take(group_ids)
     information = np.asarray(_information(target, jnp.asarray(point), batch))
     usual = np.median(information, axis=0)
     unit: jax.Array = to_device(0.5 / np.maximum(usual, 1e-8))

@@ -29,7 +29,7 @@ from modicum.models.base import Batch
 from modicum.models.matrix import ModelMatrix
 from modicum.models.priors.exact import ExactPrior
 from modicum.passes import Anchor
-from modicum.passes.mode import folded_prior
+from modicum.passes.prior import folded_prior
 from modicum.runtime import to_device
 
 __all__ = [
@@ -54,7 +54,7 @@ ROUNDING = 1e-9  # of the whitened Hessian
 
 
 def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
-    """The anchor's sums in whitened coordinates: sum q = C + a'z + z'Bz/2 (below eq. 4.4).
+    """The anchor's sums in whitened coordinates: sum q = C + a'z + z'Bz/2 (eq. 4.4 summed).
 
     The normal priors of linear-predictor models are quadratics too, and are folded in. If all
     priors are, B = -I by the definition of whitening; it is then left out, which saves d^2
@@ -168,7 +168,7 @@ class LinearTaylor:
     target
         The model and its layout.
     order
-        0, 1 or 2 (HMC-ECS paper, section 4.2).
+        0, 1 or 2 (HMC-ECS paper, eq. 4.4; the lower orders in section 6.8).
     precision
         "float64" or "float32": of the cached rows and of the residuals. Sums are float64.
     prior
@@ -428,12 +428,12 @@ def _with_slope(
     eta: jax.Array,
     y: jax.Array,
     taylor: Coefficients,
-    some: Callable[[jax.Array], jax.Array] = jnp.any,
+    any_of: Callable[[jax.Array], jax.Array] = jnp.any,
     far: Callable[..., tuple[jax.Array, jax.Array]] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """The remainder, and its derivative in `e`.
 
-    `some` says whether any of truth values is true, and `far` is the difference beyond the series.
+    `any_of` says whether any truth value is true; `far` is the difference beyond the series.
     """
     near = series(e, taylor, order)
     large = far_apart(model, e)
@@ -442,7 +442,7 @@ def _with_slope(
         beyond = (far or direct)(model, order, e, eta, y, taylor)
         return jnp.where(large, beyond[0], near[0]), jnp.where(large, beyond[1], near[1])
 
-    return jax.lax.cond(some(large), mixed, lambda: near)
+    return jax.lax.cond(any_of(large), mixed, lambda: near)
 
 
 def _some(large: jax.Array) -> jax.Array:

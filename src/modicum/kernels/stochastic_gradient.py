@@ -92,7 +92,7 @@ class StochasticGradientKernel:
 
     def prepare(self, batch: Batch, context: StochasticGradientContext) -> Pytree:
         """What the estimator makes of rows without the state, batch by batch."""
-        return jax.vmap(lambda each: self.estimator.prepare(each, context))(batch)
+        return jax.vmap(lambda one_batch: self.estimator.prepare(one_batch, context))(batch)
 
     def init(
         self, key: jax.Array, batch: None, context: StochasticGradientContext
@@ -151,4 +151,4 @@ class StochasticGradientKernel:
         if self.batches == 1:
             only = jax.tree.map(lambda field: field[0], batches)
             return self.estimator.gradient(z, only, memory, context)[None]
-        return jax.vmap(lambda each: self.estimator.gradient(z, each, memory, context))(batches)
+        return jax.vmap(lambda batch: self.estimator.gradient(z, batch, memory, context))(batches)

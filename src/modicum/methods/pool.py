@@ -146,7 +146,7 @@ def _block_values(
     """D of each row at each draw, (draws, rows)."""
     z = jnp.asarray(z)
     if not isinstance(control_variate, LinearTaylor):
-        return jax.lax.map(lambda each: control_variate.values(cached, each, proxy), z)
+        return jax.lax.map(lambda point: control_variate.values(cached, point, proxy), z)
     e = z @ cached.rows.T
     model = control_variate.target.model
     assert isinstance(model, LinearPredictorModel)

@@ -151,13 +151,13 @@ class CoefficientPriors(BaseModel):
 
     def log_folded_prior(self, theta: Params) -> jax.Array:
         """The part that is a quadratic in the parameters: normal and flat priors."""
-        known = self.resolved_priors
-        return self.log_prior(theta) if known is None else known.log_folded(theta)
+        priors = self.resolved_priors
+        return self.log_prior(theta) if priors is None else priors.log_folded(theta)
 
     def exact_prior(self, theta: Params) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
         """The other part, for parameters laid out as `theta`; None where all are quadratic."""
-        known = self.resolved_priors
-        return None if known is None else known.exact(shapes_of(theta))
+        priors = self.resolved_priors
+        return None if priors is None else priors.exact(shapes_of(theta))
 
     @property
     def has_flat_prior(self) -> bool:  # type: ignore[override]
@@ -172,8 +172,8 @@ class CoefficientPriors(BaseModel):
 
     def shrunk(self, theta: Params) -> Params:
         """Coefficients with a horseshoe prior, and what it has besides."""
-        known = self.resolved_priors
-        return super().shrunk(theta) if known is None else known.shrunk(theta)
+        priors = self.resolved_priors
+        return super().shrunk(theta) if priors is None else priors.shrunk(theta)
 
     def prior_distances(self, theta: Params) -> Params | None:
         """In prior standard deviations; of the intercept, the one its prior is about."""
@@ -187,11 +187,11 @@ class CoefficientPriors(BaseModel):
 
     def describe_priors(self, rows: Rows) -> dict[str, str]:
         """Name each prior: "normal(mean, sd)"."""
-        known = self.resolved_priors
-        if known is None and self.has_raw_priors:
-            known = self.priors_for(rows, None)
+        priors = self.resolved_priors
+        if priors is None and self.has_raw_priors:
+            priors = self.priors_for(rows, None)
         common = common_columns(self.group_terms, rows)
-        return {} if known is None else known.describe(tuple(rows.columns[j] for j in common))
+        return {} if priors is None else priors.describe(tuple(rows.columns[j] for j in common))
 
     def likelihood_layout(self, theta: Params) -> Params:
         """All but the parameters of priors, which are the last."""

@@ -154,9 +154,9 @@ class CodedMatrix:
 
     def place(self, term: CodedTerm) -> jax.Array:
         """Where a row's column is, counted from one; 0 for the reference level."""
-        held = self.codes[term.field]
-        xp = namespace(held)
-        code = held.astype(np.intp if xp is np else jnp.int32)  # what indices are, in each
+        codes = self.codes[term.field]
+        xp = namespace(codes)
+        code = codes.astype(np.intp if xp is np else jnp.int32)  # what indices are, in each
         if not term.reference:
             return code + (term.first + 1)
         return xp.where(code == 0, 0, code + term.first)
@@ -170,8 +170,8 @@ class CodedMatrix:
 
     def numbers(self) -> jax.Array:
         """The dense columns, that of ones last, (..., columns)."""
-        held = next(iter(self.codes.values()))
-        xp, shape = namespace(held), held.shape
+        codes = next(iter(self.codes.values()))
+        xp, shape = namespace(codes), codes.shape
         parts = [xp.ones((*shape, 1), self.dtype)] if self.ones else []
         if self.coding.dense:
             assert self.x is not None

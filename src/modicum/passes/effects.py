@@ -62,8 +62,8 @@ def expected_given(
 @in_double_precision
 def effect_shift(model: IntegratedEffects, effects: np.ndarray, batch: Batch) -> np.ndarray:
     """What effects (draws, rows, effects) add to the predictors of rows, (draws, rows)."""
-    seen = dict(batch) | {"y": np.zeros(effects.shape[1])}
-    return np.sum(np.asarray(model.effect_columns(seen)) * effects, axis=2)
+    fields = dict(batch) | {"y": np.zeros(effects.shape[1])}
+    return np.sum(np.asarray(model.effect_columns(fields)) * effects, axis=2)
 
 
 @jit(static=0, options=SCATTERS)

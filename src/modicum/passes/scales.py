@@ -22,7 +22,8 @@ from modicum.models.arrow import (
     diagonal,
 )
 from modicum.models.priors.grouped import Effects
-from modicum.passes.mode import Curvature, exact_log_priors, folded_prior, plus
+from modicum.passes.curvature import Curvature
+from modicum.passes.prior import exact_log_priors, folded_prior, plus
 from modicum.runtime import one_blas_thread
 
 __all__ = ["group_notes", "scale_doubts", "with_scale_widths"]

@@ -49,8 +49,8 @@ class Clock:
 
     def took(self, kind: Kind, rows: int, seconds: float) -> None:
         """Learn from a pass."""
-        each = seconds / max(rows, 1)
-        self.per_row[kind] = min(each, self.per_row.get(kind, each))
+        per_row = seconds / max(rows, 1)
+        self.per_row[kind] = min(per_row, self.per_row.get(kind, per_row))
 
 
 TargetSum: TypeAlias = Callable[[Target, np.ndarray, Batch, np.ndarray], tuple[Array, ...]]
@@ -85,7 +85,7 @@ class Sums:
     clock: Clock = field(default_factory=Clock, compare=False)
 
     def value(self, t: np.ndarray, purpose: str) -> float:
-        """Log-likelihood at `t`: the C of eq. 4.4 of the HMC-ECS paper."""
+        """Log-likelihood at `t`: the first term of eq. 4.4 of the HMC-ECS paper, summed."""
         (value,) = self._sweep(_value_sum, t, purpose, "density")
         return float(value) + float(self._rest_values(t))
 

@@ -398,11 +398,11 @@ class ModelPriors:
 
     def describe(self, columns: tuple[str, ...]) -> dict[str, str]:
         """Print each prior; one line for all coefficients where they share it."""
-        each = [str(prior) for prior in self.coefficients]
-        if len(set(each)) == 1:
-            described = {"beta": each[0]}
+        texts = [str(prior) for prior in self.coefficients]
+        if len(set(texts)) == 1:
+            described = {"beta": texts[0]}
         else:
-            described = {f"beta[{name}]": text for name, text in zip(columns, each, strict=True)}
+            described = {f"beta[{name}]": text for name, text in zip(columns, texts, strict=True)}
         if self.intercept is not None:
             where = ", of the predictor at the mean of the columns" if self.centre else ""
             described["intercept"] = f"{self.intercept}{where}"

@@ -33,7 +33,7 @@ from modicum.models import Target
 from modicum.passes import LocalEngine, Sums, units_of
 from modicum.passes.pointwise import LeftOut, approximately_left_out, log_likelihoods
 from modicum.posterior.checking.moment_matching import MOST_UNITS, WORST_TAIL, leave_out_anew
-from modicum.posterior.draws import Draws, require_finite, thinned
+from modicum.posterior.draws import Draws, evenly_spaced, require_finite, thinned
 from modicum.posterior.fitted import Subject, flat_points
 from modicum.posterior.resampling import require_positive_sum
 from modicum.random import Stream, generator
@@ -323,7 +323,7 @@ def _approximation(subject: _Prepared, engine: LocalEngine) -> LeftOut:
     Else a row's log-likelihood would be off by its slope times what their means differ, which is
     larger by far than the curvature that leaving the row out is about.
     """
-    spaced = _evenly(len(subject.points), FEW_POINTS)
+    spaced = evenly_spaced(len(subject.points), FEW_POINTS)
     points, log_weight = subject.points[spaced], subject.log_weight[spaced]
     centre = _mean(subject.points, subject.log_weight, subject.sign)
     moved = points + centre - _mean(points, log_weight, np.ones(len(spaced)))
@@ -333,11 +333,6 @@ def _approximation(subject: _Prepared, engine: LocalEngine) -> LeftOut:
 
 def _mean(points: np.ndarray, log_weight: np.ndarray, sign: np.ndarray) -> np.ndarray:
     return np.average(points, axis=0, weights=sign * np.exp(log_weight - log_weight.max()))
-
-
-def _evenly(total: int, number: int) -> np.ndarray:
-    used = min(number, total)
-    return ((2 * np.arange(used) + 1) * total) // (2 * used)
 
 
 def _left_out(

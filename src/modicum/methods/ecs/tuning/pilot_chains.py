@@ -199,5 +199,5 @@ def _chains(
         _, drawn = jax.lax.scan(iterate, start, jax.random.split(rest, extent.iterations))
         return drawn
 
-    each = jax.random.split(key, extent.chains)
-    return jax.vmap(chain)(each) if extent.side_by_side else jax.lax.map(chain, each)
+    keys = jax.random.split(key, extent.chains)
+    return jax.vmap(chain)(keys) if extent.side_by_side else jax.lax.map(chain, keys)

@@ -211,8 +211,8 @@ def posterior_share(log_ratio: np.ndarray) -> np.ndarray:
         return share(1.0)
     for _ in range(30):
         middle = (low + high) / 2
-        enough = 1 / np.sum(share(middle) ** 2) >= least
-        low, high = (middle, high) if enough else (low, middle)
+        is_large = 1 / np.sum(share(middle) ** 2) >= least
+        low, high = (middle, high) if is_large else (low, middle)
     return share(low)
 
 
@@ -293,10 +293,10 @@ class Residuals:
             rows = SLOPE_ROWS * size
         rows = min(rows, len(weight))
         at, share = as_drawn(weight, rows, factor * np.sqrt(self.share @ self.values**2))
-        some = {name: np.asarray(values)[at] for name, values in self.rows.items()}
+        batch = {name: np.asarray(values)[at] for name, values in self.rows.items()}
         if needs_no_compiler(form) and not isinstance(proxy.factor, ArrowFactor):
-            return _slopes_by_numpy(NumPyRows(form, some, proxy), draws, share, factor[at])
-        return np.asarray(_slopes(form, some, proxy, draws, share, factor[at]))
+            return _slopes_by_numpy(NumPyRows(form, batch, proxy), draws, share, factor[at])
+        return np.asarray(_slopes(form, batch, proxy, draws, share, factor[at]))
 
 
 def as_drawn(weight: np.ndarray, count: int, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -176,15 +176,17 @@ def seldom_exceeded(pilot: Pilot) -> float:
     The larger of the empirical percentile, which only two or three pilot draws exceed, and that of
     a lognormal distribution with the same moments.
     """
-    seen = pilot.quantile(pilot.variance, 1 - SELDOM)
+    quantile = pilot.quantile(pilot.variance, 1 - SELDOM)
     positive = pilot.variance > 0
     if not np.any(positive):
-        return seen
+        return quantile
     log, share = np.log(pilot.variance[positive]), pilot.share[positive]
     share = share / share.sum()
     middle = share @ log
     spread = np.sqrt(share @ (log - middle) ** 2)
-    return max(seen, min(float(np.exp(middle + ndtri(1 - SELDOM) * spread)), pilot.variance.max()))
+    return max(
+        quantile, min(float(np.exp(middle + ndtri(1 - SELDOM) * spread)), pilot.variance.max())
+    )
 
 
 def _unbiased(pilot: Pilot, bias: float, ddof: int, least: int) -> int:
@@ -198,15 +200,15 @@ def _unbiased(pilot: Pilot, bias: float, ddof: int, least: int) -> int:
         middle = ceil((low * high) ** 0.5)
         if middle >= high:
             break
-        enough = perturbation.bound(middle, ddof) <= bias
-        low, high = (low, middle) if enough else (middle, high)
+        is_unbiased = perturbation.bound(middle, ddof) <= bias
+        low, high = (low, middle) if is_unbiased else (middle, high)
     return high
 
 
 def _blocks(variance: float, m: int, fixed: bool, of_groups: bool) -> int:
     """G = max(20, 2 sigma^2); for an m set by hand, a divisor of it near that."""
-    enough = max(ENOUGH_GROUPS if of_groups else FEWEST_BLOCKS, ceil(2 * variance))
+    fewest = max(ENOUGH_GROUPS if of_groups else FEWEST_BLOCKS, ceil(2 * variance))
     if not fixed:
-        return min(enough, m)
+        return min(fewest, m)
     divisors = [g for g in range(1, m + 1) if m % g == 0]
-    return next((g for g in divisors if g >= enough), m)
+    return next((g for g in divisors if g >= fewest), m)
