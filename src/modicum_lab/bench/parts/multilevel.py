@@ -42,7 +42,7 @@ LIMIT = 1_800  # processor seconds for one contender
 LONG = 7_200  # for one size of what grows
 COLUMNS = (
     *("contender", "seconds", "processor seconds", "least ESS", "processor seconds for 1,000"),
-    "group sds",
+    *("ESS per processor second of sampling", "group sds"),
 )
 
 FIT = """
@@ -258,7 +258,7 @@ def numpyro_line(problem: Problem, folder: Path, draws: int) -> Sequence[object]
     columns = [",".join(problem.common), ",".join(problem.groups)]
     output = _output([sys.executable, "-c", NUMPYRO, str(path), str(draws), *columns])
     if output is None:
-        return f"NumPyro NUTS, {draws} draws", "", f"over {LIMIT:,}", "", "", ""
+        return f"NumPyro NUTS, {draws} draws", "", f"over {LIMIT:,}", "", "", "", ""
     return _sampled("NumPyro NUTS", output)
 
 
@@ -268,8 +268,9 @@ def _sampled(name: str, output: str) -> Sequence[object]:
     # Before the first draw and after: only the draws would be more or fewer.
     used = said["processor"]
     enough = used * (1 + said["sampling"] * (1000 / said["ess"] - 1))
+    rate = said["ess"] / (used * said["sampling"])
     shown = name.format(**said)
-    return shown, said["seconds"], used, round(said["ess"]), enough, _shown(said["sds"])
+    return shown, said["seconds"], used, round(said["ess"]), enough, rate, _shown(said["sds"])
 
 
 def glmer_line(problem: Problem, folder: Path, nodes: int) -> Sequence[object] | None:
@@ -286,7 +287,7 @@ def glmer_line(problem: Problem, folder: Path, nodes: int) -> Sequence[object] |
     estimates = dict(part.split("=") for part in parts)
     sds = [float(estimates[group]) for group in problem.groups if group in estimates]
     name = "glmer, Laplace" if nodes else "glmer, nAGQ = 0"
-    return name, float(seconds), float(used), "a point", "", _shown(sds)
+    return name, float(seconds), float(used), "a point", "", "", _shown(sds)
 
 
 def gpboost_line(problem: Problem) -> Sequence[object] | None:
@@ -302,7 +303,7 @@ def gpboost_line(problem: Problem) -> Sequence[object] | None:
     model.fit(y=t.late.to_numpy(float), X=x)
     seconds, used = time.perf_counter() - began, time.process_time() - used
     sds = np.sqrt(np.ravel(model.get_cov_pars()))
-    return "GPBoost", seconds, used, "a point", "", _shown(sds.tolist())
+    return "GPBoost", seconds, used, "a point", "", "", _shown(sds.tolist())
 
 
 def _shown(sds: Sequence[float]) -> str:
