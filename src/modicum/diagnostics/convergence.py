@@ -41,13 +41,13 @@ def ess(x: ArrayLike) -> PerScalar:
     >>> ess(x).shape, bool(np.all(ess(x) > 1500))
     ((2,), True)
     """
-    return _each(x, lambda a: _array_stats().ess(a, method="bulk"))
+    return _per_scalar(x, lambda a: _array_stats().ess(a, method="bulk"))
 
 
 def ess_tail(x: ArrayLike, prob: float = 0.9) -> PerScalar:
     """Effective sample size for the two ends of the central interval of probability `prob`."""
     tail = (1 - prob) / 2
-    return _each(x, lambda a: _array_stats().ess(a, method="tail", prob=(tail, 1 - tail)))
+    return _per_scalar(x, lambda a: _array_stats().ess(a, method="tail", prob=(tail, 1 - tail)))
 
 
 def mcse(x: ArrayLike) -> PerScalar:
@@ -58,7 +58,7 @@ def mcse(x: ArrayLike) -> PerScalar:
         unit = a.std(ddof=1)
         return unit * _array_stats().mcse((a - a.mean()) / unit, method="mean")
 
-    return _each(x, standardised)
+    return _per_scalar(x, standardised)
 
 
 def r_hat(x: ArrayLike) -> PerScalar:
@@ -74,8 +74,8 @@ def r_hat(x: ArrayLike) -> PerScalar:
     (True, True)
     """
     if as_chains(x).shape[0] == 1:
-        return _each(x, _r_hat_of_halves)
-    return _each(x, lambda a: _array_stats().rhat(a, method="rank"))
+        return _per_scalar(x, _r_hat_of_halves)
+    return _per_scalar(x, lambda a: _array_stats().rhat(a, method="rank"))
 
 
 def _r_hat_of_halves(a: Floats) -> Any:
@@ -121,25 +121,25 @@ def nested_r_hat(x: ArrayLike, superchains: int) -> PerScalar:
         raise SettingError(
             f"{len(chains)} chains cannot be divided into {groups} superchains of equal size."
         )
-    each = chains.reshape(groups, len(chains) // groups, *chains.shape[1:])
-    size, draws = each.shape[1:3]
+    by_group = chains.reshape(groups, len(chains) // groups, *chains.shape[1:])
+    size, draws = by_group.shape[1:3]
     shape = chains.shape[2:]
     if not draws:
         return np.full(shape, np.nan) if shape else float("nan")
     with np.errstate(all="ignore"):
-        means = each.mean(axis=2)
+        means = by_group.mean(axis=2)
         between = means.mean(axis=1).var(axis=0, ddof=1)
         within = np.zeros(shape)
         if size > 1:
             within = within + means.var(axis=1, ddof=1).mean(axis=0)
         if draws > 1:
-            within = within + each.var(axis=2, ddof=1).mean(axis=(0, 1))
+            within = within + by_group.var(axis=2, ddof=1).mean(axis=(0, 1))
         ratio = np.sqrt(1 + between / within)
-    result = np.where(np.isfinite(each).all(axis=(0, 1, 2)), ratio, np.nan)
+    result = np.where(np.isfinite(by_group).all(axis=(0, 1, 2)), ratio, np.nan)
     return result if shape else float(result)
 
 
-def _each(x: ArrayLike, measure: Callable[[Floats], Any]) -> PerScalar:
+def _per_scalar(x: ArrayLike, measure: Callable[[Floats], Any]) -> PerScalar:
     """Apply `measure` to every scalar that is finite and not constant; the rest are ``nan``."""
     chains = as_chains(x)
     shape = chains.shape[2:]

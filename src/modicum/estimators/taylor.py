@@ -274,7 +274,7 @@ class LinearTaylor:
         """The remainder of the expansion at eta + e, and its derivative in e, elementwise."""
         model = self.target.model
         assert isinstance(model, LinearPredictorModel)
-        return _with_slope(model, self.order, e, eta, y, taylor, _some, _by_rise)
+        return _with_slope(model, self.order, e, eta, y, taylor, _any_by_maximum, _by_rise)
 
     def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
         """The quadratic, which includes normal priors, and the density of other priors."""
@@ -445,7 +445,7 @@ def _with_slope(
     return jax.lax.cond(any_of(large), mixed, lambda: near)
 
 
-def _some(large: jax.Array) -> jax.Array:
+def _any_by_maximum(large: jax.Array) -> jax.Array:
     """`jnp.any` by a maximum, which programs of an accelerator know."""
     return jnp.max(jnp.where(large, jnp.float32(1), jnp.float32(0))) > 0
 

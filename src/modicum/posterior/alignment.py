@@ -198,14 +198,14 @@ def aligned(
     for name in theirs.fields:
         if name in ours.fields and not (name == "x" and (columns is not None or not same)):
             _check_shape(name, theirs, ours)
-    held = {*theirs.fields, "x"} - codes if coding is not None else theirs.fields
-    known = tuple(name for name in held if name in {*ours.fields, "x", "y", "weight"})
-    if not known:
+    their_fields = {*theirs.fields, "x"} - codes if coding is not None else theirs.fields
+    common = tuple(name for name in their_fields if name in {*ours.fields, "x", "y", "weight"})
+    if not common:
         raise DataError(
             f"the rows hold {_listed(list(theirs.fields))}, and those of the fit "
             f"{_listed(list(ours.fields))}: they have no field in common."
         )
-    return AlignedRows(rows, known, columns, _other_dtype(rows.dtype.name, fit.dtype), coding)
+    return AlignedRows(rows, common, columns, _other_dtype(rows.dtype.name, fit.dtype), coding)
 
 
 def rows_of_fit(rows: object, fit: FitRows | None, purpose: str) -> Rows:
@@ -246,8 +246,8 @@ def require_rows_of_fit(rows: Rows, fit: FitRows | None, number: int | None, pur
     elif theirs.columns != ours.columns:
         fault = _differing(theirs.columns, ours.columns)
     elif (theirs.coding is None) != (ours.coding is None):
-        held = ("columns of zeros and ones", "codes")
-        here, there = held if theirs.coding is None else held[::-1]
+        forms = ("columns of zeros and ones", "codes")
+        here, there = forms if theirs.coding is None else forms[::-1]
         fault = f"hold levels as {here}, and those of the fit held them as {there}"
     else:
         fault = "hold other values"

@@ -100,8 +100,8 @@ class FittedDraws(Draws):
 
     def class_names(self) -> tuple[str, ...]:
         """Return what the outcome's classes are called; empty where they are numbers."""
-        known = self.settings.get("outcome_levels")
-        levels = known or (() if self.rows is None else self.rows.outcome_levels)
+        recorded = self.settings.get("outcome_levels")
+        levels = recorded or (() if self.rows is None else self.rows.outcome_levels)
         return tuple(map(str, levels))
 
     def rows_of_fit(self) -> Rows:

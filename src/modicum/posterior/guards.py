@@ -418,5 +418,5 @@ def _measurable(x: np.ndarray) -> bool:
 
 def _spread(total: int, most: int) -> np.ndarray:
     """At most `most` of `total` places, evenly spaced."""
-    used = min(total, most)
-    return np.asarray(np.arange(used) * total // max(used, 1), dtype=int)
+    count = min(total, most)
+    return np.asarray(np.arange(count) * total // max(count, 1), dtype=int)

@@ -134,8 +134,8 @@ def unpooled_effects(
     else:
         predictors[:, 0] -= z[:, k] * pooled[which, k]
     frequency = np.asarray(batch.get("weight", np.ones(len(which))))
-    seen = (predictors, np.asarray(family.outcome(batch)), z[:, k], frequency, which)
-    return np.asarray(level_modes(family.without_priors(), *seen, pooled[:, k], sd))
+    arguments = (predictors, np.asarray(family.outcome(batch)), z[:, k], frequency, which)
+    return np.asarray(level_modes(family.without_priors(), *arguments, pooled[:, k], sd))
 
 
 def _codes(model: object, rows: Rows, group: str, levels: Sequence[object]) -> np.ndarray:

@@ -45,5 +45,5 @@ def text_or_none(value: object) -> str | None:
 def short(value: object) -> str:
     """Show a value of unknown size and depth without walking through it."""
     simple = value is None or isinstance(value, str | int | float)
-    shown = repr(value) if simple else f"a {type(value).__name__}"
-    return shown if len(shown) <= 40 else shown[:37] + "..."
+    text = repr(value) if simple else f"a {type(value).__name__}"
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -143,19 +143,19 @@ def averages(
     subset, weights = thinned(source, draws)
     if weights.size < 2:
         raise SettingError("one draw says nothing of uncertainty: use two draws or more.")
-    there, known = with_groups(averaged.as_it_is, fit.model, groups)
+    grouped_rows, groups_known = with_groups(averaged.as_it_is, fit.model, groups)
     predictor: Predictor = ModelPredictor(fit.model)
-    if known and isinstance(fit.model, IntegratedEffects):
+    if groups_known and isinstance(fit.model, IntegratedEffects):
         if column == fit.model.group:
             raise SettingError(
                 f"the effects of {column!r} are tabulated by post.effects({column!r})."
             )
-        predictor = known_groups(source, fit, source.rows_of_fit(), there, draws)
-    left_out = set(averaged.as_it_is.fields) - set(there.fields)
+        predictor = known_groups(source, fit, source.rows_of_fit(), grouped_rows, draws)
+    left_out = set(averaged.as_it_is.fields) - set(grouped_rows.fields)
 
     def expected(batch: Batch) -> np.ndarray:
-        kept = {name: values for name, values in batch.items() if name not in left_out}
-        return np.asarray(predictor(subset, kept), float)
+        fields = {name: values for name, values in batch.items() if name not in left_out}
+        return np.asarray(predictor(subset, fields), float)
 
     return averaged, expected, weights
 
@@ -269,7 +269,7 @@ def _table(
     columns = np.stack([weighted_mean(draws, weights), sd, low, high], axis=-1)
     index: Any = pd.Index(labels, name=name)
     if estimates.ndim == 3:
-        known = classes if len(classes) == estimates.shape[2] else range(estimates.shape[2])
-        index = pd.MultiIndex.from_product([labels, known], names=[name, "class"])
+        class_labels = classes if len(classes) == estimates.shape[2] else range(estimates.shape[2])
+        index = pd.MultiIndex.from_product([labels, class_labels], names=[name, "class"])
     titles = ["mean", "sd", *(f"{100 * end:g}%" for end in ends)]
     return pd.DataFrame(columns.reshape(-1, 4), index=index, columns=titles)

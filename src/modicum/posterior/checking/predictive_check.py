@@ -63,8 +63,8 @@ class PredictiveCheck:
     @property
     def outside(self) -> float:
         """Share of bins whose observed value lies outside its interval; 1 - prob is expected."""
-        seen = self.table["observed"]
-        beyond = (seen < self.table["lower"]) | (seen > self.table["upper"])
+        observed = self.table["observed"]
+        beyond = (observed < self.table["lower"]) | (observed > self.table["upper"])
         return float(beyond.mean())
 
     def __repr__(self) -> str:
@@ -143,11 +143,12 @@ class PredictiveCheck:
         """Observed less predicted share of each class, with the interval about it."""
         bins = list(dict.fromkeys(self.table["at"]))
         numeric = self.table["at"].dtype.kind == "f"
-        for k, (name, one) in enumerate(self.table.groupby("class")):
-            x = one["at"].to_numpy() if numeric else np.array([bins.index(v) for v in one["at"]])
-            low, seen, high = (one[c] - one["predicted"] for c in ("lower", "observed", "upper"))
+        for k, (name, bars) in enumerate(self.table.groupby("class")):
+            x = bars["at"].to_numpy() if numeric else np.array([bins.index(v) for v in bars["at"]])
+            columns = ("lower", "observed", "upper")
+            low, observed, high = (bars[c] - bars["predicted"] for c in columns)
             ax.fill_between(x, low, high, color=f"C{k % 10}", alpha=0.15, lw=0)
-            ax.plot(x, seen, "o-", color=f"C{k % 10}", ms=4, lw=1, label=f"class {name}")
+            ax.plot(x, observed, "o-", color=f"C{k % 10}", ms=4, lw=1, label=f"class {name}")
         ax.axhline(0, color=INK, lw=0.8)
         if not numeric:
             few = max(1, len(bins) // 20)
@@ -177,8 +178,8 @@ def predictive_check(
             f"intervals of {prob:.0%} need {fewest} predictive draws or more, and there "
             f"{'is' if source.number == 1 else 'are'} {source.number}."
         )
-    held = rows.rows
-    everything = held.slice(0, len(held))
+    source_rows = rows.rows
+    everything = source_rows.slice(0, len(source_rows))
     y = np.asarray(everything[model.outcome_field], float)
     if y.ndim > 1:
         raise SettingError(
@@ -220,7 +221,7 @@ def predictive_check(
         table = table[table["rows"] > 0]
     if natural == "classes":
         table = _called(table, class_names)
-    return PredictiveCheck(kind, table, name, len(held), source.number, prob)
+    return PredictiveCheck(kind, table, name, len(source_rows), source.number, prob)
 
 
 def _called(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
@@ -390,7 +391,7 @@ class _Values:
 
 
 def _frame(
-    seen: np.ndarray,
+    observed: np.ndarray,
     drawn: np.ndarray,
     prob: float,
     index: Sequence[object] | np.ndarray | range,
@@ -404,7 +405,7 @@ def _frame(
     else:
         low, high = weighted_quantile(drawn[None], signs[None], ends)
         mean = weighted_mean(drawn[None], signs[None])
-    columns = {"observed": seen, "predicted": mean, "lower": low, "upper": high}
+    columns = {"observed": observed, "predicted": mean, "lower": low, "upper": high}
     return pd.DataFrame(columns, index=pd.Index(index, name="bin"))
 
 

@@ -80,7 +80,7 @@ def choose_coordinates(
         return Expansion(None, {}, 0)
     entries = [(name, place) for name in settings for place in target.places[name]]
     sd = np.sqrt(np.sum(anchor.factor**2, axis=1))
-    power = np.array([POWERS[_known(settings[name])] for name, _ in entries])
+    power = np.array([POWERS[_coordinate(settings[name])] for name, _ in entries])
     open_ = [
         i for i, (name, place) in enumerate(entries) if settings[name] is None and sd[place] > WIDE
     ]
@@ -144,7 +144,7 @@ def _variances(
     return jax.lax.map(variance, powers)
 
 
-def _known(name: str | None) -> str:
+def _coordinate(name: str | None) -> str:
     if name is None:
         return "log"
     if name not in POWERS:
