@@ -53,7 +53,7 @@ def ess_tail(x: ArrayLike, prob: float = 0.9) -> PerScalar:
 def mcse(x: ArrayLike) -> PerScalar:
     """Monte Carlo standard error of the mean."""
 
-    def standardised(a: Floats) -> Any:
+    def standardised(a: Floats) -> float:
         # ArviZ calls a spread below 1e-15 constant, whatever the unit of measurement
         unit = a.std(ddof=1)
         return unit * _array_stats().mcse((a - a.mean()) / unit, method="mean")
@@ -78,7 +78,7 @@ def r_hat(x: ArrayLike) -> PerScalar:
     return _per_scalar(x, lambda a: _array_stats().rhat(a, method="rank"))
 
 
-def _r_hat_of_halves(a: Floats) -> Any:
+def _r_hat_of_halves(a: Floats) -> float:
     from scipy import special, stats
 
     half = a.shape[1] // 2
@@ -139,7 +139,7 @@ def nested_r_hat(x: ArrayLike, superchains: int) -> PerScalar:
     return result if shape else float(result)
 
 
-def _per_scalar(x: ArrayLike, measure: Callable[[Floats], Any]) -> PerScalar:
+def _per_scalar(x: ArrayLike, measure: Callable[[Floats], float]) -> PerScalar:
     """Apply `measure` to every scalar that is finite and not constant; the rest are ``nan``."""
     chains = as_chains(x)
     shape = chains.shape[2:]
@@ -157,7 +157,7 @@ def load_soon() -> None:
     threading.Thread(target=_array_stats, daemon=True).start()
 
 
-def _array_stats() -> Any:
+def _array_stats() -> Any:  # ArviZ has no types
     # imported here, since it takes two seconds
     from arviz_stats.base import array_stats
 

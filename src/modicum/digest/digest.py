@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from math import ceil
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ from modicum.posterior import FitRows
 from modicum.rows import Rows, RowsSchema
 from modicum.rows.description import Description
 from modicum.rows.sources import is_table
-from modicum.runtime import Array, in_double_precision, jit
+from modicum.runtime import Array, Pytree, in_double_precision, jit
 
 __all__ = ["Digest", "Ready"]
 
@@ -554,6 +554,6 @@ def _merged_rows(ours: FitRows, theirs: FitRows) -> FitRows:
 
 
 @jit(static=0)
-def _values(form: ControlVariate[Any], batch: Batch, proxy: Proxy, steps: Array) -> jax.Array:
+def _values(form: ControlVariate[Pytree], batch: Batch, proxy: Proxy, steps: Array) -> jax.Array:
     cached = form.cache({k: jnp.asarray(v) for k, v in batch.items()}, proxy)
     return jax.lax.map(lambda z: form.values(cached, z, proxy), steps)
