@@ -63,7 +63,7 @@ from modicum.runtime import in_double_precision, refuse_forked
 
 __all__ = ["sample"]
 
-FUSED = 256  # iterations per call, at most
+FUSED = 128  # iterations per call, at most: few enough that copying the last ones is short
 CAPTURED = 64 * 2**20  # bytes of arrays in a model's functions that make compilation slow
 
 

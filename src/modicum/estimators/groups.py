@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from typing import NamedTuple
 
 import jax
@@ -88,7 +89,7 @@ class GroupTaylor:
     order
         0, 1 or 2.
     typical
-        Rows per group that there is usually room for; others are evaluated all the same.
+        Rows that a group usually has: how many are evaluated at once.
     """
 
     target: Target
@@ -255,12 +256,71 @@ def _derivatives(path: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax
 
 # Log-likelihoods of padded groups ---------------------------------------------------------
 #
-# Their gradient is an expectation over nodes, and is made with the value: a padded row has the
-# weight 0 in both, and nothing of all rows at all nodes is kept for a backward sweep.
+# Their gradient is an expectation over nodes: nothing of all rows at all nodes is kept for a
+# backward sweep. Only rows that are there are evaluated, a piece at a time, as many pieces as they
+# fill: groups are padded to the largest there is, and most are far smaller.
 
-# predictors' shift, T, extras, nodes; and l_j with its slopes in them
+# predictors' shift, T, extras, nodes
 Moving = tuple[jax.Array, jax.Array, tuple[jax.Array, ...], Nodes]
-Slopes = tuple[jax.Array, jax.Array, jax.Array, tuple[jax.Array, ...], Nodes]
+PIECES = 4  # that rows of the usual number fill
+SHORTEST, LONGEST = 32, 1024  # rows of a piece
+
+
+class _Piece(NamedTuple):
+    """Some of the rows that are there: group after group, without what is beyond their ends."""
+
+    group: jax.Array  # of each row, (rows,)
+    place: jax.Array  # within its group
+    there: jax.Array
+    members: jax.Array | None  # 1 for the rows of each group, (rows, groups); None: too many
+
+    @classmethod
+    def of(cls, k: jax.Array, rows: int, cached: PaddedCache) -> _Piece:
+        """The k-th piece of so many rows."""
+        count, width = cached.eta.shape
+        end = jnp.cumsum(cached.size)
+        slot = k * rows + jnp.arange(rows)
+        group = jnp.sum(slot[:, None] >= end, axis=1)
+        there = group < count
+        group = jnp.minimum(group, count - 1)
+        place = jnp.clip(slot - (end - cached.size)[group], 0, width - 1)
+        few = count * rows <= DENSE
+        members = (group[:, None] == jnp.arange(count)) & there[:, None]
+        return cls(group, place, there, members.astype(jnp.float64) if few else None)
+
+    def total(self, values: jax.Array, count: int) -> jax.Array:
+        """Over the rows of each group that are there: (nodes, rows) to (nodes, groups)."""
+        kept = jnp.where(self.there, values, 0.0)  # padding may be NaN, and so is zero times NaN
+        if self.members is not None:
+            return kept @ self.members
+        sums = jax.ops.segment_sum(kept.T, self.group, count, indices_are_sorted=True)
+        return sums.T
+
+    def spread(self, values: jax.Array) -> jax.Array:
+        """The value of its group for each row: (nodes, groups) to (nodes, rows)."""
+        return values[:, self.group]
+
+
+def _pieces(typical: int, cached: PaddedCache) -> tuple[int, jax.Array]:
+    """Rows of a piece, and how many pieces the rows that are there fill."""
+    count, width = cached.eta.shape
+    rows = int(np.clip(typical * count // PIECES, SHORTEST, LONGEST))
+    rows = 8 * ceil(min(rows, count * width) / 8)
+    return rows, (jnp.sum(cached.size) + rows - 1) // rows
+
+
+def _predictors(
+    model: IntegratedEffects, piece: _Piece, moving: Moving, cached: PaddedCache
+) -> tuple[jax.Array, jax.Array, Batch]:
+    """Predictors of a piece at all nodes (nodes, rows), z of its rows, and the rows."""
+    e, T, _, nodes = moving
+    rows = {name: field[piece.group, piece.place] for name, field in cached.rows.items()}
+    z = model.effect_columns(rows)
+    effects = jnp.einsum("ab,jkb->akj", T, nodes.v)
+    eta = (cached.eta + e)[piece.group, piece.place]
+    for a in range(model.effects):
+        eta = eta + z[:, a] * piece.spread(effects[a])
+    return jax.lax.optimization_barrier(eta), z, rows  # made once, not in every sum
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
@@ -268,7 +328,24 @@ def _likelihoods(
     model: IntegratedEffects, typical: int, moving: Moving, cached: PaddedCache
 ) -> jax.Array:
     """l_j of each group."""
-    return _with_slopes(model, typical, moving, cached)[0]
+    return jax.nn.logsumexp(_log_terms(model, typical, moving, cached), axis=1)
+
+
+def _log_terms(
+    model: IntegratedEffects, typical: int, moving: Moving, cached: PaddedCache
+) -> jax.Array:
+    """log w_jk + sum_i f, (groups, nodes)."""
+    rows, number = _pieces(typical, cached)
+    nodes, count = moving[3], len(cached.size)
+
+    def add(k: jax.Array, sums: jax.Array) -> jax.Array:
+        piece = _Piece.of(k, rows, cached)
+        eta, _, seen = _predictors(model, piece, moving, cached)
+        f = jax.vmap(lambda eta: model.of_row(eta, moving[2], seen))(eta)
+        return sums + piece.total(f, count)
+
+    zero = jnp.zeros(nodes.log_weight.shape[::-1])
+    return nodes.log_weight + jax.lax.fori_loop(0, number, add, zero).T
 
 
 @_likelihoods.defjvp
@@ -278,108 +355,59 @@ def _likelihoods_slope(
     at: tuple[Moving, PaddedCache],
     tangents: tuple[Moving, object],
 ) -> tuple[jax.Array, jax.Array]:
-    value, by_row, by_factor, by_extra, by_node = _with_slopes(model, typical, *at)
-    e, T, extras, nodes = tangents[0]
-    change = jnp.sum(by_row * e, axis=1) + jnp.einsum("jab,ab->j", by_factor, T)
-    change = change + jnp.sum(by_node.v * nodes.v, axis=(1, 2))
-    change = change + jnp.sum(by_node.log_weight * nodes.log_weight, axis=1)
+    terms = _log_terms(model, typical, *at)
+    value = jax.nn.logsumexp(terms, axis=1)
+    p = jnp.exp(terms - value[:, None])
+    by_row, scores, by_extra = _scores(model, typical, *at, p.T)
+    T, v = at[0][1], at[0][3].v
+    e, moved_T, extras, nodes = tangents[0]
+    # of sum_i f1_ik z_ia at each node, that in T_ab is v_kb times as much, and in v_kb T_ab
+    change = jnp.sum(by_row * e, axis=1)
+    change = change + jnp.einsum("akj,jk,jkb,ab->j", scores, p, v, moved_T)
+    change = change + jnp.einsum("akj,jk,ab,jkb->j", scores, p, T, nodes.v)
+    change = change + jnp.sum(p * nodes.log_weight, axis=1)
     for slope, extra in zip(by_extra, extras, strict=True):
-        change = change + slope * extra
+        change = change + jnp.sum(p * slope.T, axis=1) * extra
     return value, change
 
 
-def _with_slopes(
-    model: IntegratedEffects, typical: int, moving: Moving, cached: PaddedCache
-) -> Slopes:
-    """l_j, and its derivatives in the predictor of each row, in T, in the extras and the nodes.
+def _scores(
+    model: IntegratedEffects, typical: int, moving: Moving, cached: PaddedCache, p: jax.Array
+) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
+    """Derivatives of l_j in the predictor of each row, given the nodes' probabilities (nodes, j).
 
-    The rows that are there are evaluated side by side: in the usual room, and only where they do
-    not fit there in room for groups as large as the largest.
+    And at each node those of sum_i f in the effects (effects, nodes, groups), and in each extra.
     """
+    rows, number = _pieces(typical, cached)
     count, width = cached.eta.shape
-    usual = typical * count
-    if 2 * usual > count * width:
-        return _in_room(model, count * width, moving, cached)
-    fits = jnp.sum(cached.size) <= usual
-    result: Slopes = jax.lax.cond(
-        fits,
-        partial(_in_room, model, usual),
-        partial(_in_room, model, count * width),
-        moving,
-        cached,
-    )
-    return result
+    extras = moving[2]
 
+    def add(k: jax.Array, held: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        by_row, scores, *by_extra = held
+        piece = _Piece.of(k, rows, cached)
+        eta, z, seen = _predictors(model, piece, moving, cached)
+        f1 = jax.vmap(lambda eta: model.slope_of_row(eta, extras, seen))(eta)
+        along = jnp.sum(piece.spread(p) * f1, axis=0)
+        by_row = jax.lax.dynamic_update_slice_in_dim(by_row, along, k * rows, 0)
+        added = [piece.total(f1 * z[:, a], count) for a in range(model.effects)]
+        for i in range(len(extras)):
 
-def _in_room(model: IntegratedEffects, room: int, moving: Moving, cached: PaddedCache) -> Slopes:
-    """The same where at most `room` rows are there."""
-    e, T, extras, nodes = moving
-    count, width = cached.eta.shape
-    size = cached.size
-    first = jnp.cumsum(size) - size
-    slot = jnp.arange(room)
-    group = jnp.sum(slot[:, None] >= first + size, axis=1)
-    there = group < count
-    group = jnp.minimum(group, count - 1)
-    place = jnp.clip(slot - first[group], 0, width - 1)
-    rows = {name: field[group, place] for name, field in cached.rows.items()}
-    sums = _Sums(group, there, count)
-    z = model.effect_columns(rows)
-    effects = sums.spread(jnp.einsum("ab,jkb->jka", T, nodes.v))
-    shift = effects[..., 0] * z[:, :1]
-    for a in range(1, model.effects):
-        shift = shift + effects[..., a] * z[:, a : a + 1]
-    eta = jax.lax.optimization_barrier((cached.eta + e)[group, place][:, None] + shift)
+            def at_extra(x: jax.Array, i: int = i) -> jax.Array:
+                others = (*extras[:i], x, *extras[i + 1 :])
+                return jax.vmap(lambda eta: model.of_row(eta, others, seen))(eta)
 
-    def f(eta: jax.Array, *extras: jax.Array) -> jax.Array:
-        return model.of_row(eta, extras, rows)
+            slope = jax.jvp(at_extra, (extras[i],), (jnp.ones_like(extras[i]),))[1]
+            by_extra[i] = by_extra[i] + piece.total(slope, count)
+        return by_row, scores + jnp.stack(added), *by_extra
 
-    both = jax.jvp(lambda eta: f(eta, *extras), (eta,), (jnp.ones_like(eta),))
-    value_at, f1 = jax.lax.optimization_barrier(both)  # made once, not in every sum
-    terms = nodes.log_weight + sums.total(value_at)
-    value = jax.nn.logsumexp(terms, axis=1)
-    p = jnp.exp(terms - value[:, None])
-    by_row = jnp.sum(sums.spread(p) * f1, axis=1)
-    # sum_i z_ia sum_k p_jk f1_ik v_jkb, over the rows first
-    scores = jnp.stack([sums.total(f1 * z[:, a : a + 1]) for a in range(model.effects)], axis=1)
-    by_factor = jnp.einsum("jak,jk,jkb->jab", scores, p, nodes.v)
-    by_node = Nodes(jnp.einsum("ab,jak,jk->jkb", T, scores, p), p)
-    by_extra = []
-    for k in range(len(extras)):
-        unit = tuple(jnp.where(i == k, 1.0, 0.0) for i in range(len(extras)))
-        slope = jax.jvp(lambda *x: f(eta, *x), extras, unit)[1]
-        by_extra.append(jnp.sum(p * sums.total(slope), axis=1))
-    at = jnp.minimum(first[:, None] + jnp.arange(width), room - 1)
-    padded = jnp.where(jnp.arange(width) < size[:, None], by_row[at], 0.0)
-    return value, padded, by_factor, tuple(by_extra), by_node
-
-
-class _Sums:
-    """Sums over the rows of a few groups, as products with the membership matrix.
-
-    With many groups, rows are scattered and gathered instead.
-    """
-
-    def __init__(self, group: jax.Array, there: jax.Array, count: int) -> None:
-        self._group, self._there, self._count = group, there, count
-        few = count * len(group) <= DENSE
-        members = (group == jnp.arange(count)[:, None]) & there
-        self._members = members.astype(jnp.float64) if few else None
-
-    def total(self, values: jax.Array) -> jax.Array:
-        """Over the rows of each group that are there, (groups, nodes)."""
-        if self._members is not None:
-            # Padding may be NaN, and zero times NaN is NaN.
-            return self._members @ jnp.where(self._there[:, None], values, 0.0)
-        kept = jnp.where(self._there[:, None], values, 0.0)
-        return jax.ops.segment_sum(kept, self._group, self._count, indices_are_sorted=True)
-
-    def spread(self, values: jax.Array) -> jax.Array:
-        """The value of its group for each row."""
-        if self._members is None:
-            return values[self._group]
-        flat = self._members.T @ values.reshape(self._count, -1)
-        return flat.reshape(-1, *values.shape[1:])
+    zero = jnp.zeros(p.shape)
+    most = rows * ceil(count * width / rows)
+    start = (jnp.zeros(most), jnp.stack([zero] * model.effects), *[zero] * len(extras))
+    by_row, scores, *by_extra = jax.lax.fori_loop(0, number, add, start)
+    first = jnp.cumsum(cached.size) - cached.size
+    at = jnp.minimum(first[:, None] + jnp.arange(width), most - 1)
+    padded = jnp.where(jnp.arange(width) < cached.size[:, None], by_row[at], 0.0)
+    return padded, scores, by_extra
 
 
 # Coordinates ------------------------------------------------------------------------------

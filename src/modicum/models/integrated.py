@@ -227,18 +227,34 @@ class IntegratedEffects(BaseModel):
 
     def of_row(self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch) -> jax.Array:
         """f of each row (and node: trailing axes of eta), times its frequency weight."""
+        if not self.family.extras:
+            return self._derivatives(eta, rows)[0]
         axes = (slice(None), *[None] * (eta.ndim - 1))
         y = self.family.outcome(rows).astype(jnp.float64)[axes]
-        if self.family.extras:
-            shared = [jnp.broadcast_to(value, eta.shape) for value in extras]
-            seen = "()" if len(self.family.outcome_fields) == 1 else "(s)"
-            density: Callable[..., jax.Array] = jnp.vectorize(
-                self.family.log_density, signature=f"(q),{seen}->()"
-            )
-            f = density(jnp.stack([eta, *shared], axis=-1), y)
-        else:
-            f = self.family.derivatives(eta, y)[0]
+        shared = [jnp.broadcast_to(value, eta.shape) for value in extras]
+        seen = "()" if len(self.family.outcome_fields) == 1 else "(s)"
+        density: Callable[..., jax.Array] = jnp.vectorize(
+            self.family.log_density, signature=f"(q),{seen}->()"
+        )
+        f = density(jnp.stack([eta, *shared], axis=-1), y)
         return f * jnp.asarray(rows["row_weight"])[axes] if "row_weight" in rows else f
+
+    def slope_of_row(self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch) -> jax.Array:
+        """f' of each row in its predictor, with axes as in `of_row`."""
+        if self.family.extras:
+            ones = jnp.ones_like(eta)
+            return jax.jvp(lambda e: self.of_row(e, extras, rows), (eta,), (ones,))[1]
+        return self._derivatives(eta, rows)[1]
+
+    def _derivatives(self, eta: jax.Array, rows: Batch) -> tuple[jax.Array, ...]:
+        """f and its derivatives in eta, of a family without other parameters."""
+        axes = (slice(None), *[None] * (eta.ndim - 1))
+        y = self.family.outcome(rows).astype(jnp.float64)[axes]
+        every = self.family.derivatives(eta, y)
+        if "row_weight" not in rows:
+            return every
+        weight = jnp.asarray(rows["row_weight"])[axes]
+        return tuple(weight * part for part in every)
 
     def extras_of(self, theta: Params) -> tuple[jax.Array, ...]:
         """The family's other parameters."""
@@ -322,12 +338,11 @@ class IntegratedEffects(BaseModel):
         self, eta: jax.Array, theta: Params, flat: FlatGroups | PaddedGroup
     ) -> tuple[jax.Array, jax.Array]:
         """f' of each row, and -f'' where that is positive."""
+        if not self.family.extras:
+            _, f1, f2, *_ = self._derivatives(eta, flat.rows)
+            return f1, jnp.maximum(-f2, 0.0)
         extras, ones = self.extras_of(theta), jnp.ones_like(eta)
-
-        def first(eta: jax.Array) -> jax.Array:
-            return jax.jvp(lambda e: self.of_row(e, extras, flat.rows), (eta,), (ones,))[1]
-
-        f1, f2 = jax.jvp(first, (eta,), (ones,))
+        f1, f2 = jax.jvp(lambda e: self.slope_of_row(e, extras, flat.rows), (eta,), (ones,))
         return f1, jnp.maximum(-f2, 0.0)
 
     def places(self, theta: Params, batch: Batch) -> jax.Array:

@@ -21,6 +21,7 @@ from modicum.models.arrow import (
 )
 from modicum.passes.curvature import Curvature, whitening_factor
 from modicum.passes.prior import StandInPrior, folded_prior, plus
+from modicum.runtime import one_blas_thread
 
 __all__ = ["settle"]
 
@@ -38,6 +39,13 @@ def settle(
     covariance of the posterior under the normal stand-in; then the stand-in and the marginal modes
     of the priors' own parameters, given these. The iteration starts from `before`.
     """
+    with one_blas_thread.for_small(len(at.point)):
+        return _settled(at, target, before)
+
+
+def _settled(
+    at: Curvature, target: Target, before: StandInPrior | None
+) -> tuple[Curvature, StandInPrior]:
     assert target.exact_prior is not None
     exact, numbers = target.exact_prior
     _, slope, bent = folded_prior(target, at.point)

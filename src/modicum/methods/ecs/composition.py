@@ -85,7 +85,7 @@ class Composition:
     def kernel(self, study: Study) -> EnergyConservingKernel:
         """Compose the kernel."""
         return EnergyConservingKernel(
-            self._with_room(study),
+            self._of_usual_groups(study),
             self.estimator,
             study.row_design,
             _move(study.method),
@@ -96,13 +96,13 @@ class Composition:
             first_step=study.method.step_size,
         )
 
-    def _with_room(self, study: Study) -> ControlVariate[Pytree]:
-        """The control variate with room for the rows that a subsample of groups usually has."""
+    @staticmethod
+    def _of_usual_groups(study: Study) -> ControlVariate[Pytree]:
+        """The control variate for groups with as many rows as those that are drawn usually have."""
         form = study.control_variate
         if not isinstance(form, GroupTaylor) or study.slope_groups is None:
             return form
-        size = study.slope_groups["group_rows"]
-        usual = np.mean(size) + 2.5 * np.std(size) / np.sqrt(self.subsample)
+        usual = float(np.mean(study.slope_groups["group_rows"]))
         return replace(form, typical=8 * ceil(usual / 8))
 
     def context(self, study: Study) -> EnergyConservingContext:

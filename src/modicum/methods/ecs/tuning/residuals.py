@@ -21,7 +21,7 @@ from modicum.kernels.base import ControlVariate, Proxy, scaled
 from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
 from modicum.random import typed
-from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit
+from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit, one_blas_thread
 
 __all__ = [
     "Bias",
@@ -472,12 +472,13 @@ def _slopes_by_numpy(
     """The same without a compiler; the covariance has the eigenvalues of a product of few rows."""
     share = weight / weight.sum()
     largest = []
-    for z in pilot:
-        gradients = factor[:, None] * rows.gradients(z)
-        Z = (gradients - share @ gradients) * np.sqrt(share)[:, None]
-        square = Z.T @ Z if Z.shape[0] > Z.shape[1] else Z @ Z.T
-        finite = np.all(np.isfinite(square))
-        largest.append(np.linalg.eigvalsh(square)[-1] if finite else np.nan)
+    with one_blas_thread.for_small(pilot.shape[1]):
+        for z in pilot:
+            gradients = factor[:, None] * rows.gradients(z)
+            Z = (gradients - share @ gradients) * np.sqrt(share)[:, None]
+            square = Z.T @ Z if Z.shape[0] > Z.shape[1] else Z @ Z.T
+            finite = np.all(np.isfinite(square))
+            largest.append(np.linalg.eigvalsh(square)[-1] if finite else np.nan)
     return np.array(largest)
 
 
