@@ -130,13 +130,13 @@ class ModicumWarning(UserWarning):
     def __hash__(self) -> int:
         return hash((self.code, self.sentence, self.remedy))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """As plain values, for a file."""
-        entries = {"code": self.code, "sentence": self.sentence, "remedy": self.remedy}
-        return entries | {"numbers": self.numbers}
+        texts = {"code": self.code, "sentence": self.sentence, "remedy": self.remedy}
+        return {**texts, "numbers": self.numbers}
 
     @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> Self:
+    def from_dict(cls, saved: Mapping[str, Any]) -> Self:  # as json.loads returns it
         """Undo `to_dict`."""
         return cls(saved["code"], saved["sentence"], saved["remedy"], **saved["numbers"])
 

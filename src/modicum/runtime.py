@@ -225,7 +225,9 @@ def jit(
                 if not compiled_once:
                     wished = {"cpu": options, "gpu": on_gpu}.get(jax.default_backend())
                     usable = _usable(_not_in_flags(wished or {}))
-                    compiled_once.append(jax.jit(function, static_argnums=static, **usable))
+                    compiled_once.append(
+                        jax.jit(function, static_argnums=static, compiler_options=usable)
+                    )
             return compiled_once[0]
 
         @wraps(function)
@@ -252,13 +254,13 @@ def _not_in_flags(options: CompilerOptions) -> tuple[CompilerOption, ...]:
 
 
 @cache
-def _usable(options: tuple[CompilerOption, ...]) -> dict[str, Any]:
+def _usable(options: tuple[CompilerOption, ...]) -> CompilerOptions | None:
     """The options as an argument of `jax.jit`, without those that the compiler does not know."""
     if not options:
-        return {}
+        return None
     if not _are_known(*options):  # they come and go with the compiler's versions
         options = tuple(option for option in options if _are_known(option))
-    return {"compiler_options": dict(options)}
+    return dict(options)
 
 
 def _are_known(*options: CompilerOption) -> bool:

@@ -19,12 +19,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from math import ceil
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.digest.doubts import (
+    anchor_left,
+    overlap,
+    parts_mixed_up,
+    pool_crude,
+    unknown_rows,
+)
 from modicum.digest.keeping import expansion, keep, proxy_at
 from modicum.digest.likelihood import (
     identity_of,
@@ -51,7 +58,7 @@ from modicum.posterior import FitRows
 from modicum.rows import Rows, RowsSchema
 from modicum.rows.description import Description
 from modicum.rows.sources import is_table
-from modicum.runtime import Array, in_double_precision, jit
+from modicum.runtime import Array, Pytree, in_double_precision, jit
 
 __all__ = ["Digest", "Ready"]
 
@@ -245,17 +252,9 @@ class Digest:
         distance = float(np.max(np.abs(point[:read] - self.anchors) / sd))
         notes = [note for note in self.notes if note.code == "separation"]
         if distance > FAR:
-            notes.append(_left(distance))
+            notes.append(anchor_left(distance))
         if error > CRUDE:
-            notes.append(
-                ModicumWarning(
-                    "digest-crude",
-                    f"the {len(self.pool):,} rows of the digest leave posterior means uncertain by "
-                    f"up to {error:.2g} posterior sd",
-                    "make the digest anew from the rows, and keep more of them (size)",
-                    error=error,
-                )
-            )
+            notes.append(pool_crude(len(self.pool), error))
         return notes
 
     # What is made of it ------------------------------------------------------------------------
@@ -314,7 +313,7 @@ class Digest:
         )
         shared, single = self.pool.shared(other.pool)
         if shared >= max(FEW_SHARED, SHARED * single):
-            warn(_overlap(shared), stacklevel=3)
+            warn(overlap(shared), stacklevel=3)
         return joined.guarded()
 
     def add(self, rows: object) -> Digest:
@@ -370,7 +369,7 @@ class Digest:
         pool, parts_left = self.pool.without(removed_rows).parts_used()
         least, present = self.pool.presence(removed_rows)
         if least < UNLIKELY:
-            warn(_strangers(len(removed_rows), present, len(self.pool)), stacklevel=3)
+            warn(unknown_rows(len(removed_rows), present, len(self.pool)), stacklevel=3)
         remaining = replace(
             self,
             number=self.number - len(removed_rows),
@@ -385,13 +384,13 @@ class Digest:
         mode = (at.point + at.newton_step())[: len(self.total.point)]
         error = removed.error(mode, whitening_factor(at.dense_precision)[0])
         if error > CRUDE:
-            warn(_mixed_up(error), stacklevel=3)
+            warn(parts_mixed_up(error), stacklevel=3)
         return remaining.guarded()
 
     def guarded(self) -> Digest:
         """Itself, with a warning where the mode has left the anchor."""
         if self.model is not None and self.distance > FAR:
-            warn(_left(self.distance), stacklevel=4)
+            warn(anchor_left(self.distance), stacklevel=4)
         return self
 
     def rows_like(self, rows: object) -> Rows:
@@ -504,49 +503,6 @@ class Digest:
         return replace(digest, model=model)
 
 
-def _left(distance: float) -> ModicumWarning:
-    return ModicumWarning(
-        "anchor-left",
-        f"the mode lies {distance:.1f} posterior sd from the point that the digest's rows are "
-        "expanded about, so that the rows it keeps are no longer those that matter",
-        "a pass is due: make the digest anew from the rows with mo.digest",
-        distance=distance,
-    )
-
-
-def _mixed_up(error: float) -> ModicumWarning:
-    return ModicumWarning(
-        "digest-crude",
-        "the digest is the sum of several that were expanded about points of their own, and the "
-        "rows it keeps do not tell well which of them the removed rows came from, which leaves "
-        f"posterior means uncertain by up to {error:.2g} posterior sd",
-        "remove rows from the digest that holds them before it is added to others",
-        error=error,
-    )
-
-
-def _overlap(shared: int) -> ModicumWarning:
-    return ModicumWarning(
-        "digest-overlap",
-        f"{shared:,} rows that occur once in each of the two digests are equal, and count twice if "
-        "they are the same observations",
-        "add digests of different rows, or remove those of both from one; if equal rows are "
-        "different observations all is well",
-        rows=shared,
-    )
-
-
-def _strangers(removed: int, present: int, pool: int) -> ModicumWarning:
-    return ModicumWarning(
-        "digest-unknown-rows",
-        f"of {removed:,} rows that were removed {present:,} are among the {pool:,} that the digest "
-        "keeps, fewer than there would be if all had been among its data",
-        "remove rows as they were when the digest was made, and only those that were in it",
-        removed=removed,
-        present=present,
-    )
-
-
 def _merged_rows(ours: FitRows, theirs: FitRows) -> FitRows:
     """What is remembered of rows that were never together: no data set has their fingerprint."""
     both = f"{ours.fingerprint} and {theirs.fingerprint}".encode()
@@ -554,6 +510,6 @@ def _merged_rows(ours: FitRows, theirs: FitRows) -> FitRows:
 
 
 @jit(static=0)
-def _values(form: ControlVariate[Any], batch: Batch, proxy: Proxy, steps: Array) -> jax.Array:
+def _values(form: ControlVariate[Pytree], batch: Batch, proxy: Proxy, steps: Array) -> jax.Array:
     cached = form.cache({k: jnp.asarray(v) for k, v in batch.items()}, proxy)
     return jax.lax.map(lambda z: form.values(cached, z, proxy), steps)

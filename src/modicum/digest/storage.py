@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -16,10 +15,9 @@ from modicum.errors import ModicumWarning
 from modicum.ledger import Ledger
 from modicum.models.priors.units import MomentSums
 from modicum.posterior import FitRows, archive
-from modicum.posterior.archive import Json
 from modicum.rows import Rows
 from modicum.rows.description import Description
-from modicum.rows.entries import mapping, text, whole
+from modicum.rows.entries import Json, mapping, text, whole
 from modicum.rows.fields import MemoryBackend
 
 __all__ = ["Contents", "load", "save"]
@@ -33,7 +31,7 @@ WHOLE = ("stratum", "part")  # arrays of whole numbers
 class Contents:
     """What a digest's file holds; see `modicum.digest.Digest`."""
 
-    model: dict[str, Any] | None
+    model: dict[str, Json] | None
     likelihood: str
     number: int
     arrays: dict[str, np.ndarray]
@@ -71,7 +69,7 @@ def load(path: str | os.PathLike[str]) -> Contents:
     return archive.read(path, KIND, PARTS, _contents)
 
 
-def _contents(parts: dict[str, Any], page: dict[str, Json]) -> Contents:
+def _contents(parts: dict[str, Json], page: dict[str, Json]) -> Contents:
     arrays = mapping(parts["arrays"])
     number = whole(page["rows"], 1)
     rows = _rows(Description.from_json(page["description"]), mapping(parts["fields"]))
@@ -146,7 +144,7 @@ def _arrays(arrays: dict[str, object], rows: int) -> dict[str, np.ndarray]:
     return loaded
 
 
-def _units(saved: dict[str, Any], columns: int) -> MomentSums:
+def _units(saved: dict[str, Json], columns: int) -> MomentSums:
     units = MomentSums(**saved)
     numbers = (units.weight, units.counts, units.log_exposure)
     shapes = {np.shape(units.mean), np.shape(units.squares)}

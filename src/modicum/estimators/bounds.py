@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from modicum.models.families import Logistic, Softmax, StudentT
 from modicum.models.families.softmax import with_reference
 from modicum.passes import Anchor, Sums
 from modicum.passes.linear import assemble
-from modicum.runtime import SCATTERS, Array, jit, to_device
+from modicum.runtime import SCATTERS, Array, Pytree, jit, to_device
 
 __all__ = [
     "BOUNDS",
@@ -142,7 +142,7 @@ class BoundedRows:
     """
 
     target: Target
-    bound: Bound[Any]
+    bound: Bound[Pytree]
     tuned: bool = True
 
     @property
@@ -421,14 +421,14 @@ class StudentTBound(Bound[StudentT]):
         return jnp.asarray(constant - weight * jnp.log(s) + quadratic / s**2)
 
 
-BOUNDS: dict[type[BaseModel], type[Bound[Any]]] = {
+BOUNDS: dict[type[BaseModel], type[Bound[Pytree]]] = {
     Logistic: LogisticBound,
     StudentT: StudentTBound,
     Softmax: SoftmaxBound,
 }
 
 
-def bound_of(model: BaseModel) -> Bound[Any]:
+def bound_of(model: BaseModel) -> Bound[Pytree]:
     """Return the bound of a model's likelihood.
 
     Raises

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import jax
 import numpy as np
@@ -28,14 +28,14 @@ from modicum.estimators.taylor import (
 from modicum.kernels.base import ControlVariate, Proxy
 from modicum.models import LinearPredictorModel
 from modicum.models.base import Batch
-from modicum.runtime import one_blas_thread
+from modicum.runtime import Pytree, one_blas_thread
 
 __all__ = ["NumPyRows", "needs_no_compiler"]
 
 BLOCK = 256  # rows, and draws, at once: a dozen operations go over such a block in the cache
 
 
-def needs_no_compiler(control_variate: ControlVariate[Any]) -> TypeGuard[LinearTaylor]:
+def needs_no_compiler(control_variate: ControlVariate[Pytree]) -> TypeGuard[LinearTaylor]:
     """Whether NumPy can evaluate residuals of this kind."""
     return isinstance(control_variate, LinearTaylor) and control_variate.target.on_numpy
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import factorial
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from modicum.models.matrix import ModelMatrix
 from modicum.models.priors.exact import ExactPrior
 from modicum.passes import Anchor
 from modicum.passes.prior import folded_prior
-from modicum.runtime import to_device
+from modicum.runtime import Pytree, to_device
 
 __all__ = [
     "CONTROL_VARIATES",
@@ -102,7 +102,9 @@ def _arrow_proxy(
     )
 
 
-def control_variate(target: Target, order: int, precision: str = "float64") -> ControlVariate[Any]:
+def control_variate(
+    target: Target, order: int, precision: str = "float64"
+) -> ControlVariate[Pytree]:
     """The cheapest form of the control variate that fits the model."""
     groups = GroupTaylor.fitting(target, order, precision)
     if groups is not None:
@@ -363,7 +365,7 @@ class AutodiffTaylor:
 
 
 # The cheapest first; each returns None for models it does not fit.
-Fitting = Callable[[Target, int, str, ExactPrior | None], ControlVariate[Any] | None]
+Fitting = Callable[[Target, int, str, ExactPrior | None], ControlVariate[Pytree] | None]
 CONTROL_VARIATES: tuple[Fitting, ...] = (
     LinearTaylor.fitting,
     AutodiffTaylor.fitting,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -94,8 +94,8 @@ class EnergyConservingKernel:
         Step size to start from; by default guessed from the number of parameters.
     """
 
-    control_variate: ControlVariate[Any]
-    estimator: Estimator[Any]
+    control_variate: ControlVariate[Pytree]
+    estimator: Estimator[Pytree]
     design: RowDesign
     move: Move
     subsample: int

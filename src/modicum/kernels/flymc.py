@@ -12,7 +12,7 @@ binary search, and an update merges two sorted lists.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -116,7 +116,7 @@ class FlyKernel:
         Step size to start from; by default guessed from the number of parameters.
     """
 
-    bounded: RowBounds[Any]
+    bounded: RowBounds[Pytree]
     move: Move
     capacity: int
     proposals: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,9 +65,9 @@ class StochasticGradientKernel:
     """
 
     integrator: Integrator
-    estimator: GradientEstimator[Any]
+    estimator: GradientEstimator[Pytree]
     selector: Selector
-    design: Design[Any]
+    design: Design[Pytree]
     batch: int
     precision: Literal["float64", "float32"] = "float64"
     random_start: Callable[[jax.Array], jax.Array] | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -88,14 +88,14 @@ def rows_for_chains(tables: Pytree, rows: Batch | Rows) -> Batch | Rows:
 
 
 @jit(static=0, options=FASTEST_COMPILE)
-def cached_rows(control_variate: ControlVariate[Any], batch: Batch, proxy: Proxy) -> Pytree:
+def cached_rows(control_variate: ControlVariate[Pytree], batch: Batch, proxy: Proxy) -> Pytree:
     """What a control variate keeps of the rows in `batch`, which have their `probability`."""
     return control_variate.cache(batch, proxy)
 
 
 def expected_residuals(
     sums: Sums,
-    control_variate: ControlVariate[Any],
+    control_variate: ControlVariate[Pytree],
     proxy: Proxy,
     pilot: np.ndarray,
     by_draws: bool = False,
@@ -291,7 +291,7 @@ def _from_levels(
 
 
 def _at_draws(
-    control_variate: ControlVariate[Any], arguments: Pytree, batch: Batch, present: jax.Array
+    control_variate: ControlVariate[Pytree], arguments: Pytree, batch: Batch, present: jax.Array
 ) -> jax.Array:
     proxy, pilot = arguments
     cached = control_variate.cache(dict(batch) | {"probability": jnp.ones(present.shape)}, proxy)

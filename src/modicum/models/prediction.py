@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from math import ceil
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from modicum.models.linear import LinearPredictorModel
 from modicum.models.matrix import CodedMatrix
 from modicum.models.tracing import digest_of
 from modicum.random import typed
+from modicum.rows.entries import Json
 from modicum.runtime import Array, in_double_precision, jit
 
 __all__ = ["ModelPredictor", "rebuild"]
@@ -118,7 +119,7 @@ class ModelPredictor:
         ]
         return tuple(np.concatenate(answers, axis=1) for answers in zip(*parts, strict=True))
 
-    def to_dict(self) -> dict[str, Any] | None:
+    def to_dict(self) -> dict[str, object] | None:
         """Describe a model of Modicum's by name and settings; one's own is not saved."""
         if not isinstance(self.model, IntegratedEffects):
             return _described(self.model)
@@ -130,7 +131,7 @@ class ModelPredictor:
         return None if family is None else {"family": INTEGRATED, "settings": settings}
 
 
-def _described(model: BaseModel) -> dict[str, Any] | None:
+def _described(model: BaseModel) -> dict[str, object] | None:
     if type(model) not in SAVED.values():
         return None
     settings = {f.name: _plain(getattr(model, f.name)) for f in fields(model)}  # type: ignore[arg-type]
@@ -146,14 +147,14 @@ def _plain(value: object) -> object:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
-def rebuild(description: Mapping[str, Any]) -> ModelPredictor | None:
+def rebuild(description: Mapping[str, Json]) -> ModelPredictor | None:
     """Undo `ModelPredictor.to_dict`; None for what is no model of Modicum's."""
     try:
         if description.get("family") != INTEGRATED:
             model = _rebuilt(description)
         else:
             entries = description["settings"].items()
-            settings: dict[str, Any] = {
+            settings: dict[str, Json] = {
                 k: tuple(v) if isinstance(v, list) else v for k, v in entries
             }
             settings["family"] = _rebuilt(settings["family"])
@@ -166,7 +167,7 @@ def rebuild(description: Mapping[str, Any]) -> ModelPredictor | None:
         ) from fault
 
 
-def _rebuilt(description: Mapping[str, Any]) -> BaseModel | None:
+def _rebuilt(description: Mapping[str, Json]) -> BaseModel | None:
     model_class = SAVED.get(description.get("family", ""))
     return None if model_class is None else model_class(**description["settings"])
 

@@ -29,6 +29,7 @@ from modicum.runtime import in_double_precision
 
 __all__ = ["log_priors", "partial_exponents", "prior_draws"]
 
+# The last argument is the prior of that type.
 Draw = Callable[[np.random.Generator, tuple[int, ...], Any], np.ndarray]
 
 DRAWS: dict[type[Prior], Draw] = {

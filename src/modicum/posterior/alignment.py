@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from modicum.errors import DataError, SettingError
 from modicum.rows import Coding, Rows, RowsSchema
+from modicum.rows.entries import Json
 from modicum.rows.formula import FormulaEncoding, NewLevels
 from modicum.rows.reading import encode_table, is_tabular, largest_factor
 from modicum.rows.sources import is_table
@@ -71,13 +72,13 @@ class FitRows:
         origin = self.schema.origin
         return None if origin is None else FormulaEncoding.from_dict(origin)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """As plain values, for a file."""
-        page = {"fingerprint": self.fingerprint, "dtype": self.dtype}
-        return page | {"schema": self.schema.to_dict()}
+        texts = {"fingerprint": self.fingerprint, "dtype": self.dtype}
+        return {**texts, "schema": self.schema.to_dict()}
 
     @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> FitRows:
+    def from_dict(cls, saved: Mapping[str, Json]) -> FitRows:
         """Undo `to_dict`; a `DataError` for what it did not write."""
         fingerprint, dtype = saved["fingerprint"], saved["dtype"]
         if not isinstance(fingerprint, str) or dtype not in ("float32", "float64", "uint8"):

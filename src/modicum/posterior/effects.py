@@ -174,7 +174,7 @@ def _frame(
 
     columns = ["mean", "sd", *(f"{100 * end:g}%" for end in ((1 - prob) / 2, (1 + prob) / 2))]
     levels = np.asarray(levels.tolist()) if _whole(levels) else levels
-    index: Any = pd.Index(levels, name=group)
+    index: pd.Index[Any] = pd.Index(levels, name=group)
     if len(effect_names) > 1:
         index = pd.MultiIndex.from_product([levels, effect_names], names=[group, "effect"])
     frame = pd.DataFrame(table.reshape(-1, len(columns)), index=index, columns=columns)

@@ -1,12 +1,16 @@
-"""Checks of the entries of a JSON object.
+"""Entries of a JSON object, and checks of them.
 
-Each function returns its argument, or raises a TypeError or ValueError whose words say what was
+Each check returns its argument, or raises a TypeError or ValueError whose words say what was
 found instead.
 """
 
 from __future__ import annotations
 
-__all__ = ["mapping", "sequence", "short", "text", "text_or_none", "whole"]
+from typing import Any, TypeAlias
+
+__all__ = ["Json", "mapping", "sequence", "short", "text", "text_or_none", "whole"]
+
+Json: TypeAlias = Any  # what json.loads returns
 
 
 def text(value: object) -> str:

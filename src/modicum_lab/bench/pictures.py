@@ -148,8 +148,8 @@ def _draw_dots(ax: Axes, dots: dict[str, Dot]) -> None:
     """A dot per contender, a cross if it is wrong, a ring if there is too little to tell."""
     for contender, (seconds, error, mark) in dots.items():
         style = MARKS.get(mark, {"marker": "o"})
-        shown = min(max(error, LEAST), MOST)
-        ax.plot(seconds, shown, linestyle="", color=COLOURS[contender], **style)
+        height = min(max(error, LEAST), MOST)
+        ax.plot(seconds, height, linestyle="", color=COLOURS[contender], **style)
     ax.axhline(0.1, color="#999999", linewidth=1, linestyle=":")
     ax.set(xscale="log", yscale="log")
     ax.grid(alpha=0.3, which="major")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any
 
 import jax
 import numpy as np
@@ -49,7 +48,7 @@ class Composition:
         Rows whose residuals say what the estimator expects, if there are any.
     """
 
-    estimator: Estimator[Any]  # of tables of any kind
+    estimator: Estimator[Pytree]  # of tables of any kind
     subsample: int
     blocks: int
     refreshes: int
@@ -98,7 +97,7 @@ class Composition:
         )
 
     @staticmethod
-    def _of_usual_groups(study: Study) -> ControlVariate[Any]:
+    def _of_usual_groups(study: Study) -> ControlVariate[Pytree]:
         """The control variate for groups with as many rows as those that are drawn usually have."""
         form = study.control_variate
         if not isinstance(form, GroupTaylor) or study.slope_groups is None:

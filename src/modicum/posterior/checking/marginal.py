@@ -227,12 +227,12 @@ def _require_levels(name: str, chosen: list[Level], levels: tuple[Level, ...]) -
         )
 
 
-def _listed(values: Any) -> list[Level]:
+def _listed(values: Any) -> list[Level]:  # as a user wrote them
     """The values asked for; one by itself is a list of one."""
     return [values] if isinstance(values, str) or np.ndim(values) == 0 else list(values)
 
 
-def _constant(value: Any, number: int) -> np.ndarray:
+def _constant(value: Level, number: int) -> np.ndarray:
     filled = np.empty(number, object)
     filled[:] = value
     return filled.astype(float) if isinstance(value, float) else filled
@@ -267,7 +267,7 @@ def _table(
     low, high = weighted_quantile(draws, weights, ends)
     sd = np.sqrt(weighted_variance(draws, weights))
     columns = np.stack([weighted_mean(draws, weights), sd, low, high], axis=-1)
-    index: Any = pd.Index(labels, name=name)
+    index: pd.Index[Any] = pd.Index(labels, name=name)
     if estimates.ndim == 3:
         class_labels = classes if len(classes) == estimates.shape[2] else range(estimates.shape[2])
         index = pd.MultiIndex.from_product([labels, class_labels], names=[name, "class"])

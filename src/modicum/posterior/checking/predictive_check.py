@@ -172,43 +172,23 @@ def predictive_check(
     `mass` is what the outcome of each counts for.
     """
     model = source.predictor.model
-    fewest = ceil(1 / (1 - prob) - 1e-9)
-    if source.number < fewest:
-        raise SettingError(
-            f"intervals of {prob:.0%} need {fewest} predictive draws or more, and there "
-            f"{'is' if source.number == 1 else 'are'} {source.number}."
-        )
-    source_rows = rows.rows
-    everything = source_rows.slice(0, len(source_rows))
-    y = np.asarray(everything[model.outcome_field], float)
-    if y.ndim > 1:
-        raise SettingError(
-            f"outcomes of these rows have the shape {y.shape[1:]} each, and a check is of one "
-            "number per row; compare them with post.predictive(...) by hand."
-        )
-    if "event" in everything and not np.all(everything["event"] == 1):
-        raise DataError(
-            "some of these times are censored, and outcomes are drawn to their end, so that the "
-            "two cannot be laid side by side; rows whose event was seen are shorter than average, "
-            "so leave none out, but compare post.predictive(...) with a Kaplan-Meier curve."
-        )
+    _require_draws(source.number, prob)
+    fields = rows.rows.slice(0, len(rows.rows))
+    y = np.asarray(fields[model.outcome_field], float)
+    _require_comparable(y, fields)
     counter: _Means | _Values
     natural = _kind(model, source, rows, y)
+    kind: Kind = natural if by is None else "residuals"
     if by is not None:
-        name, values = by
-        places, at = _bins(values, bins)
+        places, at = _bins(by[1], bins)
         classes = int(y.max()) + 1 if natural == "classes" else None
         counter = _Means(
             lambda batch, first: places[first : first + _length(batch)], len(at), classes
         )
-        kind: Kind = "residuals"
+    elif kind == "calibration":
+        counter = _Means(_Probabilities(source, bins), bins)
     else:
-        name, kind = "", natural
-        if kind == "calibration":
-            binned = _Probabilities(source, bins)
-            counter = _Means(binned, bins)
-        else:
-            counter = _Values(_edges(kind, y), "left" if kind == "ecdf" else "right")
+        counter = _Values(_edges(kind, y), "left" if kind == "ecdf" else "right")
     first = 0
     for batch, drawn in outcomes(source, rows, seed):
         weight = mass[first : first + drawn.shape[1]]
@@ -221,7 +201,33 @@ def predictive_check(
         table = table[table["rows"] > 0]
     if natural == "classes":
         table = _called(table, class_names)
-    return PredictiveCheck(kind, table, name, len(source_rows), source.number, prob)
+    name = "" if by is None else by[0]
+    return PredictiveCheck(kind, table, name, len(rows.rows), source.number, prob)
+
+
+def _require_draws(number: int, prob: float) -> None:
+    """Refuse fewer draws than an interval has ends to be found among."""
+    fewest = ceil(1 / (1 - prob) - 1e-9)
+    if number < fewest:
+        raise SettingError(
+            f"intervals of {prob:.0%} need {fewest} predictive draws or more, and there "
+            f"{'is' if number == 1 else 'are'} {number}."
+        )
+
+
+def _require_comparable(y: np.ndarray, fields: Batch) -> None:
+    """Refuse outcomes of several numbers, and times of which some are censored."""
+    if y.ndim > 1:
+        raise SettingError(
+            f"outcomes of these rows have the shape {y.shape[1:]} each, and a check is of one "
+            "number per row; compare them with post.predictive(...) by hand."
+        )
+    if "event" in fields and not np.all(fields["event"] == 1):
+        raise DataError(
+            "some of these times are censored, and outcomes are drawn to their end, so that the "
+            "two cannot be laid side by side; rows whose event was seen are shorter than average, "
+            "so leave none out, but compare post.predictive(...) with a Kaplan-Meier curve."
+        )
 
 
 def _called(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:

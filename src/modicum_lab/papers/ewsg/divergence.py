@@ -147,10 +147,10 @@ def _claims_1a(divergence: Divergences) -> Table:
     ends = {name: float(np.median(values)) for name, values in divergence.last.items()}
     order = sorted(ends, key=lambda name: ends[name])
     rest = [name for name in order if name != "svrg-ld"]
-    shown = ", ".join(LABELS[name] for name in order)
+    names = ", ".join(LABELS[name] for name in order)
     return claims(
         [
-            ("order at the end, best first", shown, "SVRG-LD, EWSG, then the others",
+            ("order at the end, best first", names, "SVRG-LD, EWSG, then the others",
              order[:2] == ["svrg-ld", "ewsg"]),
             ("EWSG ends below SGHMC, SGLD and pSGLD", LABELS[rest[0]] + " is lowest of these",
              "yes", rest[0] == "ewsg"),

@@ -147,20 +147,20 @@ def figures_4_6(scale: Scale, seed: int) -> Result:
 def _claims(fits: dict[str, Fit], truth: Fit, rows: Rows) -> Table:
     """What section 6.6 says of the figures."""
     where = "Figures 4 and 5"
-    said = [accurate(label, fits, truth, where) for label in (PERTURBED, SIGNED)]
+    texts = [accurate(label, fits, truth, where) for label in (PERTURBED, SIGNED)]
     if "SG-HMC, L = 60" in fits:
-        said.append(accurate("SG-HMC, L = 60", fits, truth, where))
+        texts.append(accurate("SG-HMC, L = 60", fits, truth, where))
     wrong = [label for label in ("SG-HMC, L = 7", "SGLD") if label in fits]
-    said += [biased(label, fits, truth, where) for label in wrong]
+    texts += [biased(label, fits, truth, where) for label in wrong]
     order, _ = _groups(rows)
     ours, theirs = (_predicted(fit, rows, order)[1] for fit in (fits[PERTURBED], truth))
     apart = float(np.abs(ours / theirs - 1).max())
-    said.append(
+    texts.append(
         ("Figure 6: predictions of the perturbed method and of HMC are indistinguishable",
          f"{100 * apart:.1g} % apart at most", "yes", apart < 0.05)
     )  # fmt: skip
     note = "The paper calls SG-HMC with L = 60 reasonable, with some biased means."
-    return claims(said, note)
+    return claims(texts, note)
 
 
 NOTES = [
@@ -222,8 +222,8 @@ def _predicted(fit: Fit, rows: Rows, order: np.ndarray) -> np.ndarray:
     theta = theta[:: max(1, len(theta) // 200)]
     lines = []
     for group in order:
-        some = group[:: max(1, len(group) // 500)]  # firms enough for the mean of a group
-        x = rows.take(np.sort(some))["x"]
+        firms = group[:: max(1, len(group) // 500)]  # firms enough for the mean of a group
+        x = rows.take(np.sort(firms))["x"]
         chance = 1 / (1 + np.exp(-(x @ theta[:, :-1].T + theta[:, -1])))
         mean = chance.mean(axis=0)
         lines.append([np.quantile(mean, 0.05), mean.mean(), np.quantile(mean, 0.95)])

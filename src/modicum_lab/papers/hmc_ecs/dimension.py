@@ -59,7 +59,7 @@ def figure_7(scale: Scale, seed: int) -> Result:
     fits: dict[int, list[Fit]] = {}
     for d in size.dimensions:
         data = simulated(size.rows, d, seed)
-        fits[d] = [one.run(data, size.chains, seed) for one in _contenders(d, size)]
+        fits[d] = [contender.run(data, size.chains, seed) for contender in _contenders(d, size)]
     return Result(
         tables=[_table(fits), _powers(fits)],
         figures=[Figure("figure-7", partial(_draw, fits), CAPTION)],
@@ -139,10 +139,10 @@ def _table(fits: dict[int, list[Fit]]) -> Table:
 
 
 def _rows_held(fit: Fit) -> int:
-    held = fit.post.tuning.get("subsample")
-    if held is None:
+    subsample = fit.post.tuning.get("subsample")
+    if subsample is None:
         return fit.post.ledger.rows
-    return int(held["value"] + fit.post.tuning["certainty"]["value"])
+    return int(subsample["value"] + fit.post.tuning["certainty"]["value"])
 
 
 def _powers(fits: dict[int, list[Fit]]) -> Table:

@@ -196,8 +196,8 @@ def _claims_1_3(
         rows.append(biased(plain, fits, truth, where))
     first, *others = (y for _, y in curves.values())
     apart = max(float(np.abs(y - first).max()) for y in others)
-    said = f"{apart:.2g} apart at most"
-    rows.append(("Figure 3: ROC curves are indistinguishable", said, "yes", apart < 0.01))
+    text = f"{apart:.2g} apart at most"
+    rows.append(("Figure 3: ROC curves are indistinguishable", text, "yes", apart < 0.01))
     return claims(
         rows,
         "SGLD is biased in the paper with either control variate; how much depends on the scale "
@@ -269,8 +269,8 @@ def figures_8_9(scale: Scale, seed: int) -> Result:
     orders = [_of_order(k, size, seed) for k in ((0, 1) if smoke else (0, 1, 2))]
     truth, problem = higgs_fit(full_hmc(size), size, seed), size.part_of(HIGGS)
     default = [] if smoke else [higgs_fit(our_default(size), size, seed)]
-    others = [one for k in ((1,) if smoke else (0, 1, 2)) for one in degraded(problem, size, k)]
-    rivals = [higgs_fit(one, size, seed) for one in (others[:1] if smoke else others)]
+    others = [rival for k in ((1,) if smoke else (0, 1, 2)) for rival in degraded(problem, size, k)]
+    rivals = [higgs_fit(rival, size, seed) for rival in (others[:1] if smoke else others)]
     fits = {fit.label: fit for fit in (*orders, *default, *rivals)}
     note = f"Data: {data.description}."
     every = [*fits.values(), truth]

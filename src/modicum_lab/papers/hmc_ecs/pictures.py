@@ -54,9 +54,9 @@ def draw_marginals(
     for row, fit in zip(axes, fits, strict=True):
         for ax, k in zip(row, which, strict=True):
             at = truth.mean[k] + truth.sd[k] * np.linspace(-6, 6, 200)
-            for one, style in ((truth, "-"), (fit, "--")):
-                y = density(one.draws[..., k].ravel(), one.weights.ravel(), at)
-                ax.plot(at, y, style, color=one.colour, label=one.label, linewidth=1.6)
+            for shown_fit, style in ((truth, "-"), (fit, "--")):
+                y = density(shown_fit.draws[..., k].ravel(), shown_fit.weights.ravel(), at)
+                ax.plot(at, y, style, color=shown_fit.colour, label=shown_fit.label, linewidth=1.6)
             ax.set_yticks([])
             ax.tick_params(labelsize=7)
             ax.locator_params(axis="x", nbins=4)

@@ -8,7 +8,7 @@ its square or its reciprocal.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from modicum.models import Target
 from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
 from modicum.passes import Anchor
-from modicum.runtime import FASTEST_COMPILE, Array, jit
+from modicum.runtime import FASTEST_COMPILE, Array, Pytree, jit
 
 __all__ = ["Expansion", "choose_coordinates"]
 
@@ -51,7 +51,7 @@ class Expansion(NamedTuple):
 
 def choose_coordinates(
     target: Target,
-    control_variate: ControlVariate[Any],
+    control_variate: ControlVariate[Pytree],
     anchor: Anchor,
     proxy: Proxy,
     draws: np.ndarray,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ from modicum.kernels.base import ControlVariate, Proxy, scaled
 from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
 from modicum.random import typed
-from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, jit, one_blas_thread
+from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit, one_blas_thread
 
 __all__ = [
     "Bias",
@@ -238,7 +237,7 @@ class Residuals:
         The draws in whitened coordinates.
     """
 
-    control_variate: ControlVariate[Any]
+    control_variate: ControlVariate[Pytree]
     proxy: Proxy
     draws: np.ndarray
     rows: Batch
@@ -331,7 +330,7 @@ def reweighted(drawn_with: np.ndarray, studied: np.ndarray) -> tuple[np.ndarray,
 
 
 def evaluate(
-    control_variate: ControlVariate[Any],
+    control_variate: ControlVariate[Pytree],
     batch: Batch,
     proxy: Proxy,
     draws: np.ndarray,
@@ -373,7 +372,7 @@ def evaluate(
 
 
 def study(
-    control_variate: ControlVariate[Any],
+    control_variate: ControlVariate[Pytree],
     batch: Batch,
     ratio: np.ndarray,
     proxy: Proxy,
@@ -393,7 +392,7 @@ def study(
     return evaluate(control_variate, drawn_with, proxy, draws).pilot(probability)
 
 
-def _evaluate(cv: ControlVariate[Any], batch: Batch, proxy: Proxy, pilot: Array) -> jax.Array:
+def _evaluate(cv: ControlVariate[Pytree], batch: Batch, proxy: Proxy, pilot: Array) -> jax.Array:
     cached = cv.cache(batch, proxy)
     return jax.lax.map(lambda z: cv.values(cached, z, proxy), pilot, batch_size=TOGETHER)
 
@@ -405,7 +404,7 @@ _values_of_groups = jit(static=0, options=SCATTERS)(
 
 
 def _values_in_blocks(
-    cv: ControlVariate[Any], batch: Batch, proxy: Proxy, pilot: np.ndarray
+    cv: ControlVariate[Pytree], batch: Batch, proxy: Proxy, pilot: np.ndarray
 ) -> jax.Array | np.ndarray:
     """Values of all rows; rows with codes are whitened block by block.
 
@@ -427,7 +426,12 @@ def _values_in_blocks(
 
 
 def _largest_slopes(
-    cv: ControlVariate[Any], rows: Batch, proxy: Proxy, pilot: Array, weight: Array, factor: Array
+    cv: ControlVariate[Pytree],
+    rows: Batch,
+    proxy: Proxy,
+    pilot: Array,
+    weight: Array,
+    factor: Array,
 ) -> jax.Array:
     """Largest eigenvalue of the covariance of some rows' gradients, one per pilot draw."""
     cached = cv.cache(rows, proxy)
