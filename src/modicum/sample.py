@@ -15,7 +15,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from modicum.diagnostics.convergence import load_soon
 from modicum.digest import Digest
 from modicum.engines import EngineChoice, engine_for
 from modicum.errors import (
@@ -195,7 +194,6 @@ def sample(
             notes += _about_digest(rows, plan, task.target)
         doubts = [warn(note) for note in notes]
         if plan.history is None:
-            load_soon()  # it takes as long as compiling does, and can go on beside it
             ready = _chains(plan, task, layout, parallel, thin)
             history = run(ready, tune, draws, progressbar, folder, plan.hook, partial=True)
             if plan.settled is not None and ready.settled is None:

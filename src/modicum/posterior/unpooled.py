@@ -52,9 +52,9 @@ class Shrinkage(NamedTuple):
 
     def limits(self, prob: float) -> tuple[float, float]:
         """Where effects of new levels lie with probability `prob`, and where a picture ends."""
-        from scipy.stats import norm
+        from scipy.special import ndtri
 
-        wide = float(norm.ppf((1 + prob) / 2)) * self.sd
+        wide = float(ndtri((1 + prob) / 2)) * self.sd
         return wide, 1.15 * max(wide, WIDEST * float(np.abs(self.table["mean"]).max()))
 
 
