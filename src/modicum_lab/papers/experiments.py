@@ -12,9 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from modicum.errors import ModicumWarning, SettingError, suggestion
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = [
     "EXPERIMENTS",
@@ -117,7 +120,7 @@ class Figure:
     """
 
     name: str
-    draw: Callable[[], Any]
+    draw: Callable[[], MatplotlibFigure]
     caption: str = ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from modicum.posterior import Posterior, Score
 from modicum.rows import Rows
 from modicum_lab.papers.ewsg.common import draw_lines, label_of, panels, realisations, states
 from modicum_lab.papers.experiments import Figure, Result, Scale, Table, claims, experiment, sized
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = ["Split", "draw", "table", "table_1"]
 
@@ -344,7 +347,7 @@ def _single(score: Score, mean: float, by_chain: np.ndarray, digits: int) -> str
     return f"{mean:.{digits}f}{spread}"
 
 
-def draw(curves: dict[str, Any], truth: Score) -> Any:
+def draw(curves: dict[str, Any], truth: Score) -> MatplotlibFigure:
     """Learning curves, and where the posterior is."""
     figure, axes = panels(4, columns=2, size=(5.0, 3.6))
     drawn_curves = {name: curve for name, curve in curves.items() if name != "psgld"}

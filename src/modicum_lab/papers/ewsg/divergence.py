@@ -7,7 +7,7 @@ against the autocorrelation time (1b).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from modicum_lab.papers.ewsg.gaussian import (
     methods,
 )
 from modicum_lab.papers.experiments import Figure, Result, Scale, Table, claims, experiment, sized
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = ["divergences", "figure_1a", "figure_1b", "figure_1c"]
 
@@ -101,7 +104,7 @@ def _new(scale: Scale, **settings: Any) -> Result:
 def _figure(
     name: str, title: str, curves: dict[str, Line], colours: dict[str, Any] | None, caption: str
 ) -> Figure:
-    def draw() -> Any:
+    def draw() -> MatplotlibFigure:
         figure, (ax,) = panels(1, size=(6.0, 4.2))
         labels: dict[str, Any] = {
             "x": "data passes",
@@ -325,7 +328,7 @@ def _point(result: Result, target: Gaussian, name: str, h: float, scale: Scale, 
     return Point(name, h, time, time * cost, target.kl(flat), shift, spread)
 
 
-def _draw_times(points: list[Point]) -> Any:
+def _draw_times(points: list[Point]) -> MatplotlibFigure:
     figure, axes = panels(2, size=(5.0, 4.0))
     names = dict.fromkeys(p.method for p in points)
     for ax, unit in zip(axes, ("time", "passes"), strict=True):

@@ -29,6 +29,7 @@ from modicum_lab.papers.experiments import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = ["Panel", "Panels", "draw", "figure_1j_1l", "slope", "table_1j", "table_1k", "table_1l"]
 
@@ -219,7 +220,7 @@ def _line(steps: np.ndarray, panel: list[MeanSquaredError]) -> tuple[float, floa
     return float(a), float(b), float(np.sqrt(covariance[1, 1]))
 
 
-def draw(errors: Errors, size: Mapping[str, Panel]) -> Any:
+def draw(errors: Errors, size: Mapping[str, Panel]) -> MatplotlibFigure:
     """The three panels side by side."""
     figure, axes = panels(3)
     for ax, (letter, panel) in zip(axes, size.items(), strict=True):

@@ -7,7 +7,7 @@ lowest as the number of batches grows (1i).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from modicum_lab.papers.ewsg.gaussian import (
     log_weights,
 )
 from modicum_lab.papers.experiments import Figure, Result, Scale, Table, claims, experiment, sized
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = ["figure_1d_1i", "local_error"]
 
@@ -172,7 +175,7 @@ def _draw(
     local: dict[int, tuple[float, float]],
     curves: dict[int, dict[int, Line]],
     last: dict[int, dict[int, float]],
-) -> Any:
+) -> MatplotlibFigure:
     figure, axes = panels(6)
     lengths = list(local)
     for ax, part, y in zip(axes, (0, 1), ("squared bias", "variance"), strict=False):

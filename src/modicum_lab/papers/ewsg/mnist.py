@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -27,6 +27,9 @@ from modicum_lab.papers.experiments import (
     experiment,
     sized,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = ["figure_3"]
 
@@ -347,7 +350,7 @@ def _behind(run: Learned, ewsg: Learned | None) -> str | None:
     return f"{gap} ± {100 * float(np.hypot(run.error['train'], ewsg.error['train'])):.2f}"
 
 
-def _draw(runs: Mapping[str, Mapping[str, Learned]]) -> Any:
+def _draw(runs: Mapping[str, Mapping[str, Learned]]) -> MatplotlibFigure:
     figure, axes = panels(2 * len(runs), columns=2, size=(5.0, 3.6))
     places = [(network, part) for network in runs for part in ("train", "test")]
     for ax, (network, part) in zip(axes, places, strict=True):

@@ -7,7 +7,7 @@ with E[n grad V_I] = grad V solve a linear programme, whose solutions have at mo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from modicum_lab.papers.experiments import (
     experiment,
     sized,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = ["exponential_weights", "optimal_weights", "theorem_1"]
 
@@ -144,7 +147,7 @@ def _claims(by_n: dict[int, dict[str, Selection]]) -> Table:
     )  # fmt: skip
 
 
-def _draw(by_n: dict[int, dict[str, Selection]]) -> Any:
+def _draw(by_n: dict[int, dict[str, Selection]]) -> MatplotlibFigure:
     figure, (ax,) = panels(1, size=(6.0, 4.2))
     colours = {"uniform": "sghmc", "ewsg": "ewsg", "optimal": "svrg-ld"}
     sizes = list(by_n)

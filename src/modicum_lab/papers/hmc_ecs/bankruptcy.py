@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -45,6 +45,9 @@ from modicum_lab.papers.hmc_ecs.tables import (
     stochastic_gradients_cost,
     too_large,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = ["BANKRUPTCY", "figures_4_6", "tables_3_4"]
 
@@ -183,7 +186,7 @@ def _notes(size: Size, fits: dict[str, Fit]) -> list[str]:
     ]
 
 
-def _draw_prediction(fits: list[Fit], rows: Rows) -> Any:
+def _draw_prediction(fits: list[Fit], rows: Rows) -> MatplotlibFigure:
     order, frequency = _groups(rows)
     figure, axes = pyplot().subplots(
         1, len(fits), figsize=(3.6 * len(fits), 3.6), sharey=True, layout="constrained"

@@ -21,6 +21,7 @@ from modicum_lab.papers.hmc_ecs.pictures import ORDER_COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = ["figure_7"]
 
@@ -180,7 +181,7 @@ def _ledger(fits: dict[int, list[Fit]]) -> dict[str, int]:
     }
 
 
-def _draw(fits: dict[int, list[Fit]]) -> Any:
+def _draw(fits: dict[int, list[Fit]]) -> MatplotlibFigure:
     figure, (left, right) = pyplot().subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     ds = np.array(list(fits))
     for k, (label, (colour, marker)) in enumerate(STYLES.items()):

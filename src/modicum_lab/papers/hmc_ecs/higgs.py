@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -54,6 +54,9 @@ from modicum_lab.papers.hmc_ecs.tables import (
     stochastic_gradients_cost,
     too_large,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = [
     "HIGGS",
@@ -234,7 +237,9 @@ def _roc_table(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], note: str) -
                  rows, note)  # fmt: skip
 
 
-def _draw_roc(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], fits: Sequence[Fit]) -> Any:
+def _draw_roc(
+    curves: Mapping[str, tuple[np.ndarray, np.ndarray]], fits: Sequence[Fit]
+) -> MatplotlibFigure:
     truth, *others = curves
     colours = {fit.label: fit.colour for fit in fits}
     figure, axes = pyplot().subplots(
@@ -339,7 +344,7 @@ PRINTED_ORDERS = {
 """What section 6.8 says of Figure 9, which has no numbers."""
 
 
-def _draw_variance(paths: Mapping[str, np.ndarray], fits: Mapping[str, Fit]) -> Any:
+def _draw_variance(paths: Mapping[str, np.ndarray], fits: Mapping[str, Fit]) -> MatplotlibFigure:
     figure, ax = pyplot().subplots(figsize=(8, 4), layout="constrained")
     for label, path in paths.items():
         ax.plot(np.maximum(path, 1e-12), color=fits[label].colour, label=label, linewidth=0.9)
