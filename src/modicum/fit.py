@@ -193,11 +193,11 @@ def _check_digest(formula: str, data: Digest, others: tuple[object, ...], missin
         raise SettingError(
             "the digest was not made of a formula; sample it with mo.sample(model, digest)."
         )
-    made = FormulaEncoding.from_dict(origin).formula
-    if "".join(str(formula).split()) != "".join(made.split()):
+    original = FormulaEncoding.from_dict(origin).formula
+    if "".join(str(formula).split()) != "".join(original.split()):
         raise SettingError(
-            f"the digest was made for the formula {made!r}, and the likelihood of another needs "
-            "the data: give that formula, or the table."
+            f"the digest was made for the formula {original!r}, and the likelihood of another "
+            "needs the data: give that formula, or the table."
         )
     if others != (None,) * len(others) or missing != "refuse":
         raise SettingError(
@@ -246,8 +246,8 @@ def model_for(
         if groups is not None:
             raise SettingError("groups says how effects are held, and the formula has none.")
         return FormulaModel(model, {})
-    held = multilevel(model, _group_terms(encoding, rows), rows, groups)
-    return FormulaModel(held.model, {"groups": {"value": held.how, "why": held.why}})
+    choice = multilevel(model, _group_terms(encoding, rows), rows, groups)
+    return FormulaModel(choice.model, {"groups": {"value": choice.how, "why": choice.why}})
 
 
 def family_named(name: str) -> type[LinearPredictorModel]:
@@ -308,15 +308,15 @@ def _check_outcome(model: LinearPredictorModel, encoding: FormulaEncoding) -> No
     name, levels = type(model).__name__, outcome.levels
     classes = type(model).decide is not BaseModel.decide
     binary = classes and "classes" not in {f.name for f in fields(model)}
-    shown = ", ".join(map(repr, levels[:5])) + (", ..." if len(levels) > 5 else "")
+    listed = ", ".join(map(repr, levels[:5])) + (", ..." if len(levels) > 5 else "")
     if levels and set(levels) != {False, True} and not classes:
         raise SettingError(
-            f"the outcome {outcome.expression!r} has levels ({shown}), and {name} needs numbers: "
+            f"the outcome {outcome.expression!r} has levels ({listed}), and {name} needs numbers: "
             "choose a family for classes, or compute numbers from it."
         )
     if len(levels) > 2 and binary:
         raise SettingError(
-            f"the outcome {outcome.expression!r} has {len(levels)} levels ({shown}), and {name} "
+            f"the outcome {outcome.expression!r} has {len(levels)} levels ({listed}), and {name} "
             f"needs two: write {outcome.expression} == {levels[-1]!r}, or use family='softmax'."
         )
     for extra in getattr(model, "outcome_fields", ("y",)):

@@ -241,7 +241,7 @@ class _Bars:
 class _Output(Protocol):
     """What is shown under a cell, as IPython hands it out."""
 
-    def update(self, shown: dict[str, str], *, raw: bool) -> None:
+    def update(self, data: dict[str, str], *, raw: bool) -> None:
         """Show something else in its place."""
 
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from modicum.diagnostics.convergence import load_soon
 from modicum.digest import Digest
 from modicum.engines import EngineChoice, engine_for
 from modicum.errors import (
@@ -30,11 +29,10 @@ from modicum.methods import DEFAULT, METHODS, Auto, Method, resolve
 from modicum.methods.base import Plan, Task
 from modicum.methods.groups import with_fixed_nodes
 from modicum.models import BaseModel, Target
-from modicum.models.base import Params
+from modicum.models.base import DENSE_LIMIT, Params
 from modicum.passes import Starts, Sums
 from modicum.passes.engine import Engine
 from modicum.passes.full_likelihood import free_memory
-from modicum.passes.mode import DENSE_LIMIT
 from modicum.posterior import Posterior
 from modicum.posterior.labels import scalar_names, tidy_labels
 from modicum.progress import Progressbar, phase, say
@@ -64,7 +62,7 @@ from modicum.runtime import in_double_precision, refuse_forked
 
 __all__ = ["sample"]
 
-FUSED = 256  # iterations per call, at most
+FUSED = 128  # iterations per call, at most: few enough that copying the last ones is short
 CAPTURED = 64 * 2**20  # bytes of arrays in a model's functions that make compilation slow
 
 
@@ -196,7 +194,6 @@ def sample(
             notes += _about_digest(rows, plan, task.target)
         doubts = [warn(note) for note in notes]
         if plan.history is None:
-            load_soon()  # it takes as long as compiling does, and can go on beside it
             ready = _chains(plan, task, layout, parallel, thin)
             history = run(ready, tune, draws, progressbar, folder, plan.hook, partial=True)
             if plan.settled is not None and ready.settled is None:

@@ -12,7 +12,7 @@ from modicum.designs import Uniform, UniformTables, Weighted, weight_tables
 from modicum.estimators import AutodiffTaylor, LinearTaylor, Perturbed, control_variate
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove
-from modicum.passes.mode import prior_hessian
+from modicum.passes.prior import prior_hessian
 
 pytestmark = pytest.mark.usefixtures("x64")
 linear = pytest.mark.parametrize("family", LINEAR)

@@ -13,7 +13,8 @@ from modicum.runtime import FAST_COMPILE, _usable
 
 def optimised(function, **settings):
     """`jax.jit` for long simulations."""
-    return jax.jit(function, **settings, **_usable(tuple(FAST_COMPILE.items())))
+    options = _usable(tuple(FAST_COMPILE.items()))
+    return jax.jit(function, **settings, compiler_options=options)
 
 
 @contextmanager

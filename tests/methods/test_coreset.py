@@ -19,6 +19,7 @@ from modicum.kernels.energy_conserving import (
     certain_rows,
 )
 from modicum.kernels.moves import HMCMove
+from modicum.methods.ecs.composition import cached_coreset
 from modicum.methods.ecs.tuning.block_poisson import Bound
 from modicum.methods.ecs.tuning.coreset import FarOut
 from modicum.methods.ecs.tuning.residuals import reweighted
@@ -55,7 +56,7 @@ def test_a_few_rows_follow_the_difference(study, x64):
     )
     values = jax.vmap(lambda z: jnp.sum(study.control_variate.values(everything, z, study.proxy)))
     difference = np.asarray(values(jnp.asarray(points)))
-    cached = study._followed(coreset)
+    cached = cached_coreset(study, coreset)
     sums = jax.vmap(lambda z: jnp.sum(study.control_variate.values(cached, z, study.proxy)))
     found = np.asarray(sums(jnp.asarray(points))) + following.middle
     assert np.abs(found - difference).max() < 0.3 + 0.2 * np.abs(difference).max()

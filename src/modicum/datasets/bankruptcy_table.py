@@ -7,7 +7,8 @@ functions each, an intercept) is not public. The Polish one is (Zieba, Tomczak a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
 from zipfile import ZipFile
 
 import numpy as np
@@ -118,7 +119,9 @@ def _tables(folder: Folder, download: bool, progressbar: bool) -> Iterator[pd.Da
                     yield _table(file, True, None)
 
 
-def _table(file: Any, arff: bool, compression: Any) -> pd.DataFrame:
+def _table(
+    file: Path | IO[bytes], arff: bool, compression: Literal["infer"] | None
+) -> pd.DataFrame:
     import pandas as pd
 
     if not arff:

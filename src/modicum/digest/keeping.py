@@ -7,7 +7,6 @@ to be, and a third, of the host alone, counts how many rows are equal to each th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -87,5 +86,5 @@ def _counts(sums: Sums, pool: Rows) -> np.ndarray:
 
 def _among(
     sought: RowCounts, batch: Mapping[str, np.ndarray], present: np.ndarray
-) -> tuple[Any, ...]:
+) -> tuple[np.ndarray]:
     return (sought.among(batch, present),)

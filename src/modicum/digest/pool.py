@@ -127,9 +127,9 @@ class Pool:
 
     def parts_used(self) -> tuple[Pool, np.ndarray]:
         """The pool with its parts numbered anew, and which of them still have rows."""
-        used = np.unique(self.part[self.stratum])
-        place = np.minimum(np.searchsorted(used, self.part), len(used) - 1)
-        return replace(self, part=place.astype(self.part.dtype)), used
+        parts = np.unique(self.part[self.stratum])
+        place = np.minimum(np.searchsorted(parts, self.part), len(parts) - 1)
+        return replace(self, part=place.astype(self.part.dtype)), parts
 
     def shared(self, other: Pool) -> tuple[int, int]:
         """Rows that occur once in the data of both and are equal; rows of the smaller pool."""
@@ -204,8 +204,8 @@ class RowCounts:
         of_value = np.zeros(len(self.sorted))
         np.maximum.at(of_value, self.place, count)
         at = np.minimum(np.searchsorted(self.sorted, sought.sorted), len(self.sorted) - 1)
-        known = np.where(self.sorted[at] == sought.sorted, of_value[at], 0.0)
-        return np.asarray(known[sought.place])
+        of_sought = np.where(self.sorted[at] == sought.sorted, of_value[at], 0.0)
+        return np.asarray(of_sought[sought.place])
 
 
 def hashes(description: Description, batch: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -43,12 +43,12 @@ class RayHosts:
         """Answers of the first hosts, each of which is called with arguments of its own."""
         ray = ray_library()
         pairs = zip(self._actors, arguments, strict=False)
-        asked = [getattr(actor, method).remote(*each) for actor, each in pairs]
-        _, missing = ray.wait(asked, num_returns=len(asked), timeout=SILENCE)
+        references = [getattr(actor, method).remote(*of_host) for actor, of_host in pairs]
+        _, missing = ray.wait(references, num_returns=len(references), timeout=SILENCE)
         if missing:
             raise silence_of(len(self._actors))
         try:
-            return list(ray.get(asked))
+            return list(ray.get(references))
         except ray.exceptions.RayError as error:
             raise fault_of(error) from None
 

@@ -110,8 +110,8 @@ class RayEngine:
         def ask(actor: Actor, mine: np.ndarray) -> Reference:
             return actor.take.remote(source, flat[mine])
 
-        taken = rows_from(self.each_from(self.owners(rows, flat), ask), len(flat), rows)
-        return in_shape(taken, row_ids.shape)
+        batch = rows_from(self.each_from(self.owners(rows, flat), ask), len(flat), rows)
+        return in_shape(batch, row_ids.shape)
 
     def owners(self, rows: Rows, row_ids: np.ndarray) -> np.ndarray:
         """Numbers of the workers that pass over these rows."""
@@ -130,7 +130,7 @@ class RayEngine:
             def about(actor: Actor, mine: np.ndarray = mine) -> Reference:
                 return ask(actor, mine)
 
-            calls.append((mine, self._asked(int(number), about)))
+            calls.append((mine, self._ask(int(number), about)))
         return ((mine, self._answer(call)) for mine, call in calls)
 
     def _parts(
@@ -169,7 +169,7 @@ class RayEngine:
                 return answer
 
             for share in shares:
-                waiting.append((self._asked(share.worker, share.ask), share.done))
+                waiting.append((self._ask(share.worker, share.ask), share.done))
                 if len(waiting) >= 2 * len(self._actors):
                     yield next_answer()
             while waiting:
@@ -183,7 +183,7 @@ class RayEngine:
         """Up to `most` actors that run chains; None where these run here."""
         return started_hosts(kind, most) if self._chain_tasks else None
 
-    def _asked(self, turn: int, ask: Callable[[Actor], Reference]) -> Call:
+    def _ask(self, turn: int, ask: Callable[[Actor], Reference]) -> Call:
         """Ask the worker whose turn it is, or the next that is not silent."""
         worker = self._next_worker(turn)
         worker = turn % len(self._actors) if worker is None else worker

@@ -216,16 +216,16 @@ class OrderAtWorkers:
     def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
         """Rows at these places of the order, any shape, each from the worker that sorted it."""
         flat, rows = places.ravel(), self._shards.rows
-        return in_shape(rows_from(self._asked("take_sorted", flat), len(flat), rows), places.shape)
+        return in_shape(rows_from(self._ask("take_sorted", flat), len(flat), rows), places.shape)
 
     def _row_ids(self, places: np.ndarray) -> np.ndarray:
         row_ids = np.empty(len(places), np.int64)
-        for mine, part in self._asked("sorted_row_ids", places):
+        for mine, part in self._ask("sorted_row_ids", places):
             row_ids[mine] = part
         return row_ids
 
-    def _asked(
-        self, what: Literal["sorted_row_ids", "take_sorted"], places: np.ndarray
+    def _ask(
+        self, method_name: Literal["sorted_row_ids", "take_sorted"], places: np.ndarray
     ) -> Iterator[tuple[np.ndarray, Any]]:
         """Ask each worker once about the places in its shards."""
         piece = np.searchsorted(self._ends, places, side="right")
@@ -234,7 +234,7 @@ class OrderAtWorkers:
         starts = self._shards.starts[shard]
 
         def ask(actor: Actor, mine: np.ndarray) -> Reference:
-            method: RemoteMethod = getattr(actor, what)
+            method: RemoteMethod = getattr(actor, method_name)
             return method.remote(self._recipe, self._classes, starts[mine], within[mine])
 
         return self._shards.workers.each_from(self._shards.owners[shard], ask)

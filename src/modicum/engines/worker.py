@@ -48,14 +48,14 @@ class Worker:
     def results(self, work: Parcel, rows: Parcel, numbers: list[int], dtype: str) -> list[Pytree]:
         """Results of the chunks of these numbers."""
         function, arguments = self._unpacked(*work)
-        held = self._opened(*rows)
-        results = chunk_results(function, arguments, held, numbers, dtype, self._threads)
+        opened = self._opened(*rows)
+        results = chunk_results(function, arguments, opened, numbers, dtype, self._threads)
         return list(results)
 
     def take(self, rows: Parcel, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Rows at these numbers, which are those of chunks that come to this worker."""
-        held = self._opened(*rows)
-        return {name: np.ascontiguousarray(part) for name, part in held.take(row_ids).items()}
+        opened = self._opened(*rows)
+        return {name: np.ascontiguousarray(part) for name, part in opened.take(row_ids).items()}
 
     # Numbers per row that are kept -----------------------------------------------------------
 
@@ -93,8 +93,8 @@ class Worker:
 
     def order(self, recipe: NumberRecipe, classes: Classes, start: int, stop: int) -> np.ndarray:
         """Places of a shard's rows, sorted by class; made anew where another had made it."""
-        held = self._shards_of(recipe).get(start)
-        if held is None or held.dtype != np.uint32:
+        shard = self._shards_of(recipe).get(start)
+        if shard is None or shard.dtype != np.uint32:
             self.sort(recipe, classes, start, stop)
         return self._shards_of(recipe)[start]
 
@@ -109,9 +109,9 @@ class Worker:
 
     def _numbers(self, recipe: NumberRecipe, start: int, stop: int) -> np.ndarray:
         """Numbers of the rows of a shard: of all chunks that it has part of, as in any pass."""
-        held = self._shards_of(recipe).get(start)
-        if held is not None and held.dtype == np.float32:
-            return held
+        shard = self._shards_of(recipe).get(start)
+        if shard is not None and shard.dtype == np.float32:
+            return shard
         rows = self._opened(*recipe.rows)
         function, arguments = self._unpacked(*recipe.work)
         size = chunk_rows(rows)

@@ -81,7 +81,7 @@ class Perturbed(EveryRow):
     """Average of D_i with half its estimated variance taken off, so that the bias is O(m^-2)."""
 
     def combine(self, values: jax.Array, present: jax.Array, tables: object) -> Estimate:
-        """lhat - sigma-hat^2 / 2, less the part of lhat that is known exactly."""
+        """lhat - sigma-hat^2 / 2 (eq. 4.5), less the part of lhat that is known exactly."""
         del present, tables
         mean, variance = self.mean_and_variance(values)
         return Estimate(mean - variance / 2, mean, variance)

@@ -12,7 +12,7 @@ binary search, and an update merges two sorted lists.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -116,7 +116,7 @@ class FlyKernel:
         Step size to start from; by default guessed from the number of parameters.
     """
 
-    bounded: RowBounds[Any]
+    bounded: RowBounds[Pytree]
     move: Move
     capacity: int
     proposals: int
@@ -263,14 +263,16 @@ def implicit(key: jax.Array, lights: Lights) -> Change:
     dark_key, bright_key, back_key = jax.random.split(key, 3)
     n, log_q = lights.n, jnp.log(lights.rate)
     lit, real = lights.bright < n, lights.tried < n
-    held = lights.both.is_bright
+    is_bright = lights.both.is_bright
     goes_dark = lit & (_log_uniform(dark_key, lit) < log_q - lights.log_r_bright)
-    goes_bright = real & ~held & (_log_uniform(bright_key, real) < lights.log_r_tried - log_q)
+    goes_bright = real & ~is_bright & (_log_uniform(bright_key, real) < lights.log_r_tried - log_q)
     not_again = jax.random.uniform(back_key, real.shape, jnp.float32) >= lights.rate
     unseen = goes_dark & ~lights.both.is_tried
     way_back = jnp.sum(real) - jnp.sum(goes_bright & not_again) + jnp.sum(unseen)
     possible = lights.complete & (way_back <= real.shape[0])
-    return Change(lit & ~goes_dark, goes_bright, possible, jnp.sum(lit) + jnp.sum(real & ~held))
+    return Change(
+        lit & ~goes_dark, goes_bright, possible, jnp.sum(lit) + jnp.sum(real & ~is_bright)
+    )
 
 
 def explicit(key: jax.Array, lights: Lights) -> Change:

@@ -179,6 +179,7 @@ def follow(
     normal, rest = path_chances(key, position.shape[0], position.dtype)
     momentum = normal / jnp.sqrt(inverse_mass)
 
+    # Leapfrog steps of eq. 3.6 (HMC-ECS paper, Algorithm 1).
     def leap(here: Evaluated, p: jax.Array, h: jax.Array) -> tuple[Evaluated, jax.Array]:
         p = p + h / 2 * here.gradient
         here = at(here.position + h * inverse_mass * p)
@@ -213,7 +214,7 @@ def path_chances(key: jax.Array, size: int, dtype: DTypeLike) -> tuple[jax.Array
 
 
 def _kinetic(momentum: jax.Array, inverse_mass: jax.Array) -> jax.Array:
-    return 0.5 * jnp.sum(inverse_mass * momentum**2)
+    return 0.5 * jnp.sum(inverse_mass * momentum**2)  # eq. 3.4
 
 
 def _decide(
@@ -223,7 +224,7 @@ def _decide(
     after: jax.Array,
     log_uniform: jax.Array,
 ) -> Trajectory:
-    """Metropolis on the total energy; what is not a number is never accepted."""
+    """Metropolis on the total energy (eq. 3.7); what is not a number is never accepted."""
     energy = after - last.logdensity
     gain = (before - first.logdensity) - energy
     lost = ~jnp.isfinite(energy) | jnp.isnan(gain)

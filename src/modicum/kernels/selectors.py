@@ -58,7 +58,7 @@ class Exponential(Selector):
     """Exponentially weighted batches, by a Metropolis chain over them (EWSG paper, Algorithm 1).
 
     Batches are weighted by how well the step they make matches that of the full gradient,
-    p_I ~ exp(|x + a_I|^2 / 2) (section 4.3). To first order this adds to friction what the batch
+    p_I ~ exp(|x + a_I|^2 / 2) (eq. 4). To first order this adds to friction what the batch
     adds to noise, so that the momentum keeps its temperature. It is not a reduction of the
     gradient's variance. The chain starts from a uniform batch.
 
@@ -69,7 +69,7 @@ class Exponential(Selector):
         exact to first order in the weights.
     x
         What stands for the unknown next momentum r' in x: "current" r' = r, x = sqrt(h) gamma r /
-        sigma (the paper's choice); "zero" x = 0; "one" x = 1; "rest" r' = 0.
+        sigma (the paper's choice, section 4.3); "zero" x = 0; "one" x = 1; "rest" r' = 0.
     weights
         "exponential": exp(|x + a|^2 / 2), the paper's. "linear": exp(x . a), which leaves the
         force alone and is not biased by skewed gradients. Without a momentum a further batch takes
@@ -122,7 +122,7 @@ class Exponential(Selector):
 
         def propose(now: jax.Array, candidate: Pytree) -> tuple[jax.Array, jax.Array]:
             then, limit = candidate
-            accept = limit < self.log_ratio(match.scale * now, match.scale * then, x)
+            accept = limit < self.log_ratio(match.scale * now, match.scale * then, x)  # eq. 5
             return jnp.where(accept, then, now), accept
 
         last, accepted = jax.lax.scan(propose, first, (proposed, log_uniform), unroll=4)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,9 +65,9 @@ class StochasticGradientKernel:
     """
 
     integrator: Integrator
-    estimator: GradientEstimator[Any]
+    estimator: GradientEstimator[Pytree]
     selector: Selector
-    design: Design[Any]
+    design: Design[Pytree]
     batch: int
     precision: Literal["float64", "float32"] = "float64"
     random_start: Callable[[jax.Array], jax.Array] | None = None
@@ -92,7 +92,7 @@ class StochasticGradientKernel:
 
     def prepare(self, batch: Batch, context: StochasticGradientContext) -> Pytree:
         """What the estimator makes of rows without the state, batch by batch."""
-        return jax.vmap(lambda each: self.estimator.prepare(each, context))(batch)
+        return jax.vmap(lambda one_batch: self.estimator.prepare(one_batch, context))(batch)
 
     def init(
         self, key: jax.Array, batch: None, context: StochasticGradientContext
@@ -151,4 +151,4 @@ class StochasticGradientKernel:
         if self.batches == 1:
             only = jax.tree.map(lambda field: field[0], batches)
             return self.estimator.gradient(z, only, memory, context)[None]
-        return jax.vmap(lambda each: self.estimator.gradient(z, each, memory, context))(batches)
+        return jax.vmap(lambda batch: self.estimator.gradient(z, batch, memory, context))(batches)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, TypedDict, TypeVar
+from typing import ClassVar, Protocol, TypedDict, TypeVar
 
 import numpy as np
 
@@ -179,7 +179,7 @@ class Parameters:
 class Plan:
     """A kernel ready to run, with everything it reads."""
 
-    kernel: Kernel[Any, Any] | None  # None: the draws are made already, see `history`
+    kernel: Kernel[Pytree, Pytree] | None  # None: the draws are made already, see `history`
     context: Pytree
     flags: Pytree
     anchor: Coordinates

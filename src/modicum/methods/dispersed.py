@@ -16,7 +16,7 @@ from modicum.errors import ConvergenceError
 from modicum.kernels.full_data import ModeStarts
 from modicum.methods.base import Task
 from modicum.passes import Anchor
-from modicum.passes.mode import prior_slope
+from modicum.passes.prior import prior_slope
 from modicum.random import Stream, generator
 from modicum.run import first_keys
 from modicum.runtime import to_device

@@ -61,8 +61,10 @@ class Verdict(NamedTuple):
 
     def text(self, pool: int) -> str:
         """The three numbers, and what they mean."""
-        said = "enough" if self.enough else "usable" if self.tail < FAR else "not to be relied on"
-        return f"{said}: {self.numbers(pool)}"
+        verdict = (
+            "enough" if self.enough else "usable" if self.tail < FAR else "not to be relied on"
+        )
+        return f"{verdict}: {self.numbers(pool)}"
 
     def numbers(self, pool: int) -> str:
         """The three numbers, in words."""
@@ -153,8 +155,8 @@ class Laplace(Method):
         proposals = Proposals.of(pool, self._first)
         noise = proposals.verdict.noise
         if self.pool is None and noise > STILL and proposals.verdict.tail < tail:
-            enough = min(MOST_POOL, ceil(pool.rows * (noise / (0.8 * STILL)) ** 2))
-            pool = Pool(study, enough)
+            size = min(MOST_POOL, ceil(pool.rows * (noise / (0.8 * STILL)) ** 2))
+            pool = Pool(study, size)
             proposals = Proposals.of(pool, self._first)
         return pool, proposals
 
@@ -186,8 +188,9 @@ class Laplace(Method):
         if not self.weighted:
             chances = generator(task.seed, Stream.LAPLACE_ACCEPT).random(log_ratio.shape)
             places, rate = _independence_sampler(log_ratio, chances)
-            each = np.arange(task.chains)
-            z, stats = z[places, each], {"lp": stats["lp"][places, each], "acceptance_rate": rate}
+            chains = np.arange(task.chains)
+            z = z[places, chains]
+            stats = {"lp": stats["lp"][places, chains], "acceptance_rate": rate}
         stats["rows_touched"] = np.zeros(log_ratio.shape, int)
         kept = slice(self._first, self._first + task.draws)
         by_chain = {name: np.ascontiguousarray(values[kept].T) for name, values in stats.items()}

@@ -31,7 +31,7 @@ from modicum.methods.base import Task
 from modicum.methods.dispersed import disperse, dispersed_starts
 from modicum.methods.whole_posterior import WholeLogPosterior
 from modicum.passes import Anchor, Sums
-from modicum.passes.mode import prior_slope
+from modicum.passes.prior import prior_slope
 from modicum.random import Stream, chain_keys, generator
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows

@@ -24,7 +24,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -141,12 +141,12 @@ class Pool:
 
 @jit(static=0)
 def _block_values(
-    control_variate: ControlVariate[Any], cached: Pytree, z: Array, proxy: Proxy
+    control_variate: ControlVariate[Pytree], cached: Pytree, z: Array, proxy: Proxy
 ) -> jax.Array:
     """D of each row at each draw, (draws, rows)."""
     z = jnp.asarray(z)
     if not isinstance(control_variate, LinearTaylor):
-        return jax.lax.map(lambda each: control_variate.values(cached, each, proxy), z)
+        return jax.lax.map(lambda point: control_variate.values(cached, point, proxy), z)
     e = z @ cached.rows.T
     model = control_variate.target.model
     assert isinstance(model, LinearPredictorModel)
@@ -155,5 +155,5 @@ def _block_values(
 
 
 @jit(static=0)
-def _log_proxies(control_variate: ControlVariate[Any], z: Array, proxy: Proxy) -> jax.Array:
+def _log_proxies(control_variate: ControlVariate[Pytree], z: Array, proxy: Proxy) -> jax.Array:
     return jax.vmap(partial(control_variate.log_proxy, proxy=proxy))(jnp.asarray(z))

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.errors import DataError, SettingError, suggestion, whole_number
+from modicum.errors import DataError, SettingError, fault_text, suggestion, whole_number
 from modicum.models.base import BaseModel, Batch, Params, named_leaves
 from modicum.models.outcomes import (
     check_outcomes,
@@ -269,9 +269,8 @@ class Network(NeuralModel):
             ).shape
         except Exception as fault:
             raise SettingError(
-                f"apply fails on the first rows ({type(fault).__name__}: "
-                f"{str(fault).splitlines()[0] if str(fault) else 'no message'}); it is called "
-                f"with x of shape {(count, *rows.fields['x'])}."
+                f"apply fails on the first rows ({fault_text(fault)}); it is called with x of "
+                f"shape {(count, *rows.fields['x'])}."
             ) from fault
         self._check_outputs(outputs, count, rows)
 

@@ -14,24 +14,16 @@ from modicum.errors import ConvergenceError, ModicumWarning, NoModeError
 from modicum.kernels.base import Warp
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.arrow import ArrowFactor, ArrowMatrix, Factor, Symmetric, diagonal
+from modicum.models.base import DENSE_LIMIT
 from modicum.models.priors import prior_warnings
+from modicum.passes.curvature import Curvature, curvature, whitening, whitening_factor
 from modicum.passes.improper import require_proper
-from modicum.passes.mode import (
-    DENSE_LIMIT,
-    TOLERANCE,
-    Curvature,
-    EndlessError,
-    ModeRecord,
-    curvature,
-    find_mode,
-    flat_prior,
-    settle,
-    whitening,
-    whitening_factor,
-)
+from modicum.passes.mode import TOLERANCE, EndlessError, ModeRecord, find_mode
 from modicum.passes.mode import quasi_newton_on_subset as near_mode
 from modicum.passes.modes import Modes, Starts, find_modes
+from modicum.passes.prior import flat_prior
 from modicum.passes.scales import group_notes, with_scale_widths
+from modicum.passes.settling import settle
 from modicum.passes.sums import Sums
 from modicum.runtime import to_device
 
@@ -57,7 +49,7 @@ class Anchor:
     point
         The expansion point t*.
     C, A, B
-        Log-likelihood at t*, its gradient and Hessian (HMC-ECS paper, below eq. 4.4).
+        Log-likelihood at t*, its gradient and Hessian (A and B: HMC-ECS paper, below eq. 4.7).
     factor
         L with t = t* + L z: in z the posterior is about standard normal. L L' is the inverse of
         minus the Hessian of the log-posterior.

@@ -10,7 +10,7 @@ import numpy as np
 
 from modicum.errors import ConvergenceError
 from modicum.models.arrow import ArrowCholesky, ArrowMatrix, diagonal
-from modicum.passes.mode import Curvature
+from modicum.passes.curvature import Curvature
 from modicum.passes.sums import Sums
 
 __all__ = ["require_proper"]

@@ -90,8 +90,8 @@ def correct(source: Draws, fit: Fit, rows: Rows, draws: int, progressbar: bool) 
 
 def require_correctable(source: Draws) -> None:
     """Refuse draws whose log-density is not known, that have signs, or that are corrected."""
-    known = "lp" in source.stats and "log_weight" not in source.stats
-    if not known or (source.weights is not None and (source.weights < 0).any()):
+    has_density = "lp" in source.stats and "log_weight" not in source.stats
+    if not has_density or (source.weights is not None and (source.weights < 0).any()):
         raise SettingError(
             "only draws without signs of a method that records the log-density it sampled (`lp` in "
             "stats) can be corrected, once."

@@ -57,24 +57,24 @@ def predict(
     whole_number("draws", draws)
     check_interval(prob)
     subset, weights = thinned(source, draws)
-    used = weights.size
+    count = weights.size
     ends = [(1 - prob) / 2, (1 + prob) / 2]
 
     def evaluate(piece: Batch) -> np.ndarray:
         outcome = np.asarray(predictor(subset, piece), dtype=float)
-        if outcome.ndim < 2 or outcome.shape[:2] != (used, _length(piece)):
+        if outcome.ndim < 2 or outcome.shape[:2] != (count, _length(piece)):
             raise SettingError(
-                f"The predictor returned shape {outcome.shape} for {used} draws and "
+                f"The predictor returned shape {outcome.shape} for {count} draws and "
                 f"{_length(piece)} rows; it must return one value per draw and row."
             )
         return outcome
 
     parts = [
-        _mean_and_ends(outcome, weights, ends) for _, outcome in in_pieces(rows, used, evaluate)
+        _mean_and_ends(outcome, weights, ends) for _, outcome in in_pieces(rows, count, evaluate)
     ]
     mean, lower, upper = np.concatenate(parts, axis=1)
     _check_finite(mean, weights)
-    return Prediction(mean, lower, upper, prob, used)
+    return Prediction(mean, lower, upper, prob, count)
 
 
 def in_pieces(

@@ -120,7 +120,7 @@ def _kind_of(types: Sequence[Any]) -> str | None:
     import pyarrow.types as kinds
 
     for kind, holds in (("integer", kinds.is_integer), ("boolean", kinds.is_boolean)):
-        if all(holds(each) for each in types):
+        if all(holds(column_type) for column_type in types):
             return kind
     return None
 
@@ -499,8 +499,8 @@ def _not_numbers(name: str, array: Array) -> str:
     for row, values in enumerate(flat.tolist()):
         for value in values:
             if not reads_as_number(value):
-                what = "a missing value (None)" if value is None else repr(value)[:40]
-                return f"column {name!r} holds {what} in row {row}: every value must be a number."
+                text = "a missing value (None)" if value is None else repr(value)[:40]
+                return f"column {name!r} holds {text} in row {row}: every value must be a number."
     return (
         f"column {name!r} holds numbers as text or objects from row 0 on: "
         f"convert it with numpy.asarray({name}, dtype=float)."

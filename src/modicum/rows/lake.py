@@ -130,12 +130,12 @@ class LakeSource(DatasetSource):
 
     def batches_from(self, columns: Sequence[str], first: int) -> Iterator[pa.RecordBatch]:
         """Record batches from row `first` on; files before it are not opened again."""
-        for fragment, held, count in zip(self._fragments, self._held, self._counts, strict=True):
+        for fragment, names, count in zip(self._fragments, self._held, self._counts, strict=True):
             for name in columns:
-                if name not in held:
+                if name not in names:
                     raise DataError(
                         f"column {name!r} is not in {fragment.path}: "
-                        f"{names_like(name, sorted(held))}"
+                        f"{names_like(name, sorted(names))}"
                     )
             if count is not None and first >= count:
                 first -= count

@@ -8,7 +8,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Rows decoded at once when a file is read: few enough for any sane table, enough to be fast.
 BATCH_ROWS = 1 << 16
+
+T = TypeVar("T")
 
 
 class Source(Protocol):
@@ -124,7 +126,7 @@ class TableSource:
             return made_by_pandas or _ordered_dictionary(values.type)
         return type(values.dtype).__name__ in ("CategoricalDtype", "Enum")
 
-    def _values(self, name: str) -> Any:
+    def _values(self, name: str) -> Any:  # a column of the library whose table it is
         if name in self._twice:
             raise DataError(f"column {name!r} occurs more than once: rename one of them.")
         return self._table[self._keys[name]]
@@ -322,7 +324,7 @@ class LazySource:
             yield from frame.to_arrow().to_batches(max_chunksize=BATCH_ROWS)
 
 
-def _polars(compute: Callable[[], Any]) -> Any:
+def _polars(compute: Callable[[], T]) -> T:
     """Run a polars computation; its errors become one sentence."""
     try:
         return compute()
@@ -341,7 +343,7 @@ class SpooledSource(FileSource):
         pandas or polars frames, or Arrow tables or record batches, of one schema.
     """
 
-    def __init__(self, tables: Iterable[Any]) -> None:
+    def __init__(self, tables: Iterable[object]) -> None:
         folder = tempfile.mkdtemp(prefix="modicum-tables-")
         self._gone = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         path = Path(folder) / "tables.arrow"
@@ -350,7 +352,7 @@ class SpooledSource(FileSource):
         self.rows = rows
 
 
-def _spool(tables: Iterable[Any], path: Path) -> int:
+def _spool(tables: Iterable[object], path: Path) -> int:
     import pyarrow as pa
 
     writer, schema, rows = None, None, 0

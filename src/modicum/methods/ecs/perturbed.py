@@ -37,8 +37,9 @@ from modicum.methods.ecs.checks import (
     look_back,
     withdraw_bound,
 )
+from modicum.methods.ecs.composition import Composition
 from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in, explain_burn_in
-from modicum.methods.ecs.pilot import Composition, Study
+from modicum.methods.ecs.pilot import Study
 from modicum.methods.ecs.tuning import Certainty, Choice, choose
 from modicum.methods.mean_anchor import anchor_at_mean, may_have_mean
 from modicum.methods.whole_posterior import WholeLogPosterior
@@ -196,7 +197,7 @@ class HMCECS(EnergyConserving):
             )
         notes = self._look_ahead(pilot, chosen)
         parts = replace(self.composition(chosen.choice), certainty=chosen.count)
-        plan = pilot.plan(parts, _explain(chosen) | tuning, notes)
+        plan = parts.plan(pilot, _explain(chosen) | tuning, notes)
         return plan if self.exact is None else self._with_all_rows(plan, pilot)
 
     def study(self, task: Task, anchor: Anchor) -> Study:
@@ -251,8 +252,8 @@ class HMCECS(EnergyConserving):
         """What to do about too few rows, where that would help."""
         if self.subsample is None:
             return 'use tuning="auto"' if self.tuning == "paper" else None
-        enough = replace(self, subsample=None).choose(study).subsample
-        helps = 2 * enough <= len(study.task.rows)  # else it would be refused
+        advised = replace(self, subsample=None).choose(study).subsample
+        helps = 2 * advised <= len(study.task.rows)  # else it would be refused
         return "leave `subsample` out to have it chosen" if helps else None
 
     def _with_all_rows(self, plan: Plan, study: Study) -> Plan:

@@ -17,9 +17,10 @@ from modicum.methods.ecs.base import (
     check_tuning,
 )
 from modicum.methods.ecs.checks import Case, look_ahead_signed, look_back_signed
+from modicum.methods.ecs.composition import Composition
 from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in, explain_burn_in
 from modicum.methods.ecs.perturbed import HMCECS
-from modicum.methods.ecs.pilot import Composition, Study
+from modicum.methods.ecs.pilot import Study
 from modicum.methods.ecs.tuning import Certainty, Coreset, Products, choose_products
 from modicum.run import History
 from modicum.runtime import in_double_precision
@@ -123,7 +124,7 @@ class SignedHMCECS(EnergyConserving):
             certain,
             coreset,
         )
-        return study.plan(parts, _explain(chosen, coreset) | burn_in_tuning, notes)
+        return parts.plan(study, _explain(chosen, coreset) | burn_in_tuning, notes)
 
     def _coreset(self, study: Study, certainty: int) -> Coreset | None:
         """What the lower bound follows: nothing, where it is set by hand or as in the paper."""

@@ -78,8 +78,8 @@ class Ordinal(LinearPredictorModel):
 
     def resolved(self, rows: Rows, data: Moments | None = None) -> Self:
         """Return the model with its classes counted, and its priors in numbers."""
-        known = self if self.classes is not None else replace(self, classes=count_classes(rows))
-        return super(Ordinal, known).resolved(rows, data)
+        counted = self if self.classes is not None else replace(self, classes=count_classes(rows))
+        return super(Ordinal, counted).resolved(rows, data)
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """With a, b the cutpoints of class y less eta: log(sigmoid(a) - sigmoid(b)).

@@ -69,8 +69,8 @@ def column_values(rows: Rows, table: object, name: str, row_ids: np.ndarray) -> 
         return np.asarray(batch[name], float)
     if table is None or not is_tabular(table):
         fields = [field for field in batch if batch[field].ndim == 1]
-        known = [*dict.fromkeys([*rows.columns, *rows.levels, *fields])]
-        raise SettingError(f"there is no column {name!r}: {names_like(name, known)}")
+        columns = [*dict.fromkeys([*rows.columns, *rows.levels, *fields])]
+        raise SettingError(f"there is no column {name!r}: {names_like(name, columns)}")
     return _of_table(table, name, len(rows), row_ids)
 
 

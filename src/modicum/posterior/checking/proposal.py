@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from modicum.passes import Sums
-from modicum.passes.mode import prior_hessian
+from modicum.passes.prior import prior_hessian
 
 __all__ = ["Evidence", "NormalProposal", "average", "log_joint"]
 

@@ -35,7 +35,7 @@ def code_for(
 
     `fields` are those that the formula's encoding makes beside the outcome.
     """
-    known = {kind.__name__: name for name, kind in FAMILIES.items()}
+    names = {kind.__name__: name for name, kind in FAMILIES.items()}
     first = model.split(",")[0]
     how = f"draws={draws}, tune={settings.get('tune')}, chains={chains}"
     if settings.get("thin", 1) != 1:
@@ -44,14 +44,14 @@ def code_for(
     method = f'method="{settings.get("method")}"'
     if "formula" in settings:
         formula = str(settings["formula"])
-        family = f'family="{known[first]}"' if first in known else "family=..."
+        family = f'family="{names[first]}"' if first in names else "family=..."
         for argument, field in (("offset", "offset"), ("weights", "weight")):
             for column in fields.get(field, ()):
                 if f"{field}({column})" not in formula.replace(" ", ""):
                     family += f", {argument}={column!r}"
         call = f"mo.fit({formula!r}, data, {family}, {method},\n              {how})"
     else:
-        model_code = f"mo.models.{first}()" if first in known else "model"
+        model_code = f"mo.models.{first}()" if first in names else "model"
         call = f"mo.sample({model_code}, rows, {method},\n                 {how})"
     note = "# with the priors and settings above, where they are not the defaults"
     return f"import modicum as mo\n\n{note}\npost = {call}"

@@ -196,8 +196,8 @@ def _terms(
 
     # In backticks too formulaic takes these words for Python's; with a space they are names.
     spaced = re.sub(rf"`({ANY_STATEMENT})`", r"`\1 `", text)
-    used = Expression(left).names if left.strip() and "|" not in left else ()
-    available = [name for name in columns if name not in used]
+    names = Expression(left).names if left.strip() and "|" not in left else ()
+    available = [name for name in columns if name not in names]
     try:
         context = {"__formulaic_variables_available__": available}
         parsed = formulaic.Formula(spaced or "1", _context=context)

@@ -239,8 +239,8 @@ class _Block:
 def _coded_terms(block: _Block, first: int, numbers: list[Numbers]) -> Iterator[CodedTerm]:
     assert block.codes is not None
     width = len(block.names) - max(0, len(block.window) - 1)
-    for j, each in enumerate(block.scales):
-        scale = None if each is None else numbers.index(each)
+    for j, factor in enumerate(block.scales):
+        scale = None if factor is None else numbers.index(factor)
         yield CodedTerm(block.codes.field, first + j, width, block.reference, scale)
 
 

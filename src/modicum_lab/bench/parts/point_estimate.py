@@ -94,11 +94,11 @@ def run(quick: bool = False) -> list[Table]:
     )  # fmt: skip
     imports = Table("Imports", ["rows", "processor seconds of modicum", "of glum"])
     for rows in (20_000,) if quick else (100_000, 1_000_000, 10_000_000):
-        taken: dict[str, list[list[float]]] = {"fit_draws": [], "fit_point": []}
+        seconds: dict[str, list[list[float]]] = {"fit_draws": [], "fit_point": []}
         for turn in range(1 if quick else 5 if rows <= 1_000_000 else 2):
-            for name in sorted(taken, reverse=bool(turn % 2)):
-                taken[name].append(in_process(__name__, name, rows))
-        ours, theirs = ([median(x) for x in zip(*runs, strict=True)] for runs in taken.values())
+            for name in sorted(seconds, reverse=bool(turn % 2)):
+                seconds[name].append(in_process(__name__, name, rows))
+        ours, theirs = ([median(x) for x in zip(*runs, strict=True)] for runs in seconds.values())
         fits.rows.append(
             [rows, ours[4], ours[2], theirs[2], ours[2] / theirs[2], ours[3], theirs[3],
              ours[3] / theirs[3]]
@@ -115,19 +115,14 @@ def starts(sizes: Sequence[int], turns: int) -> Table:
          "second over glum's"],
     )  # fmt: skip
     for rows in sizes:
-        taken: list[list[float]] = []
+        timings: list[list[float]] = []
         for _ in range(turns):
             with tempfile.TemporaryDirectory() as cache:
                 first = in_process(__name__, "fit_chains", rows, cache)
                 second = in_process(__name__, "fit_chains", rows, cache)
             point = in_process(__name__, "fit_point", rows)
-            taken.append([first[4], first[2], second[2], point[2]])
-        ess, *seconds = (median(column) for column in zip(*taken, strict=True))
+            timings.append([first[4], first[2], second[2], point[2]])
+        ess, *seconds = (median(column) for column in zip(*timings, strict=True))
         of_first, of_second, of_glum = seconds
         table.rows.append([rows, ess, *seconds, of_first / of_glum, of_second / of_glum])
     return table
-
-
-if __name__ == "__main__":
-    for result in run():
-        print(result.markdown())

@@ -201,7 +201,6 @@ def choose_products(
     coreset
         What the lower bound follows; None: it is the same everywhere.
     """
-    by_hand = "set by hand"
     bound = Bound(pilot, centre, coreset)
     work = Work(steps, fresh, certainty + (0 if coreset is None else len(coreset)))
     sizes = SIZES if batch is None else (batch,)
@@ -213,29 +212,14 @@ def choose_products(
         best = allowed[0]
     else:
         best = min(candidates, key=lambda candidate: candidate.cost)
-    estimator, deviation = best.estimator, np.sqrt(pilot.variance / best.estimator.batch)
+    estimator = best.estimator
     positive, sign = best.mini_batches.sign(estimator.products, bound.at_draws)
-    why = {
-        "batch": "with this many per factor an effective draw takes the fewest evaluations"
-        if batch is None
-        else _whose(batch),
-        "centre": by_hand if centre is not None else _CENTRE[coreset is None],
-        "products": by_hand
-        if products is not None
-        else f"the smallest lambda {_REASON[best.binding]}",
-        "blocks": by_hand
-        if blocks is not None
-        else f"a refresh is then accepted with probability {best.accept:.2f}",
-        "refreshes": by_hand
-        if refreshes is not None
-        else f"balances refreshing rows against gradient noise of {best.noise:.2g} posterior "
-        "variances",
-        "variance": f"of log |Lhat| about {best.spread:.2g}; one mini-batch's dhat has a standard "
-        f"deviation of {pilot.quantile(deviation, 0.5):.2g} (median) and "
-        f"{pilot.quantile(deviation, NEARLY_ALL):.2g} (99 of 100 pilot draws)",
-        "sign": f"expected mean {sign:.4f} along the chain, {positive:.4f} of the estimates "
-        "positive when rows are drawn afresh, by the pilot study",
-    }
+    automatic = _reasons(best, pilot, coreset, positive, sign)
+    settings = {"products": products, "blocks": blocks, "refreshes": refreshes, "centre": centre}
+    by_hand = {name: "set by hand" for name, value in settings.items() if value is not None}
+    if batch is not None:
+        by_hand["batch"] = _whose(batch)
+    why = automatic | by_hand
     return Products(
         estimator.products,
         estimator.batch,
@@ -248,6 +232,26 @@ def choose_products(
         why,
         bound.room,
     )
+
+
+def _reasons(
+    best: _Candidate, pilot: Pilot, coreset: Coreset | None, positive: float, sign: float
+) -> dict[str, str]:
+    """Why each setting is what it is, where none is set by hand, and what follows from them."""
+    deviation = np.sqrt(pilot.variance / best.estimator.batch)
+    return {
+        "batch": "with this many per factor an effective draw takes the fewest evaluations",
+        "centre": _CENTRE[coreset is None],
+        "products": f"the smallest lambda {_REASON[best.binding]}",
+        "blocks": f"a refresh is then accepted with probability {best.accept:.2f}",
+        "refreshes": f"balances refreshing rows against gradient noise of {best.noise:.2g} "
+        "posterior variances",
+        "variance": f"of log |Lhat| about {best.spread:.2g}; one mini-batch's dhat has a standard "
+        f"deviation of {pilot.quantile(deviation, 0.5):.2g} (median) and "
+        f"{pilot.quantile(deviation, NEARLY_ALL):.2g} (99 of 100 pilot draws)",
+        "sign": f"expected mean {sign:.4f} along the chain, {positive:.4f} of the estimates "
+        "positive when rows are drawn afresh, by the pilot study",
+    }
 
 
 _CENTRE = {

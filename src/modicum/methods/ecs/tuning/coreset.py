@@ -105,16 +105,16 @@ def fit_coreset(
     drawn = np.flatnonzero(weight > 0)
     factor, weight = factor[drawn], weight[drawn]
     near, away = (part.values[:, drawn] * factor for part in (residuals, far))
-    some = near[representatives(residuals.share, FITTED_DRAWS)]
-    places, shares = _follow(np.concatenate([some, away]) * weight)
+    at_some_draws = near[representatives(residuals.share, FITTED_DRAWS)]
+    places, shares = _follow(np.concatenate([at_some_draws, away]) * weight)
     weights = shares * weight[places] / probability[drawn[places]]  # of d = probability times D
     at_draws, at_points = ((part * weight)[:, places] @ shares for part in (near, away))
     # The rest could never be so far below l - sum q that chains had mass there, not even with one
     # row per mini-batch and lambda at zero.
     most = log_posterior + 2 * np.maximum(at_points[:, None] - away, 0) @ weight
-    kept = most > NEGLIGIBLE
-    checked = FarOut(away[kept], weight, log_posterior[kept])
-    return Coreset(drawn[places], weights, at_draws, at_points[kept], checked)
+    matters = most > NEGLIGIBLE
+    checked = FarOut(away[matters], weight, log_posterior[matters])
+    return Coreset(drawn[places], weights, at_draws, at_points[matters], checked)
 
 
 def _follow(parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -11,34 +11,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from modicum.errors import SettingError
+from modicum.errors import SettingError, fault_text
 from modicum.models.base import Batch, Params
-from modicum.models.constraints import (
-    Constraint,
-    Interval,
-    Shape,
-    cholesky_corr,
-    ordered,
-    positive,
-    real,
-    simplex,
-)
+from modicum.models.constraints import Constraint, real
+from modicum.models.numpyro.program import Program, Site, Sites, frames, is_factor, is_observed
+from modicum.models.numpyro.supports import as_constraint
 from modicum.models.own import Model, as_handed_over
 from modicum.rows import Rows
 from modicum.runtime import in_double_precision
 
 __all__ = ["from_numpyro"]
 
-Site: TypeAlias = dict[str, Any]  # of a NumPyro trace
-Sites: TypeAlias = dict[str, Site]
 STARTS = 4  # points to start from: the middle, and some about it
 RADIUS = 2.0  # of the others, in free numbers, as in Stan and NumPyro
 
@@ -92,19 +82,18 @@ def from_numpyro(model: Callable[..., Any], rows: Rows, **arguments: Any) -> Mod
             "the second argument must be mo.Rows whose fields are arguments of the model, such as "
             f"mo.Rows(data=X, obs=y), not {type(rows).__name__}."
         )
-    _numpyro()
+    _require_numpyro()
     fields = _row_arguments(model, rows, arguments)
-    return _Study(_Program(model, fields, arguments, len(rows)), rows).model()
+    return _Study(Program(model, fields, arguments, len(rows)), rows).model()
 
 
-def _numpyro() -> Any:  # a module that need not be there
+def _require_numpyro() -> None:
     try:
-        import numpyro
+        import numpyro  # noqa: F401
     except ImportError:
         raise SettingError(
             "mo.from_numpyro needs NumPyro, which is not installed: pip install numpyro."
         ) from None
-    return numpyro
 
 
 def _row_arguments(
@@ -140,183 +129,6 @@ def _row_arguments(
     return fields
 
 
-@dataclass(frozen=True)
-class _Program:
-    """The function, and how it is run on a batch of rows.
-
-    `plate` is the name of the plate over the rows, once it is known; `few` are rows that stand for
-    others where only parameters matter.
-    """
-
-    function: Callable[..., Any]
-    fields: tuple[str, ...]
-    arguments: Mapping[str, Any]
-    rows: int
-    plate: str = ""
-    parameters: tuple[str, ...] = ()
-    reported: tuple[str, ...] = ()
-    few: Mapping[str, np.ndarray] | None = None
-
-    def run(
-        self, batch: Batch, theta: Params | None, choose: Any = None, as_all: bool = False
-    ) -> Sites:
-        """All sites of the function on `batch`: with the parameters `theta`, or chosen ones.
-
-        While the plate over the rows is not known, it may be `as_all` rows are many.
-        """
-        from numpyro import handlers
-
-        count = len(batch[self.fields[0]])
-        inputs = {name: jnp.asarray(batch[name]) for name in self.fields}
-        with (
-            handlers.trace() as sites,
-            _all_rows(self.plate, count, self.rows if as_all else None),
-            handlers.substitute(data=theta, substitute_fn=choose),
-            nullcontext() if choose is None else handlers.seed(rng_seed=0),
-        ):
-            self.function(**inputs, **self.arguments)
-        return dict(sites)
-
-    def log_prior(self, theta: Params) -> jax.Array:
-        sites = self.run(self._few_rows, theta)
-        return sum((_log_density(sites[name]).sum() for name in self.parameters), jnp.zeros(()))
-
-    def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
-        sites = self.run(batch, theta)
-        count = len(batch[self.fields[0]])
-        total = jnp.zeros(count)
-        for site in sites.values():
-            if _is_observed(site) and self.plate in _frames(site):
-                total = total + self._per_row(site, count, sites)
-        return total
-
-    def _per_row(self, site: Site, count: int, sites: Sites) -> jax.Array:
-        """Sums over all axes but that of the rows, of which a plate of all rows has only some."""
-        density = _log_density(site) * (count / sites[self.plate]["args"][0])
-        axis = _frames(site)[self.plate]
-        return jnp.moveaxis(density, axis, 0).reshape(count, -1).sum(axis=1)
-
-    def report(self, theta: Params) -> dict[str, jax.Array]:
-        sites = self.run(self._few_rows, theta)
-        return {name: sites[name]["value"] for name in self.reported}
-
-    def expected(self, theta: Params, batch: Batch) -> jax.Array:
-        """Mean of the observed site."""
-        site, axis = self._outcome(theta, batch)
-        try:
-            return jnp.moveaxis(jnp.asarray(site["fn"].mean), axis, 0)
-        except NotImplementedError:
-            raise SettingError(
-                f"the distribution of the observed site '{site['name']}' has no mean to predict."
-            ) from None
-
-    def simulate(self, theta: Params, row: Batch, key: jax.Array) -> jax.Array:
-        """An outcome of the observed site, for one row."""
-        batch = {name: jnp.asarray(value)[None] for name, value in row.items()}
-        site, axis = self._outcome(theta, batch or {self.fields[0]: self._zeros(1)[self.fields[0]]})
-        try:
-            drawn = site["fn"].sample(key)
-        except NotImplementedError:
-            raise SettingError(
-                f"NumPyro cannot draw from the distribution of the observed site '{site['name']}', "
-                "so that there are no predictive draws."
-            ) from None
-        return jnp.moveaxis(drawn, axis, 0)[0]
-
-    def _outcome(self, theta: Params, batch: Batch) -> tuple[Site, int]:
-        """The observed site, and the rows' axis of what it draws.
-
-        What new rows do not hold, such as outcomes, is zeros.
-        """
-        sites = self.run({**self._zeros(len(next(iter(batch.values())))), **batch}, theta)
-        seen = [site for site in sites.values() if _is_observed(site)]
-        if len(seen) != 1 or _is_factor(seen[0]):
-            number = "a factor" if len(seen) == 1 else f"{len(seen)} sites"
-            raise SettingError(
-                f"the model observes {number}, so that what it predicts is not clear; compute it "
-                "from the draws."
-            )
-        return seen[0], _frames(seen[0])[self.plate] - seen[0]["fn"].event_dim
-
-    def _zeros(self, count: int) -> Batch:
-        """As many rows of zeros."""
-        few = self._few_rows
-        return {k: jnp.zeros((count, *few[k].shape[1:]), few[k].dtype) for k in few}
-
-    def simulate_prior(self, key: jax.Array) -> Params:
-        """Parameters drawn from their distributions."""
-        from numpyro import handlers
-
-        try:
-            seeded = replace(self, function=handlers.seed(self.function, key))
-            sites = seeded.run(self._few_rows, {})
-        except NotImplementedError:
-            raise SettingError(
-                "a parameter of the model has an improper distribution, from which nothing can be "
-                "drawn; give it a proper one."
-            ) from None
-        return {name: sites[name]["value"] for name in self.parameters}
-
-    def outcome_field(self, theta: Params) -> str:
-        """The field that is the observed site's value as it is; empty where none is.
-
-        Each is changed in turn, to see whether the site's value is the field's before and after.
-        """
-        batch = self._few_rows
-        for name in self.fields:
-            changed = ~batch[name] if batch[name].dtype == bool else batch[name] + 1
-            both = [batch, {**batch, name: changed}]
-            try:
-                sites = [self._outcome(theta, b)[0]["value"] for b in both]
-            except SettingError:
-                return ""
-            if all(np.array_equal(v, b[name]) for v, b in zip(sites, both, strict=True)):
-                return name
-        return ""
-
-    @property
-    def _few_rows(self) -> Mapping[str, np.ndarray]:
-        assert self.few is not None, "known once the function was studied"
-        return self.few
-
-
-def _all_rows(plate: str, count: int, rows: int | None) -> Any:
-    """A handler under which plates hold the rows of a batch, all of them and in order.
-
-    The plate over the rows is called `plate`, or it is one of the size `rows`.
-    """
-    from numpyro.primitives import Messenger
-
-    class AllRows(Messenger):  # type: ignore[misc]
-        def process_message(self, msg: Site) -> None:
-            if msg["type"] == "plate":
-                size = msg["args"][0]
-                held = count if msg["name"] == plate or size == rows else size
-                msg["value"], msg["args"] = jnp.arange(held), (size, held)
-            if msg["type"] == "subsample":  # which would take what all rows are already
-                msg["kwargs"] = {**msg["kwargs"], "event_dim": None}
-
-    return AllRows()
-
-
-def _frames(site: Site) -> dict[str, int]:
-    """The plates a site is in, and the axis of each."""
-    return {frame.name: frame.dim for frame in site.get("cond_indep_stack", ())}
-
-
-def _is_observed(site: Site) -> bool:
-    return site["type"] == "sample" and bool(site["is_observed"])
-
-
-def _is_factor(site: Site) -> bool:
-    return type(site["fn"]).__name__ == "Unit"
-
-
-def _log_density(site: Site) -> jax.Array:
-    density = site["fn"].log_prob(site["value"])
-    return density if site["scale"] is None else density * site["scale"]
-
-
 class _NumpyroModel(Model):
     """A model whose functions are NumPyro's."""
 
@@ -327,7 +139,7 @@ class _NumpyroModel(Model):
 class _Study:
     """What a function is found to do on a few rows, before it becomes a model."""
 
-    def __init__(self, program: _Program, rows: Rows) -> None:
+    def __init__(self, program: Program, rows: Rows) -> None:
         n = len(rows)
         # Two batches that share their first row and nothing else, and differ in length.
         picked = (np.array([0, 1 % n]), np.array([0, n - 1, n // 2]))
@@ -376,12 +188,10 @@ class _Study:
         except Exception as fault:
             with suppress(Exception):  # a plate as long as all rows are
                 return self.program.run(batch, None, choose, as_all=True)
-            message = str(fault).splitlines()
             raise SettingError(
-                f"the NumPyro model fails on a few rows ({type(fault).__name__}: "
-                f"{message[0] if message else 'no message'}); everything that has one entry per "
-                "row must be a field of the rows and an argument of the model, and nothing may be "
-                "as long as all rows."
+                f"the NumPyro model fails on a few rows ({fault_text(fault)}); everything that has "
+                "one entry per row must be a field of the rows and an argument of the model, and "
+                "nothing may be as long as all rows."
             ) from fault
 
     def _plate(self, here: Sites, there: Sites) -> str:
@@ -410,7 +220,7 @@ class _Study:
 
     def _refuse(self, sites: Sites, plate: str) -> None:
         """Refuse sites that are no part of a prior or of a row's likelihood."""
-        seen = False
+        observes = False
         for name, site in sites.items():
             if site["type"] == "param":
                 raise SettingError(
@@ -419,17 +229,17 @@ class _Study:
                 )
             if site["type"] != "sample":
                 continue
-            within = plate in _frames(site)
-            seen = seen or (within and _is_observed(site))
-            if within and not _is_observed(site):
+            within = plate in frames(site)
+            observes = observes or (within and is_observed(site))
+            if within and not is_observed(site):
                 raise SettingError(
                     f"the plate over the rows holds the latent site '{name}', one value per row, "
                     "so that rows cannot be left out: integrate it out of the likelihood (a "
                     "mixture, a Student-t, a negative binomial), or, for effects that rows share, "
                     "use mo.fit with a term such as (1 | group)."
                 )
-            if not within and _is_observed(site):
-                kind = "factor" if _is_factor(site) else "observed"
+            if not within and is_observed(site):
+                kind = "factor" if is_factor(site) else "observed"
                 raise SettingError(
                     f"the {kind} site '{name}' lies outside the plate over the rows ('{plate}'), "
                     "so that it belongs to no row: move it into the plate, or make it part of the "
@@ -440,7 +250,7 @@ class _Study:
                     f"'{name}' is discrete, and chains move along gradients: sum over its values "
                     "in the likelihood (numpyro.distributions.MixtureGeneral)."
                 )
-        if not seen:
+        if not observes:
             raise SettingError(
                 f"nothing is observed in the plate '{plate}': give the data as fields of the rows."
             )
@@ -448,7 +258,7 @@ class _Study:
     def _constraint(self, name: str, sites: Sites, elsewhere: Params) -> Constraint:
         """How a parameter is kept within its support, which must not depend on others."""
         supports = [s[name]["fn"].support for s in (sites, self.program.run(self.few, elsewhere))]
-        constraints = [_as_constraint(support) for support in supports]
+        constraints = [as_constraint(support) for support in supports]
         if constraints[0] != constraints[1]:
             raise SettingError(
                 f"the support of '{name}' depends on another parameter: draw it on a fixed range, "
@@ -466,8 +276,8 @@ class _Study:
                 "an argument that is computed from them, or from their number): compute it from "
                 "all rows beforehand, and pass it as an argument."
             )
-        each = [jax.jit(self.program.log_likelihood)(theta, b)[0] for b in batches]
-        if not _agree(*each):
+        likelihoods = [jax.jit(self.program.log_likelihood)(theta, b)[0] for b in batches]
+        if not _agree(*likelihoods):
             raise SettingError(
                 "the log-likelihood of a row changes with the other rows of its batch (their mean, "
                 "their number, the row before): compute that from all rows beforehand, and make it "
@@ -498,74 +308,7 @@ def _reported(here: Sites, there: Sites, plate: str) -> list[str]:
     return [
         name
         for name in names
-        if plate not in _frames(here[name])
+        if plate not in frames(here[name])
         and name in there
         and np.array_equal(here[name]["value"], there[name]["value"], equal_nan=True)
     ]
-
-
-def _as_constraint(support: Any) -> Constraint:
-    """NumPyro's constraint as one of Modicum's; its own bijection where there is no such."""
-    from numpyro.distributions import constraints as known
-
-    base = support
-    while isinstance(base, known.independent):
-        base = base.base_constraint
-    if base is known.real:
-        return real
-    for theirs, ours in (
-        (known.simplex, simplex),
-        (known.ordered_vector, ordered),
-        (known.corr_cholesky, cholesky_corr),
-    ):
-        if base is theirs:
-            return ours
-    if isinstance(base, known.greater_than | known.less_than | known.interval):
-        ends = getattr(base, "lower_bound", -np.inf), getattr(base, "upper_bound", np.inf)
-        if base is not known.circular and all(np.ndim(end) == 0 for end in ends):
-            low, high = (float(end) for end in ends)
-            return positive if (low, high) == (0, np.inf) else Interval(low, high)
-    return _Bijected.of(support)
-
-
-@dataclass(frozen=True)
-class _Bijected(Constraint):
-    """A support of NumPyro's, with the bijection NumPyro has for it."""
-
-    transform: Any  # a pytree, as all of NumPyro's are
-    within: Any
-    support: str
-
-    @classmethod
-    def of(cls, support: Any) -> _Bijected:
-        from numpyro.distributions import biject_to
-
-        try:
-            return cls(biject_to(support), support, f"values in NumPyro's {support}")
-        except NotImplementedError:
-            raise SettingError(f"NumPyro has no bijection to {support}.") from None
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Bijected):
-            return False
-        one, another = (str(jax.tree.structure(b.transform)) for b in (self, other))
-        ours, theirs = (jax.tree.leaves(b.transform) for b in (self, other))
-        return one == another and all(map(np.array_equal, ours, theirs))
-
-    def __hash__(self) -> int:
-        return hash(type(self.transform))
-
-    def free_shape(self, shape: Shape) -> Shape:
-        return tuple(self.transform.inverse_shape(shape))
-
-    def constrain(self, free: jax.Array) -> jax.Array:
-        return jnp.asarray(self.transform(free))
-
-    def log_jacobian(self, free: jax.Array) -> jax.Array:
-        return jnp.sum(self.transform.log_abs_det_jacobian(free, self.transform(free)))
-
-    def free(self, value: jax.Array) -> jax.Array:
-        return jnp.asarray(self.transform.inv(value))
-
-    def allows(self, value: np.ndarray) -> bool:
-        return bool(np.all(self.within(value)))
