@@ -126,18 +126,21 @@ def test_effects_move_as_their_conditional_distribution_does(ratio, x64):
     where, whole, scale = np.array([0, 2]), 1, 4
     w = np.array([0.3, 0.7])
 
+    @jax.jit
+    def both(z, proxy):
+        return *straighten(z, proxy), jax.jacobian(lambda z: straighten(z, proxy)[0])(z)
+
     def moved(shared):
         into = np.linalg.inv(factor)[:, [*where, whole]]
         arrays = (where, np.zeros(2, int), ratio * w, [scale], [shared], into)
         warp = Warp(*map(jnp.asarray, arrays))
-        proxy = Proxy(at, jnp.asarray(factor), jnp.zeros(5), None, warp=warp)
-        s, growth = straighten(z, proxy)
-        jacobian = jax.jacobian(lambda z: straighten(z, proxy)[0])(z)
+        proxy = Proxy(jnp.asarray(at), jnp.asarray(factor), jnp.zeros(5), None, warp=warp)
+        s, growth, jacobian = map(np.asarray, both(z, proxy))
         assert float(growth) == pytest.approx(np.linalg.slogdet(jacobian)[1], abs=1e-10)
-        return np.array(at + factor @ s)
+        return at + factor @ s
 
-    at, z = jnp.asarray(rng.normal(size=5)), jnp.asarray(rng.normal(size=5))
-    r = np.array(at + factor @ z)
+    at, z = rng.normal(size=5), rng.normal(size=5)
+    r = at + factor @ z
     away, tau_square = (r - at)[where], np.exp(2 * np.array([at[scale], r[scale]]))
     V = 1 / (ratio * w / tau_square[0] + 1 / tau_square[:, None])  # at the anchor, and here
     narrower = np.sqrt(V[1] / V[0])
