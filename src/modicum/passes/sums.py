@@ -142,8 +142,8 @@ class Sums:
         if self.rest is not None:
             value, symmetric = value + self._rest_values(t), symmetric + self.rest.B
             gradient = gradient + self._rest_slopes(t)
-        both = self._padded(self._padded(symmetric).T)
-        return float(value), self._padded(gradient), both
+        padded = self._padded(self._padded(symmetric).T)
+        return float(value), self._padded(gradient), padded
 
     def enter(self, purpose: str, times: int, kind: Kind, passes: int) -> None:
         """Enter in the ledger that every row was evaluated `times` times, in so many sweeps."""
