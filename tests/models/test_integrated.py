@@ -117,11 +117,11 @@ def test_nodes_kept_at_a_point_give_the_same_function_there():
 class Standing(IntegratedEffects):
     """The negative control: nodes that stay where they were at the anchor."""
 
-    def nodes_of(self, theta, batch):
+    def nodes_of(self, theta, flat, known):
         """Those of the anchor."""
-        if "group_centre" in batch:
-            theta = integrated._laid_out(theta, jnp.asarray(batch["group_point"]))
-        return super().nodes_of(theta, batch)
+        if known is not None:
+            theta = integrated._laid_out(theta, known.point)
+        return super().nodes_of(theta, flat, known)
 
 
 @pytest.mark.parametrize("kind", [IntegratedEffects, Standing])

@@ -17,7 +17,9 @@ convergence of Markov chain Monte Carlo when running many short chains", arXiv 2
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -142,8 +144,8 @@ def nested_r_hat(x: ArrayLike, superchains: int) -> PerScalar:
 def _per_scalar(x: ArrayLike, measure: Callable[[Floats], Floats], least: int = 4) -> PerScalar:
     """Apply `measure` to the scalars that are finite and not constant; the rest are ``nan``.
 
-    It is handed (scalar, chain, draw), some scalars at a time; chains of fewer than `least` draws
-    have no measure.
+    It is handed (scalar, chain, draw), some scalars at a time and by several threads; chains of
+    fewer than `least` draws have no measure.
     """
     chains = as_chains(x)
     shape = chains.shape[2:]
@@ -152,11 +154,18 @@ def _per_scalar(x: ArrayLike, measure: Callable[[Floats], Floats], least: int = 
         flat = chains.reshape(*chains.shape[:2], -1)
         places = np.flatnonzero(finite_and_moving(flat))
         together = max(1, TOGETHER // (flat.shape[0] * flat.shape[1]))
-        with np.errstate(all="ignore"):
-            for start in range(0, len(places), together):
-                some = places[start : start + together]
-                scalars = np.ascontiguousarray(np.moveaxis(flat[:, :, some], 2, 0))
-                result.reshape(-1)[some] = measure(scalars)
+        parts = [places[start : start + together] for start in range(0, len(places), together)]
+
+        def fill(part: NDArray[np.intp]) -> None:
+            scalars = np.ascontiguousarray(np.moveaxis(flat[:, :, part], 2, 0))
+            with np.errstate(all="ignore"):
+                result.reshape(-1)[part] = measure(scalars)
+
+        if len(parts) > 1:
+            with ThreadPoolExecutor(os.cpu_count()) as threads:
+                list(threads.map(fill, parts))
+        elif parts:
+            fill(parts[0])
     return result if shape else float(result)
 
 

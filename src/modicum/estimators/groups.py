@@ -28,14 +28,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arrays import as_either, log_sum_exp, namespace
 from modicum.kernels.base import Proxy, scaled
 from modicum.models import IntegratedEffects, Target
 from modicum.models.base import Batch, Params
 from modicum.models.covariance import entries_of, factor_of_entries
-from modicum.models.group_batches import FlatGroups, PaddedGroup
+from modicum.models.group_batches import BESIDE, FlatGroups, NumPyGroups, PaddedGroup
 from modicum.models.integrated import Integrands, Nodes
 from modicum.passes import Anchor
-from modicum.passes.groups import curvature_sum
+from modicum.passes.groups import covariance_places, curvature_sum
 from modicum.rows.groups import GroupedRows
 from modicum.runtime import SCATTERS, jit, to_device
 
@@ -53,13 +54,16 @@ DENSE = 1_000_000  # entries up to which sums over groups are matrix products
 
 
 class FlatCache(NamedTuple):
-    """Groups of a pass or a pilot study, their rows one after the other."""
+    """Groups of a pass or a pilot study, their rows one after the other, at the anchor."""
 
-    rows: Batch
-    group: jax.Array  # of each row
-    eta: jax.Array  # common part of the predictor at the anchor
+    flat: FlatGroups | NumPyGroups
+    eta: jax.Array  # common part of the predictor
     near: Integrands
     scale: jax.Array  # one over probability
+    nodes: Nodes
+    value: jax.Array  # l_j
+    p: jax.Array  # probabilities of nodes
+    slopes: tuple[jax.Array, jax.Array] | None  # f' and f'' (rows, nodes); None: there are extras
 
 
 class PaddedCache(NamedTuple):
@@ -118,30 +122,47 @@ class GroupTaylor:
 
     def cache(self, batch: Batch, proxy: Proxy) -> FlatCache | PaddedCache:
         """Find integrands and predictors at the anchor."""
-        model = self.model
-        own = {*GroupedRows.RESERVED[:-1], "probability"}
-        rows = {name: jnp.asarray(f) for name, f in batch.items() if name not in own}
-        if "weight" in rows:
-            rows["row_weight"] = rows.pop("weight")
         centre = jnp.asarray(batch["group_centre"])
         scale = 1.0 / jnp.asarray(batch["probability"])
-        theta = self.target.unravel(proxy.point)
         if "group_of_row" in batch:
-            flat = FlatGroups.of(batch)
-            near = model.integrands(theta, centre, flat)
-            eta = model.family.linear(theta, rows).astype(jnp.float64)
-            rows.pop("offset", None)  # it is part of eta
-            return FlatCache(rows, flat.group, eta, near, scale)
+            return self.flat_cache(FlatGroups.of(batch), centre, scale, proxy)
+        rows = {name: jnp.asarray(field) for name, field in batch.items() if name not in BESIDE}
+        if "weight" in rows:
+            rows["row_weight"] = rows.pop("weight")
         size = jnp.asarray(batch["group_rows"])
         near, *expansion = jax.vmap(partial(self._expansion, proxy))(rows, size, centre)
-        eta = _linear(model, theta, rows)
-        rows.pop("offset", None)
+        eta = _linear(self.model, self.target.unravel(proxy.point), rows)
+        rows.pop("offset", None)  # it is part of eta
         return PaddedCache(rows, size, eta, near, scale, *expansion)
+
+    def flat_cache(
+        self, flat: FlatGroups | NumPyGroups, centre: jax.Array, scale: jax.Array, proxy: Proxy
+    ) -> FlatCache:
+        """What is to be known of flat groups, by JAX or by NumPy."""
+        model, theta = self.model, self.target.unravel(proxy.point)
+        T, extras = model.covariance.factor(theta), model.extras_of(theta)
+        near = model.integrands(theta, centre, flat)
+        eta = model.linear(theta, flat.rows)
+        nodes = model.nodes_near(near, T, 0.0)
+        effects = flat.spread(nodes.v @ T.T)
+        at_nodes = eta[:, None] + model.along_effects(flat.rows, effects)
+        slopes = None
+        if model.family.extras:
+            f = model.of_row(at_nodes, extras, flat.rows)
+        else:
+            f, *slopes_of_f, _ = model.derivatives_of_row(at_nodes, flat.rows)
+            slopes = (slopes_of_f[0], slopes_of_f[1])
+        terms = nodes.log_weight + flat.sum(f)
+        value = log_sum_exp(terms)
+        p = namespace(terms).exp(terms - value[:, None])
+        rows = {name: field for name, field in flat.rows.items() if name != "offset"}
+        return FlatCache(flat._replace(rows=rows), eta, near, scale, nodes, value, p, slopes)
 
     def values(self, cached: FlatCache | PaddedCache, z: jax.Array, proxy: Proxy) -> jax.Array:
         """l_j less its expansion, over the group's probability."""
         if isinstance(cached, FlatCache):
-            return self._along(cached, scaled(proxy.factor, z), proxy)
+            away = scaled(proxy.factor, z)
+            return self.along(cached, away, proxy, self.factor_path(proxy, proxy.point + away))
         model, away = self.model, scaled(proxy.factor, z)
         theta = self.target.unravel(proxy.point + away)
         moved = self.target.unravel(away)
@@ -174,7 +195,7 @@ class GroupTaylor:
         model, theta = self.model, self.target.unravel(proxy.point)
         group = PaddedGroup(rows, size)
         near = model.integrands(theta, centre[None], group)
-        nodes = model.nodes_near(near, model.covariance.factor(theta), jnp.zeros(()))
+        nodes = model.nodes_near(near, model.covariance.factor(theta), 0.0)
         read = self.target.likelihood
         present = jnp.ones(1, bool)
         value, A, B = curvature_sum(read, proxy.point[: read.size], group, nodes, present)
@@ -183,46 +204,67 @@ class GroupTaylor:
         alone = Integrands(near.pull[0], near.information[0], near.weighted)
         return alone, value, *in_expansion_coordinates(self.target, proxy.point, A, B, proxy.unit)
 
-    def _along(self, cached: FlatCache, away: jax.Array, proxy: Proxy) -> jax.Array:
-        """The residuals of a flat batch, expanded along phi - phi*."""
-        model, target = self.model, self.target
-        theta, anchor = target.unravel(proxy.point + away), target.unravel(proxy.point)
-        flat = FlatGroups(cached.rows, cached.group, len(cached.scale))
-        columns = model.effect_columns(flat.rows)
+    def along(
+        self, cached: FlatCache, away: jax.Array, proxy: Proxy, T: tuple[jax.Array, ...]
+    ) -> jax.Array:
+        """The residuals of flat groups, expanded along phi - phi*.
+
+        T is the factor of the effects' covariance at the anchor, and its two derivatives along
+        phi - phi*.
+        """
+        model, target, flat = self.model, self.target, cached.flat
+        theta, xp = target.unravel(proxy.point + away), namespace(away)
 
         def shift(T: jax.Array, nodes: Nodes) -> jax.Array:
-            effects = flat.spread(jnp.einsum("ab,jkb->jka", T, nodes.v))
-            return jnp.einsum("ia,ika->ik", columns, effects)
+            return model.along_effects(flat.rows, flat.spread(nodes.v @ T.T))
 
         eta = cached.eta[:, None]
-        e = model.family.linear(target.unravel(away), flat.rows).astype(jnp.float64)[:, None]
-        T = self._factor_path(proxy, proxy.point + away)
-        extras, x = model.extras_of(theta), model.extras_of(anchor)
-        there = model.covariance.factor(theta)
-        moved = model.nodes_near(cached.near, there, flat.sum(e * cached.near.weighted))
-        f = model.of_row(eta + e + shift(there, moved), extras, flat.rows)
-        exact = jax.nn.logsumexp(moved.log_weight + flat.sum(f), axis=1)
-        nodes = model.nodes_near(cached.near, T[0], jnp.zeros(()))
-        at = (eta + shift(T[0], nodes), e + shift(T[1], nodes), shift(T[2], nodes))
+        e = model.linear(target.unravel(away), flat.rows)
+        there, extras = model.covariance.factor(theta), model.extras_of(theta)
+        moved = model.nodes_near(cached.near, there, model.shift(cached.near, e, flat))
+        f = model.of_row(eta + e[:, None] + shift(there, moved), extras, flat.rows)
+        exact = log_sum_exp(moved.log_weight + flat.sum(f))
+        first, second = e[:, None] + shift(T[1], cached.nodes), shift(T[2], cached.nodes)
+        if cached.slopes is not None:
+            f1 = cached.slopes[0] * first
+            f2 = cached.slopes[1] * first**2 + cached.slopes[0] * second
+        else:
+            x, at = model.extras_of(target.unravel(proxy.point)), shift(T[0], cached.nodes)
 
-        def along(s: jax.Array) -> jax.Array:
-            others = tuple(old + s * (new - old) for new, old in zip(extras, x, strict=True))
-            return model.of_row(at[0] + s * at[1] + 0.5 * s**2 * at[2], others, flat.rows)
+            def line(s: jax.Array) -> jax.Array:
+                others = tuple(old + s * (new - old) for new, old in zip(extras, x, strict=True))
+                return model.of_row(eta + at + s * first + s**2 / 2 * second, others, flat.rows)
 
-        f0, f1, f2 = _derivatives(along)
-        terms = nodes.log_weight + flat.sum(f0)
-        expansion = jax.nn.logsumexp(terms, axis=1)
-        p = jnp.exp(terms - expansion[:, None])
-        slope = flat.sum(f1)
-        mean = jnp.sum(p * slope, axis=1)
+            _, f1, f2 = _derivatives(line)
+        expansion, slope = cached.value, flat.sum(f1)
+        mean = xp.sum(cached.p * slope, axis=1)
         if self.order >= 1:
             expansion = expansion + mean
         if self.order >= 2:
-            variance = jnp.sum(p * (slope - mean[:, None]) ** 2, axis=1)
-            expansion = expansion + 0.5 * (jnp.sum(p * flat.sum(f2), axis=1) + variance)
+            variance = xp.sum(cached.p * (slope - mean[:, None]) ** 2, axis=1)
+            expansion = expansion + 0.5 * (xp.sum(cached.p * flat.sum(f2), axis=1) + variance)
         return cached.scale * (exact - expansion)
 
-    def _factor_path(self, proxy: Proxy, t: jax.Array) -> tuple[jax.Array, ...]:
+    def path_of_variances(self, proxy: Proxy, away: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The same for independent effects, by NumPy.
+
+        With s a variance and c its unit, phi = c log(1 + s / c), of which ds = (1 + s / c) dphi and
+        d2s = (1 + s / c) dphi^2 / c; and T has the roots of the variances.
+        """
+        own = covariance_places(self.target)
+        point = np.asarray(proxy.point)
+        s, there = np.exp(2 * point[own]), np.exp(2 * (point + away)[own])
+        if proxy.unit is None:
+            first, second = there - s, np.zeros_like(s)
+        else:
+            unit = np.asarray(proxy.unit)
+            ratio, step = 1 + s / unit, unit * (np.log1p(there / unit) - np.log1p(s / unit))
+            first, second = ratio * step, ratio * step**2 / unit
+        sd = np.sqrt(s)
+        slope = first / (2 * sd)
+        return np.diag(sd), np.diag(slope), np.diag((second / 2 - slope**2) / sd)
+
+    def factor_path(self, proxy: Proxy, t: jax.Array) -> tuple[jax.Array, ...]:
         """T and its two derivatives along the straight line in the coordinates of S, at t*."""
         covariance, unravel = self.model.covariance, self.target.unravel
 
@@ -413,13 +455,6 @@ def _scores(
 # Coordinates ------------------------------------------------------------------------------
 
 
-def _covariance_places(target: Target) -> np.ndarray:
-    """Places in the flat vector of the covariance's own parameters."""
-    places = target.unravel(np.arange(target.size))
-    own = [places[name] for name in ("group_log_sd", "group_partial") if name in places]
-    return np.concatenate(own)
-
-
 def _bent(entries: jax.Array, unit: jax.Array | None) -> jax.Array:
     """c log(1 + s / c) of variances s; their own where no unit c is known."""
     return entries if unit is None else unit * jnp.log1p(entries / unit)
@@ -432,7 +467,7 @@ def _straight(bent: jax.Array, unit: jax.Array | None) -> jax.Array:
 
 def expansion_coordinates(target: Target, t: jax.Array, unit: jax.Array | None = None) -> jax.Array:
     """phi(t): t with coordinates of S in place of the covariance's own parameters."""
-    own = _covariance_places(target)
+    own = covariance_places(target)
     t = jnp.asarray(t)
     return t.at[own].set(_entries(target, t, unit, t[own]))
 
@@ -441,7 +476,7 @@ def _entries(target: Target, t: jax.Array, unit: jax.Array | None, own: jax.Arra
     model = target.model
     assert isinstance(model, IntegratedEffects)
     covariance = model.covariance
-    theta = target.unravel(jnp.asarray(t).at[_covariance_places(target)].set(own))
+    theta = target.unravel(jnp.asarray(t).at[covariance_places(target)].set(own))
     return _bent(entries_of(covariance.factor(theta), covariance.correlated), unit)
 
 
@@ -457,7 +492,7 @@ def in_expansion_coordinates(
     With J = dphi/dt, A_t = J'A and B_t = J'B J + sum_k A_k phi_k''; J differs from the identity for
     the covariance's parameters only.
     """
-    own = _covariance_places(target)
+    own = covariance_places(target)
     t = jnp.asarray(t)
     entries = partial(_entries, target, t, unit)
     inverse = jnp.linalg.inv(jax.jacfwd(entries)(t[own]))
@@ -499,17 +534,25 @@ def variance_unit(target: Target, point: np.ndarray, groups: GroupedRows) -> jax
         return None
     group_ids = np.linspace(0, len(groups) - 1, min(len(groups), USUAL_GROUPS)).astype(int)
     batch = groups.take(group_ids)
-    information = np.asarray(_information(target, jnp.asarray(point), batch))
-    usual = np.median(information, axis=0)
+    if target.on_numpy:
+        information = _information(target, as_either(point), NumPyGroups.of(batch), batch)
+    else:
+        information = _compiled_information(target, to_device(point), batch)
+    usual = np.median(np.asarray(information), axis=0)
     unit: jax.Array = to_device(0.5 / np.maximum(usual, 1e-8))
     return unit
 
 
-@jit(static=0, options=SCATTERS)
-def _information(target: Target, point: jax.Array, batch: Batch) -> jax.Array:
+def _information(
+    target: Target, point: jax.Array, flat: FlatGroups | NumPyGroups, batch: Batch
+) -> jax.Array:
     """Information of each group about each of its effects, (groups, effects)."""
     model = target.model
     assert isinstance(model, IntegratedEffects)
-    theta = target.unravel(point)
-    near = model.integrands(theta, batch["group_centre"], FlatGroups.of(batch))
-    return jnp.diagonal(near.information, axis1=1, axis2=2)
+    near = model.integrands(target.unravel(point), as_either(batch["group_centre"]), flat)
+    return namespace(point).diagonal(near.information, axis1=1, axis2=2)
+
+
+@jit(static=0, options=SCATTERS)
+def _compiled_information(target: Target, point: jax.Array, batch: Batch) -> jax.Array:
+    return _information(target, point, FlatGroups.of(batch), batch)

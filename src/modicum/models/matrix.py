@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from modicum.arrays import is_numpy, namespace
+from modicum.arrays import as_either, is_numpy, namespace
 from modicum.rows import CodedTerm, Coding
 from modicum.runtime import Array
 
@@ -137,7 +137,10 @@ class CodedMatrix:
 
     def densely(self) -> jax.Array:
         """All columns, (..., columns): for a few rows at a time."""
-        shape = next(iter(self.codes.values())).shape
+        held = next(iter(self.codes.values()))
+        if is_numpy(held):
+            return self @ as_either(np.eye(self.columns, dtype=self.dtype))
+        shape = held.shape
         out = jnp.zeros((*shape, self.columns), self.dtype)
         if self.coding.dense:
             assert self.x is not None

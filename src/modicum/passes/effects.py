@@ -76,16 +76,17 @@ def _draw_effects(
     flat = FlatGroups.of(batch)
     z = model.effect_columns(flat.rows)
     anchor = target.unravel(jnp.asarray(batch["group_point"]))
-    near = model.integrands(anchor, batch["group_centre"], flat)
+    near = model.integrands(anchor, jnp.asarray(batch["group_centre"]), flat)
 
     def at_point(
         steps: int, start: jax.Array, item: tuple[jax.Array, jax.Array]
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         t, key = item
         theta = target.unravel(t)
-        eta = model.family.linear(theta, flat.rows).astype(jnp.float64)
+        eta = model.linear(theta, flat.rows)
         T, extras = model.covariance.factor(theta), model.extras_of(theta)
-        centre, spread = model.widths(near, T, model.shift(near, theta, anchor, flat))
+        e = eta - model.linear(anchor, flat.rows)
+        centre, spread = model.widths(near, T, model.shift(near, e, flat))
         spread = WIDER * spread
 
         def log_ratio(v: jax.Array, xi: jax.Array) -> jax.Array:

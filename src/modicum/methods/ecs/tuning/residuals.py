@@ -8,6 +8,7 @@ are largest at draws that it makes very unlikely, and those must not dominate.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from modicum.estimators import LinearTaylor
 from modicum.estimators.by_numpy import NumPyRows, needs_no_compiler
+from modicum.estimators.groups_by_numpy import NumPyGroupValues, groups_need_no_compiler
 from modicum.kernels.base import ControlVariate, Proxy, scaled
 from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
@@ -41,7 +43,7 @@ SLOPE_WORK = 4e7  # numbers in the slopes' covariance products, per draw
 # covariance looks larger than it is: (1 + sqrt(columns / rows))^2 times, where gradients point
 # everywhere alike.
 SLOPE_ROWS = 4
-SLOPE_DRAWS = 16
+SLOPE_DRAWS, SLOPE_DRAWS_OF_GROUPS = 16, 8
 EXACT, POWERS = 16, 20  # parameters whose covariance is formed; power iterations where it is not
 TOGETHER = 8  # draws at which rows are evaluated by one product
 SMALL = 0.1  # |y| up to which e^(y - y^2/2) is the first terms of its series
@@ -282,6 +284,9 @@ class Residuals:
         draws = self.draws[representatives(self.share, SLOPE_DRAWS)]
         if self.few is not None:
             groups = len(self.few["probability"])
+            if groups_need_no_compiler(form) and size <= EXACT:
+                few, some = NumPyGroupValues(form, self.few, proxy), draws[:SLOPE_DRAWS_OF_GROUPS]
+                return _largest_by_numpy(few.gradients(some), weight[:groups], factor[:groups])
             return np.asarray(
                 _slopes_of_groups(form, self.few, proxy, draws, weight[:groups], factor[:groups])
             )
@@ -357,8 +362,12 @@ def evaluate(
     whitened
         The draws in whitened coordinates, where `draws` are not.
     """
-    compute = _values_in_blocks if few is None else _values_of_groups
-    values = np.asarray(compute(control_variate, batch, proxy, draws))
+    if few is None:
+        values = np.asarray(_values_in_blocks(control_variate, batch, proxy, draws))
+    elif groups_need_no_compiler(control_variate):
+        values = NumPyGroupValues(control_variate, batch, proxy).values(draws)
+    else:
+        values = np.asarray(_values_of_groups(control_variate, batch, proxy, draws))
     ratio = values.sum(axis=1)  # l - sum q
     share = np.full(len(draws), 1 / len(draws))
     if log_proxy is not None:
@@ -470,12 +479,19 @@ def _slopes_by_numpy(
     rows: NumPyRows, pilot: np.ndarray, weight: np.ndarray, factor: np.ndarray
 ) -> np.ndarray:
     """The same without a compiler; the covariance has the eigenvalues of a product of few rows."""
+    return _largest_by_numpy(map(rows.gradients, pilot), weight, factor)
+
+
+def _largest_by_numpy(
+    gradients: Iterable[np.ndarray], weight: np.ndarray, factor: np.ndarray
+) -> np.ndarray:
+    """Largest eigenvalue of the covariance of gradients (rows, d), at each of some draws."""
     share = weight / weight.sum()
     largest = []
-    with one_blas_thread.for_small(pilot.shape[1]):
-        for z in pilot:
-            gradients = factor[:, None] * rows.gradients(z)
-            Z = (gradients - share @ gradients) * np.sqrt(share)[:, None]
+    for at_draw in gradients:
+        scaled_up = factor[:, None] * at_draw
+        with one_blas_thread.for_small(at_draw.shape[1]):
+            Z = (scaled_up - share @ scaled_up) * np.sqrt(share)[:, None]
             square = Z.T @ Z if Z.shape[0] > Z.shape[1] else Z @ Z.T
             finite = np.all(np.isfinite(square))
             largest.append(np.linalg.eigvalsh(square)[-1] if finite else np.nan)
