@@ -63,9 +63,9 @@ class RayHosts:
 def started_hosts(kind: type, most: int) -> RayHosts:
     """Actors of class `kind`: as many as there are accelerators, or processors where none are."""
     ray = ray_library()
-    there = ray.cluster_resources()
-    accelerators = int(there.get("GPU", 0))
-    number = max(1, min(most, accelerators or int(there.get("CPU", 1))))
+    resources = ray.cluster_resources()
+    accelerators = int(resources.get("GPU", 0))
+    number = max(1, min(most, accelerators or int(resources.get("CPU", 1))))
     while most % number:  # all get as many chains
         number -= 1
     # Workers may have all processors, and have little to do while chains run.

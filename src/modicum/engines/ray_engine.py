@@ -107,8 +107,8 @@ class RayEngine:
         """Rows at `row_ids`, any shape, each from the worker whose chunks it is in."""
         flat, source = row_ids.ravel(), self.source(rows)
 
-        def ask(actor: Actor, mine: np.ndarray) -> Reference:
-            return actor.take.remote(source, flat[mine])
+        def ask(actor: Actor, places: np.ndarray) -> Reference:
+            return actor.take.remote(source, flat[places])
 
         batch = rows_from(self.each_from(self.owners(rows, flat), ask), len(flat), rows)
         return in_shape(batch, row_ids.shape)
@@ -125,13 +125,13 @@ class RayEngine:
         """Ask each worker once for what is its own: places in `owner`, and the answer for these."""
         calls = []
         for number in np.unique(owner):
-            mine = np.flatnonzero(owner == number)
+            places = np.flatnonzero(owner == number)
 
-            def about(actor: Actor, mine: np.ndarray = mine) -> Reference:
-                return ask(actor, mine)
+            def about(actor: Actor, places: np.ndarray = places) -> Reference:
+                return ask(actor, places)
 
-            calls.append((mine, self._ask(int(number), about)))
-        return ((mine, self._answer(call)) for mine, call in calls)
+            calls.append((places, self._ask(int(number), about)))
+        return ((places, self._answer(call)) for places, call in calls)
 
     def _parts(
         self, function: ChunkSum[A], arguments: A, rows: Rows, description: str, dtype: str

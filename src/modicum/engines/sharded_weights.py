@@ -220,8 +220,8 @@ class OrderAtWorkers:
 
     def _row_ids(self, places: np.ndarray) -> np.ndarray:
         row_ids = np.empty(len(places), np.int64)
-        for mine, part in self._ask("sorted_row_ids", places):
-            row_ids[mine] = part
+        for at, part in self._ask("sorted_row_ids", places):
+            row_ids[at] = part
         return row_ids
 
     def _ask(
@@ -233,9 +233,9 @@ class OrderAtWorkers:
         within = (places - self._begins[piece] + self._within[piece]).astype(np.uint32)
         starts = self._shards.starts[shard]
 
-        def ask(actor: Actor, mine: np.ndarray) -> Reference:
+        def ask(actor: Actor, at: np.ndarray) -> Reference:
             method: RemoteMethod = getattr(actor, method_name)
-            return method.remote(self._recipe, self._classes, starts[mine], within[mine])
+            return method.remote(self._recipe, self._classes, starts[at], within[at])
 
         return self._shards.workers.each_from(self._shards.owners[shard], ask)
 
@@ -247,9 +247,9 @@ def rows_from(
     out = {
         name: np.empty((number, *shape), rows.dtypes[name]) for name, shape in rows.fields.items()
     }
-    for mine, part in parts:
+    for places, part in parts:
         for name, values in part.items():
-            out[name][mine] = values
+            out[name][places] = values
     return out
 
 

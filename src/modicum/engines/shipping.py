@@ -54,14 +54,14 @@ def unpacked(data: bytes) -> Any:
     return pickle.loads(data)
 
 
-def _own_name(thing: object) -> str | None:
+def _own_name(shipped: object) -> str | None:
     """Under which name a function stands in its module of Modicum's, if it does."""
-    if not isinstance(thing, FunctionType) or not thing.__module__.startswith("modicum."):
+    if not isinstance(shipped, FunctionType) or not shipped.__module__.startswith("modicum."):
         return None
-    if thing is _named:  # which goes the usual way, or it would need itself
+    if shipped is _named:  # which goes the usual way, or it would need itself
         return None
-    held = vars(sys.modules[thing.__module__])
-    return next((name for name, value in held.items() if value is thing), None)
+    held = vars(sys.modules[shipped.__module__])
+    return next((name for name, value in held.items() if value is shipped), None)
 
 
 def _named(module: str, name: str) -> object:

@@ -80,9 +80,9 @@ class Worker:
         row_ids = np.empty(len(places), np.int64)
         n = len(self._opened(*recipe.rows))
         for start in np.unique(shards):
-            here = shards == start
+            in_shard = shards == start
             order = self.order(recipe, classes, int(start), min(int(start) + recipe.shard, n))
-            row_ids[here] = order[places[here]] + start
+            row_ids[in_shard] = order[places[in_shard]] + start
         return row_ids
 
     def take_sorted(

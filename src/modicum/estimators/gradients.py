@@ -279,9 +279,9 @@ class SVRG(SnapshotEstimator):
     ) -> jax.Array:
         """Two gradients of the batch."""
         target = _bound_target(self.target)
-        here = minibatch_gradient(target, z, batch, context)
-        there = minibatch_gradient(target, memory.z, batch, context)
-        return here - there + memory.gradient
+        at_position = minibatch_gradient(target, z, batch, context)
+        at_snapshot = minibatch_gradient(target, memory.z, batch, context)
+        return at_position - at_snapshot + memory.gradient
 
 
 @jit()

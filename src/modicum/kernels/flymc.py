@@ -220,8 +220,8 @@ class FlyKernel:
         after, count = merge(bright, change.stay, tried, change.join, both, n)
         refused = count > self.capacity
         accepted = change.possible & ~refused
-        kept = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), after, bright)
-        return Update(kept, change.touched, refused)
+        next_bright = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), after, bright)
+        return Update(next_bright, change.touched, refused)
 
 
 # How lights change at fixed parameters ----------------------------------------------------

@@ -192,14 +192,14 @@ class Laplace(Method):
             z = z[places, chains]
             stats = {"lp": stats["lp"][places, chains], "acceptance_rate": rate}
         stats["rows_touched"] = np.zeros(log_ratio.shape, int)
-        kept = slice(self._first, self._first + task.draws)
-        by_chain = {name: np.ascontiguousarray(values[kept].T) for name, values in stats.items()}
+        span = slice(self._first, self._first + task.draws)
+        by_chain = {name: np.ascontiguousarray(values[span].T) for name, values in stats.items()}
         if self.weighted:
-            ratios = log_ratio[kept].T
+            ratios = log_ratio[span].T
             weights = pareto_smoothed(ratios.ravel())[0] * ratios.size
             by_chain["weight"] = weights.reshape(ratios.shape)
         return History(
-            position=np.ascontiguousarray(z[kept].swapaxes(0, 1)),
+            position=np.ascontiguousarray(z[span].swapaxes(0, 1)),
             stats=by_chain,
             warmup={},
             complete=True,
@@ -209,10 +209,10 @@ class Laplace(Method):
     def _all_ratios(self, pool: Pool, proposals: Proposals) -> np.ndarray:
         """Log-ratios of all proposals, (length, chain)."""
         z = proposals.z.reshape(-1, proposals.z.shape[2])
-        done = len(proposals.log_ratio)
+        weighed = len(proposals.log_ratio)
         parts = [proposals.log_ratio]
-        if done < len(z):
-            parts.append(pool.weigh(z[done:]).log_ratio)
+        if weighed < len(z):
+            parts.append(pool.weigh(z[weighed:]).log_ratio)
         return np.concatenate(parts).reshape(proposals.z.shape[:2])
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:

@@ -95,10 +95,10 @@ class Pool:
         total = np.zeros(len(z))
         slopes = np.zeros((self.rows, z.shape[1]))
         in_blocks = self._compiled_blocks if self._plain is None else self._plain.in_blocks
-        for here, rows, values in in_blocks(z):
-            total[here] += values.sum(axis=1)
+        for block, rows, values in in_blocks(z):
+            total[block] += values.sum(axis=1)
             if self.certain < self.rows:
-                slopes[rows] += values.T @ (z[here] - study.centre)
+                slopes[rows] += values.T @ (z[block] - study.centre)
         away = 0.5 * np.sum((z - study.centre) ** 2, axis=1)
         return Weighed(total + self._log_proxy(z) + away, self._noise(slopes / len(z)))
 
@@ -107,10 +107,10 @@ class Pool:
         evaluate = partial(_block_values, self.study.control_variate)
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             for first in range(0, len(z), BLOCK):
-                here = slice(first, first + BLOCK)
-                draws = len(z[here])
+                block = slice(first, first + BLOCK)
+                draws = len(z[block])
                 padding = np.repeat(z[-1:], BLOCK - draws, axis=0)
-                filled = np.concatenate([z[here], padding])
+                filled = np.concatenate([z[block], padding])
 
                 @in_double_precision
                 def of_part(cached: Pytree, filled: np.ndarray = filled) -> np.ndarray:
@@ -118,7 +118,7 @@ class Pool:
 
                 for k, values in enumerate(threads.map(of_part, self._parts)):
                     rows = slice(k * self._block, min((k + 1) * self._block, self.rows))
-                    yield here, rows, values[:draws, : rows.stop - rows.start]
+                    yield block, rows, values[:draws, : rows.stop - rows.start]
 
     def _log_proxy(self, z: np.ndarray) -> np.ndarray:
         """The part that is no sum over rows of the pool."""

@@ -232,12 +232,12 @@ class ArrowMatrix(Arrow):
 
     def leading(self, count: int) -> ArrowMatrix:
         """Without the entries of the border from the flat place `count` on."""
-        kept = int(np.searchsorted(np.asarray(self.border), count))
+        width = int(np.searchsorted(np.asarray(self.border), count))
         return replace(
             self,
-            border=self.border[:kept],
-            cross=self.cross[..., :kept],
-            corner=self.corner[:kept, :kept],
+            border=self.border[:width],
+            cross=self.cross[..., :width],
+            corner=self.corner[:width, :width],
         )
 
     def with_entry(self, place: int, value: float) -> ArrowMatrix:

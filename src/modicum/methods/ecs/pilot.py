@@ -274,8 +274,8 @@ class Study:
             return expected
 
         # Four bytes per row, which only a design of one's own asks for a second time.
-        again = self.design.needs == "expected" and type(self.design) is not Weighted
-        remembered = cache(expected) if again else expected
+        asked_twice = self.design.needs == "expected" and type(self.design) is not Weighted
+        remembered = cache(expected) if asked_twice else expected
         return RowFacts(len(self.task.rows), PILOT_ROWS, remembered, floor=self.method.floor)
 
     def _take_rows(self, rng: np.random.Generator) -> None:
@@ -371,8 +371,8 @@ class Study:
     def _thinned_rows(self, count: int) -> Batch:
         """The certainty rows of the pilot, and up to `count` of its other rows, reweighted."""
         others = len(self.pilot_rows["probability"]) - self._taken
-        kept = slice(0, self._taken + min(count, others))
-        batch = {name: values[kept] for name, values in self.pilot_rows.items()}
+        first = slice(0, self._taken + min(count, others))
+        batch = {name: values[first] for name, values in self.pilot_rows.items()}
         expected = np.array(batch["probability"])
         expected[self._taken :] *= min(count, others) / max(others, 1)
         return batch | {"probability": expected}
@@ -413,8 +413,8 @@ class Study:
             return self.design.probability_of(drawn, self.tables)
         tables = self.design.without(certain, self.tables)
         among = certain.probability(drawn)
-        again = self.design.probability_of(Drawn(drawn.row_ids, among), tables)  # type: ignore[arg-type]
-        return np.where(among > 0, again, 0.0)
+        probability = self.design.probability_of(Drawn(drawn.row_ids, among), tables)  # type: ignore[arg-type]
+        return np.where(among > 0, probability, 0.0)
 
     def coreset_with(self, certainty: int) -> Coreset | None:
         """Rows that follow l - sum q over all rows but the certainty rows.
@@ -440,10 +440,10 @@ class Study:
         points = np.concatenate([middle[None], points])
         far = self._at(points, self.pilot_rows)
         height = far.log_ratio - np.sum((points - self.centre) ** 2, axis=1) / 2
-        good = np.isfinite(far.values).all(axis=1) & np.isfinite(height)
-        good[0] = False  # the mean itself
-        kept = replace(far, values=far.values[good], log_ratio=far.log_ratio[good])
-        return kept, (height - height[0])[good]
+        is_finite = np.isfinite(far.values).all(axis=1) & np.isfinite(height)
+        is_finite[0] = False  # the mean itself
+        finite = replace(far, values=far.values[is_finite], log_ratio=far.log_ratio[is_finite])
+        return finite, (height - height[0])[is_finite]
 
     def _skewed_axes(self, middle: np.ndarray) -> np.ndarray:
         """Unit vectors of the whitened coordinates: where they are many, those that matter most."""

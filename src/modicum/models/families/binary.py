@@ -110,8 +110,8 @@ class _Linked(_Binary):
         return self._upto(6, eta, y)[4:]
 
     def _upto(self, order: int, eta: jax.Array, y: jax.Array) -> Derivatives:
-        both = zip(self.link.success(eta, order), self.link.failure(eta, order), strict=True)
-        return tuple(y * one + (1 - y) * zero for one, zero in both)
+        pairs = zip(self.link.success(eta, order), self.link.failure(eta, order), strict=True)
+        return tuple(y * one + (1 - y) * zero for one, zero in pairs)
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """Chance of a one."""

@@ -148,12 +148,12 @@ class Program:
         batch = self._few_rows
         for name in self.fields:
             changed = ~batch[name] if batch[name].dtype == bool else batch[name] + 1
-            both = [batch, {**batch, name: changed}]
+            batches = [batch, {**batch, name: changed}]
             try:
-                sites = [self._outcome(theta, b)[0]["value"] for b in both]
+                sites = [self._outcome(theta, b)[0]["value"] for b in batches]
             except SettingError:
                 return ""
-            if all(np.array_equal(v, b[name]) for v, b in zip(sites, both, strict=True)):
+            if all(np.array_equal(v, b[name]) for v, b in zip(sites, batches, strict=True)):
                 return name
         return ""
 

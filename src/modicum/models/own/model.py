@@ -327,8 +327,8 @@ class Model(BaseModel):
 
     def expansions(self) -> dict[str, str | None]:
         """Positive parameters, which are sampled on a logarithm, and those the user named."""
-        both = zip(self.layout.names, self.layout.constraints, strict=True)
-        positive_names: dict[str, str | None] = {name: None for name, c in both if c == positive}
+        pairs = zip(self.layout.names, self.layout.constraints, strict=True)
+        positive_names: dict[str, str | None] = {name: None for name, c in pairs if c == positive}
         for name in self._expand:
             if name not in self.layout.names:
                 raise SettingError(
