@@ -462,6 +462,15 @@ class Study:
         return evaluate(*about, self._straight(points), self._log_proxy(points), resampled=True)
 
     @property
+    def distance(self) -> float:
+        """How far from the anchor the pilot draws' mean is, in whitened coordinates that are read.
+
+        After residuals were evaluated they are draws of the posterior as it is.
+        """
+        read = self.task.target.likelihood.size
+        return float(np.abs(self._straight(self.draws).mean(axis=0)[:read]).max())
+
+    @property
     def most_certain(self) -> int:
         """The most certainty rows that are considered."""
         return min(MOST_CERTAIN, len(self.task.rows) // 4)
