@@ -53,7 +53,7 @@ class RayHosts:
             raise fault_of(error) from None
 
     def close(self) -> None:
-        """Let them go."""
+        """Release the hosts."""
         ray = ray_library()
         if ray.is_initialized():
             for actor in self._actors:
