@@ -28,9 +28,9 @@ class Program:
     rows where only parameters matter.
     """
 
-    function: Callable[..., Any]
+    function: Callable[..., Any]  # what it returns is not looked at
     fields: tuple[str, ...]
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, Any]  # as the function takes them
     rows: int
     plate: str = ""
     parameters: tuple[str, ...] = ()
@@ -163,7 +163,7 @@ class Program:
         return self.sample_rows
 
 
-def _all_rows(plate: str, count: int, rows: int | None) -> Any:
+def _all_rows(plate: str, count: int, rows: int | None) -> Any:  # a handler of NumPyro's
     """A handler under which plates hold the rows of a batch, all of them and in order.
 
     The plate over the rows is called `plate`, or it is one of the size `rows`.
