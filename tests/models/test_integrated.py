@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 import modicum as mo
-from helpers.targets import exact_draws
+from helpers.targets import exact_draws, softplus
 from modicum.errors import DataError, SettingError
 from modicum.estimators.groups import (
     GroupTaylor,
@@ -267,7 +267,7 @@ def test_posterior_of_all_rows(fitted):
         found = []
         for beta, log_tau, intercept in points:
             eta = (intercept + beta * batch["x"][:, 0])[:, None] + np.exp(log_tau) * xi
-            f = -np.log1p(np.exp(sign * eta))  # y eta - log(1 + exp(eta))
+            f = -softplus(sign * eta)  # y eta - log(1 + exp(eta))
             likelihood = logsumexp(np.add.reduceat(f, starts), b=w, axis=1).sum()
             prior = -0.5 * (beta / 2) ** 2 - 0.5 * (intercept / 2) ** 2
             found.append(likelihood + prior - 0.5 * np.exp(2 * log_tau) + log_tau)
@@ -298,7 +298,7 @@ def test_effects_drawn_afterwards(fitted):
         x, y = everything["x"][mine, 0], everything["y"][mine]
         tau = draws["group_sd"] * grid  # (draws, grid)
         eta = (draws["intercept"][:, None] + draws["beta"] * x)[:, :, None] + tau[:, None, :]
-        h = np.sum(y[:, None] * eta - np.logaddexp(0, eta), axis=1) - grid**2 / 2
+        h = np.sum(y[:, None] * eta - softplus(eta), axis=1) - grid**2 / 2
         p = np.exp(h - logsumexp(h, axis=1, keepdims=True))
         mean = np.sum(p * tau, axis=1)
         sd = np.sqrt(np.mean(np.sum(p * tau**2, axis=1)) - np.mean(mean) ** 2)

@@ -17,7 +17,7 @@ import numpy as np
 from modicum.models.arrow import ArrowCovariance, Covariance, diagonal
 from modicum.models.priors.distributions import HALF_LOG_2PI, Prior
 from modicum.models.priors.exact import NonCentred, NormalApproximation, Numbers
-from modicum.runtime import Array, jit
+from modicum.runtime import FASTEST_COMPILE, Array, jit
 
 __all__ = ["Effects", "correlations", "covariance_factor", "partials_of"]
 
@@ -99,7 +99,7 @@ class Effects:
         """Normal effects given Sigma; for Sigma, the information left when u is integrated out."""
         places, where = self.hyperparameters, np.array(self.where)
         if self.partials:
-            lower = np.asarray(covariance_factor(jnp.asarray(t[places]), self.count))
+            lower = np.asarray(_covariance_factor(t[places], self.count))
             inverse = np.linalg.inv(lower @ lower.T)
         else:
             inverse = np.diag(np.exp(-2 * t[places]))
@@ -136,6 +136,11 @@ def covariance_factor(hyper: jax.Array, count: int) -> jax.Array:
     if hyper.shape[0] == count:
         return jnp.diag(sds)
     return sds[:, None] * _cholesky(jnp.tanh(hyper[count:]), count)
+
+
+@jit(static=1, options=FASTEST_COMPILE)
+def _covariance_factor(hyper: Array, count: int) -> jax.Array:
+    return covariance_factor(jnp.asarray(hyper), count)
 
 
 def _cholesky(partials: jax.Array, count: int) -> jax.Array:

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import nnls
 
 from modicum.methods.ecs.tuning.residuals import Residuals, representatives, reweighted
 from modicum.random import Stream, generator
@@ -125,6 +124,8 @@ def _follow(parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     least squares: orthogonal matching pursuit. Negative weights would follow as well where they
     were fitted, and lead anywhere elsewhere.
     """
+    from scipy.optimize import nnls  # few runs need it, and it is slow to import
+
     total = parts.sum(axis=1)
     importance = 1 / (1 + RELATIVE * np.abs(total))
     A, y = parts * importance[:, None], total * importance
