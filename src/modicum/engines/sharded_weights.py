@@ -14,12 +14,12 @@ A worker that takes another's place makes the numbers of a shard again when it i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from modicum.engines.shipping import Parcel, Reference
+from modicum.engines.shipping import Answer, Parcel, Reference
 from modicum.rows import Rows, weight_classes
 from modicum.rows.weight_classes import CLASSES, Classes, Extent
 
@@ -83,11 +83,11 @@ class Workers(Protocol):
 
     def each_from(
         self, owner: np.ndarray, ask: Callable[[Actor, np.ndarray], Reference]
-    ) -> Iterator[tuple[np.ndarray, Any]]:
+    ) -> Iterator[tuple[np.ndarray, Answer]]:
         """Ask each worker once for what is its own: places in `owner`, and the answer for these."""
         ...
 
-    def sweep(self, shares: Iterable[Share], total: int, description: str) -> Iterator[Any]:
+    def sweep(self, shares: Iterable[Share], total: int, description: str) -> Iterator[Answer]:
         """Answers for all shares of a pass in order."""
         ...
 
@@ -101,7 +101,9 @@ class Shards:
         self.stops = np.minimum(self.starts + size, len(rows))
         self.owners = workers.owners(rows, (self.starts + self.stops) // 2)
 
-    def sweep(self, ask: Callable[[Actor, int, int], Reference], description: str) -> Iterator[Any]:
+    def sweep(
+        self, ask: Callable[[Actor, int, int], Reference], description: str
+    ) -> Iterator[Answer]:
         """Answers of actors about all shards in order, from a first row up to another each."""
 
         def shares() -> Iterator[Share]:
@@ -226,7 +228,7 @@ class OrderAtWorkers:
 
     def _ask(
         self, method_name: Literal["sorted_row_ids", "take_sorted"], places: np.ndarray
-    ) -> Iterator[tuple[np.ndarray, Any]]:
+    ) -> Iterator[tuple[np.ndarray, Answer]]:
         """Ask each worker once about the places in its shards."""
         piece = np.searchsorted(self._ends, places, side="right")
         shard = piece % len(self._shards.starts)

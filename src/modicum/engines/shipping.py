@@ -19,9 +19,10 @@ import numpy as np
 
 from modicum.engines.ray_library import ray_library
 
-__all__ = ["Parcel", "Reference", "packed", "unpacked"]
+__all__ = ["Answer", "Parcel", "Reference", "packed", "unpacked"]
 
 Reference: TypeAlias = object  # ray.ObjectRef: to an answer, or to what lies in the cluster
+Answer: TypeAlias = Any  # what a worker returns, which depends on what it is asked
 
 
 class Parcel(NamedTuple):
@@ -33,7 +34,7 @@ class Parcel(NamedTuple):
 
 def packed(value: object) -> bytes:
     """As bytes, arrays of a device as NumPy's."""
-    pickler: Any = ray_library("ray.cloudpickle").Pickler
+    pickler: Any = ray_library("ray.cloudpickle").Pickler  # Ray has no types
 
     class Pickler(pickler):  # type: ignore[misc]
         def reducer_override(self, thing: Any) -> Any:  # as pickle has it
@@ -49,7 +50,7 @@ def packed(value: object) -> bytes:
     return buffer.getvalue()
 
 
-def unpacked(data: bytes) -> Any:
+def unpacked(data: bytes) -> Answer:
     """Undo `packed`; the bytes come from the driver of this very run."""
     return pickle.loads(data)
 

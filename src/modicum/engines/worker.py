@@ -38,11 +38,11 @@ class Worker:
         self._kept: dict[int, dict[int, np.ndarray]] = {}
 
     def ready(self) -> bool:
-        """Whether it is there: an answer says so."""
+        """Answer that the worker has started."""
         return True
 
     def node(self) -> str:
-        """Where it runs."""
+        """Id of the node that the worker runs on."""
         return str(ray_library().get_runtime_context().get_node_id())
 
     def results(self, work: Parcel, rows: Parcel, numbers: list[int], dtype: str) -> list[Pytree]:

@@ -195,7 +195,7 @@ class Taylor(BaseGradientEstimator):
         return self.control_variate.cache(batch, context.estimator.proxy)
 
     def certain_rows(self, context: StochasticGradientContext) -> int:
-        """Those of the tables."""
+        """Number of certainty rows in the tables."""
         leaves = jax.tree.leaves(context.estimator.certain)
         return leaves[0].shape[0] if leaves else 0
 

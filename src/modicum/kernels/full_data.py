@@ -94,7 +94,7 @@ class FullDataKernel:
         """Full-data kernels read all rows through the context, not by index."""
 
     def prepare(self, batch: Batch, context: FullDataContext) -> None:
-        """Nothing to prepare."""
+        """Return nothing: no rows are requested."""
         del batch, context
 
     def _density(self, context: FullDataContext) -> LogDensity:

@@ -41,14 +41,14 @@ class Plain(Selector):
     """One batch per step, used as it is."""
 
     def batches(self, integrator: Integrator) -> int:
-        """One."""
+        """One batch."""
         del integrator
         return 1
 
     def select(
         self, key: jax.Array, gradients: jax.Array, matching: Callable[[], NoiseMatch]
     ) -> tuple[jax.Array, Draw]:
-        """The only one."""
+        """Return the only gradient."""
         del key, matching
         return gradients[0], {}
 

@@ -98,10 +98,10 @@ def anchor_at_mean(task: Task) -> AtMean:
     NoMeanError
         If chains on the subset do not agree, or no mean of all rows was reached.
     """
-    mean = task.kept.get("mean")
+    mean = task.cache.get("mean")
     if not isinstance(mean, _MeanOfRows) or mean.rows is not task.rows:  # a subset has its own mean
         mean = _MeanOfRows(task.rows, _attempt(task))
-        task.kept["mean"] = mean
+        task.cache["mean"] = mean
     if isinstance(mean.result, NoMeanError):
         raise mean.result
     return mean.result

@@ -489,7 +489,7 @@ class ArrowCholesky:
         return np.asarray(flat_vector(self.big, self.border, above, rest))
 
     def factor(self) -> ArrowFactor:
-        """What whitens."""
+        """The factor F that whitens."""
         flat = _lines(self.half)
         between = solve_triangular(self.lower, flat.T, lower=True).T.reshape(self.half.shape)
         blocks = self.inverse.swapaxes(1, 2)

@@ -286,7 +286,7 @@ class Study:
         rows, grouped = self.task.rows, isinstance(self.task.rows, GroupedRows)
         linear = isinstance(self.control_variate, LinearTaylor)
         most = PILOT_GROUPS if grouped else PILOT_ROWS if linear else OTHER_ROWS
-        row_ids, chance, expected, self._taken = sample_on_host(
+        row_ids, chance, expected, self._certain_count = sample_on_host(
             rng, most, self._weighted, self.method.floor
         )
         self._drawn = Drawn(row_ids, chance)  # type: ignore[arg-type]
@@ -376,11 +376,11 @@ class Study:
 
     def _thinned_rows(self, count: int) -> Batch:
         """The certainty rows of the pilot, and up to `count` of its other rows, reweighted."""
-        others = len(self.pilot_rows["probability"]) - self._taken
-        first = slice(0, self._taken + min(count, others))
+        others = len(self.pilot_rows["probability"]) - self._certain_count
+        first = slice(0, self._certain_count + min(count, others))
         batch = {name: values[first] for name, values in self.pilot_rows.items()}
         expected = np.array(batch["probability"])
-        expected[self._taken :] *= min(count, others) / max(others, 1)
+        expected[self._certain_count :] *= min(count, others) / max(others, 1)
         return batch | {"probability": expected}
 
     def _log_proxy(self, z: np.ndarray) -> np.ndarray:

@@ -108,7 +108,7 @@ class Ordinal(LinearPredictorModel):
         )
 
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
-        """Not of use either."""
+        """Unavailable, as `derivatives` are."""
         return self.derivatives(eta, y)
 
     def mean(self, eta: jax.Array) -> jax.Array:

@@ -123,6 +123,7 @@ class Model(BaseModel):
         shapes: Mapping[str, int | Shape] | None = None,
         expand: Mapping[str, str] | None = None,
     ) -> None:
+        # Any: of the user's functions, `report` returns a mapping and `simulate_prior` a pytree
         arguments: dict[str, Callable[..., Any] | None] = {
             "log_prior": log_prior,
             "log_likelihood": log_likelihood,
