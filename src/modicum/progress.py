@@ -194,10 +194,10 @@ class _Lines:
             sys.stderr.flush()
 
     def update(self, phase: Phase) -> None:
-        """Nothing: a log wants no more."""
+        """Write nothing: a log has a line at the start of each phase only."""
 
     def end(self, phase: Phase) -> None:
-        """Nothing."""
+        """Write nothing."""
 
 
 class _Bars:

@@ -194,7 +194,7 @@ class Compiled(Protocol[P, R]):
     """A function that is compiled when it is first called."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call it."""
+        """Call the compiled function."""
         ...
 
     def lower(self, *args: Pytree) -> jax.stages.Lowered:

@@ -479,25 +479,25 @@ def _chains(
 ) -> Chains | ChainTasks:
     keys = chain_keys(task.seed, task.chains)
     hosts = task.sums.engine.hosts(ChainHost, task.chains)
-    there: Parallel | None = "stacked" if hosts is not None and hosts.accelerators else None
-    how = parallel or there or default_parallel(task.chains)
+    at_hosts: Parallel | None = "stacked" if hosts is not None and hosts.accelerators else None
+    how = parallel or at_hosts or default_parallel(task.chains)
     together = task.chains if how == "stacked" else 1
     recorded, total = ceil(task.target.size / thin), task.tune + task.draws
-    both = capacity_for(recorded + plan.floats_per_iteration, total, together)
+    with_rows = capacity_for(recorded + plan.floats_per_iteration, total, together)
     # Fetched rows stay in memory for a whole call, others for a block of it.
     fetched = isinstance(plan.rows, Rows)
-    capacity = both if fetched else capacity_for(recorded, total, together)
+    capacity = with_rows if fetched else capacity_for(recorded, total, together)
     assert plan.kernel is not None
     rows = task.sums.engine.feed(plan.rows) if isinstance(plan.rows, Rows) else plan.rows
     parts = (plan.kernel, plan.context, keys, plan.flags, capacity, rows, how, thin)
     ready = Chains(
         *parts,
-        block=min(both, BLOCK),
+        block=min(with_rows, BLOCK),
         units=f"{task.ledger.unit}s",
         start_keys=layout.start_keys(keys),
         settled=plan.settled,
         settled_length=_settled_length(plan, task),
-        group=task.chains // len(hosts) if hosts is not None and how == there else None,
+        group=task.chains // len(hosts) if hosts is not None and how == at_hosts else None,
     )
     return ready if hosts is None else ChainTasks(ready, hosts)
 

@@ -29,7 +29,7 @@ PLAIN = (
     "modicum.methods.cost",
     "modicum.methods.ecs.fusing._is_known",
     "modicum.methods.ecs.perturbed.DelayedAcceptanceKernel",  # kernels are arguments, by value
-    "modicum.methods.ecs.pilot.EnergyConservingKernel",
+    "modicum.methods.ecs.composition.EnergyConservingKernel",
     "modicum.methods.ecs.pilot.MANY",
     "modicum.methods.ecs.pilot.row_factor",
     "modicum.methods.ecs.pilot.run_pilot_chains",
@@ -49,8 +49,7 @@ PLAIN = (
     "modicum.passes.scales.FEW",
     "modicum.run.advance.advance",
     "modicum.run.advance.advance_together",
-    "modicum.run.records.COPY_THREADS",
-    "modicum.run.records.PIECE",
+    "modicum.run.records.RESERVED",
 )
 
 

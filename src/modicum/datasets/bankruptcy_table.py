@@ -136,8 +136,8 @@ def _columns(table: pd.DataFrame) -> Arrays:
     missing = [name for name in (*RATIOS.values(), "class") if name not in table.columns]
     if missing:
         raise DataError(f"a file of the Polish firms has no column {missing[0]}; fetch it again.")
-    kept = table[[*RATIOS.values(), "class"]].apply(_numbers).dropna()
-    return {name: kept[name].to_numpy(np.float64) for name in kept}  # type: ignore[misc]
+    complete = table[[*RATIOS.values(), "class"]].apply(_numbers).dropna()
+    return {name: complete[name].to_numpy(np.float64) for name in complete}  # type: ignore[misc]
 
 
 def _numbers(column: pd.Series[Any]) -> pd.Series[Any]:

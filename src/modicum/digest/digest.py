@@ -505,8 +505,8 @@ class Digest:
 
 def _merged_rows(ours: FitRows, theirs: FitRows) -> FitRows:
     """What is remembered of rows that were never together: no data set has their fingerprint."""
-    both = f"{ours.fingerprint} and {theirs.fingerprint}".encode()
-    return replace(ours, hashed="digest-" + blake2b(both, digest_size=8).hexdigest())
+    fingerprints = f"{ours.fingerprint} and {theirs.fingerprint}".encode()
+    return replace(ours, hashed="digest-" + blake2b(fingerprints, digest_size=8).hexdigest())
 
 
 @jit(static=0)

@@ -38,11 +38,11 @@ class Worker:
         self._kept: dict[int, dict[int, np.ndarray]] = {}
 
     def ready(self) -> bool:
-        """Whether it is there: an answer says so."""
+        """Answer that the worker has started."""
         return True
 
     def node(self) -> str:
-        """Where it runs."""
+        """Id of the node that the worker runs on."""
         return str(ray_library().get_runtime_context().get_node_id())
 
     def results(self, work: Parcel, rows: Parcel, numbers: list[int], dtype: str) -> list[Pytree]:
@@ -80,9 +80,9 @@ class Worker:
         row_ids = np.empty(len(places), np.int64)
         n = len(self._opened(*recipe.rows))
         for start in np.unique(shards):
-            here = shards == start
+            in_shard = shards == start
             order = self.order(recipe, classes, int(start), min(int(start) + recipe.shard, n))
-            row_ids[here] = order[places[here]] + start
+            row_ids[in_shard] = order[places[in_shard]] + start
         return row_ids
 
     def take_sorted(

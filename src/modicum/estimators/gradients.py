@@ -195,7 +195,7 @@ class Taylor(BaseGradientEstimator):
         return self.control_variate.cache(batch, context.estimator.proxy)
 
     def certain_rows(self, context: StochasticGradientContext) -> int:
-        """Those of the tables."""
+        """Number of certainty rows in the tables."""
         leaves = jax.tree.leaves(context.estimator.certain)
         return leaves[0].shape[0] if leaves else 0
 
@@ -279,9 +279,9 @@ class SVRG(SnapshotEstimator):
     ) -> jax.Array:
         """Two gradients of the batch."""
         target = _bound_target(self.target)
-        here = minibatch_gradient(target, z, batch, context)
-        there = minibatch_gradient(target, memory.z, batch, context)
-        return here - there + memory.gradient
+        at_position = minibatch_gradient(target, z, batch, context)
+        at_snapshot = minibatch_gradient(target, memory.z, batch, context)
+        return at_position - at_snapshot + memory.gradient
 
 
 @jit()

@@ -169,8 +169,8 @@ class GroupTaylor:
         e = _linear(model, moved, cached.rows)
         T, extras = model.covariance.factor(theta), model.extras_of(theta)
         shift = jnp.einsum("jw,jwa->ja", e, cached.near.weighted)
-        nodes = model.nodes_near(cached.near, T, shift)
-        exact = _likelihoods(model, self.typical, (e, T, extras, nodes), cached)
+        nodes = model.nodes_near(cached.near, *jax.lax.stop_gradient((T, shift)))
+        exact = _likelihoods(model, self.typical, (e, T, extras), nodes, cached)
         phi = partial(expansion_coordinates, self.target, unit=proxy.unit)
         step = phi(proxy.point + away) - phi(proxy.point)
         expansion = cached.value
@@ -299,11 +299,11 @@ def _derivatives(path: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax
 # Log-likelihoods of padded groups ---------------------------------------------------------
 #
 # Their gradient is an expectation over nodes: nothing of all rows at all nodes is kept for a
-# backward sweep. Only rows that are there are evaluated, a piece at a time, as many pieces as they
-# fill: groups are padded to the largest there is, and most are far smaller.
+# backward sweep. Nodes are fixed under differentiation, as in passes: the integral does not depend
+# on where they are. Only rows that are there are evaluated, a piece at a time, as many pieces as
+# they fill: groups are padded to the largest there is, and most are far smaller.
 
-# predictors' shift, T, extras, nodes
-Moving = tuple[jax.Array, jax.Array, tuple[jax.Array, ...], Nodes]
+Moving = tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]  # predictors' shift, T, extras
 PIECES = 4  # that rows of the usual number fill
 SHORTEST, LONGEST = 32, 1024  # rows of a piece
 
@@ -352,10 +352,10 @@ def _pieces(typical: int, cached: PaddedCache) -> tuple[int, jax.Array]:
 
 
 def _predictors(
-    model: IntegratedEffects, piece: _Piece, moving: Moving, cached: PaddedCache
+    model: IntegratedEffects, piece: _Piece, moving: Moving, nodes: Nodes, cached: PaddedCache
 ) -> tuple[jax.Array, jax.Array, Batch]:
     """Predictors of a piece at all nodes (nodes, rows), z of its rows, and the rows."""
-    e, T, _, nodes = moving
+    e, T, _ = moving
     rows = {name: field[piece.group, piece.place] for name, field in cached.rows.items()}
     z = model.effect_columns(rows)
     effects = jnp.einsum("ab,jkb->akj", T, nodes.v)
@@ -367,22 +367,22 @@ def _predictors(
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _likelihoods(
-    model: IntegratedEffects, typical: int, moving: Moving, cached: PaddedCache
+    model: IntegratedEffects, typical: int, moving: Moving, nodes: Nodes, cached: PaddedCache
 ) -> jax.Array:
     """l_j of each group."""
-    return jax.nn.logsumexp(_log_terms(model, typical, moving, cached), axis=1)
+    return jax.nn.logsumexp(_log_terms(model, typical, moving, nodes, cached), axis=1)
 
 
 def _log_terms(
-    model: IntegratedEffects, typical: int, moving: Moving, cached: PaddedCache
+    model: IntegratedEffects, typical: int, moving: Moving, nodes: Nodes, cached: PaddedCache
 ) -> jax.Array:
     """log w_jk + sum_i f, (groups, nodes)."""
     rows, number = _pieces(typical, cached)
-    nodes, count = moving[3], len(cached.size)
+    count = len(cached.size)
 
     def add(k: jax.Array, sums: jax.Array) -> jax.Array:
         piece = _Piece.of(k, rows, cached)
-        eta, _, seen = _predictors(model, piece, moving, cached)
+        eta, _, seen = _predictors(model, piece, moving, nodes, cached)
         f = jax.vmap(lambda eta: model.of_row(eta, moving[2], seen))(eta)
         return sums + piece.total(f, count)
 
@@ -394,27 +394,29 @@ def _log_terms(
 def _likelihoods_slope(
     model: IntegratedEffects,
     typical: int,
-    at: tuple[Moving, PaddedCache],
-    tangents: tuple[Moving, object],
+    at: tuple[Moving, Nodes, PaddedCache],
+    tangents: tuple[Moving, object, object],
 ) -> tuple[jax.Array, jax.Array]:
     terms = _log_terms(model, typical, *at)
     value = jax.nn.logsumexp(terms, axis=1)
     p = jnp.exp(terms - value[:, None])
     by_row, scores, by_extra = _scores(model, typical, *at, p.T)
-    T, v = at[0][1], at[0][3].v
-    e, moved_T, extras, nodes = tangents[0]
-    # of sum_i f1_ik z_ia at each node, that in T_ab is v_kb times as much, and in v_kb T_ab
+    e, T, extras = tangents[0]
     change = jnp.sum(by_row * e, axis=1)
-    change = change + jnp.einsum("akj,jk,jkb,ab->j", scores, p, v, moved_T)
-    change = change + jnp.einsum("akj,jk,ab,jkb->j", scores, p, T, nodes.v)
-    change = change + jnp.sum(p * nodes.log_weight, axis=1)
+    # the derivative of z_i'T v_k in T_ab is z_ia v_kb
+    change = change + jnp.einsum("akj,jk,jkb,ab->j", scores, p, at[1].v, T)
     for slope, extra in zip(by_extra, extras, strict=True):
         change = change + jnp.sum(p * slope.T, axis=1) * extra
     return value, change
 
 
 def _scores(
-    model: IntegratedEffects, typical: int, moving: Moving, cached: PaddedCache, p: jax.Array
+    model: IntegratedEffects,
+    typical: int,
+    moving: Moving,
+    nodes: Nodes,
+    cached: PaddedCache,
+    p: jax.Array,
 ) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
     """Derivatives of l_j in the predictor of each row, given the nodes' probabilities (nodes, j).
 
@@ -427,7 +429,7 @@ def _scores(
     def add(k: jax.Array, held: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         by_row, scores, *by_extra = held
         piece = _Piece.of(k, rows, cached)
-        eta, z, seen = _predictors(model, piece, moving, cached)
+        eta, z, seen = _predictors(model, piece, moving, nodes, cached)
         f1 = jax.vmap(lambda eta: model.slope_of_row(eta, extras, seen))(eta)
         along = jnp.sum(piece.spread(p) * f1, axis=0)
         by_row = jax.lax.dynamic_update_slice_in_dim(by_row, along, k * rows, 0)
@@ -507,19 +509,32 @@ def in_expansion_coordinates(
 _converted = jit(static=0)(in_expansion_coordinates)
 
 
+def _converted_by_numpy(
+    target: Target, t: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, unit: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same for independent effects: phi = c log(1 + s / c) of s = e^2t."""
+    own = covariance_places(target)
+    s = np.exp(2 * t[own])
+    slope, bend = 2 * s / (1 + s / unit), 4 * s / (1 + s / unit) ** 2
+    by_own = np.ones(len(t))
+    by_own[own] = 1 / slope
+    A = gradient * by_own
+    B = hessian.copy()
+    B[own, own] -= bend * A[own]
+    return A, B * by_own * by_own[:, None]
+
+
 def group_proxy(anchor: Anchor, target: Target, order: int, unit: jax.Array | None = None) -> Proxy:
     """The anchor's sums in phi, with variances in this unit (see `variance_unit`)."""
-    point = to_device(anchor.point)
-    A, B = to_device((anchor.A, anchor.B))
-    A, B = _converted(target.likelihood, point, A, B, unit)
-    return Proxy(
-        point,
-        to_device(anchor.factor),
-        A if order >= 1 else jnp.zeros_like(A),
-        (B + B.T) / 2 if order >= 2 else jnp.zeros_like(B),
-        warp=anchor.warp(target),
-        unit=unit,
-    )
+    assert isinstance(anchor.B, np.ndarray)
+    sums = (anchor.point, anchor.A, anchor.B)
+    if unit is None:
+        A, B = map(np.asarray, _converted(target.likelihood, *to_device(sums)))
+    else:
+        A, B = _converted_by_numpy(target.likelihood, *sums, np.asarray(unit))
+    A, B = A * (order >= 1), (B + B.T) / 2 * (order >= 2)
+    point, factor, A, B = to_device((anchor.point, anchor.factor, A, B))
+    return Proxy(point, factor, A, B, warp=anchor.warp(target), unit=unit)
 
 
 def variance_unit(target: Target, point: np.ndarray, groups: GroupedRows) -> jax.Array | None:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from modicum.estimators.groups import FlatCache, GroupTaylor
 from modicum.kernels.base import ControlVariate, Proxy, scaled
 from modicum.models.base import Batch
 from modicum.models.group_batches import NumPyGroups
-from modicum.runtime import in_double_precision, jit, one_blas_thread
+from modicum.runtime import Pytree, in_double_precision, jit, one_blas_thread
 
 __all__ = ["NumPyGroupValues", "groups_need_no_compiler"]
 
@@ -29,7 +29,7 @@ TOGETHER = 32  # draws whose paths are found by one compiled call
 STEP = 1e-3  # of numerical derivatives, in posterior standard deviations
 
 
-def groups_need_no_compiler(control_variate: ControlVariate[Any]) -> TypeGuard[GroupTaylor]:
+def groups_need_no_compiler(control_variate: ControlVariate[Pytree]) -> TypeGuard[GroupTaylor]:
     """Whether NumPy can evaluate residuals of this kind."""
     return isinstance(control_variate, GroupTaylor) and control_variate.target.on_numpy
 

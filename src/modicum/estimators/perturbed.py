@@ -46,11 +46,11 @@ class EveryRow(ABC):
 
     @property
     def parts(self) -> int:
-        """A block is one."""
+        """One: a block is not divided."""
         return 1
 
     def present(self, key: jax.Array, blocks: int) -> jax.Array:
-        """All of them."""
+        """All blocks take part."""
         del key
         return jnp.ones(blocks, bool)
 

@@ -220,7 +220,7 @@ class LinearTaylor:
         y = xp.asarray(model.outcome(batch), np.float64)
         read = slice(None, self.target.size)  # parameters of priors come after
         eta = x @ proxy.point[read] + batch.get("offset", 0.0)
-        kept = LinearRows(
+        cached = LinearRows(
             rows=self._columns(batch)
             if isinstance(proxy.factor, ArrowFactor)
             else self._whitened(x, proxy),
@@ -229,7 +229,7 @@ class LinearTaylor:
             taylor=coefficients(model, eta, y).T,
             scale=xp.asarray(batch.get("weight", 1.0) / batch["probability"]),
         )
-        rounded: LinearRows = jax.tree.map(self._rounded, kept)
+        rounded: LinearRows = jax.tree.map(self._rounded, cached)
         if proxy.row_factor is None:
             return rounded
         assert isinstance(rounded.rows, jax.Array | np.ndarray)  # of an arrow they are columns

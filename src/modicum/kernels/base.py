@@ -256,15 +256,15 @@ def _moved(
 
     `log_scale` is less its anchor; `away` and `point` are r - t* and t* of the entries.
     """
-    here = log_scale[warp.term]
-    tighter = jnp.logaddexp(jnp.log(warp.ratio), -2 * here) - jnp.log1p(warp.ratio)
+    own_scale = log_scale[warp.term]
+    tighter = jnp.logaddexp(jnp.log(warp.ratio), -2 * own_scale) - jnp.log1p(warp.ratio)
     growth = -0.5 * tighter
     common = warp.shared @ away
     moved = point * jnp.expm1(2 * growth)
     moved += (away - common[warp.term]) * jnp.expm1(growth)
     together = common * jnp.expm1(log_scale)
     # det(D + (e^x 1 - D 1) w') = det D sum_l w_l e^(x - g_l), with D = diag(e^g)
-    beside = warp.shared @ jnp.expm1(here - growth)
+    beside = warp.shared @ jnp.expm1(own_scale - growth)
     return moved + together[warp.term], together, jnp.sum(growth) + jnp.sum(jnp.log1p(beside))
 
 

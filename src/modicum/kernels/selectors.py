@@ -41,14 +41,14 @@ class Plain(Selector):
     """One batch per step, used as it is."""
 
     def batches(self, integrator: Integrator) -> int:
-        """One."""
+        """One batch."""
         del integrator
         return 1
 
     def select(
         self, key: jax.Array, gradients: jax.Array, matching: Callable[[], NoiseMatch]
     ) -> tuple[jax.Array, Draw]:
-        """The only one."""
+        """Return the only gradient."""
         del key, matching
         return gradients[0], {}
 
@@ -120,10 +120,10 @@ class Exponential(Selector):
             x = self.guess(match)
         log_uniform = jnp.log(jax.random.uniform(key, (self.index_steps,), gradients.dtype))
 
-        def propose(now: jax.Array, candidate: Pytree) -> tuple[jax.Array, jax.Array]:
-            then, limit = candidate
-            accept = limit < self.log_ratio(match.scale * now, match.scale * then, x)  # eq. 5
-            return jnp.where(accept, then, now), accept
+        def propose(current: jax.Array, candidate: Pytree) -> tuple[jax.Array, jax.Array]:
+            new, limit = candidate
+            accept = limit < self.log_ratio(match.scale * current, match.scale * new, x)  # eq. 5
+            return jnp.where(accept, new, current), accept
 
         last, accepted = jax.lax.scan(propose, first, (proposed, log_uniform), unroll=4)
         return last, {"acceptance_rate_index": jnp.mean(accepted.astype(gradients.dtype))}

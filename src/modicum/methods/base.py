@@ -66,7 +66,7 @@ class Task:
     anchor: Anchor | None = None  # at the mode, where it was found with the task
     few_chains: int | None = None  # how many suffice for a method whose steps read all rows
     # what was found once, for other methods of the same run
-    kept: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
+    cache: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
 
     def of_few_chains(self) -> Task:
         """The same with the chains that a method gets whose steps read all rows."""

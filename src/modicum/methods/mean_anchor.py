@@ -98,13 +98,13 @@ def anchor_at_mean(task: Task) -> AtMean:
     NoMeanError
         If chains on the subset do not agree, or no mean of all rows was reached.
     """
-    kept = task.kept.get("mean")
-    if not isinstance(kept, _MeanOfRows) or kept.rows is not task.rows:  # a subset has its own mean
-        kept = _MeanOfRows(task.rows, _attempt(task))
-        task.kept["mean"] = kept
-    if isinstance(kept.result, NoMeanError):
-        raise kept.result
-    return kept.result
+    mean = task.cache.get("mean")
+    if not isinstance(mean, _MeanOfRows) or mean.rows is not task.rows:  # a subset has its own mean
+        mean = _MeanOfRows(task.rows, _attempt(task))
+        task.cache["mean"] = mean
+    if isinstance(mean.result, NoMeanError):
+        raise mean.result
+    return mean.result
 
 
 class _MeanOfRows(NamedTuple):

@@ -55,8 +55,8 @@ def design_tables(
     A study that weighs rows twice has two stages. Weights that workers keep are not remembered: a
     resumed run makes the pass again.
     """
-    kept = design.needs == "expected" and task.sums.engine.keeps(task.rows)
-    if design.needs == "nothing" or kept:
+    stays_there = design.needs == "expected" and task.sums.engine.keeps(task.rows)
+    if design.needs == "nothing" or stays_there:
         return design.tables(facts)
     name = f"{stage}-{type(design).__name__.lower()}"
 

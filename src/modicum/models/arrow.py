@@ -232,12 +232,12 @@ class ArrowMatrix(Arrow):
 
     def leading(self, count: int) -> ArrowMatrix:
         """Without the entries of the border from the flat place `count` on."""
-        kept = int(np.searchsorted(np.asarray(self.border), count))
+        width = int(np.searchsorted(np.asarray(self.border), count))
         return replace(
             self,
-            border=self.border[:kept],
-            cross=self.cross[..., :kept],
-            corner=self.corner[:kept, :kept],
+            border=self.border[:width],
+            cross=self.cross[..., :width],
+            corner=self.corner[:width, :width],
         )
 
     def with_entry(self, place: int, value: float) -> ArrowMatrix:
@@ -489,7 +489,7 @@ class ArrowCholesky:
         return np.asarray(flat_vector(self.big, self.border, above, rest))
 
     def factor(self) -> ArrowFactor:
-        """What whitens."""
+        """The factor F that whitens."""
         flat = _lines(self.half)
         between = solve_triangular(self.lower, flat.T, lower=True).T.reshape(self.half.shape)
         blocks = self.inverse.swapaxes(1, 2)

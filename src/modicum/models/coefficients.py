@@ -247,7 +247,7 @@ class CoefficientPriors(BaseModel):
         return replace(coded, resolved_priors=self.priors_for(rows, data))
 
     def _moments(self, rows: Rows, data: Moments | None) -> Moments:
-        """Of the common columns."""
+        """Moments of the common columns."""
         data = moments(rows) if data is None else data
         if not self.groups:
             return data

@@ -71,12 +71,12 @@ class NumPyGroups(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """How many there are."""
+        """Number of groups."""
         return len(self.start)
 
     @property
     def there(self) -> jax.Array:
-        """All rows are."""
+        """True for every row: nothing is padding."""
         return as_either(np.ones(len(self.group), bool))
 
     def sum(self, values: jax.Array) -> jax.Array:
@@ -114,7 +114,7 @@ class PaddedGroup(NamedTuple):
 
     @property
     def there(self) -> jax.Array:
-        """Which rows are."""
+        """True for rows, False for padding."""
         return jnp.arange(len(next(iter(self.rows.values())))) < self.size
 
     def sum(self, values: jax.Array) -> jax.Array:

@@ -219,11 +219,11 @@ def _check_field(field: str, rows: Rows) -> None:
             "for mo.fit."
         )
     factors = [name for name in rows.levels if name in rows.fields]
-    there = f"they hold the codes of {', '.join(factors)}" if factors else "they hold no codes"
+    reason = f"they hold the codes of {', '.join(factors)}" if factors else "they hold no codes"
     if field in rows.fields:
-        there = f"it is a field of theirs, and {there}"
+        reason = f"it is a field of theirs, and {reason}"
     raise DataError(
-        f"{field!r} is no group of the rows{suggestion(field, factors)}, since {there}: give "
+        f"{field!r} is no group of the rows{suggestion(field, factors)}, since {reason}: give "
         f"the groups as mo.Rows(..., codes={{{field!r}: levels}})."
     )
 

@@ -71,8 +71,8 @@ class ParameterLayout:
 
     def log_jacobian(self, free: Params) -> jax.Array:
         """Logarithm of the volume of constrained values per volume of free numbers."""
-        both = zip(self.constraints, jax.tree.leaves(free), strict=True)
-        return jnp.sum(jnp.stack([c.log_jacobian(leaf) for c, leaf in both if c is not real]))
+        pairs = zip(self.constraints, jax.tree.leaves(free), strict=True)
+        return jnp.sum(jnp.stack([c.log_jacobian(leaf) for c, leaf in pairs if c is not real]))
 
     def free(self, values: Params) -> Params:
         """Undo `constrain`."""

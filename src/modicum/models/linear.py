@@ -320,8 +320,8 @@ class LinearPredictorModel(CoefficientPriors):
             raise DataError("the field 'x' must be a matrix: a vector of numbers per row.")
         for name in self.outcome_fields:
             if rows.fields[name] != ():
-                thing = "outcome" if name == "y" else "number"
-                raise DataError(f"the field '{name}' must hold one {thing} per row.")
+                noun = "outcome" if name == "y" else "number"
+                raise DataError(f"the field '{name}' must hold one {noun} per row.")
         if self.groups and self.predictors(rows) > 1:
             raise SettingError(
                 f"groups are for families of one linear predictor, and {type(self).__name__} has "

@@ -50,7 +50,7 @@ class DenseMatrix:
         return DenseMatrix(jnp.concatenate([x, jnp.ones((*x.shape[:-1], 1), x.dtype)], axis=-1))
 
     def densely(self) -> jax.Array:
-        """All columns."""
+        """The whole matrix, dense."""
         xp = namespace(self.x)
         x: jax.Array = xp.asarray(self.x)
         return xp.concatenate([x, xp.ones_like(x[..., :1])], axis=-1) if self.ones else x
@@ -82,7 +82,7 @@ class CodedMatrix:
 
     @property
     def columns(self) -> int:
-        """How many there are."""
+        """Number of columns."""
         return self.coding.size + self.ones
 
     def __matmul__(self, other: jax.Array) -> jax.Array:

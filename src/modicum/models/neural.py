@@ -74,8 +74,8 @@ class NeuralModel(BaseModel):
         outputs = self.outputs(theta, self._inputs(theta, batch))
         if self.likelihood == "categorical":
             # a sum over a mask: its derivative needs no scatter
-            mine = jnp.arange(outputs.shape[-1]) == jnp.asarray(batch["y"])[:, None]
-            return jnp.sum(jnp.where(mine, outputs, 0), -1) - jax.nn.logsumexp(outputs, axis=-1)
+            is_class = jnp.arange(outputs.shape[-1]) == jnp.asarray(batch["y"])[:, None]
+            return jnp.sum(jnp.where(is_class, outputs, 0), -1) - jax.nn.logsumexp(outputs, axis=-1)
         gap = jnp.asarray(batch["y"], outputs.dtype) - _only(outputs)
         return -0.5 * (gap / self.noise_scale) ** 2 - log(self.noise_scale) - 0.5 * log(2 * pi)
 

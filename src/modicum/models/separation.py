@@ -215,9 +215,9 @@ class _Ranges:
 
     def add(self, x: np.ndarray, y: np.ndarray) -> None:
         for k in np.unique(y):
-            mine = x[y == k]
-            self.low[k] = np.minimum(self.low[k], mine.min(axis=0))
-            self.high[k] = np.maximum(self.high[k], mine.max(axis=0))
+            of_class = x[y == k]
+            self.low[k] = np.minimum(self.low[k], of_class.min(axis=0))
+            self.high[k] = np.maximum(self.high[k], of_class.max(axis=0))
 
     def separation(self, names: tuple[str, ...], intercept: bool) -> Separation | None:
         """Columns in which a class lies on one side of all others; they may touch."""
@@ -257,8 +257,8 @@ class _Hardest:
             x, y = np.r_[self.x, x], np.r_[self.y, y]
             margin = np.r_[self.margin, margin]
         if len(y) > HARDEST:
-            kept = np.argpartition(margin, HARDEST)[:HARDEST]
-            x, y, margin = x[kept], y[kept], margin[kept]
+            hardest = np.argpartition(margin, HARDEST)[:HARDEST]
+            x, y, margin = x[hardest], y[hardest], margin[hardest]
         self.x, self.y, self.margin = x, y, margin
 
 

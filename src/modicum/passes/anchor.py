@@ -269,8 +269,8 @@ def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[M
     if not causes:
         return anchor.notes
     silent = [n for n in anchor.notes if n.code == "prior-decides"]
-    kept = [n for n in silent if abs(n.numbers["information"]) < COLLINEAR]
-    return causes + [n for n in anchor.notes if n not in silent] + kept
+    collinear = [n for n in silent if abs(n.numbers["information"]) < COLLINEAR]
+    return causes + [n for n in anchor.notes if n not in silent] + collinear
 
 
 def _first_mode(
@@ -323,7 +323,7 @@ def _from_curvature(
 
 def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[ModicumWarning]:
     """Warn if the prior dominates the data along some direction, and say why."""
-    information, prior, names, kept = _compared(at, names, sums.target)
+    information, prior, names, entries = _compared(at, names, sums.target)
     with suppress(np.linalg.LinAlgError, ValueError):
         cholesky(information - DULL * prior)  # all ratios are above: a tenth of eigh's time
         return []
@@ -342,7 +342,7 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
     alone = np.sum(direction**2 * np.diag(information))  # information, if columns did not overlap
     if not isinstance(sums.target.model, LinearPredictorModel):
         whole = np.zeros(len(at.point))
-        whole[kept] = direction
+        whole[entries] = direction
         return _of_own_model(at, along, whole, sums)
     if len(top) > 1 and ratios[0] < CANCELS * alone:
         return [
@@ -388,13 +388,13 @@ def _compared(
         information, prior = -at.B, -at.prior_hessian
     if not left_out.any():
         return information, prior, names, places
-    kept = np.flatnonzero(~left_out)
-    kept_names = tuple(_name(names, int(i)) for i in places[kept])
+    own = np.flatnonzero(~left_out)
+    kept_names = tuple(_name(names, int(i)) for i in places[own])
     whole = information + np.where(left_out[:, None] & left_out[None, :], prior, 0.0)
-    across, others = whole[np.ix_(kept, left_out)], whole[np.ix_(left_out, left_out)]
+    across, others = whole[np.ix_(own, left_out)], whole[np.ix_(left_out, left_out)]
     explained = across @ np.linalg.lstsq(others, across.T, rcond=None)[0]
-    information = whole[np.ix_(kept, kept)] - explained
-    return (information + information.T) / 2, prior[np.ix_(kept, kept)], kept_names, places[kept]
+    information = whole[np.ix_(own, own)] - explained
+    return (information + information.T) / 2, prior[np.ix_(own, own)], kept_names, places[own]
 
 
 def _of_border(at: Curvature) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

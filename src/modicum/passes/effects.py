@@ -99,10 +99,10 @@ def _draw_effects(
             normal_key, uniform_key = jax.random.split(keys[k])
             xi = jax.random.normal(normal_key, v.shape)
             proposed = centre + jnp.einsum("jab,jb->ja", spread, xi)
-            then = log_ratio(proposed, xi)
-            accept = jnp.log(jax.random.uniform(uniform_key, now.shape)) < then - now
+            proposed_ratio = log_ratio(proposed, xi)
+            accept = jnp.log(jax.random.uniform(uniform_key, now.shape)) < proposed_ratio - now
             v = jnp.where(accept[:, None], proposed, v)
-            return v, jnp.where(accept, then, now), accepted + accept
+            return v, jnp.where(accept, proposed_ratio, now), accepted + accept
 
         keys = jax.random.split(key, steps)
         xi = jnp.einsum("jab,jb->ja", jnp.linalg.inv(spread), start - centre)

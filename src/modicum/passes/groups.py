@@ -154,7 +154,7 @@ class _Rows(NamedTuple):
         return cls(model, flat, X, z, *at, *factor_derivatives(target, t))
 
     def nothing(self) -> _Moments:
-        """Moments to begin with."""
+        """Moments of no rows, to add to."""
         xp, others = namespace(self.eta), len(self.slopes) + len(self.extras)
         size = self.X.shape[1] + others
         return _Moments(

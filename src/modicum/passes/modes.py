@@ -195,10 +195,10 @@ def _weighed(modes: list[Curvature]) -> tuple[list[Curvature], Modes]:
     weights /= weights.sum()
     # The first stays the first among equals.
     order = [int(k) for k in np.argsort(-np.round(weights, 3), kind="stable")]
-    kept = [k for k in order if weights[k] > NEGLIGIBLE]
-    share = weights[kept] / weights[kept].sum()
-    points = np.stack([modes[k].point for k in kept])
-    return [modes[k] for k in kept], Modes(points, share, np.stack([factors[k] for k in kept]))
+    ranked = [k for k in order if weights[k] > NEGLIGIBLE]
+    share = weights[ranked] / weights[ranked].sum()
+    points = np.stack([modes[k].point for k in ranked])
+    return [modes[k] for k in ranked], Modes(points, share, np.stack([factors[k] for k in ranked]))
 
 
 def _dispersed(

@@ -106,8 +106,8 @@ def _with_variances(V: Covariance, variance: np.ndarray) -> Covariance:
     """The same with these variances of the last entries, which are independent of all others."""
     read = len(diagonal(V)) - len(variance)
     if isinstance(V, ArrowCovariance):
-        kept = int(np.searchsorted(V.border, read))
-        first = replace(V, border=V.border[:kept], corner=V.corner[:kept, :kept])
+        width = int(np.searchsorted(V.border, read))
+        first = replace(V, border=V.border[:width], corner=V.corner[:width, :width])
         return first.extended(V.border, variance)
     V[read:, read:] = np.diag(variance)
     return V

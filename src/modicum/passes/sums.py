@@ -143,8 +143,8 @@ class Sums:
         if self.rest is not None:
             value, symmetric = value + self._rest_values(t), symmetric + self.rest.B
             gradient = gradient + self._rest_slopes(t)
-        both = self._padded(self._padded(symmetric).T)
-        return float(value), self._padded(gradient), both
+        padded = self._padded(self._padded(symmetric).T)
+        return float(value), self._padded(gradient), padded
 
     @property
     def by_numpy(self) -> bool:

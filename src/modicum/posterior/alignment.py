@@ -248,8 +248,8 @@ def require_rows_of_fit(rows: Rows, fit: FitRows | None, number: int | None, pur
         fault = _differing(theirs.columns, ours.columns)
     elif (theirs.coding is None) != (ours.coding is None):
         forms = ("columns of zeros and ones", "codes")
-        here, there = forms if theirs.coding is None else forms[::-1]
-        fault = f"hold levels as {here}, and those of the fit held them as {there}"
+        this_form, other_form = forms if theirs.coding is None else forms[::-1]
+        fault = f"hold levels as {this_form}, and those of the fit held them as {other_form}"
     else:
         fault = "hold other values"
     raise DataError(

@@ -203,8 +203,8 @@ def with_groups(
             f"give that column, or predict for new groups by {argument('groups', 'new')}."
         )
     if groups == "new":
-        kept = tuple(name for name in new.fields if name not in names)
-        return replace(new, fields=kept), False
+        others = tuple(name for name in new.fields if name not in names)
+        return replace(new, fields=others), False
     return new, isinstance(model, IntegratedEffects) and model.group in new.fields
 
 

@@ -155,7 +155,7 @@ def _rows_of(rows: Rows, group: str, codes: np.ndarray) -> tuple[Batch, np.ndarr
     order = np.argsort(codes)
     parts: list[dict[str, np.ndarray]] = []
     for chunk in rows.chunks(CHUNK):
-        there = np.isin(chunk[group], codes)
-        parts.append({name: np.asarray(values)[there] for name, values in chunk.items()})
+        of_levels = np.isin(chunk[group], codes)
+        parts.append({name: np.asarray(values)[of_levels] for name, values in chunk.items()})
     batch = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return batch, order[np.searchsorted(codes[order], batch[group])]

@@ -115,7 +115,7 @@ class FrameField:
         return array
 
 
-def _kind_of(types: Sequence[Any]) -> str | None:
+def _kind_of(types: Sequence[Any]) -> str | None:  # pyarrow has no types
     """Kind of the columns by their Arrow types: all whole numbers, or all truth values."""
     import pyarrow.types as kinds
 
@@ -304,7 +304,7 @@ class FieldSet:
             check.finish()
 
 
-def _refuse_other_order(values: Mapping[str, Any]) -> None:
+def _refuse_other_order(values: Mapping[str, Any]) -> None:  # fields as they were passed
     """Refuse frames or series whose rows have the same labels in another order.
 
     Rows stand side by side as they come. Labels that differ altogether say nothing; the same ones
@@ -484,7 +484,7 @@ def _as_array(name: str, value: object) -> Array:
     return array
 
 
-def _ragged(name: str, value: Any) -> str:
+def _ragged(name: str, value: Any) -> str:  # what a user passed and NumPy refused
     shapes = [np.shape(np.asarray(row, dtype=object)) for row in value]
     row = next(i for i, shape in enumerate(shapes) if shape != shapes[0]) if shapes else 0
     return f"column {name!r} changes its length in row {row}: all rows need the same length."

@@ -149,21 +149,21 @@ class LakeSource(DatasetSource):
         """Record batches of one file from a row on; reading resumes after a failure."""
         import pyarrow as pa
 
-        done, attempt = first, 0
+        position, attempt = first, 0
         while True:
             at = 0
             try:
                 for batch in self._scanned(fragment, columns):
-                    fresh = batch.slice(max(0, done - at))
+                    fresh = batch.slice(max(0, position - at))
                     at += batch.num_rows
                     if fresh.num_rows:
                         yield fresh
-                        done = at
+                        position = at
                 return
             except (pa.ArrowException, OSError) as error:
                 attempt += 1
-                gone = isinstance(error, FileNotFoundError | PermissionError)
-                if gone or attempt >= ATTEMPTS or not self.remote:
+                is_lost = isinstance(error, FileNotFoundError | PermissionError)
+                if is_lost or attempt >= ATTEMPTS or not self.remote:
                     raise _unreadable(fragment.path, error) from None
                 time.sleep(FIRST_PAUSE * 2 ** (attempt - 1))
 

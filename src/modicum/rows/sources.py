@@ -70,7 +70,7 @@ def is_columns(value: object) -> bool:
     )
 
 
-def frame_of_columns(columns: Mapping[str, Any]) -> pd.DataFrame:
+def frame_of_columns(columns: Mapping[str, Any]) -> pd.DataFrame:  # columns of any library
     """Make a frame of columns that stand side by side, whatever index each has."""
     import pandas as pd
 

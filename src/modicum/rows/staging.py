@@ -140,8 +140,8 @@ def _exchange(first: Path, second: Path) -> bool:
         swap = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError):
         return False
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return int(swap(here, os.fsencode(first), here, os.fsencode(second), exchange)) == 0
+    at_fdcwd, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return int(swap(at_fdcwd, os.fsencode(first), at_fdcwd, os.fsencode(second), exchange)) == 0
 
 
 def _sync(folder: Path) -> None:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.kernels.base import Draw
+from modicum.progress import logger
 
 __all__ = [
     "HostPacked",
@@ -90,9 +91,13 @@ class PinnedPages:
 
     def reserve(self, size: int) -> None:
         """Have JAX's allocator hold pages for `size` bytes, or for as many as a run may use."""
-        pieces = range(-(-min(size, self.left) // RESERVED))
-        held = [self.send({("piece",): jnp.zeros(RESERVED, jnp.uint8)}) for _ in pieces]
-        jax.block_until_ready(held)
+        held = []
+        try:
+            for _ in range(-(-min(size, self.left) // RESERVED)):  # one by one: they start there
+                piece = self.send({("piece",): jnp.zeros(RESERVED, jnp.uint8)})
+                held.append(jax.block_until_ready(piece))
+        except RuntimeError as error:  # no room: pages are then allocated as draws arrive
+            logger.info("pinned pages were not reserved: %s", error)
 
     def send(self, record: Packed) -> Packed:
         """Begin to copy a record; iterations that come after do not wait for it."""

@@ -118,17 +118,17 @@ def _burn_in(method: Scheduled, task: Task) -> BurnIn:
     return BurnIn(anchor, m, tuple(calibrated), np.concatenate(variance))
 
 
-def explain_burn_in(done: BurnIn, by_hand: Collection[str]) -> tuple[dict[str, str], Tuning]:
+def explain_burn_in(burn_in: BurnIn, by_hand: Collection[str]) -> tuple[dict[str, str], Tuning]:
     """Explain m, G and K unless they were set by hand, and describe the burn-in."""
     why = dict.fromkeys(PAPER_BLOCKS, "as in the paper")
-    if done.calibrated:
+    if burn_in.calibrated:
         why["subsample"] = (
             f"chosen by the pilot study after the first {STAGES[0]} iterations of burn-in; before "
-            f"them, at the mean of a subset, {done.calibrated[0]:,}"
+            f"them, at the mean of a subset, {burn_in.calibrated[0]:,}"
         )
     tuning: Tuning = {
-        "burn-in variance": [float(f"{v:.4g}") for v in done.variance],
-        "recalibration": [float(m) for m in done.calibrated],
+        "burn-in variance": [float(f"{v:.4g}") for v in burn_in.variance],
+        "recalibration": [float(m) for m in burn_in.calibrated],
     }
     return {name: reason for name, reason in why.items() if name not in by_hand}, tuning
 

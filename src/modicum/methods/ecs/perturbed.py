@@ -179,10 +179,10 @@ class HMCECS(EnergyConserving):
         self.check_task(task)
         tuning: Tuning = {}
         if self.tuning == "paper":
-            done = burn_in(self, task)
-            pilot = self.study(task, done.anchor)
-            choice = self.choose(pilot, PAPER_BLOCKS | {"subsample": done.subsample})
-            why, tuning = explain_burn_in(done, self._by_hand())
+            schedule = burn_in(self, task)
+            pilot = self.study(task, schedule.anchor)
+            choice = self.choose(pilot, PAPER_BLOCKS | {"subsample": schedule.subsample})
+            why, tuning = explain_burn_in(schedule, self._by_hand())
             chosen = Certainty(0, replace(choice, why=choice.why | why), "as in the paper")
         else:
             pilot = study or self.study(task, self.find_anchor(task))

@@ -109,6 +109,7 @@ class Study:
     anchor: Anchor
     _pilots: dict[int, Pilot] = field(init=False, default_factory=dict)
     _coresets: dict[int, Coreset] = field(init=False, default_factory=dict)
+    _ratios: np.ndarray = field(init=False)  # of proxy to normal approximation, at such draws
     _by_proxy: bool = field(
         init=False, default=False
     )  # whether draws come from the proxy's posterior
@@ -235,7 +236,9 @@ class Study:
         if 1 / np.sum(weights**2) < (count if least is None else least):
             return None
         self._by_proxy = True
-        return draws[rng.choice(candidates, count, p=weights)]
+        chosen = rng.choice(candidates, count, p=weights)
+        self._ratios = ratios[chosen]
+        return draws[chosen]
 
     def _has_kinks(self) -> bool:
         """Whether log-likelihoods of rows have a kink, which only a few draws in 100 may cross.
@@ -274,8 +277,8 @@ class Study:
             return expected
 
         # Four bytes per row, which only a design of one's own asks for a second time.
-        again = self.design.needs == "expected" and type(self.design) is not Weighted
-        remembered = cache(expected) if again else expected
+        asked_twice = self.design.needs == "expected" and type(self.design) is not Weighted
+        remembered = cache(expected) if asked_twice else expected
         return RowFacts(len(self.task.rows), PILOT_ROWS, remembered, floor=self.method.floor)
 
     def _take_rows(self, rng: np.random.Generator) -> None:
@@ -283,7 +286,7 @@ class Study:
         rows, grouped = self.task.rows, isinstance(self.task.rows, GroupedRows)
         linear = isinstance(self.control_variate, LinearTaylor)
         most = PILOT_GROUPS if grouped else PILOT_ROWS if linear else OTHER_ROWS
-        row_ids, chance, expected, self._taken = sample_on_host(
+        row_ids, chance, expected, self._certain_count = sample_on_host(
             rng, most, self._weighted, self.method.floor
         )
         self._drawn = Drawn(row_ids, chance)  # type: ignore[arg-type]
@@ -300,7 +303,10 @@ class Study:
         rng = generator(seed, Stream.PILOT_ROWS if grouped else Stream.STUDY_ROWS)
         self._take_rows(rng)
         linear = isinstance(self.control_variate, LinearTaylor)
-        log_proxy = None if linear and self._by_proxy else self._log_proxy(self.draws)
+        log_proxy = None
+        if not linear or not self._by_proxy:
+            known = self._by_proxy and self.proxy.bend is None
+            log_proxy = self._ratios if known else self._log_proxy(self.draws)
         evaluated = self._evaluated(log_proxy, resampled=self._by_proxy)
         if linear and np.std(evaluated.log_ratio) > NORMAL and evaluated.finite:
             draws = self._draws_of_short_chains()
@@ -370,11 +376,11 @@ class Study:
 
     def _thinned_rows(self, count: int) -> Batch:
         """The certainty rows of the pilot, and up to `count` of its other rows, reweighted."""
-        others = len(self.pilot_rows["probability"]) - self._taken
-        kept = slice(0, self._taken + min(count, others))
-        batch = {name: values[kept] for name, values in self.pilot_rows.items()}
+        others = len(self.pilot_rows["probability"]) - self._certain_count
+        first = slice(0, self._certain_count + min(count, others))
+        batch = {name: values[first] for name, values in self.pilot_rows.items()}
         expected = np.array(batch["probability"])
-        expected[self._taken :] *= min(count, others) / max(others, 1)
+        expected[self._certain_count :] *= min(count, others) / max(others, 1)
         return batch | {"probability": expected}
 
     def _log_proxy(self, z: np.ndarray) -> np.ndarray:
@@ -413,8 +419,8 @@ class Study:
             return self.design.probability_of(drawn, self.tables)
         tables = self.design.without(certain, self.tables)
         among = certain.probability(drawn)
-        again = self.design.probability_of(Drawn(drawn.row_ids, among), tables)  # type: ignore[arg-type]
-        return np.where(among > 0, again, 0.0)
+        probability = self.design.probability_of(Drawn(drawn.row_ids, among), tables)  # type: ignore[arg-type]
+        return np.where(among > 0, probability, 0.0)
 
     def coreset_with(self, certainty: int) -> Coreset | None:
         """Rows that follow l - sum q over all rows but the certainty rows.
@@ -440,10 +446,10 @@ class Study:
         points = np.concatenate([middle[None], points])
         far = self._at(points, self.pilot_rows)
         height = far.log_ratio - np.sum((points - self.centre) ** 2, axis=1) / 2
-        good = np.isfinite(far.values).all(axis=1) & np.isfinite(height)
-        good[0] = False  # the mean itself
-        kept = replace(far, values=far.values[good], log_ratio=far.log_ratio[good])
-        return kept, (height - height[0])[good]
+        is_finite = np.isfinite(far.values).all(axis=1) & np.isfinite(height)
+        is_finite[0] = False  # the mean itself
+        finite = replace(far, values=far.values[is_finite], log_ratio=far.log_ratio[is_finite])
+        return finite, (height - height[0])[is_finite]
 
     def _skewed_axes(self, middle: np.ndarray) -> np.ndarray:
         """Unit vectors of the whitened coordinates: where they are many, those that matter most."""
@@ -460,6 +466,15 @@ class Study:
         self.task.ledger.add("pilot", len(rows["probability"]) * len(points), "density")
         about = (self.control_variate, rows, self.proxy)
         return evaluate(*about, self._straight(points), self._log_proxy(points), resampled=True)
+
+    @property
+    def distance(self) -> float:
+        """How far from the anchor the pilot draws' mean is, in whitened coordinates that are read.
+
+        After residuals were evaluated they are draws of the posterior as it is.
+        """
+        read = self.task.target.likelihood.size
+        return float(np.abs(self._straight(self.draws).mean(axis=0)[:read]).max())
 
     @property
     def most_certain(self) -> int:

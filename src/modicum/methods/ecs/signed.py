@@ -147,12 +147,12 @@ class SignedHMCECS(EnergyConserving):
     def _by_schedule(self, task: Task) -> tuple[Study, Certainty[Products], Tuning]:
         """Let it choose at the anchor of the perturbed method's burn-in, and report on that."""
         shared = {f.name: getattr(self, f.name) for f in fields(EnergyConserving)}
-        done = burn_in(HMCECS(**shared | PAPER_BLOCKS, tuning="paper"), task)
-        study = Study(self, task, done.anchor)
+        schedule = burn_in(HMCECS(**shared | PAPER_BLOCKS, tuning="paper"), task)
+        study = Study(self, task, schedule.anchor)
         blocks, refreshes = (getattr(self, name) or n for name, n in PAPER_BLOCKS.items())
         choice = replace(self, blocks=blocks, refreshes=refreshes)._choose(study, 0)
         by_hand = {name for name in PAPER_BLOCKS if getattr(self, name) is not None}
-        why, burn_in_tuning = explain_burn_in(done, {"subsample", *by_hand})
+        why, burn_in_tuning = explain_burn_in(schedule, {"subsample", *by_hand})
         choice = replace(choice, why=choice.why | why)
         return study, Certainty(0, choice, "as in the paper"), burn_in_tuning
 

@@ -24,18 +24,18 @@ Sites: TypeAlias = dict[str, Site]
 class Program:
     """The function, and how it is run on a batch of rows.
 
-    `plate` is the name of the plate over the rows, once it is known; `few` are rows that stand for
-    others where only parameters matter.
+    `plate` is the name of the plate over the rows, once it is known; `sample_rows` stand for any
+    rows where only parameters matter.
     """
 
-    function: Callable[..., Any]
+    function: Callable[..., Any]  # what it returns is not looked at
     fields: tuple[str, ...]
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, Any]  # as the function takes them
     rows: int
     plate: str = ""
     parameters: tuple[str, ...] = ()
     reported: tuple[str, ...] = ()
-    few: Mapping[str, np.ndarray] | None = None
+    sample_rows: Mapping[str, np.ndarray] | None = None
 
     def run(
         self, batch: Batch, theta: Params | None, choose: Any = None, as_all: bool = False
@@ -59,7 +59,7 @@ class Program:
 
     def log_prior(self, theta: Params) -> jax.Array:
         """Log-density of the parameters."""
-        sites = self.run(self._few_rows, theta)
+        sites = self.run(self._rows_at_hand, theta)
         return sum((_log_density(sites[name]).sum() for name in self.parameters), jnp.zeros(()))
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
@@ -80,7 +80,7 @@ class Program:
 
     def report(self, theta: Params) -> dict[str, jax.Array]:
         """Values of the deterministic sites that do not depend on the rows."""
-        sites = self.run(self._few_rows, theta)
+        sites = self.run(self._rows_at_hand, theta)
         return {name: sites[name]["value"] for name in self.reported}
 
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
@@ -123,8 +123,8 @@ class Program:
 
     def _zeros(self, count: int) -> Batch:
         """As many rows of zeros."""
-        few = self._few_rows
-        return {k: jnp.zeros((count, *few[k].shape[1:]), few[k].dtype) for k in few}
+        like = self._rows_at_hand
+        return {k: jnp.zeros((count, *like[k].shape[1:]), like[k].dtype) for k in like}
 
     def simulate_prior(self, key: jax.Array) -> Params:
         """Parameters drawn from their distributions."""
@@ -132,7 +132,7 @@ class Program:
 
         try:
             seeded = replace(self, function=handlers.seed(self.function, key))
-            sites = seeded.run(self._few_rows, {})
+            sites = seeded.run(self._rows_at_hand, {})
         except NotImplementedError:
             raise SettingError(
                 "a parameter of the model has an improper distribution, from which nothing can be "
@@ -145,25 +145,25 @@ class Program:
 
         Each is changed in turn, to see whether the site's value is the field's before and after.
         """
-        batch = self._few_rows
+        batch = self._rows_at_hand
         for name in self.fields:
             changed = ~batch[name] if batch[name].dtype == bool else batch[name] + 1
-            both = [batch, {**batch, name: changed}]
+            batches = [batch, {**batch, name: changed}]
             try:
-                sites = [self._outcome(theta, b)[0]["value"] for b in both]
+                sites = [self._outcome(theta, b)[0]["value"] for b in batches]
             except SettingError:
                 return ""
-            if all(np.array_equal(v, b[name]) for v, b in zip(sites, both, strict=True)):
+            if all(np.array_equal(v, b[name]) for v, b in zip(sites, batches, strict=True)):
                 return name
         return ""
 
     @property
-    def _few_rows(self) -> Mapping[str, np.ndarray]:
-        assert self.few is not None, "known once the function was studied"
-        return self.few
+    def _rows_at_hand(self) -> Mapping[str, np.ndarray]:
+        assert self.sample_rows is not None, "known once the function was studied"
+        return self.sample_rows
 
 
-def _all_rows(plate: str, count: int, rows: int | None) -> Any:
+def _all_rows(plate: str, count: int, rows: int | None) -> Any:  # a handler of NumPyro's
     """A handler under which plates hold the rows of a batch, all of them and in order.
 
     The plate over the rows is called `plate`, or it is one of the size `rows`.

@@ -24,7 +24,7 @@ from modicum.models.constraints import (
 __all__ = ["as_constraint"]
 
 
-def as_constraint(support: Any) -> Constraint:
+def as_constraint(support: Any) -> Constraint:  # NumPyro has no types
     """NumPyro's constraint as one of Modicum's; its own bijection where there is no such."""
     from numpyro.distributions import constraints as supports
 

@@ -144,26 +144,26 @@ class _Study:
         # Two batches that share their first row and nothing else, and differ in length.
         picked = (np.array([0, 1 % n]), np.array([0, n - 1, n // 2]))
         batches = [as_handed_over(rows.take(ids), rows.kinds) for ids in picked]
-        self.few, self.others = ({k: np.asarray(v) for k, v in b.items()} for b in batches)
+        self.batch, self.other_batch = ({k: np.asarray(v) for k, v in b.items()} for b in batches)
         self.rows, self.program = rows, program
 
     @in_double_precision
     def model(self) -> Model:
         """The model; a sentence for what cannot be one."""
-        here, there = (self._run(batch, 0.0) for batch in (self.few, self.others))
-        plate = self._plate(here, there)
-        self._refuse(here, plate)
-        free = [name for name, site in here.items() if _is_parameter(site)]
-        reported = _reported(here, there, plate)
+        sites, other_sites = (self._run(batch, 0.0) for batch in (self.batch, self.other_batch))
+        plate = self._plate(sites, other_sites)
+        self._refuse(sites, plate)
+        free = [name for name, site in sites.items() if _is_parameter(site)]
+        reported = _reported(sites, other_sites, plate)
         self.program = replace(
             self.program,
             plate=plate,
             parameters=tuple(free),
             reported=tuple(reported),
-            few=self.few,
+            sample_rows=self.batch,
         )
-        points = [_values(self._run(self.few, radius), free) for radius in _radii()]
-        constraints = {name: self._constraint(name, here, points[1]) for name in free}
+        points = [_values(self._run(self.batch, radius), free) for radius in _radii()]
+        constraints = {name: self._constraint(name, sites, points[1]) for name in free}
         self._depends_on_rows(points[1])
         model = _NumpyroModel(
             self.program.log_prior,
@@ -194,14 +194,14 @@ class _Study:
                 "nothing may be as long as all rows."
             ) from fault
 
-    def _plate(self, here: Sites, there: Sites) -> str:
+    def _plate(self, sites: Sites, other_sites: Sites) -> str:
         """The plate over the rows: it is as long as the batch, or as all rows."""
         sizes = {
-            name: (site["args"][0], there[name]["args"][0] if name in there else None)
-            for name, site in here.items()
+            name: (site["args"][0], other_sites[name]["args"][0] if name in other_sites else None)
+            for name, site in sites.items()
             if site["type"] == "plate"
         }
-        counts = tuple(len(b[self.program.fields[0]]) for b in (self.few, self.others))
+        counts = tuple(len(b[self.program.fields[0]]) for b in (self.batch, self.other_batch))
         over = [name for name, size in sizes.items() if size == counts]
         over = over or [n for n, size in sizes.items() if size == (len(self.rows),) * 2]
         if not over:
@@ -257,7 +257,7 @@ class _Study:
 
     def _constraint(self, name: str, sites: Sites, elsewhere: Params) -> Constraint:
         """How a parameter is kept within its support, which must not depend on others."""
-        supports = [s[name]["fn"].support for s in (sites, self.program.run(self.few, elsewhere))]
+        supports = [s[name]["fn"].support for s in (sites, self.program.run(self.batch, elsewhere))]
         constraints = [as_constraint(support) for support in supports]
         if constraints[0] != constraints[1]:
             raise SettingError(
@@ -268,8 +268,8 @@ class _Study:
 
     def _depends_on_rows(self, theta: Params) -> None:
         """Refuse priors that change with the rows in a batch, and likelihoods with the others."""
-        batches = (self.few, self.others)
-        priors = [jax.jit(replace(self.program, few=b).log_prior)(theta) for b in batches]
+        batches = (self.batch, self.other_batch)
+        priors = [jax.jit(replace(self.program, sample_rows=b).log_prior)(theta) for b in batches]
         if not _agree(*priors):
             raise SettingError(
                 "the prior changes with the rows of a batch (a distribution outside the plate has "
@@ -302,13 +302,13 @@ def _values(sites: Sites, names: list[str]) -> dict[str, np.ndarray]:
     return {name: np.asarray(sites[name]["value"], np.float64) for name in names}
 
 
-def _reported(here: Sites, there: Sites, plate: str) -> list[str]:
+def _reported(sites: Sites, other_sites: Sites, plate: str) -> list[str]:
     """Deterministic sites that are the same whatever the rows."""
-    names = [name for name, site in here.items() if site["type"] == "deterministic"]
+    names = [name for name, site in sites.items() if site["type"] == "deterministic"]
     return [
         name
         for name in names
-        if plate not in frames(here[name])
-        and name in there
-        and np.array_equal(here[name]["value"], there[name]["value"], equal_nan=True)
+        if plate not in frames(sites[name])
+        and name in other_sites
+        and np.array_equal(sites[name]["value"], other_sites[name]["value"], equal_nan=True)
     ]

@@ -123,6 +123,7 @@ class Model(BaseModel):
         shapes: Mapping[str, int | Shape] | None = None,
         expand: Mapping[str, str] | None = None,
     ) -> None:
+        # Any: of the user's functions, `report` returns a mapping and `simulate_prior` a pytree
         arguments: dict[str, Callable[..., Any] | None] = {
             "log_prior": log_prior,
             "log_likelihood": log_likelihood,
@@ -327,8 +328,8 @@ class Model(BaseModel):
 
     def expansions(self) -> dict[str, str | None]:
         """Positive parameters, which are sampled on a logarithm, and those the user named."""
-        both = zip(self.layout.names, self.layout.constraints, strict=True)
-        positive_names: dict[str, str | None] = {name: None for name, c in both if c == positive}
+        pairs = zip(self.layout.names, self.layout.constraints, strict=True)
+        positive_names: dict[str, str | None] = {name: None for name, c in pairs if c == positive}
         for name in self._expand:
             if name not in self.layout.names:
                 raise SettingError(

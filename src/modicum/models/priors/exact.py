@@ -135,7 +135,7 @@ class ExactPrior:
     def _approximations(
         self, t: np.ndarray, covariance: Covariance, numbers: tuple[Numbers, ...], own: bool
     ) -> list[NormalApproximation]:
-        """Those of all terms."""
+        """Normal approximations of all terms."""
         pairs = zip(self.terms, numbers, strict=True)
         return [
             part

@@ -217,12 +217,12 @@ class ModelPriors:
         kinds = [type(p) for p in self.coefficients if not p.quadratic]
         for kind in dict.fromkeys(kinds):
             if kind is not Horseshoe:
-                mine = [j for j, p in enumerate(self.coefficients) if type(p) is kind]
-                priors = [self.coefficients[j] for j in mine]
-                terms.append(_independent(kind, columns[..., mine], priors))
+                of_kind = [j for j, p in enumerate(self.coefficients) if type(p) is kind]
+                priors = [self.coefficients[j] for j in of_kind]
+                terms.append(_independent(kind, columns[..., of_kind], priors))
         for k, like in enumerate(self.horseshoes):
-            mine = [j for j, p in enumerate(self.coefficients) if _alike(p, like)]
-            terms.append(self._shared(columns[..., mine], mine, like, places[_HORSESHOE][k]))
+            of_kind = [j for j, p in enumerate(self.coefficients) if _alike(p, like)]
+            terms.append(self._shared(columns[..., of_kind], of_kind, like, places[_HORSESHOE][k]))
         terms += self._effects(places)
         if self.intercept is not None and not self.intercept.quadratic:
             of_all = [self.intercept] * places["intercept"].size

@@ -197,11 +197,11 @@ class _Merged:
             return
         with np.errstate(over="ignore", invalid="ignore"):
             self.squares += squares
-            both, shift = self.weight + total, mean - self.mean
+            weight, shift = self.weight + total, mean - self.mean
             if self.weight:
-                self.squares += shift**2 * (self.weight * total / both)
-            self.mean = self.mean + shift * (total / both)
-        self.weight = both
+                self.squares += shift**2 * (self.weight * total / weight)
+            self.mean = self.mean + shift * (total / weight)
+        self.weight = weight
 
 
 def _of_columns(values: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:

@@ -111,15 +111,15 @@ def table_sample(table: object, columns: Sequence[str], most: int, seed: int) ->
                 f"{names_like(name, source.names)}"
             )
     rng = generator(seed, Stream.CHECKED_ROWS)
-    kept, keys = None, np.zeros(0)
+    sample, keys = None, np.zeros(0)
     for batch in source.batches(columns):
         complete = pa.Table.from_batches([batch]).select(list(columns)).drop_null()
-        joined = complete if kept is None else pa.concat_tables([kept, complete])
+        joined = complete if sample is None else pa.concat_tables([sample, complete])
         keys = np.concatenate([keys, rng.random(len(complete))])
         if len(keys) > most:  # those with the smallest keys are a random sample of all so far
             chosen = np.sort(np.argpartition(keys, most - 1)[:most])
             joined, keys = joined.take(chosen), keys[chosen]
-        kept = joined
-    if kept is None or not len(kept):
+        sample = joined
+    if sample is None or not len(sample):
         raise DataError("there are no (complete) rows in the data: at least one is needed.")
-    return kept
+    return sample

@@ -68,9 +68,9 @@ def log_evidence(subject: Subject, points: int, random_seed: int, progressbar: b
     averaged, tail = average(log_ratio)
     if tail <= WORST_TAIL:
         return averaged
-    kept = draws[bridge]
+    half = draws[bridge]
     of_draws = (
-        log_joint(sums, kept, "evidence") - proposal.log_density(kept) + _log_constant(fit.model)
+        log_joint(sums, half, "evidence") - proposal.log_density(half) + _log_constant(fit.model)
     )
     bridged = _bridged(of_draws, weights[0][bridge], log_ratio)
     _doubt(bridged, tail)

@@ -279,18 +279,18 @@ def _prepare(subject: Subject, draws: int, engine: LocalEngine) -> _Prepared:
     source, fit, rows = subject
     require_finite(source.draws, "leaving rows out")
     subset, (weights,) = thinned(source, draws)
-    there = weights != 0
+    counts = weights != 0
     require_positive_sum(weights, "leaving rows out")
-    if there.sum() < FEWEST:
+    if counts.sum() < FEWEST:
         raise SettingError(
-            f"{too_few(int(there.sum()), 'draw')} to leave rows out by, since nothing "
+            f"{too_few(int(counts.sum()), 'draw')} to leave rows out by, since nothing "
             f"can be said of the tail of their weights; {FEWEST} or more are needed: sample more."
         )
-    subset = {name: x[there] for name, x in subset.items()}
+    subset = {name: x[counts] for name, x in subset.items()}
     target, points = flat_points(fit, rows, subset)
     ledger = Ledger(rows=len(rows))
     units = units_of(target, rows, engine, ledger)
-    log_weight, sign = np.log(np.abs(weights[there])), np.sign(weights[there])
+    log_weight, sign = np.log(np.abs(weights[counts])), np.sign(weights[counts])
     efficiency = _efficiency(source, len(points))
     return _Prepared(target, units, points, log_weight, sign, efficiency, ledger)
 

@@ -33,20 +33,20 @@ class Population(Protocol):
     """Rows whose columns can be set."""
 
     def __len__(self) -> int:
-        """Rows."""
+        """Number of rows."""
 
     def values(self, name: str) -> np.ndarray:
-        """Of a column, numbers or levels; a sentence where there is none."""
+        """Values of a column, numbers or levels; a `SettingError` where there is none."""
 
     def levels(self, name: str) -> tuple[Level, ...]:
-        """Of a column that is a factor, in the fit's order; empty for numbers."""
+        """Levels of a factor, in the fit's order; empty for numbers."""
 
     def setting(self, name: str, values: np.ndarray) -> Iterator[Batch]:
         """The rows with these values of a column, one per row, a chunk at a time."""
 
     @property
     def as_it_is(self) -> AlignedRows:
-        """The rows."""
+        """The rows, with no column changed."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class TablePopulation:
         return tuple(np.unique(self.values(name)).tolist())
 
     def setting(self, name: str, values: np.ndarray) -> Iterator[Batch]:
-        """Encoded anew."""
+        """The table with these values, encoded anew."""
         import pyarrow as pa
 
         place = self.table.column_names.index(name)
@@ -159,7 +159,7 @@ class ArrayPopulation:
         return np.asarray(levels[batch[name].astype(int)])
 
     def levels(self, name: str) -> tuple[Level, ...]:
-        """Of a factor."""
+        """Levels of a factor."""
         return self.factors.get(name, ())
 
     def setting(self, name: str, values: np.ndarray) -> Iterator[Batch]:

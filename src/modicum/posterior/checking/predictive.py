@@ -45,7 +45,7 @@ class OutcomeDraws(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Draws."""
+        """Number of draws."""
         return len(next(iter(self.draws.values())))
 
 

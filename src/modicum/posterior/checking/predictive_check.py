@@ -342,17 +342,17 @@ class _Means:
     def _sums(self, place: np.ndarray, outcome: np.ndarray, mass: np.ndarray) -> np.ndarray:
         if self.classes is None:
             return np.bincount(place, mass * outcome, minlength=self.bins)
-        there = outcome < self.classes  # a class that was never seen is in no line
-        cell = place[there] * self.classes + outcome[there].astype(int)
-        return np.bincount(cell, mass[there], minlength=self.bins * self.classes)
+        is_class = outcome < self.classes  # a class that was never seen is in no line
+        cell = place[is_class] * self.classes + outcome[is_class].astype(int)
+        return np.bincount(cell, mass[is_class], minlength=self.bins * self.classes)
 
     def table(self, prob: float, kind: Kind, signs: np.ndarray | None) -> pd.DataFrame:
         del kind
         assert self.drawn is not None
         width = self.classes or 1
-        there = np.repeat(np.where(self.mass > 0, self.mass, 1.0), width)
+        mass = np.repeat(np.where(self.mass > 0, self.mass, 1.0), width)
         index = np.repeat(np.arange(self.bins), width)
-        table = _frame(self.seen / there, self.drawn / there, prob, index, signs)
+        table = _frame(self.seen / mass, self.drawn / mass, prob, index, signs)
         table = table.assign(rows=np.repeat(self.count, width).astype(int))
         if self.classes is None:
             return table

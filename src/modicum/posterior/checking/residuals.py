@@ -43,10 +43,10 @@ def residual_sizes(subject: Subject, number: int, draws: int, random_seed: int) 
     )
     parts = []
     for values in log_likelihoods(target, units, ids, evaluated_at):
-        centre, (there, above, below) = values[0], values[1:].reshape(3, len(delta), -1)
+        centre, (value, above, below) = values[0], values[1:].reshape(3, len(delta), -1)
         slope = (above - below) / (2 * STEP)
         curvature = (above + below - 2 * centre) / STEP**2
-        residual = there - centre - slope - curvature / 2
+        residual = value - centre - slope - curvature / 2
         size = np.sqrt(np.mean(residual**2, axis=0))
         parts.append(np.where(size > ROUNDING * np.maximum(np.abs(centre), 1.0), size, 0.0))
     sizes = np.concatenate(parts)

@@ -174,8 +174,8 @@ def _other_fields(fit_rows: FitRows) -> list[tuple[str, object]]:
     if fit_rows.encoding is not None:
         fields = fit_rows.encoding.fields.items()
         return [(name, tag("code", " + ".join(made_of))) for name, made_of in fields]
-    there = [name for name in ("offset", "weight") if name in fit_rows.schema.fields]
-    return [(name, "a field of the rows") for name in there]
+    names = [name for name in ("offset", "weight") if name in fit_rows.schema.fields]
+    return [(name, "a field of the rows") for name in names]
 
 
 def _trust(traffic_lights: Sequence[Light]) -> Markup:

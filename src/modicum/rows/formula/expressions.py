@@ -207,8 +207,8 @@ call functions by name only, as in log(x): compute such a column first.
             raise SettingError(f"{self.text} makes levels of a spline or a scaled column: it "
                                "must be given a column of levels.")  # fmt: skip
         keywords = {word.arg: word.value for word in call.keywords}
-        how = call.args[1] if len(call.args) > 1 else keywords.get("contrasts")
-        contrast, reference = self._contrast(how)
+        contrasts = call.args[1] if len(call.args) > 1 else keywords.get("contrasts")
+        contrast, reference = self._contrast(contrasts)
         levels = tuple(_constants(keywords["levels"])) if "levels" in keywords else ()
         spans = constant_of(keywords["spans_intercept"]) if "spans_intercept" in keywords else True
         return CategoricalCall(inner, contrast, reference, levels, bool(spans))

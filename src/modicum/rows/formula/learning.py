@@ -148,9 +148,9 @@ class _Reading:
         self.states: dict[str, State] = {}
         self.rows: int | None = None
         self.dropped = 0
-        both = [*factors, *([] if outcome is None else [outcome])]
-        self._learners = [e for e in both if e.stateful]
-        self._is_levels = {e: self._has_levels(e) for e in both if not e.stateful}
+        expressions = [*factors, *([] if outcome is None else [outcome])]
+        self._learners = [e for e in expressions if e.stateful]
+        self._is_levels = {e: self._has_levels(e) for e in expressions if not e.stateful}
         self._values: dict[Expression, dict[str, Level]] = {
             e: {} for e, levels in self._is_levels.items() if levels
         }

@@ -291,16 +291,16 @@ def _bracketed(piece: str) -> str | None:
 
 def _outside_calls(piece: str) -> str:
     """Return the piece without arguments of functions, in which | means or."""
-    kept, calls, before = "", 0, ""
+    outside, calls, before = "", 0, ""
     for at, _, letter in _letters(piece):
         if calls:
             calls += (letter in OPEN) - (letter in CLOSE)
         elif letter == "{" or (letter == "(" and (before.isalnum() or before == "_")):
             calls = 1
         else:
-            kept += letter
+            outside += letter
         before = piece[at]
-    return kept
+    return outside
 
 
 def _bars(inside: str) -> tuple[str, bool, str] | None:

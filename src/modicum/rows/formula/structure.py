@@ -160,15 +160,15 @@ def reduced_parts(
 
 
 def _simplified(parts: Sequence[Part]) -> list[Part]:
-    kept: list[Part] = []
+    simple: list[Part] = []
     for part in sorted(parts, key=len):
-        merged = next((m for m in (_merged(old, part) for old in kept) if m), None)
+        merged = next((m for m in (_merged(old, part) for old in simple) if m), None)
         if merged is None:
-            kept.append(part)
+            simple.append(part)
         else:
             old, full = merged
-            kept = _simplified([p for p in kept if p != old] + [full])
-    return kept
+            simple = _simplified([p for p in simple if p != old] + [full])
+    return simple
 
 
 def _merged(old: Part, part: Part) -> tuple[Part, Part] | None:

@@ -320,8 +320,8 @@ def _with_batch(
 def _shares(products: int, spread: float, fixed: bool) -> list[int]:
     """Numbers of blocks with equal shares of the products whose refreshes are often accepted."""
     most = 1.0 if fixed else 1.1  # an equal share of the products per block may cost a few more
-    good = [G for G in SHARES if most * products >= G * ceil(products / G)]
-    return [G for G in good if refresh_acceptance(spread, G) > EASY] or good[-1:]
+    fitting = [G for G in SHARES if most * products >= G * ceil(products / G)]
+    return [G for G in fitting if refresh_acceptance(spread, G) > EASY] or fitting[-1:]
 
 
 def _needs(pilot: Pilot, batch: int, bound: Bound, mini_batches: MiniBatches) -> dict[str, int]:

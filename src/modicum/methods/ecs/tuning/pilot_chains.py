@@ -156,10 +156,10 @@ def run_pilot_chains(
         jnp.asarray(scatter),
         key,
     )
-    kept = (slice(None), slice(extent.dropped, None))
+    after_warmup = (slice(None), slice(extent.dropped, None))
     return PilotChains(
-        np.asarray(position)[kept],
-        np.asarray(variance)[kept],
+        np.asarray(position)[after_warmup],
+        np.asarray(variance)[after_warmup],
         len(weight),
         len(weight) * extent.chains * extent.iterations * (steps + 1),
     )
