@@ -15,14 +15,17 @@ COMPILING = (  # where tests run chains, or compile much: folders and files
     *("test_fit.py", "test_fit_groups.py"),
 )
 LONGEST = (  # files that take the longest, which workers begin with: what comes last is waited for
-    *("models/test_integrated.py", "kernels/test_stochastic_gradient.py", "test_readme.py"),
-    *("methods/test_stochastic_gradient.py", "traps/test_guards.py", "methods/test_laplace.py"),
-    *("methods/test_hmc_ecs_signed.py", "traps/test_priors.py", "test_extending.py"),
-    *("methods/test_hmc_ecs.py", "test_sample.py", "run/test_checkpoint.py", "test_fit.py"),
-    *("traps/test_interrupt.py", "models/test_coded_rows.py", "models/test_from_numpyro.py"),
-    *("traps/test_modes.py", "methods/test_certainty.py", "digest/test_digest.py"),
-    *("methods/test_flymc.py", "estimators/test_taylor.py", "kernels/test_delayed.py"),
-    *("kernels/test_moves.py", "methods/test_groups.py", "kernels/test_energy_conserving.py"),
+    *("models/test_integrated.py", "test_readme.py", "methods/test_hmc_ecs_signed.py"),
+    *("methods/test_stochastic_gradient.py", "models/test_from_numpyro.py"),
+    *("kernels/test_stochastic_gradient.py", "test_extending.py", "traps/test_priors.py"),
+    *("traps/test_guards.py", "test_sample.py", "traps/test_modes.py", "methods/test_hmc_ecs.py"),
+    *("test_fit.py", "kernels/test_fused.py", "methods/test_flymc.py", "run/test_checkpoint.py"),
+    *("methods/test_certainty.py", "kernels/test_moves.py", "models/test_coded_rows.py"),
+    *("traps/test_interrupt.py", "methods/test_mean_anchor.py", "methods/test_many_levels.py"),
+    *("methods/test_coreset.py", "estimators/test_taylor.py", "digest/test_digest.py"),
+    *("kernels/test_energy_conserving.py", "engines/test_chain_tasks.py", "methods/test_choice.py"),
+    *("kernels/test_delayed.py", "methods/test_no_mode.py", "methods/test_laplace.py"),
+    *("methods/test_groups.py", "posterior/test_effects.py", "posterior/test_leave_one_out.py"),
 )
 SLOW_EXAMPLES = {  # of docstrings: what they sample, quick tests sample too
     *("modicum.sklearn.PoissonRegressor", "modicum.sklearn.Regressor"),

@@ -26,6 +26,7 @@ PLAIN = (
     "modicum.methods.base.Task.anchor_at_mode",
     "modicum.methods.base.anchor_at_mode",
     "modicum.methods.choice.Auto.decide",
+    "modicum.methods.choice._enough",
     "modicum.methods.cost",
     "modicum.methods.ecs.fusing._is_known",
     "modicum.methods.ecs.perturbed.DelayedAcceptanceKernel",  # kernels are arguments, by value
@@ -36,6 +37,7 @@ PLAIN = (
     "modicum.methods.ecs.tuning.pilot_chains._chains",  # a whole loop: nothing compiled calls it
     "modicum.methods.ecs.tuning.residuals.BLOCK",
     "modicum.methods.full_data.HMC.move",
+    "modicum.methods.full_data.curves_on_all_rows",
     "modicum.methods.groups.COARSE",
     "modicum.methods.groups.NEAR_ZERO",
     "modicum.methods.mean_anchor",
