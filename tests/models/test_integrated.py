@@ -1,5 +1,6 @@
 """Groups integrated out: against brute-force quadrature, autodiff, and effects held explicitly."""
 
+from functools import partial
 from itertools import product
 
 import jax
@@ -182,8 +183,13 @@ def test_residuals_of_chains_and_passes_agree(family, effects, error):
     np.testing.assert_allclose(one[1], other[1], rtol=1e-6)
     # sum of proxies and residuals over all groups: the log-likelihood itself
     moved = np.asarray(anchor.point + anchor.factor @ z)
-    total = anchor.C + cv.log_proxy(z, proxy) - target.log_prior(moved)
-    total += jax.jit(lambda b: jnp.sum(cv.values(cv.cache(b, proxy), z, proxy)))(everything)
+
+    @jax.jit
+    def added_up(batch):
+        residuals = cv.values(cv.cache(batch, proxy), z, proxy)
+        return cv.log_proxy(z, proxy) - target.log_prior(moved) + jnp.sum(residuals)
+
+    total = anchor.C + added_up(everything)
     exact = Sums(target, groups, sums.engine, sums.ledger).value(moved, "mode")
     assert abs(float(total) - exact) < 1e-8
 
@@ -352,10 +358,13 @@ def over_normal(family, predictors, sd):
     """The mean of outcomes over a first predictor with this sd, by a fine trapezium rule."""
     z = np.linspace(-9, 9, 4001)
     weights = np.exp(-(z**2) / 2)
-    means = jax.vmap(lambda z: jax.vmap(family.mean)(jnp.asarray(predictors).at[:, 0].add(sd * z)))(
-        jnp.asarray(z)
-    )
+    means = _means(family, np.asarray(predictors), sd, z)
     return np.tensordot(weights / weights.sum(), np.asarray(means), 1)
+
+
+@partial(jax.jit, static_argnums=0)
+def _means(family, predictors, sd, z):
+    return jax.vmap(lambda z: jax.vmap(family.mean)(predictors.at[:, 0].add(sd * z)))(z)
 
 
 QUICKLY = ("probit", "poisson", "ordinal")
@@ -385,20 +394,24 @@ def test_means_over_groups_that_are_not_said(name):
     theta["group_partial"] = jnp.array([0.3])
     batch = {k: v for k, v in rows.slice(0, 4).items() if k not in ("y", "g")}
     alone = {k: v for k, v in batch.items() if k != "h"}
-    predictors = model.family.predictor_vector(theta, batch)  # effects of h are 0 at the start
     u = np.array([[0.4, -0.2], [0.4, -0.2], [-0.6, 0.5], [-0.6, 0.5]])
     shift = u[:, 0] + x[:, 0] * u[:, 1]
-    T = np.asarray(model.covariance.factor(theta))
+
+    @jax.jit
+    def evaluated(theta, u):
+        means = [model.expected(theta, rows) for rows in (batch, alone)]
+        means += [model.expected_given(theta, u, rows) for rows in (batch, alone)]
+        (factor,) = model.family.resolved_priors.effect_factors(theta[OWN])
+        of_start = model.family.predictor_vector(theta, batch)  # where effects of h are 0
+        return means, of_start, model.covariance.factor(theta), factor
+
+    means, predictors, T, factor = jax.tree.map(np.asarray, evaluated(theta, u))
     of_g = np.linalg.norm(np.column_stack([np.ones(4), x[:, 0]]) @ T, axis=1)
-    (factor,) = model.family.resolved_priors.effect_factors(theta[OWN])
-    of_h = np.linalg.norm(np.column_stack([np.ones(4), x[:, 1]]) @ np.asarray(factor), axis=1)
-    known = jnp.asarray(predictors).at[:, 0].add(shift)
-    checks = [
-        (model.expected(theta, batch), predictors, of_g),
-        (model.expected(theta, alone), predictors, np.hypot(of_g, of_h)),
-        (model.expected_given(theta, u, batch), known, 0 * of_g),
-        (model.expected_given(theta, u, alone), known, of_h),
-    ]
+    of_h = np.linalg.norm(np.column_stack([np.ones(4), x[:, 1]]) @ factor, axis=1)
+    known = predictors.copy()
+    known[:, 0] += shift
+    points = [predictors, predictors, known, known]
+    checks = list(zip(means, points, (of_g, np.hypot(of_g, of_h), 0 * of_g, of_h), strict=True))
     for mean, at, sd in checks:
         np.testing.assert_allclose(mean, over_normal(model.family, at, sd), rtol=1e-4)
     if name == "probit":  # Phi(eta / sqrt(1 + s^2))
