@@ -175,15 +175,9 @@ class Laplace(Method):
         proposals = Proposals.of(pool, self._first, curves)
         noise = proposals.verdict.noise
         if self.pool is None and noise > STILL and proposals.verdict.tail < tail:
-<<<<<<< HEAD
             size = min(MOST_POOL, ceil(pool.rows * (noise / (0.8 * STILL)) ** 2))
             pool = Pool(study, size)
-            proposals = Proposals.of(pool, self._first)
-=======
-            enough = min(MOST_POOL, ceil(pool.rows * (noise / (0.8 * STILL)) ** 2))
-            pool = Pool(study, enough)
             proposals = Proposals.of(pool, self._first, curves)
->>>>>>> auto
         return pool, proposals
 
     def of(self, pool: Pool, proposals: Proposals) -> Plan:
@@ -237,18 +231,11 @@ class Laplace(Method):
     def _all_ratios(self, pool: Pool, proposals: Proposals) -> np.ndarray:
         """Log-ratios of all proposals, (length, chain)."""
         z = proposals.z.reshape(-1, proposals.z.shape[2])
-<<<<<<< HEAD
-        weighed = len(proposals.log_ratio)
+        weighed, growth = len(proposals.log_ratio), proposals.growth
         parts = [proposals.log_ratio]
         if weighed < len(z):
-            parts.append(pool.weigh(z[weighed:]).log_ratio)
-=======
-        done, growth = len(proposals.log_ratio), proposals.growth
-        parts = [proposals.log_ratio]
-        if done < len(z):
-            rest = pool.weigh(z[done:]).log_ratio
-            parts.append(rest if growth is None else rest + growth.ravel()[done:])
->>>>>>> auto
+            rest = pool.weigh(z[weighed:]).log_ratio
+            parts.append(rest if growth is None else rest + growth.ravel()[weighed:])
         return np.concatenate(parts).reshape(proposals.z.shape[:2])
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
