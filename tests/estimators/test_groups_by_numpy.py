@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from modicum.estimators.groups import GroupTaylor, group_proxy, variance_unit
+from modicum.estimators.groups import (
+    GroupTaylor,
+    group_proxy,
+    in_expansion_coordinates,
+    variance_unit,
+)
 from modicum.estimators.groups_by_numpy import NumPyGroupValues
 from modicum.ledger import Ledger
 from modicum.methods.ecs.tuning import residuals
@@ -51,6 +56,7 @@ class Study:
         self.sums = Sums(self.target, groups, sums.engine, sums.ledger)
         anchor = anchor_at(self.sums, t)
         unit = variance_unit(self.target.likelihood, anchor.point, groups)
+        self.anchor = anchor
         self.form = GroupTaylor.fitting(self.target, 2, "float64")
         self.proxy = group_proxy(anchor, self.target, 2, unit)
         self.batch = groups.take(np.arange(GROUPS)) | {"probability": np.full(GROUPS, 0.5)}
@@ -92,6 +98,18 @@ def test_residuals_and_slopes_are_those_of_the_compiled_study(studied):
     largest = residuals._largest_by_numpy(by_numpy.gradients(study.z), share, factor)
     compiled = residuals._slopes_of_groups(*about, share, factor)
     np.testing.assert_allclose(largest, compiled, rtol=1e-4)
+
+
+def test_the_proxy_is_in_the_coordinates_of_the_residuals(studied):
+    study, anchor = studied[2], studied[2].anchor
+    derivatives = jax.numpy.asarray(anchor.A), jax.numpy.asarray(anchor.B)
+    about = (study.target.likelihood, jax.numpy.asarray(anchor.point), *derivatives)
+    for mine, theirs in zip(
+        (study.proxy.a, study.proxy.B),
+        jax.jit(in_expansion_coordinates, static_argnums=0)(*about, study.proxy.unit),
+        strict=True,
+    ):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-9)
 
 
 def test_paths_that_are_straight_in_the_variance_fail_the_check(studied):

@@ -67,6 +67,11 @@ class NumPyRows:
                 for first in range(0, self.count, BLOCK)
             ]
 
+    @property
+    def whitened(self) -> np.ndarray:
+        """The rows in whitened coordinates, (rows, d)."""
+        return np.concatenate([np.asarray(block.rows) for block in self._blocks])
+
     def values(self, z: np.ndarray) -> np.ndarray:
         """D of each row at each draw, (draws, rows)."""
         out = np.empty((len(z), self.count))

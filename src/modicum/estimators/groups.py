@@ -509,19 +509,32 @@ def in_expansion_coordinates(
 _converted = jit(static=0)(in_expansion_coordinates)
 
 
+def _converted_by_numpy(
+    target: Target, t: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, unit: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same for independent effects: phi = c log(1 + s / c) of s = e^2t."""
+    own = covariance_places(target)
+    s = np.exp(2 * t[own])
+    slope, bend = 2 * s / (1 + s / unit), 4 * s / (1 + s / unit) ** 2
+    by_own = np.ones(len(t))
+    by_own[own] = 1 / slope
+    A = gradient * by_own
+    B = hessian.copy()
+    B[own, own] -= bend * A[own]
+    return A, B * by_own * by_own[:, None]
+
+
 def group_proxy(anchor: Anchor, target: Target, order: int, unit: jax.Array | None = None) -> Proxy:
     """The anchor's sums in phi, with variances in this unit (see `variance_unit`)."""
-    point = to_device(anchor.point)
-    A, B = to_device((anchor.A, anchor.B))
-    A, B = _converted(target.likelihood, point, A, B, unit)
-    return Proxy(
-        point,
-        to_device(anchor.factor),
-        A if order >= 1 else jnp.zeros_like(A),
-        (B + B.T) / 2 if order >= 2 else jnp.zeros_like(B),
-        warp=anchor.warp(target),
-        unit=unit,
-    )
+    assert isinstance(anchor.B, np.ndarray)
+    sums = (anchor.point, anchor.A, anchor.B)
+    if unit is None:
+        A, B = map(np.asarray, _converted(target.likelihood, *to_device(sums)))
+    else:
+        A, B = _converted_by_numpy(target.likelihood, *sums, np.asarray(unit))
+    A, B = A * (order >= 1), (B + B.T) / 2 * (order >= 2)
+    point, factor, A, B = to_device((anchor.point, anchor.factor, A, B))
+    return Proxy(point, factor, A, B, warp=anchor.warp(target), unit=unit)
 
 
 def variance_unit(target: Target, point: np.ndarray, groups: GroupedRows) -> jax.Array | None:

@@ -23,6 +23,7 @@ from modicum.kernels.base import (
     straighten,
     unwhiten,
 )
+from modicum.kernels.curves import Curves, along_curves
 from modicum.kernels.moves import at_point
 from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
@@ -40,6 +41,7 @@ class FullDataContext(NamedTuple):
     data: Pytree  # the rows, in the form the log-posterior reads
     starts: ModeStarts | None = None  # where there are several modes
     warp: Warp | None = None  # entries that a chain moves with a scale
+    curves: Curves | None = None  # along axes on which the posterior is skewed
 
 
 class FullDataState(NamedTuple):
@@ -96,11 +98,11 @@ class FullDataKernel:
         del batch, context
 
     def _density(self, context: FullDataContext) -> LogDensity:
-        if context.warp is None:
+        if context.warp is None and context.curves is None:
             return lambda z: self.log_posterior(unwhiten(z, context), context.data)
 
         def density(z: jax.Array) -> jax.Array:
-            s, growth = straighten(z, context)
+            s, growth = _straight(z, context)
             t = context.point + from_anchor(s, context)
             return self.log_posterior(t, context.data) + growth
 
@@ -137,15 +139,23 @@ class FullDataKernel:
             learned.inverse_mass,
         )  # fmt: skip
         adaptation = adapt(learned, flags, point.position, info.acceptance_rate, self.target_accept)
-        at, growth = straighten(point.position, context)
+        bent = context.warp is not None or context.curves is not None
+        at, growth = _straight(point.position, context)
         draw = {
             "position": recorded(at, context),
-            "lp": point.logdensity if context.warp is None else point.logdensity - growth,
+            "lp": point.logdensity - growth if bent else point.logdensity,
             "step_size": learned.step_size,
             "rows_touched": info.n_steps * context.n,
             **info._asdict(),
         }
         return FullDataState(point, adaptation), draw
+
+
+def _straight(z: jax.Array, context: FullDataContext) -> tuple[jax.Array, jax.Array]:
+    """From what a chain moves in to whitened coordinates, and the log of the volume's growth."""
+    if context.curves is None:
+        return straighten(z, context)
+    return along_curves(z, context.curves)
 
 
 def _move(

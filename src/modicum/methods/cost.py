@@ -26,12 +26,15 @@ from modicum.passes.full_likelihood import free_memory
 from modicum.passes.sums import chunk_gradient
 from modicum.runtime import Array, in_double_precision
 
-__all__ = ["Work", "duration", "seconds_for", "seconds_per_row", "slow_run"]
+__all__ = ["Work", "affordable", "duration", "seconds_for", "seconds_per_row", "slow_run"]
 
 PATIENCE = 120.0  # seconds from which a run is called slow
 QUICK = 3e10  # row evaluations times parameters that are not worth a measurement
 OVERHEAD = 2_000  # gradients of rows that an iteration which evaluates none counts as
 LINK = 40  # operations of a link function
+# Operations up to which a run on all rows is taken where the alternative's answer is in doubt: some
+# five minutes on two cores.
+AFFORDABLE = 6e11
 # What is not measured, in seconds on a usual machine:
 ITERATION = 5e-5  # of a chain that evaluates nothing
 STEP = 5e-5  # of a trajectory, besides the rows that it evaluates
@@ -167,6 +170,18 @@ class Work:
         return replace(self, rows=times * self.rows, steps=times * self.steps)
 
 
+def affordable(task: Task, work: Work) -> bool:
+    """Whether a run takes few minutes, by operations that are counted: no clock decides."""
+    return work.rows * _operations(task) <= AFFORDABLE
+
+
+def _operations(task: Task) -> int:
+    """Of the gradient of one row: two products with a vector, and the link."""
+    coding = task.target.coding
+    d = task.target.size if coding is None else len(coding.dense) + len(coding.terms)
+    return 4 * d + LINK
+
+
 def seconds_for(task: Task, *works: Work) -> list[float]:
     """About how long chains will take here.
 
@@ -202,16 +217,15 @@ def _seconds_per_gradient(task: Task) -> float:
     linear = isinstance(target.model, LinearPredictorModel)
     if target.model.users_functions and not linear:
         return seconds_per_row(task, task.start)  # compiled already, by the search for a mode
-    coding = target.coding
-    d = target.size if coding is None else len(coding.dense) + len(coding.terms)
     measured = task.sums.clock.per_row.get("hessian")
     if measured is None or len(rows) < MANY:  # a pass over few rows is all calls
-        return OPERATION * (4 * d + LINK)
+        return OPERATION * _operations(task)
     measured *= min(os.cpu_count() or 1, len(chunk_bounds(rows)))
     if not linear:
         return measured / (1 + target.size)
     # Two products with a vector, against one of matrices, which does twice as much per second.
-    return measured * (4 * d + LINK) / (d**2 + 4 * d + LINK)
+    each = _operations(task)
+    return measured * each / (((each - LINK) / 4) ** 2 + each)
 
 
 def duration(seconds: float) -> str:

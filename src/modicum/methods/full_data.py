@@ -34,6 +34,7 @@ from modicum.methods.base import (
 from modicum.methods.cost import slow_run
 from modicum.methods.dispersed import disperse, dispersed_starts, far_from_normal
 from modicum.methods.mean_anchor import AtMean, NoMeanError, anchor_at_mean, may_have_mean
+from modicum.methods.skewed_axes import curves_on_all_rows, explain_curves
 from modicum.methods.whole_posterior import WholeLogPosterior
 from modicum.passes import Anchor, Modes
 from modicum.passes.full_likelihood import Resident
@@ -188,17 +189,22 @@ class _FullData(Method):
             dense=self.metric == "dense",
         )
         spread = anchor.modes is not None and len(anchor.modes) > 1
+        warp = anchor.warp(task.target)
+        # A step size that was set is meant in coordinates that are as the user knows them.
+        curves = curves_on_all_rows(task, anchor) if self.step_size is None and not warp else None
         context = FullDataContext(
             point=to_device(anchor.point),
             factor=to_device(anchor.factor),
             n=jnp.asarray(len(task.rows)),
             data=chunks,
             starts=_starts(anchor, task) if spread else None,
-            warp=anchor.warp(task.target),
+            warp=warp,
+            curves=None if curves is None else to_device(curves),
         )
         tuned = self.step_size is None
         flags = schedule(task.tune, task.draws, adapt_mass=tuned, adapt_step=tuned)
         tuning: Tuning = {"rows held": "in memory" if isinstance(source, Resident) else "on disk"}
+        tuning |= explain_curves(curves)
         evaluations = len(task.rows) * self.gradients(task.target.size)
         notes = [*anchor.notes, *self._slow(task, anchor.point, evaluations)]
         if anchor.modes is not None and spread:

@@ -18,12 +18,15 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from modicum.arrays import as_either
 from modicum.diagnostics.pareto import pareto_smoothed
 from modicum.errors import ModicumWarning, SettingError, whole_number
+from modicum.kernels.curves import Curves, along_curves
 from modicum.methods.base import Method, Outcome, Plan, Task
 from modicum.methods.ecs.perturbed import HMCECS
 from modicum.methods.ecs.pilot import Study
 from modicum.methods.pool import Pool
+from modicum.methods.skewed_axes import explain_curves
 from modicum.random import Stream, generator
 from modicum.rows.groups import GroupedRows
 from modicum.run import History
@@ -76,22 +79,37 @@ class Verdict(NamedTuple):
 
 
 class Proposals(NamedTuple):
-    """Normal draws, some of which were weighed to see whether they will do."""
+    """Normal draws, some of which were weighed to see whether they will do.
+
+    Along curves, `growth` is the log of normal approximation over proposal density at each of them.
+    """
 
     z: np.ndarray  # (length, chain, d)
-    log_ratio: np.ndarray  # of the first, as many as were weighed
+    log_ratio: np.ndarray  # posterior over proposal of the first, as many as were weighed
     verdict: Verdict
+    curves: Curves | None = None  # on which the draws lie
+    growth: np.ndarray | None = None  # (length, chain)
 
     @classmethod
-    def of(cls, pool: Pool, first: int) -> Proposals:
+    def of(cls, pool: Pool, first: int, curves: Curves | None = None) -> Proposals:
         """Draw as many as a run needs after the `first`, and weigh the first thousands."""
         study, task = pool.study, pool.study.task.of_few_chains()
         rng = generator(task.seed, Stream.LAPLACE_DRAWS)
         length = first + max(task.draws, ceil(FEWEST / task.chains))
         d = len(study.centre)
-        z = study.centre + rng.standard_normal((length, task.chains, d))
-        weighed = pool.weigh(z.reshape(-1, d)[:TRIAL])
-        return cls(z, weighed.log_ratio, Verdict.on(*weighed))
+        u = rng.standard_normal((length, task.chains, d))
+        if curves is None:
+            z = study.centre + u
+            weighed = pool.weigh(z.reshape(-1, d)[:TRIAL])
+            return cls(z, weighed.log_ratio, Verdict.on(*weighed))
+        bent, log_volume = along_curves(as_either(u), curves)
+        away = np.sum(np.asarray(bent) ** 2 - u**2, axis=2) / 2
+        growth = np.asarray(log_volume) - away
+        z = study.centre + np.asarray(bent)
+        flat = z.reshape(-1, d)[:TRIAL]
+        log_ratio, noise = pool.weigh(flat, flat.mean(axis=0))
+        log_ratio = log_ratio + growth.ravel()[:TRIAL]
+        return cls(z, log_ratio, Verdict.on(log_ratio, noise), curves, growth)
 
 
 @dataclass(frozen=True)
@@ -149,15 +167,17 @@ class Laplace(Method):
         """Proposals before the first draw."""
         return 0 if self.weighted else FIRST
 
-    def weighed(self, study: Study, tail: float) -> tuple[Pool, Proposals]:
+    def weighed(
+        self, study: Study, tail: float, curves: Curves | None = None
+    ) -> tuple[Pool, Proposals]:
         """A pool, and proposals that it has weighed; a larger one, unless k is above `tail`."""
         pool = Pool(study, self.pool or LEAST_POOL)
-        proposals = Proposals.of(pool, self._first)
+        proposals = Proposals.of(pool, self._first, curves)
         noise = proposals.verdict.noise
         if self.pool is None and noise > STILL and proposals.verdict.tail < tail:
             size = min(MOST_POOL, ceil(pool.rows * (noise / (0.8 * STILL)) ** 2))
             pool = Pool(study, size)
-            proposals = Proposals.of(pool, self._first)
+            proposals = Proposals.of(pool, self._first, curves)
         return pool, proposals
 
     def of(self, pool: Pool, proposals: Proposals) -> Plan:
@@ -172,6 +192,7 @@ class Laplace(Method):
                 "verdict": verdict.text(pool.rows),
                 "pareto_k": round(verdict.tail, 3),
                 "pool_noise": float(f"{verdict.noise:.2g}"),
+                **explain_curves(proposals.curves),
             },
             notes=list(study.anchor.notes),
             history=self._drawn(pool, proposals),
@@ -184,7 +205,8 @@ class Laplace(Method):
         log_ratio = self._all_ratios(pool, proposals)
         # What HMC-ECS calls `lp` as well: the log-posterior by the rows that were evaluated.
         away = 0.5 * np.sum((z - study.centre) ** 2, axis=2)
-        stats = {"lp": log_ratio - away + study.anchor.C + study.folded_prior}
+        of_normal = log_ratio if proposals.growth is None else log_ratio - proposals.growth
+        stats = {"lp": of_normal - away + study.anchor.C + study.folded_prior}
         if not self.weighted:
             chances = generator(task.seed, Stream.LAPLACE_ACCEPT).random(log_ratio.shape)
             places, rate = _independence_sampler(log_ratio, chances)
@@ -209,10 +231,11 @@ class Laplace(Method):
     def _all_ratios(self, pool: Pool, proposals: Proposals) -> np.ndarray:
         """Log-ratios of all proposals, (length, chain)."""
         z = proposals.z.reshape(-1, proposals.z.shape[2])
-        weighed = len(proposals.log_ratio)
+        weighed, growth = len(proposals.log_ratio), proposals.growth
         parts = [proposals.log_ratio]
         if weighed < len(z):
-            parts.append(pool.weigh(z[weighed:]).log_ratio)
+            rest = pool.weigh(z[weighed:]).log_ratio
+            parts.append(rest if growth is None else rest + growth.ravel()[weighed:])
         return np.concatenate(parts).reshape(proposals.z.shape[:2])
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:

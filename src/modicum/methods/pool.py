@@ -88,9 +88,10 @@ class Pool:
         return cached_rows(self.study.control_variate, part, self.study.proxy)
 
     @in_double_precision
-    def weigh(self, z: np.ndarray) -> Weighed:
-        """Weigh draws (S, d) in whitened coordinates."""
+    def weigh(self, z: np.ndarray, middle: np.ndarray | None = None) -> Weighed:
+        """Weigh draws (S, d) in whitened coordinates, whose mean is `middle` or the centre."""
         study = self.study
+        middle = study.centre if middle is None else middle
         study.task.ledger.add("weights", self.rows * len(z), "density")
         total = np.zeros(len(z))
         slopes = np.zeros((self.rows, z.shape[1]))
@@ -98,9 +99,23 @@ class Pool:
         for block, rows, values in in_blocks(z):
             total[block] += values.sum(axis=1)
             if self.certain < self.rows:
-                slopes[rows] += values.T @ (z[block] - study.centre)
+                slopes[rows] += values.T @ (z[block] - middle)
         away = 0.5 * np.sum((z - study.centre) ** 2, axis=1)
         return Weighed(total + self._log_proxy(z) + away, self._noise(slopes / len(z)))
+
+    @property
+    def whitened(self) -> np.ndarray | None:
+        """The rows in whitened coordinates, (rows, d); None if the model has none."""
+        if self._plain is not None:
+            return self._plain.whitened
+        if not isinstance(self.study.control_variate, LinearTaylor):
+            return None
+        return np.concatenate([np.asarray(part.rows) for part in self._parts])[: self.rows]
+
+    def log_posterior(self, z: np.ndarray) -> np.ndarray:
+        """Of points (S, d) in whitened coordinates, up to a constant."""
+        away = 0.5 * np.sum((z - self.study.centre) ** 2, axis=1)
+        return np.asarray(self.weigh(z).log_ratio - away)
 
     def _compiled_blocks(self, z: np.ndarray) -> Iterator[tuple[slice, slice, np.ndarray]]:
         """Which draws, which rows, and their residuals over expected numbers, (draws, rows)."""

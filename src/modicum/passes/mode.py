@@ -18,6 +18,7 @@ from modicum.passes.settling import settle
 from modicum.passes.sums import Sums
 from modicum.random import Stream, generator
 from modicum.rows.groups import GroupedRows
+from modicum.runtime import one_blas_thread
 
 __all__ = [
     "NEAR",
@@ -160,6 +161,15 @@ def ascend(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> Curvatur
 
 def _ascent(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> _Ascent:
     prior = flat_prior(sums.target)
+    if prior is None:
+        return _rise(sums, start, purpose, goal, None)
+    with one_blas_thread.for_small(len(start)):  # factors a matrix at every turn
+        return _rise(sums, start, purpose, goal, prior)
+
+
+def _rise(
+    sums: Sums, start: np.ndarray, purpose: str, goal: float, prior: StandInPrior | None
+) -> _Ascent:
     at = curvature(sums, start, purpose, prior)
     if not at.finite:
         kind = EndlessError if at.log_posterior == np.inf else ConvergenceError

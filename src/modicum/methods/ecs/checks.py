@@ -23,7 +23,9 @@ from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.run import History
 
 __all__ = [
+    "ANCHOR_FAR",
     "COSTLY",
+    "DOUBTED",
     "MISLED",
     "UNFIT",
     "Case",
@@ -41,6 +43,9 @@ UNFIT = frozenset({"posterior-not-normal", "mode-not-typical", "not-concave", "o
 MISLED = frozenset({"posterior-not-normal", "mode-not-typical", "not-concave"})
 # It shows that using all rows would cost less than subsampling.
 COSTLY = frozenset({"groups-uneven"})
+# It shows that the run would end with a doubt about its numbers.
+DOUBTED = frozenset({"heavy-tails", "subsample-small"})
+ANCHOR_FAR = 1.0  # posterior sds from the anchor at which control variates are crude
 # After one of these, a bound on the bias of the perturbation means nothing.
 BOUND_FALLS = UNFIT | {
     "subsample-small",
@@ -366,7 +371,7 @@ def _wandering(case: Case, blocks: int, refreshes: int, history: History) -> lis
     # Parameters of priors come last, and are not expanded about the anchor.
     read = case.target.likelihood.size
     distance = float(np.abs(history.position.mean(axis=(0, 1))[:read]).max())
-    if distance > 1:
+    if distance > ANCHOR_FAR:
         doubts.append(
             ModicumWarning(
                 "anchor-far",

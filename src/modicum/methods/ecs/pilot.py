@@ -109,6 +109,7 @@ class Study:
     anchor: Anchor
     _pilots: dict[int, Pilot] = field(init=False, default_factory=dict)
     _coresets: dict[int, Coreset] = field(init=False, default_factory=dict)
+    _ratios: np.ndarray = field(init=False)  # of proxy to normal approximation, at such draws
     _by_proxy: bool = field(
         init=False, default=False
     )  # whether draws come from the proxy's posterior
@@ -235,7 +236,9 @@ class Study:
         if 1 / np.sum(weights**2) < (count if least is None else least):
             return None
         self._by_proxy = True
-        return draws[rng.choice(candidates, count, p=weights)]
+        chosen = rng.choice(candidates, count, p=weights)
+        self._ratios = ratios[chosen]
+        return draws[chosen]
 
     def _has_kinks(self) -> bool:
         """Whether log-likelihoods of rows have a kink, which only a few draws in 100 may cross.
@@ -300,7 +303,10 @@ class Study:
         rng = generator(seed, Stream.PILOT_ROWS if grouped else Stream.STUDY_ROWS)
         self._take_rows(rng)
         linear = isinstance(self.control_variate, LinearTaylor)
-        log_proxy = None if linear and self._by_proxy else self._log_proxy(self.draws)
+        log_proxy = None
+        if not linear or not self._by_proxy:
+            known = self._by_proxy and self.proxy.bend is None
+            log_proxy = self._ratios if known else self._log_proxy(self.draws)
         evaluated = self._evaluated(log_proxy, resampled=self._by_proxy)
         if linear and np.std(evaluated.log_ratio) > NORMAL and evaluated.finite:
             draws = self._draws_of_short_chains()
@@ -460,6 +466,15 @@ class Study:
         self.task.ledger.add("pilot", len(rows["probability"]) * len(points), "density")
         about = (self.control_variate, rows, self.proxy)
         return evaluate(*about, self._straight(points), self._log_proxy(points), resampled=True)
+
+    @property
+    def distance(self) -> float:
+        """How far from the anchor the pilot draws' mean is, in whitened coordinates that are read.
+
+        After residuals were evaluated they are draws of the posterior as it is.
+        """
+        read = self.task.target.likelihood.size
+        return float(np.abs(self._straight(self.draws).mean(axis=0)[:read]).max())
 
     @property
     def most_certain(self) -> int:

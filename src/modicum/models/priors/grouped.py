@@ -89,7 +89,8 @@ class Effects:
         uu, V = self._second_moments(t, covariance)
         settled = t.copy()
         where = self.hyperparameters
-        mode, _ = _hyper_mode(self.kinds, self.count, self.levels, t[where], uu + V, numbers)
+        about = (self.kinds, self.count, self.levels, t[where], uu + V, numbers)
+        mode, _ = _hyper_mode(*about, NEWTON_STEPS)
         settled[where] = np.asarray(mode)
         return settled
 
@@ -202,7 +203,7 @@ def _hyper_mode(
     start: Array,
     second: Array,
     numbers: Numbers,
-    steps: Array | int = NEWTON_STEPS,
+    steps: Array | int,
 ) -> tuple[jax.Array, jax.Array]:
     """Maximise E log p(u, Sigma) given the effects' second moments; minus its Hessian there."""
 

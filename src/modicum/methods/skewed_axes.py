@@ -1,0 +1,276 @@
+"""Along which axes a posterior is far from normal, and what it is like there.
+
+Candidates are the directions in which one parameter moves and all others follow, L'e_j, as the
+normal approximation at the mode has it: the coefficient of a level with few events, or none, is one
+of them. Where columns are collinear, the linear predictor of such a level's rows is known better
+than any coefficient: what its mean row x says, L'x, is a candidate too. Sums over the rows of a
+level are at hand in the Hessian B of the log-likelihood, whose line B e_j is one. And single rows
+far from all others, L'x with their own x, are what the posterior ends at in tables of heavy-tailed
+columns.
+
+Where the log-posterior two standard deviations away is not what a normal distribution has there,
+the axis is skewed, and the posterior along it is computed on a grid, by density evaluations alone.
+The curves that follow (`modicum.kernels.curves`) are coordinates for NUTS and HMC, and proposals
+for weighted draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from modicum.estimators import LinearTaylor, control_variate, proxy
+from modicum.estimators.by_numpy import needs_no_compiler
+from modicum.kernels.curves import FIRST, NODES, STEP, Curves
+from modicum.methods.base import Chosen, Task, Tuning
+from modicum.methods.weights import cached_rows
+from modicum.models import LinearPredictorModel
+from modicum.passes import Anchor
+from modicum.passes.engine import chunk_bounds
+from modicum.random import Stream, generator
+from modicum.rows.groups import GroupedRows
+from modicum.runtime import to_device
+
+__all__ = ["KEPT", "curves_on_all_rows", "explain_curves", "may_be_curved", "skewed_axes"]
+
+LogPosterior = Callable[[np.ndarray], np.ndarray]  # of points (S, d) in whitened coordinates
+
+KEPT = "curves"  # of a task, where they were looked for: None where there are none
+TOGETHER = 64  # points that a pass over all rows evaluates
+NORMAL = 0.5  # sd of log posterior / normal approximation below which nothing is looked for
+AWAY = 2.0  # standard deviations at which the log-posterior is looked at
+SKEWED = 0.5  # by how much it may be off there; a normal distribution has -AWAY^2 / 2
+WALL = 10.0  # from which an axis ends in a wall
+ROWS = 256  # that are candidates
+MOST = 64  # axes at most
+APART = 0.3  # of a unit vector, what other axes must leave of a further one
+SWEEPS = 2  # the first with the other axes at the mode, the next with these at their medians
+DEEP = 25.0  # how far below its maximum the log-posterior is followed; Phi(-6) is e^-21
+DOUBLINGS = 9  # from half a standard deviation on, until it is so low
+GRID, COARSE = 129, 41  # points at which it is evaluated: for proposals, and for coordinates alone
+FINE = 2_001  # at which it is interpolated
+
+
+def skewed_axes(
+    log_posterior: LogPosterior,
+    centre: np.ndarray,
+    anchor: Anchor,
+    rows: np.ndarray | None = None,
+    grid: int = GRID,
+) -> Curves | None:
+    """The axes along which a posterior is skewed, with its quantiles there; None if there are none.
+
+    Parameters
+    ----------
+    log_posterior
+        Of points in whitened coordinates, up to a constant.
+    centre
+        Where the mode is in these.
+    anchor
+        At the mode.
+    rows
+        L'x of rows, (rows, d), of which the longest are candidates.
+    grid
+        Points at which the posterior along an axis is evaluated, twice.
+    """
+    axes = _axes(log_posterior, centre, _candidates(anchor, rows))
+    if axes is None:
+        return None
+    medians = np.zeros(axes.shape[1])
+    for _ in range(SWEEPS):
+        quantiles = _quantiles(log_posterior, centre, axes, medians, grid)
+        known = [k for k, q in enumerate(quantiles) if q is not None]
+        if not known:
+            return None
+        medians = np.array([0.0 if q is None else q[NODES // 2] for q in quantiles])
+    kept = [q for q in quantiles if q is not None]
+    return Curves(axes[:, known], np.stack([_pieces(q) for q in kept]))  # type: ignore[arg-type]
+
+
+def may_be_curved(task: Task, anchor: Anchor) -> bool:
+    """Whether axes can be looked at: of a linear predictor, about one mode, no scale of groups."""
+    model, target = task.target.model, task.target
+    return (
+        isinstance(model, LinearPredictorModel)
+        and model.has_mode
+        and target.likelihood.size == target.size
+        and not isinstance(task.rows, GroupedRows)
+        and isinstance(anchor.factor, np.ndarray)
+        and anchor.factor.ndim == 2
+        and (anchor.modes is None or len(anchor.modes) == 1)
+        and not any(note.code == "not-concave" for note in anchor.notes)
+    )
+
+
+def curves_on_all_rows(task: Task, anchor: Anchor) -> Curves | None:
+    """The same by passes over all rows, where draws of the normal approximation give a reason to.
+
+    A run that has weighed its draws already knows.
+    """
+    if KEPT in task.cache:
+        known = task.cache[KEPT]
+        return known if isinstance(known, Curves) else None
+    if not may_be_curved(task, anchor):
+        return None
+
+    def log_posterior(z: np.ndarray) -> np.ndarray:
+        t = anchor.point + z @ anchor.dense_factor.T
+        parts = []
+        for first in range(0, len(t), TOGETHER):  # always as many, so that one shape is compiled
+            block = t[first : first + TOGETHER]
+            filled = np.concatenate([block, np.repeat(block[-1:], TOGETHER - len(block), axis=0)])
+            values = task.sums.values(filled, "start") + task.target.log_priors(filled)
+            parts.append(values[: len(block)])
+        return np.concatenate(parts)
+
+    def compute() -> dict[str, np.ndarray]:
+        z = generator(task.seed, Stream.NORMALITY).standard_normal((TOGETHER, len(anchor.point)))
+        ratios = log_posterior(z) + 0.5 * np.sum(z**2, axis=1)
+        curves = None
+        if not np.std(ratios) < NORMAL:  # NaN: far from normal as well
+            rows = _whitened_rows(task, anchor)
+            curves = skewed_axes(log_posterior, 0 * z[0], anchor, rows, COARSE)
+        return {} if curves is None else {k: np.asarray(v) for k, v in curves._asdict().items()}
+
+    def read(arrays: dict[str, np.ndarray]) -> Curves | None:
+        return Curves(**arrays) if arrays else None  # type: ignore[arg-type]
+
+    return task.remember("curves", compute, read)
+
+
+def explain_curves(curves: Curves | None) -> Tuning:
+    """What `Posterior.tuning` says of them."""
+    if curves is None:
+        return {}
+    count = curves.axes.shape[1]
+    chosen: Chosen = {
+        "value": count,
+        "why": "axes on which the posterior is far from normal; draws follow its quantiles there",
+    }
+    return {"skewed axes": chosen}
+
+
+def _candidates(anchor: Anchor, rows: np.ndarray | None) -> np.ndarray:
+    """Unit vectors in whitened coordinates, one per line."""
+    L, B = anchor.dense_factor, anchor.dense_hessian
+    along = np.concatenate([B @ L, L])  # L'B e_j, and L'e_j
+    if rows is not None:
+        along = np.concatenate([along, _longest(rows)])
+    length = np.sqrt(np.sum(along**2, axis=1, keepdims=True))
+    return np.asarray((along / np.maximum(length, 1e-300))[length[:, 0] > 0])
+
+
+def _longest(rows: np.ndarray) -> np.ndarray:
+    """The rows of largest leverage."""
+    return np.asarray(rows[np.argsort(-np.sum(rows**2, axis=1), kind="stable")[:ROWS]])
+
+
+def _whitened_rows(task: Task, anchor: Anchor) -> np.ndarray | None:
+    """L'x of the rows of largest leverage, by a pass; None unless rows are seen through one x."""
+    form = control_variate(task.target, 2)
+    if not isinstance(form, LinearTaylor):
+        return None
+    about = jax.tree.map(np.asarray, proxy(anchor, task.target, 2))
+    about = about if needs_no_compiler(form) else to_device(about)
+    longest = np.zeros((0, len(anchor.point)))
+    for first, last in chunk_bounds(task.rows):
+        batch = task.rows.slice(first, last) | {"probability": np.ones(last - first)}
+        here = np.asarray(cached_rows(form, batch, about).rows)
+        longest = _longest(np.concatenate([longest, here]))
+    task.ledger.add("start", len(task.rows), "density")
+    return longest
+
+
+def _axes(log_posterior: LogPosterior, centre: np.ndarray, along: np.ndarray) -> np.ndarray | None:
+    """Orthonormal axes, (d, k), along which the posterior is skewed: the most skewed first."""
+    ends = np.concatenate([centre + AWAY * along, centre - AWAY * along])
+    with np.errstate(invalid="ignore"):
+        fall = log_posterior(np.concatenate([centre[None], ends]))
+        off = np.abs(fall[1:] - fall[0] + AWAY**2 / 2).reshape(2, -1).max(axis=0)
+    # All that end in a wall are alike, and the first candidates are at right angles to it.
+    off = np.where(np.isfinite(off), np.minimum(off, WALL), WALL)
+    axes = np.zeros((len(centre), 0))
+    for j in np.argsort(-off, kind="stable"):
+        if off[j] <= SKEWED or axes.shape[1] == MOST:
+            break
+        rest = along[j] - axes @ (along[j] @ axes)
+        length = float(np.linalg.norm(rest))
+        if length > APART:
+            axes = np.c_[axes, rest / length]
+    return axes if axes.shape[1] else None
+
+
+def _quantiles(
+    log_posterior: LogPosterior,
+    centre: np.ndarray,
+    axes: np.ndarray,
+    medians: np.ndarray,
+    grid: int,
+) -> list[np.ndarray | None]:
+    """Quantiles of the posterior along each axis, the others at their medians, for every node.
+
+    None for an axis along which the posterior does not end where it is looked for.
+    """
+    count = axes.shape[1]
+
+    def along(places: np.ndarray) -> np.ndarray:
+        """Log-posterior at places (k, S) on each axis, less its largest value there."""
+        others = np.tile(medians, (count, 1))
+        np.fill_diagonal(others, 0.0)
+        points = (centre + others @ axes.T)[:, None] + places[:, :, None] * axes.T[:, None]
+        values = log_posterior(points.reshape(-1, len(centre))).reshape(places.shape)
+        values = np.where(np.isnan(values), -np.inf, values)
+        highest = values.max(axis=1, keepdims=True)
+        return values - np.where(np.isfinite(highest), highest, 0.0)
+
+    far = 0.5 * 2.0 ** np.arange(DOUBLINGS)
+    places = np.tile(np.r_[-far[::-1], 0.0, far], (count, 1))
+    values = along(places)
+    for _ in range(2):
+        places = np.stack([_within(*one, grid) for one in zip(places, values, strict=True)])
+        values = along(places)
+    return [_inverse(*one) for one in zip(places, values, strict=True)]
+
+
+def _within(places: np.ndarray, values: np.ndarray, grid: int) -> np.ndarray:
+    """A grid from the last place on either side where the log-posterior is low already."""
+    high = np.flatnonzero(values > -DEEP)
+    if not len(high):
+        return np.linspace(places[0], places[-1], grid)
+    first, last = max(high[0] - 1, 0), min(high[-1] + 1, len(places) - 1)
+    return np.linspace(places[first], places[last], grid)
+
+
+def _inverse(places: np.ndarray, values: np.ndarray) -> np.ndarray | None:
+    """F^{-1}(Phi(u)) at the nodes u, of a density by its log on a grid."""
+    from scipy.interpolate import PchipInterpolator
+    from scipy.special import log_ndtr
+
+    if values[0] > -DEEP / 2 or values[-1] > -DEEP / 2 or not np.isfinite(values).any():
+        return None
+    fine = np.linspace(places[0], places[-1], FINE)
+    # Piecewise and monotone: next to a wall, a smoother curve would overshoot.
+    log_density = PchipInterpolator(places, np.maximum(values, -4 * DEEP))(fine)
+    mass = np.exp(log_density)
+    cells = (mass[1:] + mass[:-1]) / 2
+    below, above = np.cumsum(cells), np.cumsum(cells[::-1])
+    nodes = FIRST + STEP * np.arange(NODES)
+    # Logarithms, since quantiles are wanted far out; each half from its own side, for the same.
+    left = np.interp(log_ndtr(nodes), np.log(below / below[-1]), fine[1:])
+    right = np.interp(log_ndtr(-nodes), np.log(above / above[-1]), fine[-2::-1])
+    return np.where(nodes < 0, left, right)
+
+
+def _pieces(quantiles: np.ndarray) -> np.ndarray:
+    """Coefficients of an increasing curve through the quantiles at the nodes."""
+    from scipy.interpolate import CubicSpline, PchipInterpolator
+
+    nodes = FIRST + STEP * np.arange(NODES)
+    increasing = np.maximum.accumulate(quantiles + 1e-9 * np.arange(NODES))
+    smooth = CubicSpline(nodes, increasing)
+    between = np.linspace(nodes[0], nodes[-1], 4 * NODES)
+    if not np.all(smooth(between, 1) > 0):
+        smooth = PchipInterpolator(nodes, increasing)
+    return np.moveaxis(smooth.c, 0, 1)

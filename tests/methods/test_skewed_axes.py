@@ -1,0 +1,166 @@
+"""Curves along skewed axes: their quantiles, what they make of a posterior, and who takes them."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import ndtri
+from scipy.stats import norm
+
+import modicum as mo
+from helpers.interrupted import task_of
+from modicum.kernels.curves import Curves, along_curves
+from modicum.methods import choice, cost, full_data
+from modicum.methods.skewed_axes import KEPT, skewed_axes
+from modicum.passes import Anchor
+
+M = mo.models
+RUN = {"random_seed": 3, "progressbar": False}
+EVENTS, ROWS_A, ROWS_E = 60, 200, 400  # the second level has no event
+
+
+def level_without_events():
+    x = np.r_[np.zeros(ROWS_A), np.ones(ROWS_E)][:, None]
+    y = np.zeros(ROWS_A + ROWS_E)
+    y[:EVENTS] = 1
+    return mo.Rows(x=x, y=y, columns=["late_stage"])
+
+
+MODEL = M.Logistic(prior_scale=10.0, intercept_scale=10.0)
+
+
+def exact_moments():
+    """Mean and sd of the level's coefficient, by a sum over a grid of both parameters."""
+    a = np.linspace(-1.6, -0.1, 121)[:, None]
+    b = np.linspace(-60, 0, 4_001)[None]
+    log = EVENTS * a - ROWS_A * np.log1p(np.exp(a)) - ROWS_E * np.log1p(np.exp(a + b))
+    weight = np.exp(log - (a**2 + b**2) / 200 - log.max())
+    weight /= weight.sum()
+    mean = float(np.sum(weight * b))
+    return mean, float(np.sqrt(np.sum(weight * (b - mean) ** 2)))
+
+
+def anchor_of(factor):
+    d = len(factor)
+    return Anchor(np.zeros(d), 0.0, np.zeros(d), -np.eye(d), factor)
+
+
+def walled(z):
+    """A half-normal of scale 3 in the first coordinate, that ends at 0, times a standard normal."""
+    wall = -np.exp(np.minimum(40 * z[:, 0], 50))
+    return wall - z[:, 0] ** 2 / 18 - 0.5 * np.sum(z[:, 1:] ** 2, axis=1)
+
+
+def test_along_an_axis_quantiles_are_the_posteriors():
+    curves = skewed_axes(walled, np.zeros(3), anchor_of(np.eye(3)))
+    assert curves.axes.shape == (3, 1)
+    np.testing.assert_allclose(np.abs(curves.axes[:, 0]), [1, 0, 0], atol=1e-12)
+    u = np.zeros((5, 3))
+    u[:, 0] = [-3.0, -1.0, 0.0, 1.0, 2.0]
+    z, _ = along_curves(u, curves)
+    exact = 3 * ndtri(norm.cdf([-3.0, -1.0, 0.0, 1.0, 2.0]) / 2)  # of the half-normal itself
+    np.testing.assert_allclose(z[:, 0], exact, atol=0.1)
+    assert np.all(z[:, 1:] == 0)
+
+
+def test_a_normal_posterior_has_no_skewed_axis():
+    assert (
+        skewed_axes(lambda z: -0.5 * np.sum(z**2, axis=1), np.zeros(3), anchor_of(np.eye(3)))
+        is None
+    )
+
+
+def test_collinear_columns_do_not_hide_the_wall_of_a_level():
+    # t1 + t2 is known well and t1 - t2 is not; the wall is on t1 + t2
+    factor = np.array([[10.0, 0.1], [-10.0, 0.1]])
+    t = lambda z: z @ factor.T  # noqa: E731
+
+    def log_posterior(z):
+        return walled(np.c_[t(z).sum(axis=1) / 0.2, z[:, 0]])
+
+    B = -np.linalg.inv(factor @ factor.T)
+    anchor = Anchor(np.zeros(2), 0.0, np.zeros(2), B + np.eye(2) / 400, factor)
+    curves = skewed_axes(log_posterior, np.zeros(2), anchor)
+    assert np.abs(curves.axes[1]).max() > 0.99
+    coefficients_alone = Anchor(np.zeros(2), 0.0, np.zeros(2), np.zeros((2, 2)), factor)
+    missed = skewed_axes(log_posterior, np.zeros(2), coefficients_alone)
+    assert np.abs(missed.axes[1]).max() < 0.1
+
+
+def test_growth_is_the_log_of_the_slope_for_numpy_and_jax():
+    curves = skewed_axes(walled, np.zeros(3), anchor_of(np.eye(3)))
+    u = np.random.default_rng(1).standard_normal((200, 3)) * 2
+    z, growth = along_curves(u, curves)
+    h = 1e-6 * curves.axes[:, 0]
+    slope = (along_curves(u + h, curves)[0] - along_curves(u - h, curves)[0]) @ curves.axes / 2e-6
+    np.testing.assert_allclose(growth, np.log(slope[:, 0]), atol=1e-4)
+    same, as_well = along_curves(jnp.asarray(u), Curves(*map(jnp.asarray, curves)))
+    np.testing.assert_allclose(same, z, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(as_well, growth, rtol=1e-3, atol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return level_without_events()
+
+
+@pytest.fixture(scope="module")
+def post(rows):
+    with pytest.warns(mo.ModicumWarning, match="separation"):
+        return mo.sample(MODEL, rows, draws=2_000, **RUN)
+
+
+def test_a_level_without_events_takes_draws_along_its_axis_and_no_chain(post):
+    assert post.settings["method"] == "laplace"
+    assert post.tuning["skewed axes"]["value"] == 1
+    assert post.tuning["method"].startswith("weighted draws, normal but for 1 skewed axis: about ")
+    assert [doubt.code for doubt in post.warnings] == ["separation"]
+
+
+def test_its_posterior_is_that_of_a_sum_over_a_grid(post, rows, monkeypatch):
+    mean, sd = exact_moments()
+    error = 4 * sd / np.sqrt(4_000)  # of 8,000 draws, by the independence sampler
+    assert abs(post.mean("beta")[0] - mean) < error
+    assert post.sd("beta")[0] == pytest.approx(sd, rel=0.05)
+    # normal draws, had they been taken, would have been far off
+    monkeypatch.setattr(choice, "_enough", lambda *_: True)
+    with pytest.warns(mo.ModicumWarning):
+        normal = mo.sample(MODEL, rows, draws=2_000, **RUN)
+    assert "skewed axes" not in normal.tuning
+    assert abs(normal.mean("beta")[0] - mean) > error
+
+
+def test_lp_is_the_log_posterior_of_all_rows(post, rows):
+    exact = post.correct(rows, draws=200, progressbar=False)
+    assert exact.tuning["correction"]["weight_variance"] < 1e-8
+
+
+def test_nuts_moves_along_the_curves(rows, monkeypatch):
+    task = task_of(MODEL, rows)
+    plan = mo.NUTS().plan(task)
+    assert plan.context.curves is not None
+    assert plan.tuning["skewed axes"]["value"] == 1
+    assert mo.NUTS(step_size=0.3).plan(task_of(MODEL, rows)).context.curves is None
+    task.cache[KEPT] = None  # as if draws had been weighed, and no axis were skewed
+    assert mo.NUTS().plan(task).context.curves is None
+
+
+@pytest.mark.slow
+def test_nuts_does_not_diverge_and_is_right(rows, monkeypatch):
+    mean, sd = exact_moments()
+    with pytest.warns(mo.ModicumWarning, match="foretells"):
+        post = mo.sample(MODEL, rows, method="nuts", **RUN)
+    assert post.stats["diverging"].sum() == 0
+    ess = float(post.summary()["ess_bulk"].iloc[0])
+    assert abs(post.mean("beta")[0] - mean) < 4 * sd / np.sqrt(ess)
+    monkeypatch.setattr(full_data, "curves_on_all_rows", lambda task, anchor: None)
+    with pytest.warns(mo.ModicumWarning, match="diverged"):
+        mo.sample(MODEL, rows, method="nuts", **RUN)
+
+
+def test_where_hmc_ecs_would_be_in_doubt_all_rows_are_taken_if_affordable(rows, monkeypatch):
+    method, plan = mo.Auto(laplace=False).decide(task_of(MODEL, rows))
+    assert method.name == "nuts"
+    assert "posterior sd from its mode, about which HMC-ECS expands; about" in plan.tuning["method"]
+    monkeypatch.setattr(cost, "AFFORDABLE", 1e6)
+    method, plan = mo.Auto(laplace=False).decide(task_of(MODEL, rows))
+    assert method.name == "hmc-ecs"
