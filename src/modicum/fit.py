@@ -152,7 +152,9 @@ def fit(
         _check_digest(formula, data, (weights, offset, store, dtype), missing)
         table_rows = TableRows(data.pool.rows, 0)
         has_groups = bool(FormulaEncoding.from_dict(data.schema.origin or {}).groups)
-        chosen = model_for(table_rows.rows, family, priors, "explicit" if has_groups else groups)
+        formula_model = model_for(
+            table_rows.rows, family, priors, "explicit" if has_groups else groups
+        )
     else:
         table_rows = read_formula(
             formula,
@@ -165,9 +167,9 @@ def fit(
             text_encoding=encoding,
             progressbar=progressbar,
         )
-        chosen = model_for(table_rows.rows, family, priors, groups)
+        formula_model = model_for(table_rows.rows, family, priors, groups)
     post = sample(
-        chosen.model,
+        formula_model.model,
         data if isinstance(data, Digest) else table_rows.rows,
         method=method,
         draws=draws,
@@ -183,7 +185,7 @@ def fit(
         starts=starts,
         engine=engine,
     )
-    return replace(with_formula(post, table_rows, chosen), table=data)
+    return replace(with_formula(post, table_rows, formula_model), table=data)
 
 
 def _check_digest(formula: str, data: Digest, others: tuple[object, ...], missing: object) -> None:
@@ -329,7 +331,7 @@ def _check_outcome(model: LinearPredictorModel, encoding: FormulaEncoding) -> No
             )
 
 
-def with_formula(post: Posterior, table_rows: TableRows, chosen: FormulaModel) -> Posterior:
+def with_formula(post: Posterior, table_rows: TableRows, formula_model: FormulaModel) -> Posterior:
     """Add to a posterior the formula and the facts of its table."""
     assert table_rows.rows.schema.origin is not None
     encoding = FormulaEncoding.from_dict(table_rows.rows.schema.origin)
@@ -354,5 +356,5 @@ def with_formula(post: Posterior, table_rows: TableRows, chosen: FormulaModel) -
         post,
         warnings=Warnings(doubts),
         settings=post.settings | settings,
-        tuning=chosen.tuning | post.tuning,
+        tuning=formula_model.tuning | post.tuning,
     )

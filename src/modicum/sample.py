@@ -166,27 +166,27 @@ def sample(
             f"checkpoint must be the path of a folder, not {type(checkpoint).__name__}."
         )
     of_chains = (tune, parallel, superchains) != (None, None, None) or thin != 1
-    chosen = _method_for(method, of_chains, rows, starts)
-    _check_chains(chosen, chains, superchains)
-    tune, draws = _lengths(chosen, rows, draws, tune, passes, thin)
+    sampler = _method_for(method, of_chains, rows, starts)
+    _check_chains(sampler, chains, superchains)
+    tune, draws = _lengths(sampler, rows, draws, tune, passes, thin)
     started = time.monotonic()
     seed = _seed(random_seed, checkpoint)
     problem = _problem(model, rows, starts, engine_for(engine, progressbar))
-    layout = _layout(chosen, chains, superchains, draws, problem.target.size, checkpoint)
+    layout = _layout(sampler, chains, superchains, draws, problem.target.size, checkpoint)
     folder = None
     if checkpoint is not None:
         _check_tracer(problem.target, checkpoint)
         run_length = (draws, tune * thin, layout, thin)
-        folder = Checkpoint(checkpoint, _identity(problem, rows, chosen, *run_length, seed))
+        folder = Checkpoint(checkpoint, _identity(problem, rows, sampler, *run_length, seed))
     with folder or nullcontext(), stoppable(), within_limits():
         length = (draws * thin, tune * thin, layout.chains)
         task = _task(problem, length, seed, folder, FEW if chains == "auto" else None)
         with phase("mode", None, progressbar):
             task = with_fixed_nodes(task)
-            chosen, plan = chosen.decide(task)
+            sampler, plan = sampler.decide(task)
         if "method" in plan.tuning:
             say(str(plan.tuning["method"]), progressbar)
-        if not chosen.of_few_rows:  # though the method that was asked for may be
+        if not sampler.of_few_rows:  # though the method that was asked for may be
             task = task.of_few_chains()
             layout = Layout(task.chains)
         notes = [*_captured(task.target), *plan.notes]
@@ -202,7 +202,7 @@ def sample(
             task, history = replace(task, tune=0), plan.history.every(thin)
         with phase("checks", None, progressbar):
             seconds = time.monotonic() - started
-            return posterior_of(task, rows, chosen, plan, history, doubts, seconds, thin, layout)
+            return posterior_of(task, rows, sampler, plan, history, doubts, seconds, thin, layout)
 
 
 # What is sampled --------------------------------------------------------------------------
@@ -255,12 +255,12 @@ def _method_for(
     method: str | Method | None, of_chains: bool, rows: Rows | Digest, starts: object
 ) -> Method:
     """The method; with settings that only chains have, the default runs chains."""
-    chosen = resolve(DEFAULT if method is None else method)
-    if isinstance(chosen, Auto) and of_chains:
-        chosen = Auto(laplace=False)
+    sampler = resolve(DEFAULT if method is None else method)
+    if isinstance(sampler, Auto) and of_chains:
+        sampler = Auto(laplace=False)
     if isinstance(rows, Digest):
-        _check_digest(chosen, starts)
-    return chosen
+        _check_digest(sampler, starts)
+    return sampler
 
 
 def _check_chains(method: Method, chains: ChainCount, superchains: int | None) -> None:

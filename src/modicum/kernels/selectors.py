@@ -137,10 +137,10 @@ class Exponential(Selector):
             "rest": match.rest,
         }[self.x]
 
-    def log_ratio(self, now: jax.Array, proposed: jax.Array, x: jax.Array) -> jax.Array:
+    def log_ratio(self, current: jax.Array, proposed: jax.Array, x: jax.Array) -> jax.Array:
         """log p_J - log p_I (eq. 5): (a_J - a_I) . (x + (a_J + a_I) / 2)."""
-        centre = x if self.weights == "linear" else x + (proposed + now) / 2
-        return jnp.sum((proposed - now) * centre)
+        centre = x if self.weights == "linear" else x + (proposed + current) / 2
+        return jnp.sum((proposed - current) * centre)
 
 
 SELECTORS: dict[str, type[Selector]] = {"plain": Plain, "exponential": Exponential}

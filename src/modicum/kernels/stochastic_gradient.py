@@ -122,24 +122,24 @@ class StochasticGradientKernel:
         # A plain step uses its key for one thing, and need not split it.
         plain = self.batches == 1 and self.integrator.period is None
         refresh_key, select_key, kick_key = (key,) * 3 if plain else jax.random.split(key, 3)
-        now, memory = state
-        h = jnp.asarray(flags.step_size, now.z.dtype)
+        current, memory = state
+        h = jnp.asarray(flags.step_size, current.z.dtype)
         if self.integrator.period is not None:
-            fresh = self.integrator.refresh(refresh_key, now)
-            now = jax.tree.map(partial(jnp.where, flags.refreshed), fresh, now)
-        now = self.integrator.drift(now, h)
-        gradients = self.gradients(now.z, batch, memory, context)
+            fresh = self.integrator.refresh(refresh_key, current)
+            current = jax.tree.map(partial(jnp.where, flags.refreshed), fresh, current)
+        current = self.integrator.drift(current, h)
+        gradients = self.gradients(current.z, batch, memory, context)
         gradient, info = self.selector.select(
-            select_key, gradients, lambda: self.integrator.noise_match(now, h)
+            select_key, gradients, lambda: self.integrator.noise_match(current, h)
         )
 
         def diagonal() -> jax.Array:
             jacobian = jax.jacfwd(lambda z: self.gradients(z, batch, memory, context)[0])
-            return jnp.diagonal(jacobian(now.z))
+            return jnp.diagonal(jacobian(current.z))
 
-        after = self.integrator.kick(kick_key, now, gradient, h, context, diagonal)
+        after = self.integrator.kick(kick_key, current, gradient, h, context, diagonal)
         always = self.estimator.certain_rows(context)  # once, whatever the number of batches
-        evaluated = self.cost * (1 + self.integrator.derivatives(now.z.shape[0]))
+        evaluated = self.cost * (1 + self.integrator.derivatives(current.z.shape[0]))
         touched = evaluated + always + jnp.where(flags.renewed, context.n, 0)
         draw = {"position": after.z, "step_size": h, "rows_touched": touched, **info}
         return StochasticGradientState(after, memory), draw

@@ -255,13 +255,13 @@ def _independence_sampler(
     """
     length, chains = log_ratio.shape
     places, rate = np.zeros((length, chains), int), np.ones((length, chains))
-    now, ratio = places[0], log_ratio[0]
+    place, ratio = places[0], log_ratio[0]
     for k in range(1, length):
         with np.errstate(invalid="ignore"):  # whatever follows a state that cannot be is accepted
             rate[k] = np.exp(np.minimum(np.where(np.isfinite(ratio), log_ratio[k] - ratio, 0), 0))
         accepted = chances[k] < rate[k]
-        now, ratio = np.where(accepted, k, now), np.where(accepted, log_ratio[k], ratio)
-        places[k] = now
+        place, ratio = np.where(accepted, k, place), np.where(accepted, log_ratio[k], ratio)
+        places[k] = place
     return places, rate
 
 

@@ -220,19 +220,19 @@ def _moved(
         return np.asarray(factor.T @ (gradients - of_subset).mean(axis=0))
 
     inverse = np.eye(d)  # of minus the derivative of the slope
-    now, passes = slope(mean), 1
+    gradient, passes = slope(mean), 1
     while passes <= MOST_STEPS:
-        step = inverse @ now
+        step = inverse @ gradient
         step *= min(1.0, LONGEST * d**0.5 / max(float(np.linalg.norm(step)), 1e-300))
         if not np.all(np.isfinite(step)) or np.abs(step).max() < NEAR:
             break
-        mean, before = mean + factor @ step, now
-        now, passes = slope(mean), passes + 1
-        turned = before - now
+        mean, before = mean + factor @ step, gradient
+        gradient, passes = slope(mean), passes + 1
+        turned = before - gradient
         across = inverse.T @ step
         if abs(across @ turned) > 1e-3 * float(step @ step):  # Broyden's update of an inverse
             inverse = inverse + np.outer(step - inverse @ turned, across) / (across @ turned)
-    away = float(np.abs(inverse @ now).max())
+    away = float(np.abs(inverse @ gradient).max())
     if not away < FAR:
         raise NoMeanError(
             f"the mean of short chains on a subset is still {away:.1f} posterior sd from that of "

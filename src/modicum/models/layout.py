@@ -37,9 +37,9 @@ class ParameterLayout:
                     f"there is a constraint for {name!r}, which is no parameter"
                     f"{suggestion(name, named)}; the parameters are {', '.join(named)}."
                 )
-        chosen = tuple(constraints.get(name, real) for name in named)
+        in_order = tuple(constraints.get(name, real) for name in named)
         shapes = tuple(leaf.shape for leaf in named.values())
-        layout = cls(jax.tree.structure(init), tuple(named), shapes, chosen)
+        layout = cls(jax.tree.structure(init), tuple(named), shapes, in_order)
         layout.free_shapes()  # refuses shapes that a constraint cannot have
         return layout
 

@@ -23,7 +23,7 @@ from modicum.random import typed
 from modicum.rows.entries import Json
 from modicum.runtime import Array, in_double_precision, jit
 
-__all__ = ["ModelPredictor", "rebuild"]
+__all__ = ["ModelPredictor", "length_of", "rebuild"]
 
 BUDGET = 2**25  # numbers that draws evaluated together may hold at their widest
 SAVED: dict[str, type[BaseModel]] = {
@@ -93,7 +93,7 @@ class ModelPredictor:
         first
             Number of the first row: each row has a key of its own, however rows are batched.
         """
-        numbers = np.arange(first, first + _length(batch), dtype=np.uint32)
+        numbers = np.arange(first, first + length_of(batch), dtype=np.uint32)
         fields = self._without_outcome(batch) | {ROW_NUMBERS: numbers}
         (outcomes,) = self._evaluate(_simulated, draws | {KEY_WORDS: words}, fields)
         return outcomes
@@ -107,15 +107,15 @@ class ModelPredictor:
         _check_width(draws, fields, self.model)
         widest, digest = _traced(question, self.model, draws, fields)
         pieces = ceil(widest / BUDGET)
-        if pieces == 1 or _length(fields) == 1:
-            together = min(_length(draws), max(1, BUDGET // widest))
+        if pieces == 1 or length_of(fields) == 1:
+            together = min(length_of(draws), max(1, BUDGET // widest))
             as_traced = _AsTraced(self.model, digest)
             answers = _over_draws(question, as_traced, together, draws, fields)
             return tuple(np.asarray(answer) for answer in answers)
-        step = ceil(_length(fields) / pieces)
+        step = ceil(length_of(fields) / pieces)
         parts = [
             self._evaluate(question, draws, {k: v[i : i + step] for k, v in fields.items()})
-            for i in range(0, _length(fields), step)
+            for i in range(0, length_of(fields), step)
         ]
         return tuple(np.concatenate(answers, axis=1) for answers in zip(*parts, strict=True))
 
@@ -290,7 +290,8 @@ def _traced(question: Question, model: BaseModel, draws: Draws, fields: Batch) -
     return max(1, *_sizes(expression.jaxpr)), digest_of(expression)[0]
 
 
-def _length(arrays: Mapping[str, Array]) -> int:
+def length_of(arrays: Mapping[str, Array]) -> int:
+    """Rows of a batch, or draws: the length of the arrays' first axis."""
     return len(next(iter(arrays.values())))
 
 

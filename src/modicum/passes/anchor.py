@@ -17,7 +17,7 @@ from modicum.models.arrow import ArrowFactor, ArrowMatrix, Factor, Symmetric, di
 from modicum.models.base import DENSE_LIMIT
 from modicum.models.priors import prior_warnings
 from modicum.passes.curvature import Curvature, curvature, whitening, whitening_factor
-from modicum.passes.improper import require_proper
+from modicum.passes.improper import parameter_name, require_proper
 from modicum.passes.mode import TOLERANCE, EndlessError, ModeRecord, find_mode
 from modicum.passes.mode import quasi_newton_on_subset as near_mode
 from modicum.passes.modes import Modes, Starts, find_modes
@@ -256,7 +256,7 @@ def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[M
         return anchor.notes
     away, slope = distances
     spread = np.sqrt(np.sum((slope @ factor) ** 2, axis=1))  # in prior sds
-    called = tuple(_name(names, int(i)) for i in places)
+    called = tuple(parameter_name(names, int(i)) for i in places)
     causes = prior_warnings(called, away, spread, sums.target.has_normal_prior[places])
     per_row = anchor.C / len(sums.rows)
     doubtful = causes or per_row > LIKELY or np.any(spread > VAGUE)
@@ -338,7 +338,7 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
     share = np.abs(direction) / prior_sds  # whatever the units of the columns
     order = np.argsort(-share)
     top = [i for i in order[:3] if share[i] > 0.3 * share[order[0]]]
-    along = ", ".join(_name(names, i) for i in top)
+    along = ", ".join(parameter_name(names, i) for i in top)
     alone = np.sum(direction**2 * np.diag(information))  # information, if columns did not overlap
     if not isinstance(sums.target.model, LinearPredictorModel):
         whole = np.zeros(len(at.point))
@@ -359,8 +359,9 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
     return [
         ModicumWarning(
             "prior-decides",
-            f"the prior decides about {along}: its standard deviation for {_name(names, i)} is "
-            f"{prior_sd:.2g}, and the data alone would leave {data_sd:.2g}",
+            f"the prior decides about {along}: its standard deviation for "
+            f"{parameter_name(names, i)} is {prior_sd:.2g}, and the data alone would leave "
+            f"{data_sd:.2g}",
             "if that prior is narrower than what you believe, widen it (prior_scale); else the "
             "data have little on it: few rows of a level, or a level without both outcomes",
             information=float(ratios[0]),
@@ -389,7 +390,7 @@ def _compared(
     if not left_out.any():
         return information, prior, names, places
     own = np.flatnonzero(~left_out)
-    kept_names = tuple(_name(names, int(i)) for i in places[own])
+    kept_names = tuple(parameter_name(names, int(i)) for i in places[own])
     whole = information + np.where(left_out[:, None] & left_out[None, :], prior, 0.0)
     across, others = whole[np.ix_(own, left_out)], whole[np.ix_(left_out, left_out)]
     explained = across @ np.linalg.lstsq(others, across.T, rcond=None)[0]
@@ -447,10 +448,6 @@ def _marginal_sds(precision: np.ndarray) -> np.ndarray:
         return np.asarray(np.sqrt(np.diag(inverse)))
     except np.linalg.LinAlgError:
         return np.asarray(1 / np.sqrt(np.maximum(np.diag(precision), 1e-300)))
-
-
-def _name(names: tuple[str, ...], i: int) -> str:
-    return names[i] if i < len(names) else f"parameter {i}"
 
 
 def _absolute(sums: Sums, start: np.ndarray, seed: int) -> Anchor:

@@ -231,8 +231,8 @@ class HMCECS(EnergyConserving):
         estimator = LIKELIHOODS[self.estimator](self.ddof)
         return Composition(estimator, choice.subsample, choice.blocks, choice.refreshes)
 
-    def _look_ahead(self, study: Study, chosen: Certainty[Choice]) -> list[ModicumWarning]:
-        task, choice, certain = study.task, chosen.choice, chosen.count
+    def _look_ahead(self, study: Study, certainty: Certainty[Choice]) -> list[ModicumWarning]:
+        task, choice, certain = study.task, certainty.choice, certainty.count
         pilot = study.pilot_with(certain)
         case = Case(self, task.target, len(task.rows))
         advice = self._advice(study)
@@ -288,8 +288,8 @@ class HMCECS(EnergyConserving):
             withdraw_bound(plan.tuning, doubts)
 
 
-def _explain(chosen: Certainty[Choice]) -> Tuning:
-    choice = chosen.choice
+def _explain(certainty_choice: Certainty[Choice]) -> Tuning:
+    choice = certainty_choice.choice
     values = {
         "subsample": choice.subsample,
         "blocks": choice.blocks,
@@ -299,5 +299,5 @@ def _explain(chosen: Certainty[Choice]) -> Tuning:
     explained: Tuning = {
         name: {"value": value, "why": choice.why[name]} for name, value in values.items()
     }
-    certainty: Chosen = {"value": chosen.count, "why": chosen.why}
+    certainty: Chosen = {"value": certainty_choice.count, "why": certainty_choice.why}
     return explained | {"variance": choice.why["variance"], "certainty": certainty}

@@ -99,10 +99,10 @@ class SignedHMCECS(EnergyConserving):
                 "from the anchor its estimate grows without bound, and chains that get there stay",
                 "use order=2",
             )
-        study, chosen, burn_in_tuning = (
+        study, certainty, burn_in_tuning = (
             self._by_schedule(task) if self.tuning == "paper" else self._own(task)
         )
-        choice, certain = chosen.choice, chosen.count
+        choice, certain = certainty.choice, certainty.count
         case = Case(self, task.target, len(task.rows))
         # No pilot chains: a posterior that lies where the pilot study did not look costs signs, or
         # room for factors, and `look_back_signed` counts both.
@@ -124,7 +124,7 @@ class SignedHMCECS(EnergyConserving):
             certain,
             coreset,
         )
-        return parts.plan(study, _explain(chosen, coreset) | burn_in_tuning, notes)
+        return parts.plan(study, _explain(certainty, coreset) | burn_in_tuning, notes)
 
     def _coreset(self, study: Study, certainty: int) -> Coreset | None:
         """What the lower bound follows: nothing, where it is set by hand or as in the paper."""
@@ -135,14 +135,14 @@ class SignedHMCECS(EnergyConserving):
     def _own(self, task: Task) -> tuple[Study, Certainty[Products], Tuning]:
         """Let the pilot study at the anchor choose."""
         study = Study(self, task, self.find_anchor(task))
-        chosen = self.certainty_for(
+        certainty = self.certainty_for(
             task,
             lambda count: self._choose(study, count),
             study.steps,
             study.most_certain,
             "products" if self.products is not None else None,
         )
-        return study, chosen, {}
+        return study, certainty, {}
 
     def _by_schedule(self, task: Task) -> tuple[Study, Certainty[Products], Tuning]:
         """Let it choose at the anchor of the perturbed method's burn-in, and report on that."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError
 from modicum.models import BaseModel, IntegratedEffects
+from modicum.models.prediction import length_of
 from modicum.posterior.alignment import AlignedRows, Batch
 from modicum.posterior.axes import INK, OBSERVED, PREDICTED, new_axes
 from modicum.posterior.checking.predictive import OutcomeDraws, outcomes
@@ -183,7 +184,7 @@ def predictive_check(
         places, at = _bins(by[1], bins)
         classes = int(y.max()) + 1 if natural == "classes" else None
         counter = _Means(
-            lambda batch, first: places[first : first + _length(batch)], len(at), classes
+            lambda batch, first: places[first : first + length_of(batch)], len(at), classes
         )
     elif kind == "calibration":
         counter = _Means(_Probabilities(source, bins), bins)
@@ -413,7 +414,3 @@ def _frame(
         mean = weighted_mean(drawn[None], signs[None])
     columns = {"observed": observed, "predicted": mean, "lower": low, "upper": high}
     return pd.DataFrame(columns, index=pd.Index(index, name="bin"))
-
-
-def _length(batch: Batch) -> int:
-    return len(next(iter(batch.values())))

@@ -77,10 +77,10 @@ class MiniBatches:
     def __init__(self, pilot: Pilot, batch: int) -> None:
         # the same for every run: what is chosen depends on the pilot alone
         rng = generator(batch, Stream.SIGN_BATCHES)
-        chosen = rng.choice(len(pilot.weight), (BATCHES, batch), p=pilot.weight)
+        places = rng.choice(len(pilot.weight), (BATCHES, batch), p=pilot.weight)
         self.draws = representatives(pilot.share, SIGN_DRAWS)
         thinned = pilot.thinned(SIGN_DRAWS) if len(pilot.mean) > SIGN_DRAWS else pilot
-        self.dhat = thinned.values[:, chosen].mean(axis=2)
+        self.dhat = thinned.values[:, places].mean(axis=2)
         # Of a mini-batch with one given row, the others being average: a uniform design draws the
         # rows that matter most more rarely than a few thousand mini-batches would show.
         away = thinned.values - thinned.mean[:, None]

@@ -46,8 +46,8 @@ class FarOut(NamedTuple):
     def mini_batches(self, batch: int) -> np.ndarray:
         """Estimates dhat from mini-batches, (points, mini-batches)."""
         rng = generator(batch, Stream.SIGN_BATCHES)
-        chosen = rng.choice(len(self.weight), (BATCHES, batch), p=self.weight)
-        return np.stack([values[chosen].mean(axis=1) for values in self.values])
+        places = rng.choice(len(self.weight), (BATCHES, batch), p=self.weight)
+        return np.stack([values[places].mean(axis=1) for values in self.values])
 
     def is_negligible(self, dhat: np.ndarray, products: int, centre: np.ndarray) -> bool:
         """Whether chains have next to no mass where the posterior has none.
@@ -134,16 +134,16 @@ def _follow(parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     candidates = np.unique(representatives(length, CANDIDATES))
     candidates = candidates[length[candidates] > 0]
     A, length = A[:, candidates], length[candidates]
-    chosen: list[int] = []
+    places: list[int] = []
     shares, left = np.zeros(0), y
     for _ in range(min(MOST_ROWS, A.shape[1])):
         likeness = left @ A / length
-        likeness[chosen] = 0.0
+        likeness[places] = 0.0
         best = int(np.argmax(likeness))
         if likeness[best] <= 0 or np.linalg.norm(left) <= CLOSE * np.linalg.norm(y):
             break
-        fitted, _ = nnls(A[:, [*chosen, best]], y)
-        chosen = [place for place, share in zip([*chosen, best], fitted, strict=True) if share > 0]
+        fitted, _ = nnls(A[:, [*places, best]], y)
+        places = [place for place, share in zip([*places, best], fitted, strict=True) if share > 0]
         shares = fitted[fitted > 0]
-        left = y - A[:, chosen] @ shares
-    return candidates[chosen], shares
+        left = y - A[:, places] @ shares
+    return candidates[places], shares
