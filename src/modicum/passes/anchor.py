@@ -25,6 +25,7 @@ from modicum.passes.mode import (
     curvature,
     find_mode,
     flat_prior,
+    require_noise,
     settle,
     whitening,
     whitening_factor,
@@ -462,7 +463,9 @@ def _name(names: tuple[str, ...], i: int) -> str:
 
 
 def _absolute(sums: Sums, start: np.ndarray, seed: int) -> Anchor:
-    at = curvature(sums, near_mode(sums, start, seed), "anchor")
+    point = near_mode(sums, start, seed)
+    require_noise(sums, point)
+    at = curvature(sums, point, "anchor")
     # nowhere wider than the prior: at a saddle the two curvatures may cancel
     least = float(np.min(-diagonal(at.prior_hessian)))
     factor, _ = whitening_factor(at.dense_precision, least=least)

@@ -25,7 +25,7 @@ from modicum.models.arrow import (
     all_finite,
     diagonal,
 )
-from modicum.models.base import DENSE_LIMIT
+from modicum.models.base import DENSE_LIMIT, Batch
 from modicum.models.families.real import ScaleFamily
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.passes.engine import chunk_rows
@@ -62,6 +62,7 @@ SETTLED = 3e-3  # posterior standard deviations: nothing depends on where exactl
 # where the search for one ended without.
 ROUNDED, NO_NOISE = 1e-11, 1e-6
 FIRST_ROWS = 10_000  # that say how large outcomes are
+LEAST_SQUARES = 200  # columns up to which a linear predictor is fitted to these
 LEAST_INFORMATION = 1e-4  # about an entry, where a stand-in prior starts from that of the data
 
 
@@ -396,7 +397,7 @@ def find_mode(
         converged=at.gradient_norm < within,
         subset=len(subset.rows),
     )
-    _require_noise(sums, at, record)
+    require_noise(sums, at.point, ROUNDED if record.converged else NO_NOISE)
     if not record.converged:
         raise ConvergenceError(_why_not(sums, at, record, stuck))
     return at, record
@@ -413,25 +414,44 @@ def _near_mode(subset: Sums, start: np.ndarray, purpose: str) -> np.ndarray:
     return at.point
 
 
-def _require_noise(sums: Sums, at: Curvature, record: ModeRecord) -> None:
+def require_noise(sums: Sums, point: np.ndarray, least: float = NO_NOISE) -> None:
     """Refuse outcomes that the columns give to the last digit, where the scale of noise is free.
 
     The log-likelihood then rises as the scale falls, until residuals are those of rounding, which
-    may or may not have a mode.
+    may or may not have a mode. `least` is in units of the outcome's size.
     """
-    model = sums.target.model
+    model, rows = sums.target.model, sums.rows
+    if isinstance(model, IntegratedEffects):
+        model = model.family
+    rows = rows.members if isinstance(rows, GroupedRows) else rows
     if not isinstance(model, ScaleFamily) or model.scale is not None:
         return
-    scale = float(np.exp(sums.target.unravel(at.point)["log_scale"]))
-    y = np.asarray(sums.rows.slice(0, min(len(sums.rows), FIRST_ROWS))["y"], float)
+    scale = float(np.exp(sums.target.unravel(point)["log_scale"]))
+    first = rows.slice(0, min(len(rows), FIRST_ROWS))
+    y = np.asarray(first["y"], float)
     size = float(np.sqrt(np.mean(y**2))) or 1.0
-    if scale < size * (ROUNDED if record.converged else NO_NOISE):
+    how = "the search for a mode drove the scale of the noise to"
+    if not model.has_mode and len(y) == len(rows) > 2 * sums.target.size:
+        left = _least_squares(model, first, y)
+        if left < scale:  # the search may have ended early
+            scale, how = left, "the best linear predictor leaves residuals of"
+    if scale < size * least:
         raise NoNoiseError(
-            f"the columns give the outcome '{sums.rows.outcome or 'y'}' without noise: the search "
-            f"for a mode drove the scale of the noise to {scale:.2g}, at outcomes of size "
+            f"the columns give the outcome '{rows.outcome or 'y'}' without noise: {how} "
+            f"{scale:.2g}, at outcomes of size "
             f"{size:.2g}, so that this scale has no posterior; look for a column that is the "
             f"outcome in disguise, or give the scale ({type(model).__name__}(scale=...))."
         )
+
+
+def _least_squares(model: LinearPredictorModel, rows: Batch, y: np.ndarray) -> float:
+    """Root mean square of what is left of `y` by the best linear predictor."""
+    columns = model.matrix(rows)
+    x = np.asarray((columns.with_ones() if model.intercept else columns).densely(), float)
+    if x.shape[1] > LEAST_SQUARES:
+        return np.inf
+    y = y - np.asarray(rows.get("offset", 0.0), float)
+    return float(np.sqrt(np.mean((y - x @ np.linalg.lstsq(x, y, rcond=None)[0]) ** 2)))
 
 
 def _subset(sums: Sums, seed: int) -> Sums:
